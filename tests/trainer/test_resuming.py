@@ -177,6 +177,7 @@ def kill_once_it_has_made(program, run, steps):
                 "clipped and locked": PRACTICE,
                 "pieces": ("micro_batch=32",),
                 "own code": OWN_CODE,
+                "doubt": ("objective.name=clip", "objective.doubt_after=1"),
             }.items()
         ),
     ],

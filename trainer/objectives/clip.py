@@ -11,13 +11,15 @@ from torch import Tensor
 
 from .base import Computed, Progress, Settings, scalar_parameter
 from .contrastive import Anchors, Contrastive, Rows, Step
+from .doubt import DoubtSettings
+from .estimator import log_g_rows
 from .gathering import GlobalBatch
 from .pairs import Pairs
 
 LOG_LOGIT_SCALE_MAX = math.log(100.0)
 
 
-class ClipSettings(Settings, frozen=True):
+class ClipSettings(DoubtSettings, frozen=True):
     """Settings of CLIP's loss."""
 
     log_logit_scale: float = Field(default=math.log(1 / 0.07), ge=0.0, le=LOG_LOGIT_SCALE_MAX)
@@ -28,10 +30,11 @@ class Clip(Contrastive):
     """Mini-batch loss of image-text pairs: the cross-entropy of S · logit_scale, averaged over both sides.
 
     The learned `log_logit_scale` is clamped to [0, ln 100]. There is no per-sample state, so `state` may be empty;
-    `visits` is updated if given.
+    `visits` is updated if given. With `doubt_after`: log_g of each side.
     """
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": ClipSettings}
+    doubt_keeps_mean = True
 
     settings: ClipSettings
 
@@ -53,6 +56,7 @@ class Clip(Contrastive):
         return Step(
             value=anchors.weighted(cross_entropy).mean(),
             negative_weight=weight,
+            rows=log_g_rows(anchors, rows),
             parameter_gradients=[in_scale],
             metrics={"logit_scale": self.log_logit_scale.detach().exp()},
         )

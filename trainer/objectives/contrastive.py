@@ -9,8 +9,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from .base import WEIGHT, Computed, Objective, Progress
+from .base import WEIGHT, Computed, Objective, Progress, Settings
 from .directed import Directed
+from .doubt import DoubtSettings, trusted, with_mean_of_one
 from .gathering import GlobalBatch
 from .pairs import Pairs
 from .softmax_sums import LN2, Sums, Weights, accumulate, grad_weights, row_weights
@@ -79,8 +80,26 @@ class Contrastive(Objective):
 
     takes_weights = True
 
+    doubt_keeps_mean: ClassVar[bool] = False
+    """Whether the factors of trusted samples rise as others are doubted."""
+
     reads_visits: ClassVar[bool] = False
     """Whether `rows` also holds `visits`, the counts before the step."""
+
+    def __init__(self, mode: str, settings: Settings, **initial: float) -> None:
+        """initial: as in Objective. With `doubt_after`, log g is kept where there is no log s.
+
+        Raises ValueError if `doubt_after` is set and the objective takes no weights, or the mode is unimodal.
+        """
+        self.doubt_after = settings.doubt_after if isinstance(settings, DoubtSettings) else None
+        if self.doubt_after is not None and "log_s" not in initial:
+            initial["log_g"] = -math.inf
+        super().__init__(mode, settings, **initial)
+        if self.doubt_after is not None:
+            if not self.across:
+                raise ValueError(f"{self._name}: doubt_after is for pairs, mode bimodal; two views of a picture always "
+                                 "belong together")  # fmt: skip
+            self.check_weights()
 
     @abstractmethod
     def temperature(self, rows: Rows, like: Tensor) -> Tensor:
@@ -132,7 +151,8 @@ class Contrastive(Objective):
         sums = accumulate(pairs, self.temperature(rows, features).expand(pairs.anchor_sets, own.stop - own.start))
         positive, sums, rows = _gather(pairs, batch, sums, rows | further)
         tau = self.temperature(rows, features)
-        anchors = _anchors(pairs, positive, tau, sums, rows.pop(WEIGHT, None))
+        weight, of_doubt = self._trust(rows, progress)
+        anchors = _anchors(pairs, positive, tau, sums, weight)
         step = self.compute_step(anchors, rows, progress)
         found = self.pool((anchors.margin > 0).to(features.dtype)).mean(1)
         return Computed(
@@ -144,8 +164,21 @@ class Contrastive(Objective):
                 for name, values in step.rows.items()
                 for number, side in enumerate(self.sides)
             },
-            metrics=step.metrics | self.by_side(retrieval_accuracy=found),
+            metrics=step.metrics | self.by_side(retrieval_accuracy=found) | of_doubt,
         )
+
+    def _trust(self, rows: Rows, progress: Progress) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """Take the samples' weights from `rows`; return them with those of doubted pairs 0, [1, b], and metrics."""
+        weight = rows.pop(WEIGHT, None)
+        if self.doubt_after is None:
+            return weight, {}
+        log_s = rows["log_s" if "log_s" in rows else "log_g"]
+        factors = trusted(log_s) if progress.epoch >= self.doubt_after else torch.ones_like(log_s[0])
+        outweighed = (log_s > 0).to(log_s.dtype).mean(1)
+        metrics = {"share_doubted": 1 - factors.mean()} | self.by_side(share_outweighed=outweighed)
+        if self.doubt_keeps_mean:
+            factors = with_mean_of_one(factors)
+        return factors[None] if weight is None else weight * factors, metrics
 
 
 def _anchors(pairs: Pairs, positive: Tensor, tau: Tensor, sums: Sums, weight: Tensor | None) -> Anchors:

@@ -11,12 +11,13 @@ from torch import Tensor
 from .base import Progress, Settings
 from .contrastive import Anchors, Rows, Step
 from .distances import CosineOrDistance, SimilaritySettings
-from .estimator import AverageSettings, share_unseen, update_log_s
+from .doubt import DoubtSettings
+from .estimator import AverageSettings, log_g_rows, share_unseen, update_log_s
 from .pairs import Pairs
 from .softmax_sums import accumulate
 
 
-class DeclSettings(AverageSettings, SimilaritySettings, frozen=True):
+class DeclSettings(AverageSettings, SimilaritySettings, DoubtSettings, frozen=True):
     """Settings of DeCL."""
 
     tau: float = Field(default=0.1, ge=1e-4, le=100.0)
@@ -53,7 +54,8 @@ class Decl(CosineOrDistance):
     With r_i the mean of exp(sim / tau) over an anchor's negatives and rate a moving average of it:
     loss1 = mean_i(U_i · r_i - positive / tau), U_i = e_i / rate_i not differentiated, e_i of Exp(1) or 1 (`auxiliary`);
     loss2 = mean_i(log sum of exp(sim / tau) over negatives - positive / tau). Bimodal: the sum of both sides.
-    State: log_rate of each side; with rate = "momentum" that of the last batch, which no step reads.
+    State: log_rate of each side; with rate = "momentum" that of the last batch, which no step reads;
+    with `doubt_after` also log_g.
     """
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": DeclSettings, "unimodal": DeclSettings}
@@ -96,7 +98,7 @@ class Decl(CosineOrDistance):
             value=(one * loss1 + (1.0 - one) * loss2) * len(self.sides) / 2,
             negative_weight=(one * normalised + (1.0 - one)) * unit,
             positive_weight=unit,
-            rows={"log_rate": log_rate},
+            rows={"log_rate": log_rate, **log_g_rows(anchors, rows)},
             metrics=self.by_side(log_rate_mean=log_rate.mean(1), share_unseen=share_unseen(rows["log_rate"])),
         )
 

@@ -10,6 +10,8 @@ from torch import Tensor
 from .base import Progress, Settings
 from .contrastive import Anchors, Contrastive, Rows
 
+_LOG_G_GAMMA = 0.8
+"""Weight of the new value in the average of g."""
 SILENT = 0.01
 """Sum of an anchor's weights below which it gives its features next to no gradient; about 1 where s follows g."""
 
@@ -125,6 +127,13 @@ def update_log_s(log_s: Tensor, log_g: Tensor, gamma: float) -> Tensor:
     log_keep = math.log1p(-gamma) if gamma < 1.0 else -math.inf
     mixed = torch.logaddexp(log_s + log_keep, log_g + math.log(gamma))
     return torch.where(torch.isneginf(log_s), log_g, mixed)
+
+
+def log_g_rows(anchors: Anchors, rows: Rows) -> Rows:
+    """Return the new log g, [2, b], of an objective that keeps it for `doubt_after` alone; nothing without."""
+    if "log_g" not in rows:
+        return {}
+    return {"log_g": update_log_s(rows["log_g"], anchors.log_sum - math.log(anchors.candidates), _LOG_G_GAMMA)}
 
 
 def log_with_eps(log_s: Tensor, eps: float) -> Tensor:

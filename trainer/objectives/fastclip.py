@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .base import Progress, Settings, TemperatureRate, scalar_parameter
 from .contrastive import Anchors, Rows, Step
+from .doubt import DoubtSettings
 from .estimator import BoundedTau, Estimate, EstimatorSettings, GlobalContrastive
 from .isogclr import IndividualTemperature, RobustSettings
 from .sogclr import Sogclr, SogclrSettings
@@ -20,7 +21,7 @@ from .sogclr import Sogclr, SogclrSettings
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
-class FastclipSettings(EstimatorSettings, frozen=True):
+class FastclipSettings(EstimatorSettings, DoubtSettings, frozen=True):
     """Settings shared by the four versions."""
 
     eps: float = Field(default=1e-14, ge=0.0)
@@ -73,6 +74,7 @@ class FastclipV3Settings(FastclipSettings, GlobalTau, frozen=True):
 class _GlobalTemperature(GlobalContrastive):
     """A learned global `tau`, clamped to [tau_min, tau_max] when used."""
 
+    doubt_keeps_mean = True
     slow_below: ClassVar[float | None] = None
 
     def __init__(self, mode: str, settings: FastclipV0Settings | FastclipV3Settings) -> None:

@@ -11,6 +11,7 @@ from ...pipeline.dataset_index import Content
 from ..crowds import against_crowds
 from .base import Progress, Settings
 from .contrastive import Anchors, Rows, Step
+from .doubt import DoubtSettings
 from .estimator import BoundedTau, EstimatorSettings, GlobalContrastive
 
 
@@ -58,7 +59,7 @@ class IndividualTau(BoundedTau, frozen=True):
         return moved.clamp(self.tau_min, self.tau_max)
 
 
-class RobustSettings(EstimatorSettings, IndividualTau, frozen=True):
+class RobustSettings(EstimatorSettings, IndividualTau, DoubtSettings, frozen=True):
     """Settings shared by all losses with individual temperatures."""
 
 

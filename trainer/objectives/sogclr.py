@@ -9,10 +9,11 @@ from torch import Tensor
 
 from .base import Progress, Settings
 from .contrastive import Anchors, Rows, Step
+from .doubt import DoubtSettings
 from .estimator import EstimatorSettings, GlobalContrastive
 
 
-class SogclrSettings(EstimatorSettings, frozen=True):
+class SogclrSettings(EstimatorSettings, DoubtSettings, frozen=True):
     """Settings for image-text pairs."""
 
     tau: float = Field(default=0.03, ge=1e-4, le=100.0)

@@ -61,7 +61,8 @@ def make_state():
             return low + (high - low) * torch.rand(samples, generator=generator, dtype=torch.float64)
 
         new = uniform(0, 1) < unseen
-        of_seen = {"log_s": (-3, 1), "log_rate": (-3, 1), "tau": tau, "u": (-1, 1), "m": (-1, 1), "v": (0.5, 1)}
+        of_seen = dict.fromkeys(("log_s", "log_g", "log_rate"), (-3, 1))
+        of_seen |= {"tau": tau, "u": (-1, 1), "m": (-1, 1), "v": (0.5, 1)}
         state = {}
         for path, initial in objective.fields.items():
             field = path.split("/")[1]

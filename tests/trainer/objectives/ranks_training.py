@@ -103,6 +103,8 @@ CASES |= {
     "moco_v3, keys, local, weights": Case("moco_v3", "unimodal", keys=True, local=3, weights=True),
     "isogclr, keys, weights": Case("isogclr", "unimodal", keys=True, weights=True),
     "simclr, local, weights": Case("simclr", "unimodal", local=3, weights=True),
+    "clip bimodal, doubt": Case("clip", "bimodal", {"doubt_after": 1}),
+    "isogclr bimodal, doubt, weights": Case("isogclr", "bimodal", {"doubt_after": 1}, weights=True),
 }
 
 
@@ -155,7 +157,7 @@ def make_state(objective, samples, dtype):
     for path, initial in objective.fields.items():
         # Logarithms in [-1, 0]; the rest in [0.1, 0.6], for temperatures and second moments are above 0.
         seen = torch.rand(samples, generator=generator, dtype=torch.float64)
-        seen = seen - 1.0 if path.endswith(("log_s", "log_rate")) else 0.1 + seen / 2
+        seen = seen - 1.0 if path.endswith(("log_s", "log_g", "log_rate")) else 0.1 + seen / 2
         state[path] = torch.where(unseen, initial, seen).to(dtype)
     if state:
         state["visits"] = torch.where(unseen, 0, torch.arange(samples)).to(torch.uint32)

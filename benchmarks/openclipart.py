@@ -10,7 +10,7 @@ import csv
 import math
 import struct
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -53,18 +53,23 @@ def main(folder: Path, crowd: bool) -> None:
 
 def make(folder: Path, *, crowd: bool = False) -> list[Pair]:
     """Write pairs.csv; return its rows, in its order."""
-    fetch(folder)
+    fetch(folder, PACKAGES)
     found = sorted(pairs(folder, crowd=crowd))
-    with (folder / "pairs.csv").open("w", encoding="utf-8", newline="") as file:
-        lines = csv.writer(file)
-        lines.writerow(Pair._fields)
-        lines.writerows(found)
+    write_pairs(folder, found)
     return found
 
 
-def fetch(folder: Path) -> None:
-    """Fetch and unpack the packages, if they are not there."""
-    for package in PACKAGES:
+def write_pairs(folder: Path, pairs: Sequence[NamedTuple], name: str = "pairs.csv") -> None:
+    """Write a csv of pairs, at least one."""
+    with (folder / name).open("w", encoding="utf-8", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(pairs[0]._fields)
+        lines.writerows(pairs)
+
+
+def fetch(folder: Path, packages: Sequence[str]) -> None:
+    """Fetch and unpack Debian's packages, if they are not there."""
+    for package in packages:
         if (folder / package).exists():
             continue
         click.echo(f"fetching {package}", err=True)

@@ -17,7 +17,7 @@ from scipy.stats import norm, t
 
 from thermopile.trainer.evaluation.bands import BANDS
 
-from reproduction.plan import BASELINES, DRAWINGS, Data, Method, Mode, Run, Settings, baseline_run
+from reproduction.plan import BASELINES, Data, Method, Mode, Run, Settings, baseline_run, is_drawn
 from reproduction.results import DECIDES, PROBE, Measure, Result, Results
 from reproduction.schedule import FURTHER_SEEDS, SEEDS, headline, seeds_of, swept
 from reproduction.sets import bands_of, captions_of, test_samples
@@ -103,7 +103,7 @@ class Comparison:
         runs: at least one. Raw pixels have no score for pairs.
         """
         run = runs[0].run
-        names = BASELINES[1:] if run.data in DRAWINGS else BASELINES
+        names = BASELINES[1:] if is_drawn(run.data) else BASELINES
         floors = [self.baseline(run.mode, name, run.data) for name in names]
         if None in floors:
             return False
@@ -129,7 +129,7 @@ def _alike(*every: Sequence[Result]) -> list[Sequence[Result]]:
 
 def _has(band: str, data: Data) -> bool:
     """Drawings are scored without their classes."""
-    return band == ALL or data not in DRAWINGS
+    return band == ALL or not is_drawn(data)
 
 
 def _chosen(band: str, data: Data) -> NDArray[np.bool_] | slice:
@@ -138,7 +138,7 @@ def _chosen(band: str, data: Data) -> NDArray[np.bool_] | slice:
 
 def _clusters(mode: Mode, band: str, data: Data) -> NDArray[np.int64] | None:
     """Pairs with the same caption have the same text features, and are right or wrong together."""
-    return None if mode == "unimodal" or data in DRAWINGS else captions_of(data)[_chosen(band, data)]
+    return None if mode == "unimodal" or is_drawn(data) else captions_of(data)[_chosen(band, data)]
 
 
 def _estimate(values: NDArray[np.float64], clusters: NDArray[np.int64] | None) -> Estimate:

@@ -32,7 +32,7 @@ from reproduction.schedule import (
     swept,
 )
 from reproduction.search import search
-from reproduction.sets import DRAWINGS_TESTED, TEST_SETS, test_samples
+from reproduction.sets import TEST_SETS, test_samples
 
 WORDS = Path(__file__).with_name("page.md")
 COMMAND = "make reproduce FULL=1"
@@ -86,8 +86,8 @@ def _of_plan() -> dict[str, Any]:
         "test_sets": TEST_SETS,
         "of_a_set": test_samples("long-tailed") // TEST_SETS,
         "drawings_epochs": plans.EPOCHS_ON_DRAWINGS,
-        "drawings_tested": DRAWINGS_TESTED["drawings"],
-        "drawings_searched": DRAWINGS_TESTED["drawings-development"],
+        "drawings_tested": test_samples("drawings"),
+        "drawings_searched": test_samples("drawings-development"),
         "image_seeds": len(SEEDS["unimodal"]),
         "pair_seeds": len(SEEDS["bimodal"]),
         "further_seeds": len(FURTHER_SEEDS),

@@ -16,10 +16,9 @@ from thermopile.pipeline.sources.glyphs import class_sizes
 Mode = Literal["unimodal", "bimodal"]
 MODES: tuple[Mode, ...] = ("unimodal", "bimodal")
 WORDS: dict[Mode, str] = {"unimodal": "images", "bimodal": "pairs"}
-Data = Literal["development", "long-tailed", "balanced", "drawings-development", "drawings"]
-SEARCHED_ON: tuple[Data, ...] = ("development", "drawings-development")
-"""Where settings are chosen, and nothing is compared."""
-DRAWINGS: tuple[Data, ...] = ("drawings-development", "drawings")
+Data = str
+"""`development`, `long-tailed` or `balanced` glyphs; `drawings` or `emoji`, also with `-development`; after @ the
+percentage of the training set's captions that are wrong."""
 Head = Literal["simclr_bn", "linear"]
 
 Settings = dict[str, Any]
@@ -56,6 +55,26 @@ SHARED_OF: dict[Mode, Settings] = {
     "bimodal": {"data.recipe": "clip", "model.head": "linear", "model.text.name": "mean_embedding"},
 }
 WIDTH_OF_HEAD: dict[Head, int] = {"simclr_bn": 256, "linear": 0}
+
+
+def base_of(data: Data) -> str:
+    """Return the name of the same data without wrong captions."""
+    return data.partition("@")[0]
+
+
+def wrong_share(data: Data) -> float:
+    """Return the share of wrong captions, 0 … 1."""
+    return float(data.partition("@")[2] or 0) / 100
+
+
+def is_searched_on(data: Data) -> bool:
+    """Whether settings are chosen there, and nothing is compared."""
+    return base_of(data).endswith("development")
+
+
+def is_drawn(data: Data) -> bool:
+    """Whether these are drawings or emoji, which are scored by retrieval alone."""
+    return data.startswith(("drawings", "emoji"))
 
 
 class Axis(NamedTuple):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from thermopile.files import write_atomically
 from thermopile.trainer.errors import RunError
 
-from reproduction.plan import SEARCHED_ON, Mode, Run
+from reproduction.plan import Mode, Run, is_searched_on
 
 BANDS = ("all", "head", "medium", "tail")
 NEIGHBOURS = 10
@@ -149,7 +149,7 @@ class Results:
 
     def take_searches(self, other: Results) -> None:
         """Take settings from another's searches where these have none; what is compared is never another's."""
-        self._searched = {result.run.key: result for result in other if result.run.data in SEARCHED_ON}
+        self._searched = {result.run.key: result for result in other if is_searched_on(result.run.data)}
         self.searches.clear()
 
     def of(self, run: Run) -> Result | None:

@@ -38,7 +38,7 @@ from thermopile.trainer.evaluation.features import restore_encoders
 from thermopile.trainer.preemption import EXIT_CODE
 from thermopile.trainer.run_directory import RunDirectory, find_checkpoint
 
-from reproduction.plan import SEARCHED_ON, Mode, Run, untrained_settings
+from reproduction.plan import Mode, Run, is_searched_on, untrained_settings
 from reproduction.results import Result, Temperatures
 from reproduction.scoring import GreyPixels, Right, Scorer
 from reproduction.sets import Sets, make_sets, open_sets
@@ -131,7 +131,7 @@ def make(run: Run, folder: Path, scratch: Path) -> Made:
         commit=commit(),
         failed=failed,
     )
-    return Made(result, {} if run.data in SEARCHED_ON else right)
+    return Made(result, {} if is_searched_on(run.data) else right)
 
 
 def commit() -> str:

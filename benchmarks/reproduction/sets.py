@@ -1,4 +1,4 @@
-"""The datasets of the comparison: glyphs, long-tailed for training, with ten balanced test sets; and drawings."""
+"""The datasets of the comparisons: glyphs, long-tailed for training, with ten balanced test sets; drawings; emoji."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from thermopile.pipeline.sources.csv_source import CsvSource
 from thermopile.pipeline.sources.glyphs import CHARACTERS, TEST_PER_CLASS, GlyphSource
 from thermopile.trainer.evaluation.bands import Classes, band_of_class, match_classes
 
+import noto_emoji
 import openclipart
-from reproduction.plan import DRAWINGS, Data
+from reproduction.plan import Data, base_of, is_drawn, is_searched_on, wrong_share
 
 DEVELOPMENT_SEED, SEED = 1, 0
 TEST_SETS = 10
 DEVELOPMENT_TEST_SEED, TEST_SEED = 200, 100
 """The first of the seeds of the test sets, whose pictures no training set has."""
-DRAWINGS_TESTED = {"drawings-development": 300, "drawings": 600}
+DRAWINGS_TESTED = {"-development": 300, "": 600}
+"""How the name of drawings or emoji ends -> its test samples."""
 
 
 class Sets(NamedTuple):
@@ -33,7 +35,7 @@ class Sets(NamedTuple):
     train: Dataset
     tests: list[Dataset]
     classes: list[Classes]
-    """The classes of each test set; drawings have none."""
+    """The classes of each test set; drawings and emoji have none."""
 
 
 class BalancedGlyphs(GlyphSource):
@@ -49,14 +51,14 @@ class BalancedGlyphs(GlyphSource):
 
 def test_sources(data: Data) -> list[GlyphSource]:
     """The test sets of this name; the balanced and the long-tailed training set have the same."""
-    first = DEVELOPMENT_TEST_SEED if data == "development" else TEST_SEED
+    first = DEVELOPMENT_TEST_SEED if is_searched_on(data) else TEST_SEED
     return [GlyphSource(first + number, test=True) for number in range(TEST_SETS)]
 
 
 def train_source(data: Data) -> GlyphSource:
     if data == "balanced":
         return BalancedGlyphs(SEED)
-    return GlyphSource(DEVELOPMENT_SEED if data == "development" else SEED)
+    return GlyphSource(DEVELOPMENT_SEED if is_searched_on(data) else SEED, swap=wrong_share(data))
 
 
 @cache
@@ -82,24 +84,28 @@ def make_sets(folder: Path, data: Data) -> None:
     The development set has another seed: other drawings, and other characters are frequent.
     """
     paths = _paths(folder, data)
-    if paths[-1].exists():  # written last, and whole or not at all
+    if all(path.exists() for path in paths):  # each is written whole or not at all
         return
     tokenizer = None
     for (source, selection), path in zip(_sources(folder, data), paths, strict=True):
-        convert(source, path, ConvertSettings(), workers=1, resume=True, selection=selection, tokenizer_from=tokenizer)
+        if not path.exists():
+            convert(source, path, ConvertSettings(), workers=1, resume=True, selection=selection,
+                    tokenizer_from=tokenizer)  # fmt: skip
         tokenizer = Dataset(paths[0]).tokenizer_path
 
 
 def open_sets(folder: Path, data: Data) -> Sets:
     """Open what make_sets made."""
     train, *tests = map(Dataset, _paths(folder, data))
-    tested = [] if data in DRAWINGS else tests
+    tested = [] if is_drawn(data) else tests
     return Sets(train, tests, [match_classes(train.column("group"), test.column("group")) for test in tested])
 
 
 def test_samples(data: Data) -> int:
     """The number of samples of all test sets."""
-    return DRAWINGS_TESTED.get(data, TEST_SETS * TEST_PER_CLASS * len(CHARACTERS))
+    if is_drawn(data):
+        return DRAWINGS_TESTED["-development" if is_searched_on(data) else ""]
+    return TEST_SETS * TEST_PER_CLASS * len(CHARACTERS)
 
 
 def split(captions: list[str]) -> dict[str, NDArray[np.int64]]:
@@ -115,14 +121,31 @@ def split(captions: list[str]) -> dict[str, NDArray[np.int64]]:
 
 def _sources(folder: Path, data: Data) -> list[tuple[Source, NDArray[np.int64] | None]]:
     """The training set's source, and each test set's; with what is chosen of it, None for all."""
-    if data not in DRAWINGS:
+    if not is_drawn(data):
         return [(source, None) for source in (train_source(data), *test_sources(data))]
-    pairs = openclipart.make(folder / "openclipart")
+    name, ending, _ = base_of(data).partition("-development")
+    made, group = (noto_emoji, None) if name == "emoji" else (openclipart, "folder")
+    of_pairs = folder / made.__name__
+    pairs = made.make(of_pairs)
     chosen = split([pair.title for pair in pairs])
-    source = CsvSource(folder / "openclipart" / "pairs.csv", group="folder")
-    return [(source, chosen["train"]), (source, chosen[data])]
+    source = CsvSource(of_pairs / "pairs.csv", group=group)
+    train = source
+    if share := wrong_share(data):
+        wrong = with_wrong_titles(pairs, chosen["train"], share, DEVELOPMENT_SEED if ending else SEED)
+        openclipart.write_pairs(of_pairs, wrong, f"{data}.csv")
+        train = CsvSource(of_pairs / f"{data}.csv", group=group)
+    return [(train, chosen["train"]), (source, chosen[ending])]
+
+
+def with_wrong_titles(pairs: list[Any], chosen: NDArray[np.int64], share: float, seed: int) -> list[Any]:
+    """Return the pairs with a share of the chosen ones' titles passed on around a ring in random order."""
+    moved = np.random.default_rng(seed).permutation(chosen)[: round(share * len(chosen))].tolist()
+    found = list(pairs)
+    for place, number in enumerate(moved):
+        found[number] = pairs[number]._replace(title=pairs[moved[place - 1]].title)
+    return found
 
 
 def _paths(folder: Path, data: Data) -> list[Path]:
-    sets = 1 if data in DRAWINGS else TEST_SETS
-    return [folder / data, *(folder / f"{data}-test-{number}" for number in range(sets))]
+    sets = 1 if is_drawn(data) else TEST_SETS
+    return [folder / data, *(folder / f"{base_of(data)}-test-{number}" for number in range(sets))]

@@ -15,12 +15,13 @@ from thermopile.trainer.config import load_config
 from thermopile.trainer.encoders import Encoders, with_names
 from thermopile.trainer.evaluation.features import image_features
 
-from reproduction import plan, running
+import noto_emoji
+from reproduction import plan, running, sets
 from reproduction.comparison import BASELINES
-from reproduction.plan import METHOD, Run, baseline_run, train_run
+from reproduction.plan import METHOD, Run, base_of, baseline_run, is_drawn, is_searched_on, train_run, wrong_share
 from reproduction.results import PROBE, RETRIEVAL, Result
 from reproduction.scoring import Scorer
-from reproduction.sets import TEST_SETS, BalancedGlyphs, open_sets, split
+from reproduction.sets import TEST_SETS, BalancedGlyphs, open_sets, split, train_source, with_wrong_titles
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +113,7 @@ def test_balanced_glyphs_are_as_many_as_long_tailed_ones():
 def test_no_caption_is_in_two_sets_of_drawings_and_a_test_set_has_each_of_its_captions_once():
     captions = [f"drawing {number // 3 % 1000}" for number in range(4000)]  # 1,000 captions of 3 to 6 drawings
     parts = split(captions)
-    assert [len(parts[name]) for name in ("drawings-development", "drawings")] == [300, 600]
+    assert [len(parts[name]) for name in ("-development", "")] == [300, 600]
     held = [{captions[place] for place in part} for part in parts.values()]
     assert [len(each) for each in held] == [100, 300, 600]
     assert len(set.union(*held)) == 1000
@@ -145,3 +146,27 @@ def knn(train, test, sets):
         nearest = [labels[at] for at in (train @ features).topk(10).indices.tolist()]
         right.append(max(dict.fromkeys(nearest), key=nearest.count) == own)
     return np.array(right)
+
+
+def test_wrong_titles_are_those_of_others_of_the_chosen_pairs():
+    pairs = [noto_emoji.Pair(f"{number}.png", f"title {number}") for number in range(100)]
+    chosen = np.arange(0, 100, 2)
+    found = with_wrong_titles(pairs, chosen, 0.4, seed=1)
+    wrong = [number for number in range(100) if found[number].title != pairs[number].title]
+    assert len(wrong) == 20
+    assert set(wrong) <= set(chosen.tolist())
+    assert sorted(pair.title for pair in found) == sorted(pair.title for pair in pairs)
+    assert [pair.filepath for pair in found] == [pair.filepath for pair in pairs]
+    assert with_wrong_titles(pairs, chosen, 0.4, seed=1) == found != with_wrong_titles(pairs, chosen, 0.4, seed=2)
+
+
+def test_a_name_of_data_tells_the_share_of_wrong_captions_and_what_it_is_for():
+    assert (base_of("emoji-development@40"), wrong_share("emoji-development@40")) == ("emoji-development", 0.4)
+    assert wrong_share("long-tailed") == 0
+    searched = ["development", "development@40", "drawings-development", "emoji-development@40"]
+    compared = ["long-tailed", "balanced", "drawings@40", "emoji"]
+    assert [is_searched_on(data) for data in (*searched, *compared)] == [True] * 4 + [False] * 4
+    assert [is_drawn(data) for data in (*searched, *compared)] == [False, False, True, True, False, False, True, True]
+    swapped, as_drawn = train_source("development@40"), train_source("development")
+    assert swapped.captions(np.arange(500)) != as_drawn.captions(np.arange(500))
+    assert not any(test.alters for test in sets.test_sources("development@40"))

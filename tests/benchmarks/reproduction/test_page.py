@@ -12,7 +12,7 @@ from reproduce import main
 from reproduction import page as pages
 from reproduction.claims import planned
 from reproduction.comparison import BASELINES
-from reproduction.plan import DRAWINGS, METHOD, SEARCHED_ON, baseline_run
+from reproduction.plan import METHOD, baseline_run, is_drawn, is_searched_on
 from reproduction.results import Result, Results
 from reproduction.schedule import headline, runs_of
 from reproduction.sets import bands_of
@@ -145,10 +145,10 @@ def test_every_committed_line_belongs_to_the_plan_and_has_its_test_samples():
     for each in results:
         for part in set(PARTS) & set(each.scores):
             samples = results.right(each, part, number_of_test_samples(each.run.data))
-            assert (samples is None) == (each.run.data in SEARCHED_ON)
+            assert (samples is None) == is_searched_on(each.run.data)
             if samples is not None:
                 chosen = {"all": samples}
-                if each.run.data not in DRAWINGS:
+                if not is_drawn(each.run.data):
                     chosen["tail"] = samples[bands_of(each.run.data) == 2]
                 shares = {band: round(float(right.mean()), 5) for band, right in chosen.items()}
                 assert shares == {band: each.scores[part][band] for band in chosen}

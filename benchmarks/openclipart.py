@@ -59,12 +59,13 @@ def make(folder: Path, *, crowd: bool = False) -> list[Pair]:
     return found
 
 
-def write_pairs(folder: Path, pairs: Sequence[NamedTuple], name: str = "pairs.csv") -> None:
-    """Write a csv of pairs, at least one."""
+def write_pairs(folder: Path, pairs: Sequence[NamedTuple], name: str = "pairs.csv") -> Path:
+    """Write a csv of pairs, at least one; return its path."""
     with (folder / name).open("w", encoding="utf-8", newline="") as file:
         lines = csv.writer(file)
         lines.writerow(pairs[0]._fields)
         lines.writerows(pairs)
+    return folder / name
 
 
 def fetch(folder: Path, packages: Sequence[str]) -> None:

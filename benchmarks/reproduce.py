@@ -45,7 +45,7 @@ def main(
             results.take_searches(Results.read(COMMITTED))
     except RunError as error:
         raise click.ClickException(str(error)) from error
-    stopped = not page_only and not _make(plan, results, results_file, work, processes)
+    stopped = not page_only and not make_runs(plan, results, results_file, work, processes)
     if len(results):
         from reproduction.page import write_page  # which imports matplotlib
 
@@ -57,7 +57,7 @@ def main(
         context.exit(EXIT_CODE)
 
 
-def _make(plan: list[Part], results: Results, file: Path, work: Path, processes: int) -> bool:
+def make_runs(plan: list[Part], results: Results, file: Path, work: Path, processes: int) -> bool:
     """Make what is missing; False if a signal stopped it."""
     from reproduction.running import Made, StoppedError, commit, make_missing  # which imports torch
 

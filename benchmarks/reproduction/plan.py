@@ -18,16 +18,18 @@ MODES: tuple[Mode, ...] = ("unimodal", "bimodal")
 WORDS: dict[Mode, str] = {"unimodal": "images", "bimodal": "pairs"}
 Data = str
 """`development`, `long-tailed` or `balanced` glyphs; `drawings` or `emoji`, also with `-development`; after @ the
-percentage of the training set's captions that are wrong."""
+percentage of the training set's captions that are wrong, and RIGHT if the set has only the others."""
+RIGHT = "-right"
 Head = Literal["simclr_bn", "linear"]
+On = Literal["glyphs", "drawings", "emoji"]
 
 Settings = dict[str, Any]
 
 BATCH = 128
 EPOCHS: dict[Mode, int] = {"unimodal": 16, "bimodal": 32}
 EPOCHS_ON_DRAWINGS = 64
-TRIALS, TRIALS_AGAIN = 16, 8
-"""Runs of a search; of one that is begun from what another chose."""
+TRIALS, TRIALS_AGAIN, TRIALS_UNDER_NOISE = 16, 8, 12
+"""Runs of a search; of one that is begun from what another chose; and of one on data with wrong captions."""
 BASELINES = ("raw_pixels", "untrained")
 """On drawings there is the latter alone: retrieval needs texts."""
 SAMPLES = int(class_sizes().sum())
@@ -64,7 +66,7 @@ def base_of(data: Data) -> str:
 
 def wrong_share(data: Data) -> float:
     """Return the share of wrong captions, 0 … 1."""
-    return float(data.partition("@")[2] or 0) / 100
+    return float(data.partition("@")[2].removesuffix(RIGHT) or 0) / 100
 
 
 def is_searched_on(data: Data) -> bool:
@@ -92,7 +94,10 @@ class Axis(NamedTuple):
         if not self.factor:
             return None
         found = value + power * self.shift if self.shift else value * self.factor**power
-        return float(f"{found:.4g}") if self.limits[0] <= found <= self.limits[1] else None
+        if not self.limits[0] <= found <= self.limits[1]:
+            return None
+        rounded = float(f"{found:.4g}")
+        return int(rounded) if isinstance(value, int) and rounded.is_integer() else rounded
 
 
 class Method(NamedTuple):
@@ -107,7 +112,9 @@ class Method(NamedTuple):
     head: Head = "simclr_bn"
     start: str = ""
     """The method whose choice its search begins from; empty: a grid of its own."""
-    on: Literal["glyphs", "drawings"] = "glyphs"
+    on: On = "glyphs"
+    wrong: int = 0
+    """Percentage of wrong captions in what it learns from, also in its search, which has TRIALS_UNDER_NOISE runs."""
 
     @property
     def label(self) -> str:
@@ -119,7 +126,10 @@ class Method(NamedTuple):
     @property
     def data(self) -> tuple[Data, Data]:
         """What it is searched on, and what it is compared on."""
-        return ("development", "long-tailed") if self.on == "glyphs" else ("drawings-development", "drawings")
+        of_glyphs = "development", "long-tailed"
+        searched, compared = of_glyphs if self.on == "glyphs" else (f"{self.on}-development", self.on)
+        ending = f"@{self.wrong}" if self.wrong else ""
+        return searched + ending, compared + ending
 
     def grid(self) -> list[Settings]:
         values = product(*(axis.values for axis in self.axes.values()))
@@ -131,17 +141,17 @@ def word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _method(
+def searched(
     mode: Mode, name: str, axes: dict[str, Axis], fixed: Settings | None = None, *, objective: str = "", start: str = ""
 ) -> Method:
-    """`fixed` and the keys of the axes are settings of the objective; those with a dot are any."""
+    """`fixed` and the keys of the axes are settings of the objective; those with a dot, and epochs, are any."""
     own = {"name": objective or name, "mode": mode} | (fixed or {})
     return Method(mode, name, {_key(key): value for key, value in own.items()},
                   {_key(key): axis for key, axis in axes.items()}, start=start)  # fmt: skip
 
 
 def _key(key: str) -> str:
-    return key if "." in key else f"objective.{key}"
+    return key if "." in key or key == "epochs" else f"objective.{key}"
 
 
 _TAU = Axis((0.05, 0.1, 0.2, 0.4))
@@ -155,25 +165,25 @@ _ON_PAIRS = _ISOGCLR | {"tau_init": 0.05, "tau_min": 0.005, "tau_step": 0.1, "gr
 _AUC = {"similarity": "cos", "views": "across", "negatives": "weighted", "alpha": 0.5, "learn_b": True, "b": 0.0}
 
 METHODS = (
-    _method("unimodal", "simclr", {"tau": _TAU, RATE: _FAST}),
-    _method("unimodal", "sogclr", {"tau": _TAU, RATE: _FAST}, _ESTIMATOR),
-    _method("unimodal", "isogclr", {"rho": Axis((0.8, 1.6, 2.4), 1.5), "eta": Axis((0.02, 0.1), 5.0),
+    searched("unimodal", "simclr", {"tau": _TAU, RATE: _FAST}),
+    searched("unimodal", "sogclr", {"tau": _TAU, RATE: _FAST}, _ESTIMATOR),
+    searched("unimodal", "isogclr", {"rho": Axis((0.8, 1.6, 2.4), 1.5), "eta": Axis((0.02, 0.1), 5.0),
                                     RATE: Axis((4e-3, 8e-3))}, _ON_IMAGES),
-    _method("unimodal", "decl", {"auxiliary": Axis(("sample", "mean"), 0), "tau": Axis((0.1, 0.2)), RATE: _FAST},
+    searched("unimodal", "decl", {"auxiliary": Axis(("sample", "mean"), 0), "tau": Axis((0.1, 0.2)), RATE: _FAST},
             {"gamma": 0.8}),
-    _method("unimodal", "auc_cl", {"p": Axis((2.0, 8.0, 32.0), 4.0), "a": Axis((1.0, 10.0), 10.0, (0.0, 20.0)),
+    searched("unimodal", "auc_cl", {"p": Axis((2.0, 8.0, 32.0), 4.0), "a": Axis((1.0, 10.0), 10.0, (0.0, 20.0)),
                                    RATE: Axis((4e-3, 8e-3))}, _AUC),
-    _method("unimodal", "dcl", {"tau": _TAU, RATE: _FAST}, start="simclr"),
-    _method("unimodal", "flatnce", {"tau": _TAU, RATE: _FAST}, start="simclr"),
-    _method("unimodal", "spectral", {"mu": Axis((1.0, 10.0), 10.0), RATE: _FAST}, start="simclr"),
-    _method("bimodal", "clip", {"log_logit_scale": _SCALE, RATE: _SLOW}),
-    _method("bimodal", "sogclr", {"tau": _TAU, RATE: _SLOW}, _ESTIMATOR),
-    _method("bimodal", "isogclr", {"rho": Axis((1.0, 2.0, 4.0)), "eta": Axis((0.005, 0.02), 4.0),
+    searched("unimodal", "dcl", {"tau": _TAU, RATE: _FAST}, start="simclr"),
+    searched("unimodal", "flatnce", {"tau": _TAU, RATE: _FAST}, start="simclr"),
+    searched("unimodal", "spectral", {"mu": Axis((1.0, 10.0), 10.0), RATE: _FAST}, start="simclr"),
+    searched("bimodal", "clip", {"log_logit_scale": _SCALE, RATE: _SLOW}),
+    searched("bimodal", "sogclr", {"tau": _TAU, RATE: _SLOW}, _ESTIMATOR),
+    searched("bimodal", "isogclr", {"rho": Axis((1.0, 2.0, 4.0)), "eta": Axis((0.005, 0.02), 4.0),
                                    RATE: Axis((2e-3, 4e-3))}, _ON_PAIRS),
 )  # fmt: skip
 METHOD: dict[tuple[Mode, str], Method] = {(method.mode, method.name): method for method in METHODS}
 
-PLAIN = _method("bimodal", "clip, plain temperatures", {RATE: Axis((4e-3,))},
+PLAIN = searched("bimodal", "clip, plain temperatures", {RATE: Axis((4e-3,))},
                 objective="reproduction.plain_temperature:PlainTemperature")  # fmt: skip
 """Not searched: what iSogCLR's appendix C.3 says of it is that it does not converge."""
 

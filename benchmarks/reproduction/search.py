@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from reproduction.plan import BATCH, METHOD, TRIALS, TRIALS_AGAIN, Method, Run, Settings, train_run
+from reproduction.plan import BATCH, METHOD, TRIALS, TRIALS_AGAIN, TRIALS_UNDER_NOISE, Method, Run, Settings, train_run
 from reproduction.results import DECIDES, Results
 
 
@@ -80,11 +80,10 @@ def search(method: Method, results: Results, batch: int = BATCH) -> Search | Non
 
 
 def _search(method: Method, results: Results, batch: int) -> Search | None:
-    usual = METHOD[method.mode, method.start or method.name]
     size = trials_of(method, batch)
-    if size == TRIALS:
+    if size != TRIALS_AGAIN:
         tried = method.grid()
-    elif (start := chosen(usual, results)) is not None:
+    elif (start := chosen(METHOD[method.mode, method.start or method.name], results)) is not None:
         tried = [{key: start.get(key, axis.values[0]) for key, axis in method.axes.items()}]
     else:
         return None
@@ -97,6 +96,8 @@ def _search(method: Method, results: Results, batch: int) -> Search | None:
 
 def trials_of(method: Method, batch: int = BATCH) -> int:
     """Runs that a method's search at a batch size has at the end."""
+    if method.wrong:
+        return TRIALS_UNDER_NOISE
     from_grid = batch == BATCH and method == METHOD[method.mode, method.name] and not method.start
     return TRIALS if from_grid else TRIALS_AGAIN
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from thermopile.trainer.evaluation.bands import Classes, band_of_class, match_cl
 
 import noto_emoji
 import openclipart
-from reproduction.plan import Data, base_of, is_drawn, is_searched_on, wrong_share
+from reproduction.plan import RIGHT, Data, base_of, is_drawn, is_searched_on, wrong_share
 
 DEVELOPMENT_SEED, SEED = 1, 0
 TEST_SETS = 10
@@ -121,23 +122,33 @@ def split(captions: list[str]) -> dict[str, NDArray[np.int64]]:
 
 def _sources(folder: Path, data: Data) -> list[tuple[Source, NDArray[np.int64] | None]]:
     """The training set's source, and each test set's; with what is chosen of it, None for all."""
-    if not is_drawn(data):
-        return [(source, None) for source in (train_source(data), *test_sources(data))]
+    if is_drawn(data):
+        return _drawn(folder, data)
+    glyphs, right = train_source(data), None
+    if data.endswith(RIGHT):
+        given, meant = (np.array(list(of.captions(np.arange(len(of))))) for of in (glyphs, train_source(base_of(data))))
+        right = np.flatnonzero(given == meant)
+    return [(glyphs, right), *((source, None) for source in test_sources(data))]
+
+
+def _drawn(folder: Path, data: Data) -> list[tuple[Source, NDArray[np.int64] | None]]:
+    """As _sources, of drawings or emoji."""
     name, ending, _ = base_of(data).partition("-development")
     made, group = (noto_emoji, None) if name == "emoji" else (openclipart, "folder")
     of_pairs = folder / made.__name__
-    pairs = made.make(of_pairs)
+    pairs: Sequence[Any] = made.make(of_pairs)
     chosen = split([pair.title for pair in pairs])
-    source = CsvSource(of_pairs / "pairs.csv", group=group)
-    train = source
+    train, file = chosen["train"], of_pairs / "pairs.csv"
+    test = CsvSource(file, group=group), chosen[ending]
     if share := wrong_share(data):
-        wrong = with_wrong_titles(pairs, chosen["train"], share, DEVELOPMENT_SEED if ending else SEED)
-        openclipart.write_pairs(of_pairs, wrong, f"{data}.csv")
-        train = CsvSource(of_pairs / f"{data}.csv", group=group)
-    return [(train, chosen["train"]), (source, chosen[ending])]
+        given = with_wrong_titles(pairs, train, share, DEVELOPMENT_SEED if ending else SEED)
+        file = openclipart.write_pairs(of_pairs, given, f"{data}.csv")
+        if data.endswith(RIGHT):
+            train = train[[given[number].title == pairs[number].title for number in train]]
+    return [(CsvSource(file, group=group), train), test]
 
 
-def with_wrong_titles(pairs: list[Any], chosen: NDArray[np.int64], share: float, seed: int) -> list[Any]:
+def with_wrong_titles(pairs: Sequence[Any], chosen: NDArray[np.int64], share: float, seed: int) -> list[Any]:
     """Return the pairs with a share of the chosen ones' titles passed on around a ring in random order."""
     moved = np.random.default_rng(seed).permutation(chosen)[: round(share * len(chosen))].tolist()
     found = list(pairs)

@@ -1,0 +1,60 @@
+"""The plan of the comparison on data with wrong captions: the same search for all, then the same data and seeds."""
+
+from collections import Counter
+
+import pytest
+
+from made_results import result
+from reproduction.results import Results
+from reproduction.schedule import missing, runs_of
+from reproduction.search import search
+from reproduction.wrong import ISOGCLR, METHODS, compared, parts
+
+
+@pytest.fixture(scope="module")
+def searched():
+    """Results of all searches, and the settings that each method is to use: those with the lowest learning rate."""
+    results = Results()
+    while new := [run for run in missing(parts()[:1], results) if run]:
+        for run in new:
+            results.add(result(run, 1 - run.settings["optimizer.lr"]))
+    return results
+
+
+def test_every_method_is_searched_alike_where_captions_are_wrong(searched):
+    for method in METHODS:
+        runs = search(method, searched).runs
+        assert len({run.key for run in runs}) == 12, method.name
+        assert {run.data for run in runs} == {"development@40"}
+        for run in runs:
+            after = run.settings.get("objective.doubt_after")
+            assert (after is None) == ("doubt" not in method.name)
+            assert isinstance(run.settings["epochs"], int)
+            assert after is None or isinstance(after, int)
+
+
+def test_there_are_at_most_250_runs_and_none_that_is_compared_is_known_before_the_searches(searched):
+    unknown = runs_of(parts(), Results())
+    assert len(unknown) == len(runs_of(parts(), searched)) <= 250
+    assert {run.data for run in unknown if run} == {"development@40"}
+
+
+def test_methods_are_compared_on_the_same_data_with_the_same_seeds(searched):
+    runs = [run for run in missing(parts(), searched) if run]
+    on = Counter((run.data, run.settings["objective.name"], "objective.doubt_after" in run.settings) for run in runs)
+    for data, seeds in {"long-tailed": 5, "long-tailed@20": 3, "long-tailed@40": 5, "long-tailed@60": 3}.items():
+        assert {count for (where, *_), count in on.items() if where == data} == {seeds}
+        assert sum(where == data for where, *_ in on) == len(METHODS)
+    for data in ("drawings", "emoji", "drawings@40", "emoji@40"):
+        assert {count for (where, *_), count in on.items() if where == data} == {5}
+    oracles = {data for data, *_ in on if data.endswith("-right")}
+    assert oracles == {f"{name}-right" for name in ("long-tailed@20", "long-tailed@40", "long-tailed@60",
+                                                    "drawings@40", "emoji@40")}  # fmt: skip
+
+
+def test_what_was_chosen_on_glyphs_is_used_on_emoji_for_as_long_as_drawings_take(searched):
+    on_glyphs, on_emoji = (compared(ISOGCLR._replace(on=on), searched, 40, 3) for on in ("glyphs", "emoji"))
+    changed = {key for key in on_glyphs.settings if on_glyphs.settings[key] != on_emoji.settings[key]}
+    assert changed == {"epochs"}
+    assert on_emoji.settings["epochs"] == 64
+    assert compared(ISOGCLR, Results(), 40, 3) is None

@@ -204,8 +204,11 @@ def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
         yield (f"Some {kinds.crowding:.0%} of the negatives of crowded samples are near-copies: rho cannot bind there, "
                f"and tau falls to tau_min. {against_crowds(kinds.crowding, pairs=len(survey.sides) > 1)}")  # fmt: skip
     if kinds and (share := kinds.counts.get(KIND_NAMES[MISFIT], 0) / survey.samples) >= MANY_MISFITS:
+        cure = ""
+        if len(survey.sides) > 1 and "doubt_after" not in inspection.config.objective.settings:
+            cure = " For wrong captions, objective.doubt_after leaves such pairs out of the loss, after 4 epochs perhaps."
         yield (f"{share:.0%} of the samples are misfits: as many captions are wrong, or the run has not learnt them "
-               "yet. Train longer before you drop any.")  # fmt: skip
+               f"yet. Train longer before you drop any.{cure}")  # fmt: skip
     if survey.sides and inspection.config.objective.settings.get("eta") == 0:
         yield "eta is 0: every tau keeps its initial value."
     else:

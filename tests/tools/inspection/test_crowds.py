@@ -171,3 +171,16 @@ def test_very_many_misfits_are_said_to_be_unlearnt_samples_perhaps(images_datase
     columns["sample/log_s"] = np.where(np.arange(n) < 0.05 * n, 1.0, -3.0)
     (warning,) = look(write_state(tmp_path / "run", images_dataset, columns, np.full(n, 9)).path).warnings
     assert warning.startswith("5% of the samples are misfits: as many captions are wrong, or the run has not learnt")
+    assert "doubt_after" not in warning
+
+
+@pytest.mark.parametrize(("settings", "is_advised"), [({}, True), ({"doubt_after": 3}, False)])
+def test_doubt_is_advised_where_many_pairs_are_misfits_unless_they_are_doubted(
+    pairs_dataset, write_state, tmp_path, settings, is_advised
+):
+    columns = {f"{side}/tau": np.linspace(0.1, 0.2, N) for side in ("image", "text")}
+    columns |= {f"{side}/log_s": np.where(np.arange(N) < 0.2 * N, 1.0, -3.0) for side in ("image", "text")}
+    run = write_state(tmp_path / "run", pairs_dataset, columns, np.full(N, 9), name="isogclr", **settings)
+    (warning,) = look(run.path).warnings
+    assert warning.startswith("20% of the samples are misfits")
+    assert ("For wrong captions, objective.doubt_after leaves such pairs out of the loss" in warning) == is_advised

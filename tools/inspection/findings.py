@@ -206,7 +206,7 @@ def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
     if kinds and (share := kinds.counts.get(KIND_NAMES[MISFIT], 0) / survey.samples) >= MANY_MISFITS:
         cure = ""
         if len(survey.sides) > 1 and "doubt_after" not in inspection.config.objective.settings:
-            cure = " For wrong captions, objective.doubt_after leaves such pairs out of the loss, after 4 epochs perhaps."
+            cure = " For wrong captions, objective.doubt_after = 4, for example, leaves such pairs out of the loss."
         yield (f"{share:.0%} of the samples are misfits: as many captions are wrong, or the run has not learnt them "
                f"yet. Train longer before you drop any.{cure}")  # fmt: skip
     if survey.sides and inspection.config.objective.settings.get("eta") == 0:

@@ -183,4 +183,4 @@ def test_doubt_is_advised_where_many_pairs_are_misfits_unless_they_are_doubted(
     run = write_state(tmp_path / "run", pairs_dataset, columns, np.full(N, 9), name="isogclr", **settings)
     (warning,) = look(run.path).warnings
     assert warning.startswith("20% of the samples are misfits")
-    assert ("For wrong captions, objective.doubt_after leaves such pairs out of the loss" in warning) == is_advised
+    assert ("For wrong captions, objective.doubt_after = 4, for example, leaves" in warning) == is_advised

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .base import WEIGHT, Computed, Objective, Progress, Settings
 from .directed import Directed
-from .doubt import DoubtSettings, trusted, with_mean_of_one
+from .doubt import DoubtSettings, is_doubted, with_mean_of_one
 from .gathering import GlobalBatch
 from .pairs import Pairs
 from .softmax_sums import LN2, Sums, Weights, accumulate, grad_weights, row_weights
@@ -41,6 +41,8 @@ class Anchors(NamedTuple):
     """Candidates per anchor."""
     weight: Tensor | None
     """Factors of the samples' terms, [b]; None: all are 1."""
+    doubted: Tensor | None = None
+    """Whether a sample's factor is 0 for doubt, bool [b]; None: nobody is doubted."""
 
     def weighted(self, values: Tensor) -> Tensor:
         """Return values of anchors or of sides, [k, b], times their samples' factors: the terms of a mean."""
@@ -151,8 +153,8 @@ class Contrastive(Objective):
         sums = accumulate(pairs, self.temperature(rows, features).expand(pairs.anchor_sets, own.stop - own.start))
         positive, sums, rows = _gather(pairs, batch, sums, rows | further)
         tau = self.temperature(rows, features)
-        weight, of_doubt = self._trust(rows, progress)
-        anchors = _anchors(pairs, positive, tau, sums, weight)
+        weight, doubted, of_doubt = self._weights(rows, progress)
+        anchors = _anchors(pairs, positive, tau, sums, weight)._replace(doubted=doubted)
         step = self.compute_step(anchors, rows, progress)
         found = self.pool((anchors.margin > 0).to(features.dtype)).mean(1)
         return Computed(
@@ -167,18 +169,24 @@ class Contrastive(Objective):
             metrics=step.metrics | self.by_side(retrieval_accuracy=found) | of_doubt,
         )
 
-    def _trust(self, rows: Rows, progress: Progress) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """Take the samples' weights from `rows`; return them with those of doubted pairs 0, [1, b], and metrics."""
+    def _weights(
+        self, rows: Rows, progress: Progress
+    ) -> tuple[Tensor | None, Tensor | None, dict[str, Tensor]]:  # fmt: skip
+        """Take the samples' weights from `rows`; return them with those of doubted pairs 0, [1, b], and who is doubted.
+
+        Also metrics of the doubt.
+        """
         weight = rows.pop(WEIGHT, None)
         if self.doubt_after is None:
-            return weight, {}
+            return weight, None, {}
         log_s = rows["log_s" if "log_s" in rows else "log_g"]
-        factors = trusted(log_s) if progress.epoch >= self.doubt_after else torch.ones_like(log_s[0])
+        doubted = is_doubted(log_s) & (progress.epoch >= self.doubt_after)
+        factors = (~doubted).to(log_s.dtype)
         outweighed = (log_s > 0).to(log_s.dtype).mean(1)
         metrics = {"share_doubted": 1 - factors.mean()} | self.by_side(share_outweighed=outweighed)
         if self.doubt_keeps_mean:
             factors = with_mean_of_one(factors)
-        return factors[None] if weight is None else weight * factors, metrics
+        return factors[None] if weight is None else weight * factors, doubted, metrics
 
 
 def _anchors(pairs: Pairs, positive: Tensor, tau: Tensor, sums: Sums, weight: Tensor | None) -> Anchors:

@@ -14,16 +14,17 @@ class DoubtSettings(Settings, frozen=True):
 
     doubt_after: int | None = Field(default=None, ge=1)
     """Epochs, 1 or more, after which a pair's terms of the loss count nothing while its log s, summed over both sides,
-    is above 0; its state goes on, so it may come back. Unset: never. Mode bimodal. Ours."""
+    is above 0. Its temperature stays meanwhile; its log s goes on, so it may come back. Unset: never. Mode bimodal.
+    Ours."""
 
 
-def trusted(log_s: Tensor) -> Tensor:
-    """Return 0 for pairs that are doubted, else 1, [b]; log_s, [2, b], before the step: -inf for an unseen pair.
+def is_doubted(log_s: Tensor) -> Tensor:
+    """Return which pairs may have a wrong caption, bool [b]; log_s, [2, b], before the step: -inf for an unseen pair.
 
     A model learns right pairs long before it learns wrong ones by heart. Until then a wrong pair's positive is a random
     one, and the mean of its negatives' exp(h / tau) is above 1 more often than not.
     """
-    return (log_s.sum(0) <= 0).to(log_s.dtype)
+    return log_s.sum(0) > 0
 
 
 def with_mean_of_one(factors: Tensor) -> Tensor:

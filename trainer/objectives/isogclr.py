@@ -4,6 +4,7 @@ import math
 from abc import abstractmethod
 from typing import ClassVar, Self
 
+import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -105,6 +106,10 @@ class IndividualTemperature(GlobalContrastive):
         est = self.estimate(anchors, rows, progress)
         gradient = est.log_s_eps + settings.rho - est.exponent
         moved = self.move(rows, gradient.clamp(-settings.grad_clip, settings.grad_clip), progress)
+        if (
+            anchors.doubted is not None
+        ):  # or it would fall to its floor, where the least of negatives keeps the doubt up
+            moved = {name: torch.where(anchors.doubted, rows[name], values) for name, values in moved.items()}
         tau = moved["tau"]
         metrics = self.by_side(
             tau_mean=tau.mean(1),

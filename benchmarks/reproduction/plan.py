@@ -20,6 +20,7 @@ Data = str
 """`development`, `long-tailed` or `balanced` glyphs; `drawings` or `emoji`, also with `-development`; after @ the
 percentage of the training set's captions that are wrong, and RIGHT if the set has only the others."""
 RIGHT = "-right"
+"""How the name of a training set without its wrong captions ends."""
 Head = Literal["simclr_bn", "linear"]
 On = Literal["glyphs", "drawings", "emoji"]
 
@@ -127,9 +128,9 @@ class Method(NamedTuple):
     def data(self) -> tuple[Data, Data]:
         """What it is searched on, and what it is compared on."""
         of_glyphs = "development", "long-tailed"
-        searched, compared = of_glyphs if self.on == "glyphs" else (f"{self.on}-development", self.on)
+        for_search, for_comparison = of_glyphs if self.on == "glyphs" else (f"{self.on}-development", self.on)
         ending = f"@{self.wrong}" if self.wrong else ""
-        return searched + ending, compared + ending
+        return for_search + ending, for_comparison + ending
 
     def grid(self) -> list[Settings]:
         values = product(*(axis.values for axis in self.axes.values()))
@@ -144,7 +145,10 @@ def word(value: object) -> str:
 def searched(
     mode: Mode, name: str, axes: dict[str, Axis], fixed: Settings | None = None, *, objective: str = "", start: str = ""
 ) -> Method:
-    """`fixed` and the keys of the axes are settings of the objective; those with a dot, and epochs, are any."""
+    """Return a method.
+
+    `fixed` and the keys of the axes are settings of the objective; those with a dot, and epochs, are any.
+    """
     own = {"name": objective or name, "mode": mode} | (fixed or {})
     return Method(mode, name, {_key(key): value for key, value in own.items()},
                   {_key(key): axis for key, axis in axes.items()}, start=start)  # fmt: skip

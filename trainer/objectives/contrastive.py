@@ -41,8 +41,8 @@ class Anchors(NamedTuple):
     """Candidates per anchor."""
     weight: Tensor | None
     """Factors of the samples' terms, [b]; None: all are 1."""
-    doubted: Tensor | None = None
-    """Whether a sample's factor is 0 for doubt, bool [b]; None: nobody is doubted."""
+    doubted: Tensor | None
+    """Whether a sample's factor is 0 for doubt, bool [b]; None without `doubt_after`."""
 
     def weighted(self, values: Tensor) -> Tensor:
         """Return values of anchors or of sides, [k, b], times their samples' factors: the terms of a mean."""
@@ -83,7 +83,7 @@ class Contrastive(Objective):
     takes_weights = True
 
     doubt_keeps_mean: ClassVar[bool] = False
-    """Whether the factors of trusted samples rise as others are doubted."""
+    """Whether the factors of the others rise where samples are doubted, so that their mean stays 1."""
 
     reads_visits: ClassVar[bool] = False
     """Whether `rows` also holds `visits`, the counts before the step."""
@@ -154,7 +154,7 @@ class Contrastive(Objective):
         positive, sums, rows = _gather(pairs, batch, sums, rows | further)
         tau = self.temperature(rows, features)
         weight, doubted, of_doubt = self._weights(rows, progress)
-        anchors = _anchors(pairs, positive, tau, sums, weight)._replace(doubted=doubted)
+        anchors = _anchors(pairs, positive, tau, sums, weight, doubted)
         step = self.compute_step(anchors, rows, progress)
         found = self.pool((anchors.margin > 0).to(features.dtype)).mean(1)
         return Computed(
@@ -172,9 +172,9 @@ class Contrastive(Objective):
     def _weights(
         self, rows: Rows, progress: Progress
     ) -> tuple[Tensor | None, Tensor | None, dict[str, Tensor]]:  # fmt: skip
-        """Take the samples' weights from `rows`; return them with those of doubted pairs 0, [1, b], and who is doubted.
+        """Take the samples' weights, [1, b], from `rows`; return them with those of doubted pairs 0.
 
-        Also metrics of the doubt.
+        Also which pairs are doubted, bool [b], and metrics of the doubt.
         """
         weight = rows.pop(WEIGHT, None)
         if self.doubt_after is None:
@@ -189,7 +189,9 @@ class Contrastive(Objective):
         return factors[None] if weight is None else weight * factors, doubted, metrics
 
 
-def _anchors(pairs: Pairs, positive: Tensor, tau: Tensor, sums: Sums, weight: Tensor | None) -> Anchors:
+def _anchors(
+    pairs: Pairs, positive: Tensor, tau: Tensor, sums: Sums, weight: Tensor | None, doubted: Tensor | None
+) -> Anchors:  # fmt: skip
     peak, total, spread = (pairs.of_directions(values) for values in sums)
     tau, positive = tau.expand_as(peak), positive.expand_as(peak)
     lift = (peak - positive) / tau
@@ -201,6 +203,7 @@ def _anchors(pairs: Pairs, positive: Tensor, tau: Tensor, sums: Sums, weight: Te
         margin=positive - peak,
         candidates=pairs.negatives,
         weight=None if weight is None else weight[0],
+        doubted=doubted,
     )
 
 

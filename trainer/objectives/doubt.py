@@ -6,7 +6,7 @@ from torch import Tensor
 from .base import Settings
 
 _LEAST_MEAN = 0.1
-"""Bound of the mean that factors are divided by, so that few trusted samples get no huge steps."""
+"""Bound of the mean that factors are divided by, so that few samples that are left get no huge steps."""
 
 
 class DoubtSettings(Settings, frozen=True):

@@ -106,9 +106,8 @@ class IndividualTemperature(GlobalContrastive):
         est = self.estimate(anchors, rows, progress)
         gradient = est.log_s_eps + settings.rho - est.exponent
         moved = self.move(rows, gradient.clamp(-settings.grad_clip, settings.grad_clip), progress)
-        if (
-            anchors.doubted is not None
-        ):  # or it would fall to its floor, where the least of negatives keeps the doubt up
+        if anchors.doubted is not None:
+            # Else tau would fall to its floor, where a single near negative keeps the doubt up.
             moved = {name: torch.where(anchors.doubted, rows[name], values) for name, values in moved.items()}
         tau = moved["tau"]
         metrics = self.by_side(

@@ -29,13 +29,18 @@ Settings = dict[str, Any]
 BATCH = 128
 EPOCHS: dict[Mode, int] = {"unimodal": 16, "bimodal": 32}
 EPOCHS_ON_DRAWINGS = 64
-TRIALS, TRIALS_AGAIN, TRIALS_UNDER_NOISE = 16, 8, 12
-"""Runs of a search; of one that is begun from what another chose; and of one on data with wrong captions."""
+TRIALS, TRIALS_AGAIN, TRIALS_UNDER_NOISE, TRIALS_OF_RIVAL = 16, 8, 12, 5
+"""Runs of a search; of one that is begun from what another chose; of both on data with wrong
+captions."""
 BASELINES = ("raw_pixels", "untrained")
 """On drawings there is the latter alone: retrieval needs texts."""
 SAMPLES = int(class_sizes().sum())
 """Size of every training set."""
 RATE = "optimizer.lr"
+DIVIDED_AFTER = "division.after"
+"""Epochs after which pairs are divided by their losses before every epoch (`division`)."""
+CURATED = "curated"
+"""Whether it is a second run, on what `curate --drop-misfits` keeps by a first that is like it."""
 
 SHARED: Settings = {
     "model.dim": 64,

@@ -38,7 +38,8 @@ from thermopile.trainer.evaluation.features import restore_encoders
 from thermopile.trainer.preemption import EXIT_CODE
 from thermopile.trainer.run_directory import RunDirectory, find_checkpoint
 
-from reproduction.plan import Mode, Run, is_searched_on, untrained_settings
+from reproduction.division import train_divided
+from reproduction.plan import CURATED, DIVIDED_AFTER, Mode, Run, Settings, is_searched_on, untrained_settings
 from reproduction.results import Result, Temperatures
 from reproduction.scoring import GreyPixels, Right, Scorer
 from reproduction.sets import Sets, make_sets, open_sets
@@ -153,8 +154,13 @@ def _scored(scorer: Scorer) -> tuple[Right, dict[str, dict[str, float]]]:
 
 def train_words(run: Run, sets: Sets, directory: RunDirectory) -> list[str]:
     """Return the arguments of `thermopile` that make the run."""
-    settings = [word for key, value in run.settings.items() for word in ("--set", f"{key}={_exact(value)}")]
+    settings = [word for pair in _overrides(run.settings) for word in ("--set", pair)]
     return ["train", "--data", str(sets.train.path), "--out", str(directory.path), *settings]
+
+
+def _overrides(settings: Settings) -> list[str]:
+    """The settings of `thermopile train` among these, as `--set` takes them."""
+    return [f"{key}={_exact(value)}" for key, value in settings.items() if key not in (DIVIDED_AFTER, CURATED)]
 
 
 def _exact(value: Any) -> str:
@@ -167,7 +173,17 @@ def _train(run: Run, sets: Sets, directory: RunDirectory) -> str:
     said = io.StringIO()
     try:
         with redirect_stderr(said), redirect_stdout(said):
-            exit_code = command_line(train_words(run, sets, directory), standalone_mode=False)
+            if DIVIDED_AFTER in run.settings:
+                tree: dict[str, Any] = {}
+                apply_overrides(tree, _overrides(run.settings))
+                train_divided(directory.path, sets.train.path, tree, run.settings[DIVIDED_AFTER])
+                return ""
+            words = train_words(run, sets, directory)
+            if run.settings.get(CURATED):
+                words += ["--select", _kept_of_first(run, sets, directory)]
+            exit_code = command_line(words, standalone_mode=False)
+    except TrainingError as error:
+        return str(error).replace(str(directory.path), "RUN")
     except click.ClickException as error:
         if isinstance(error.__cause__, TrainingError):
             return error.format_message().replace(str(directory.path), "RUN")
@@ -175,6 +191,14 @@ def _train(run: Run, sets: Sets, directory: RunDirectory) -> str:
     if exit_code == EXIT_CODE:
         raise StoppedError(run.key)
     return ""
+
+
+def _kept_of_first(run: Run, sets: Sets, directory: RunDirectory) -> str:
+    """Make a run like this one on all samples; return the file of those that `curate` keeps by it."""
+    first, kept = directory.path.with_name("first"), directory.path.with_name("kept.parquet")
+    command_line(train_words(run, sets, RunDirectory(first)), standalone_mode=False)
+    command_line(["curate", str(first), "--keep", str(kept), "--drop-misfits"], standalone_mode=False)
+    return str(kept)
 
 
 def _scorer(directory: RunDirectory, sets: Sets) -> Scorer:
@@ -193,7 +217,7 @@ def _baseline(run: Run, sets: Sets) -> Scorer:
     raw = run.settings["baseline"] == "raw_pixels"
     mode: Mode = "unimodal" if raw else run.mode
     tree: dict[str, Any] = {}
-    apply_overrides(tree, [f"{key}={_exact(value)}" for key, value in untrained_settings(mode).items()])
+    apply_overrides(tree, _overrides(untrained_settings(mode)))
     config, index, tokenizer = load_config(tree), sets.train.index, None
     torch.manual_seed(config.seed)
     encoders = Encoders.create(with_names(config.model), mode, config.data.image_size, index.tokenizer)

@@ -10,7 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from reproduction.plan import BATCH, METHOD, TRIALS, TRIALS_AGAIN, TRIALS_UNDER_NOISE, Method, Run, Settings, train_run
+from reproduction.plan import (
+    BATCH,
+    METHOD,
+    TRIALS,
+    TRIALS_AGAIN,
+    TRIALS_OF_RIVAL,
+    TRIALS_UNDER_NOISE,
+    Method,
+    Run,
+    Settings,
+    train_run,
+)
 from reproduction.results import DECIDES, Results
 
 
@@ -97,7 +108,7 @@ def _search(method: Method, results: Results, batch: int) -> Search | None:
 def trials_of(method: Method, batch: int = BATCH) -> int:
     """Runs that a method's search at a batch size has at the end."""
     if method.wrong:
-        return TRIALS_UNDER_NOISE
+        return TRIALS_OF_RIVAL if method.start else TRIALS_UNDER_NOISE
     from_grid = batch == BATCH and method == METHOD[method.mode, method.name] and not method.start
     return TRIALS if from_grid else TRIALS_AGAIN
 

@@ -8,7 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import product
 
-from reproduction.plan import RATE, RIGHT, Axis, Method, On, Run, Settings, searched, train_run
+from reproduction.plan import (
+    CURATED,
+    DIVIDED_AFTER,
+    RATE,
+    RIGHT,
+    TRIALS_OF_RIVAL,
+    Axis,
+    Method,
+    On,
+    Run,
+    Settings,
+    searched,
+    train_run,
+)
 from reproduction.results import Results
 from reproduction.schedule import SECONDS, SECONDS_ON_DRAWINGS, Part, Runs
 from reproduction.search import chosen, search
@@ -16,9 +29,11 @@ from reproduction.search import chosen, search
 SEARCHED_UNDER = 40
 SHARES = {0: 5, 20: 3, 40: 5, 60: 3}
 """Percentage of wrong captions -> seeds, on glyphs."""
+FEW_SEEDS = 3
 REAL: tuple[On, ...] = ("drawings", "emoji")
 REAL_SHARES, REAL_SEEDS = (0, 40), 5
 
+DOUBT_AFTER = "objective.doubt_after"
 _AFTER = {"doubt_after": Axis((4, 8))}
 _SCALE = Axis((2.1, 1.4), limits=(0.0, 4.6), shift=0.7)
 _TAU, _RATE, _SLOW = Axis((0.1, 0.2, 0.4)), Axis((2e-3, 4e-3)), Axis((4e-3,))
@@ -39,27 +54,62 @@ CLIP = _method("clip", {"log_logit_scale": _SCALE, "learned": Axis((True, False)
                         RATE: _SLOW}, objective="reproduction.smoothed:SmoothedClip")  # fmt: skip
 SOGCLR = _method("sogclr", {"tau": _TAU, RATE: _RATE}, _ESTIMATOR)
 ISOGCLR = _method("isogclr", _OF_ISOGCLR | {RATE: _RATE}, _ISOGCLR)
-DOUBTING = (
-    _method("clip, doubt", {"log_logit_scale": _SCALE, RATE: _RATE} | _AFTER, objective="clip"),
-    _method("sogclr, doubt", {"tau": _TAU, RATE: _SLOW} | _AFTER, _ESTIMATOR, objective="sogclr"),
-    _method("isogclr, doubt", _OF_ISOGCLR | {RATE: _SLOW} | _AFTER, _ISOGCLR, objective="isogclr"),
-)
-METHODS = (CLIP, SOGCLR, ISOGCLR, *DOUBTING)
-ON_REAL_DATA = (CLIP, ISOGCLR, DOUBTING[-1])
+CLIP_DOUBT = _method("clip, doubt", {"log_logit_scale": _SCALE, RATE: _RATE} | _AFTER, objective="clip")
+SOGCLR_DOUBT = _method("sogclr, doubt", {"tau": _TAU, RATE: _SLOW} | _AFTER, _ESTIMATOR, objective="sogclr")
+ISOGCLR_DOUBT = _method("isogclr, doubt", _OF_ISOGCLR | {RATE: _SLOW} | _AFTER, _ISOGCLR, objective="isogclr")
+METHODS = (CLIP, CLIP_DOUBT, ISOGCLR, ISOGCLR_DOUBT)
+SOGCLRS = (SOGCLR, SOGCLR_DOUBT)
+"""These are compared at one share, and by few seeds."""
+RIVALLED = (CLIP_DOUBT, ISOGCLR_DOUBT)
+ON_REAL_DATA = (CLIP, ISOGCLR, ISOGCLR_DOUBT)
 
 
 def parts() -> list[Part]:
     """Everything that is compared."""
+    seeds, few = range(SHARES[SEARCHED_UNDER]), range(FEW_SEEDS)
     return [
         Part(f"search, {SEARCHED_UNDER} % wrong", SECONDS, _search),
-        *(Part(f"glyphs, {share} % wrong, {seeds} seeds", SECONDS, _of_glyphs(METHODS, share))
-          for share, seeds in SHARES.items()),
-        *(Part(f"glyphs, without the {share} % that are wrong", SECONDS, _of_glyphs([ISOGCLR], share, right=True))
-          for share in SHARES if share),
+        *(Part(f"glyphs, {share} % wrong, {count} seeds", SECONDS, _of_glyphs(METHODS, share, range(count)))
+          for share, count in SHARES.items()),
+        *(Part(f"glyphs, without the {share} % that are wrong", SECONDS,
+               _of_glyphs([ISOGCLR], share, range(count), right=True)) for share, count in SHARES.items() if share),
+        Part(f"glyphs, {SEARCHED_UNDER} % wrong, sogclr", SECONDS, _of_glyphs(SOGCLRS, SEARCHED_UNDER, few)),
         Part("drawings and emoji", SECONDS_ON_DRAWINGS, _of_real_data(ON_REAL_DATA, REAL_SHARES)),
         Part(f"drawings and emoji, without the {SEARCHED_UNDER} % that are wrong", SECONDS_ON_DRAWINGS,
              _of_real_data([ISOGCLR], [SEARCHED_UNDER], right=True)),
+        Part(f"search, {SEARCHED_UNDER} % wrong, division before every epoch", 2 * SECONDS, _search_of_rivals),
+        Part(f"glyphs, {SEARCHED_UNDER} % wrong, division before every epoch", 2 * SECONDS, lambda results: (
+            divided(method, results, SEARCHED_UNDER, seed) for seed in seeds for method in RIVALLED
+        )),
+        Part("glyphs, 0 % wrong, division before every epoch", 2 * SECONDS, lambda results: (
+            divided(ISOGCLR_DOUBT, results, 0, seed) for seed in few
+        )),
+        Part(f"glyphs, {SEARCHED_UNDER} % wrong, curated by a first run", 2 * SECONDS, lambda results: (
+            curated(results, seed) for seed in few
+        )),
     ]  # fmt: skip
+
+
+def rival(method: Method, results: Results) -> Method | None:
+    """Division in the place of a method's doubt, from the settings that this one's search chose; None before that."""
+    if (start := chosen(method, results)) is None:
+        return None
+    kept = {key: value for key, value in start.items() if key != DOUBT_AFTER}
+    axes = {DIVIDED_AFTER: _AFTER["doubt_after"]}
+    axes |= {key: method.axes[key]._replace(values=(value,)) for key, value in kept.items()}
+    return method._replace(name=method.name.replace("doubt", "division"), axes=axes, start=method.name)
+
+
+def divided(method: Method, results: Results, share: int, seed: int) -> Run | None:
+    """The run of a method's rival."""
+    found = rival(method, results)
+    return None if found is None else compared(found, results, share, seed)
+
+
+def curated(results: Results, seed: int) -> Run | None:
+    """The run of isogclr without the misfits of a first one, as a user makes it by hand."""
+    run = compared(ISOGCLR, results, SEARCHED_UNDER, seed)
+    return None if run is None else run._replace(settings=run.settings | {CURATED: True})
 
 
 def compared(method: Method, results: Results, share: int, seed: int, *, right: bool = False) -> Run | None:
@@ -73,15 +123,24 @@ def compared(method: Method, results: Results, share: int, seed: int, *, right: 
 
 
 def _search(results: Results) -> Runs:
-    for method in METHODS:
+    for method in (*METHODS, *SOGCLRS):
         found = search(method, results)
         assert found is not None, "it begins from its own grid"
         yield from found.runs
 
 
-def _of_glyphs(methods: Sequence[Method], share: int, *, right: bool = False) -> Callable[[Results], Runs]:
+def _search_of_rivals(results: Results) -> Runs:
+    for method in RIVALLED:
+        found = rival(method, results)
+        of_rival = None if found is None else search(found, results)
+        yield from [None] * TRIALS_OF_RIVAL if of_rival is None else of_rival.runs
+
+
+def _of_glyphs(
+    methods: Sequence[Method], share: int, seeds: Sequence[int], *, right: bool = False
+) -> Callable[[Results], Runs]:  # fmt: skip
     def runs(results: Results) -> Runs:
-        for seed, method in product(range(SHARES[share]), methods):
+        for seed, method in product(seeds, methods):
             yield compared(method, results, share, seed, right=right)
 
     return runs

@@ -8,21 +8,22 @@ from made_results import result
 from reproduction.results import Results
 from reproduction.schedule import missing, runs_of
 from reproduction.search import search
-from reproduction.wrong import ISOGCLR, METHODS, compared, parts
+from reproduction.wrong import CLIP_DOUBT, ISOGCLR, ISOGCLR_DOUBT, METHODS, SOGCLRS, compared, divided, parts, rival
 
 
 @pytest.fixture(scope="module")
 def searched():
     """Results of all searches, and the settings that each method is to use: those with the lowest learning rate."""
     results = Results()
-    while new := [run for run in missing(parts()[:1], results) if run]:
+    of_search = [part for part in parts() if part.name.startswith("search")]
+    while new := [run for run in missing(of_search, results) if run]:
         for run in new:
             results.add(result(run, 1 - run.settings["optimizer.lr"]))
     return results
 
 
 def test_every_method_is_searched_alike_where_captions_are_wrong(searched):
-    for method in METHODS:
+    for method in (*METHODS, *SOGCLRS):
         runs = search(method, searched).runs
         assert len({run.key for run in runs}) == 12, method.name
         assert {run.data for run in runs} == {"development@40"}
@@ -41,15 +42,34 @@ def test_there_are_at_most_250_runs_and_none_that_is_compared_is_known_before_th
 
 def test_methods_are_compared_on_the_same_data_with_the_same_seeds(searched):
     runs = [run for run in missing(parts(), searched) if run]
-    on = Counter((run.data, run.settings["objective.name"], "objective.doubt_after" in run.settings) for run in runs)
+    on = Counter((run.data, run.settings["objective.name"], "objective.doubt_after" in run.settings)
+                 for run in runs if not {"division.after", "curated"} & run.settings.keys())  # fmt: skip
+    few = "sogclr"
     for data, seeds in {"long-tailed": 5, "long-tailed@20": 3, "long-tailed@40": 5, "long-tailed@60": 3}.items():
-        assert {count for (where, *_), count in on.items() if where == data} == {seeds}
-        assert sum(where == data for where, *_ in on) == len(METHODS)
+        assert {count for (where, name, _), count in on.items() if where == data and name != few} == {seeds}
+        assert sum(where == data and name != few for where, name, _ in on) == len(METHODS)
+    assert {key: count for key, count in on.items() if key[1] == few} == dict.fromkeys(
+        [("long-tailed@40", few, False), ("long-tailed@40", few, True)], 3
+    )
     for data in ("drawings", "emoji", "drawings@40", "emoji@40"):
         assert {count for (where, *_), count in on.items() if where == data} == {5}
     oracles = {data for data, *_ in on if data.endswith("-right")}
     assert oracles == {f"{name}-right" for name in ("long-tailed@20", "long-tailed@40", "long-tailed@60",
                                                     "drawings@40", "emoji@40")}  # fmt: skip
+
+
+def test_the_rival_has_the_settings_that_doubt_was_chosen_with_and_then_trials_of_its_own(searched):
+    for method in (CLIP_DOUBT, ISOGCLR_DOUBT):
+        first = search(rival(method, searched), searched).tried[0]
+        start = search(method, searched).best
+        assert {key: value for key, value in start.items() if key != "objective.doubt_after"} == {
+            key: value for key, value in first.items() if key != "division.after"
+        }
+        assert len(search(rival(method, searched), searched).tried) == 5
+        run = divided(method, searched, 40, 0)
+        assert run.data == "long-tailed@40"
+        assert "objective.doubt_after" not in run.settings
+    assert rival(CLIP_DOUBT, Results()) is divided(CLIP_DOUBT, Results(), 40, 0) is None
 
 
 def test_what_was_chosen_on_glyphs_is_used_on_emoji_for_as_long_as_drawings_take(searched):

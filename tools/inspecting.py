@@ -101,6 +101,8 @@ def _print_summary(findings: Findings) -> None:
     print_table([head[0], *(f">{title}" for title in head[1:])], rows)
     if survey.kinds.counts.get(KIND_NAMES[MISFIT]):
         print_facts([("misfits", PRECISION)])
+    if survey.doubted:
+        print_facts([("doubted", summary.came_back(survey.doubted))])
     if found := findings.confirmation:
         print_facts([("forward pass", summary.confirmation(found))])
 

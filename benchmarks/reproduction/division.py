@@ -5,7 +5,6 @@ NCR (Huang et al., NeurIPS 2021) section 3.2, without its second network.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from sklearn.mixture import GaussianMixture
 from torch import Tensor
 from torch.nn import functional as F
 
+from thermopile.objects import Place
 from thermopile.trainer.build import recipe_named
 from thermopile.trainer.evaluation.features import sample_features
 from thermopile.trainer.loop import Trainer
@@ -25,7 +25,7 @@ MIXTURE = {"n_components": 2, "max_iter": 10, "tol": 1e-2, "reg_covar": 5e-4, "r
 """Those of NCR's code."""
 
 
-def train_divided(path: Path, data: Path, settings: dict[str, Any], after: int) -> None:
+def train_divided(path: Place, data: Place, settings: dict[str, Any], after: int) -> None:
     """Train to the end. settings: a tree, without `doubt_after`; after: epochs before the first division."""
     with DividingTrainer.from_settings(path, data, settings) as trainer:
         trainer.after = after
@@ -40,16 +40,17 @@ class DividingTrainer(Trainer):
 
     def _take(self, sample_ids: Tensor) -> dict[str, Tensor]:
         state = super()._take(sample_ids)
+        assert isinstance(self.objective, Contrastive)
         if self.progress.epoch >= self.after:
             if self._kept is None or self.steps_done % self.order.steps_per_epoch == 0:
                 self._kept = kept(self._losses(state))
             weights = self._kept[sample_ids]
-            assert isinstance(self.objective, Contrastive)
             state[WEIGHT] = with_mean_of_one(weights) if self.objective.doubt_keeps_mean else weights
         return state
 
     def _losses(self, state: dict[str, Tensor]) -> Tensor:
         """The loss of every pair among others of a batch, float32 [n], at the mean temperature."""
+        assert isinstance(self.objective, Contrastive)
         of_batch = [values.mean() for name, values in state.items() if name.endswith("/tau")]
         tau = torch.stack(of_batch).mean() if of_batch else self.objective.temperature({}, torch.zeros(1))
         self.encoders.eval()

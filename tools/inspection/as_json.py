@@ -26,7 +26,7 @@ from .through_time import ThroughTime
 NO_VISITS: dict[str, Any] = {"share_visited": None, "never_visited": None, "visits": None, "staleness_steps": None}
 NO_SURVEY: dict[str, Any] = {
     "never_visited": None, "visits": None, "staleness_steps": None, "fields": None, "sides": {},
-    "image_and_text_spearman": None, "groups": [], "kinds": None,
+    "image_and_text_spearman": None, "groups": [], "kinds": None, "doubted": None,
 }  # fmt: skip
 
 
@@ -128,6 +128,7 @@ def _survey(survey: Survey) -> dict[str, Any]:
         "image_and_text_spearman": survey.joint and survey.joint.spearman,
         "groups": [_groups(groups) for groups in survey.groups],
         "kinds": survey.kinds and _kinds(survey.kinds),
+        "doubted": survey.doubted and survey.doubted._asdict(),
     }
 
 

@@ -11,6 +11,7 @@ from .drift import Drift
 from .kinds import SampleKinds
 from .run import Inspection
 from .survey import Survey
+from .whole_run import Doubted
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 TERMINAL_QUANTILES = (0.05, 0.5, 0.95)
@@ -124,6 +125,11 @@ def kinds_table(kinds: SampleKinds) -> tuple[Row, list[Row]]:
         if kinds.confirmed:
             rows[-1].append(f"{confirmed:,}")
     return ([*head, "by a forward pass"] if kinds.confirmed else head), rows
+
+
+def came_back(doubted: Doubted) -> str:
+    """Say how many pairs are no longer doubted."""
+    return f"{doubted.came_back:,} that were above 0 at an earlier snapshot came back since"
 
 
 def confirmation(found: Confirmation) -> str:

@@ -19,7 +19,7 @@ from .groups import CLASS_COLUMN, GroupCounts, Groups, Labels, TooManyGroupsErro
 from .kinds import KindCounts, SampleKinds, TauCounts
 from .run import Inspection, TauSettings
 from .state_blocks import Rows, read_blocks
-from .whole_run import WholeRun
+from .whole_run import Doubted, WholeRun
 
 SHEET_SAMPLES = 72
 POOL_SAMPLES = 1 << 20
@@ -97,6 +97,8 @@ class Survey:
     """One entry per requested column that has groups."""
     kinds: SampleKinds | None
     """None if no sample was visited, or if the temperatures are predicted."""
+    doubted: Doubted | None
+    """None unless the run has `doubt_after` and all its snapshots were read."""
 
     @property
     def visited(self) -> int:
@@ -144,6 +146,7 @@ def survey(
     return Survey(
         reader.kept, reader.samples, first.never_visited, first.visits, first.staleness, first.fields, sides,
         second.joint.result() if second.joint else None, second.sheets(), pool, second.groups(pool), kinds,
+        whole_run.doubted() if whole_run and "doubt_after" in inspection.config.objective.settings else None,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,16 @@ PRECISION = (
     "expect fewer on real data, and where a model learns its samples by heart."
 )
 """What readers of a list of misfits are told about it."""
+
+
+class Doubted(NamedTuple):
+    """Which pairs a run with `doubt_after` doubted, as far as its snapshots show."""
+
+    shares: dict[int, float]
+    """Step of a snapshot -> share of the samples with MIN_VISITS visits whose negatives outweigh the positive, 0 … 1.
+    Before `doubt_after` they were not doubted yet."""
+    came_back: int
+    """Samples that were among them at a snapshot, and are not at the last."""
 
 
 class WholeRun:
@@ -51,6 +62,8 @@ class WholeRun:
             return reader, scores
 
         self._snapshots = [found for found in read_every_snapshot(inspection, read) if found and found[1].count]
+        self._outweighed = dict.fromkeys((reader.snapshot.step for reader, _ in self._snapshots), 0)
+        self._came_back = 0
 
     def _scores(self, rows: Rows) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Return the scores of those of a block's samples that have enough visits, and which these are, bool [m]."""
@@ -66,6 +79,7 @@ class WholeRun:
         meanwhile is left out from this block on, and noted. Raises DamagedChunkError.
         """
         total, times = np.zeros((2, len(block)))
+        ever, outweighed = np.zeros((2, len(block)), np.bool_)
         for reader, scores in list(self._snapshots):
             try:
                 of, seen = self._scores(reader.rows(block.start, block.stop, self._columns))
@@ -76,5 +90,15 @@ class WholeRun:
                 continue
             total[seen] += 1 - scores.ranks(of)
             times += seen
+            outweighed = np.zeros(len(block), np.bool_)
+            outweighed[seen] = of > 0
+            self._outweighed[reader.snapshot.step] += int(outweighed.sum())
+            ever |= outweighed
+        self._came_back += int((ever & ~outweighed).sum())
         with np.errstate(invalid="ignore"):
             return np.where(times, total / np.maximum(times, 1), np.inf).astype(np.float32)
+
+    def doubted(self) -> Doubted:
+        """Return what `ranks` has met, once it was called for every block."""
+        sizes = {reader.snapshot.step: scores.count for reader, scores in self._snapshots}
+        return Doubted({step: self._outweighed[step] / size for step, size in sizes.items()}, self._came_back)

@@ -87,6 +87,8 @@ def _following(findings: Findings) -> dict[str, str]:
             parts[f"Table by {groups.word}"] = "".join(tables)
     if findings.through_time:
         parts["Through time"] = sections.through_time(inspection, findings.through_time)
+    if survey and survey.doubted:
+        parts["Doubted pairs"] = sections.doubted(survey.doubted)
     if findings.drift:
         parts["Drift"] = sections.drift(inspection, findings.drift)
     if survey and findings.map:

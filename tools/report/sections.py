@@ -13,9 +13,10 @@ from ..inspection.embedding_map import EmbeddingMap
 from ..inspection.run import Inspection
 from ..inspection.survey import Sheet, Survey
 from ..inspection.through_time import QUANTILES, ThroughTime
+from ..inspection.whole_run import Doubted
 from .figures.embedding_map import colour_legend, draw_embedding_map
 from .figures.histograms import Panel, draw_drift, draw_histograms, draw_joint, draw_tau_histograms
-from .figures.over_time import draw_tau_over_time
+from .figures.over_time import draw_share, draw_tau_over_time
 from .html import Cell, Row, count, figure, per_side, table, text
 from .sheets import Cards
 
@@ -133,6 +134,14 @@ def _similarities(found: EmbeddingMap) -> str:
 def _similarity_row(name: str, values: NDArray[np.float32]) -> Row:
     mean, deviation = float(values.mean()), float(values.std())
     return [name, count(len(values)), Cell(f"{mean:.3f}", mean), Cell(f"{deviation:.3f}", deviation)]
+
+
+def doubted(found: Doubted) -> str:
+    caption = (
+        "Share of the pairs with log s, summed over the sides, above 0, at every snapshot: once doubt_after epochs are "
+        f"done, the loss leaves them out. Those of the last one are misfits or stuck. {summary.came_back(found)}."
+    )
+    return figure(partial(draw_share, found.shares, "share of the pairs"), "Doubted pairs over the run", caption)
 
 
 def through_time(inspection: Inspection, found: ThroughTime) -> str:

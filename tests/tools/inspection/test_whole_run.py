@@ -66,6 +66,19 @@ def test_the_ranks_of_the_snapshots_up_to_the_inspected_one_are_averaged_where_a
     assert notes == []
 
 
+def test_pairs_are_doubted_whose_log_s_of_both_sides_together_is_above_0_and_come_back(run):
+    inspection = read_run(run)
+    whole_run = WholeRun(inspection)
+    for block in (range(0, 40), range(40, N)):
+        whole_run.ranks(block)
+    above = {step: (of.astype(np.float64).sum(0) > 0) & (np.arange(N) != UNSEEN) for step, of in LOG_S.items()}
+    seen = {step: ~LATE if step < 7 else np.arange(N) != UNSEEN for step in STEPS}
+    found = whole_run.doubted()
+    assert found.shares == pytest.approx({step: (above[step] & seen[step]).sum() / seen[step].sum() for step in STEPS})
+    ever = np.any([above[step] & seen[step] for step in STEPS], 0)
+    assert found.came_back == (ever & ~above[8]).sum() > 0
+
+
 def test_the_blocks_give_the_ranks_of_the_whole(run, monkeypatch):
     whole, _ = ranks(run)
     monkeypatch.setattr(state_blocks, "ROWS_AT_ONCE", 16)

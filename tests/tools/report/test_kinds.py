@@ -57,6 +57,17 @@ def test_hostile_captions_on_the_sheets_are_escaped(shown):
     assert 'alt="picture of sample 30"' in shown[0]
 
 
+def test_a_run_that_doubts_pairs_has_their_share_and_how_many_came_back(hostile_dataset, write_state, tmp_path, shown):
+    n = hostile_dataset.n
+    columns = {f"{side}/{name}": np.full(n, value) for side in ("image", "text")
+               for name, value in (("tau", 0.1), ("log_s", 1.0))}  # fmt: skip
+    run = write_state(tmp_path / "run", hostile_dataset, columns, np.full(n, 5), doubt_after=1)
+    findings = look(run.path)
+    assert findings.survey.doubted.shares == {5: 1.0}
+    assert "0 that were above 0 at an earlier snapshot came back since" in page._following(findings)["Doubted pairs"]
+    assert "Doubted pairs" not in page._following(shown[1])
+
+
 def test_a_run_on_images_is_told_of_one_side_and_of_no_caption(images_dataset, write_state, tmp_path):
     n = images_dataset.n
     columns = {"sample/tau": np.linspace(0.1, 0.2, n), "sample/log_s": np.where(np.arange(n) == 4, 3.0, -1.0)}

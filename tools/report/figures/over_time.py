@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -76,6 +76,16 @@ def draw_history(history: Sequence[StateAt], sides: Sequence[str], figure: Figur
     axes.set(xlabel="step", ylabel="tau (dimensionless)")
     if len(sides) > 1:
         legend(axes, ncols=2)
+
+
+def draw_share(shares: Mapping[int, float], label: str, figure: Figure, style: Style) -> None:
+    """Draw a share, 0 … 1, at the steps of snapshots, at least one."""
+    axes = figure.subplots()
+    axes.plot([*shares], [*shares.values()], color=style.sides[0], marker="o", markersize=4, linewidth=1.6, zorder=3)
+    _finish_steps(axes, style)
+    axes.yaxis.set_major_formatter("{x:.0%}")
+    axes.set_ylim(bottom=0)
+    axes.set(xlabel="step", ylabel=label)
 
 
 def _finish_steps(axes: Axes, style: Style) -> None:

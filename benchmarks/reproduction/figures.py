@@ -47,7 +47,7 @@ def _methods(runs: Comparison) -> bytes | None:
         axes.set_title(f"{WORDS[mode]}: {DECIDES[mode].label}; hollow: in the tail", loc="left")
         return bool(labels)
 
-    return _figure((9.0, 3.6), [lambda axes, mode=mode: panel(axes, mode) for mode in MODES])  # type: ignore[misc]
+    return figure((9.0, 3.6), [lambda axes, mode=mode: panel(axes, mode) for mode in MODES])  # type: ignore[misc]
 
 
 def _dot(axes: Axes, estimate: Estimate | None, y: float, colour: str, face: str) -> None:
@@ -62,13 +62,13 @@ def _temperatures(runs: Comparison) -> bytes | None:
         seeds = runs.all(map(for_tau, SEEDS[mode])) if mode == "unimodal" else runs.seeds(METHOD[mode, "isogclr"])
         return _by_class(axes, seeds, WORDS[mode])
 
-    return _figure((9.0, 3.2), [lambda axes, mode=mode: panel(axes, mode) for mode in MODES])  # type: ignore[misc]
+    return figure((9.0, 3.2), [lambda axes, mode=mode: panel(axes, mode) for mode in MODES])  # type: ignore[misc]
 
 
 def _drawings(runs: Comparison) -> bytes | None:
     """Every folder's mean tau by its number of drawings."""
     (isogclr,) = (method for method in DRAWN if method.name == "isogclr")
-    return _figure((6.0, 3.2), [lambda axes: _by_class(axes, runs.seeds(isogclr), "drawings")])
+    return figure((6.0, 3.2), [lambda axes: _by_class(axes, runs.seeds(isogclr), "drawings")])
 
 
 def _by_class(axes: Axes, seeds: Sequence[Result], title: str) -> bool:
@@ -102,10 +102,10 @@ def _batches(runs: Comparison) -> bytes | None:
         axes.set_ylabel("linear probe, %")
         return found
 
-    return _figure((6.0, 3.4), [panel])
+    return figure((6.0, 3.4), [panel])
 
 
-def _figure(size: tuple[float, float], panels: Sequence[Callable[[Axes], bool]]) -> bytes | None:
+def figure(size: tuple[float, float], panels: Sequence[Callable[[Axes], bool]]) -> bytes | None:
     """Panels side by side; None where all of them are empty."""
     settings: dict[Any, Any] = {
         "font.size": 9, "axes.titlesize": 10, "axes.titleweight": "bold", "text.color": INK, "axes.labelcolor": INK,

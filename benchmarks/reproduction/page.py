@@ -73,7 +73,7 @@ def to_markdown(results: Results, pictures: dict[str, str]) -> str:
         "drawings_table": _drawings_table(runs),
         "sweep": _sweep_table(runs),
     }
-    return "\n\n".join(_wrapped(block.format_map(values)) for block in WORDS.read_text("utf-8").split("\n\n"))
+    return "\n\n".join(wrapped(block.format_map(values)) for block in WORDS.read_text("utf-8").split("\n\n"))
 
 
 def _of_plan() -> dict[str, Any]:
@@ -129,7 +129,7 @@ def _claims(group: claims.Group, found: dict[str, claims.Finding], pictures: dic
     picture = f"![{group.name}]({pictures[group.picture]})\n\n" if group.picture in pictures else ""
     rows = [(claim.claim, f"{claim.source}: {claim.reported}", one.seen, f"**{one.verdict}**")
             for claim in group.claims for one in [found[claim.claim]]]  # fmt: skip
-    return f"### {group.name}\n\n{picture}" + _table(("claim", "reported", "seen here", "verdict"), rows)
+    return f"### {group.name}\n\n{picture}" + table(("claim", "reported", "seen here", "verdict"), rows)
 
 
 def _methods_table(mode: Mode, runs: Comparison) -> str:
@@ -138,22 +138,22 @@ def _methods_table(mode: Mode, runs: Comparison) -> str:
     floors = [(name.replace("_", " "), "", "", runs.baseline(mode, name, "long-tailed")) for name in BASELINES]
     rows = [(*words, *_scores([result] if result else [], measures, runs)) for *words, result in floors]
     rows += [
-        (f"`{method.name}`{method.label.removeprefix(method.name)}", *_chosen(method, runs.results),
+        (f"`{method.name}`{method.label.removeprefix(method.name)}", *chosen_words(method, runs.results),
          *_scores(runs.seeds(method), measures, runs))
         for method in compared(mode)
     ]  # fmt: skip
-    return _table(heading, rows)
+    return table(heading, rows)
 
 
 def _drawings_table(runs: Comparison) -> str:
     floor = runs.baseline("bimodal", "untrained", "drawings")
     rows = [("untrained", "", "", _plain(runs.mean([floor] if floor else [], RETRIEVAL)))]
-    rows += [(f"`{method.name}`", *_chosen(method, runs.results), _plain(runs.mean(runs.seeds(method), RETRIEVAL)))
+    rows += [(f"`{method.name}`", *chosen_words(method, runs.results), _plain(runs.mean(runs.seeds(method), RETRIEVAL)))
              for method in DRAWN]  # fmt: skip
-    return _table(("drawings", "chosen", "trials", RETRIEVAL.label), rows)
+    return table(("drawings", "chosen", "trials", RETRIEVAL.label), rows)
 
 
-def _chosen(method: Method, results: Results) -> tuple[str, str]:
+def chosen_words(method: Method, results: Results) -> tuple[str, str]:
     """The searched settings, by their short names, with those at an edge marked; and the number of trials."""
     found = search(method, results)
     if found is None or not found.is_done:
@@ -179,7 +179,7 @@ def _sweep_table(runs: Comparison) -> str:
 
     rows = [(name.replace("_", " "), *[_floor(runs, name)] * len(BATCHES)) for name in BASELINES]
     rows += [(f"`{name}`", *(cell(name, batch) for batch in BATCHES)) for name in SWEPT]
-    return _table(("batch size", *map(str, BATCHES)), rows)
+    return table(("batch size", *map(str, BATCHES)), rows)
 
 
 def _floor(runs: Comparison, name: str) -> str:
@@ -192,7 +192,7 @@ def _plain(estimate: Estimate | None) -> str:
     return f"{estimate.points:.1f}" if estimate else "–"
 
 
-def _wrapped(block: str) -> str:
+def wrapped(block: str) -> str:
     """A block of Markdown with its paragraph or its items filled; headings, tables and pictures as they are."""
     if block[0] in "#|!":
         return block
@@ -204,6 +204,6 @@ def _wrapped(block: str) -> str:
     return "\n".join(filled)
 
 
-def _table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [heading, ["---"] * len(heading), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -1,14 +1,16 @@
 """The plan of the comparison on data with wrong captions: the same search for all, then the same data and seeds."""
 
+import re
 from collections import Counter
 
 import pytest
 
-from made_results import result
+from made_results import MadeResults, result
 from reproduction.results import Results
 from reproduction.schedule import missing, runs_of
 from reproduction.search import search
 from reproduction.wrong import CLIP_DOUBT, ISOGCLR, ISOGCLR_DOUBT, METHODS, SOGCLRS, compared, divided, parts, rival
+from reproduction.wrong_page import Found, to_markdown
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +80,23 @@ def test_what_was_chosen_on_glyphs_is_used_on_emoji_for_as_long_as_drawings_take
     assert changed == {"epochs"}
     assert on_emoji.settings["epochs"] == 64
     assert compared(ISOGCLR, Results(), 40, 3) is None
+
+
+def test_the_page_has_every_score_and_how_far_doubt_goes_towards_the_right_pairs_alone(searched):
+    results = MadeResults(searched)
+
+    def score(run):
+        if run.data.endswith("-right") or "@" not in run.data:
+            return 0.6
+        return 0.5 if "objective.doubt_after" in run.settings else 0.4
+
+    for run in missing(parts(), results):
+        results.add(result(run, score(run)))
+    page = to_markdown(Found(results), "picture.png")
+    assert "| iSogCLR with doubt, of that |  | 100% | 83% | 83% | 83% |" in page
+    of_emoji = re.search(r"\| emoji, 40 % wrong (.*)", page)[1]
+    assert re.findall(r"([\d.]+) ±", of_emoji) == ["66.7", "66.7", "83.3", "100.0", "16.7"]  # of 600 samples
+    assert of_emoji.endswith("| 50% |")
+    assert "changes iSogCLR on glyphs by +0.0 ± 0.0" in " ".join(page.split())
+    assert "| CLIP, its temperature learned | 99.6 |" in page
+    assert "249 runs, of commit c0ffee" in " ".join(page.split())

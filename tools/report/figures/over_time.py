@@ -84,7 +84,7 @@ def draw_share(shares: Mapping[int, float], label: str, figure: Figure, style: S
     axes.plot([*shares], [*shares.values()], color=style.sides[0], marker="o", markersize=4, linewidth=1.6, zorder=3)
     _finish_steps(axes, style)
     axes.yaxis.set_major_formatter("{x:.0%}")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.1 * max(shares.values()) or 1)
     axes.set(xlabel="step", ylabel=label)
 
 

@@ -22,6 +22,15 @@ class Tower(nn.Module):
         return self.body(images)
 
 
+class Wasteful(Tower):
+    """A tower with weights that its features do not depend on; some of them are not learned."""
+
+    def __init__(self, image_size, width=12):
+        super().__init__(image_size, width)
+        self.classifier = nn.Linear(width, 10)
+        self.fixed = nn.Linear(width, 10).requires_grad_(False)
+
+
 class Words(nn.Module):
     """Tokens → the mean of their embeddings."""
 

@@ -3,56 +3,23 @@
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from enum import IntEnum
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..objects import Address
 from ..pipeline.order import ORDER_VERSION
 from ..state_store import Snapshot, SnapshotError, StateStore, StateStoreError, StoreLockedError, list_snapshots
-from ..streams import wait_for
 from .checkpoint import CheckpointInfo, checkpoints_in, remove_checkpoints, retained_steps, save_checkpoint
 from .config import TrainConfig, to_toml, to_tree
+from .host_copy import CopyOnHost, PinnedMemory, bytes_on_gpu
 from .log_parts import LogParts
 from .metrics_log import MetricsLog
 from .run_directory import RunDirectory
 from .world import World
-
-
-class CopyOnHost:
-    """A copy of the tensors in nested dicts and lists at construction; does not wait for a GPU."""
-
-    def __init__(self, tree: Mapping[str, Any]) -> None:
-        self._copied: torch.cuda.Event | None = None
-        self._tree: dict[str, Any] = self._copy(tree)
-
-    def result(self) -> dict[str, Any]:
-        """Return the copy once it is complete. Thread-safe."""
-        if self._copied is not None:
-            wait_for(self._copied)
-        return self._tree
-
-    def _copy(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return self._clone(value) if value.device.type == "cuda" else value.detach().clone()
-        if isinstance(value, Mapping):
-            return {name: self._copy(each) for name, each in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)(self._copy(each) for each in value)
-        return value
-
-    def _clone(self, value: Tensor) -> Tensor:
-        # Pinned memory makes the copy asynchronous; the current stream orders it before the next change of the weights.
-        copy = torch.empty_like(value, device="cpu", pin_memory=True).copy_(value.detach(), non_blocking=True)
-        # blocking: the thread that waits for it sleeps; by default it would spin on a core that the loader needs.
-        self._copied = self._copied or torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        self._copied.record()
-        return copy
-
 
 RETRY_SECONDS = 60.0
 """Delay before a failed checkpoint is retried."""
@@ -90,6 +57,23 @@ class Checkpointer:
         self._retry_at: float | None = None  # set if the last one could not be written
         self._step = 0
         self._writing: Future[None] | None = None
+        self._pinned: Future[PinnedMemory] | None = None
+
+    def reserve(self, training_state: Callable[[], dict[str, Any]], device: torch.device) -> None:
+        """Let the thread pin memory for copies from a GPU, once, when there is a step's optimiser state to measure.
+
+        It takes seconds in a large run. A checkpoint before its end, or one that is larger, is copied without.
+        """
+        if self._pinned is None and self._world.is_first:
+            size = bytes_on_gpu(training_state())
+            self._pinned = self._thread.submit(PinnedMemory, size, device)
+
+    def _copy(self, state: dict[str, Any]) -> CopyOnHost:
+        pinned = self._pinned
+        if pinned is not None and pinned.done() and not pinned.exception():
+            memory = pinned.result().bytes
+            return CopyOnHost(state, memory if len(memory) >= bytes_on_gpu(state) else None)
+        return CopyOnHost(state)
 
     def is_due(self, step: int) -> bool:
         """Return whether to checkpoint after this step; with several ranks, rank 0's answer counts."""
@@ -118,7 +102,7 @@ class Checkpointer:
         attempts = LAST_ATTEMPTS if is_last and isinstance(self._run.path, Address) else 1
         for attempt in range(1, attempts + 1):
             snapshot = self._snapshot(step, epoch, config_hash)
-            self.begin(step, snapshot, CopyOnHost(training_state()) if self._world.is_first else None)
+            self.begin(step, snapshot, self._copy(training_state()) if self._world.is_first else None)
             if not is_last:
                 return
             self.finish(must_succeed=attempt == attempts)
@@ -217,6 +201,8 @@ class Checkpointer:
     def close(self) -> None:
         """Finish pending writes and end the thread."""
         self._thread.shutdown(wait=True)
+        if self._pinned is not None and not self._pinned.exception():
+            self._pinned.result().close()
 
 
 def _warn_of_failure(removed: Future[None]) -> None:

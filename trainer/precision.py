@@ -1,5 +1,6 @@
 """How precisely the encoders compute: half precision, TF32, and the choice of convolution kernels."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,20 +22,22 @@ def resolve_speed(config: TrainConfig, device: torch.device) -> dict[str, Any]:
     """
     on_gpu = device.type == "cuda"
     half = "bf16" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
-    fast = {"precision": half, "channels_last": on_gpu, "cudnn_benchmark": on_gpu}
+    fast = {"precision": half, "channels_last": on_gpu, "cudnn_benchmark": on_gpu and not config.deterministic}
     return {key: value if getattr(config, key) == "auto" else getattr(config, key) for key, value in fast.items()}
 
 
 @contextmanager
 def fast_kernels(config: TrainConfig) -> Iterator[None]:
     """Let CUDA's products and convolutions of float32 use TF32, unless the precision is float32, and choose among
-    kernels by timing them if `cudnn_benchmark` is set.
+    kernels by timing them if `cudnn_benchmark` is set, or by what always gives the same bits if `deterministic` is.
 
     These are settings of the whole process; the caller's are restored at the end. Meanwhile torch refuses to read its
     older names for them, such as `allow_tf32`. config: resolved.
     """
     backends = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
     before, benchmark = [backend.fp32_precision for backend in backends], torch.backends.cudnn.benchmark
+    filling: Any = torch.utils.deterministic
+    deterministic, fills = torch.are_deterministic_algorithms_enabled(), filling.fill_uninitialized_memory
     cudnn_attention = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     try:
         # torch prefers cuDNN's attention on an H100 and newer, which with a mask gives NaN gradients for some lengths
@@ -43,8 +46,14 @@ def fast_kernels(config: TrainConfig) -> Iterator[None]:
         for backend in backends:
             backend.fp32_precision = "ieee" if config.precision == "float32" else "tf32"
         torch.backends.cudnn.benchmark = config.cudnn_benchmark is True
+        if config.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read with the first product on a GPU
+            torch.use_deterministic_algorithms(True)
+            filling.fill_uninitialized_memory = False  # it finds errors, at the price of time
         yield
     finally:
+        torch.use_deterministic_algorithms(deterministic)
+        filling.fill_uninitialized_memory = fills
         for backend, precision in zip(backends, before, strict=True):
             backend.fp32_precision = precision
         torch.backends.cudnn.benchmark = benchmark

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from thermopile.trainer.build import resolve
-from thermopile.trainer.checkpointer import CopyOnHost
 from thermopile.trainer.config import load_config
+from thermopile.trainer.host_copy import CopyOnHost, PinnedMemory, bytes_on_gpu
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -66,10 +66,13 @@ def test_a_step_between_two_lines_of_the_log_does_not_wait_for_the_gpu(pairs_dat
         batches = trainer.loader.epoch(0, 0)
         for _ in range(3):  # the objective looks at the first features, and kernels are chosen or compiled
             trainer.step([next(batches)])
+        memory = PinnedMemory(bytes_on_gpu(trainer.training_state()), trainer.device)
         with no_waits():
             for _ in range(3):
                 trainer.step([next(batches)])
-            CopyOnHost(trainer.training_state())
+            copy = CopyOnHost(trainer.training_state(), memory.bytes)
+        copy.result()
+        memory.close()
 
 
 @pytest.mark.gpu

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from thermopile.trainer.checkpointer import CopyOnHost
+from thermopile.trainer.host_copy import CopyOnHost, PinnedMemory, bytes_on_gpu, placed
 
 from waits import no_waits
 
@@ -37,13 +37,42 @@ def test_a_parameter_is_copied_without_its_graph():
 @pytest.mark.gpu
 def test_a_copy_from_a_gpu_is_of_its_moment_and_does_not_wait_for_it():
     weights = torch.zeros(2**20, device="cuda").contiguous()
-    CopyOnHost({"weights": weights}).result()  # the first one sets up pinned memory
+    memory = PinnedMemory(bytes_on_gpu({"weights": weights}), weights.device)
+    assert memory.bytes.is_pinned()
     torch.cuda._sleep(200_000_000)
     weights += 1
     asked = torch.cuda.Event()
     with no_waits():
-        copy = CopyOnHost({"weights": weights})
+        copy = CopyOnHost({"weights": weights}, memory.bytes)
         asked.record()
         weights += 1
     assert not asked.query()
     assert torch.equal(copy.result()["weights"], torch.ones(2**20))
+    memory.close()
+
+
+def test_tensors_are_placed_one_behind_the_other_in_their_shape_dtype_and_memory_format():
+    tensors = [
+        torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last), torch.tensor(3, dtype=torch.int64),
+        torch.randn(5).bfloat16(), torch.randn(3, 2, dtype=torch.float64), torch.arange(7).byte(),
+    ]  # fmt: skip
+    padded = [-(-tensor.numel() * tensor.element_size() // 16) * 16 for tensor in tensors]
+    memory = torch.zeros(sum(padded), dtype=torch.uint8)
+    copies = [placed(memory, sum(padded[:number]), tensor) for number, tensor in enumerate(tensors)]
+    for copy, tensor in zip(copies, tensors, strict=True):
+        copy.copy_(tensor)
+    for copy, tensor in zip(copies, tensors, strict=True):  # none is in another's place
+        assert torch.equal(copy, tensor)
+        assert (copy.dtype, copy.stride()) == (tensor.dtype, tensor.stride())
+
+
+def test_the_pinned_memory_of_a_training_is_hardly_larger_than_12_bytes_a_parameter(monkeypatch):
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 7), torch.nn.BatchNorm2d(64), torch.nn.Flatten(),
+                                torch.nn.LazyLinear(512))  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(2, 3, 32, 32)).sum().backward()
+    optimizer.step()
+    tree = {"encoders": model.state_dict(), "optimizer": optimizer.state_dict()}
+    assert bytes_on_gpu(tree) == 0
+    monkeypatch.setattr(torch.Tensor, "device", torch.device("cuda"))
+    assert bytes_on_gpu(tree) <= 12.2 * sum(weight.numel() for weight in model.parameters())

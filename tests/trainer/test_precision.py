@@ -1,10 +1,13 @@
 """How precisely a GPU computes: a setting of the run, and of the process only while the run lasts."""
 
+import os
+
 import pytest
 import torch
 
 from thermopile.trainer.config import load_config
-from thermopile.trainer.precision import fast_kernels
+from thermopile.trainer.errors import ConfigError
+from thermopile.trainer.precision import fast_kernels, resolve_speed
 
 BACKENDS = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
 
@@ -25,6 +28,20 @@ def test_a_caller_has_its_own_settings_back_after_an_error():
     with pytest.raises(KeyError), fast_kernels(load_config({"precision": "tf32", "cudnn_benchmark": True})):
         raise KeyError
     assert before == ([backend.fp32_precision for backend in BACKENDS], torch.backends.cudnn.benchmark)
+
+
+def test_deterministic_algorithms_are_those_of_a_run_alone_and_it_times_no_kernels(monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    config = load_config({"deterministic": True, "precision": "float32"})
+    assert resolve_speed(config, torch.device("cuda"))["cudnn_benchmark"] is False
+    with fast_kernels(config):
+        assert torch.are_deterministic_algorithms_enabled()
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    with pytest.raises(ConfigError, match="cudnn_benchmark = true chooses kernels by their time"):
+        load_config({"deterministic": True, "cudnn_benchmark": True})
 
 
 def test_cudnn_s_attention_is_off_during_a_run():

@@ -70,6 +70,9 @@ class TrainConfig(Section):
     """Store images and kernels in channels-last format, which half-precision convolutions prefer; auto: on a GPU."""
     cudnn_benchmark: Literal["auto"] | bool = "auto"
     """Time a GPU's convolution kernels in the first steps and use the fastest; auto: on a GPU."""
+    deterministic: bool = False
+    """Use only those of a GPU's algorithms that give the same bits every time, so that a resumed run repeats what one
+    without a stop would give; slower. CPUs do so anyway."""
     compile: bool = False
     """Compile the encoders with torch.compile, which takes minutes once and makes steps faster."""
     on_nan: Literal["stop", "skip"] = "stop"
@@ -92,6 +95,13 @@ class TrainConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     state: StateConfig = StateConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+
+    @model_validator(mode="after")
+    def _kernels_are_not_timed(self) -> Self:
+        if self.deterministic and self.cudnn_benchmark is True:
+            raise ValueError("cudnn_benchmark = true chooses kernels by their time, so deterministic needs it false or "
+                             "left out")  # fmt: skip
+        return self
 
     @model_validator(mode="after")
     def _sides_of_a_source(self) -> Self:

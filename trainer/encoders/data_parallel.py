@@ -11,9 +11,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from ..config import TrainConfig
+from ..errors import ConfigError
 from ..step_clock import StepClock
 from ..world import World
 from . import Encoders
+from .own_backbone import OwnBackbone
 from .synced_batch_norm import synchronise_batch_norms
 
 
@@ -24,14 +26,18 @@ def encoders_of_a_step(
 
     With several ranks it averages the gradients (torch's DDP), and `clock` is notified as each bucket of them is ready.
     Batch norms then use statistics of all ranks on GPUs; on CPUs, where torch cannot, of each rank's own samples.
+    Raises ConfigError for what would fail on a GPU in the first steps.
     """
     if config.channels_last is True:
         # Kernels only: a convolution converts its input to its kernel's memory format.
         encoders.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     on_gpu = device.type == "cuda"
     if world.size > 1 and on_gpu:
+        refuse_unused_weights(encoders)
         synchronise_batch_norms(encoders)
     if config.compile:
+        if on_gpu:
+            refuse_compiler()
         # Each encoder separately and in place, so that checkpoints keep the names of their weights.
         for encoder in encoders.children():
             encoder.compile()
@@ -43,13 +49,31 @@ def encoders_of_a_step(
         gradient_as_bucket_view=True,
         # Otherwise DDP rebuilds its buckets after the first step. A gradient's bucket decides the order in which three
         # or more ranks are summed, so a resumed run would not be bit-identical to an uninterrupted one, as it must be
-        # on CPUs.
-        find_unused_parameters=not on_gpu,
+        # on CPUs and where the algorithms are deterministic.
+        find_unused_parameters=not on_gpu or config.deterministic,
     )
     if on_gpu:  # the batch norms keep their statistics equal; on CPUs rank 0's count
         parallel.broadcast_buffers = False
     parallel.register_comm_hook(clock, _average)
     return parallel
+
+
+def refuse_unused_weights(encoders: nn.Module) -> None:
+    """Raise ConfigError if an encoder of a user's own has weights without a gradient: on GPUs, DDP waits for all."""
+    for module in encoders.modules():
+        if isinstance(module, OwnBackbone):
+            module.refuse_unused_weights()
+
+
+def refuse_compiler() -> None:
+    """Raise ConfigError if torch's compiler cannot compile for a GPU while `fp32_precision` is set."""
+    from torch._inductor import config as inductor
+
+    if torch.torch_version.TorchVersion(torch.__version__) < "2.11":
+        raise ConfigError(f"compile on a GPU needs torch 2.11 or newer, and this is {torch.__version__}; leave it out")
+    if inductor.max_autotune or inductor.max_autotune_gemm:
+        raise ConfigError("compile: torch's autotuning asks for TF32 by its old name and raises; unset "
+                          "TORCHINDUCTOR_MAX_AUTOTUNE and TORCHINDUCTOR_MAX_AUTOTUNE_GEMM")  # fmt: skip
 
 
 def batch_norm_advice(encoders: nn.Module, device: torch.device, world: World, pieces: int) -> list[str]:

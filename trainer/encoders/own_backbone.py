@@ -1,5 +1,7 @@
 """A user's own backbone, `module:name`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -21,13 +23,25 @@ class OwnBackbone(OneBlock):
     def __init__(self, key: str, body: nn.Module, width: int, recompute: bool, given: int | TokenizerInfo) -> None:
         """key: the setting that names it, for messages. given: as in create_encoder."""
         super().__init__(body, width, recompute)
-        self._key = key
+        self._key, self._given = key, given
         _try(key, body, width, given)
         self._groups = _groups_of(key, body)
 
     def check_side(self, pixels: int) -> None:
         """Raise ConfigError if local views of this side in pixels do not fit."""
         _try(self._key, self.body, self.width, pixels)
+
+    def refuse_unused_weights(self) -> None:
+        """Raise ConfigError if features of two samples do not depend on some of the weights that are learned."""
+        learned = {name: weight for name, weight in self.body.named_parameters() if weight.requires_grad}
+        with _evaluating(self.body):
+            features = self.body(_inputs(self._given, self.body))
+        gradients = torch.autograd.grad(features.sum(), [*learned.values()], allow_unused=True) if learned else ()
+        unused = [name for name, gradient in zip(learned, gradients, strict=True) if gradient is None]
+        if unused:
+            named = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more weights" if len(unused) > 5 else "")
+            raise ConfigError(f"{self._key}: its features do not depend on {named}. Several GPUs would wait for their "
+                              "gradients: remove them, or set their requires_grad to False")  # fmt: skip
 
     def groups(self) -> list[nn.Module]:
         """Return the groups of layers that its method `groups` lists, or all as one if it has none."""
@@ -86,25 +100,39 @@ def own_backbone(side: str, encoder: EncoderConfig, recompute: bool, given: int 
 
 @torch.no_grad()
 def _try(key: str, body: nn.Module, width: int, given: int | TokenizerInfo) -> None:
-    """Encode two samples, in evaluation mode, which changes nothing in the module and draws no random numbers."""
-    if isinstance(given, int):
-        inputs = torch.linspace(-1, 1, TRIED * 3 * given * given).view(TRIED, 3, given, given)
-    else:
-        inputs = torch.full((TRIED, given.context_length), given.end_id, dtype=torch.int32)
-    training = [module for module in body.modules() if module.training]
+    """Encode two samples."""
+    inputs = _inputs(given, body)
     try:
-        features = body.eval()(inputs.to(next(body.parameters(), inputs).device))
+        with _evaluating(body):
+            features = body(inputs)
     except Exception as error:  # a user's code may raise anything
         raise ConfigError(f"{key} fails on {_described(inputs)}: {type(error).__name__}: {error}") from error
-    finally:
-        for module in training:
-            module.training = True
     if not isinstance(features, Tensor) or features.shape != (TRIED, width):
         found = _described(features) if isinstance(features, Tensor) else type(features).__name__
         raise ConfigError(f"{key} maps {_described(inputs)} to {found}; its width is {width}, so it must be "
                           f"[{TRIED}, {width}]")  # fmt: skip
     if not features.isfinite().all():
         raise ConfigError(f"{key} maps {_described(inputs)} to features that are not finite; check its initial weights")
+
+
+def _inputs(given: int | TokenizerInfo, body: nn.Module) -> Tensor:
+    if isinstance(given, int):
+        inputs = torch.linspace(-1, 1, TRIED * 3 * given * given).view(TRIED, 3, given, given)
+    else:
+        inputs = torch.full((TRIED, given.context_length), given.end_id, dtype=torch.int32)
+    return inputs.to(next(body.parameters(), inputs).device)
+
+
+@contextmanager
+def _evaluating(body: nn.Module) -> Iterator[None]:
+    """Have a module in evaluation mode, in which a pass changes nothing in it and draws no random numbers."""
+    training = [module for module in body.modules() if module.training]
+    body.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def _groups_of(key: str, body: nn.Module) -> list[nn.Module] | None:

@@ -72,12 +72,14 @@ class _Normalised(torch.autograd.Function):
         sum_dy, sum_dy_xmu, of_weight, of_bias = torch.batch_norm_backward_reduce(
             gradient, inputs, mean, inverse_deviation, weight, *ctx.needs_input_grad[:3]
         )
-        of_all = torch.cat([sum_dy, sum_dy_xmu])
-        dist.all_reduce(of_all)
-        sum_dy, sum_dy_xmu = of_all.chunk(2)
-        of_inputs = torch.batch_norm_backward_elemt(
-            gradient, inputs, mean, inverse_deviation, weight, sum_dy, sum_dy_xmu, counts
-        )
+        of_inputs = None
+        if ctx.needs_input_grad[0]:  # not where the inputs are pixels; there are no sums then
+            of_all = torch.cat([sum_dy, sum_dy_xmu])
+            dist.all_reduce(of_all)
+            sum_dy, sum_dy_xmu = of_all.chunk(2)
+            of_inputs = torch.batch_norm_backward_elemt(
+                gradient, inputs, mean, inverse_deviation, weight, sum_dy, sum_dy_xmu, counts
+            )
         return of_inputs, of_weight, of_bias, None, None, None, None
 
 

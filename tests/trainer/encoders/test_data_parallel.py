@@ -7,6 +7,10 @@ import pytest
 import torch
 
 from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
+from thermopile.trainer.config import ModelConfig
+from thermopile.trainer.encoders import Encoders
+from thermopile.trainer.encoders.data_parallel import refuse_compiler, refuse_unused_weights
+from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -92,3 +96,31 @@ def test_encoders_are_compiled_each_by_itself_and_a_checkpoint_does_not_show_it(
 @pytest.mark.soak
 def test_encoders_in_compiled_code_have_the_losses_of_those_that_are_not(plain, pairs_dataset, tmp_path):
     assert_compiled_as(plain, pairs_dataset, tmp_path / "run")
+
+
+def test_an_own_encoder_with_weights_that_nothing_uses_is_refused_where_gpus_would_wait_for_them(pairs_dataset):
+    def encoders(tower):
+        model = ModelConfig(dim=4, image={"name": f"own_code:{tower}"}, text={"name": "own_code:Words"})
+        return Encoders.create(model, "bimodal", 16, pairs_dataset.index.tokenizer)
+
+    refuse_unused_weights(encoders("Tower"))
+    wasteful = encoders("Wasteful").train()
+    with pytest.raises(ConfigError) as refused:
+        refuse_unused_weights(wasteful)
+    assert str(refused.value) == (
+        "model.image.name = 'own_code:Wasteful': its features do not depend on classifier.weight, classifier.bias. "
+        "Several GPUs would wait for their gradients: remove them, or set their requires_grad to False"
+    )
+    assert all(module.training for module in wasteful.modules())
+    wasteful.image.backbone.body.classifier.requires_grad_(False)
+    refuse_unused_weights(wasteful)
+
+
+def test_autotuning_is_refused_on_a_gpu(monkeypatch):
+    refuse_compiler()
+    monkeypatch.setattr("torch._inductor.config.max_autotune", True)
+    with pytest.raises(ConfigError, match="unset TORCHINDUCTOR_MAX_AUTOTUNE"):
+        refuse_compiler()
+    monkeypatch.setattr(torch, "__version__", "2.10.1+cu128")
+    with pytest.raises(ConfigError, match=r"needs torch 2\.11 or newer, and this is 2\.10\.1"):
+        refuse_compiler()

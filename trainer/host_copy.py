@@ -1,0 +1,90 @@
+"""A copy on the host of what a checkpoint is to hold. With pinned memory for it, it does not wait for the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..streams import wait_for
+
+_ALIGNED = 16
+"""Bytes: a multiple of every dtype's size."""
+
+
+def bytes_on_gpu(tree: Any) -> int:
+    """Return the size of the pinned memory that a copy of a tree takes: 0 without tensors on a GPU."""
+    return sum(_padded(tensor) for tensor in _tensors(tree) if tensor.device.type == "cuda")
+
+
+class PinnedMemory:
+    """Memory of exactly this size that a GPU copies to beside the host; torch's own is rounded up to a power of two."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        """size: in bytes; a second for some gigabytes. Raises RuntimeError if the driver refuses."""
+        self.bytes, self._device = torch.empty(size, dtype=torch.uint8), device
+        self._call("cudaHostRegister", size, 0)
+
+    def close(self) -> None:
+        """Unlock the memory; copies to it must be complete."""
+        self._call("cudaHostUnregister")
+
+    def _call(self, name: str, *arguments: int) -> None:
+        with torch.cuda.device(self._device):  # a thread begins on the process's first GPU
+            driver: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            torch.cuda.check_error(getattr(driver, name)(self.bytes.data_ptr(), *arguments))
+
+
+class CopyOnHost:
+    """A copy of the tensors in nested dicts and lists at construction."""
+
+    def __init__(self, tree: Mapping[str, Any], pinned: Tensor | None = None) -> None:
+        """pinned: uint8 of at least bytes_on_gpu(tree), used until the result is; None: waits for the copies."""
+        self._pinned, self._used = pinned, 0
+        self._copied: torch.cuda.Event | None = None
+        self._tree: dict[str, Any] = self._copy(tree)
+
+    def result(self) -> dict[str, Any]:
+        """Return the copy once it is complete. Thread-safe."""
+        if self._copied is not None:
+            wait_for(self._copied)
+        return self._tree
+
+    def _copy(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._from_gpu(value) if value.device.type == "cuda" else value.detach().clone()
+        if isinstance(value, Mapping):
+            return {name: self._copy(each) for name, each in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self._copy(each) for each in value)
+        return value
+
+    def _from_gpu(self, value: Tensor) -> Tensor:
+        if self._pinned is None:
+            return value.detach().cpu()
+        copy = placed(self._pinned, self._used, value).copy_(value.detach(), non_blocking=True)
+        self._used += _padded(value)
+        # blocking: the thread that waits for it sleeps; by default it would spin on a core that the loader needs.
+        self._copied = self._copied or torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        self._copied.record()  # in the current stream, which orders the copy before the next change of the weights
+        return copy
+
+
+def placed(memory: Tensor, at: int, like: Tensor) -> Tensor:
+    """Return a tensor of the shape, dtype and memory format of `like` in uint8 memory, from byte `at` on."""
+    values = memory[at : at + like.numel() * like.element_size()].view(like.dtype)
+    return values.as_strided(like.shape, torch.empty_like(like, device="meta").stride())
+
+
+def _padded(tensor: Tensor) -> int:
+    return -(-tensor.numel() * tensor.element_size() // _ALIGNED) * _ALIGNED
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping | list | tuple):
+        for each in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from _tensors(each)

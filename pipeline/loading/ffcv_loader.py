@@ -24,7 +24,7 @@ from ..order import AnyOrder
 from ..rng import compiled
 from ..stored_sample import SOUND, UNDECODABLE, Located, fetch
 from . import refuse_other_samples
-from .pixels import add_noise, affine, gaussian_blur, normalise, recolour, solarise
+from .pixels import Pixels, add_noise, affine, gaussian_blur, recolour, solarise, store
 from .reader import Reader, Reading, own_thread
 from .resample import resample_into
 
@@ -54,12 +54,12 @@ class ViewMemory:
 
 
 class _Pixels(NamedTuple):
-    """A batch's views, in one piece of memory."""
+    """A batch's views, in one piece of memory, as float32 or uint8."""
 
     views: Tensor
-    """float32 [views, b, 3, image_size, image_size]."""
+    """[views, b, 3, image_size, image_size]."""
     local: Tensor
-    """float32 [local views, b, 3, local_size, local_size]."""
+    """[local views, b, 3, local_size, local_size]."""
 
 
 class ViewMaker:
@@ -82,6 +82,8 @@ class ViewMaker:
         captions: of a sample with several, draw one for each epoch, or always take the first.
         """
         self._recipe, self._seed, self._augment = recipe, seed, augment
+        self._gain = (1 / (255 * np.array(recipe.std))).astype(np.float32)
+        self._offset = (-np.array(recipe.mean) / np.array(recipe.std)).astype(np.float32)
         self._sides = sides_of_views(image_size, views, local_size, local_views)
         self._shapes = (views, 3, image_size, image_size), (local_views, 3, local_size, local_size)
         self._reader = Reader(dataset, workers or cores(), captions, seed)
@@ -109,8 +111,9 @@ class ViewMaker:
         heights, widths = located.height, located.width
         views = [view_parameters(recipe, seed, epoch, ids, heights, widths, view) for view in self._sides]
         drawn = ViewParameters(*map(np.stack, zip(*views, strict=True)))
-        std = np.array(recipe.std)
-        gain, offset = (1 / (255 * std)).astype(np.float32), (-np.array(recipe.mean) / std).astype(np.float32)
+        gain, offset = self._gain, self._offset
+        if pixels.views.dtype == torch.uint8:  # to the nearest level
+            gain, offset = np.ones_like(gain), np.full_like(offset, 0.5)
         out = (pixels.views.numpy(), pixels.local.numpy())
         made = (drawn, *out, recipe.has_affine, recipe.has_colour, gain, offset)
         if self._augment is None:
@@ -136,7 +139,8 @@ class FFCVLoader(ViewMaker):
     """Serves the batches of one rank in the sample order.
 
     For a GPU, views are CUDA tensors on the stream that is current when the batch is requested; their copy is under way
-    beside what the GPU computes. Ids stay on the CPU, as do tokens, in pinned memory.
+    beside what the GPU computes. They go there as bytes, a quarter of the memory and the copy, unless `augment` is
+    given, and so are rounded to whole levels. Ids stay on the CPU, as do tokens, in pinned memory.
     """
 
     def __init__(
@@ -160,6 +164,8 @@ class FFCVLoader(ViewMaker):
         self.order, self._rank, self._world, self._ahead = order, rank, world, ahead
         device_id = torch.cuda.current_device() if device == "cuda" else None
         self._copies = None if device_id is None else Copies(CudaDevice(torch.device("cuda", device_id)))
+        self._dtype = torch.uint8 if device_id is not None and augment is None else torch.float32
+        self._scaling = [torch.from_numpy(each)[:, None, None].to(device) for each in (self._gain, self._offset)]
         self._starts = own_thread(device_id)
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
@@ -193,15 +199,20 @@ class FFCVLoader(ViewMaker):
             return super()._lend(values)
         # A GPU copies from pinned memory while the host goes on. torch pools it, rounded up to a power of two, and
         # reuses it only after the copies from it are done.
-        return torch.empty(values, pin_memory=True)
+        return torch.empty(values, dtype=self._dtype, pin_memory=True)
 
     def _finish(self, pixels: _Pixels, reading: Reading) -> Batch:
         batch = super()._finish(pixels, reading)
         if self._copies is None:
             return batch
-        views, local = self._copies.upload(pixels).here()
+        views, local = (normalised(each, *self._scaling) for each in self._copies.upload(pixels).here())
         tokens = None if batch.tokens is None else batch.tokens.pin_memory()
         return replace(batch, views=tuple(views), tokens=tokens, local=tuple(local))
+
+
+def normalised(views: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
+    """Return views [..., 3, H, W] as float32: bytes times `gain` plus `offset`, both [3, 1, 1]; others as they are."""
+    return views.float().mul_(gain).add_(offset) if views.dtype == torch.uint8 else views
 
 
 def _cancel_parts(started: Future[tuple[_Pixels, Reading]]) -> None:
@@ -233,20 +244,20 @@ def _augment_rows(
         for row in range(low, high):
             view = _view_at(views, local, place, row)
             augment(view, view_key(seed, epoch, np.uint64(ids[row]), numbers[place]))
-            normalise(view, gain, offset)
+            store(view, view, gain, offset)
 
 
 @compiled
-def _view_at(views: NDArray[np.float32], local: NDArray[np.float32], place: int, row: int) -> NDArray[np.float32]:
-    """Return a row's view at this place, global ones first: float32 [3, side, side]."""
-    view: NDArray[np.float32] = views[place, row] if place < len(views) else local[place - len(views), row]
+def _view_at(views: Pixels, local: Pixels, place: int, row: int) -> Any:
+    """Return a row's view at this place, global ones first: [3, side, side]."""
+    view = views[place, row] if place < len(views) else local[place - len(views), row]
     return view
 
 
 @compiled
 def _make_rows(
-    located: Located, low: int, high: int, drawn: ViewParameters, views: NDArray[np.float32],
-    local: NDArray[np.float32], warps: bool, recolours: bool, gain: NDArray[np.float32], offset: NDArray[np.float32],
+    located: Located, low: int, high: int, drawn: ViewParameters, views: Pixels, local: Pixels, warps: bool,
+    recolours: bool, gain: NDArray[np.float32], offset: NDArray[np.float32],
 ) -> tuple[int, int]:  # fmt: skip
     """Fill views[:, row], local[:, row] and the tokens for rows low … high - 1.
 
@@ -254,6 +265,7 @@ def _make_rows(
     Returns the first damaged row and its fault, or (high, SOUND).
     """
     memory, jpeg = np.empty(0, np.uint8), np.empty(located.jpeg_bytes[low:high].max(), np.uint8)
+    of_view, of_local = np.empty(views.shape[2:], np.float32), np.empty(local.shape[2:], np.float32)
     for row in range(low, high):
         fault = fetch(located, row, jpeg)
         if fault != SOUND:
@@ -266,9 +278,9 @@ def _make_rows(
             return row, UNDECODABLE
         picture = memory[: 3 * height * width].reshape(height, width, 3)
         for place in range(len(drawn.box)):
-            view = _view_at(views, local, place, row)
+            view = of_view if place < len(views) else of_local
             _make_view(view, picture, reduced, drawn, place, row, warps, recolours)
-            normalise(view, gain, offset)
+            store(_view_at(views, local, place, row), view, gain, offset)
     return high, SOUND
 
 
@@ -293,7 +305,7 @@ def _make_view(
 
 @compiled
 def _reduction(
-    boxes: NDArray[np.int64], row: int, views: NDArray[np.float32], local: NDArray[np.float32]
+    boxes: NDArray[np.int64], row: int, views: Pixels, local: Pixels
 ) -> int:  # fmt: skip
     """Return the decoder's reduction, 1, 2, 4 or 8: the largest that keeps every crop at least as large as its view."""
     reduced = 8

@@ -8,6 +8,9 @@ from numpy.typing import NDArray
 from ...kernels import kernel
 from ..rng import compiled, nearly_normal
 
+Pixels = NDArray[np.float32] | NDArray[np.uint8]
+"""Views as they leave the host: normalised, or as bytes for a GPU to normalise."""
+
 
 @compiled
 def affine(view: NDArray[np.float32], matrix: NDArray[np.float32]) -> None:
@@ -163,11 +166,11 @@ def noise_at(deviation: float, key: np.uint64, side: int, channel: int, y: int, 
 
 
 @compiled
-def normalise(view: NDArray[np.float32], gain: NDArray[np.float32], offset: NDArray[np.float32]) -> None:
-    """Apply value · gain + offset per channel, both float32 [3]."""
+def store(out: Pixels, view: NDArray[np.float32], gain: NDArray[np.float32], offset: NDArray[np.float32]) -> None:
+    """Write value · gain + offset per channel, both float32 [3]. out: [3, size, size]; uint8 cuts the fraction off."""
     for channel in range(view.shape[0]):
         by, plus = gain[channel], offset[channel]
         for y in range(view.shape[1]):
-            row = view[channel, y]
+            row, to = view[channel, y], out[channel, y]
             for x in range(len(row)):
-                row[x] = row[x] * by + plus
+                to[x] = row[x] * by + plus

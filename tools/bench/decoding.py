@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ...pipeline.augment import RECIPES, ViewParameters, view_parameters
 from ...pipeline.cores import cores
 from ...pipeline.jpeg import decode
-from ...pipeline.loading.pixels import add_noise, affine, gaussian_blur, normalise, recolour
+from ...pipeline.loading.pixels import add_noise, affine, gaussian_blur, recolour, store
 from ...pipeline.loading.resample import resample_into
 from ...pipeline.raw_bytes import read_at
 from ...pipeline.rng import compiled
@@ -115,5 +115,5 @@ def _parts(work: Work, ids: NDArray[np.int64]) -> dict[str, Callable[[], object]
         "colour": lambda: every_view(colour),
         "blur": lambda: every_view(blur),
         "noise": lambda: every_view(noise),
-        "normalise": lambda: every_view(lambda of_view, image: normalise(view, gain, offset)),
+        "normalise": lambda: every_view(lambda of_view, image: store(view, view, gain, offset)),
     }

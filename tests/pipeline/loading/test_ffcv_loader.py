@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from numba import njit
 from PIL import Image
 
-from thermopile.pipeline.augment import Recipe, view_key
+from thermopile.pipeline.augment import RECIPES, Recipe, view_key
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
-from thermopile.pipeline.loading.ffcv_loader import FFCVLoader, ViewMemory
+from thermopile.pipeline.loading.ffcv_loader import FFCVLoader, ViewMemory, normalised
 from thermopile.pipeline.order import Order
 from thermopile.pipeline.rng import uniform
 from thermopile.pipeline.sources.folder import FolderSource
@@ -57,6 +57,25 @@ def test_any_samples_can_be_made_with_the_views_of_an_epoch(open_loader, images_
     assert batch.sample_ids.tolist() == ids.tolist()
     for i, *views in zip(ids, *batch.views, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(of_epoch[i], views, strict=True))
+
+
+class BytesLoader(FFCVLoader):
+    """Makes views as one for a GPU does, and leaves them on the host."""
+
+    def _lend(self, values):
+        return torch.empty(values, dtype=torch.uint8)
+
+
+def test_bytes_for_a_gpu_are_the_cpu_s_pixels_to_the_nearest_level(images_dataset):
+    order = Order.create(images_dataset.n, 64, seed=0)
+    asked = {"recipe": RECIPES["simclr"], "image_size": 32, "views": 2, "local_size": 16, "local_views": 1}
+    with FFCVLoader(images_dataset, order, **asked) as plain, BytesLoader(images_dataset, order, **asked) as of_bytes:
+        for whole, rounded in zip(plain.epoch(0), of_bytes.epoch(0), strict=True):
+            for pixels, levels in zip((*whole.views, *whole.local), (*rounded.views, *rounded.local), strict=True):
+                assert levels.dtype == torch.uint8
+                off = (normalised(levels, *of_bytes._scaling) - pixels) / plain._scaling[0]  # in levels
+                assert off.abs().max() <= 0.501
+                assert normalised(pixels, *of_bytes._scaling) is pixels
 
 
 @njit(nogil=True)

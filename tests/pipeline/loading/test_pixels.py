@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.ndimage import affine_transform, gaussian_filter
 
-from thermopile.pipeline.loading.pixels import add_noise, affine, gaussian_blur, normalise, recolour, solarise
+from thermopile.pipeline.loading.pixels import add_noise, affine, gaussian_blur, recolour, solarise, store
 from thermopile.pipeline.rng import nearly_normal
 
 
@@ -85,5 +85,5 @@ def test_noise_leaves_no_value_below_0_or_above_255(view):
 def test_normalise_has_a_gain_and_an_offset_for_each_channel(view):
     gain, offset = np.array([0.5, 1.0, 2.0], np.float32), np.array([1.0, 0.0, -1.0], np.float32)
     wanted = view * gain[:, None, None] + offset[:, None, None]
-    normalise(view, gain, offset)
+    store(view, view, gain, offset)
     np.testing.assert_array_equal(view, wanted)

@@ -1,0 +1,235 @@
+"""The loop that a user would write, with transformers' CLIPModel, beside ours: speed, memory, time to a recall."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import CLIPConfig, CLIPModel, get_cosine_schedule_with_warmup
+
+from thermopile.pipeline.augment import CLIP_MEAN, CLIP_STD, RECIPES
+from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.cores import cores
+from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.sources.csv_source import CsvSource
+from thermopile.pipeline.sources.glyphs import GlyphSource
+from thermopile.pipeline.tokenizer import encode, load_tokenizer
+from thermopile.trainer.evaluation.features import sample_features
+from thermopile.trainer.loop import Trainer
+
+from on_gpu.findings import Findings
+from on_gpu.timing import begin_peak, gigabytes
+
+PAIRS = "THERMOPILE_PAIRS"
+"""Environment variable: a folder with pairs.csv and small pictures; without it, glyphs are drawn."""
+HELD_OUT, SEEDS, GOAL = 500, 3, 0.9
+"""Pairs that recall is of; and the share of the loop's last recall that both are timed to reach."""
+RATE, DECAY, WARM_UP = 1e-3, 0.1, 50
+
+
+class Size(NamedTuple):
+    """Of data and towers: both sides' layers are alike."""
+
+    side: int
+    batch: int
+    epochs: int
+    pairs: int
+    width: int
+    layers: int
+    patch: int
+
+
+LARGE, SMALL = Size(128, 256, 20, 4096, 384, 6, 16), Size(32, 32, 2, 160, 32, 1, 8)
+
+
+class Curve(NamedTuple):
+    """What one training came to."""
+
+    seconds: list[float]
+    """Of training, at the end of each epoch."""
+    recalls: list[float]
+    """R@1 then, mean of both ways, 0 … 1."""
+    memory: str
+
+
+def measure(found: Findings) -> None:
+    """Train each with the same pairs, batches and towers, some seeds; say how long each takes to a recall."""
+    size, seeds = (SMALL, 1) if found.small else (LARGE, SEEDS)
+    data, tested, what = _data(found, size)
+    curves = {"transformers' CLIPModel in a torch loop": [_loop(found, data, tested, size, seed)
+                                                          for seed in range(seeds)]}  # fmt: skip
+    for name in ("clip", "isogclr"):
+        curves[name] = [_ours(found, data, tested, size, seed, name) for seed in range(seeds)]
+    goal = GOAL * fmean(curve.recalls[-1] for curve in next(iter(curves.values())))
+    for name, of_seeds in curves.items():
+        seconds = fmean(curve.seconds[-1] for curve in of_seeds)
+        reached = [next((at for at, recall in zip(curve.seconds, curve.recalls, strict=True) if recall >= goal), None)
+                   for curve in of_seeds]  # fmt: skip
+        found.row(f"{what}, {size.side} pixels, batch {size.batch}, {size.epochs} epochs, {seeds} seeds", {
+            "": name, "samples a second": f"{size.epochs * (data.n // size.batch * size.batch) / seconds:,.0f}",
+            "peak memory": of_seeds[0].memory, "R@1": " ".join(f"{curve.recalls[-1]:.1%}" for curve in of_seeds),
+            f"seconds to {goal:.1%}": " ".join("–" if at is None else f"{at:.1f}" for at in reached),
+        })  # fmt: skip
+
+
+def _data(found: Findings, size: Size) -> tuple[Dataset, Dataset, str]:
+    """Return the pairs to train on, those to test with, and what they are."""
+    folder = os.environ.get(PAIRS)
+    source: Any = CsvSource(Path(folder) / "pairs.csv") if folder else GlyphSource(0)
+    chosen = np.random.default_rng(0).permutation(len(source))[: size.pairs + HELD_OUT]
+    parts = np.sort(chosen[HELD_OUT:]), np.sort(chosen[: HELD_OUT if len(chosen) > 2 * HELD_OUT else size.batch])
+    tokenizer, made = None, []
+    for name, part in zip(("rival-train", "rival-test"), parts, strict=True):
+        convert(source, found.folder / name, ConvertSettings(), selection=part, tokenizer_from=tokenizer)
+        made.append(Dataset(found.folder / name))
+        tokenizer = made[0].tokenizer_path
+    return made[0], made[1], f"{made[0].n:,} {'drawings' if folder else 'glyphs'}"
+
+
+# Ours
+
+
+def _ours(found: Findings, data: Dataset, tested: Dataset, size: Size, seed: int, objective: str) -> Curve:
+    vit = {"hidden_size": size.width, "num_hidden_layers": size.layers, "num_attention_heads": size.width // 16,
+           "intermediate_size": 4 * size.width, "patch_size": size.patch}  # fmt: skip
+    text = {key: value for key, value in vit.items() if key != "patch_size"}
+    tree = {
+        "seed": seed, "epochs": size.epochs, "batch_size": size.batch, "device": found.device, "log_every": 1_000_000,
+        "checkpoint": {"every_minutes": 0}, "data": {"image_size": size.side, "recipe": "clip"},
+        "objective": {"name": objective}, "optimizer": {"lr": RATE, "weight_decay": DECAY, "warmup_steps": WARM_UP},
+        "model": {"dim": size.width, "image": {"name": "hf:vit-s", "config": vit},
+                  "text": {"name": "hf:clip-text", "config": text}},
+    }  # fmt: skip
+    ids = np.arange(tested.n)
+    begin_peak(found.device)
+    with Trainer.from_settings(found.folder / f"rival-{objective}-{seed}", data.path, tree) as trainer:
+
+        def recall() -> float:
+            trainer.encoders.eval()
+            sides = sample_features(trainer.encoders, tested, ids, RECIPES["clip"], size.side, trainer.device,
+                                    lambda *_: None)  # fmt: skip
+            trainer.encoders.train()
+            return _recall(*sides)
+
+        watch = Watch(found.device, recall)
+
+        def watched() -> bool:
+            if trainer.steps_done % trainer.order.steps_per_epoch == 0:
+                watch.end_epoch()
+            return False
+
+        trainer.run(should_stop=watched)
+    return watch.curve()
+
+
+# The loop
+
+
+class Views(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
+    """Decodes a picture and crops it at random, as the recipe `clip` does, in a worker of DataLoader."""
+
+    def __init__(self, data: Dataset, side: int, crops: bool = True) -> None:
+        self._jpegs, captions = [data.jpeg(number) for number in range(data.n)], data.column("caption").to_pylist()
+        length = data.index.tokenizer.context_length  # type: ignore[union-attr]
+        self.tokens = encode(load_tokenizer(data.tokenizer_path, context_length=length), captions).tokens
+        self._side, self._crops = side, crops
+
+    def __len__(self) -> int:
+        return len(self._jpegs)
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        picture = Image.open(io.BytesIO(self._jpegs[number])).convert("RGB")
+        width, height = picture.size
+        area = torch.empty(1).uniform_(0.9, 1).item() if self._crops else 1.0
+        edge = round(min(width, height) * area**0.5)
+        left, top = (int(torch.randint(0, room + 1, (1,))) if self._crops else room // 2
+                     for room in (width - edge, height - edge))  # fmt: skip
+        crop = picture.resize((self._side, self._side), Image.Resampling.BILINEAR, (left, top, left + edge, top + edge))
+        pixels = torch.from_numpy(np.asarray(crop, np.float32).transpose(2, 0, 1).copy())
+        mean, std = (torch.tensor(of)[:, None, None] for of in (CLIP_MEAN, CLIP_STD))
+        # CLIPModel takes 2 for an old model's end, so every token is one higher.
+        return (pixels / 255 - mean) / std, torch.from_numpy(self.tokens[number].astype(np.int64) + 1)
+
+
+def _loop(found: Findings, data: Dataset, tested: Dataset, size: Size, seed: int) -> Curve:
+    torch.manual_seed(seed)
+    begin_peak(found.device)
+    on_gpu = found.device == "cuda"
+    workers = 0 if found.small else cores()
+    loader = DataLoader(Views(data, size.side), size.batch, shuffle=True, num_workers=workers, pin_memory=on_gpu,
+                        drop_last=True, persistent_workers=workers > 0)  # fmt: skip
+    of_test = Views(tested, size.side, crops=False)
+    test = [torch.stack(side).to(found.device) for side in zip(*map(of_test.__getitem__, range(tested.n)), strict=True)]
+    model = _clip(data, size).to(found.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=DECAY, fused=on_gpu)
+    schedule = get_cosine_schedule_with_warmup(optimizer, WARM_UP, size.epochs * len(loader))
+
+    def autocast() -> torch.autocast:
+        return torch.autocast(found.device, torch.bfloat16, enabled=on_gpu)
+
+    @torch.no_grad()
+    def recall() -> float:
+        model.eval()
+        with autocast():
+            out = model(pixel_values=test[0], input_ids=test[1])
+        model.train()
+        return _recall(out.image_embeds.float(), out.text_embeds.float())
+
+    watch = Watch(found.device, recall)
+    for _ in range(size.epochs):
+        for pixels, tokens in loader:
+            with autocast():
+                loss = model(pixel_values=pixels.to(found.device, non_blocking=True),
+                             input_ids=tokens.to(found.device, non_blocking=True), return_loss=True).loss  # fmt: skip
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+        watch.end_epoch()
+    return watch.curve()
+
+
+def _clip(data: Dataset, size: Size) -> nn.Module:
+    tokenizer = data.index.tokenizer
+    assert tokenizer is not None
+    tower = {"hidden_size": size.width, "num_hidden_layers": size.layers, "num_attention_heads": size.width // 16,
+             "intermediate_size": 4 * size.width, "projection_dim": size.width}  # fmt: skip
+    text = tower | {"vocab_size": tokenizer.vocab_size + 1, "max_position_embeddings": tokenizer.context_length,
+                    "eos_token_id": tokenizer.end_id + 1, "pad_token_id": None, "bos_token_id": None}  # fmt: skip
+    image = tower | {"image_size": size.side, "patch_size": size.patch}
+    return CLIPModel(CLIPConfig(text_config=text, vision_config=image, projection_dim=size.width))
+
+
+class Watch:
+    """Times epochs without what they are scored for."""
+
+    def __init__(self, device: str, recall: Callable[[], float]) -> None:
+        self._device, self._recall, self._seconds, self._recalls = device, recall, list[float](), list[float]()
+        self._began = time.perf_counter()
+
+    def end_epoch(self) -> None:
+        if self._device == "cuda":
+            torch.cuda.synchronize()
+        self._seconds.append(time.perf_counter() - self._began)
+        self._recalls.append(self._recall())
+        if self._device == "cuda":
+            torch.cuda.synchronize()
+        self._began = time.perf_counter() - self._seconds[-1]
+
+    def curve(self) -> Curve:
+        return Curve(self._seconds, self._recalls, gigabytes(self._device))
+
+
+def _recall(images: Tensor, texts: Tensor) -> float:
+    similarities, own = images @ texts.T, torch.arange(len(images), device=images.device)
+    return fmean((similarities.argmax(dim) == own).float().mean().item() for dim in (0, 1))

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 import click
+from PIL import Image
 
 PACKAGES = ("openclipart-png", "openclipart-svg")
 ROOT = Path("usr/share/openclipart")
@@ -23,6 +24,7 @@ KEYWORDS, LETTERS = 6, 3
 """Keywords in a caption, at most; letters, at least."""
 CROWD = "shapes/stars"
 """1,350 stars that differ in their number of points and colour."""
+SMALL = 128
 PIXELS = 50_000_000
 """At most: a dozen drawings have more than a conversion reads."""
 NAMES = {
@@ -45,8 +47,15 @@ class Pair(NamedTuple):
 @click.command(help=__doc__)
 @click.argument("folder", metavar="FOLDER", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--crowd", is_flag=True, help="Also the 1,350 stars, which crowd out what else there is.")
-def main(folder: Path, crowd: bool) -> None:
+@click.option(
+    "--small",
+    type=click.Path(file_okay=False, path_type=Path),
+    help=f"Write the pairs to this folder as well, of {SMALL} pixels at most.",
+)
+def main(folder: Path, crowd: bool, small: Path | None) -> None:
     found = make(folder, crowd=crowd)
+    if small is not None:
+        write_small(folder, found, small)
     click.echo(f"{len(found):,} pairs in {len({pair.folder for pair in found})} folders\nnext: thermopile convert csv "
                f"{folder}/pairs.csv OUT --group-key folder")  # fmt: skip
 
@@ -66,6 +75,19 @@ def write_pairs(folder: Path, pairs: Sequence[NamedTuple], name: str = "pairs.cs
         lines.writerow(pairs[0]._fields)
         lines.writerows(pairs)
     return folder / name
+
+
+def write_small(folder: Path, pairs: Sequence[Pair], to: Path) -> None:
+    """Write pairs.csv, and the drawings as JPEGs on white, to a folder that may be there."""
+    to.mkdir(parents=True, exist_ok=True)
+    for number, pair in enumerate(pairs):
+        with Image.open(folder / pair.filepath) as drawing:
+            drawn = drawing.convert("RGBA")
+        drawn.thumbnail((SMALL, SMALL))
+        picture = Image.new("RGB", drawn.size, "white")
+        picture.paste(drawn, mask=drawn)
+        picture.save(to / f"{number}.jpg", quality=90)
+    write_pairs(to, [pair._replace(filepath=f"{number}.jpg") for number, pair in enumerate(pairs)])
 
 
 def fetch(folder: Path, packages: Sequence[str]) -> None:

@@ -3,10 +3,12 @@
 import csv
 import struct
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
-from openclipart import main
+from openclipart import Pair, main, write_small
 
 SVG = """<svg xmlns="http://www.w3.org/2000/svg"><metadata>
 <rdf:RDF xmlns:cc="http://web.resource.org/cc/" xmlns:dc="http://purl.org/dc/elements/1.1/"
@@ -61,3 +63,12 @@ def test_only_drawings_with_a_caption_of_their_own_are_pairs(draw, tmp_path):
     (png / "again2.png").symlink_to(png / "frog.png")
     assert [path for path, *_ in made(tmp_path)] == ["animals/frog.png"]
     assert [path for path, *_ in made(tmp_path, "--crowd")] == ["animals/frog.png", "shapes/stars/star.png"]
+
+
+def test_small_pictures_are_on_white_in_folders_that_a_conversion_reads(tmp_path):
+    Image.new("RGBA", (300, 200), (255, 0, 0, 0)).save(tmp_path / "clear.png")
+    write_small(tmp_path, [Pair("clear.png", "nothing, at all", "shapes")], tmp_path / "small")
+    with Image.open(tmp_path / "small" / "0.jpg") as picture:
+        assert (picture.size, picture.mode) == ((128, 85), "RGB")
+        assert np.asarray(picture).min() == 255
+    assert (tmp_path / "small" / "pairs.csv").read_text().splitlines()[1] == '0.jpg,"nothing, at all",shapes'

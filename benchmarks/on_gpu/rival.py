@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from thermopile.trainer.evaluation.features import sample_features
 from thermopile.trainer.loop import Trainer
 
 from on_gpu.findings import Findings
-from on_gpu.timing import begin_peak, gigabytes
+from on_gpu.timing import begin_peak, gigabytes, synchronize
 
 PAIRS = "THERMOPILE_PAIRS"
 """Environment variable: a folder with pairs.csv and small pictures; without it, glyphs are drawn."""
@@ -52,14 +52,25 @@ class Size(NamedTuple):
 LARGE, SMALL = Size(128, 256, 20, 4096, 384, 6, 16), Size(32, 32, 2, 160, 32, 1, 8)
 
 
-class Curve(NamedTuple):
-    """What one training came to."""
+class Curve:
+    """One training: R@1, mean of both ways, and the seconds of training at the end of each epoch."""
 
-    seconds: list[float]
-    """Of training, at the end of each epoch."""
-    recalls: list[float]
-    """R@1 then, mean of both ways, 0 … 1."""
-    memory: str
+    def __init__(self, device: str, sides: Callable[[], Sequence[Tensor]]) -> None:
+        """sides: encodes the pairs to test with, pictures and captions, float32 [m, d] each, of norm 1."""
+        self._device, self._sides = device, sides
+        self.seconds, self.recalls = list[float](), list[float]()
+        begin_peak(device)
+        self._began = time.perf_counter()
+
+    def end_epoch(self) -> None:
+        """Score what was learnt; that is no time of training."""
+        synchronize(self._device)
+        self.seconds.append(time.perf_counter() - self._began)
+        pictures, captions = self._sides()
+        similarities, own = pictures @ captions.T, torch.arange(len(pictures), device=pictures.device)
+        self.recalls.append(fmean((similarities.argmax(dim) == own).float().mean().item() for dim in (0, 1)))
+        self.memory = gigabytes(self._device)
+        self._began = time.perf_counter() - self.seconds[-1]
 
 
 def measure(found: Findings) -> None:
@@ -110,26 +121,24 @@ def _ours(found: Findings, data: Dataset, tested: Dataset, size: Size, seed: int
         "model": {"dim": size.width, "image": {"name": "hf:vit-s", "config": vit},
                   "text": {"name": "hf:clip-text", "config": text}},
     }  # fmt: skip
-    ids = np.arange(tested.n)
-    begin_peak(found.device)
     with Trainer.from_settings(found.folder / f"rival-{objective}-{seed}", data.path, tree) as trainer:
 
-        def recall() -> float:
+        def sides() -> Sequence[Tensor]:
             trainer.encoders.eval()
-            sides = sample_features(trainer.encoders, tested, ids, RECIPES["clip"], size.side, trainer.device,
-                                    lambda *_: None)  # fmt: skip
+            made = sample_features(trainer.encoders, tested, np.arange(tested.n), RECIPES["clip"], size.side,
+                                   trainer.device, lambda *_: None)  # fmt: skip
             trainer.encoders.train()
-            return _recall(*sides)
+            return made
 
-        watch = Watch(found.device, recall)
+        curve = Curve(found.device, sides)
 
-        def watched() -> bool:
+        def after_step() -> bool:
             if trainer.steps_done % trainer.order.steps_per_epoch == 0:
-                watch.end_epoch()
+                curve.end_epoch()
             return False
 
-        trainer.run(should_stop=watched)
-    return watch.curve()
+        trainer.run(should_stop=after_step)
+    return curve
 
 
 # The loop
@@ -163,7 +172,6 @@ class Views(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
 
 def _loop(found: Findings, data: Dataset, tested: Dataset, size: Size, seed: int) -> Curve:
     torch.manual_seed(seed)
-    begin_peak(found.device)
     on_gpu = found.device == "cuda"
     workers = 0 if found.small else cores()
     loader = DataLoader(Views(data, size.side), size.batch, shuffle=True, num_workers=workers, pin_memory=on_gpu,
@@ -178,14 +186,14 @@ def _loop(found: Findings, data: Dataset, tested: Dataset, size: Size, seed: int
         return torch.autocast(found.device, torch.bfloat16, enabled=on_gpu)
 
     @torch.no_grad()
-    def recall() -> float:
+    def sides() -> Sequence[Tensor]:
         model.eval()
         with autocast():
             out = model(pixel_values=test[0], input_ids=test[1])
         model.train()
-        return _recall(out.image_embeds.float(), out.text_embeds.float())
+        return out.image_embeds.float(), out.text_embeds.float()
 
-    watch = Watch(found.device, recall)
+    curve = Curve(found.device, sides)
     for _ in range(size.epochs):
         for pixels, tokens in loader:
             with autocast():
@@ -195,8 +203,8 @@ def _loop(found: Findings, data: Dataset, tested: Dataset, size: Size, seed: int
             loss.backward()
             optimizer.step()
             schedule.step()
-        watch.end_epoch()
-    return watch.curve()
+        curve.end_epoch()
+    return curve
 
 
 def _clip(data: Dataset, size: Size) -> nn.Module:
@@ -208,28 +216,3 @@ def _clip(data: Dataset, size: Size) -> nn.Module:
                     "eos_token_id": tokenizer.end_id + 1, "pad_token_id": None, "bos_token_id": None}  # fmt: skip
     image = tower | {"image_size": size.side, "patch_size": size.patch}
     return CLIPModel(CLIPConfig(text_config=text, vision_config=image, projection_dim=size.width))
-
-
-class Watch:
-    """Times epochs without what they are scored for."""
-
-    def __init__(self, device: str, recall: Callable[[], float]) -> None:
-        self._device, self._recall, self._seconds, self._recalls = device, recall, list[float](), list[float]()
-        self._began = time.perf_counter()
-
-    def end_epoch(self) -> None:
-        if self._device == "cuda":
-            torch.cuda.synchronize()
-        self._seconds.append(time.perf_counter() - self._began)
-        self._recalls.append(self._recall())
-        if self._device == "cuda":
-            torch.cuda.synchronize()
-        self._began = time.perf_counter() - self._seconds[-1]
-
-    def curve(self) -> Curve:
-        return Curve(self._seconds, self._recalls, gigabytes(self._device))
-
-
-def _recall(images: Tensor, texts: Tensor) -> float:
-    similarities, own = images @ texts.T, torch.arange(len(images), device=images.device)
-    return fmean((similarities.argmax(dim) == own).float().mean().item() for dim in (0, 1))

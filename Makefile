@@ -1,5 +1,5 @@
 # `make demo` and `make test` set up all they need by themselves, once. The rest is for development.
-.PHONY: demo test fast-tests test-wide mutants reproduce soak gpu lint link format system browser clean
+.PHONY: demo test fast-tests test-wide test-lowest test-newest mutants reproduce soak gpu gpu-wheels lint link format system browser clean
 .DELETE_ON_ERROR:
 # Where bytecode is not kept, each of the many processes that tests start compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -51,12 +51,27 @@ mutants: .venv/ready
 
 # The same tests at full length: kills, flipped bits, 5,000 snapshots, two hours of training, seeds, a store of 2·10^8 rows.
 # Takes about six hours on two cores; the last one is skipped where less than 14 GB of disk are free.
+# The fast tests with the oldest torch and transformers that pass them, and with the newest of what is released.
+test-lowest: WITH = torch==2.11.0 transformers==5.17.0
+test-newest: WITH = torch transformers tokenizers zarr icechunk pydantic numcodecs pyarrow
+test-lowest test-newest: .venv/ready link
+	.venv/bin/pip install --quiet --upgrade --target build/$@ $(WITH)
+	PYTHONPATH=build/$@:build/types $(PYTEST) -m "not soak and not wide"
+
 soak: .venv/ready
 	$(PYTEST) -m soak --hypothesis-profile soak --timeout 3600
 
-# What a GPU does, in at most ten minutes, in the environment of PYTHON as it is: nothing is installed. Writes docs/gpu.md.
+# What a GPU does, in MINUTES, in the environment of PYTHON as it is: nothing is installed. Writes docs/gpu.md. WHEELS names
+# a folder that `make gpu-wheels` has filled where there is a network: it is put on the path for as long as this runs.
+MINUTES = 9
 gpu: link
-	@PYTHONPATH=$(CURDIR)/build/types$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON) benchmarks/gpu.py --page docs/gpu.md
+	@PYTHONPATH=$(CURDIR)/build/types$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON) benchmarks/gpu.py --page docs/gpu.md \
+	  --minutes $(MINUTES) $(if $(WHEELS),--wheels $(WHEELS))
+
+# For a machine with a GPU, torch and transformers, but no network: 55 MB of wheels for its Python, and pairs to train on.
+gpu-wheels: .venv/ready
+	@.venv/bin/python setup/gpu_wheels.py build/gpu-wheels 3.12
+	@.venv/bin/python benchmarks/openclipart.py build/openclipart --small build/gpu-wheels/pairs
 
 # Gives every module its real name, thermopile.…, whatever the checkout is called.
 link:

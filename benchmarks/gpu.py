@@ -1,17 +1,18 @@
 """Measure what this package does on a GPU, and write a page: `make gpu`.
 
-Each part runs in a process of its own with a time limit, and the page is written again as each ends. What cannot run
-here is marked as not run. Takes at most ten minutes, installs nothing, and needs no network.
+Each part runs in a process of its own with a time limit, in the order of its worth, and the page is written again as
+each ends. What cannot run here, or does not fit into the minutes, is marked as not run. Installs nothing, and needs no
+network.
 
 \b
-Exit codes: 0, every part ran; 1, some did not or failed, or there is no GPU.
+Exit codes: 0, every part ran and held what is asked; 1, some did not, or there is no GPU.
 """
 
 # Only the standard library: each part imports what it needs, and a missing package is named in one line.
 import argparse
 import importlib
 import json
-import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,7 @@ from on_gpu.page import write_page
 from on_gpu.parts import PARTS
 from on_gpu.running import Runner
 
-MINUTES = 10.0
+MINUTES = 9.0
 
 
 def main() -> int:
@@ -34,6 +35,8 @@ def main() -> int:
     parser.add_argument(
         "--part", action="append", choices=[part.name for part in PARTS], help="repeatable; default: all"
     )
+    parser.add_argument("--minutes", type=float, default=MINUTES, help=f"for all parts; default: {MINUTES:g}")
+    parser.add_argument("--wheels", type=Path, help="a folder of wheels, and of pairs, to have on the path meanwhile")
     for hidden in ("--worker", "--folder"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help=argparse.SUPPRESS)
@@ -42,22 +45,39 @@ def main() -> int:
     if asked.worker:
         _work(asked)
         return 0
+    with tempfile.TemporaryDirectory(prefix="thermopile-gpu-") as folder:
+        if asked.wheels:
+            _add_wheels(asked.wheels, Path(folder, "site"))
+        return _measure(asked, Path(folder))
+
+
+def _add_wheels(wheels: Path, to: Path) -> None:
+    """Unpack wheels where this process and those of the parts find them."""
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", str(to),
+                    *map(str, wheels.glob("*.whl"))], check=True)  # fmt: skip
+    sys.path.insert(1, str(to))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(to)]))
+    if (wheels / "pairs").is_dir():
+        os.environ["THERMOPILE_PAIRS"] = str((wheels / "pairs").resolve())
+
+
+def _measure(asked: argparse.Namespace, folder: Path) -> int:
     machine = _machine()
     if isinstance(machine, str) or (asked.device == "cuda" and not machine["gpus"]):
         why = machine if isinstance(machine, str) else f"no GPU: torch {machine['versions']['torch']} finds none"
         print(f"Nothing was measured. {why}", file=sys.stderr)
         return 1
-    with tempfile.TemporaryDirectory(prefix="thermopile-gpu-") as folder:
-        script = [sys.executable, __file__, "--device", asked.device, *(["--small"] if asked.small else [])]
-        runner = Runner([*script, "--folder", folder], Path(folder), math.inf if asked.small else 60 * MINUTES)
-        for part in (part for part in PARTS if asked.part is None or part.name in asked.part):
-            # The limits are a GPU's.
-            runner.run(replace(part, seconds=600) if asked.small else part)
-            if asked.page:
-                write_page(asked.page, machine, runner.outcomes)
-    for line in runner.complaints():
+    script = [sys.executable, __file__, "--device", asked.device, *(["--small"] if asked.small else [])]
+    runner = Runner([*script, "--folder", str(folder)], folder, 60 * asked.minutes)
+    for part in (part for part in PARTS if asked.part is None or part.name in asked.part):
+        # The seconds are a GPU's.
+        runner.run(replace(part, usual=0, seconds=600) if asked.small else part)
+        if asked.page:
+            write_page(asked.page, machine, runner.outcomes)
+    complaints = runner.complaints()
+    for line in complaints:
         print(line, file=sys.stderr)
-    return 1 if runner.incomplete else 0
+    return 1 if complaints else 0
 
 
 def _work(asked: argparse.Namespace) -> None:

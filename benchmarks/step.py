@@ -99,6 +99,7 @@ def measure(sizes: Sizes, directory: Path) -> Measured:
         "torch.save of the same weights and AdamW in the training thread, without the state, not synced",
         (
             Figure("held_up_ms", "held up", "ms", 1e3 * median(held_up), 1e3 * save),
+            Figure("held_up_first_ms", "the first", "ms", 1e3 * seconds_of(seconds, 1, sizes, saved).held_up),
             Figure("held_up_steps", "held up, in steps", "steps", median(in_steps), save / quiet, at_most=1),
             Figure("held_up_worst_steps", f"worst of {len(found)}", "steps", max(in_steps)),
             Figure("slowed_ms", "slowed, cores shared", "ms", 1e3 * slowed, 1e3 * save),

@@ -24,6 +24,12 @@ class Findings:
         tables[-1]["rows"].append([str(cell) for cell in cells.values()])
         self.save()
 
+    def tally(self, table: str, cells: Mapping[str, str]) -> None:
+        """Replace a table by one of this row: counts that grow."""
+        tables = self._found["tables"]
+        tables[:] = [each for each in tables if each["title"] != table]
+        self.row(table, cells)
+
     def check(self, what: str, asked: str, found: str, held: bool) -> None:
         """Add a figure that has a target."""
         self._found["checks"].append({"what": what, "asked": asked, "found": found, "held": bool(held)})

@@ -1,4 +1,4 @@
-"""The parts of `make gpu`, in the order in which they run and stand on the page."""
+"""The parts of `make gpu`, in the order of their worth, in which they run and stand on the page."""
 
 from dataclasses import dataclass
 
@@ -13,6 +13,8 @@ class Part:
     """module:function, of this package; called with Findings and the arguments."""
     needs: tuple[str, ...]
     """Modules without which it cannot run."""
+    usual: float
+    """Seconds that it should take; with less time left it does not begin."""
     seconds: float
     """It is ended after this long."""
     arguments: tuple[str, ...] = ()
@@ -30,21 +32,27 @@ PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn", "tomli_w": "tomli-w", "p
 """Module → package, where the names differ."""
 
 PARTS = (
-    Part("tests", "Tests on the GPU", "runs:tests", TESTS, 150, ("not compiled",)),
-    Part("objective", "The objective", "objective:measure", OBJECTIVE, 60),
-    Part("step-bf16", "A step in bfloat16", "steps:measure", TRAINER, 75, ("bf16",)),
-    Part("step-tf32", "A step in TF32", "steps:measure", TRAINER, 60, ("tf32",)),
-    Part("step-float32", "A step in float32", "steps:measure", TRAINER, 75, ("float32",)),
-    Part("step-checkpointed", "A step in bfloat16 with activation checkpointing", "steps:measure", TRAINER, 75,
+    Part("smoke", "Ten steps by every loader", "smoke:measure", DATA, 30, 60),
+    Part("step-bf16", "A step in bfloat16", "steps:measure", TRAINER, 40, 75, ("bf16",)),
+    Part("photographs", "Photographs", "feeding:photographs", DATA, 20, 60),
+    Part("training", "Training on real data", "feeding:training", DATA, 60, 100, after="photographs"),
+    Part("objective", "The objective", "objective:measure", OBJECTIVE, 25, 60),
+    Part("copies", "Copies of the state, and what a step is made of", "copies:copies", TRAINER, 25, 45),
+    Part("waits", "Waits for the GPU", "copies:waits", TRAINER, 40, 60),
+    Part("checkpoint", "Checkpoints", "runs:checkpoint", TRAINER, 30, 60),
+    Part("resume", "A stopped and resumed run", "runs:resume", TRAINER, 30, 60),
+    Part("exact", "The same, deterministic", "runs:exact", TRAINER, 60, 120),
+    Part("ranks", "What ranks exchange", "ranks:measure", TRAINER, 15, 45),
+    Part("step-vit", "A step of ViT-B/32 in bfloat16", "steps:measure", TRAINER, 30, 60, ("vit",)),
+    Part("step-deterministic", "A step in bfloat16, deterministic", "steps:measure", TRAINER, 30, 60,
+         ("deterministic",)),
+    Part("rival", "Beside a loop in plain torch", "rival:measure", DATA, 120, 200),
+    Part("step-tf32", "A step in TF32", "steps:measure", TRAINER, 30, 60, ("tf32",)),
+    Part("step-float32", "A step in float32", "steps:measure", TRAINER, 40, 75, ("float32",)),
+    Part("step-checkpointed", "A step in bfloat16 with activation checkpointing", "steps:measure", TRAINER, 40, 75,
          ("checkpointed",)),
-    Part("step-vit", "A step of ViT-B/32 in bfloat16", "steps:measure", TRAINER, 60, ("vit",)),
-    Part("waits", "Waits for the GPU", "copies:waits", TRAINER, 45),
-    Part("copies", "Copies of the state", "copies:copies", TRAINER, 45),
-    Part("photographs", "Photographs", "feeding:photographs", DATA, 60),
-    Part("training", "Training on real data", "feeding:training", DATA, 100, after="photographs"),
-    Part("dali", "DALI", "feeding:dali", (*DATA, "nvidia.dali"), 75, after="photographs"),
-    Part("checkpoint", "Checkpoints", "runs:checkpoint", TRAINER, 60),
-    Part("resume", "A stopped and resumed run", "runs:resume", TRAINER, 60),
-    Part("step-compiled", "A step in bfloat16, compiled", "steps:measure", TRAINER, 150, ("compiled",)),
-    Part("tests-compiled", "Tests of compiled encoders on the GPU", "runs:tests", TESTS, 150, ("compiled",)),
+    Part("dali", "DALI", "feeding:dali", (*DATA, "nvidia.dali"), 40, 75, after="photographs"),
+    Part("step-compiled", "A step in bfloat16, compiled", "steps:measure", TRAINER, 90, 150, ("compiled",)),
+    Part("tests", "Tests on the GPU", "runs:tests", TESTS, 60, 150, ("not compiled",)),
+    Part("tests-compiled", "Tests of compiled encoders on the GPU", "runs:tests", TESTS, 90, 150, ("compiled",)),
 )  # fmt: skip

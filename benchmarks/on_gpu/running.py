@@ -48,19 +48,15 @@ class Runner:
         self.outcomes.append(Outcome(part, seconds, problem, read(part.name, self._folder)))
         print(problem or f"{seconds:.0f} s", flush=True)
 
-    @property
-    def incomplete(self) -> list[Outcome]:
-        """The parts that did not run to their end."""
-        return [outcome for outcome in self.outcomes if outcome.problem]
-
     def complaints(self) -> list[str]:
         """Return a line for each figure that missed its target, and one for the parts that did not run."""
         checks = [check for outcome in self.outcomes for check in outcome.found.get("checks", [])]
         lines = [f"missed: {check['what']}: {check['found']}, asked {check['asked']}"
                  for check in checks if not check["held"]]  # fmt: skip
         problems: dict[str, list[str]] = {}
-        for outcome in self.incomplete:
-            problems.setdefault(outcome.problem, []).append(outcome.part.name)
+        for outcome in self.outcomes:
+            if outcome.problem:
+                problems.setdefault(outcome.problem, []).append(outcome.part.name)
         return lines + [f"{', '.join(names)}: {problem}" for problem, names in problems.items()]
 
     def _refusal(self, part: Part) -> str:
@@ -68,7 +64,8 @@ class Runner:
             return f"not run: {', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} missing"
         if any(outcome.part.name == part.after and outcome.problem for outcome in self.outcomes):
             return f"not run: it needs what {part.after} makes"
-        return "" if time.monotonic() < self._ends else "not run: the time of all parts is over"
+        left = max(0.0, self._ends - time.monotonic())
+        return "" if part.usual < left else f"not run: it takes about {part.usual:.0f} s, and {left:.0f} were left"
 
     def _run(self, part: Part, seconds: float) -> str:
         log = self._folder / f"{part.name}.log"

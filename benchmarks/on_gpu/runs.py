@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -32,11 +34,17 @@ def tests(found: Findings, which: str) -> None:
     # Only files that have some: the others import for a minute.
     files = sorted(str(file) for file in TESTS.rglob("test_*.py") if MARK in file.read_text("utf-8"))
     report = found.folder / f"{which.replace(' ', '-')}.xml"
-    words = ["-q", "-p", "no:cacheprovider", "--rootdir", str(TESTS), "-m", "gpu", "-k", which,
+    words = ["-v", "-p", "no:cacheprovider", "--rootdir", str(TESTS), "-m", "gpu", "-k", which,
              "--continue-on-collection-errors", "--basetemp", str(found.folder / "pytest"),
              f"--junitxml={report}"]  # fmt: skip
     # -P: a package of the checkout would be taken for the folder of tests with its name.
-    done = subprocess.run([sys.executable, "-P", "-m", "pytest", *words, *files], cwd=TESTS.parent)
+    command, counts = [sys.executable, "-P", "-m", "pytest", *words, *files], Counter[str]()
+    with subprocess.Popen(command, cwd=TESTS.parent, stdout=subprocess.PIPE, text=True) as done:
+        for line in done.stdout or ():
+            print(line, end="")
+            if outcome := re.search(r"::.* (PASSED|FAILED|ERROR|SKIPPED)\b", line):
+                counts[outcome[1].lower()] += 1
+                found.tally("Tests", {name: f"{counts[name]:,}" for name in ("passed", "failed", "error", "skipped")})
     if not report.exists():
         raise SystemExit(f"pytest ended with exit code {done.returncode} and no report")
     cases = list(ElementTree.parse(report).iter("testcase"))
@@ -44,7 +52,7 @@ def tests(found: Findings, which: str) -> None:
     broken = [case for case in cases if case.find("error") is not None]
     skipped = [case for case in cases if case.find("skipped") is not None]
     passed = len(cases) - len(bad) - len(broken) - len(skipped)
-    found.row("Tests", {
+    found.tally("Tests", {
         "passed": f"{passed:,}", "failed": f"{len(bad):,}",
         "not run": f"{len(broken):,}", "skipped": f"{len(skipped):,}",
     })  # fmt: skip
@@ -86,12 +94,30 @@ def checkpoint(found: Findings) -> None:
 
 def resume(found: Findings) -> None:
     """Train, and train again with a stop in the middle: the losses must agree."""
-    steps, batch = 12, 16 if found.small else 64
-    dataset = synthetic_dataset(found.folder / "resume", steps * batch, "pairs")
-    tree = settings(found.device, found.small) | {"batch_size": batch, "epochs": 1, "log_every": 1}
+    worst = _resumed(found, "resume", settings(found.device, found.small), 12)
+    found.check("largest relative difference of a resumed run's losses", f"≤ {MAX_DIFFERENCE}", f"{worst:.2g}",
+                worst <= MAX_DIFFERENCE)  # fmt: skip
+
+
+def exact(found: Findings) -> None:
+    """The same with deterministic algorithms, bit for bit, for both kinds of image encoder."""
+    for vit in (False, True):
+        tree = settings(found.device, found.small, vit=vit) | {"deterministic": True}
+        tree["precision"] = "bf16" if found.device == "cuda" else "float32"
+        name = "ViT" if vit else "ResNet"
+        worst = _resumed(found, f"exact-{name}", tree, 12 if found.small else 200)
+        found.check(f"{name}: largest difference of a resumed run's losses, deterministic", "0", f"{worst:.2g}",
+                    worst == 0)  # fmt: skip
+
+
+def _resumed(found: Findings, name: str, tree: dict[str, Any], steps: int) -> float:
+    """Return the largest relative difference between the losses of a run and of one stopped half way."""
+    batch = 16 if found.small else 64
+    dataset = synthetic_dataset(found.folder / name, steps * batch, "pairs")
+    tree = tree | {"batch_size": batch, "epochs": 1, "log_every": 1}
     tree["data"] |= {"path": str(dataset.path)}
     config = resolve(load_config(tree), dataset)
-    whole, stopped = (RunDirectory(found.folder / name) for name in ("whole", "stopped"))
+    whole, stopped = (RunDirectory(found.folder / f"{name}-{which}") for which in ("whole", "stopped"))
     with Trainer.open(config, whole) as trainer:
         trainer.run()
     with Trainer.open(config, stopped) as trainer:
@@ -101,8 +127,6 @@ def resume(found: Findings) -> None:
     first, second = (
         [json.loads(line)["loss"] for line in run.metrics_file.read_text().splitlines()] for run in (whole, stopped)
     )
-    worst = max(abs(one - other) / abs(one) for one, other in zip(first, second, strict=True))
     found.note(f"{steps} steps of {config.model.image.name} and {config.model.text.name}, {config.precision}, batch "
                f"{batch}, stopped and resumed after {steps // 2}.")  # fmt: skip
-    found.check("largest relative difference of a resumed run's losses", f"≤ {MAX_DIFFERENCE}", f"{worst:.2g}",
-                worst <= MAX_DIFFERENCE)  # fmt: skip
+    return max(float(abs(one - other) / abs(one)) for one, other in zip(first, second, strict=True))

@@ -35,9 +35,11 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "compiled": {"precision": "bf16", "compile": True},
     "checkpointed": {"precision": "bf16", "model": {"activation_checkpointing": True}},
     "vit": {"precision": "bf16"},
+    "deterministic": {"precision": "bf16", "deterministic": True},
+    "in micro-batches": {"precision": "bf16", "micro_batch": 8},
 }
-ASKED_AT = 1024
-"""The batch size at which the objective's share is asked for."""
+FIRST, ASKED_AT = 256, 1024
+"""Batch sizes that are timed as soon as they are known to fit; and at which the objective's share is asked for."""
 LARGEST = 32_768
 MAX_SHARE = 0.03
 
@@ -98,24 +100,21 @@ def measure(found: Findings, name: str) -> None:
             if not any(_row(found, trainer, size) for size in sizes):
                 found.note("There is not enough memory.")
             return
-        fitting = list(_until_full(trainer, sizes))
-        if not fitting:
+        largest, timed = 0, 0
+        for size in sizes:
+            if not _fits(trainer, size):
+                break
+            largest = size
+            if size in (FIRST, ASKED_AT):  # what is measured is kept if the rest takes too long
+                timed = size if _row(found, trainer, size, judged=name == "bf16") else timed
+        if not largest:
             found.note(f"A batch of {sizes[0]} does not fit into the memory.")
             return
-        found.keep("largest", fitting[-1])
-        for size in sorted({fitting[-1], ASKED_AT} & set(fitting)):
-            if not _row(found, trainer, size, judged=name == "bf16"):
-                found.note(f"A batch of {size:,} ran out of memory after a few steps.")
-        if ASKED_AT not in fitting and not found.small:
+        found.keep("largest", largest)
+        if largest != timed and not _row(found, trainer, largest):
+            found.note(f"A batch of {largest:,} ran out of memory after a few steps.")
+        if largest < ASKED_AT and not found.small:
             found.note(f"A batch of {ASKED_AT:,} does not fit into the memory.")
-
-
-def _until_full(trainer: Trainer, sizes: list[int]) -> Iterator[int]:
-    """Yield the sizes whose steps the memory has room for."""
-    for size in sizes:
-        if not _fits(trainer, size):
-            return
-        yield size
 
 
 def _fits(trainer: Trainer, size: int) -> bool:

@@ -4,8 +4,11 @@ FFCV's DatasetWriter does everything that touches the file, but its worker proce
 sample raises. One process writes a shard; conversions run in parallel over shards.
 """
 
+import sys
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numba.typed
@@ -19,6 +22,10 @@ from ..row_records import MAX_BYTES
 # which numba compiles for five seconds; FFCV reads them from Python alone, where a plain dict serves.
 _torch_threads, _numba_threads = torch.get_num_threads(), numba.get_num_threads()
 _typed_dict, numba.typed.Dict = numba.typed.Dict, dict
+# It also imports OpenCV, for an encoder that is not used here; where there is none, an empty module stands in.
+_lacks_cv2 = find_spec("cv2") is None
+if _lacks_cv2:
+    sys.modules["cv2"] = ModuleType("cv2")
 
 try:
     from ffcv.fields import IntField, NDArrayField, RGBImageField
@@ -26,6 +33,8 @@ try:
     from ffcv.types import FieldDescType, HeaderType
     from ffcv.writer import DatasetWriter, handle_sample
 finally:
+    if _lacks_cv2:
+        del sys.modules["cv2"]
     numba.typed.Dict = _typed_dict
     torch.set_num_threads(_torch_threads)
     numba.set_num_threads(_numba_threads)

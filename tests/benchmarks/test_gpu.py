@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 import torch
@@ -117,8 +118,8 @@ def runner(command, tmp_path):
     return Runner(command, tmp_path, 600)
 
 
-def part(name, needs=(), seconds=60, after=""):
-    return Part(name, name.capitalize(), "", needs, seconds, after=after)
+def part(name, needs=(), seconds=60, after="", usual=0):
+    return Part(name, name.capitalize(), "", needs, usual, seconds, after=after)
 
 
 def test_a_part_that_hangs_fails_or_is_killed_keeps_what_it_found_and_the_next_one_runs(runner):
@@ -143,12 +144,48 @@ def test_a_part_whose_packages_are_missing_is_not_run_nor_is_what_needs_it(runne
     ]  # fmt: skip
 
 
-def test_parts_end_with_the_time_of_all(command, tmp_path):
-    runner = Runner(command, tmp_path, 1)
+def test_parts_end_with_the_time_of_all_and_none_begins_that_would_not_fit(command, tmp_path):
+    runner = Runner(command, tmp_path, 2)
+    runner.run(part("large", usual=3))
     runner.run(part("hangs"))
     runner.run(part("late"))
-    assert runner.outcomes[0].problem.startswith("ended after ")
-    assert runner.outcomes[1].problem == "not run: the time of all parts is over"
+    assert runner.outcomes[0].problem in ("not run: it takes about 3 s, and 2 were left",
+                                          "not run: it takes about 3 s, and 1 were left")  # fmt: skip
+    assert runner.outcomes[1].problem.startswith("ended after ")
+    assert runner.outcomes[1].found["tables"], "what it found before"
+    assert runner.outcomes[2].problem == "not run: it takes about 0 s, and 0 were left"
+
+
+def test_the_page_is_whole_and_the_exit_code_is_1_when_the_minutes_are_over_or_a_figure_is_missed(tmp_path):
+    page = tmp_path / "gpu.md"
+    (tmp_path / "sitecustomize.py").write_text("import time, sys\nif '--worker' in sys.orig_argv: time.sleep(60)\n")
+    search = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    done = start("--device", "cpu", "--small", "--minutes", "0.05", "--page", page, PYTHONPATH=search)
+    assert done.returncode == 1
+    text = page.read_text("utf-8")
+    assert "**Ended after 3 s.**" in text or "**Ended after 2 s.**" in text
+    for each in PARTS:
+        assert f"## {each.title}\n" in text
+    assert "smoke: ended after" in done.stderr
+
+
+@pytest.mark.wide
+def test_wheels_of_a_folder_are_on_the_path_of_all_parts_and_nowhere_afterwards(tmp_path):
+    with ZipFile(tmp_path / "brought-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("brought.py", "")
+        wheel.writestr("brought-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: brought\nVersion: 1\n")
+        wheel.writestr("brought-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("brought-1.dist-info/RECORD", "")
+    (tmp_path / "pairs").mkdir()
+    code = (
+        "import os, subprocess, sys; sys.path.insert(0, sys.argv.pop(1)); import gpu; from pathlib import Path\n"
+        "gpu._add_wheels(Path(sys.argv[1]), Path(sys.argv[2])); import brought\n"
+        "subprocess.run([sys.executable, '-c', 'import brought'], check=True); print(os.environ['THERMOPILE_PAIRS'])\n"
+    )
+    command = [sys.executable, "-c", code, SCRIPT.parent, tmp_path, tmp_path / "site"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(tmp_path / "pairs")
+    assert subprocess.run([sys.executable, "-c", "import brought"], capture_output=True).returncode == 1
 
 
 def test_the_page_says_what_was_held_missed_and_not_run(runner):

@@ -206,4 +206,6 @@ def _model(where: str, name: str, config: Any, pretrained: bool) -> nn.Module:
 
 
 def _recompute(model: Any) -> None:
-    model.activation_checkpointing_enable({"use_reentrant": False})
+    # transformers before 5.23 has the older name alone, which later ones warn of.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})

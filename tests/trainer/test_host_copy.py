@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from thermopile.trainer.host_copy import CopyOnHost, PinnedMemory, bytes_on_gpu, placed
+from thermopile.trainer.tensors import load_tensors, save_tensors, take_apart
 
 from waits import no_waits
 
@@ -51,7 +52,7 @@ def test_a_copy_from_a_gpu_is_of_its_moment_and_does_not_wait_for_it():
     memory.close()
 
 
-def test_tensors_are_placed_one_behind_the_other_in_their_shape_dtype_and_memory_format():
+def test_tensors_are_placed_one_behind_the_other_in_their_shape_dtype_and_memory_format(tmp_path):
     tensors = [
         torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last), torch.tensor(3, dtype=torch.int64),
         torch.randn(5).bfloat16(), torch.randn(3, 2, dtype=torch.float64), torch.arange(7).byte(),
@@ -64,6 +65,9 @@ def test_tensors_are_placed_one_behind_the_other_in_their_shape_dtype_and_memory
     for copy, tensor in zip(copies, tensors, strict=True):  # none is in another's place
         assert torch.equal(copy, tensor)
         assert (copy.dtype, copy.stride()) == (tensor.dtype, tensor.stride())
+    save_tensors(tmp_path / "tensors", take_apart(copies)[0])  # which refuses tensors that share memory
+    saved = load_tensors(tmp_path / "tensors")
+    assert all(torch.equal(saved[str(number)], tensor) for number, tensor in enumerate(tensors))
 
 
 def test_the_pinned_memory_of_a_training_is_hardly_larger_than_12_bytes_a_parameter(monkeypatch):

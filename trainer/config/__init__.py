@@ -72,7 +72,7 @@ class TrainConfig(Section):
     """Time a GPU's convolution kernels in the first steps and use the fastest; auto: on a GPU."""
     deterministic: bool = False
     """Use only those of a GPU's algorithms that give the same bits every time, so that a resumed run repeats what one
-    without a stop would give; slower. CPUs do so anyway."""
+    without a stop would give; slower, and an error where torch has none. CPUs do so anyway."""
     compile: bool = False
     """Compile the encoders with torch.compile, which takes minutes once and makes steps faster."""
     on_nan: Literal["stop", "skip"] = "stop"

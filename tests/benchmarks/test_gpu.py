@@ -78,8 +78,10 @@ def test_a_step_is_measured_until_the_largest_batch_and_the_page_names_the_machi
 @pytest.mark.timeout(1200)
 def test_every_part_runs_on_a_cpu_at_its_small_size(tmp_path):
     page = tmp_path / "gpu.md"
-    done = start("--device", "cpu", "--small", "--page", page)
-    assert done.returncode == 0, done.stderr
+    done = start("--device", "cpu", "--small", "--minutes", "30", "--page", page)
+    assert all(line.startswith("missed: ") for line in done.stderr.splitlines()), (
+        "figures are a GPU's, and no part fails"
+    )
     text = page.read_text("utf-8")
     for part in PARTS:
         assert f"## {part.title}\n" in text

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from email import message_from_bytes
 from importlib import metadata
 from pathlib import Path
 from zipfile import ZipFile
@@ -101,7 +102,7 @@ def refuse_incomplete(folder: Path, there: set[str], python: str) -> None:
     for name, wheel in wheels:
         with ZipFile(wheel) as archive:
             (inside,) = (entry for entry in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", entry))
-            lines = re.findall(r"^Requires-Dist: (.*)$", archive.read(inside).decode(), re.M)
+            lines = message_from_bytes(archive.read(inside)).get_all("Requires-Dist", [])
         wrong += [f"{name} needs {one}" for one in sorted(needs(lines, python) - {*names} - there)]
     if wrong:
         sys.exit("\n".join(wrong))

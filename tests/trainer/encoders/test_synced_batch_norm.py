@@ -2,6 +2,7 @@
 
 import copy
 import socket
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from thermopile.trainer.encoders.synced_batch_norm import SyncedBatchNorm, synchronise_batch_norms
+from thermopile.trainer.encoders.synced_batch_norm import SyncedBatchNorm, _Normalised, synchronise_batch_norms
 
 from waits import no_waits
 
@@ -18,9 +19,9 @@ RANKS = 2
 
 def network(dtype):
     torch.manual_seed(0)
-    # The second norm gets a matrix, as in a projection head, and has no weights.
+    # The first norm gets pixels, which need no gradient; the last a matrix, as in a projection head, without weights.
     layers = nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.LazyLinear(6),
+        nn.BatchNorm2d(3), nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.LazyLinear(6),
         nn.BatchNorm1d(6, affine=False),
     )  # fmt: skip
     layers(torch.ones(2, 3, 8, 8))
@@ -39,7 +40,7 @@ def of_a_rank(rank, port, memory_format, pictures, folder):
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
     layers = network(torch.float64).to(memory_format=memory_format)
     synchronise_batch_norms(layers)
-    assert type(layers[1]) is SyncedBatchNorm
+    assert type(layers[0]) is SyncedBatchNorm
     own = pictures.chunk(RANKS)[rank].cuda().contiguous(memory_format=memory_format)
     outputs = step(layers, own)
     for parameter in layers.parameters():
@@ -81,6 +82,20 @@ def test_a_norm_does_not_wait_for_the_gpu():
             step(layers, pictures)
     finally:
         dist.destroy_process_group()
+
+
+def test_a_norm_of_pixels_exchanges_nothing_in_the_backward_pass(monkeypatch):
+    def reduce(gradient, inputs, mean, inverse_deviation, weight, of_inputs, of_weight, of_bias):
+        assert (of_inputs, of_weight, of_bias) == (False, True, True)
+        return None, None, torch.ones(3), torch.zeros(3)  # what torch's kernel for GPUs gives then
+
+    monkeypatch.setattr(torch, "batch_norm_backward_reduce", reduce)
+    monkeypatch.setattr(dist, "all_reduce", lambda values: pytest.fail("the ranks would wait for each other"))
+    context = SimpleNamespace(saved_tensors=[torch.ones(3)] * 5, needs_input_grad=[False, True, True] + [False] * 4)
+    of_pixels, of_weight, of_bias, *rest = _Normalised.backward(context, torch.ones(2, 3, 4, 4))
+    assert of_pixels is None
+    assert (of_weight.tolist(), of_bias.tolist()) == ([1, 1, 1], [0, 0, 0])
+    assert rest == [None] * 4
 
 
 def test_conversion_keeps_names_weights_and_what_a_norm_does_in_evaluation():

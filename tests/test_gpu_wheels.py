@@ -1,0 +1,41 @@
+"""The folder of wheels for a bare GPU image: whole by its metadata, or refused with what is missing."""
+
+import importlib.util
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "setup" / "gpu_wheels.py"
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("gpu_wheels", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def wheel(folder, name, *requirements):
+    with ZipFile(folder / f"{name}-1-py3-none-any.whl", "w") as archive:
+        lines = [f"Requires-Dist: {each}" for each in requirements]
+        archive.writestr(
+            f"{name}-1.dist-info/METADATA", "\n".join(["Name: " + name, *lines, "", "Requires-Dist: words"])
+        )
+
+
+def test_a_folder_that_lacks_a_requirement_or_has_one_twice_is_refused(script, tmp_path):
+    wheel(tmp_path, "one", "two>=1", "Torch", "three; extra == 'more'", "four; python_version < '3.12'")
+    wheel(tmp_path, "two")
+    script.refuse_incomplete(tmp_path, {"torch"}, "3.12")
+    (tmp_path / "two-2-py3-none-any.whl").write_bytes((tmp_path / "two-1-py3-none-any.whl").read_bytes())
+    with pytest.raises(SystemExit) as refused:
+        script.refuse_incomplete(tmp_path, set(), "3.11")
+    assert str(refused.value).splitlines() == ["two is there twice", "one needs four", "one needs torch"]
+
+
+def test_what_the_image_has_is_not_brought_nor_what_it_needs(script):
+    lacking = script.lacking({"torch", "transformers", "rich", "matplotlib", "opencv-python"}, "3.12")
+    assert {"zarr", "icechunk", "ffcv", "pydantic", "typing-inspection"} <= lacking.keys()
+    assert not {"torch", "jinja2", "markdown-it-py", "nvidia-dali-cuda130"} & lacking.keys()

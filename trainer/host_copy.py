@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -29,7 +30,8 @@ class PinnedMemory:
 
     def close(self) -> None:
         """Unlock the memory; copies to it must be complete."""
-        self._call("cudaHostUnregister")
+        with suppress(RuntimeError):  # after an error of the GPU, of which the caller is to hear
+            self._call("cudaHostUnregister")
 
     def _call(self, name: str, *arguments: int) -> None:
         with torch.cuda.device(self._device):  # a thread begins on the process's first GPU

@@ -36,7 +36,7 @@ class Sets(NamedTuple):
     train: Dataset
     tests: list[Dataset]
     classes: list[Classes]
-    """The classes of each test set; drawings and emoji have none."""
+    """The classes of each test set; none of drawings and emoji, nor where classes may have lost all their samples."""
 
 
 class BalancedGlyphs(GlyphSource):
@@ -98,7 +98,7 @@ def make_sets(folder: Path, data: Data) -> None:
 def open_sets(folder: Path, data: Data) -> Sets:
     """Open what make_sets made."""
     train, *tests = map(Dataset, _paths(folder, data))
-    tested = [] if is_drawn(data) else tests
+    tested = [] if is_drawn(data) or data.endswith(RIGHT) else tests
     return Sets(train, tests, [match_classes(train.column("group"), test.column("group")) for test in tested])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Set
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -98,9 +99,17 @@ def _resolve_data(config: TrainConfig, dataset: Dataset, mode: str) -> DataConfi
     recipe = RecipeConfig(name=name, **fields) if fields else name
     recipe_named(recipe)
     if loader == "auto":
-        loader = "dali" if device_named(config.device).type == "cuda" and not data.augmentation else "ffcv"
+        on_gpu = device_named(config.device).type == "cuda"
+        loader = "dali" if on_gpu and not data.augmentation and _has_dali() else "ffcv"
     update = {"recipe": recipe, "loader": loader, "path": dataset.absolute}
     return data.model_copy(update=update | {option: pinned(getattr(data, option), option) for option in SELECTING})
+
+
+def _has_dali() -> bool:
+    try:
+        return find_spec("nvidia.dali") is not None
+    except ModuleNotFoundError:  # without any package of NVIDIA's
+        return False
 
 
 def recipe_named(asked: str | RecipeConfig) -> Recipe:

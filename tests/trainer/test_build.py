@@ -1,5 +1,6 @@
 """The parts of a run that the settings ask for: which loader, which recipe, whose augmentation."""
 
+import sys
 from contextlib import contextmanager
 
 import pytest
@@ -56,11 +57,15 @@ def test_a_run_without_a_gpu_has_ffcv_unless_it_asks_for_dali(pairs_dataset):
     assert settings(pairs_dataset, loader="dali").data.loader == "dali"
 
 
-def test_a_run_with_a_gpu_has_dali_unless_it_brings_an_augmentation(pairs_dataset, gpu):
+def test_a_run_with_a_gpu_has_dali_if_it_is_installed_unless_it_brings_an_augmentation(
+    pairs_dataset, gpu, monkeypatch
+):  # fmt: skip
     with gpu():
         assert settings(pairs_dataset, device="auto").data.loader == "dali"
         assert settings(pairs_dataset, device="cpu").data.loader == "ffcv"
         assert settings(pairs_dataset, device="auto", augmentation="own:colours").data.loader == "ffcv"
+        monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+        assert settings(pairs_dataset, device="auto").data.loader == "ffcv"
 
 
 def test_an_objectives_setting_that_there_is_not_is_named_also_where_it_is_none(pairs_dataset):

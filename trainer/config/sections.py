@@ -89,7 +89,8 @@ class DataConfig(Section):
     """Parquet file with the columns sample_id and weight: the factor of a sample's loss, relative to the mean of all;
     `--weights`. Recorded likewise."""
     loader: Literal["auto", "ffcv", "dali", "synthetic"] = "auto"
-    """Loader that decodes and augments; auto is `dali` with a GPU, `ffcv` without one or with a custom augmentation.
+    """Loader that decodes and augments; auto is `dali` with a GPU, `ffcv` without one or without DALI, or with a custom
+    augmentation.
 
     A run keeps its loader on whatever machine it is resumed; `dali` also runs without a GPU. Their views differ by
     about one level of 255. `synthetic` repeats random batches: it measures speed and learns nothing."""

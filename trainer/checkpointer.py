@@ -62,7 +62,7 @@ class Checkpointer:
     def reserve(self, training_state: Callable[[], dict[str, Any]], device: torch.device) -> None:
         """Let the thread pin memory for copies from a GPU, once, when there is a step's optimiser state to measure.
 
-        It takes seconds in a large run. A checkpoint before its end, or one that is larger, is copied without.
+        It takes seconds in a large run. A checkpoint before its end, or one that is larger, is copied without it.
         """
         if self._pinned is None and self._world.is_first:
             size = bytes_on_gpu(training_state())
@@ -70,10 +70,13 @@ class Checkpointer:
 
     def _copy(self, state: dict[str, Any]) -> CopyOnHost:
         pinned = self._pinned
-        if pinned is not None and pinned.done() and not pinned.exception():
-            memory = pinned.result().bytes
-            return CopyOnHost(state, memory if len(memory) >= bytes_on_gpu(state) else None)
-        return CopyOnHost(state)
+        if pinned is None or not pinned.done() or pinned.exception():
+            return CopyOnHost(state)
+        if len(memory := pinned.result().bytes) < bytes_on_gpu(state):  # the first step was skipped, say
+            pinned.result().close()
+            self._pinned = None
+            return CopyOnHost(state)
+        return CopyOnHost(state, memory)
 
     def is_due(self, step: int) -> bool:
         """Return whether to checkpoint after this step; with several ranks, rank 0's answer counts."""

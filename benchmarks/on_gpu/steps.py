@@ -79,7 +79,14 @@ class Steps:
         self._made += 1
         self._trainer.store.prefetch(self._ids(self._made))
         batch, self._batch = self._batch, Batch(self._ids(self._made), self._batch.views, self._batch.tokens)
-        self._trainer.step([batch])
+        rows = self._trainer.config.micro_batch or self._size
+        self._trainer.step(self._part(batch, first, first + rows) for first in range(0, self._size, rows))
+
+    @staticmethod
+    def _part(batch: Batch, begin: int, end: int) -> Batch:
+        assert batch.tokens is not None
+        return Batch(batch.sample_ids[begin:end], tuple(view[begin:end] for view in batch.views),
+                     batch.tokens[begin:end])  # fmt: skip
 
     def _ids(self, step: int) -> torch.Tensor:
         first = step * self._size % self._trainer.dataset.n

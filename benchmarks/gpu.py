@@ -1,11 +1,10 @@
 """Measure what this package does on a GPU, and write a page: `make gpu`.
 
-Each part runs in a process of its own with a time limit, in the order of its worth, and the page is written again as
-each ends. What cannot run here, or does not fit into the minutes, is marked as not run. Installs nothing, and needs no
-network.
+The parts that fit the minutes run in the order of their worth, each in a process of its own with a time limit, and the
+page is written again as each ends. What cannot run here is marked as not run. Installs nothing, and needs no network.
 
 \b
-Exit codes: 0, every part ran and held what is asked; 1, some did not, or there is no GPU.
+Exit codes: 0, every part that there was time for ran, and every figure held; 1, some did not, or there is no GPU.
 """
 
 # Only the standard library: each part imports what it needs, and a missing package is named in one line.
@@ -13,6 +12,7 @@ import argparse
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +26,7 @@ from on_gpu.parts import PARTS
 from on_gpu.running import Runner
 
 MINUTES = 9.0
+"""Ten minutes are what rented machines often give a command."""
 
 
 def main() -> int:
@@ -35,7 +36,7 @@ def main() -> int:
     parser.add_argument(
         "--part", action="append", choices=[part.name for part in PARTS], help="repeatable; default: all"
     )
-    parser.add_argument("--minutes", type=float, default=MINUTES, help=f"for all parts; default: {MINUTES:g}")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="for all parts; default: %(default)g")
     parser.add_argument("--wheels", type=Path, help="a folder of wheels, and of pairs, to have on the path meanwhile")
     for hidden in ("--worker", "--folder"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
@@ -45,6 +46,7 @@ def main() -> int:
     if asked.worker:
         _work(asked)
         return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the part that runs is ended, and is on the page
     with tempfile.TemporaryDirectory(prefix="thermopile-gpu-") as folder:
         if asked.wheels:
             _add_wheels(asked.wheels, Path(folder, "site"))
@@ -70,14 +72,15 @@ def _measure(asked: argparse.Namespace, folder: Path) -> int:
     script = [sys.executable, __file__, "--device", asked.device, *(["--small"] if asked.small else [])]
     runner = Runner([*script, "--folder", str(folder)], folder, 60 * asked.minutes)
     for part in (part for part in PARTS if asked.part is None or part.name in asked.part):
-        # The seconds are a GPU's.
-        runner.run(replace(part, usual=0, seconds=600) if asked.small else part)
-        if asked.page:
-            write_page(asked.page, machine, runner.outcomes)
-    complaints = runner.complaints()
-    for line in complaints:
+        # The limits are a GPU's.
+        try:
+            runner.run(replace(part, seconds=600) if asked.small else part)
+        finally:
+            if asked.page:
+                write_page(asked.page, machine, runner.outcomes)
+    for line in runner.complaints():
         print(line, file=sys.stderr)
-    return 1 if complaints else 0
+    return 0 if runner.held else 1
 
 
 def _work(asked: argparse.Namespace) -> None:

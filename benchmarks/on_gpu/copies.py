@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from statistics import median
 
 import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from thermopile.trainer.config.layers import merge
 from thermopile.trainer.host_copy import bytes_on_gpu
 
+from harness import timed
 from on_gpu.findings import Findings
-from on_gpu.steps import CONFIGURATIONS, Steps, settings, trainer_of
+from on_gpu.steps import Steps, settings, trainer_of
 from on_gpu.timing import seconds_of, synchronize
 
 STEPS = 5
@@ -30,11 +30,10 @@ Span = tuple[float, float]
 """Begin and end."""
 
 
-def waits(found: Findings) -> None:
-    """Count the waits of steps between two lines of the log, with transformers' encoders."""
-    for name in ("float32", "bf16", "checkpointed", "in micro-batches", *([] if found.small else ["compiled"])):
-        asked = settings(found.device, found.small)
-        merge(asked, CONFIGURATIONS[name])
+def waits(found: Findings, *names: str) -> None:
+    """Count the waits of steps between two lines of the log, with transformers' encoders in these configurations."""
+    for name in names:
+        asked = settings(found.device, found.small, name)
         with trainer_of(asked, found.folder) as trainer:
             step = Steps(trainer, 16)
             for _ in range(WARM_UP):
@@ -74,25 +73,20 @@ def counted_waits(device: str) -> Iterator[Counter[str]]:
 
 
 def copies(found: Findings) -> None:
-    """Profile steps: how long the copies between host and device take, and for how much of that the device computes."""
+    """Profile steps: how much of the copies between host and device it computes meanwhile, kernels, and idle time."""
     _bandwidth(found)
     for batch in (16,) if found.small else BATCHES:
         try:
-            seen, host = _profiled(found, batch)
-            copied, computed = spans(seen)
+            work = _profiled(found, batch)
         except torch.OutOfMemoryError:
             found.note(f"A batch of {batch:,} does not fit into the memory.")
             continue
+        _kernels(found, batch, work)
+        copied = [span for name, span in work if "HtoD" in name or "DtoH" in name]
         if not copied:
             found.note(f"b = {batch:,}: the profiler saw no copy between host and device.")
             continue
-        share, (began, ended) = overlapped(copied, computed), (min(computed)[0], max(end for _, end in computed))
-        idle = 1 - sum(end - begin for begin, end in united([*copied, *computed])) / (ended - began)
-        found.row("A step as the profiler saw it", {
-            "batch": f"{batch:,}", "the GPU idles": f"{idle:.1%}", "of the host's CPU": f"{1e3 * host:.1f} ms",
-        })  # fmt: skip
-        if batch == BATCHES[-1]:
-            _longest(found, seen)
+        share = overlapped(copied, [span for name, span in work if "HtoD" not in name and "DtoH" not in name])
         found.row("Copies of state between host and device, a step", {
             "batch": f"{batch:,}", "copies": f"{len(copied) / STEPS:g}",
             "time": f"{sum(end - begin for begin, end in copied) / STEPS / 1e3:.3f} ms", "overlapped": f"{share:.0%}",
@@ -101,71 +95,56 @@ def copies(found: Findings) -> None:
                     share >= MIN_OVERLAPPED)  # fmt: skip
 
 
-def _profiled(found: Findings, batch: int) -> tuple[profile, float]:
-    """Return a profile of steps, and the seconds that one takes of the training thread's CPU."""
-    activity, began = ProfilerActivity.CUDA if found.device == "cuda" else ProfilerActivity.CPU, time.perf_counter()
+def _profiled(found: Findings, batch: int) -> list[tuple[str, Span]]:
+    """Return what the device did in some steps, or without a GPU the CPU's operations; spans are in microseconds."""
+    gpu = found.device == "cuda"
     with trainer_of(settings(found.device, found.small), found.folder) as trainer:
         step = Steps(trainer, batch)
-        step()
+        queueing = []
+        for _ in range(WARM_UP + STEPS):
+            synchronize(found.device)  # so that the host waits for no earlier step
+            queueing.append(timed(step))
         synchronize(found.device)
-        found.note(f"b = {batch:,}: the first step was done {time.perf_counter() - began:.1f} s after the start.")
-        for _ in range(WARM_UP):
-            step()
-        synchronize(found.device)
-        seen = profile(activities=[activity])
-        with seen:
-            host = time.thread_time()
+        found.row("What the host takes to queue a step",
+                  {"batch": f"{batch:,}", "a step": f"{1e3 * median(queueing[WARM_UP:]):.1f} ms"})  # fmt: skip
+        with profile(activities=[ProfilerActivity.CUDA if gpu else ProfilerActivity.CPU]) as seen:
             for _ in range(STEPS):
                 step()
-            host = time.thread_time() - host
             synchronize(found.device)
-        pinned = bytes_on_gpu(trainer.training_state()) / sum(each.numel() for each in trainer.encoders.parameters())
-        found.note(f"A checkpoint's copy takes {pinned:.2f} bytes of pinned memory a parameter, none on a CPU.")
-    return seen, host / STEPS
+        if gpu:
+            pinned = bytes_on_gpu(trainer.training_state())
+            parameters = sum(each.numel() for each in trainer.encoders.parameters())
+            found.note(f"A checkpoint's copy takes {pinned / parameters:.2f} bytes of pinned memory a parameter.")
+    # An annotation spans the kernels that it names and what lies between them.
+    device = DeviceType.CUDA if gpu else DeviceType.CPU
+    events = (each for each in seen.events() or () if each.device_type == device and not each.is_user_annotation)
+    return [(event.name, (event.time_range.start, event.time_range.end)) for event in events]
 
 
-def _longest(found: Findings, seen: profile) -> None:
-    """A row for each of the ten kernels that took longest."""
-    kernels: Counter[str] = Counter()
-    for event in seen.events() or ():  # type: ignore[no-untyped-call]
-        if event.device_type == DeviceType.CUDA and not event.is_user_annotation:
-            kernels[event.name] += event.time_range.elapsed_us()
-    for name, taken in kernels.most_common(10):
-        found.row("The longest kernels, a step", {"kernel": f"`{name[:90]}`", "time": f"{taken / STEPS / 1e3:.3f} ms"})
+def _kernels(found: Findings, batch: int, work: Sequence[tuple[str, Span]]) -> None:
+    """Tell the share of time in which the device did nothing, and what took it longest."""
+    spent: dict[str, list[float]] = {}
+    for name, (begin, end) in work:
+        spent.setdefault(name, []).append((end - begin) / 1e3)
+    if busy := merged(span for _, span in work):
+        idle = 1 - sum(end - begin for begin, end in busy) / (busy[-1][1] - busy[0][0])
+        found.note(f"b = {batch:,}: the device was idle for {idle:.1%} of {STEPS} steps under the profiler.")
+    for name, each in sorted(spent.items(), key=lambda pair: -sum(pair[1]))[:10]:
+        found.row(f"What took longest, b = {batch:,}", {
+            "kernel": f"`{name[:100]}`", "calls a step": f"{len(each) / STEPS:g}",
+            "a step": f"{sum(each) / STEPS:.3f} ms",
+        })  # fmt: skip
 
 
 def _bandwidth(found: Findings) -> None:
-    """Say how fast pinned memory is copied to the device, the limit of what is uploaded."""
-    if found.device == "cuda":
-        host = torch.empty(2**28, dtype=torch.uint8, pin_memory=True)
-        there = torch.empty_like(host, device="cuda")
-        seconds = seconds_of(lambda: there.copy_(host, non_blocking=True), 5, found.device)
-        found.note(f"Pinned memory goes to the GPU at {len(host) / seconds / 1e9:.1f} GB/s.")
+    host = torch.empty(2**20 if found.small else 2**28, dtype=torch.uint8, pin_memory=found.device == "cuda")
+    device = torch.empty_like(host, device=found.device)
+    seconds = seconds_of(lambda: device.copy_(host, non_blocking=True), 10, found.device)
+    found.note(f"From pinned memory to the device: {len(host) / seconds / 1e9:.1f} GB a second.")
 
 
-def spans(seen: profile) -> tuple[list[Span], list[Span]]:
-    """Return begin and end, in microseconds, of the copies between host and device, and of all else that it did."""
-    copied: list[Span] = []
-    computed: list[Span] = []
-    for event in seen.events() or ():  # type: ignore[no-untyped-call]
-        # An annotation spans the kernels that it names and what lies between them.
-        if event.device_type == DeviceType.CUDA and not event.is_user_annotation:
-            span = (event.time_range.start, event.time_range.end)
-            between = "HtoD" in event.name or "DtoH" in event.name
-            (copied if between else computed).append(span)
-    return copied, computed
-
-
-def overlapped(copied: Sequence[Span], computed: Sequence[Span]) -> float:
-    """Return the share of the time of `copied` that lies within spans of `computed`, 0 … 1."""
-    busy = united(computed)
-    hidden = sum(max(0.0, min(end, until) - max(begin, since)) for begin, end in copied for since, until in busy)
-    total = sum(end - begin for begin, end in copied)
-    return hidden / total if total else 1.0
-
-
-def united(spans: Sequence[Span]) -> list[Span]:
-    """Return the times that any of the spans covers, in order."""
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """Return the time within any of the spans, as spans that do not meet."""
     busy: list[Span] = []
     for begin, end in sorted(spans):
         if busy and begin <= busy[-1][1]:
@@ -173,3 +152,11 @@ def united(spans: Sequence[Span]) -> list[Span]:
         else:
             busy.append((begin, end))
     return busy
+
+
+def overlapped(copied: Sequence[Span], computed: Sequence[Span]) -> float:
+    """Return the share of the time of `copied` that lies within spans of `computed`, 0 … 1."""
+    busy = merged(computed)
+    hidden = sum(max(0.0, min(end, until) - max(begin, since)) for begin, end in copied for since, until in busy)
+    total = sum(end - begin for begin, end in copied)
+    return hidden / total if total else 1.0

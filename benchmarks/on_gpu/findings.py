@@ -16,19 +16,16 @@ class Findings:
         self._file = file_of(part, folder)
         self._found: dict[str, Any] = {"tables": [], "checks": [], "notes": [], "values": {}}
 
-    def row(self, table: str, cells: Mapping[str, str]) -> None:
-        """Add a row to the table of this title; the first one names its columns."""
-        tables = self._found["tables"]
-        if not tables or tables[-1]["title"] != table:
-            tables.append({"title": table, "heading": list(cells), "rows": []})
-        tables[-1]["rows"].append([str(cell) for cell in cells.values()])
+    def row(self, table: str, cells: Mapping[str, str], *, again: bool = False) -> None:
+        """Add a row to the table of this title; the first one names its columns. again: in place of the last row."""
+        tables = {each["title"]: each["rows"] for each in self._found["tables"]}
+        if table not in tables:
+            tables[table] = []
+            self._found["tables"].append({"title": table, "heading": list(cells), "rows": tables[table]})
+        if again:
+            tables[table].pop()
+        tables[table].append([str(cell) for cell in cells.values()])
         self.save()
-
-    def tally(self, table: str, cells: Mapping[str, str]) -> None:
-        """Replace a table by one of this row: counts that grow."""
-        tables = self._found["tables"]
-        tables[:] = [each for each in tables if each["title"] != table]
-        self.row(table, cells)
 
     def check(self, what: str, asked: str, found: str, held: bool) -> None:
         """Add a figure that has a target."""
@@ -36,8 +33,9 @@ class Findings:
         self.save()
 
     def note(self, text: str) -> None:
-        """Add a remark."""
-        self._found["notes"].append(text)
+        """Add a remark, once."""
+        if text not in self._found["notes"]:
+            self._found["notes"].append(text)
         self.save()
 
     def keep(self, name: str, value: Any) -> None:

@@ -14,7 +14,7 @@ class Part:
     needs: tuple[str, ...]
     """Modules without which it cannot run."""
     usual: float
-    """Seconds that it should take; with less time left it does not begin."""
+    """Seconds that it is likely to take; with less time left it is not begun."""
     seconds: float
     """It is ended after this long."""
     arguments: tuple[str, ...] = ()
@@ -32,27 +32,28 @@ PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn", "tomli_w": "tomli-w", "p
 """Module → package, where the names differ."""
 
 PARTS = (
-    Part("smoke", "Ten steps by every loader", "smoke:measure", DATA, 30, 60),
-    Part("step-bf16", "A step in bfloat16", "steps:measure", TRAINER, 40, 75, ("bf16",)),
-    Part("photographs", "Photographs", "feeding:photographs", DATA, 20, 60),
+    Part("smoke", "Ten steps with each loader", "runs:smoke", TRAINER, 45, 60),
+    Part("step-bf16", "A step in bfloat16", "steps:measure", TRAINER, 45, 75, ("bf16",)),
+    Part("photographs", "Photographs", "feeding:photographs", DATA, 25, 60),
     Part("training", "Training on real data", "feeding:training", DATA, 60, 100, after="photographs"),
-    Part("objective", "The objective", "objective:measure", OBJECTIVE, 25, 60),
-    Part("copies", "Copies of the state, and what a step is made of", "copies:copies", TRAINER, 25, 45),
-    Part("waits", "Waits for the GPU", "copies:waits", TRAINER, 40, 60),
-    Part("checkpoint", "Checkpoints", "runs:checkpoint", TRAINER, 30, 60),
+    Part("objective", "The objective", "objective:measure", OBJECTIVE, 40, 60),
+    Part("copies", "Copies, kernels and idle time", "copies:copies", TRAINER, 30, 60),
+    Part("waits", "Waits for the GPU", "copies:waits", TRAINER, 35, 60, ("float32", "bf16", "checkpointed", "pieces")),
+    Part("checkpoint", "Checkpoints", "runs:checkpoint", TRAINER, 40, 60),
     Part("resume", "A stopped and resumed run", "runs:resume", TRAINER, 30, 60),
-    Part("exact", "The same, deterministic", "runs:exact", TRAINER, 60, 120),
-    Part("ranks", "What ranks exchange", "ranks:measure", TRAINER, 15, 45),
-    Part("step-vit", "A step of ViT-B/32 in bfloat16", "steps:measure", TRAINER, 30, 60, ("vit",)),
-    Part("step-deterministic", "A step in bfloat16, deterministic", "steps:measure", TRAINER, 30, 60,
-         ("deterministic",)),
+    Part("exact", "A stopped and resumed run, deterministic", "runs:exact", TRAINER, 60, 120),
+    Part("nccl", "One rank", "runs:one_rank", TRAINER, 35, 60),
     Part("rival", "Beside a loop in plain torch", "rival:measure", DATA, 120, 200),
-    Part("step-tf32", "A step in TF32", "steps:measure", TRAINER, 30, 60, ("tf32",)),
-    Part("step-float32", "A step in float32", "steps:measure", TRAINER, 40, 75, ("float32",)),
-    Part("step-checkpointed", "A step in bfloat16 with activation checkpointing", "steps:measure", TRAINER, 40, 75,
-         ("checkpointed",)),
-    Part("dali", "DALI", "feeding:dali", (*DATA, "nvidia.dali"), 40, 75, after="photographs"),
+    Part("step-deterministic", "A step in bfloat16, deterministic", "steps:measure", TRAINER, 40, 60,
+         ("deterministic",)),
     Part("step-compiled", "A step in bfloat16, compiled", "steps:measure", TRAINER, 90, 150, ("compiled",)),
-    Part("tests", "Tests on the GPU", "runs:tests", TESTS, 60, 150, ("not compiled",)),
-    Part("tests-compiled", "Tests of compiled encoders on the GPU", "runs:tests", TESTS, 90, 150, ("compiled",)),
+    Part("waits-compiled", "Waits for the GPU, compiled", "copies:waits", TRAINER, 60, 120, ("compiled",)),
+    Part("step-float32", "A step in float32", "steps:measure", TRAINER, 45, 75, ("float32",)),
+    Part("step-tf32", "A step in TF32", "steps:measure", TRAINER, 35, 60, ("tf32",)),
+    Part("step-checkpointed", "A step in bfloat16 with activation checkpointing", "steps:measure", TRAINER, 45, 75,
+         ("checkpointed",)),
+    Part("step-vit", "A step of ViT-B/32 in bfloat16", "steps:measure", TRAINER, 35, 60, ("vit",)),
+    Part("dali", "DALI", "feeding:dali", (*DATA, "nvidia.dali"), 45, 75, after="photographs"),
+    Part("tests", "Tests on the GPU", "suite:tests", TESTS, 60, 150, ("not compiled",)),
+    Part("tests-compiled", "Tests of compiled encoders on the GPU", "suite:tests", TESTS, 60, 150, ("compiled",)),
 )  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Any
 from on_gpu.findings import read
 from on_gpu.parts import PACKAGES, Part
 
+NO_TIME = "not run: there was no time left for it"
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 """Nothing here may ask the network."""
 
@@ -41,31 +42,38 @@ class Runner:
     def run(self, part: Part) -> None:
         """Run a part, or note why it cannot run."""
         print(f"{part.name}: ", end="", flush=True)
-        problem, began = self._refusal(part), time.monotonic()
-        if not problem:
-            problem = self._run(part, min(part.seconds, self._ends - began))
-        seconds = time.monotonic() - began
-        self.outcomes.append(Outcome(part, seconds, problem, read(part.name, self._folder)))
-        print(problem or f"{seconds:.0f} s", flush=True)
+        problem, began = "interrupted", time.monotonic()
+        try:
+            problem = self._refusal(part) or self._run(part, min(part.seconds, self._ends - began))
+        finally:
+            seconds = time.monotonic() - began
+            self.outcomes.append(Outcome(part, seconds, problem, read(part.name, self._folder)))
+            print(problem or f"{seconds:.0f} s", flush=True)
+
+    @property
+    def held(self) -> bool:
+        """Whether all parts that there was time for ran to their end, and no figure missed its target."""
+        return not self._missed() and all(outcome.problem in ("", NO_TIME) for outcome in self.outcomes)
 
     def complaints(self) -> list[str]:
         """Return a line for each figure that missed its target, and one for the parts that did not run."""
-        checks = [check for outcome in self.outcomes for check in outcome.found.get("checks", [])]
-        lines = [f"missed: {check['what']}: {check['found']}, asked {check['asked']}"
-                 for check in checks if not check["held"]]  # fmt: skip
+        lines = [f"missed: {check['what']}: {check['found']}, asked {check['asked']}" for check in self._missed()]
         problems: dict[str, list[str]] = {}
         for outcome in self.outcomes:
-            if outcome.problem:
-                problems.setdefault(outcome.problem, []).append(outcome.part.name)
-        return lines + [f"{', '.join(names)}: {problem}" for problem, names in problems.items()]
+            problems.setdefault(outcome.problem, []).append(outcome.part.name)
+        return lines + [f"{', '.join(names)}: {problem}" for problem, names in problems.items() if problem]
+
+    def _missed(self) -> list[dict[str, Any]]:
+        checks = (check for outcome in self.outcomes for check in outcome.found.get("checks", []))
+        return [check for check in checks if not check["held"]]
 
     def _refusal(self, part: Part) -> str:
         if lacking := missing(part.needs):
             return f"not run: {', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} missing"
-        if any(outcome.part.name == part.after and outcome.problem for outcome in self.outcomes):
-            return f"not run: it needs what {part.after} makes"
-        left = max(0.0, self._ends - time.monotonic())
-        return "" if part.usual < left else f"not run: it takes about {part.usual:.0f} s, and {left:.0f} were left"
+        before = [outcome.problem for outcome in self.outcomes if outcome.part.name == part.after and outcome.problem]
+        if before:
+            return NO_TIME if before == [NO_TIME] else f"not run: it needs what {part.after} makes"
+        return "" if time.monotonic() + part.usual <= self._ends else NO_TIME
 
     def _run(self, part: Part, seconds: float) -> str:
         log = self._folder / f"{part.name}.log"

@@ -1,79 +1,91 @@
-"""Tests that need a GPU, and whole runs: how a checkpoint holds one up, and whether a resumed one goes on alike."""
+"""Runs: whether those on the device, with one rank, and resumed go alike, and how a checkpoint holds one up."""
 
 from __future__ import annotations
 
 import json
-import re
-import subprocess
-import sys
-from collections import Counter
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
-from xml.etree import ElementTree
 
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from thermopile.pipeline.augment import RECIPES
+from thermopile.pipeline.dataset import Dataset
+from thermopile.state_store.ranks import TorchRanks
+from thermopile.tools.bench.step import open_trainer
 from thermopile.tools.bench.synthetic_dataset import synthetic_dataset
 from thermopile.trainer.build import resolve
-from thermopile.trainer.config import load_config
+from thermopile.trainer.config import TrainConfig, load_config
+from thermopile.trainer.heartbeats import Heartbeats
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
+from thermopile.trainer.world import World
 
 from harness import plain
 from on_gpu.findings import Findings
+from on_gpu.running import missing
 from on_gpu.steps import settings
+from on_gpu.timing import synchronize
 from step import Sizes
 from step import measure as measure_checkpoints
 
-TESTS = Path(__file__).parents[2] / "tests"
-MARK = "pytest.mark.gpu"
+STEPS, BATCH = 10, 64
 MAX_DIFFERENCE = 0.01
-"""Largest relative difference of losses after a resume: convolutions on a GPU are not deterministic."""
+"""Largest relative difference of a loss: convolutions on a GPU are not deterministic, and sum in another order."""
+MAX_LEVELS = 0.5
 
 
-def tests(found: Findings, which: str) -> None:
-    """Run the tests that are marked for a GPU. which: an expression about their names, as pytest's -k."""
-    # Only files that have some: the others import for a minute.
-    files = sorted(str(file) for file in TESTS.rglob("test_*.py") if MARK in file.read_text("utf-8"))
-    report = found.folder / f"{which.replace(' ', '-')}.xml"
-    words = ["-v", "-p", "no:cacheprovider", "--rootdir", str(TESTS), "-m", "gpu", "-k", which,
-             "--continue-on-collection-errors", "--basetemp", str(found.folder / "pytest"),
-             f"--junitxml={report}"]  # fmt: skip
-    # -P: a package of the checkout would be taken for the folder of tests with its name.
-    command, counts = [sys.executable, "-P", "-m", "pytest", *words, *files], Counter[str]()
-    with subprocess.Popen(command, cwd=TESTS.parent, stdout=subprocess.PIPE, text=True) as done:
-        for line in done.stdout or ():
-            print(line, end="")
-            if outcome := re.search(r"::.* (PASSED|FAILED|ERROR|SKIPPED)\b", line):
-                counts[outcome[1].lower()] += 1
-                found.tally("Tests", {name: f"{counts[name]:,}" for name in ("passed", "failed", "error", "skipped")})
-    if not report.exists():
-        raise SystemExit(f"pytest ended with exit code {done.returncode} and no report")
-    cases = list(ElementTree.parse(report).iter("testcase"))
-    bad = [case for case in cases if case.find("failure") is not None]
-    broken = [case for case in cases if case.find("error") is not None]
-    skipped = [case for case in cases if case.find("skipped") is not None]
-    passed = len(cases) - len(bad) - len(broken) - len(skipped)
-    found.tally("Tests", {
-        "passed": f"{passed:,}", "failed": f"{len(bad):,}",
-        "not run": f"{len(broken):,}", "skipped": f"{len(skipped):,}",
+def smoke(found: Findings) -> None:
+    """Train small encoders with each loader beside the CPU, first on random batches: they need the fewest packages."""
+    _beside_the_cpu(found, synthetic_dataset(found.folder / "random", STEPS * BATCH, "pairs"), "synthetic")
+    if lacking := missing(["ffcv", "PIL"]):
+        found.note(f"Not run with other loaders: {', '.join(lacking)} is missing.")
+        return
+    from made import make_pairs
+
+    pairs = make_pairs(found.folder / "pairs", STEPS * BATCH, 1)
+    for loader in ("ffcv", *(() if missing(["nvidia.dali"]) else ("dali",))):
+        _beside_the_cpu(found, pairs, loader)
+
+
+def _beside_the_cpu(found: Findings, dataset: Dataset, loader: str) -> None:
+    """Give two trainers the same batches, and compare them with ffcv's on the CPU.
+
+    The default encoders have no dropout, whose random numbers are the device's own.
+    """
+    tree: dict[str, Any] = {"precision": "float32", "batch_size": BATCH, "log_every": 1_000_000}
+    began, levels, first, opened = time.monotonic(), 0.0, 0.0, []
+    of_level = 255 * torch.tensor(RECIPES["clip"].std)[:, None, None]
+    with ExitStack() as stack:
+        for device, served in ((found.device, loader), ("cpu", "synthetic" if loader == "synthetic" else "ffcv")):
+            own = tree | {"device": device, "data": {"loader": served, "image_size": 32}}
+            opened.append(stack.enter_context(open_trainer(dataset, own, STEPS, Path(mkdtemp(dir=found.folder)))))
+        trainer, on_cpu = opened
+        for batch, beside in zip(trainer.loader.epoch(0), on_cpu.loader.epoch(0), strict=True):
+            same = batch.to(torch.device("cpu"))
+            synchronize(found.device)  # the copy may still be on its way
+            levels = max(levels, float(((same.views[0] - beside.views[0]) * of_level).abs().max()))
+            trainer.step([batch])
+            synchronize(found.device)
+            first = first or time.monotonic() - began
+            on_cpu.step([same])
+        losses, right = ([line["loss"] for line in each.log.flush()] for each in (trainer, on_cpu))
+    found.row(f"{STEPS} steps with batches of {BATCH}, in float32", {
+        "loader": loader, f"losses on {found.device}": " ".join(f"{loss:.4f}" for loss in losses),
+        "the same batches on the CPU": " ".join(f"{loss:.4f}" for loss in right), "first step after": f"{first:.1f} s",
+        "pixels beside ffcv's on the CPU": "–" if loader == "synthetic" else f"within {levels:.2g} levels",
     })  # fmt: skip
-    for case in bad:
-        found.note(f"Failed: `{_name(case)}`: {_reason(case, 'failure')}")
-    for case in broken:
-        found.note(f"Not run: `{_name(case)}`: {_reason(case, 'error')}")
-    for reason in sorted({_reason(case, "skipped") for case in skipped}):
-        found.note(f"Skipped: {reason}.")
-    if passed or bad:
-        found.check("tests that fail on the GPU", "0", f"{len(bad)} of {passed + len(bad)}", not bad)
-
-
-def _name(case: ElementTree.Element) -> str:
-    return f"{case.get('classname', '')}.{case.get('name', '')}".strip(".")
-
-
-def _reason(case: ElementTree.Element, kind: str) -> str:
-    found = case.find(kind)
-    text = "" if found is None else found.get("message", "") or (found.text or "")
-    return " ".join(text.split())[:200]
+    _check_losses(found, f"{loader}: a loss beside the CPU's", losses, right)
+    if loader == "ffcv":
+        found.check("ffcv: a pixel beside the CPU's, in grey levels", f"≤ {MAX_LEVELS}", f"{levels:.2g}",
+                    round(levels, 3) <= MAX_LEVELS)  # fmt: skip
 
 
 def checkpoint(found: Findings) -> None:
@@ -88,45 +100,96 @@ def checkpoint(found: Findings) -> None:
         beside = "–" if figure.alternative is None else f"{plain(figure.alternative)} {figure.unit}"
         found.row(measured.title, {"": figure.label, "ours": f"{plain(figure.ours)} {figure.unit}",
                                    "torch.save in the training thread": beside})  # fmt: skip
-        if figure.held is not None:
+        if figure.held is not None and not found.small:
             found.check(f"checkpoint: {figure.label}", figure.asked, f"{plain(figure.ours)} {figure.unit}", figure.held)
+    if found.device == "cuda" and hasattr(torch.cuda, "host_memory_stats"):
+        pinned = torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
+        found.note(f"Once all are written, torch holds {pinned / 1e9:.2f} GB of pinned memory.")
 
 
 def resume(found: Findings) -> None:
     """Train, and train again with a stop in the middle: the losses must agree."""
-    worst = _resumed(found, "resume", settings(found.device, found.small), 12)
-    found.check("largest relative difference of a resumed run's losses", f"≤ {MAX_DIFFERENCE}", f"{worst:.2g}",
-                worst <= MAX_DIFFERENCE)  # fmt: skip
+    config = _config(found)
+    found.note(f"In {config.precision}, stopped and resumed after {STEPS // 2} of {STEPS} steps.")
+    _check_losses(found, "a loss of a resumed run beside one never stopped", *_resumed(found, config, STEPS))
 
 
 def exact(found: Findings) -> None:
-    """The same with deterministic algorithms, bit for bit, for both kinds of image encoder."""
-    for vit in (False, True):
-        tree = settings(found.device, found.small, vit=vit) | {"deterministic": True}
-        tree["precision"] = "bf16" if found.device == "cuda" else "float32"
-        name = "ViT" if vit else "ResNet"
-        worst = _resumed(found, f"exact-{name}", tree, 12 if found.small else 200)
-        found.check(f"{name}: largest difference of a resumed run's losses, deterministic", "0", f"{worst:.2g}",
-                    worst == 0)  # fmt: skip
+    """The same with deterministic algorithms, for both kinds of image encoder: bit for bit."""
+    steps = STEPS if found.small else 200
+    for encoder, name in (("ResNet", "deterministic"), ("ViT", "vit")):
+        losses, right = _resumed(found, _config(found, name, steps, deterministic=True), steps)
+        alike = sum(one == other for one, other in zip(losses, right, strict=True))
+        found.check(f"{encoder}, deterministic: losses of a resumed run that are those of one never stopped",
+                    f"{steps}", f"{alike}", alike == steps)  # fmt: skip
 
 
-def _resumed(found: Findings, name: str, tree: dict[str, Any], steps: int) -> float:
-    """Return the largest relative difference between the losses of a run and of one stopped half way."""
-    batch = 16 if found.small else 64
-    dataset = synthetic_dataset(found.folder / name, steps * batch, "pairs")
-    tree = tree | {"batch_size": batch, "epochs": 1, "log_every": 1}
-    tree["data"] |= {"path": str(dataset.path)}
-    config = resolve(load_config(tree), dataset)
-    whole, stopped = (RunDirectory(found.folder / f"{name}-{which}") for which in ("whole", "stopped"))
+def _resumed(found: Findings, config: TrainConfig, steps: int) -> tuple[list[float], list[float]]:
+    """Return the losses of a run that was stopped half way, and of one that was not."""
+    middle = steps // 2
+    whole, stopped = (RunDirectory(Path(mkdtemp(dir=found.folder), name)) for name in ("whole", "stopped"))
     with Trainer.open(config, whole) as trainer:
         trainer.run()
     with Trainer.open(config, stopped) as trainer:
-        trainer.run(should_stop=lambda: trainer.steps_done == steps // 2)
+        trainer.run(should_stop=lambda: trainer.steps_done == middle)
     with Trainer.open(config, stopped, resume=True) as trainer:
         trainer.run()
-    first, second = (
-        [json.loads(line)["loss"] for line in run.metrics_file.read_text().splitlines()] for run in (whole, stopped)
-    )
-    found.note(f"{steps} steps of {config.model.image.name} and {config.model.text.name}, {config.precision}, batch "
-               f"{batch}, stopped and resumed after {steps // 2}.")  # fmt: skip
-    return max(float(abs(one - other) / abs(one)) for one, other in zip(first, second, strict=True))
+    return _losses(stopped), _losses(whole)
+
+
+def one_rank(found: Findings) -> None:
+    """Train as one of several ranks does, in a group of one: averaged gradients, synchronised norms, heartbeats."""
+    config = _config(found, precision="float32")
+    alone, ranked = (RunDirectory(found.folder / name) for name in ("alone", "ranked"))
+    with Trainer.open(config, alone) as trainer:
+        trainer.run()
+    with _world_of_one(found.device) as (world, heartbeats):
+        with OneOfSeveral.open(config, ranked, world=world) as trainer:
+            trainer.run()
+        # Objectives gather bytes like this, but not in a group of one.
+        sent = torch.arange(8, dtype=torch.uint8, device=found.device)
+        received = torch.zeros_like(sent)
+        dist.all_gather([received], sent)
+        found.check("bytes that one rank gathers", f"{sent.tolist()}", f"{received.tolist()}", received.equal(sent))
+        lost = heartbeats.lost()
+        found.check("ranks without a heartbeat", "0", f"{len(lost)}", not lost)
+    found.note(f"{STEPS} steps in {config.precision}, alone and with {'NCCL' if found.device == 'cuda' else 'gloo'}.")
+    _check_losses(found, "a loss of one rank in a group beside one alone", _losses(ranked), _losses(alone))
+
+
+class OneOfSeveral(Trainer):
+    """Wraps its encoders as if there were other ranks."""
+
+    def _prepare(self) -> None:
+        world, self.world = self.world, replace(self.world, size=2)
+        super()._prepare()
+        self.world = world
+
+
+@contextmanager
+def _world_of_one(device: str) -> Iterator[tuple[World, Heartbeats]]:
+    """Yield what `joined_world` would for a single rank if it made a group for one."""
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", store=store, rank=0, world_size=1)
+    control = TorchRanks(dist.new_group(backend="gloo"))
+    with Heartbeats(control).beating() as heartbeats:
+        yield World(control=control, heartbeats=heartbeats), heartbeats
+    dist.destroy_process_group()
+
+
+def _config(found: Findings, name: str = "", steps: int = STEPS, **more: Any) -> TrainConfig:
+    batch = 16 if found.small else 64
+    dataset = synthetic_dataset(Path(mkdtemp(dir=found.folder), "dataset"), steps * batch, "pairs")
+    tree = settings(found.device, found.small, name) | {"batch_size": batch, "epochs": 1, "log_every": 1} | more
+    tree["data"] |= {"path": str(dataset.path)}
+    return resolve(load_config(tree), dataset)
+
+
+def _losses(run: RunDirectory) -> list[float]:
+    return [json.loads(line)["loss"] for line in run.metrics_file.read_text().splitlines()]
+
+
+def _check_losses(found: Findings, what: str, losses: list[float], right: list[float]) -> None:
+    worst = max(abs(one - other) / abs(other) for one, other in zip(losses, right, strict=True))
+    found.check(f"{what}: largest relative difference", f"≤ {MAX_DIFFERENCE}", f"{worst:.2g}", worst <= MAX_DIFFERENCE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -16,8 +16,10 @@ import torch
 from thermopile.pipeline.batch import Batch
 from thermopile.tools.bench.step import is_out_of_memory, open_trainer
 from thermopile.tools.bench.synthetic_dataset import synthetic_dataset
+from thermopile.trainer.build import pieces_per_step
 from thermopile.trainer.config.layers import merge
 from thermopile.trainer.loop import Trainer
+from thermopile.trainer.step_clock import Mark, Seconds, StepClock
 
 from on_gpu.findings import Findings
 from on_gpu.timing import begin_peak, gigabytes, seconds_of
@@ -34,24 +36,32 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "bf16": {"precision": "bf16"},
     "compiled": {"precision": "bf16", "compile": True},
     "checkpointed": {"precision": "bf16", "model": {"activation_checkpointing": True}},
+    "pieces": {"precision": "bf16", "micro_batch": 8},
     "vit": {"precision": "bf16"},
     "deterministic": {"precision": "bf16", "deterministic": True},
-    "in micro-batches": {"precision": "bf16", "micro_batch": 8},
 }
-FIRST, ASKED_AT = 256, 1024
-"""Batch sizes that are timed as soon as they are known to fit; and at which the objective's share is asked for."""
+ASKED_AT = 1024
+"""The batch size at which the objective's share is asked for."""
 LARGEST = 32_768
 MAX_SHARE = 0.03
 
 
-def settings(device: str, small: bool, *, vit: bool = False) -> dict[str, Any]:
-    """Return settings of a training of ResNet-50, or ViT-B/32, and DistilBERT on random pairs of 224 pixels."""
+def settings(device: str, small: bool, name: str = "") -> dict[str, Any]:
+    """Return settings of a training of ResNet-50, or ViT-B/32, and DistilBERT on random pairs of 224 pixels.
+
+    name: one of CONFIGURATIONS.
+    """
+    vit = name == "vit"
     image, text = (SMALL_VIT if vit else SMALL_IMAGE, SMALL_TEXT) if small else (VIT if vit else IMAGE, TEXT)
-    return {
+    asked = {
         "device": device, "batch_size": 16, "log_every": 1_000_000,
         "checkpoint": {"every_minutes": 0}, "data": {"loader": "synthetic", "image_size": 32 if small else 224},
         "model": {"dim": 8 if small else 512, "image": image, "text": text},
     }  # fmt: skip
+    merge(asked, CONFIGURATIONS.get(name, {}))
+    if small:
+        asked["compile"] = False  # a compiler takes longer than all else
+    return asked
 
 
 @contextmanager
@@ -64,29 +74,26 @@ def trainer_of(asked: dict[str, Any], folder: Path) -> Iterator[Trainer]:
 
 
 class Steps:
-    """Steps of one batch size on the same random batch, each with the ids of other samples than the one before."""
+    """Steps of one batch size on the same random batch, each with the ids of other samples than the one before.
+
+    With `micro_batch` set, the batch is that of the settings.
+    """
 
     def __init__(self, trainer: Trainer, batch_size: int) -> None:
         self._trainer, self._size, self._made = trainer, batch_size, 0
         device, side, tokenizer = trainer.device, trainer.config.data.image_size, trainer.dataset.index.tokenizer
         assert tokenizer is not None
-        tokens = torch.randint(tokenizer.vocab_size, (batch_size, tokenizer.context_length), device=device).int()
-        tokens[:, -1] = tokenizer.end_id
-        self._batch = Batch(self._ids(0), (torch.randn(batch_size, 3, side, side, device=device),), tokens)
+        self._tokens = torch.randint(tokenizer.vocab_size, (batch_size, tokenizer.context_length), device=device).int()
+        self._tokens[:, -1] = tokenizer.end_id
+        self._pixels = torch.randn(batch_size, 3, side, side, device=device)
 
     def __call__(self) -> None:
         """Make a step. The rows of the next one are gathered meanwhile."""
+        self._trainer.store.prefetch(self._ids(self._made + 1))
+        pieces = pieces_per_step(self._trainer.config)
+        parts = (each.chunk(pieces) for each in (self._ids(self._made), self._pixels, self._tokens))
+        self._trainer.step(Batch(ids, (pixels,), tokens) for ids, pixels, tokens in zip(*parts, strict=True))
         self._made += 1
-        self._trainer.store.prefetch(self._ids(self._made))
-        batch, self._batch = self._batch, Batch(self._ids(self._made), self._batch.views, self._batch.tokens)
-        rows = self._trainer.config.micro_batch or self._size
-        self._trainer.step(self._part(batch, first, first + rows) for first in range(0, self._size, rows))
-
-    @staticmethod
-    def _part(batch: Batch, begin: int, end: int) -> Batch:
-        assert batch.tokens is not None
-        return Batch(batch.sample_ids[begin:end], tuple(view[begin:end] for view in batch.views),
-                     batch.tokens[begin:end])  # fmt: skip
 
     def _ids(self, step: int) -> torch.Tensor:
         first = step * self._size % self._trainer.dataset.n
@@ -94,34 +101,30 @@ class Steps:
 
 
 def measure(found: Findings, name: str) -> None:
-    """Double the batch until the memory is full; time the largest that fits, and 1,024."""
-    asked = settings(found.device, found.small, vit=name == "vit")
-    merge(asked, CONFIGURATIONS[name])
-    if found.small:
-        asked["compile"] = False  # a compiler takes longer than all else
+    """Double the batch until the memory is full; time the first, 1,024, and the largest that fits."""
+    began = time.monotonic()
     sizes = [16, 32] if found.small else [2**power for power in range(7, LARGEST.bit_length())]
-    with trainer_of(asked, found.folder) as trainer:
+    with trainer_of(settings(found.device, found.small, name), found.folder) as trainer:
         if name == "compiled":  # compiling for each size would take minutes
             largest = found.kept("step-bf16", "largest", 256)
             sizes = [size for size in sizes if size <= largest][-2:][::-1]
-            if not any(_row(found, trainer, size) for size in sizes):
-                found.note("There is not enough memory.")
+            any(_row(found, trainer, size) for size in sizes)
+            found.note(f"The trainer was made, compiled and timed in {time.monotonic() - began:.0f} s.")
             return
-        largest, timed = 0, 0
+        largest = 0
         for size in sizes:
             if not _fits(trainer, size):
+                found.note(f"A batch of {size:,} does not fit into the memory.")
                 break
+            if not largest:
+                found.note(f"The trainer was made, and two steps, in {time.monotonic() - began:.1f} s.")
             largest = size
-            if size in (FIRST, ASKED_AT):  # what is measured is kept if the rest takes too long
-                timed = size if _row(found, trainer, size, judged=name == "bf16") else timed
-        if not largest:
-            found.note(f"A batch of {sizes[0]} does not fit into the memory.")
-            return
-        found.keep("largest", largest)
-        if largest != timed and not _row(found, trainer, largest):
-            found.note(f"A batch of {largest:,} ran out of memory after a few steps.")
-        if largest < ASKED_AT and not found.small:
-            found.note(f"A batch of {ASKED_AT:,} does not fit into the memory.")
+            found.keep("largest", largest)
+            # At once: the memory may take longer to fill than there is time.
+            if size in (sizes[0], ASKED_AT):
+                _row(found, trainer, size, judged=name == "bf16")
+        if largest not in (0, sizes[0], ASKED_AT):
+            _row(found, trainer, largest)
 
 
 def _fits(trainer: Trainer, size: int) -> bool:
@@ -157,6 +160,7 @@ def _row(found: Findings, trainer: Trainer, size: int, *, judged: bool = False) 
             raise
         trainer.optimizer.zero_grad()
         gc.collect()
+        found.note(f"A batch of {size:,} ran out of memory after a few steps.")
         return False
     config = trainer.config
     encoders = f"{config.model.image.name} and {config.model.text.name}"
@@ -172,31 +176,20 @@ def _row(found: Findings, trainer: Trainer, size: int, *, judged: bool = False) 
 
 
 @contextmanager
-def _timed_objective(trainer: Trainer) -> Iterator[Any]:
+def _timed_objective(trainer: Trainer) -> Iterator[Callable[[], float]]:
     """Yield a function that returns the median seconds of the objective, by the device's own clock."""
-    spans: list[list[Any]] = []
+    clock, began, seconds = StepClock(trainer.device), list[Mark](), list[Seconds]()
 
     def begin(*_: object) -> None:
-        spans.append([_mark(trainer)])
+        began.append(clock.mark())
 
     def end(*_: object) -> None:
-        spans[-1].append(_mark(trainer))
+        clock.computed("forward_backward", began[-1])
+        seconds.append(clock.end_step()["forward_backward_seconds"])
 
     handles = (trainer.objective.register_forward_pre_hook(begin), trainer.objective.register_forward_hook(end))
     try:
-        yield lambda: median(_between(*span) for span in spans)
+        yield lambda: median(each() if callable(each) else each for each in seconds)
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _mark(trainer: Trainer) -> Any:
-    if trainer.device.type == "cuda":
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-    return time.perf_counter()
-
-
-def _between(began: Any, ended: Any) -> float:
-    return float(began.elapsed_time(ended)) / 1e3 if isinstance(began, torch.cuda.Event) else float(ended - began)

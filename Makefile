@@ -51,15 +51,15 @@ mutants: .venv/ready
 
 # The same tests at full length: kills, flipped bits, 5,000 snapshots, two hours of training, seeds, a store of 2·10^8 rows.
 # Takes about six hours on two cores; the last one is skipped where less than 14 GB of disk are free.
+soak: .venv/ready
+	$(PYTEST) -m soak --hypothesis-profile soak --timeout 3600
+
 # The fast tests with the oldest torch and transformers that pass them, and with the newest of what is released.
 test-lowest: WITH = torch==2.11.0 transformers==5.17.0
 test-newest: WITH = torch transformers tokenizers zarr icechunk pydantic numcodecs pyarrow
 test-lowest test-newest: .venv/ready link
 	.venv/bin/pip install --quiet --upgrade --target build/$@ $(WITH)
-	PYTHONPATH=build/$@:build/types $(PYTEST) -m "not soak and not wide"
-
-soak: .venv/ready
-	$(PYTEST) -m soak --hypothesis-profile soak --timeout 3600
+	PYTHONPATH=$(CURDIR)/build/$@:$(CURDIR)/build/types $(PYTEST) -m "not soak and not wide"
 
 # What a GPU does, in MINUTES, in the environment of PYTHON as it is: nothing is installed. Writes docs/gpu.md. WHEELS names
 # a folder that `make gpu-wheels` has filled where there is a network: it is put on the path for as long as this runs.

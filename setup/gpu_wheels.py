@@ -15,7 +15,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import canonicalize_name, parse_wheel_filename
 
 HERE = Path(__file__).resolve().parent
 LEFT_OUT = {"nvidia-dali-cuda130"}
@@ -31,17 +31,8 @@ def main(folder: Path, python: str) -> None:
         if name == "ffcv":
             compile_ffcv(folder, version)
         elif not fetch(folder, f"{name}=={version}", python):
-            run(
-                sys.executable,
-                "-m",
-                "pip",
-                "wheel",
-                "--quiet",
-                "--no-deps",
-                "--wheel-dir",
-                folder,
-                f"{name}=={version}",
-            )
+            run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder,
+                f"{name}=={version}")  # fmt: skip
     refuse_incomplete(folder, there, python)
     megabytes = sum(wheel.stat().st_size for wheel in folder.glob("*.whl")) / 1e6
     print(f"{len(list(folder.glob('*.whl')))} wheels, {megabytes:.1f} MB, for Python {python}: {folder}")
@@ -49,20 +40,20 @@ def main(folder: Path, python: str) -> None:
 
 def lacking(there: set[str], python: str) -> dict[str, str]:
     """Return name and version of each package that is needed and not there, as installed here."""
-    todo, found = needs(metadata.requires("thermopile") or [], python) | FOR_TESTS, dict[str, str]()
+    todo, found = [*map(Requirement, FOR_TESTS), *needs(metadata.requires("thermopile"), python)], dict[str, str]()
     while todo:
-        name = todo.pop()
+        name = canonicalize_name(todo.pop().name)
         if name not in there | LEFT_OUT | found.keys():
             found[name] = metadata.version(name)
-            todo |= needs(metadata.requires(name) or [], python)
+            todo += needs(metadata.requires(name), python)
     return found
 
 
-def needs(lines: list[str], python: str) -> set[str]:
-    """Return the names of a package's requirements without extras."""
+def needs(lines: list[str] | None, python: str) -> list[Requirement]:
+    """Return a package's requirements without extras."""
     environment = {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
-    every = map(Requirement, lines)
-    return {canonicalize_name(one.name) for one in every if one.marker is None or one.marker.evaluate(environment)}
+    every = map(Requirement, lines or ())
+    return [one for one in every if one.marker is None or one.marker.evaluate(environment)]
 
 
 def fetch(folder: Path, pinned: str, python: str) -> bool:
@@ -96,14 +87,19 @@ def compile_ffcv(folder: Path, version: str) -> None:
 
 def refuse_incomplete(folder: Path, there: set[str], python: str) -> None:
     """Exit with a line for each requirement that neither folder nor image meets, and for what is there twice."""
-    wheels = [(canonicalize_name(wheel.name.split("-")[0]), wheel) for wheel in sorted(folder.glob("*.whl"))]
-    names = [name for name, _ in wheels]
-    wrong = [f"{name} is there twice" for name in sorted(set(names)) if names.count(name) > 1]
-    for name, wheel in wheels:
+    wheels = sorted(folder.glob("*.whl"))
+    named = [parse_wheel_filename(wheel.name)[:2] for wheel in wheels]
+    versions, wrong = dict(named), []
+    if len(versions) < len(named):
+        wrong.append(f"{len(named) - len(versions)} packages are there twice")
+    for (name, _), wheel in zip(named, wheels, strict=True):
         with ZipFile(wheel) as archive:
             (inside,) = (entry for entry in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", entry))
             lines = message_from_bytes(archive.read(inside)).get_all("Requires-Dist", [])
-        wrong += [f"{name} needs {one}" for one in sorted(needs(lines, python) - {*names} - there)]
+        for one in needs(lines, python):
+            needed = canonicalize_name(one.name)
+            if not (one.specifier.contains(versions[needed]) if needed in versions else needed in there):
+                wrong.append(f"{name} needs {one}")
     if wrong:
         sys.exit("\n".join(wrong))
 

@@ -5,7 +5,6 @@ loader` says.
 single     one view, crop and flip
 two_views  two views, crop and flip
 simclr     two views, SimCLR's whole recipe, for which FFCV has no operations
-checksum   what it costs to compare every sample with its checksums
 open       time and memory to open a dataset of a hundred million rows
 windowed   the same with windows, as a tenth of the rows' state allows
 """
@@ -13,7 +12,7 @@ windowed   the same with windows, as a tenth of the rows' state allows
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -27,12 +26,12 @@ from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.order import Order
 
 from harness import Figure, Measured, Part, isolated, memory_in_use, ratios, script
-from made import make_pairs, repeat_shard, write_first_format
+from made import make_pairs
 
 if TYPE_CHECKING:
     from thermopile.pipeline.loading.dali_loader import DALILoader
     from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
-    from thermopile.tools.bench.work import Contender, Serve, Work
+    from thermopile.tools.bench.work import Contender
 
 # `open` counts the memory of processes that import this file: what is heavy is imported where it is used.
 
@@ -42,8 +41,6 @@ LABELS = {
     "ffcv_own": "FFCV's own Loader",
     "pillow": "torch DataLoader + Pillow",
     "decode": "libjpeg-turbo alone",
-    "ffcv_unverified": "ffcv without checksums",
-    "dali_unverified": "dali without checksums",
 }
 
 
@@ -54,7 +51,7 @@ class RateSizes:
     recipe: str
     views: int
     rivals: str
-    """Those that ffcv and dali are compared with, joined by `+`; `unverified` is each of the two without checksums."""
+    """Those that ffcv and dali are compared with, joined by `+`."""
     images: int = 2_048
     """Photographs of 400 × 300 pixels, in the page cache."""
     batch: int = 64
@@ -66,15 +63,16 @@ class RateSizes:
     @property
     def pairs(self) -> list[tuple[str, str]]:
         """(ours, other) whose rates are compared."""
-        if self.rivals == "unverified":
-            return [("ffcv", "ffcv_unverified"), ("dali", "dali_unverified")]
         return [(ours, other) for ours in ("ffcv", "dali") for other in self.rivals.split("+")]
 
 
-ASKED = {("crop_flip", 1, "ffcv", "ffcv_own"): 1.2, ("crop_flip", 1, "ffcv", "pillow"): 2.5,
-         ("crop_flip", 1, "dali", "pillow"): 1.2, ("crop_flip", 2, "ffcv", "ffcv_own"): 2.0,
-         ("simclr", 2, "ffcv", "pillow"): 3.0, ("crop_flip", 1, "ffcv", "ffcv_unverified"): 0.98,
-         ("crop_flip", 1, "dali", "dali_unverified"): 0.98}  # fmt: skip
+ASKED = {
+    ("crop_flip", 1, "ffcv", "ffcv_own"): 1.2,
+    ("crop_flip", 1, "ffcv", "pillow"): 2.5,
+    ("crop_flip", 1, "dali", "pillow"): 1.2,
+    ("crop_flip", 2, "ffcv", "ffcv_own"): 2.0,
+    ("simclr", 2, "ffcv", "pillow"): 3.0,
+}
 """(recipe, views, ours, other) → how many times faster ours has to be."""
 
 
@@ -92,7 +90,6 @@ def rate(sizes: RateSizes, directory: Path) -> Measured:
     order = Order.create(sizes.images, sizes.batch)
     work = Work(dataset, order, sizes.recipe, sizes.views, sizes.image_size, sizes.batches, device_named("auto"))
     known: dict[str, Contender] = {**LOADERS, "ffcv_own": ffcv_own_loader, "pillow": pillow}
-    known |= {f"{name}_unverified": _unverified(LOADERS[name]) for name in ("ffcv", "dali")}
     contenders = {name: known[name] for pair in sizes.pairs for name in pair}
     found = rates(contenders, work, sizes.rounds)
     views = "one view" if sizes.views == 1 else f"{sizes.views} views"
@@ -112,17 +109,6 @@ def rate(sizes: RateSizes, directory: Path) -> Measured:
     )  # fmt: skip
 
 
-def _unverified(contender: Contender) -> Contender:
-    """The same files as a dataset of format 1, which has no checksums."""
-
-    def opened(work: Work) -> AbstractContextManager[Serve]:
-        path = work.dataset.path.with_name("first_format")
-        dataset = Dataset(path) if path.exists() else write_first_format(work.dataset, path)
-        return contender(replace(work, dataset=dataset))
-
-    return opened
-
-
 @dataclass(frozen=True)
 class OpenSizes:
     """A dataset of many rows of a tiny picture; its shards are one file under several names."""
@@ -133,8 +119,6 @@ class OpenSizes:
     batch: int = 1024
     batches: int = 20
     """Drawn from all shards."""
-    first_format_shards: int = 8
-    """Shards that are opened as format 1."""
     windowed: int = 0
     """1: windows instead of a full shuffle."""
 
@@ -151,8 +135,7 @@ def open_dataset(sizes: OpenSizes, directory: Path) -> Measured:
     """With each loader open a small dataset, for all that is done once in a process, and then the large one."""
     small, large = directory / "small", directory / "large"
     make_pairs(small, 2 * sizes.batch, 1)
-    first_format = write_first_format(make_pairs(large, sizes.rows, sizes.first_format_shards), directory / "format_1")
-    repeat_shard(large, sizes.shards)
+    make_pairs(large, sizes.rows, sizes.shards)
     figures: list[Figure] = []
     for name in ("ffcv", "dali"):
         opened = isolated(_open_both, name, small, large, sizes)
@@ -162,8 +145,6 @@ def open_dataset(sizes: OpenSizes, directory: Path) -> Measured:
             Figure(f"{name}_process_megabytes", f"{name}: memory of its process", "MB", opened.process_bytes / 1e6,
                    at_most=1000),
         ]  # fmt: skip
-    seconds = _seconds_to_check(first_format)
-    figures.append(Figure("format_1_seconds", f"{first_format.n:,} rows of format 1 checked", "s", seconds, at_most=2))
     return Measured(
         f"{sizes.shards * sizes.rows:,} rows in {sizes.shards} shards, in the page cache, "
         f"{'in windows' if sizes.windowed else 'fully shuffled'}; after "
@@ -207,15 +188,6 @@ def _loader(name: str) -> type[FFCVLoader | DALILoader]:
     return DALILoader
 
 
-def _seconds_to_check(dataset: Dataset) -> float:
-    """How long all shards take to open for the first time."""
-    dataset.shard(0)  # the checks are compiled once
-    again, began = Dataset(dataset.path), time.perf_counter()
-    for shard in range(again.shards):
-        again.shard(shard)
-    return time.perf_counter() - began
-
-
 def _rate_part(sizes: RateSizes) -> Part:
     return Part(rate, sizes, replace(sizes, images=96, batch=16, batches=2, rounds=1, image_size=64))
 
@@ -224,9 +196,8 @@ PARTS = {
     "single": _rate_part(RateSizes("crop_flip", 1, "ffcv_own+pillow+decode")),
     "two_views": _rate_part(RateSizes("crop_flip", 2, "ffcv_own+pillow+decode")),
     "simclr": _rate_part(RateSizes("simclr", 2, "pillow+decode", rounds=5)),
-    "checksum": _rate_part(RateSizes("crop_flip", 1, "unverified", batches=16, rounds=25)),
-    "open": Part(open_dataset, OpenSizes(), OpenSizes(2, 256, 64, 2, 1)),
-    "windowed": Part(open_dataset, OpenSizes(windowed=1), OpenSizes(4, 1024, 64, 2, 1, 1)),
+    "open": Part(open_dataset, OpenSizes(), OpenSizes(2, 256, 64, 2)),
+    "windowed": Part(open_dataset, OpenSizes(windowed=1), OpenSizes(4, 1024, 64, 2, 1)),
 }
 
 if __name__ == "__main__":

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
 
-from thermopile.files import sha256_of, write_atomically
+from thermopile.files import write_atomically
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.dataset_index import (
     INDEX_FILE,
     SHARD_FOLDER,
     SHARD_SUFFIXES,
-    TOKENIZER_FILE,
     read_index,
     seal_index,
     shard_name,
@@ -51,29 +47,6 @@ def repeat_shard(path: Path, shards: int) -> Dataset:
     }
     write_atomically(path / INDEX_FILE, seal_index(index))
     return Dataset(path)
-
-
-def write_first_format(dataset: Dataset, to: Path) -> Dataset:
-    """Write to `to` the same samples as a dataset of format 1, which has no checksums; .beton files are links."""
-    index, digests = dataset.index, []
-    (to / SHARD_FOLDER).mkdir(parents=True)
-    for shard in range(dataset.shards):
-        beton, parquet = (to / SHARD_FOLDER / shard_name(shard, suffix) for suffix in ("beton", "parquet"))
-        os.link(dataset.path / SHARD_FOLDER / beton.name, beton)
-        start, end = dataset.first_id[shard : shard + 2]
-        pq.write_table(dataset.take(np.arange(start, end), dataset.schema.names), parquet)
-        digests.append(sha256_of(beton, parquet))
-    if index.tokenizer:
-        os.link(dataset.tokenizer_path, to / TOKENIZER_FILE)
-    tree: dict[str, Any] = {
-        "format": 1,
-        **index.model_dump(mode="json", include={"n", "mode", "first_id", "image", "tokenizer"}),
-        "shard_digests": digests,
-    }
-    text = json.dumps(tree, sort_keys=True, separators=(",", ":"))
-    tree |= {"source": index.source, "fingerprint": hashlib.sha256(text.encode()).hexdigest()}
-    (to / INDEX_FILE).write_text(json.dumps(tree, indent=1), "utf-8")
-    return Dataset(to)
 
 
 class PairSource(Source):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,10 +33,6 @@ from .errors import DatasetError
 if TYPE_CHECKING:
     from .raw_bytes import Descriptor
     from .shard import OpenShards, Shard
-
-_log = logging.getLogger(__name__)
-_told: set[str] = set()
-"""Datasets of format 1 that this process has warned about."""
 
 PLACE_IN_SHARD = "row"
 """The column with the row number in the shard."""
@@ -169,14 +164,8 @@ class Dataset(SamplesTable):
         """place: the dataset's folder, or its address, such as s3://bucket/cc12m."""
         where = place_of(place)
         index = read_index(where)
-        if isinstance(where, Address) and index.format == 1:
-            raise DatasetError(f"{where} has format 1, which cannot be read in parts; convert the dataset again")
         super().__init__(where, index, _files_at(where, index, self._opened))
         self._refuse_missing_files()
-        if index.format == 1 and (name := self.absolute) not in _told:
-            _told.add(name)
-            _log.warning("%s has format 1, which has no checksums: its samples are not verified. "
-                         "Convert it again to verify them.", where)  # fmt: skip
 
     @property
     def path(self) -> Path:
@@ -199,9 +188,8 @@ class Dataset(SamplesTable):
         return os.path.basename(self.absolute)
 
     def _refuse_missing_files(self) -> None:
-        suffixes = [suffix for suffix in SHARD_SUFFIXES if self.index.format > 1 or suffix != "rows"]
         there = set(self.files.names())
-        for name in (shard_name(shard, suffix) for shard in range(self.shards) for suffix in suffixes):
+        for name in (shard_name(shard, suffix) for shard in range(self.shards) for suffix in SHARD_SUFFIXES):
             if name not in there:
                 raise DatasetError(f"{self.place / SHARD_FOLDER / name} is missing, but {INDEX_FILE} lists it. "
                                    "Convert the dataset again.")  # fmt: skip
@@ -225,7 +213,7 @@ class Dataset(SamplesTable):
     def _open_shards(self) -> OpenShards:
         from .shard import OpenShards, Shard  # importing numba takes half a second, and the index does not need it
 
-        return OpenShards(self.index, lambda number: Shard(self.path, self.index, number, self.place))
+        return OpenShards(lambda number: Shard(self.path, self.index, number, self.place))
 
     def _opened(self, number: int) -> Shard:
         return self._open_shards[number]

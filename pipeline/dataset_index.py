@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..files import read_regular
 from ..objects import Address, MissingBucketError, ObjectStoreError
-from ..sealed_json import DamagedJSONError, parse, seal_document, unseal
+from ..sealed_json import DamagedJSONError, seal_document, unseal
 from .errors import DatasetError
 
 FORMAT = 2
@@ -25,8 +25,6 @@ FINGERPRINT = "thermopile.dataset_fingerprint"
 
 ShardSuffix = Literal["beton", "rows", "parquet"]
 SHARD_SUFFIXES: tuple[ShardSuffix, ...] = ("beton", "rows", "parquet")
-_BOTH = "beton parquet"
-"""Format 1 has one digest of both files, concatenated."""
 
 _Count = Annotated[int, Field(ge=0, lt=1 << 56)]
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -80,8 +78,7 @@ class Content(_Record):
 class DatasetIndex(_Record):
     """Content of dataset.json, which is written last: a directory without it is not a dataset."""
 
-    format: Literal[1, 2]
-    """1 has no .rows files: its samples are not verified."""
+    format: Literal[2]
     n: _Count
     """Number of samples; their ids are 0 … n-1."""
     mode: Literal["images", "pairs"]
@@ -94,9 +91,9 @@ class DatasetIndex(_Record):
     image: ImagePolicy
     tokenizer: TokenizerInfo | None
     tokenizer_digest: _Digest | None
-    """sha256 of tokenizer.json; None without captions, and in format 1."""
+    """sha256 of tokenizer.json; None without captions."""
     shard_digests: tuple[dict[str, _Digest], ...]
-    """For each shard, suffix of a file -> its sha256; in format 1, of .beton and .parquet together."""
+    """For each shard, suffix of a file -> its sha256."""
     grown_from: _Digest | None
     """Fingerprint of the dataset that this one extends."""
     source: dict[str, Any]
@@ -168,7 +165,7 @@ def read_index(path: Path | Address) -> DatasetIndex:
 def parse_index(text: bytes) -> DatasetIndex:
     """Validate the text of a dataset.json. Raises DatasetError."""
     try:
-        tree = _first_format(text) or unseal(text)
+        tree = unseal(text)
         json.dumps(tree, ensure_ascii=False).encode()  # a lone surrogate would crash whatever prints it
         # Validated as JSON, where a list may fill a tuple; strict Python values may not.
         index = DatasetIndex.model_validate_json(json.dumps(tree))
@@ -182,7 +179,7 @@ def parse_index(text: bytes) -> DatasetIndex:
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise DatasetError(f"{where}: {wrong['msg']}{more}") from error
     _refuse_contradictions(index)
-    if index.format == FORMAT and _fingerprint(tree) != index.fingerprint:
+    if _fingerprint(tree) != index.fingerprint:
         raise DatasetError("its fingerprint does not match its content")
     return index
 
@@ -193,11 +190,10 @@ def _refuse_contradictions(index: DatasetIndex) -> None:
         raise DatasetError(f"first_id does not hold the prefix sums of the shards' rows up to n = {index.n}")
     if len(index.shard_digests) != len(first_id) - 1:
         raise DatasetError(f"shard_digests has {len(index.shard_digests)} shards, first_id {len(first_id) - 1}")
-    wanted = {_BOTH} if index.format == 1 else set(SHARD_SUFFIXES)
-    if any(digests.keys() != wanted for digests in index.shard_digests):
-        raise DatasetError(f"shard_digests does not list {', '.join(sorted(wanted))} of every shard")
+    if any(digests.keys() != set(SHARD_SUFFIXES) for digests in index.shard_digests):
+        raise DatasetError(f"shard_digests does not list {', '.join(sorted(SHARD_SUFFIXES))} of every shard")
     with_captions = {index.mode == "pairs", index.tokenizer is not None, index.captions_per_sample > 0}
-    if len(with_captions) > 1 or (index.format == FORMAT and (index.tokenizer is None) != (not index.tokenizer_digest)):
+    if len(with_captions) > 1 or (index.tokenizer is None) != (not index.tokenizer_digest):
         raise DatasetError("mode, captions_per_sample, tokenizer and tokenizer_digest contradict each other")
     if index.captions is not None and not index.n <= index.captions <= index.n * index.captions_per_sample:
         raise DatasetError(f"{index.captions} captions do not fit {index.n} samples of at most "
@@ -212,23 +208,6 @@ def _fingerprint(tree: Mapping[str, Any]) -> str:
         kept["grown_from"] = tree["grown_from"]
     kept["shards"] = [{name: digests.get(name) for name in ("beton", "rows")} for digests in tree["shard_digests"]]
     return _sha256(kept)
-
-
-def _first_format(text: bytes) -> dict[str, Any] | None:
-    """Convert a dataset.json of format 1 to today's fields; None for other formats."""
-    tree = parse(text)
-    if not isinstance(tree, dict) or tree.get("format") != 1:
-        return None
-    kept = {key: value for key, value in tree.items() if key not in ("source", "fingerprint")}
-    if _sha256(kept) != tree.get("fingerprint"):
-        raise DatasetError("it was changed by hand (its fingerprint does not match)")
-    digests = tree.get("shard_digests")
-    return tree | {
-        "captions_per_sample": int(tree.get("mode") == "pairs"),
-        "tokenizer_digest": None,
-        "grown_from": None,
-        "shard_digests": [{_BOTH: digest} for digest in digests] if isinstance(digests, list) else digests,
-    }
 
 
 def _sha256(tree: Mapping[str, Any]) -> str:

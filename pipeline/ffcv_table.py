@@ -1,4 +1,4 @@
-"""FFCV's own table of rows in a .beton, without checksums: the only one in datasets of format 1.
+"""FFCV's own table of rows in a .beton, without checksums, as it is read back when a shard was written.
 
 The layout is FFCV's, version 2: a header, a description of each field, one fixed-length line per row, pages of data,
 and at the end the offset and length of every piece of data. It is not read with FFCV, whose import takes seconds and
@@ -36,7 +36,7 @@ class FFCVTable:
     def __init__(self, path: Path, file: Descriptor, rows: int, extent: Extent, further_pieces: int = 0) -> None:
         """Open the table of a .beton; of a row's captions it has only the first.
 
-        further_pieces: number of rows with a piece for their other captions; there are none in format 1.
+        further_pieces: number of rows with a piece for their other captions.
         Raises DatasetError if the file has another number of rows, is incomplete or damaged.
         """
         unfinished = f"{path} is incomplete or damaged"

@@ -1,4 +1,4 @@
-"""One shard of a dataset, opened for reading, in any format."""
+"""One shard of a dataset, opened for reading."""
 
 import resource
 from collections import OrderedDict
@@ -11,14 +11,11 @@ from numpy.typing import NDArray
 
 from .dataset_index import SHARD_FOLDER, DatasetIndex, shard_name
 from .errors import DatasetError
-from .ffcv_table import FFCVTable
 from .raw_bytes import Descriptor
 from .row_records import RECORD, Extent, RowRecords
 from .stored_sample import REASONS, SOUND, Located, read_samples, read_tokens
 
 _CURE = "Convert the dataset again."
-_MAX_TABLES = 128
-"""Shards of format 1 kept open: their tables take 36 bytes for each of up to 131,072 rows."""
 _MAX_FILES = 8192
 """Raise the process's limit of open files to this, within its hard limit."""
 
@@ -33,16 +30,12 @@ class Shard:
         """
         self._path, self._number, self._first_id = place or path, number, index.first_id[number]
         self._rows = index.first_id[number + 1] - self._first_id
-        self._tokenizer, self._verified = index.tokenizer, index.format > 1
+        self._tokenizer = index.tokenizer
         context_length = index.tokenizer.context_length if index.tokenizer else 0
         self.file = open_beton(path, number)
         extent = Extent(self.file.bytes, 4 * context_length, index.captions_per_sample)
-        beton, rows = (path / SHARD_FOLDER / shard_name(number, suffix) for suffix in ("beton", "rows"))
         try:
-            self._table = (
-                RowRecords(rows, self._rows, extent) if self._verified
-                else FFCVTable(beton, self.file, self._rows, extent)
-            )  # fmt: skip
+            self._table = RowRecords(path / SHARD_FOLDER / shard_name(number, "rows"), self._rows, extent)
         except DatasetError as error:
             raise DatasetError(f"{error}. {_CURE}") from None
         except FileNotFoundError as error:
@@ -63,14 +56,11 @@ class Shard:
         """Return where RECORD [k] points to, in this shard's file; tokens are read too if there are captions."""
         info = self._tokenizer
         vocab_size, context_length = (info.vocab_size, info.context_length) if info else (0, 0)
-        return Located.of(
-            records, file=self.file.number, verified=self._verified, vocab_size=vocab_size,
-            context_length=context_length,
-        )  # fmt: skip
+        return Located.of(records, file=self.file.number, vocab_size=vocab_size, context_length=context_length)
 
     def jpeg(self, row: int) -> bytes:
         """Return the JPEG of a row. Raises DatasetError if it cannot be read or has changed since it was stored."""
-        located = Located.of(self.records(np.array([row])), file=self.file.number, verified=self._verified)
+        located = Located.of(self.records(np.array([row])), file=self.file.number)
         jpeg = np.empty(located.jpeg_bytes[0], np.uint8)
         _, fault = read_samples(located, 0, 1, located.jpeg_bytes, jpeg)
         if fault != SOUND:
@@ -128,11 +118,11 @@ def max_open_shards() -> int:
 class OpenShards:
     """Opens shards on demand and keeps the most recently used ones open; thread-safe."""
 
-    def __init__(self, index: DatasetIndex, open_one: Callable[[int], Shard]) -> None:
+    def __init__(self, open_one: Callable[[int], Shard]) -> None:
         self._open_one = open_one
         self._open: OrderedDict[int, Shard] = OrderedDict()
         self._lock = Lock()
-        self._most = max_open_shards() if index.format > 1 else min(max_open_shards(), _MAX_TABLES)
+        self._most = max_open_shards()
 
     def __getitem__(self, number: int) -> Shard:
         """Return shard `number`, which stays open as long as the caller keeps it."""

@@ -35,8 +35,6 @@ class Located(NamedTuple):
 
     files: NDArray[np.int64]
     """int64 [b]: descriptor of each sample's .beton."""
-    verified: bool
-    """Whether the records have checksums."""
     vocab_size: int
     """Vocabulary size; 0 without captions."""
     tokens: NDArray[np.int32]
@@ -54,13 +52,11 @@ class Located(NamedTuple):
     tokens_checksum: NDArray[np.uint64]
 
     @classmethod
-    def of(
-        cls, records: NDArray[np.void], *, file: int = -1, verified: bool, vocab_size: int = 0, context_length: int = 0
-    ) -> Self:
+    def of(cls, records: NDArray[np.void], *, file: int = -1, vocab_size: int = 0, context_length: int = 0) -> Self:
         """Return where RECORD [b] points to, all in one file; the first captions' tokens are read if L > 0."""
         tokens, first = np.empty((len(records), context_length), np.int32), np.zeros(len(records), np.int64)
         columns: list[Any] = [records[name].astype(kind) for name, kind in _COLUMNS.items()]
-        return cls(np.full(len(records), file), verified, vocab_size, tokens, first, *columns)
+        return cls(np.full(len(records), file), vocab_size, tokens, first, *columns)
 
 
 @compiled
@@ -72,7 +68,7 @@ def fetch(located: Located, row: int, jpeg: NDArray[np.uint8]) -> int:
     jpeg = jpeg[: located.jpeg_bytes[row]]
     if not read_at(located.files[row], np.int64(located.jpeg_at[row]), jpeg):
         return UNREADABLE
-    if located.verified and checksum(jpeg) != located.jpeg_checksum[row]:
+    if checksum(jpeg) != located.jpeg_checksum[row]:
         return CHANGED
     height, width = size_in_header(jpeg)
     if height == 0 or width == 0 or height != located.height[row] or width != located.width[row]:
@@ -90,7 +86,7 @@ def _fetch_tokens(located: Located, row: int) -> int:
     data = all_tokens.view(np.uint8)
     if not read_at(located.files[row], np.int64(located.tokens_at[row]), data):
         return UNREADABLE
-    if located.verified and checksum(data) != located.tokens_checksum[row]:
+    if checksum(data) != located.tokens_checksum[row]:
         return TOKENS_CHANGED
     first = located.caption[row] * len(tokens)
     for place in range(len(tokens)):

@@ -137,8 +137,6 @@ def load(state: Place) -> tuple[History, str | None]:
             f"{state}: the index{both} damaged ({'; '.join(damage)}). Restore one of them from a copy of "
             "the run; the snapshots themselves may be intact"
         )
-    if isinstance(state, Path) and any((state / "refs").glob("tag.*")):
-        raise _other_format(state, "1 or 2", "version 0.1.0")
     raise StoreNotFoundError(f"{state} holds no state store; check the path of the run")
 
 
@@ -209,7 +207,10 @@ def _read(state: Place, name: str) -> History:
             text = read_regular(state / name)
     tree = unseal(text)
     if isinstance(format_ := tree.get("format_version"), int) and format_ not in (_FORMAT_VERSION, _OF_SELECTION):
-        raise _other_format(state, str(format_), "the version that wrote it")
+        raise StoreNotFoundError(
+            f"{state}: the state has format version {format_}, but this version of thermopile reads {_FORMAT_VERSION} "
+            f"and {_OF_SELECTION}; use the version that wrote it"
+        )
     try:
         index = _Index.model_validate(tree)
     except ValidationError as error:
@@ -224,11 +225,3 @@ def _read(state: Place, name: str) -> History:
     schema = Schema.from_json(index.fields)
     description = Description(index.samples, schema, index.block_rows, index.dataset_fingerprint, index.selection)
     return History(description, tuple(index.snapshots), index.writer, version)
-
-
-def _other_format(state: Place, version: str, cure: str) -> StoreNotFoundError:
-    return StoreNotFoundError(
-        f"{state}: the state has format version {version}, but this version of thermopile reads "
-        f"{_FORMAT_VERSION} and {_OF_SELECTION}; "
-        f"use {cure}"
-    )

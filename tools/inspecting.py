@@ -183,8 +183,6 @@ def report_duplicates(
         raise RunError(f"duplicates need the run's dataset. {' '.join(inspection.notes)}")
     folder.mkdir(exist_ok=True)
     features = features_with_progress(inspection, folder, weights, allow_code)
-    if dataset.index.format == 1:
-        inspection.notes.append("The dataset has format 1, without checksums: exact copies are reported as near ones.")
     with task_bars() as show:
         found = find_duplicates(dataset, features, score, folder, show)
     rows = folder / DUPLICATES

@@ -145,9 +145,6 @@ def read_info(path: Place) -> CheckpointInfo:
         try:
             tree = unseal(text)
         except DamagedJSONError as error:
-            if _format_of(text) == 1:  # format 1 had no checksum
-                raise RunError(f"{path} has checkpoint format 1, which thermopile 0.1.0 reads; resume the run with "
-                               "that version, or start a new one with another --out") from None  # fmt: skip
             raise DamagedJSONError(f"{INFO}: {error}") from None
         if tree.get("format") != FORMAT:
             raise RunError(f"{path} has checkpoint format {tree.get('format')!r}, but this version of thermopile reads "
@@ -156,14 +153,6 @@ def read_info(path: Place) -> CheckpointInfo:
         if _step_of(path) != info.step:
             raise ValueError(f"{INFO} is for step {info.step}")
     return info
-
-
-def _format_of(text: bytes) -> object:
-    try:
-        tree = parse(text)
-    except DamagedJSONError:
-        return None
-    return tree.get("format") if isinstance(tree, dict) else None
 
 
 def _verify(file: Path, written: FileDigest | None) -> None:

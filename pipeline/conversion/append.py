@@ -24,7 +24,6 @@ from ...files import (
 )
 from ..dataset_index import (
     ERRORS_FILE,
-    FORMAT,
     INDEX_FILE,
     SHARD_FOLDER,
     SHARD_SUFFIXES,
@@ -59,8 +58,6 @@ def refuse_known(out: Path, plan: Plan) -> None:
 def refuse_ungrowable(out: Path) -> None:
     """Raise DatasetError if `join` could not append to the dataset, whatever it was given."""
     index = read_index(out)
-    if index.format != FORMAT:
-        raise DatasetError(f"{out} has format {index.format}, and only format {FORMAT} can grow; convert it again")
     if index.tokenizer and sha256_of(out / TOKENIZER_FILE) != index.tokenizer_digest:
         raise DatasetError(f"{out / TOKENIZER_FILE} was changed after conversion; convert the dataset again")
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from ...files import sha256_of
 from ...objects import Place
 from ..cores import cores
-from ..dataset import CAPTION, CAPTIONS, PLACE_IN_SHARD, Dataset, SamplesTable
+from ..dataset import CAPTIONS, PLACE_IN_SHARD, Dataset, SamplesTable
 from ..dataset_index import INDEX_FILE, SHARD_FOLDER, TOKENIZER_FILE, ShardSuffix, TokenizerInfo, shard_name
 from ..errors import DatasetError
 from ..shard import Shard
@@ -115,18 +115,16 @@ def _check_table(
     expected = {PLACE_IN_SHARD: np.arange(len(records)), "width": records["width"], "height": records["height"]}
     # Open it without digests, which were checked before, so that other problems of the table are found too.
     digests: tuple[dict[str, str], ...] = tuple({} for _ in dataset.index.shard_digests)
-    texts = CAPTIONS if dataset.index.format > 1 else CAPTION
     try:
         index = dataset.index.model_copy(update={"shard_digests": digests})
-        table = SamplesTable(dataset.place, index, dataset.files).table_of(number, [*expected, texts])
+        table = SamplesTable(dataset.place, index, dataset.files).table_of(number, [*expected, CAPTIONS])
     except (DatasetError, OSError) as error:
         return None, [Finding("table", name, str(error))]
     wrong = [column for column, values in expected.items() if not np.array_equal(table[column], values)]
     findings = [Finding("table", name, f"its column {column!r} does not match the rows") for column in wrong]
-    lists = [found if isinstance(found, list) else [found] for found in table[texts].to_pylist()]
-    captions = [[text or "" for text in found or [""]] for found in lists]
+    captions = [[text or "" for text in found or [""]] for found in table[CAPTIONS].to_pylist()]
     if dataset.index.tokenizer and not np.array_equal([len(found) for found in captions], records["captions"]):
-        return None, [*findings, Finding("table", name, f"its column {texts!r} does not match the rows")]
+        return None, [*findings, Finding("table", name, f"its column {CAPTIONS!r} does not match the rows")]
     return captions, findings
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...objects import Address, Place
-from ..dataset_index import ERRORS_FILE, FORMAT, DatasetIndex, read_index
+from ..dataset_index import ERRORS_FILE, DatasetIndex, read_index
 from ..errors import DatasetError, SourceChangedError, SourceError
 from ..sources import Source
 from .bad_samples import count_reasons, read_bad_samples
@@ -90,8 +90,8 @@ def convert(
     Calls on_progress a few times a second.
 
     A conversion that fails or is interrupted stays in `.OUT.partial`, for resume. Raises DatasetExistsError as
-    refuse_existing does, if another process is converting to `out`, and on resume if another plan was started or
-    version 0.1.0 wrote the dataset; SourceError if a sample, or too many of them, cannot be used; DatasetError if a
+    refuse_existing does, if another process is converting to `out`, and on resume if another plan was started or its
+    dataset cannot be read; SourceError if a sample, or too many of them, cannot be used; DatasetError if a
     worker dies or the disk is full or failing.
     """
     started, seen = time.monotonic(), 0
@@ -197,7 +197,7 @@ def _was_made_by(plan: Plan, out: Place) -> bool:
         index = read_index(out)
     except DatasetError:
         return False
-    return index.format == FORMAT and index.source.get("plan") == plan.digest()
+    return index.source.get("plan") == plan.digest()
 
 
 def _summary(out: Place, seen: int, started: float) -> Summary:

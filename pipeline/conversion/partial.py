@@ -43,7 +43,6 @@ from ...sealed_json import seal_line
 from ..cores import cores
 from ..dataset_index import (
     ERRORS_FILE,
-    FORMAT,
     INDEX_FILE,
     SHARD_FOLDER,
     SHARD_SUFFIXES,
@@ -184,12 +183,9 @@ class Partial:
 
     def _refuse_other_format(self) -> None:
         try:
-            made = read_index(self.dataset).format
+            read_index(self.dataset)
         except DatasetError as error:
             raise DatasetExistsError(f"{error}. To start over, remove {self.path}") from error
-        if made != FORMAT:
-            raise DatasetExistsError(f"{self.dataset} has format {made}, written by an older version, so it would not "
-                                     f"be verified. To start over, remove {self.path}")  # fmt: skip
 
     def keep_tokenizer(self, text: bytes) -> None:
         """Write the tokenizer, unless another process was first: then its own is what all use."""

@@ -207,7 +207,7 @@ def _write_and_verify(beton: Path, row_records: Path, rows: _Rows, conversion: C
     if RowRecords(row_records, count, extent).read(np.arange(count), read) < count:
         raise _not_what_was_written(row_records)
     vocab_size = vocab_size_of(tokenizer) if tokenizer else 0
-    located = Located.of(read, file=file.number, verified=True, vocab_size=vocab_size, context_length=length)
+    located = Located.of(read, file=file.number, vocab_size=vocab_size, context_length=length)
     _, fault = read_samples(located, 0, count, located.jpeg_bytes, np.empty(MAX_BYTES, np.uint8))
     if fault != SOUND:
         raise _not_what_was_written(beton)

@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...objects import Place
-from ..dataset import CAPTION, CAPTIONS, Dataset
+from ..dataset import CAPTIONS, Dataset
 from ..errors import BadSampleError, DatasetError, SourceError
 from . import Groups, Sample, Source
 from .listing import resolved_text, says_nothing_about_the_file
@@ -87,10 +87,6 @@ class DatasetSource(Source):
         """Return uri, key, group and captions, a list, of one sample."""
         shard, row = (int(place[0]) for place in self.dataset.locate(np.array([index], np.int64)))
         if self._table is None or self._table[0] != shard:
-            # Format 1 has one caption in place of the list.
-            captions = CAPTIONS if self.dataset.index.format > 1 else CAPTION
-            self._table = shard, self.dataset.table_of(shard, ["uri", "key", "group", captions])
+            self._table = shard, self.dataset.table_of(shard, ["uri", "key", "group", CAPTIONS])
         found: dict[str, Any] = self._table[1].slice(row, 1).to_pylist()[0]
-        if CAPTION in found:
-            found[CAPTIONS] = None if found[CAPTION] is None else [found[CAPTION]]
         return found

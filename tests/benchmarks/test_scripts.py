@@ -31,7 +31,7 @@ FIGURES = {
                         "ms_a_class_by_log_s", "ms_a_range_of_tau_by_id", "ms_a_sample_with_its_history",
                         "ms_a_picture", "peak_mb", "index_seconds", "index_peak_mb", "index_mb"},
     ("loader", "open"): {"ffcv_seconds", "ffcv_megabytes", "ffcv_process_megabytes", "dali_seconds", "dali_megabytes",
-                         "dali_process_megabytes", "format_1_seconds"},
+                         "dali_process_megabytes"},
     ("loader", "two_views"): {f"{ours}_over_{other}" for ours in ("ffcv", "dali")
                               for other in ("ffcv_own", "pillow", "decode")},
     ("remote", "windowed"): {"bytes", "data_wait", "fetch_wait", "waits", "first_batch", "disk", "floor"},
@@ -43,7 +43,6 @@ FIGURES = {
                          "fetch_wait_percent", "state_wait_percent", "floor_gb", "records_gb", "open_seconds",
                          "memory_gb"},
     ("scale", "snapshot"): {"seconds", "megabytes", "requests", "requests_a_block", "manifest_bytes"},
-    ("loader", "checksum"): {"ffcv_over_ffcv_unverified", "dali_over_dali_unverified"},
 }  # fmt: skip
 QUICKEST = {("objective", "time")}
 """The others import as much in a process of their own, or train: the soak runs them."""

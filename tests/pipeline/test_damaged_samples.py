@@ -20,19 +20,14 @@ from thermopile.pipeline.order import Order
 from thermopile.pipeline.row_records import RECORD, write_row_records
 from thermopile.pipeline.sources.glyphs import GlyphSource
 
-from made import write_first_format
-
 ROW, N = 5, 32
-FIRST_ROW, LINE = 24 + 3 * 1041, 32
-"""Where FFCV's table begins; the bytes of a row: 1 mode, 2 width, 2 height, 8 for the JPEG, 3 unused, 8 tokens, 8."""
 
 
 @pytest.fixture(scope="module")
-def datasets(tmp_path_factory):
-    """32 pairs, of which one is large, in format 2 and in format 1."""
-    folder = tmp_path_factory.mktemp("sound")
-    convert(GlyphSource(0), folder / "2", ConvertSettings(), workers=1, selection=np.arange(0, 320, 10))
-    write_first_format(Dataset(folder / "2"), folder / "1")
+def sound(tmp_path_factory):
+    """32 pairs, of which one is large."""
+    folder = tmp_path_factory.mktemp("sound") / "dataset"
+    convert(GlyphSource(0), folder, ConvertSettings(), workers=1, selection=np.arange(0, 320, 10))
     return folder
 
 
@@ -41,24 +36,6 @@ def flipped(file, at, bit):
     data[at] ^= 1 << bit
     file.unlink()  # a link to the other format's
     file.write_bytes(data)
-
-
-def in_table(at, value):
-    """A lie in FFCV's own table of the row."""
-
-    def lie(path, _record):
-        file = path / "shards" / "shard-00000.beton"
-        data, start = bytearray(file.read_bytes()), FIRST_ROW + ROW * LINE + at
-        old = bytes(data[start : start + len(value)])
-        assert old != value
-        data[start : start + len(value)] = value
-        if len(value) == 8:  # where the JPEG or the tokens are; the list of pieces says the same
-            place = data.index(old, int.from_bytes(data[16:24], "little"))
-            data[place : place + 8] = value
-        file.unlink()
-        file.write_bytes(data)
-
-    return lie
 
 
 def in_record(**lies):
@@ -102,44 +79,31 @@ def cut_behind_the_header(path, record):
 RECORDED, PICTURE = "damaged or unreadable record", "checksum of its picture"
 HEADER, TOKENS = "another height or width", "tokens"
 DAMAGE = {
-    # Format 1: FFCV's table, in which nothing tells a lie but the file's extent and the JPEG's own header.
-    "1 width 32 to 0": (in_table(1, b"\0\0"), "row 5 does not lead to a picture"),
-    "1 height 32 to 0": (in_table(3, b"\0\0"), "row 5 does not lead to a picture"),
-    "1 both 0": (in_table(1, bytes(4)), "row 5 does not lead to a picture"),
-    "1 both 65,535": (in_table(1, b"\xff" * 4), "row 5 does not lead to a picture"),
-    "1 width 32 to 64": (in_table(1, b"\x40\0"), HEADER),
-    "1 width 32 to 31": (in_table(1, b"\x1f\0"), HEADER),
-    "1 JPEG beyond the end": (in_table(5, b"\xff\xff\xff\xff\xff\0\0\0"), "row 5 does not lead to a picture"),
-    "1 JPEG wraps to byte 100": (in_table(5, (2**64 - 300).to_bytes(8, "little")), "row 5 does not lead to a picture"),
-    "1 tokens wrap to the end": (in_table(16, (2**64 - 100).to_bytes(8, "little")), "row 5 does not lead to a picture"),
-    "1 JPEG of another row": (in_table(5, (2**21).to_bytes(8, "little")), "incomplete or damaged"),
-    # Format 2: nothing is taken as it is.
-    **{f"2 record, byte {byte}": (flip_in_record(byte), RECORDED) for byte in (0, 25, 63)},
-    **{f"2 JPEG at {share}": (flip_in_jpeg(share), PICTURE) for share in (0.0, 0.03, 0.5, 1.0)},
-    "2 the next row's record": (with_next_rows_record, RECORDED),
-    "2 cut short": (cut_behind_the_header, "belongs to a .beton file of"),
+    **{f"record, byte {byte}": (flip_in_record(byte), RECORDED) for byte in (0, 25, 63)},
+    **{f"JPEG at {share}": (flip_in_jpeg(share), PICTURE) for share in (0.0, 0.03, 0.5, 1.0)},
+    "the next row's record": (with_next_rows_record, RECORDED),
+    "cut short": (cut_behind_the_header, "belongs to a .beton file of"),
     # The same from somebody who makes the checksums fit.
-    "2 width 0": (in_record(width=0), RECORDED),
-    "2 both 0": (in_record(width=0, height=0), RECORDED),
-    "2 both 65,535": (in_record(width=65_535, height=65_535), RECORDED),
-    "2 width 33": (in_record(width=33), HEADER),
-    "2 JPEG of 0 bytes": (in_record(jpeg_bytes=0), RECORDED),
-    "2 JPEG of 4 GB": (in_record(jpeg_bytes=2**32 - 1), RECORDED),
-    "2 JPEG wraps to byte 100": (in_record(jpeg_at=lambda record: 2**64 + 100 - int(record["jpeg_bytes"])), RECORDED),
-    "2 tokens wrap": (in_record(tokens_at=2**64 - 100), RECORDED),
-    "2 tokens elsewhere": (in_record(tokens_at=0), TOKENS),
-    "2 many captions": (in_record(captions=2**31), RECORDED),
-    "2 no captions": (in_record(captions=0), RECORDED),
+    "width 0": (in_record(width=0), RECORDED),
+    "both 0": (in_record(width=0, height=0), RECORDED),
+    "both 65,535": (in_record(width=65_535, height=65_535), RECORDED),
+    "width 33": (in_record(width=33), HEADER),
+    "JPEG of 0 bytes": (in_record(jpeg_bytes=0), RECORDED),
+    "JPEG of 4 GB": (in_record(jpeg_bytes=2**32 - 1), RECORDED),
+    "JPEG wraps to byte 100": (in_record(jpeg_at=lambda record: 2**64 + 100 - int(record["jpeg_bytes"])), RECORDED),
+    "tokens wrap": (in_record(tokens_at=2**64 - 100), RECORDED),
+    "tokens elsewhere": (in_record(tokens_at=0), TOKENS),
+    "many captions": (in_record(captions=2**31), RECORDED),
+    "no captions": (in_record(captions=0), RECORDED),
 }
 
 
-def test_every_way_to_read_names_the_sample_and_none_crashes(datasets, tmp_path):
+def test_every_way_to_read_names_the_sample_and_none_crashes(sound, tmp_path):
     paths = {}
     for name, (damage, _) in DAMAGE.items():
-        kind = name[0]
         paths[name] = tmp_path / name.replace(" ", "-").replace(",", "").replace("'", "")
-        shutil.copytree(datasets / kind, paths[name])
-        (record,) = Dataset(datasets / "2").shard(0).records(np.array([ROW]))
+        shutil.copytree(sound, paths[name])
+        (record,) = Dataset(sound).shard(0).records(np.array([ROW]))
         damage(paths[name], record)
     command = [sys.executable, str(Path(__file__).with_name("reading_damaged.py")), *map(str, paths.values())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=220)
@@ -158,8 +122,8 @@ def test_every_way_to_read_names_the_sample_and_none_crashes(datasets, tmp_path)
                 assert f"sample {ROW} (row {ROW} of shard 0 of {paths[name]}) " in error
 
 
-def test_memory_is_not_taken_for_a_size_that_only_the_record_says(datasets, tmp_path):
-    shutil.copytree(datasets / "2", tmp_path / "copy")
+def test_memory_is_not_taken_for_a_size_that_only_the_record_says(sound, tmp_path):
+    shutil.copytree(sound, tmp_path / "copy")
     in_record(height=9_000, width=9_000)(tmp_path / "copy", None)
     dataset = Dataset(tmp_path / "copy")
     order, limits = Order.create(N, N, canonical_shards=1), resource.getrlimit(resource.RLIMIT_AS)
@@ -175,8 +139,8 @@ def test_memory_is_not_taken_for_a_size_that_only_the_record_says(datasets, tmp_
             resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
-def test_every_flipped_bit_of_a_picture_and_of_its_record_is_found(datasets, tmp_path):
-    shutil.copytree(datasets / "2", tmp_path / "copy")
+def test_every_flipped_bit_of_a_picture_and_of_its_record_is_found(sound, tmp_path):
+    shutil.copytree(sound, tmp_path / "copy")
     dataset, random = Dataset(tmp_path / "copy"), np.random.default_rng(0)
     (record,) = dataset.shard(0).records(np.array([ROW]))
     jpeg = (int(record["jpeg_at"]), int(record["jpeg_bytes"]))
@@ -201,20 +165,3 @@ def test_the_record_s_layout_is_what_the_format_says():
         "jpeg_at": 0, "jpeg_bytes": 8, "captions": 12, "tokens_at": 16, "height": 24, "width": 28, "source_index": 32,
         "jpeg_checksum": 40, "tokens_checksum": 48, "checksum": 56,
     }  # fmt: skip
-
-
-def test_a_dataset_of_format_1_gives_the_same_samples_and_one_line_that_they_are_not_verified(
-    datasets, tmp_path, caplog
-):
-    shutil.copytree(datasets / "1", tmp_path / "old")
-    for _ in range(2):
-        old, new = Dataset(tmp_path / "old"), Dataset(datasets / "2")
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{tmp_path / 'old'} has format 1, which has no checksums: its samples are not verified. "
-        "Convert it again to verify them."
-    ]
-    rows = np.arange(N)
-    assert [old.jpeg(i) for i in range(N)] == [new.jpeg(i) for i in range(N)]
-    np.testing.assert_array_equal(old.shard(0).tokens(rows), new.shard(0).tokens(rows))
-    np.testing.assert_array_equal(old.shard(0).records()["source_index"], new.shard(0).records()["source_index"])
-    assert old.rows(range(N)) == new.rows(range(N))

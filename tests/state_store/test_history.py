@@ -7,7 +7,6 @@ import shutil
 from contextlib import contextmanager
 from dataclasses import replace
 
-import icechunk
 import numpy as np
 import pytest
 import torch
@@ -160,16 +159,6 @@ def test_a_store_of_a_later_format_is_refused_by_number(store):
         StoreNotFoundError, match="format version 5, but this version of thermopile reads 3 and 4; use the version that"
     ):
         list_snapshots(store)
-
-
-def test_a_store_of_an_earlier_format_is_refused_by_number(path):
-    path.mkdir(parents=True)
-    repository = icechunk.Repository.create(icechunk.local_filesystem_storage(str(path)))
-    with pytest.raises(StoreNotFoundError, match="holds no state store"):
-        list_snapshots(path)
-    repository.create_tag("step-0", repository.lookup_branch("main"))
-    with pytest.raises(StoreNotFoundError, match=r"format version 1 or 2, .*reads 3 and 4; use version 0\.1\.0"):
-        list_snapshots(path)
 
 
 @pytest.mark.parametrize("kind", ["snapshots", "manifests"])

@@ -99,13 +99,11 @@ def find_duplicates(
     difference of at most MAX_DIFFERENCE. Blank pictures, of one colour, are duplicates of each other alone.
     score: float32 [n], the lowest of duplicates represents the others; if empty, ids decide. scratch: a directory.
     Memory: 13 bytes per sample, and 40 per pair found.
-    Raises DatasetError, RunError, OSError, ConfigError as similar_pairs. A dataset of format 1 has no exact copies.
+    Raises DatasetError, RunError, OSError, ConfigError as similar_pairs.
     """
     n = dataset.n
     score = score if len(score) else np.zeros(n, np.float32)
-    copies, originals = np.empty(0, np.int64), np.empty(0, np.int64)
-    if dataset.index.format > 1:
-        copies, originals = exact_copies(dataset, lambda done: on_progress("checksums", done, 2 * n))
+    copies, originals = exact_copies(dataset, lambda done: on_progress("checksums", done, 2 * n))
     flat = blank_pictures(dataset, lambda done: on_progress("blank pictures", done, n))
     blank = star(flat, np.zeros(len(flat), np.int64), score)
     left_out = np.zeros(n, np.bool_)

@@ -27,7 +27,7 @@ def exact_copies(
 
     The checksums of the JPEGs, 8 bytes per sample, are sorted in memory; where two are equal, the pictures are read
     and their sha256 compared. on_progress: called with the records read, twice n in all.
-    Requires a dataset with checksums (format 2). Raises DatasetError, OSError.
+    Raises DatasetError, OSError.
     """
     keys = np.empty(dataset.n, np.uint64)
     for first, checksums in _checksums(dataset):

@@ -21,8 +21,6 @@ from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.pipeline.stored_sample import checksum
 from thermopile.pipeline.tokenizer import train_tokenizer
 
-from made import write_first_format
-
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
@@ -183,14 +181,6 @@ def test_a_damaged_table_of_rows_and_a_samples_table_of_other_rows_are_found(cop
         ("digest", "shard-00000.rows"), ("file", "shard-00000.beton"),
         ("digest", "shard-00001.parquet"), ("table", "shard-00001.parquet"),
     ]  # fmt: skip
-
-
-def test_a_dataset_of_format_1_is_checked_as_well(sound, tmp_path):
-    old = write_first_format(Dataset(sound), tmp_path / "old")
-    assert found(old.path) == []
-    with (old.path / "shards" / "shard-00001.parquet").open("ab") as file:
-        file.write(b"more")
-    assert ("digest", "shard-00001.beton and shard-00001.parquet") in found(old.path)
 
 
 def test_another_tokenizer_is_found(copy):

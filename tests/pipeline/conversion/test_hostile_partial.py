@@ -15,11 +15,8 @@ from thermopile.pipeline.conversion.bucket_partial import in_bucket
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.conversion.partial import Partial
 from thermopile.pipeline.conversion.plan import Plan
-from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError, DatasetExistsError
 from thermopile.pipeline.sources.glyphs import GlyphSource
-
-from made import write_first_format
 
 SELECTION = np.arange(0, 320, 20)
 
@@ -105,21 +102,6 @@ def test_a_marker_that_is_not_what_was_written_has_its_shard_written_again(copy,
     marker.write_text(text if text != "changed" else marker.read_text().replace('"rows": 16', '"rows": 17'))
     assert go_on(copy / "out", resume=True).seen == 16
     assert json.loads((copy / "out" / "dataset.json").read_text())["n"] == 16
-
-
-def test_a_whole_dataset_that_version_0_1_0_left_is_not_published(copy):
-    partial = copy / ".out.partial"
-    shutil.copytree(partial, copy / "kept")
-    go_on(copy / "out", resume=True)
-    (copy / "kept").rename(partial)
-    shutil.rmtree(partial / "dataset")
-    write_first_format(Dataset(copy / "out"), partial / "dataset")
-    shutil.rmtree(copy / "out")
-    with pytest.raises(DatasetExistsError, match=r"has format 1, .*To start over, remove .*\.out\.partial"):
-        go_on(copy / "out", resume=True)
-    assert not (copy / "out").exists()
-    go_on(copy / "out", overwrite=True)
-    assert Dataset(copy / "out").index.format == 2
 
 
 def test_shards_in_progress_of_a_killed_conversion_to_a_bucket_are_removed_by_the_next(tmp_path, monkeypatch):

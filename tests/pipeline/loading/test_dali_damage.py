@@ -2,14 +2,16 @@
 
 import gc
 import os
+import shutil
 
 import numpy as np
 import pytest
 
+from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.order import Order
-
-from made import write_first_format
+from thermopile.pipeline.row_records import write_row_records
+from thermopile.pipeline.stored_sample import checksum
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -44,18 +46,20 @@ def damage(request):
 
 @pytest.fixture
 def damaged(damage, images_dataset, tmp_path):
-    """The pictures without checksums, so that only DALI can find the damage, and the id of the damaged sample.
+    """The pictures with a checksum that fits, so that only DALI can find the damage, and the id of the damaged sample.
 
     It is the first sample of epoch 0's third batch.
     """
-    dataset = write_first_format(images_dataset, tmp_path / "copy")
+    dataset = Dataset(shutil.copytree(images_dataset.path, tmp_path / "copy"))
     victim = int(Order.create(images_dataset.n, 64).batch_ids(0, 2)[0])
-    shard, _ = images_dataset.locate(np.array([victim]))
-    path = dataset.path / "shards" / f"shard-{shard[0]:05d}.beton"
-    jpeg, data = images_dataset.jpeg(victim), path.read_bytes()
+    (shard,), (row,) = images_dataset.locate(np.array([victim]))
+    path = dataset.path / "shards" / f"shard-{shard:05d}.beton"
+    jpeg, data, records = images_dataset.jpeg(victim), path.read_bytes(), images_dataset.records(shard)
     assert data.count(jpeg) == 1
-    path.unlink()  # a link to the sound one
     path.write_bytes(data.replace(jpeg, damage(jpeg)))
+    records["jpeg_checksum"][row] = checksum(np.frombuffer(damage(jpeg), np.uint8).copy())
+    path.with_suffix(".rows").unlink()
+    write_row_records(path.with_suffix(".rows"), records, len(data))
     return dataset, victim
 
 

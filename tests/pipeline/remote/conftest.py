@@ -9,7 +9,6 @@ from thermopile.trainer.config import DataConfig
 from thermopile.trainer.dataset_cache import DatasetCache
 from thermopile.trainer.world import ALONE
 
-from made import write_first_format
 from object_server import uploaded
 
 
@@ -52,9 +51,3 @@ def planned():
         return order, cache
 
     return plan
-
-
-@pytest.fixture
-def write_first_format_of(tmp_path):
-    """Return a function that writes a dataset's samples as format 1, and returns the folder."""
-    return lambda dataset: write_first_format(dataset, tmp_path / "first_format").path

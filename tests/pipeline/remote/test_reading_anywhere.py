@@ -118,12 +118,6 @@ def test_other_objects_beside_the_shards_are_left_alone(s3, local):
     assert len(set(Dataset(address).files.names())) == 3 * local.shards
 
 
-def test_a_dataset_without_records_is_refused(s3, local, write_first_format_of):
-    address = uploaded(write_first_format_of(local), Address("bucket", "first-format"))
-    with pytest.raises(DatasetError, match=r"s3://bucket/first-format has format 1.* convert the dataset again"):
-        Dataset(address)
-
-
 def test_a_record_that_leads_elsewhere_is_an_error_of_its_sample(s3, local):
     address = uploaded(local.path, Address("bucket", "records"))
     records = bytearray((local.path / "shards" / "shard-00000.rows").read_bytes())

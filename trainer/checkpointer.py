@@ -59,14 +59,17 @@ class Checkpointer:
         self._writing: Future[None] | None = None
         self._pinned: Future[PinnedMemory] | None = None
 
-    def reserve(self, training_state: Callable[[], dict[str, Any]], device: torch.device) -> None:
+    def reserve(self, training_state: Callable[[], dict[str, Any]]) -> None:
         """Let the thread pin memory for copies from a GPU, once, when there is a step's optimiser state to measure.
 
         It takes seconds in a large run. A checkpoint before its end, or one that is larger, is copied without it.
         """
         if self._pinned is None and self._world.is_first:
             size = bytes_on_gpu(training_state())
+            # The index: in another thread, "cuda" may be another GPU.
+            device = torch.device("cuda", torch.cuda.current_device())
             self._pinned = self._thread.submit(PinnedMemory, size, device)
+            self._pinned.add_done_callback(_warn_of_no_memory)
 
     def _copy(self, state: dict[str, Any]) -> CopyOnHost:
         pinned = self._pinned
@@ -131,8 +134,9 @@ class Checkpointer:
         self._writing = self._thread.submit(self._write, step, snapshot, training)
 
     def _write(self, step: int, snapshot: Future[Snapshot], training: CopyOnHost | None) -> None:
+        state = None if training is None else training.result()  # first: an error must not end the copies' memory
         committed = snapshot.result()
-        if training is None:
+        if state is None:
             return
         self._log.sync()
         for parts in self._log_parts:
@@ -144,7 +148,7 @@ class Checkpointer:
             dataset_fingerprint=self._dataset_fingerprint,
             settings=to_tree(self._config),
         )
-        save_checkpoint(self._run.checkpoints, info, training.result())
+        save_checkpoint(self._run.checkpoints, info, state)
         self._remove_old(step)
 
     def _remove_old(self, newest: int) -> None:
@@ -206,6 +210,11 @@ class Checkpointer:
         self._thread.shutdown(wait=True)
         if self._pinned is not None and not self._pinned.exception():
             self._pinned.result().close()
+
+
+def _warn_of_no_memory(pinned: Future[PinnedMemory]) -> None:
+    if error := pinned.exception():
+        _log.warning("no memory could be pinned, so that each checkpoint waits for its copy from the GPU: %s", error)
 
 
 def _warn_of_failure(removed: Future[None]) -> None:

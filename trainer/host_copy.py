@@ -21,7 +21,7 @@ def bytes_on_gpu(tree: Any) -> int:
 
 
 class PinnedMemory:
-    """Memory of exactly this size that a GPU copies to beside the host; torch's own is rounded up to a power of two."""
+    """Memory of exactly this size that a GPU copies to while the host goes on; torch's own is rounded up."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         """size: in bytes; a second for some gigabytes. Raises RuntimeError if the driver refuses."""

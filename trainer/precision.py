@@ -29,7 +29,7 @@ def resolve_speed(config: TrainConfig, device: torch.device) -> dict[str, Any]:
 @contextmanager
 def fast_kernels(config: TrainConfig) -> Iterator[None]:
     """Let CUDA's products and convolutions of float32 use TF32, unless the precision is float32, and choose among
-    kernels by timing them if `cudnn_benchmark` is set, or by what always gives the same bits if `deterministic` is.
+    kernels by timing them if `cudnn_benchmark` is set; with `deterministic`, use only those that give the same bits.
 
     These are settings of the whole process; the caller's are restored at the end. Meanwhile torch refuses to read its
     older names for them, such as `allow_tf32`. config: resolved.
@@ -38,6 +38,7 @@ def fast_kernels(config: TrainConfig) -> Iterator[None]:
     before, benchmark = [backend.fp32_precision for backend in backends], torch.backends.cudnn.benchmark
     filling: Any = torch.utils.deterministic
     deterministic, fills = torch.are_deterministic_algorithms_enabled(), filling.fill_uninitialized_memory
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
     cudnn_attention = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     try:
         # torch prefers cuDNN's attention on an H100 and newer, which with a mask gives NaN gradients for some lengths
@@ -52,7 +53,7 @@ def fast_kernels(config: TrainConfig) -> Iterator[None]:
             filling.fill_uninitialized_memory = False  # it finds errors, at the price of time
         yield
     finally:
-        torch.use_deterministic_algorithms(deterministic)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warns)
         filling.fill_uninitialized_memory = fills
         for backend, precision in zip(backends, before, strict=True):
             backend.fp32_precision = precision

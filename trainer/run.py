@@ -328,7 +328,7 @@ class Run:
         self.dataset.files.finished(self.steps_done)
         if self._pace is not None:
             self._pace.end_step()
-            self.checkpointer.reserve(self.training_state, self.device)
+            self.checkpointer.reserve(self.training_state)
         backlog = {"write_backlog_seconds": self.store.write_backlog}
         times = self._clock.end_step()
         self.log.add({"step": self.steps_done, **scalars, "refused_rows": self._refused_rows} | times | backlog)

@@ -73,7 +73,7 @@ def counted_waits(device: str) -> Iterator[Counter[str]]:
 
 
 def copies(found: Findings) -> None:
-    """Profile steps: how much of the copies between host and device it computes meanwhile, kernels, and idle time."""
+    """Profile steps: for how much of the copies' time the device computes, its longest kernels, and its idle time."""
     _bandwidth(found)
     for batch in (16,) if found.small else BATCHES:
         try:

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Findings:
-    """Collects what a part finds, and writes it after every step: what a part has found, its end does not lose."""
+    """Collects what a part finds, and writes it after every step: what a part has found is kept if it is ended."""
 
     def __init__(self, part: str, folder: Path, device: str, small: bool) -> None:
         """folder: shared by all parts. device: cpu or cuda. small: sizes that take seconds on a CPU."""

@@ -55,18 +55,20 @@ LARGE, SMALL = Size(128, 256, 20, 4096, 384, 6, 16), Size(32, 32, 2, 160, 32, 1,
 class Curve:
     """One training: R@1, mean of both ways, and the seconds of training at the end of each epoch."""
 
-    def __init__(self, device: str, sides: Callable[[], Sequence[Tensor]]) -> None:
-        """sides: encodes the pairs to test with, pictures and captions, float32 [m, d] each, of norm 1."""
-        self._device, self._sides = device, sides
+    def __init__(self, device: str) -> None:
+        self._device = device
         self.seconds, self.recalls = list[float](), list[float]()
         begin_peak(device)
         self._began = time.perf_counter()
 
-    def end_epoch(self) -> None:
-        """Score what was learnt; that is no time of training."""
+    def end_epoch(self, sides: Callable[[], Sequence[Tensor]]) -> None:
+        """Score what was learnt; that is no time of training.
+
+        sides: encodes the pairs to test with, pictures and captions, float32 [m, d] each, of norm 1.
+        """
         synchronize(self._device)
         self.seconds.append(time.perf_counter() - self._began)
-        pictures, captions = self._sides()
+        pictures, captions = sides()
         similarities, own = pictures @ captions.T, torch.arange(len(pictures), device=pictures.device)
         self.recalls.append(fmean((similarities.argmax(dim) == own).float().mean().item() for dim in (0, 1)))
         self.memory = gigabytes(self._device)
@@ -130,11 +132,11 @@ def _ours(found: Findings, data: Dataset, tested: Dataset, size: Size, seed: int
             trainer.encoders.train()
             return made
 
-        curve = Curve(found.device, sides)
+        curve = Curve(found.device)
 
         def after_step() -> bool:
             if trainer.steps_done % trainer.order.steps_per_epoch == 0:
-                curve.end_epoch()
+                curve.end_epoch(sides)
             return False
 
         trainer.run(should_stop=after_step)
@@ -190,7 +192,7 @@ def _loop(found: Findings, data: Dataset, tested: Dataset, size: Size, seed: int
         model.train()
         return out.image_embeds.float(), out.text_embeds.float()
 
-    curve = Curve(found.device, sides)
+    curve = Curve(found.device)
     for _ in range(size.epochs):
         for pixels, tokens in loader:
             with autocast():
@@ -200,7 +202,7 @@ def _loop(found: Findings, data: Dataset, tested: Dataset, size: Size, seed: int
             loss.backward()
             optimizer.step()
             schedule.step()
-        curve.end_epoch()
+        curve.end_epoch(sides)
     return curve
 
 

@@ -56,7 +56,7 @@ def smoke(found: Findings) -> None:
 
 
 def _beside_the_cpu(found: Findings, dataset: Dataset, loader: str) -> None:
-    """Give two trainers the same batches, and compare them with ffcv's on the CPU.
+    """Give two trainers the same batches; compare their losses, and the pixels with those of ffcv on the CPU.
 
     The default encoders have no dropout, whose random numbers are the device's own.
     """

@@ -1,4 +1,4 @@
-"""The tests that need a GPU, counted one by one: what ends this process does not lose those before."""
+"""The tests that need a GPU, counted one by one: if the process dies, the counts so far are kept."""
 
 from pathlib import Path
 

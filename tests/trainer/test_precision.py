@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from thermopile.trainer.config import load_config
+from thermopile.trainer.encoders.backbones import PooledTo4
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.precision import fast_kernels, resolve_speed
 
@@ -38,8 +39,18 @@ def test_deterministic_algorithms_are_those_of_a_run_alone_and_it_times_no_kerne
         assert torch.are_deterministic_algorithms_enabled()
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
         assert not torch.utils.deterministic.fill_uninitialized_memory
+        maps = torch.randn(2, 3, 28, 28)
+        torch.testing.assert_close(PooledTo4(4)(maps), torch.nn.AdaptiveAvgPool2d(4)(maps))
+        torch.testing.assert_close(PooledTo4(4)(maps[..., 1:]), torch.nn.AdaptiveAvgPool2d(4)(maps[..., 1:]))
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with fast_kernels(config):
+            assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
     with pytest.raises(ConfigError, match="cudnn_benchmark = true chooses kernels by their time"):
         load_config({"deterministic": True, "cudnn_benchmark": True})
 

@@ -34,14 +34,16 @@ class OwnBackbone(OneBlock):
     def refuse_unused_weights(self) -> None:
         """Raise ConfigError if features of two samples do not depend on some of the weights that are learned."""
         learned = {name: weight for name, weight in self.body.named_parameters() if weight.requires_grad}
-        with _evaluating(self.body):
-            features = self.body(_inputs(self._given, self.body))
-        gradients = torch.autograd.grad(features.sum(), [*learned.values()], allow_unused=True) if learned else ()
-        unused = [name for name, gradient in zip(learned, gradients, strict=True) if gradient is None]
+        features = _encoded(self._key, self.body, _inputs(self._given, self.body))
+        unused = [*learned]
+        if learned and features.requires_grad:
+            gradients = torch.autograd.grad(features.sum(), [*learned.values()], allow_unused=True)
+            unused = [name for name, gradient in zip(learned, gradients, strict=True) if gradient is None]
         if unused:
             named = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more weights" if len(unused) > 5 else "")
-            raise ConfigError(f"{self._key}: its features do not depend on {named}. Several GPUs would wait for their "
-                              "gradients: remove them, or set their requires_grad to False")  # fmt: skip
+            raise ConfigError(f"{self._key}: in evaluation mode, its features do not depend on {named}. Several GPUs "
+                              "would wait for their gradients: remove them, or set their requires_grad to "
+                              "False")  # fmt: skip
 
     def groups(self) -> list[nn.Module]:
         """Return the groups of layers that its method `groups` lists, or all as one if it has none."""
@@ -102,17 +104,22 @@ def own_backbone(side: str, encoder: EncoderConfig, recompute: bool, given: int 
 def _try(key: str, body: nn.Module, width: int, given: int | TokenizerInfo) -> None:
     """Encode two samples."""
     inputs = _inputs(given, body)
-    try:
-        with _evaluating(body):
-            features = body(inputs)
-    except Exception as error:  # a user's code may raise anything
-        raise ConfigError(f"{key} fails on {_described(inputs)}: {type(error).__name__}: {error}") from error
+    features = _encoded(key, body, inputs)
     if not isinstance(features, Tensor) or features.shape != (TRIED, width):
         found = _described(features) if isinstance(features, Tensor) else type(features).__name__
         raise ConfigError(f"{key} maps {_described(inputs)} to {found}; its width is {width}, so it must be "
                           f"[{TRIED}, {width}]")  # fmt: skip
     if not features.isfinite().all():
         raise ConfigError(f"{key} maps {_described(inputs)} to features that are not finite; check its initial weights")
+
+
+def _encoded(key: str, body: nn.Module, inputs: Tensor) -> Any:
+    """Return what a body makes of inputs in evaluation mode."""
+    try:
+        with _evaluating(body):
+            return body(inputs)
+    except Exception as error:  # a user's code may raise anything
+        raise ConfigError(f"{key} fails on {_described(inputs)}: {type(error).__name__}: {error}") from error
 
 
 def _inputs(given: int | TokenizerInfo, body: nn.Module) -> Tensor:

@@ -108,8 +108,8 @@ def test_an_own_encoder_with_weights_that_nothing_uses_is_refused_where_gpus_wou
     with pytest.raises(ConfigError) as refused:
         refuse_unused_weights(wasteful)
     assert str(refused.value) == (
-        "model.image.name = 'own_code:Wasteful': its features do not depend on classifier.weight, classifier.bias. "
-        "Several GPUs would wait for their gradients: remove them, or set their requires_grad to False"
+        "model.image.name = 'own_code:Wasteful': in evaluation mode, its features do not depend on classifier.weight, "
+        "classifier.bias. Several GPUs would wait for their gradients: remove them, or set their requires_grad to False"
     )
     assert all(module.training for module in wasteful.modules())
     wasteful.image.backbone.body.classifier.requires_grad_(False)

@@ -230,7 +230,7 @@ def _baseline(run: Run, sets: Sets) -> Scorer:
 
 def _temperatures(directory: RunDirectory, scorer: Scorer) -> dict[str, Temperatures]:
     measured = survey(read_run(directory))
-    if measured is None or not measured.sides:
+    if measured is None or not measured.sides or not measured.groups:  # emoji have no classes
         return {}
     (classes,) = measured.groups
     copies = None if scorer.sets.classes else scorer.near_copies()[measured.pool.sample_ids]

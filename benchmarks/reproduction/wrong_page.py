@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import median
 
 from matplotlib.axes import Axes
 
@@ -191,4 +191,4 @@ def _signed(estimate: Estimate | None) -> str:
 
 
 def _seconds(runs: Sequence[Result]) -> str:
-    return f"{fmean(result.seconds for result in runs):.0f}" if runs else "–"
+    return f"{median(result.seconds for result in runs):.0f}" if runs else "–"

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +23,8 @@ from reproduction.wrong import (
     rival,
 )
 from reproduction.wrong_page import Found, to_markdown
+
+CHECKOUT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +115,9 @@ def test_the_page_has_every_score_and_how_far_doubt_goes_towards_the_right_pairs
     rates = [tried["optimizer.lr"] for tried in search(CLIP, results).tried if not tried["objective.learned"]]
     assert f"| CLIP, its temperature fixed | {100 - 100 * min(rates):.1f} |" in page
     assert "249 runs, of commit c0ffee" in " ".join(page.split())
+
+
+def test_the_words_of_the_committed_page_are_those_of_the_committed_runs():
+    results = Results.read(CHECKOUT / "benchmarks/reproduction/wrong_captions.jsonl")
+    page = (CHECKOUT / "docs/wrong_captions.md").read_text("utf-8")
+    assert to_markdown(Found(results), "wrong_captions.png") == page

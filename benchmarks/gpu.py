@@ -54,9 +54,12 @@ def main() -> int:
 
 
 def _add_wheels(wheels: Path, to: Path) -> None:
-    """Unpack wheels where this process and those of the parts find them."""
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", str(to),
-                    *map(str, wheels.glob("*.whl"))], check=True)  # fmt: skip
+    """Unpack wheels where this process and those of the parts find them. Exits with a line if it cannot."""
+    files = [*map(str, wheels.glob("*.whl"))]
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", str(to)]
+    if not files or subprocess.run([*command, *files]).returncode:
+        why = "pip refused its wheels, see above" if files else "it holds no wheels"
+        sys.exit(f"Nothing was measured. --wheels {wheels}: {why}; make gpu-wheels fills build/gpu-wheels")
     sys.path.insert(1, str(to))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(to)]))
     if (wheels / "pairs").is_dir():

@@ -24,9 +24,11 @@ PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x8
 
 
 def main(folder: Path, python: str) -> None:
-    """Fill an empty folder for a version of Python, such as 3.12."""
+    """Fill a folder, whose wheels are replaced, for a version of Python, such as 3.12."""
     there = {canonicalize_name(name) for name in (HERE / "gpu_image.txt").read_text().split()}
     folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.whl"):
+        old.unlink()
     for name, version in lacking(there, python).items():
         if name == "ffcv":
             compile_ffcv(folder, version)

@@ -38,7 +38,7 @@ RATE, DECAY, WARM_UP = 1e-3, 0.1, 50
 
 
 class Size(NamedTuple):
-    """Of data and towers: both sides' layers are alike."""
+    """Sizes of the data and of both towers, which have the same width and number of layers."""
 
     side: int
     batch: int

@@ -264,6 +264,14 @@ def test_tests_that_ran_are_counted_though_a_later_one_ends_their_process(tmp_pa
     assert skipped == "Skipped: a reason."
 
 
+def test_a_folder_without_wheels_is_one_line_with_the_cure(tmp_path):
+    done = start("--wheels", tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"Nothing was measured. --wheels {tmp_path}: it holds no wheels; make gpu-wheels fills build/gpu-wheels\n"
+    )
+
+
 @pytest.mark.wide
 def test_wheels_of_a_folder_are_on_the_path_of_all_parts_and_nowhere_afterwards(tmp_path):
     with ZipFile(tmp_path / "brought-1-py3-none-any.whl", "w") as wheel:

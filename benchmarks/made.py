@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from thermopile.files import write_atomically
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.dataset_index import (
@@ -22,6 +21,7 @@ from thermopile.pipeline.dataset_index import (
     shard_name,
 )
 from thermopile.pipeline.sources import Groups, Sample, Source
+from thermopile.storage.files import write_atomically
 
 EDGE = 32
 """Pixels of a picture's side."""

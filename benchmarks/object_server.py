@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 if TYPE_CHECKING:
-    from thermopile.objects import Address
+    from thermopile.storage.bucket import Address
 
 PIECE = 1 << 16
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "of-tests", "AWS_SECRET_ACCESS_KEY": "secret-of-tests", "AWS_REGION": "us-east-1"}
@@ -125,9 +125,9 @@ def _lead_to(url: str) -> None:
 
 
 def _forget_connections() -> None:
-    from thermopile import objects
+    from thermopile.storage import bucket
 
-    objects._store.cache_clear()
+    bucket._store.cache_clear()
 
 
 def _free_port() -> int:

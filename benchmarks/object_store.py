@@ -16,7 +16,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from thermopile.objects import Address
+from thermopile.storage.bucket import Address
 
 from harness import Figure, Measured, Part, ratios, script, take_turns
 from object_server import object_server

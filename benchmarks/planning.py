@@ -22,6 +22,7 @@ from thermopile.pipeline.conversion.steps import Job, prepare_tokenizer
 from thermopile.pipeline.sources import Source
 from thermopile.pipeline.sources.csv_source import CsvSource
 from thermopile.pipeline.sources.parquet import ParquetSource
+from thermopile.storage.local import LocalPath
 
 from harness import Figure, Measured, Part, peak_memory, script
 
@@ -97,7 +98,7 @@ def _measure(open_source: Callable[[], Source], sizes: Sizes, directory: Path, w
     lap("classes")
     job = Job.of(source, ConvertSettings(), None, None)
     lap("plan")
-    partial = Partial(directory / "out")
+    partial = Partial(LocalPath(directory / "out"))
     partial.dataset.mkdir(parents=True)
     prepare_tokenizer(job, partial)
     lap("tokenizer")

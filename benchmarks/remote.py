@@ -17,13 +17,13 @@ from statistics import mean
 import numpy as np
 from PIL import Image
 
-from thermopile.objects import Address
 from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
 from thermopile.pipeline.order import Order
 from thermopile.pipeline.sources import Sample
+from thermopile.storage.bucket import Address
 from thermopile.trainer.build import windows_from
 from thermopile.trainer.config import DataConfig
 from thermopile.trainer.dataset_cache import DatasetCache

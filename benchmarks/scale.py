@@ -23,12 +23,12 @@ import torch
 from numpy.typing import NDArray
 from state import FIELDS, ROW_BYTES
 
-from thermopile.objects import Address
 from thermopile.pipeline.conversion.plan import MAX_SHARD_ROWS
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.order import Order
 from thermopile.pipeline.remote.samples import REQUEST_BYTES
 from thermopile.state_store import StateStore
+from thermopile.storage.bucket import Address
 from thermopile.trainer.build import windows_from
 from thermopile.trainer.config import DataConfig
 from thermopile.trainer.dataset_cache import RECORD_BYTES, DatasetCache

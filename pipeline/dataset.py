@@ -16,8 +16,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ..files import open_regular, sha256_of
-from ..objects import Address, ObjectStoreError, place_of
+from ..storage.bucket import Address, ObjectStoreError
+from ..storage.files import open_regular, sha256_of
+from ..storage.place import AnyPlace, Place, made_for, place_of
 from .dataset_files import DatasetFiles, LocalFiles
 from .dataset_index import (
     INDEX_FILE,
@@ -48,7 +49,7 @@ class SamplesTable:
     Its methods raise DatasetError for an id out of range, a missing column or row, or a damaged file.
     """
 
-    def __init__(self, place: Path | Address, index: DatasetIndex, files: DatasetFiles) -> None:
+    def __init__(self, place: Place, index: DatasetIndex, files: DatasetFiles) -> None:
         self.place = place
         """Folder or address of the dataset."""
         self.index, self.files = index, files
@@ -160,7 +161,7 @@ class Dataset(SamplesTable):
     or the dataset is incomplete or has an unknown format; OSError if the object store cannot be used.
     """
 
-    def __init__(self, place: str | os.PathLike[str] | Address) -> None:
+    def __init__(self, place: AnyPlace) -> None:
         """place: the dataset's folder, or its address, such as s3://bucket/cc12m."""
         where = place_of(place)
         index = read_index(where)
@@ -175,12 +176,12 @@ class Dataset(SamplesTable):
     @property
     def is_remote(self) -> bool:
         """Whether the dataset is at an address."""
-        return isinstance(self.place, Address)
+        return self.place.is_remote
 
     @property
     def absolute(self) -> str:
         """The place as it is recorded: an address, or a path without links."""
-        return str(self.place) if isinstance(self.place, Address) else str(self.place.resolve())
+        return str(self.place.resolve())
 
     @property
     def name(self) -> str:
@@ -197,7 +198,6 @@ class Dataset(SamplesTable):
     @cached_property
     def tokenizer_path(self) -> Path:
         """Local path of tokenizer.json, after comparing its digest. Raises DatasetError if the file has changed."""
-        path = self.place / TOKENIZER_FILE
         try:
             path = self.files.whole(TOKENIZER_FILE)
             if self.index.tokenizer_digest not in (None, sha256_of(path)):
@@ -206,7 +206,8 @@ class Dataset(SamplesTable):
         except ObjectStoreError:
             raise  # which says nothing about the file
         except OSError as error:
-            raise DatasetError(f"{path} cannot be read: {error}. Convert the dataset again.") from error
+            raise DatasetError(f"{self.place / TOKENIZER_FILE} cannot be read: {error}. Convert the dataset again."
+                               ) from error  # fmt: skip
         return path
 
     @cached_property
@@ -251,12 +252,13 @@ class Dataset(SamplesTable):
             return self.shard(shard).jpeg(row)
 
 
-def _files_at(place: Path | Address, index: DatasetIndex, opened: Callable[[int], Shard]) -> DatasetFiles:
-    if isinstance(place, Path):
-        return LocalFiles(place)
-    from .remote.files import RemoteFiles  # imports numba
+def _files_at(place: Place, index: DatasetIndex, opened: Callable[[int], Shard]) -> DatasetFiles:
+    def remote(address: Address) -> DatasetFiles:
+        from .remote.files import RemoteFiles  # imports numba
 
-    return RemoteFiles(place, index, opened)
+        return RemoteFiles(address, index, opened)
+
+    return made_for(place, LocalFiles, remote)
 
 
 def _seen(schema: pa.Schema) -> pa.Schema:

@@ -4,15 +4,14 @@ import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..files import read_regular
-from ..objects import Address, MissingBucketError, ObjectStoreError
-from ..sealed_json import DamagedJSONError, seal_document, unseal
+from ..storage.bucket import MissingBucketError, ObjectStoreError
+from ..storage.place import AnyPlace, place_of
+from ..storage.sealed_json import DamagedJSONError, seal_document, unseal
 from .errors import DatasetError
 
 FORMAT = 2
@@ -146,11 +145,11 @@ def seal_index(index: Mapping[str, Any]) -> bytes:
     return text
 
 
-def read_index(path: Path | Address) -> DatasetIndex:
+def read_index(path: AnyPlace) -> DatasetIndex:
     """Read and validate a dataset's dataset.json. Raises DatasetError if the place is not a dataset."""
-    file = path / INDEX_FILE
+    file = place_of(path) / INDEX_FILE
     try:
-        return parse_index(file.read() if isinstance(file, Address) else read_regular(file))
+        return parse_index(file.read_bytes())
     except MissingBucketError as error:
         raise DatasetError(str(error)) from None
     except FileNotFoundError:

@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..selection import Selection
+from ..storage.selection import Selection
 from .bijection import fill_places, shard_key, window_at
 
 ORDER_VERSION = 1

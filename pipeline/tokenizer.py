@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from ..files import read_regular
+from ..storage.files import read_regular
 from .errors import DatasetError
 
 PAD, START, END = "<pad>", "<start>", "<end>"

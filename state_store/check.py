@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..selection import SelectionError
+from ..storage.selection import SelectionError
 from .errors import DamagedChunkError
 from .history import Snapshot
 from .reader import ADVICE, StateReader

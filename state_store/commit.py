@@ -9,8 +9,7 @@ import numpy.typing as npt
 import zarr
 from zarr.codecs import Crc32cCodec
 
-from ..objects import Place
-from ..places import written_through
+from ..storage.place import Place
 from . import icechunk_files
 from .history import Snapshot
 from .schema import Description
@@ -37,7 +36,7 @@ def write_initial_values(
     carried: rows of another run's state, which these samples begin with instead.
     """
     size = 0
-    with written_through(state.parent):
+    with state.parent.written_through():
         # Created with no settings, which would be recorded, and opened with ours.
         icechunk.Repository.create(icechunk_files.storage(state))
         session = icechunk_files.open_repository(state).writable_session(icechunk_files.BRANCH)
@@ -75,7 +74,7 @@ def write_parts(
 ) -> Share:
     """Write a rank's rows, durable on return; `parts` is consumed lazily."""
     written = 0
-    with written_through(state):
+    with state.written_through():
         group = zarr.open_group(session.store, mode="r+")
         arrays = {column: array_of(group, column) for column in columns}
         for part in parts:
@@ -87,7 +86,7 @@ def write_parts(
 
 def merge(state: Place, shares: list[Share], base: Snapshot, about: About) -> Snapshot:
     """Write the snapshot from all ranks' shares and read it back; it is not announced yet."""
-    with written_through(state):
+    with state.written_through():
         session = _session_at(state, base)
         session.merge(*(fork for fork, _ in shares))
         # icechunk rejects a commit without changes, which occurs if every row since the last snapshot was refused.

@@ -3,19 +3,16 @@
 import atexit
 import logging
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 
 import icechunk
 import zarr
 
-from ..files import refuse_link, sync
-from ..objects import Address, Place, place_of, without_credentials
-from ..places import remove
+from ..storage.bucket import Address, without_credentials
+from ..storage.place import Place, place_of
 from . import history, icechunk_files
 from .commit import ColumnPart, fork, merge, write_initial_values, write_parts
 from .errors import (
@@ -72,30 +69,15 @@ class Repository:
         fails.
         """
         about = {"step": 0, "epoch": 0, "config_hash": "", "dataset_fingerprint": description.dataset_fingerprint}
-        if not isinstance(path, Path):
-            with _refusing(f"{path} could not be created"):
-                if (path / history.INDEX).exists():
-                    raise StoreExistsError(f"{path} exists already; resume that run, or choose another address")
-                left = icechunk_files.present_files(path)  # by a creation that was interrupted
-                if (path / icechunk_files.REFERENCE).exists():
-                    left.add(icechunk_files.REFERENCE)
-                remove([path / name for name in left])
-                first = write_initial_values(path, description, about, carried)
-                history.replace(path, History(description, (first,), writer))
-            return cls.open(path, writer)
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise StoreExistsError(f"{path} exists already; resume that run, or choose another directory")
-        building = path.with_name(f".{path.name}.partial")
-        path.parent.mkdir(parents=True, exist_ok=True)
         with _refusing(f"{path} could not be created"):
-            refuse_link(path)
-            refuse_link(building)
-            shutil.rmtree(building, ignore_errors=True)
-            first = write_initial_values(building, description, about, carried)
-            history.replace(building, History(description, (first,)))
-            building.rename(path)
-            sync(path.parent)
-        return cls.open(path)
+            if path.is_taken(history.INDEX):
+                raise StoreExistsError(f"{path} exists already; resume that run, or choose another {path.noun}")
+            with path.built() as building:
+                # In a bucket, an interrupted creation may have left some.
+                building.remove([*icechunk_files.present_files(building), icechunk_files.REFERENCE])
+                first = write_initial_values(building, description, about, carried)
+                history.replace(building, History(description, (first,), writer))
+        return cls.open(path, writer)
 
     @classmethod
     def open(cls, path: Place, writer: str | None = None) -> "Repository":
@@ -238,7 +220,7 @@ class Repository:
             self._replace(loaded, kept)
         else:
             self._load()
-        remove(unneeded)
+        self.path.remove(unneeded)
 
     def _replace(self, loaded: History, snapshots: Iterable[Snapshot]) -> None:
         icechunk_files.refuse_links(self.path)
@@ -318,7 +300,7 @@ class Repository:
             kept = [entry for entry in loaded.snapshots if entry.step <= base.step or entry.step in self._damaged]
             self._replace(loaded, [*kept, snapshot])
         except OSError:
-            if isinstance(self.path, Path):
+            if not self.path.is_remote:
                 with suppress(OSError):  # the rename may have succeeded and only the flush failed
                     history.replace(self.path, loaded)
             raise

@@ -1,5 +1,7 @@
 """Errors of the state store; each is a StateStoreError."""
 
+from ..storage.lock import TakenOverError
+
 
 class StateStoreError(Exception):
     """Base class of all state store errors."""
@@ -37,7 +39,7 @@ class StoreMismatchError(StateStoreError, ValueError):
     """The store was created for another dataset, number of samples or set of fields."""
 
 
-class StoreLockedError(StateStoreError):
+class StoreLockedError(StateStoreError, TakenOverError):
     """Another process, or another StateStore in this process, is writing to this store."""
 
 

@@ -10,14 +10,12 @@ processes that take themselves for the writer, one is refused.
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from ..files import read_regular, write_atomically
-from ..objects import Address, Place
-from ..sealed_json import seal_document, unseal
+from ..storage.place import Place
+from ..storage.sealed_json import seal_document, unseal
 from .errors import DamagedFileError, StoreLockedError, StoreNotFoundError
 from .icechunk_files import damage_to
 from .schema import Description, Schema
@@ -108,7 +106,7 @@ def early_steps(steps: Iterable[int], keep_early: int) -> set[int]:
 
 def is_there(state: Place) -> bool:
     """Return whether there is a store, readable or not; where not, one may be created."""
-    return state.exists() if isinstance(state, Path) else (state / INDEX).exists()
+    return state.holds(INDEX)
 
 
 def last_writer(state: Place) -> str | None:
@@ -132,7 +130,7 @@ def load(state: Place) -> tuple[History, str | None]:
         except (DamagedFileError, ValueError) as error:
             damage.append(f"{name}: {error.reason if isinstance(error, DamagedFileError) else error}")
     if any((state / name).exists() for name in _copies(state)):
-        both = " and its copy are" if isinstance(state, Path) else " is"
+        both = " is" if state.keeps_copies else " and its copy are"
         raise StoreNotFoundError(
             f"{state}: the index{both} damaged ({'; '.join(damage)}). Restore one of them from a copy of "
             "the run; the snapshots themselves may be intact"
@@ -169,17 +167,9 @@ def replace(state: Place, history: History) -> None:
             ],
         }
     )
-    if isinstance(state, Path):
-        for name in (COPY, INDEX):
-            write_atomically(state / name, text)
-        return
     try:
-        if history.version is None and state.lease:
-            (state / INDEX).rewrite(text)  # one that is there now is of an earlier creation that was cut off
-        elif history.version is None:
-            (state / INDEX).create(text)
-        else:
-            (state / INDEX).replace(text, history.version)
+        for name in reversed(_copies(state)):
+            (state / name).supersede(text, history.version)
     except FileExistsError as error:
         raise taken_over(state) from error
 
@@ -194,17 +184,13 @@ def taken_over(state: Place) -> StoreLockedError:
 
 def _copies(state: Place) -> tuple[str, ...]:
     """Return the names of the index, last that of its copy: a bucket needs none, for it keeps several itself."""
-    return (INDEX, COPY) if isinstance(state, Path) else (INDEX,)
+    return (INDEX,) if state.keeps_copies else (INDEX, COPY)
 
 
 def _read(state: Place, name: str) -> History:
     """Read an index. Raises DamagedFileError, ValueError if it is invalid, StoreNotFoundError for another format."""
-    version: str | None = None
     with damage_to(name):
-        if isinstance(state, Address):
-            text, version = (state / name).read_version()
-        else:
-            text = read_regular(state / name)
+        text, version = (state / name).read_version()
     tree = unseal(text)
     if isinstance(format_ := tree.get("format_version"), int) and format_ not in (_FORMAT_VERSION, _OF_SELECTION):
         raise StoreNotFoundError(

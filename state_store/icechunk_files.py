@@ -13,16 +13,15 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime
-from pathlib import Path
 from typing import TypeVar
 
 import icechunk
 
-from ..files import MAX_TEXT_BYTES
-from ..objects import SIDE_BY_SIDE, Address, Place, endpoint_url
-from ..places import is_away, is_missing, names_in, read, refuse_link_at, write
+from ..storage.bucket import SIDE_BY_SIDE, Address, endpoint_url, is_away
+from ..storage.files import MAX_TEXT_BYTES
+from ..storage.place import Place, made_for
 from .errors import DamagedFileError, StoreNotFoundError
 from .manifest import ChunkRefs, chunk_refs
 
@@ -37,8 +36,6 @@ _REFERENCE_TEXT = re.compile(rb'\{"snapshot": ?"[0-9A-HJKMNP-TV-Z]{20}"\}')
 _MAX_BYTES = 1 << 30
 """A manifest for 10⁹ rows takes less than a thousandth of this."""
 _OF_THE_FILE = {None, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EIO}
-_HALF_WRITTEN = ".*.partial"
-"""Temporary files left by a killed writer."""
 _REPEATS = icechunk.StorageRetriesSettings(max_tries=30, initial_backoff_ms=100, max_backoff_ms=10_000)
 """With more tries a store that is away is waited for no longer: icechunk gives up after 40 s to a minute and a half."""
 
@@ -51,7 +48,7 @@ def is_damage(error: OSError) -> bool:
 def read_file(state: Place, name: str, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
     """Return the content of a file, given its path in the state directory. Raises DamagedFileError, OSError."""
     with damage_to(name):
-        return read(state / name, max_bytes)
+        return (state / name).read_bytes(max_bytes)
 
 
 @contextmanager
@@ -99,23 +96,22 @@ def written_files(
 
 def for_each(state: Place, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """Yield function(item) for each; in a bucket they are called side by side, since each waits for the network."""
-    if isinstance(state, Path):
+    if not state.is_remote:
         yield from map(function, items)
         return
     with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
         yield from threads.map(function, items)
 
 
-def find_garbage(state: Place, kept: Iterable[Mapping[str, str]], left: Set[str] = frozenset()) -> list[Place]:
-    """Return the files that no snapshot needs, given the files of those to keep. No commit may be in progress.
+def find_garbage(state: Place, kept: Iterable[Mapping[str, str]], left: Set[str] = frozenset()) -> list[str]:
+    """Return the paths of files that no snapshot needs, given the files of those to keep. No commit may be in progress.
 
     Includes leftovers of crashes and failed commits. left: files to leave as well. Raises as `needed_files`.
     """
     present = present_files(state)
-    garbage: list[Place] = [state / name for name in sorted(present - left - needed_files(state, kept, present))]
-    if isinstance(state, Path):
-        garbage += [*state.glob(_HALF_WRITTEN), *(state / REFERENCE).parent.glob(_HALF_WRITTEN)]
-    return garbage
+    refs = REFERENCE.rpartition("/")[0]
+    half_written = [*state.half_written(), *(f"{refs}/{name}" for name in (state / refs).half_written())]
+    return sorted(present - left - needed_files(state, kept, present)) + half_written
 
 
 def needed_files(state: Place, snapshots: Iterable[Mapping[str, str]], present: Set[str] = frozenset()) -> set[str]:
@@ -137,20 +133,22 @@ def needed_files(state: Place, snapshots: Iterable[Mapping[str, str]], present: 
     for chunks in for_each(state, chunks_of, files):
         needed |= chunks
     for name in sorted(needed - present):
-        if is_missing(state / name):
+        if (state / name).is_missing():
             raise DamagedFileError(name, "it is missing, and a snapshot to be kept needs it")
     return needed
 
 
 def present_files(state: Place) -> set[str]:
     """List the paths of all files that icechunk wrote. Raises OSError if a directory cannot be listed."""
-    return {f"{directory}/{name}" for directory in _WRITTEN_BY_ICECHUNK for name in names_in(state / directory)}
+    return {f"{directory}/{name}" for directory in _WRITTEN_BY_ICECHUNK for name in (state / directory).names()}
 
 
 def storage(state: Place) -> icechunk.Storage:
     """Return icechunk's access to the files; to a bucket with credentials from the environment, as they are needed."""
-    if isinstance(state, Path):
-        return icechunk.local_filesystem_storage(str(state.absolute()))
+    return made_for(state, lambda path: icechunk.local_filesystem_storage(str(path.absolute())), _bucket_storage)
+
+
+def _bucket_storage(state: Address) -> icechunk.Storage:
     endpoint = endpoint_url()
     return icechunk.s3_storage(
         bucket=state.bucket,
@@ -169,15 +167,14 @@ def open_repository(state: Place) -> icechunk.Repository:
     Raises StoreNotFoundError if a file that icechunk would read is not one that this program writes; OSError.
     """
     # Its settings could redirect icechunk to other places; this program writes none.
-    config = state / "config.yaml"
-    if os.path.lexists(config) if isinstance(config, Path) else config.exists():
+    if (state / "config.yaml").is_present():
         raise StoreNotFoundError(f"{state}: config.yaml was not written by thermopile; remove it")
     if not reference_is_sound(state):
         raise StoreNotFoundError(
             f"{state}: {REFERENCE} is damaged or missing; resuming the run rewrites it, or write to it "
             f'{{"snapshot": "ID"}} with the id of any snapshot in thermopile.json'
         )
-    settings = icechunk.StorageSettings(retries=_REPEATS) if isinstance(state, Address) else None
+    settings = icechunk.StorageSettings(retries=_REPEATS) if state.is_remote else None
     return icechunk.Repository.open(storage(state), icechunk.RepositoryConfig(storage=settings) if settings else None)
 
 
@@ -191,24 +188,20 @@ def reference_is_sound(state: Place) -> bool:
 
 def point_reference_at(state: Place, snapshot_id: str) -> None:
     """Make the next commit start at this snapshot. Raises OSError."""
-    write(state / REFERENCE, json.dumps({"snapshot": snapshot_id}).encode())
+    (state / REFERENCE).rewrite(json.dumps({"snapshot": snapshot_id}).encode())
 
 
 def refuse_links(state: Place) -> None:
     """Raise NotRegularFileError if part of the state would be written through a link."""
     for name in ("", *_WRITTEN_BY_ICECHUNK, "refs", f"refs/branch.{BRANCH}"):
-        refuse_link_at(state / name if name else state)
+        (state / name if name else state).refuse_link()
 
 
 def refuse_pipes(state: Place) -> None:
     """Raise DamagedFileError for a chunk that is not a regular file: icechunk would block on a pipe."""
-    if isinstance(state, Address):
-        return
     # Without the directory, no chunk was written yet, or all are lost, which reading one reports.
-    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(state / _CHUNKS) as entries:
-        for entry in entries:
-            if not entry.is_file():
-                raise DamagedFileError(f"{_CHUNKS}/{entry.name}", "it is not a regular file; remove it")
+    for name in (state / _CHUNKS).irregular_names():
+        raise DamagedFileError(f"{_CHUNKS}/{name}", "it is not a regular file; remove it")
 
 
 def _chunks_in(name: str, manifest: bytes) -> ChunkRefs:

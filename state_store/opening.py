@@ -2,15 +2,12 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 
 import torch
 
-from ..lock import FileLock, LockedError
-from ..objects import Address, Place
-from ..places import made_local_folder
+from ..storage.lock import LockedError
+from ..storage.place import Lock, Place, leased, lock_at
 from . import history
-from .bucket_lock import BucketLock
 from .durable import Repository
 from .errors import MemoryBudgetError, StoreLockedError
 from .history import Snapshot
@@ -26,7 +23,6 @@ _ROWS_LOADED_AT_ONCE = 1 << 20
 """Limits the memory that opening a store needs besides its rows."""
 
 
-Lock = FileLock | BucketLock
 Share = tuple[Repository, Snapshot, Rows, Staging, Lock | None, Ranks]
 """What a rank holds of an open store: its history, first snapshot and rows, and on rank 0 the lock if it took it."""
 
@@ -50,8 +46,7 @@ def open_share(
                     own = lock = writer_lock(path)
                     undo.callback(own.release)
                 discard(path)
-                if isinstance(lock, BucketLock) and isinstance(path, Address):
-                    path, writer = replace(path, lease=lock), lock.writer
+                path, writer = leased(path, lock), lock.writer
             owned = range(description.samples) if owned is None else owned
             staging = Staging(description.schema, device)
             slots = _slots_within(memory_budget, description, owned)
@@ -76,10 +71,7 @@ def writer_lock(path: Place) -> Lock:
     """Take the writer lock, `<repository>.lock`; readers need none. Raises StoreLockedError, OSError."""
     file = path.with_name(path.name + ".lock")
     try:
-        if isinstance(file, Address):
-            return BucketLock(file, made_local_folder(file.parent), history.last_writer(path))
-        file.parent.mkdir(parents=True, exist_ok=True)
-        return FileLock(file)
+        return lock_at(file, lambda: history.taken_over(path), lambda: history.last_writer(path))
     except LockedError as error:
         raise StoreLockedError(
             f"{path} is being written by {error.holder} (lock: {file}). "

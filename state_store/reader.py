@@ -16,8 +16,9 @@ from zarr.abc.store import SuffixByteRequest
 from zarr.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from ..objects import Address, ObjectStoreError, place_of, without_credentials
-from ..selection import Selection
+from ..storage.bucket import Address, ObjectStoreError, without_credentials
+from ..storage.place import place_of
+from ..storage.selection import Selection
 from .commit import array_of
 from .durable import Repository
 from .errors import DamagedChunkError, FieldError, SnapshotNotFoundError

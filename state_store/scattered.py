@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
-from ..selection import Selection, SelectionError
+from ..storage.selection import Selection, SelectionError
 from .durable import Repository
 
 

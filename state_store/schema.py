@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..objects import Place
+from ..storage.place import Place
 from .errors import FieldError, StoreMismatchError
 
 VISITS = "visits"

@@ -8,14 +8,15 @@ from typing import Self
 
 import torch
 
-from ..objects import Address, Place, place_of
-from ..selection import Selection
+from ..storage.bucket import Address
+from ..storage.place import Lock, Place, place_of
+from ..storage.selection import Selection
 from .background import BackgroundThread
 from .commit import ColumnPart
 from .durable import Repository
 from .errors import DAMAGE, BackgroundError, StateStoreError, StepError, StoreClosedError
 from .history import Snapshot
-from .opening import Lock, open_share
+from .opening import open_share
 from .ranks import Ranks
 from .reader import StateReader
 from .rows import Rows, Window

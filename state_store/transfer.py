@@ -11,8 +11,8 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 import torch
 
-from ..selection import Selection
-from ..streams import wait_for
+from ..gpu_copies import wait_for
+from ..storage.selection import Selection
 from .background import BackgroundThread
 from .errors import DuplicateIdError, SampleIdError
 from .records import IDS, IdArray, compiled

@@ -9,9 +9,8 @@ import numpy as np
 import zarr
 from zarr.codecs import Crc32cCodec
 
-from ..files import own_directory
-from ..objects import Place
-from ..places import made_local_folder
+from ..storage.files import own_directory
+from ..storage.place import Place
 from .durable import Repository
 from .errors import DAMAGE, DamagedChunkError
 from .history import Snapshot
@@ -30,7 +29,7 @@ class WorkingTier:
         self._repository, self._owned = repository, owned
         self._description = description = repository.description
         self.path = own_directory(_directory(repository.path)) / f"rank-{rank}"
-        if not isinstance(repository.path, Path):
+        if repository.path.is_remote:
             shutil.rmtree(self.path, ignore_errors=True)  # on machines other than rank 0's, what a killed run left
         self.path.mkdir()  # must not exist: leftovers of killed runs, or planted files, have been discarded
         rows, words = len(owned), description.schema.row_words
@@ -111,4 +110,4 @@ def discard(repository: Place) -> None:
 
 
 def _directory(repository: Place) -> Path:
-    return made_local_folder(repository.parent) / f"{repository.name}.working"
+    return repository.parent.made_scratch() / f"{repository.name}.working"

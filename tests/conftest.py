@@ -35,13 +35,14 @@ import pytest  # noqa: E402
 from noise_source import NoiseSource  # noqa: E402
 from PIL import Image  # noqa: E402
 
-from thermopile.files import sha256_of  # noqa: E402
 from thermopile.pipeline.dataset import Dataset  # noqa: E402
 from thermopile.pipeline.dataset_index import SHARD_SUFFIXES, seal_index, shard_name  # noqa: E402
 from thermopile.pipeline.sources import Source  # noqa: E402
 from thermopile.pipeline.sources.folder import FolderSource  # noqa: E402
 from thermopile.pipeline.sources.glyphs import GlyphSource  # noqa: E402
 from thermopile.pipeline.sources.parquet import ParquetSource  # noqa: E402
+from thermopile.storage.files import sha256_of  # noqa: E402
+from thermopile.storage.local import LocalPath  # noqa: E402
 
 from object_server import Server, object_server  # noqa: E402
 from several_captions import captions_of  # noqa: E402
@@ -111,6 +112,13 @@ def noise(seed: int, height: int = 24, width: int = 32) -> Image.Image:
     """A picture that no other seed gives: smooth, so that JPEG keeps it."""
     coarse = np.random.default_rng(seed).integers(0, 256, (3, 4, 3), dtype=np.uint8)
     return Image.fromarray(coarse).resize((width, height), Image.Resampling.BILINEAR)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def folders_are_places(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let temporary folders have the verbs of places, as those have that a user names."""
+    make = tmp_path_factory.mktemp
+    tmp_path_factory.mktemp = lambda *args, **options: LocalPath(make(*args, **options))
 
 
 @pytest.fixture(scope="session")

@@ -16,9 +16,9 @@ from typing import Any
 import click
 
 from .._version import __version__
-from ..objects import AddressError
 from ..pipeline.errors import DatasetError, DatasetExistsError, SourceError
 from ..state_store.errors import StateStoreError, StoreMismatchError
+from ..storage.bucket import AddressError
 from ..trainer.errors import ConfigError, RunError, RunExistsError, TrainingError
 from .bench.commands import bench
 from .convert_cmd import convert

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from ..objects import Place
+from ..storage.place import Place
 from .convert_sources import KINDS, Kind, users_kind
 from .dataset_path import DatasetPath
 from .place_type import ANY_PLACE

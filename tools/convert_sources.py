@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from ..objects import Place, is_address
+from ..storage.bucket import is_address
+from ..storage.local import LocalPath
+from ..storage.place import Place
 from .place_type import PlaceType
 
 if TYPE_CHECKING:
@@ -53,8 +54,8 @@ class Kind(NamedTuple):
 def _users_source(name: str, src: str, **options: Any) -> Source:
     """Import and create a source. Raises SourceError if it is none."""
     from ..pipeline.errors import SourceError
-    from ..plugins import PluginError, load_plugin
     from ..trainer.config.own_code import announce_code
+    from ..trainer.plugins import PluginError, load_plugin
 
     announce_code({"the source": name})
     try:
@@ -75,17 +76,7 @@ def _users_source(name: str, src: str, **options: Any) -> Source:
 
 def _files_of(given: Sequence[Place], pattern: str) -> list[Place]:
     """Return the given files and those in the given folders, sorted, so the shell's order does not matter."""
-    return sorted({file for place in given for file in _files_at(place, pattern)}, key=str)
-
-
-def _files_at(place: Place, pattern: str) -> Iterator[Place]:
-    suffix = pattern.removeprefix("*")
-    if isinstance(place, Path):
-        yield from place.rglob(pattern) if place.is_dir() else [place]
-    elif place.name.endswith(suffix):
-        yield place
-    else:
-        yield from (place / name for name, _ in place.objects() if name.endswith(suffix))
+    return sorted({file for place in given for file in place.matching(pattern)}, key=str)
 
 
 class _LocalPath(click.Path):
@@ -97,9 +88,9 @@ class _LocalPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-_LOCAL_FILE = _LocalPath(exists=True, dir_okay=False, path_type=Path)
-_LOCAL = _LocalPath(exists=True, path_type=Path)
-_FOLDER = PlaceType(click.Path(exists=True, file_okay=False, path_type=Path))
+_LOCAL_FILE = _LocalPath(exists=True, dir_okay=False, path_type=LocalPath)
+_LOCAL = _LocalPath(exists=True, path_type=LocalPath)
+_FOLDER = PlaceType(click.Path(exists=True, file_okay=False, path_type=LocalPath))
 _FILE = PlaceType(_LOCAL_FILE)
 _EITHER = PlaceType(_LOCAL)
 

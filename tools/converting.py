@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Timer
@@ -16,12 +16,10 @@ import numpy as np
 from click.core import ParameterSource
 from numpy.typing import NDArray
 
-from ..objects import Address, Place
 from ..pipeline.conversion.append import appended_path, is_joining, join, refuse_known, refuse_ungrowable
 from ..pipeline.conversion.convert import ConvertSettings, PartNumber, Summary, convert_part
 from ..pipeline.conversion.convert import convert as convert_source
 from ..pipeline.conversion.convert import finish as finish_parts
-from ..pipeline.conversion.partial import Partial
 from ..pipeline.conversion.plan import largest_bytes, shard_count
 from ..pipeline.conversion.shard_pool import Counts, start_workers_early
 from ..pipeline.conversion.steps import Job, unfinished
@@ -32,10 +30,12 @@ from ..pipeline.sources import Groups, Source
 from ..pipeline.sources.dataset_source import DatasetSource
 from ..pipeline.sources.selection import hold_out, long_tail
 from ..pipeline.tokenizer import MAX_FILE_BYTES
+from ..storage.local import LocalPath
+from ..storage.place import Place
 from ..trainer.selecting import selected_ids
 from .convert_sources import Kind
 from .plain_text import plain_text
-from .progress import bytes_written, in_units, progress_bar
+from .progress import in_units, progress_bar
 
 SECONDS_UNTIL_TOLD = 2.0
 
@@ -48,7 +48,7 @@ class Split(NamedTuple):
     selection: NDArray[np.int64] | None
     """Source indices; None for all."""
     groups: Groups | None
-    grown: Path | None = None
+    grown: LocalPath | None = None
     """The dataset that it is to be appended to."""
 
     @property
@@ -152,28 +152,27 @@ def _refuse_contradictions(
         raise click.UsageError("--part and --finish exclude each other: finish after all parts")
     if on and (part or finish):
         raise click.UsageError("--on ray converts all parts and finishes: leave out --part and --finish")
-    if on and not isinstance(out, Path):
+    if on and out.is_remote:
         raise click.UsageError(f"--on ray writes to directories only, and {out} is an address; use --part I/K")
     for path in reads:
-        if isinstance(out, Path) and path.resolve().is_relative_to(out.resolve()):
+        if path.resolve().is_relative_to(str(out.resolve())):
             raise click.UsageError(f"OUT {out} contains the source {path}; choose another directory")
 
 
 def _tokenizer_of(out: Place, folder: Path) -> Path | None:
     """Return the tokenizer of a dataset, unfinished or not, or None if it has none; of a remote one, a copy."""
-    if isinstance(out, Path):
-        return next((file for file in (Partial(out).tokenizer, out / TOKENIZER_FILE) if file.exists()), None)
     copy = folder / TOKENIZER_FILE
-    try:
-        copy.write_bytes((out / TOKENIZER_FILE).read(MAX_FILE_BYTES))
-    except FileNotFoundError:
-        return None
-    return copy
+    in_progress = () if out.is_remote else (unfinished(out).tokenizer,)
+    for file in (*in_progress, out / TOKENIZER_FILE):
+        with suppress(FileNotFoundError):
+            copy.write_bytes(file.read(MAX_FILE_BYTES))
+            return copy
+    return None
 
 
-def _to_append_to(out: Place, holdout: float | None) -> Path:
+def _to_append_to(out: Place, holdout: float | None) -> LocalPath:
     """Return the dataset's folder, after finishing an append that was interrupted near its end."""
-    if not isinstance(out, Path):
+    if out.is_remote:
         raise click.UsageError(f"--append writes to local datasets only, and {out} is in an object store")
     if holdout:
         raise click.UsageError("--append and --holdout exclude each other: append to the test set by itself")
@@ -181,11 +180,11 @@ def _to_append_to(out: Place, holdout: float | None) -> Path:
     for name in ("max_size", "quality", "vocab_size", "tokenizer", "context_length"):
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--append keeps the settings of {out}; leave out --{name.replace('_', '-')}")
-    out = out.resolve()  # the new shards are renamed, so they are written on the same disk
-    refuse_ungrowable(out)
-    if is_joining(out):
-        join(out)
-    return out
+    folder = LocalPath(str(out.resolve()))  # the new shards are renamed, so they are written on the same disk
+    refuse_ungrowable(folder)
+    if is_joining(folder):
+        join(folder)
+    return folder
 
 
 def _paths(src: Any, own: dict[str, Any]) -> list[Path]:
@@ -200,7 +199,7 @@ def _absolute(value: Any) -> Any:
     return value.absolute() if isinstance(value, Path) else value
 
 
-def _settings(source: Source, grown: Path | None, **options: Any) -> ConvertSettings:
+def _settings(source: Source, grown: LocalPath | None, **options: Any) -> ConvertSettings:
     """Return the settings of a conversion; for a dataset, or one that grows, those it was made with."""
     if grown is not None:
         index = read_index(grown)
@@ -268,13 +267,14 @@ def _announce(splits: list[Split]) -> None:
         words = f"{split.shown.name}: {split.samples:,} samples{split.classes}"
         if (here := split.stored_bytes) is not None:
             most = largest_bytes(split.samples, here)
-            if isinstance(split.out, Path):
-                needed += most - bytes_written(Partial(split.out).path)
+            if not split.out.is_remote:
+                needed += most - unfinished(split.out).path.size_below()
             words += f", {in_units(here)} in the source, at most about {in_units(most)} in {split.shown}"
         click.echo(words, err=True)
-    if not isinstance(out := splits[0].out, Path):
+    if splits[0].out.is_remote:
         return
-    folder = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
+    out = Path(str(splits[0].out)).absolute()
+    folder = next(folder for folder in (out, *out.parents) if folder.exists())
     free = shutil.disk_usage(folder).free
     if needed > free:
         click.echo(f"Warning: this needs up to {in_units(needed)}, but only {in_units(free)} are free in {folder}; "
@@ -292,7 +292,7 @@ def _convert(convert: Callable[..., Summary], split: Split, settings: ConvertSet
         raise
     except (Exception, KeyboardInterrupt) as error:
         # A store that went away is not asked again: it would hide the error for as long as it is waited for.
-        kept = isinstance(split.out, Address) or unfinished(split.out).in_progress
+        kept = split.out.is_remote or unfinished(split.out).in_progress
         if kept and "--resume" not in str(error):
             click.echo("Finished shards are kept; continue with the same command and --resume.", err=True)
         raise
@@ -349,7 +349,7 @@ def _say_summary(
     captions = ""
     if index.captions_per_sample > 1:
         captions = f" with {index.total_captions:,} captions, at most {index.captions_per_sample} each,"
-    result = f"{index.n:,} samples{split.classes}{captions} in {shards}, {in_units(bytes_written(summary.path))}"
+    result = f"{index.n:,} samples{split.classes}{captions} in {shards}, {in_units(summary.path.size_below())}"
     if not summary.seen:
         click.echo(f"{path} is complete: {result}; {if_none_was_seen}")
     else:
@@ -368,7 +368,7 @@ def _say_content(place: Place, content: Content | None) -> None:
     """Print what the samples of a dataset repeat, and how many are blank."""
     if content and content.sharing_captions:
         caption = f"that of sample {content.caption_sample:,}"
-        if isinstance(place, Path):  # else a table would be fetched
+        if not place.is_remote:  # else a table would be fetched
             row = Dataset(place).take(np.array([content.caption_sample]), [CAPTION]).to_pylist()[0]
             caption = f"“{plain_text(row[CAPTION] or '', 60)}”"
         click.echo(f"  samples that share their caption with another: {content.sharing_captions:,}; the most frequent, "

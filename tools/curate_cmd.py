@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ..objects import Place
+from ..storage.place import Place
 from .dataset_path import DatasetPath
 from .run_place import RUN
 from .terminal import print_facts, print_table

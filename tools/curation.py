@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ..files import written_aside
-from ..objects import Place
 from ..pipeline.dataset_index import FINGERPRINT
 from ..state_store.schema import VISITS
+from ..storage.files import written_aside
+from ..storage.place import Place
 from ..trainer.errors import ConfigError, RunError
 from ..trainer.run_directory import RunDirectory
 from ..trainer.selecting import SAMPLE_ID, WEIGHT, selected_ids

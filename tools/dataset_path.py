@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ..storage.local import LocalPath
 from .place_type import PlaceType
 
 
@@ -23,7 +24,7 @@ class _Directory(click.Path):
         if not os.path.isfile(os.path.join(value, "dataset.json")):
             from ..pipeline.conversion.partial import Partial
 
-            if Partial(Path(value)).in_progress:
+            if Partial(LocalPath(value)).in_progress:
                 self.fail(f"{value} is incomplete: its conversion was interrupted or is still running; continue it "
                           f"with `thermopile convert … {value} --resume`", param, ctx)  # fmt: skip
         return super().convert(value, param, ctx)

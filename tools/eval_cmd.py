@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..objects import Place
+from ..storage.place import Place
 from .dataset_path import DatasetPath
 from .own_code import ALLOW
 from .progress import task_bars

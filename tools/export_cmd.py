@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from ..objects import Place
+from ..storage.place import Place
 from .dataset_path import DatasetPath
 from .own_code import ALLOW
 from .run_place import RUN

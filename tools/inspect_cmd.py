@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from ..objects import Place
+from ..storage.place import Place
 from .dataset_path import DatasetPath
 from .own_code import ALLOW
 from .run_place import RUN

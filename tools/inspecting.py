@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..files import refuse_link
-from ..objects import Place
+from ..storage.files import refuse_link
+from ..storage.place import Place
 from ..trainer.errors import RunError
 from ..trainer.run_directory import RunDirectory
 from .inspection import summary
@@ -79,7 +79,7 @@ def _writable(run: Place, to: Path | None) -> Path:
     folder = to or RunDirectory(run).report
     if to is None:
         refuse_link(folder)
-    here = run if isinstance(run, Path) else Path()
+    here = RunDirectory(run).report.parent
     nearest = folder if folder.exists() else here
     if here.is_dir() and not (nearest.is_dir() and os.access(nearest, os.W_OK)):
         raise RunError(f"the page cannot be written to {folder}; choose another directory with --to")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from ..objects import Address, AddressError, Place, is_address, place_of
+from ..storage.bucket import Address, AddressError, is_address
+from ..storage.local import LocalPath
+from ..storage.place import Place, place_of
 
 
 class PlaceType(click.ParamType[Any]):
@@ -28,5 +29,5 @@ class PlaceType(click.ParamType[Any]):
             self.fail(str(error), param, ctx)
 
 
-ANY_PLACE = PlaceType(click.Path(path_type=Path))
+ANY_PLACE = PlaceType(click.Path(path_type=LocalPath))
 """A path or an address of which nothing is asked."""

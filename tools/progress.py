@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -12,8 +10,6 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.status import Status
 from rich.text import Text
-
-from ..objects import Address, Place
 
 FIRST_LINE, LONGEST_GAP = 10.0, 600.0
 """Seconds. Each line comes after twice the time of the one before, so a log of minutes and one of a week stay short."""
@@ -114,19 +110,6 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes % 60} min"
     return f"{minutes} min" if minutes else f"{seconds:.0f} s"
-
-
-def bytes_written(folder: Place) -> int:
-    """Return the bytes of all files in a folder, 0 if it is missing; without links, and files may vanish meanwhile."""
-    total = 0
-    if isinstance(folder, Address):
-        return sum(size for _, size in folder.objects())
-    for within, _, names in os.walk(folder):  # rglob fails where a folder vanishes
-        for name in names:
-            with suppress(OSError):
-                found = os.lstat(os.path.join(within, name))
-                total += found.st_size if stat.S_ISREG(found.st_mode) else 0
-    return total
 
 
 def in_units(count: int) -> str:

@@ -11,7 +11,7 @@ import click
 from .dataset_path import DatasetPath
 
 if TYPE_CHECKING:
-    from ..objects import Place
+    from ..storage.place import Place
 
 RECIPE_NAMES = ("clip", "crop_flip", "simclr", "simclr_cifar", "moco_v3", "vicreg", "glyphs")
 """Names from pipeline/augment.py, repeated here because importing it loads numba and would slow `--help`."""
@@ -57,8 +57,8 @@ def show(
     """
     import numpy as np
 
-    from ..files import write_atomically
     from ..pipeline.dataset import Dataset
+    from ..storage.files import write_atomically
     from .plain_text import plain_text
 
     if out.suffix.lower() != ".png":

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..objects import Place, place_of
+from ..storage.place import Place, place_of
 from .plain_text import plain_text
-from .progress import bytes_written, in_units, progress_bar, working
+from .progress import in_units, progress_bar, working
 from .run_place import RUN
 from .terminal import print_table
 
@@ -100,7 +99,7 @@ def log(run: Place, as_json: bool) -> None:
     snapshots = [entry for entry in history if isinstance(entry, Snapshot)]
     unreadable = [entry for entry in history if not isinstance(entry, Snapshot)]
     with working(f"measuring {plain_text(str(path))}"):
-        size = bytes_written(path)
+        size = path.size_below()
     if as_json:
         listed = {
             "snapshots": [_snapshot_json(snapshot) for snapshot in snapshots],
@@ -122,7 +121,7 @@ def log(run: Place, as_json: bool) -> None:
         for entry in history
     ]
     print_table(("tag", ">step", ">epoch", "when", ">written", "id"), rows)
-    on_disk = " on disk" if isinstance(path, Path) else ""
+    on_disk = "" if path.is_remote else " on disk"
     noun = "snapshot" if len(snapshots) == 1 else "snapshots"
     beside = f" and {len(unreadable):,} unreadable" if unreadable else ""
     click.echo(f"{len(snapshots):,} {noun}{beside}, {in_units(size)}{on_disk} in {plain_text(str(path), most=1000)}")
@@ -136,7 +135,7 @@ def _find(run: Place) -> tuple[Place, TrainConfig | None, list[str]]:
     directory = RunDirectory(run)
     path = directory.state
     if not directory.exists() and not directory.has_state:
-        path, directory = run, RunDirectory((run.absolute() if isinstance(run, Path) else run).parent)
+        path, directory = run, RunDirectory(run.absolute().parent)
     if not directory.exists() or path.resolve() != directory.state.resolve():
         return path, None, []
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..objects import Place
+from ..storage.place import Place
 from .plain_text import plain_text
 from .progress import duration
 from .run_place import RUN

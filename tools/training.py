@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from ..objects import Address, Place
 from ..pipeline.dataset import Dataset
 from ..pipeline.errors import DatasetError
-from ..places import made_local_folder
 from ..state_store.ranks import agreement
+from ..storage.place import Place
 from ..trainer.config import TrainConfig, to_tree
 from ..trainer.config.layers import Layers, apply_overrides, preset_names, read_toml
 from ..trainer.config.own_code import announce_code, code_in, refuse_code
@@ -157,7 +156,7 @@ def _layers(asked: Asked, begun: RunDirectory | None, recorded: TrainConfig | No
         layers.add({"init_state": True}, "--grow")
     for option, setting in (("data", "path"), ("select", "select"), ("weights", "weights")):
         if (path := getattr(asked, option)) is not None:
-            layers.add({"data": {setting: str(path.resolve() if isinstance(path, Path) else path)}}, f"--{option}")
+            layers.add({"data": {setting: str(path.resolve())}}, f"--{option}")
     return layers
 
 
@@ -225,11 +224,10 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
             click.echo(f"{run.path}: {text}", err=err)
 
     with agreement(world.control, RunError):
-        if isinstance(run.path, Address):
-            made_local_folder(run.path)
+        if run.path.made_scratch() != run.path:
             say(f"files of this machine are in {run.local}")
-        if resuming and world.is_first and (parts := run.log_parts()):
-            parts[1].begin(resuming=True)
+        if resuming and world.is_first:
+            run.warnings.begin(resuming=True)
     copied = sum(rows_of(file) for file in (settings.data.select, settings.data.weights) if file)
     if copied > ROWS_IN_TWO_SECONDS and not resuming:
         say(f"copying {copied:,} rows of selection and weights …")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..files import open_own
+from ..storage.files import open_own
 
 _PACKAGE = logging.getLogger(__name__.partition(".")[0])
 

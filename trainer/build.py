@@ -16,13 +16,13 @@ from ..pipeline.cores import cores
 from ..pipeline.dataset import Dataset
 from ..pipeline.loading import Loader
 from ..pipeline.order import AnyOrder, Order, Pieces, Selected, Window
-from ..plugins import PluginError, is_plugin, load_plugin
 from ..state_store.schema import Schema
 from .config import DataConfig, RecipeConfig, TrainConfig, nearest
 from .dataset_cache import DatasetCache
 from .encoders import with_names
 from .errors import ConfigError
 from .objectives import Objective, create_objective, objective_class
+from .plugins import PluginError, is_plugin, load_plugin
 from .precision import resolve_speed
 from .selecting import SELECTING, pinned, rows_of
 from .world import ALONE, World

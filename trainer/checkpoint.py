@@ -3,17 +3,12 @@
 checkpoints/step-N/ holds `tensors.safetensors`, `training.json`, which describes where each tensor belongs, and
 `checkpoint.json`, with the digests of both and its own checksum. checkpoints/latest names the newest checkpoint.
 
-On a disk a checkpoint appears by a rename. In a bucket checkpoint.json makes it one: it is written last and deleted
-first. There the name goes on with the writer's term, step-N.TERM: a writer that was cut off then shares no object with
-its successor. From the first step of a later writer's checkpoints, earlier ones' do not count.
+A checkpoint appears whole; in a bucket checkpoint.json makes it one, and its name goes on with the writer's term.
 """
 
 import errno
 import json
 import logging
-import os
-import re
-import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,18 +16,17 @@ from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, NonNegativeInt
 
-from ..files import own_directory, read_regular, sha256_of, sync, write_atomically
-from ..objects import Address, Place, delete_all
-from ..places import is_away, made_local_folder, on_this_machine, read
-from ..sealed_json import DamagedJSONError, parse, seal_document, unseal
+from ..storage.bucket import is_away
+from ..storage.files import read_regular, sha256_of, write_atomically
+from ..storage.place import Place, steps_in
+from ..storage.sealed_json import DamagedJSONError, parse, seal_document, unseal
+from ..storage.step_folders import is_step_name, step_of
 from .errors import DamagedCheckpointError, RunError
-from .log_parts import standing
 
 FORMAT: Final = 2
 LATEST = "latest"
 INFO, _TENSORS, _REST = "checkpoint.json", "tensors.safetensors", "training.json"
-_NAME = re.compile(r"step-(0|[1-9][0-9]{0,17})(?:\.([0-9a-f]{8}))?")
-_OBJECT = re.compile(rf"({_NAME.pattern})/(tensors\.safetensors|training\.json|checkpoint\.json)")
+_FILES = (_TENSORS, _REST, INFO)
 
 _NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, None}
 """Errors that mean a missing or wrong file; others, such as those of a network disk, may be temporary."""
@@ -70,37 +64,7 @@ def save_checkpoint(folder: Place, info: CheckpointInfo, training: dict[str, Any
     training: CPU tensors and plain values, as a tensor tree. Raises OSError if writing fails, and then leaves nothing
     on disk.
     """
-    if isinstance(folder, Address):
-        return _save_in_bucket(folder, info, training)
-    final, building = folder / f"step-{info.step}", folder / f".step-{info.step}.partial"
-    own_directory(folder)
-    shutil.rmtree(building, ignore_errors=True)
-    building.mkdir()
-    try:
-        _write(building, info, training)
-    except OSError:
-        shutil.rmtree(building, ignore_errors=True)  # free a full disk
-        raise
-    if final.exists():  # left by a run that resumed from an earlier step
-        _discard(final)
-    os.rename(building, final)
-    sync(folder)
-    write_atomically(folder / LATEST, f"{final.name}\n".encode())
-    return final
-
-
-def _save_in_bucket(folder: Address, info: CheckpointInfo, training: dict[str, Any]) -> Address:
-    final = folder / (f"step-{info.step}.{folder.lease.term}" if folder.lease else f"step-{info.step}")
-    building = made_local_folder(folder.parent) / ".checkpoint.partial"
-    _remove(building)
-    building.mkdir()
-    try:
-        _write(building, info, training)
-        for name in (_TENSORS, _REST):
-            (final / name).write(building / name)
-        (final / INFO).write(building / INFO)
-    finally:
-        _remove(building)
+    final = steps_in(folder, _FILES).save(info.step, lambda building: _write(building, info, training))
     (folder / LATEST).rewrite(f"{final.name}\n".encode())
     return final
 
@@ -126,7 +90,7 @@ def load_checkpoint(path: Place) -> tuple[CheckpointInfo, dict[str, Any]]:
     from .tensors import join, load_tensors
 
     info = read_info(path)
-    with _damage_of(path), on_this_machine(path, (_TENSORS, _REST)) as local:
+    with _damage_of(path), path.on_this_machine((_TENSORS, _REST)) as local:
         for name in (_TENSORS, _REST):
             _verify(local / name, info.files.get(name))
         training = join(load_tensors(local / _TENSORS), parse(read_regular(local / _REST)))
@@ -141,7 +105,7 @@ def read_info(path: Place) -> CheckpointInfo:
     Raises DamagedCheckpointError, and RunError if the checkpoint has another format.
     """
     with _damage_of(path):
-        text = read(path / INFO)
+        text = (path / INFO).read_bytes()
         try:
             tree = unseal(text)
         except DamagedJSONError as error:
@@ -150,7 +114,7 @@ def read_info(path: Place) -> CheckpointInfo:
             raise RunError(f"{path} has checkpoint format {tree.get('format')!r}, but this version of thermopile reads "
                            f"format {FORMAT}; resume the run with the version that wrote it")  # fmt: skip
         info = CheckpointInfo.model_validate(tree)
-        if _step_of(path) != info.step:
+        if step_of(path.name) != info.step:
             raise ValueError(f"{INFO} is for step {info.step}")
     return info
 
@@ -202,7 +166,9 @@ def load_latest(folder: Place, *, before: Place | None = None) -> Loaded | None:
     Warns about every newer damaged one, and about `latest` if it names another. Raises RunError about the newest if all
     are damaged, and if one has another format.
     """
-    found = {step: path for step, path in checkpoints_in(folder).items() if before is None or step < _step_of(before)}
+    found = {
+        step: path for step, path in checkpoints_in(folder).items() if before is None or step < step_of(before.name)
+    }
     damages: list[DamagedCheckpointError] = []
     for step in sorted(found, reverse=True):
         try:
@@ -224,10 +190,10 @@ def load_latest(folder: Place, *, before: Place | None = None) -> Loaded | None:
 def _named(folder: Place) -> str:
     """Return what `latest` names, or a description if that is no checkpoint."""
     try:
-        name = read(folder / LATEST, max_bytes=100).decode("ascii", "replace").strip()
+        name = (folder / LATEST).read_bytes(max_bytes=100).decode("ascii", "replace").strip()
     except OSError as error:
         return f"none ({error.strerror or error})"
-    return name if _NAME.fullmatch(name) else f"{name[:40]!r}, which is not step-N,"
+    return name if is_step_name(name) else f"{name[:40]!r}, which is not step-N,"
 
 
 def retained_steps(steps: Iterable[int], keep_last: int, keep_every: int) -> set[int]:
@@ -241,61 +207,9 @@ def remove_checkpoints(folder: Place, *, keep: Collection[int]) -> None:
 
     In a bucket nothing newer than the newest of `keep`, which may be a later writer's.
     """
-    if isinstance(folder, Address):
-        found = {name: parts for name, _ in folder.objects() if (parts := _OBJECT.fullmatch(name))}
-        standing = _standing(found.values())
-        kept = {standing[step] for step in keep if step in standing}
-        unneeded = [
-            name for name, parts in found.items() if parts[1] not in kept and int(parts[2]) <= max(keep, default=-1)
-        ]
-        for of_seals in (True, False):
-            delete_all([folder / name for name in unneeded if name.endswith(INFO) is of_seals])
-        return
-    for step, path in checkpoints_in(folder).items():
-        if step not in keep:
-            _discard(folder / path.name)
-    for leftover in folder.glob(".step-*"):
-        _remove(leftover)
+    steps_in(folder, _FILES).remove(keep)
 
 
 def checkpoints_in(folder: Place) -> Mapping[int, Place]:
     """Return step → directory of every complete checkpoint, unordered; empty without the folder. Raises OSError."""
-    if isinstance(folder, Address):
-        found = (_OBJECT.fullmatch(name) for name, _ in folder.objects())
-        return {step: folder / name for step, name in _standing(parts for parts in found if parts).items()}
-    try:
-        with os.scandir(folder) as entries:
-            matches = [_NAME.fullmatch(entry.name) for entry in entries if entry.is_dir()]
-    except FileNotFoundError:
-        return {}
-    # Those with a term were copied from a bucket; a run on a disk adds some without.
-    names = [(parts[2] or "~", int(parts[1]), parts[0]) for parts in matches if parts]
-    return {_step_of(path): path for path in (folder / name for _, name in standing(names))}
-
-
-def _standing(objects: Iterable[re.Match[str]]) -> dict[int, str]:
-    """Return step → name of the checkpoints in a bucket that count, given all matches of _OBJECT."""
-    sealed = [(parts[3] or "", int(parts[2]), parts) for parts in objects if parts[4] == INFO]
-    return {int(parts[2]): parts[1] for _, parts in standing(sealed)}
-
-
-def _step_of(path: Place) -> int:
-    found = _NAME.fullmatch(path.name)
-    return int(found[1]) if found else -1
-
-
-def _discard(path: Path) -> None:
-    """Remove a checkpoint; rename it first, so that a partial one never looks complete."""
-    hidden = path.with_name(f".{path.name}.discarded")
-    _remove(hidden)
-    os.rename(path, hidden)
-    sync(path.parent)
-    _remove(hidden)
-
-
-def _remove(path: Path) -> None:
-    """Remove a directory as far as possible; of a link, only the link."""
-    if path.is_symlink():
-        path.unlink(missing_ok=True)
-    else:
-        shutil.rmtree(path, ignore_errors=True)
+    return steps_in(folder, _FILES).found()

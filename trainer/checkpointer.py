@@ -3,20 +3,18 @@
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from enum import IntEnum
 from typing import Any
 
 import torch
 
-from ..objects import Address
 from ..pipeline.order import ORDER_VERSION
 from ..state_store import Snapshot, SnapshotError, StateStore, StateStoreError, StoreLockedError, list_snapshots
 from .checkpoint import CheckpointInfo, checkpoints_in, remove_checkpoints, retained_steps, save_checkpoint
 from .config import TrainConfig, to_toml, to_tree
 from .host_copy import CopyOnHost, PinnedMemory, bytes_on_gpu
-from .log_parts import LogParts
 from .metrics_log import MetricsLog
 from .run_directory import RunDirectory
 from .world import World
@@ -46,11 +44,10 @@ class Checkpointer:
 
     def __init__(
         self, config: TrainConfig, run: RunDirectory, store: StateStore, log: MetricsLog, world: World,
-        dataset_fingerprint: str, log_parts: Sequence[LogParts] = (),
+        dataset_fingerprint: str,
     ) -> None:  # fmt: skip
-        """log: made durable before each checkpoint, up to the checkpoint's step; in a bucket, put as new parts."""
+        """log: made durable before each checkpoint, up to the checkpoint's step, and shown with the run's warnings."""
         self._config, self._run, self._store, self._log, self._world = config, run, store, log, world
-        self._log_parts = log_parts
         self._keep, self._dataset_fingerprint = config.checkpoint, dataset_fingerprint
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="thermopile-checkpoint")
         self._begun_at = time.monotonic()
@@ -105,7 +102,7 @@ class Checkpointer:
         """
         self.finish()
         config_hash = hashlib.sha256(to_toml(self._config).encode()).hexdigest()
-        attempts = LAST_ATTEMPTS if is_last and isinstance(self._run.path, Address) else 1
+        attempts = LAST_ATTEMPTS if is_last and self._run.path.is_remote else 1
         for attempt in range(1, attempts + 1):
             snapshot = self._snapshot(step, epoch, config_hash)
             self.begin(step, snapshot, self._copy(training_state()) if self._world.is_first else None)
@@ -139,8 +136,8 @@ class Checkpointer:
         if state is None:
             return
         self._log.sync()
-        for parts in self._log_parts:
-            parts.put()
+        self._run.metrics.put()
+        self._run.warnings.put()
         info = CheckpointInfo(
             step=step,
             snapshot=committed.id,

@@ -16,9 +16,9 @@ from safetensors import SafetensorError
 from torch import nn
 
 from .._version import __version__
-from ..files import sync, writer_name
-from ..objects import Place
 from ..pipeline.dataset import Dataset
+from ..storage.files import sync, writer_name
+from ..storage.place import Place
 from .build import recipe_named
 from .checkpoint import LATEST
 from .config import EncoderConfig, TrainConfig

@@ -12,14 +12,13 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from ..files import open_own, open_regular, refuse_link, written_aside
-from ..sealed_json import DamagedJSONError, verify
-from .log_parts import LogReader
+from ..storage.files import open_own, open_regular, refuse_link, written_aside
+from ..storage.log import Log, LogReader
+from ..storage.sealed_json import DamagedJSONError, verify
 
 BLOCK_BYTES = 1 << 20
 MAX_BYTES = 32 << 20
@@ -47,7 +46,7 @@ class Tail(NamedTuple):
     """Unreadable lines encountered, not counting a line that is being written."""
 
 
-def last_lines(source: Path | LogReader, steps: int, evaluations: int) -> Tail:
+def last_lines(log: Log, steps: int, evaluations: int) -> Tail:
     """Return the last `steps` step lines and the last `evaluations` evaluation lines.
 
     source: the file, or its parts in a bucket. There are fewer if the last MAX_BYTES contain fewer. Raises OSError.
@@ -55,7 +54,7 @@ def last_lines(source: Path | LogReader, steps: int, evaluations: int) -> Tail:
     of_steps: list[dict[str, Any]] = []
     of_evaluations: list[dict[str, Any]] = []
     damaged = 0
-    with opened_text(source) as file:
+    with log.opened() as file:
         for place, text in enumerate(_lines_from_the_end(file)):
             if len(of_steps) == steps and _EVALUATION not in text:
                 continue  # most lines of a long run
@@ -71,12 +70,12 @@ def last_lines(source: Path | LogReader, steps: int, evaluations: int) -> Tail:
     return Tail(of_steps[::-1], of_evaluations[::-1], damaged)
 
 
-def loss_curve(source: Path | LogReader, points: int) -> list[float]:
+def loss_curve(log: Log, points: int) -> list[float]:
     """Return at most `points` means of the loss over neighbouring steps, from the first step to the last.
 
     For a long file, each mean covers only the few lines at one place. Raises OSError.
     """
-    with opened_text(source) as file:
+    with log.opened() as file:
         size = file.size
         if size <= points * GLANCE_BYTES:
             losses = _losses(file.read(0, size))
@@ -97,7 +96,7 @@ def numbers_in(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield prefix + name, value
 
 
-def _lines_from_the_end(file: _OpenFile | LogReader) -> Iterator[bytes]:
+def _lines_from_the_end(file: LogReader) -> Iterator[bytes]:
     """Yield the lines in the last MAX_BYTES, last one first; the final one may be partial."""
     end = file.size
     stop, carried = max(0, end - MAX_BYTES), b""  # the end of a line that starts in the previous block
@@ -108,30 +107,6 @@ def _lines_from_the_end(file: _OpenFile | LogReader) -> Iterator[bytes]:
         end, carried = start, first[:BLOCK_BYTES]  # no valid line is longer
     if stop == 0:
         yield carried
-
-
-class _OpenFile:
-    """A file on this machine, read as LogReader is."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._descriptor = file.fileno()
-
-    @property
-    def size(self) -> int:
-        return os.fstat(self._descriptor).st_size
-
-    def read(self, start: int, length: int) -> bytes:
-        return os.pread(self._descriptor, length, start)
-
-
-@contextmanager
-def opened_text(source: Path | LogReader) -> Iterator[_OpenFile | LogReader]:
-    """Open a log on this machine, or one in a bucket, to read from any place in it. Raises OSError."""
-    if isinstance(source, LogReader):
-        yield source
-        return
-    with open_regular(source) as file:
-        yield _OpenFile(file)
 
 
 def _losses(text: bytes) -> list[float]:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from ..files import open_own, own_directory
-from ..sealed_json import seal_line
+from ..storage.files import open_own, own_directory
+from ..storage.sealed_json import seal_line
 from .errors import ConfigError, NotFiniteError
 from .metrics_file import cut_back, numbers_in
 

@@ -10,10 +10,11 @@ import torch
 from .._version import __version__
 from ..pipeline.dataset import Dataset
 from ..pipeline.order import ORDER_VERSION, Order
-from ..selection import Selection
 from ..state_store import DamagedChunkError, SnapshotNotFoundError, StateStore, StoreLockedError
-from ..state_store.opening import Lock, writer_lock
+from ..state_store.opening import writer_lock
 from ..state_store.ranks import agreement
+from ..storage.place import Lock
+from ..storage.selection import Selection
 from .checkpoint import CheckpointInfo, Loaded, checkpoints_in, latest_checkpoint, load_latest, remove_checkpoints
 from .config import TrainConfig, flat, to_tree
 from .errors import ConfigError, RunError

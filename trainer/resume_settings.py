@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ..objects import Place
 from ..pipeline.dataset import Dataset
+from ..storage.place import Place
 from .build import objective_of, resolve
 from .config import EncoderConfig, TrainConfig, flat, load_config, to_tree
 from .config.layers import Layers

@@ -15,13 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..objects import Address, place_of
+from ..gpu_copies import CudaDevice, Pace
 from ..pipeline.batch import Batch
 from ..pipeline.dataset import Dataset
 from ..pipeline.order import Selected
-from ..selection import Selection
 from ..state_store.ranks import agreement
-from ..streams import CudaDevice, Pace
+from ..storage.bucket import Address
+from ..storage.place import place_of
+from ..storage.selection import Selection
 from .build import create_order, device_named, objective_of, open_loader, pieces_per_step, resolve, windows_from
 from .checkpoint import Loaded
 from .checkpointer import Checkpointer
@@ -120,21 +121,17 @@ class Run:
             self._expect_samples(opened)
             self._prefetched = self.steps_done + 1  # the rows of that many steps need no prefetch
             with agreement(world.slow_group, RunError):  # reading a long log takes a while
-                parts = run.log_parts() if world.is_first else None
                 if world.is_first:
                     run.remove_leftovers()
-                if parts:
-                    parts[0].begin(resuming=resume, exactly=True)
-                    parts[1].begin(resuming=resume)
+                    run.metrics.begin(resuming=resume, exactly=True)
+                    run.warnings.begin(resuming=resume)
                 files = (run.metrics_file, run.tensorboard if config.tensorboard else None)
                 # One rank writes the log: its metrics cover the whole batch.
                 log = MetricsLog(*(files if world.is_first else (None, None)), keep_steps=self.steps_done)
                 self.log = opened.enter_context(log)
-                if parts:
-                    parts[0].settle()
-            self.checkpointer = Checkpointer(
-                config, run, self.store, self.log, world, self.dataset.index.fingerprint, parts or ()
-            )
+                if world.is_first:
+                    run.metrics.settle()
+            self.checkpointer = Checkpointer(config, run, self.store, self.log, world, self.dataset.index.fingerprint)
             opened.callback(self.checkpointer.close)
             self._resources = opened.pop_all()
 

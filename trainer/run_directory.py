@@ -2,25 +2,18 @@
 
 import hashlib
 import logging
-import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
-from itertools import islice
-from pathlib import Path
+from os import PathLike
 from typing import Any
 
-from ..files import open_own, own_directory, remove_leftovers
-from ..lock import FileLock
-from ..objects import Address, Lease, MissingBucketError, Place, delete_all
-from ..places import local_folder, made_local_folder, read, write
+from ..storage.bucket import Address, MissingBucketError
+from ..storage.place import Lock, Place, leased, log_at, place_of
 from .checkpoint import LATEST, CheckpointInfo, checkpoints_in, latest_checkpoint, load_checkpoint, read_info
 from .config import TrainConfig, load_config, to_toml
 from .config.layers import MAX_BYTES, parse_toml
 from .errors import ConfigError, DamagedCheckpointError, RunError, RunExistsError
-from .log_parts import LogParts, LogReader
-from .world import SEEN_BY_RANKS
 
 _SEAL = re.compile(rb'# sha256 = "([0-9a-f]{64})"\n\Z')
 """The last line of config.toml: the digest of everything before it."""
@@ -32,11 +25,12 @@ class RunDirectory:
     """The paths of a run.
 
     A run in a bucket has a folder on this machine, `local`, for files that grow or are working copies; its logs go from
-    there to the bucket in parts.
+    there to the bucket in parts. On a disk, `local` is the run's own folder.
     """
 
-    def __init__(self, path: Place) -> None:
-        self.path, self.local = path, local_folder(path)
+    def __init__(self, path: str | PathLike[str] | Address) -> None:
+        self.path = path = place_of(path)
+        self.local = path.scratch
         self.config_file = path / "config.toml"
         self.state, self.selection, self.checkpoints = path / "state", path / "selection", path / "checkpoints"
         self.state_lock = path / "state.lock"
@@ -44,43 +38,22 @@ class RunDirectory:
         self.warnings_file = self.local / "warnings.log"
         self.tensorboard = self.local / "tensorboard"
         self.state_working = self.local / "state.working"
-        self.report = path / "report" if isinstance(path, Path) else Path(f"report-{path.name or path.bucket}")
-        self._metrics_parts, self._warnings_parts = path / "metrics", path / "warnings"
+        self.report = path.output("report")
+        self.metrics = log_at(path / "metrics", self.metrics_file)
+        self.warnings = log_at(path / "warnings", self.warnings_file)
 
-    def under(self, lock: FileLock | Lease | None) -> "RunDirectory":
-        """Return the run as the holder of its lock changes it; itself on a disk, and for those without the lock."""
-        if isinstance(self.path, Path) or isinstance(lock, FileLock | None):
-            return self
-        return RunDirectory(replace(self.path, lease=lock))
+    def under(self, lock: Lock | None) -> "RunDirectory":
+        """Return the run as the holder of its lock changes it; itself for those without the lock."""
+        return self if lock is None else RunDirectory(leased(self.path, lock))
 
     def exists(self) -> bool:
-        if isinstance(self.config_file, Address):
-            return self.config_file.exists()
-        return self.config_file.exists() or self.config_file.is_symlink()
+        return self.config_file.is_present()
 
     @property
     def has_state(self) -> bool:
-        if isinstance(self.state, Path):
-            return self.state.exists()
         from ..state_store.history import is_there
 
         return is_there(self.state)
-
-    @property
-    def metrics(self) -> Path | LogReader:
-        """Where the metrics are read from, by another process."""
-        return LogReader(self._metrics_parts) if isinstance(self._metrics_parts, Address) else self.metrics_file
-
-    @property
-    def warnings(self) -> Path | LogReader:
-        return LogReader(self._warnings_parts) if isinstance(self._warnings_parts, Address) else self.warnings_file
-
-    def log_parts(self) -> tuple[LogParts, LogParts] | None:
-        """Return the writers of the parts of metrics and warnings, for the run's own writer; None without a bucket."""
-        if isinstance(self._metrics_parts, Path) or isinstance(self._warnings_parts, Path):
-            return None
-        made_local_folder(self.path)
-        return LogParts(self._metrics_parts, self.metrics_file), LogParts(self._warnings_parts, self.warnings_file)
 
     def refuse_unusable(self) -> None:
         """Raise NotRegularFileError if a run would write through a link or overwrite a foreign file.
@@ -88,37 +61,27 @@ class RunDirectory:
         The directory may come from someone else. It may itself be reached through a link. Raises ConfigError for a path
         that icechunk cannot serialise.
         """
-        if isinstance(self.path, Path) and (path := str(self.path.absolute())).encode(errors="ignore").decode() != path:
+        if (path := str(self.path.absolute())).encode(errors="ignore").decode() != path:
             raise ConfigError(f"{path} is not valid UTF-8, so no checkpoint can be written there; choose another --out")
         for folder in (self.state, self.state_working, self.selection, self.checkpoints, self.tensorboard):
-            if isinstance(folder, Path) and os.path.lexists(folder):
-                own_directory(folder)
+            folder.refuse_foreign_folder()
         for file in (self.state_lock, self.metrics_file, self.warnings_file):
-            if isinstance(file, Path) and os.path.lexists(file):
-                os.close(open_own(file, os.O_RDONLY))
+            file.refuse_foreign_file()
 
     def remove_leftovers(self) -> None:
         """Remove temporary files of killed writers. Only for the holder of the state's lock."""
-        for folder in (self.local, self.checkpoints):
-            if isinstance(folder, Path):
-                remove_leftovers(folder)
-        if isinstance(self.path, Address):
-            seen = self.path / SEEN_BY_RANKS
-            delete_all([seen / name for name, _ in seen.objects()])
+        for folder in (self.local, self.checkpoints, self.path):
+            folder.remove_leftovers()
 
     def refuse_existing(self) -> None:
         """Raise RunExistsError if the directory already has content."""
-        content = None
-        if isinstance(self.path, Address):
-            own = (".", "selection/", "state.lock")
-            if any(not name.startswith(own) for name, _ in islice(self.path.objects(), 100)):
-                content = "has objects below it; choose another address"
-        elif self.path.exists() and (not self.path.is_dir() or any(map(self._is_of_something, self.path.iterdir()))):
-            content = "is not empty; choose another directory"
+        # What a kill during creation leaves, and early warnings, do not make a run.
+        own = {self.warnings_file.name, self.selection.name, self.state_lock.name}
+        is_occupied = any(name[0] != "." and name not in own for name in self.path.content())
         if self.exists():  # asked last: what was found may be of a run that another start has just made
             raise self.taken()
-        if content:
-            raise RunExistsError(f"{self.path} {content} with --out")
+        if is_occupied:
+            raise RunExistsError(f"{self.path} {self.path.occupied} with --out")
 
     def create(self, config: TrainConfig, fill: Callable[[], None] = lambda: None) -> None:
         """Create the directory and write the resolved settings, after `fill` has written what belongs to them.
@@ -126,12 +89,8 @@ class RunDirectory:
         Raises RunExistsError as `refuse_existing`.
         """
         self.refuse_existing()
-        if isinstance(self.path, Path):
-            self.path.mkdir(parents=True, exist_ok=True)
+        self.path.make()
         fill()
-        if isinstance(self.config_file, Path):
-            self.record(config)
-            return
         try:
             self.config_file.create(_sealed(config, self.path))
         except FileExistsError:  # by another that began at the same time
@@ -141,13 +100,9 @@ class RunDirectory:
         """Return the error for a directory that holds a run, or where another start is just making one."""
         return RunExistsError(f"{self.path} holds a run; continue it with --resume, or choose another --out")
 
-    def _is_of_something(self, path: Path) -> bool:
-        # What a kill during creation leaves, and early warnings, do not make a run.
-        return path.name[0] != "." and path not in (self.warnings_file, self.selection, self.state_lock)
-
     def record(self, config: TrainConfig) -> None:
         """Replace the recorded settings."""
-        write(self.config_file, _sealed(config, self.path))
+        self.config_file.rewrite(_sealed(config, self.path))
 
     def config(self) -> TrainConfig:
         """Return the run's settings; warns if config.toml is not what `record` wrote.
@@ -178,7 +133,7 @@ class RunDirectory:
 
     def _config_text(self) -> bytes:
         try:
-            return read(self.config_file, MAX_BYTES)
+            return self.config_file.read_bytes(MAX_BYTES)
         except MissingBucketError as error:
             raise RunError(str(error)) from None
         except FileNotFoundError:
@@ -195,7 +150,7 @@ class RunDirectory:
 
 def _sealed(config: TrainConfig, path: Place) -> bytes:
     text = to_toml(config).encode()
-    if isinstance(path, Address) and path.lease:  # so that no earlier writer's settings have the same version
+    if path.lease:  # so that no earlier writer's settings have the same version
         text += f"# written in term {path.lease.term}\n".encode()
     return text + f'# sha256 = "{hashlib.sha256(text).hexdigest()}"\n'.encode()
 

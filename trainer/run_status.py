@@ -7,16 +7,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..lock import lock_holder
-from ..objects import Address, Place
-from ..places import modified
 from ..state_store.errors import StateStoreError
+from ..storage.log import Log
+from ..storage.place import Place, lock_status
 from .checkpoint import INFO, checkpoints_in
-from .log_parts import LogReader
-from .metrics_file import last_lines, loss_curve, opened_text
+from .metrics_file import last_lines, loss_curve
 from .run_directory import RunDirectory
 from .step_report import TIME, hints, split
 
@@ -144,24 +141,18 @@ def read_status(run: RunDirectory) -> RunStatus:
 
 def _writer(run: RunDirectory, notes: list[str]) -> tuple[str | None, float | None]:
     """Return the process that the lock names, and if it holds it, the seconds since it wrote anything."""
-    lock = run.state_lock
-    if isinstance(lock, Address):
-        from ..state_store.bucket_lock import lock_status
-
-        try:
-            status = lock_status(lock)
-        except OSError as error:
-            notes.append(f"the lock cannot be read: {error}")
-            return None, None
-        if not status.is_held:
-            return status.holder, None
-        try:  # the lock is renewed by a thread of its own, also while training hangs
-            return status.holder, _age(run.metrics)
-        except OSError:
-            return status.holder, status.age
-    writer, is_held = lock_holder(lock)
-    silence = min(map(_age, filter(Path.exists, (lock, run.metrics_file))), default=0.0)
-    return writer, silence if is_held else None
+    try:
+        lock = lock_status(run.state_lock)
+    except OSError as error:
+        notes.append(f"the lock cannot be read: {error}")
+        return None, None
+    if not lock.is_held:
+        return lock.holder, None
+    try:
+        silence = _age(run.metrics)
+    except OSError:
+        return lock.holder, lock.age
+    return lock.holder, silence if lock.is_renewed else min(silence, lock.age)
 
 
 def _state(
@@ -179,16 +170,15 @@ def _state(
 
 def _every_steps(run: RunDirectory, config: TrainConfig, checkpoints: Sequence[CheckpointStatus]) -> int:
     """Return after how many steps the run writes something: lines, or in a bucket a part of them at each checkpoint."""
-    if isinstance(run.path, Path) or not checkpoints:
+    if not run.metrics.is_late or not checkpoints:
         return config.log_every
     return checkpoints[-1].step - (checkpoints[-2].step if len(checkpoints) > 1 else 0)
 
 
 def _read_metrics(run: RunDirectory, notes: list[str]) -> tuple[StepsStatus | None, list[dict[str, Any]]]:
     try:
-        path = run.metrics
-        lines, evaluations, damaged = last_lines(path, RECENT_STEPS, EVALUATIONS)
-        curve, age = loss_curve(path, CURVE_POINTS), _age(path)
+        lines, evaluations, damaged = last_lines(run.metrics, RECENT_STEPS, EVALUATIONS)
+        curve, age = loss_curve(run.metrics, CURVE_POINTS), _age(run.metrics)
     except FileNotFoundError:
         return None, []
     except OSError as error:
@@ -220,10 +210,9 @@ def _read_metrics(run: RunDirectory, notes: list[str]) -> tuple[StepsStatus | No
     ), evaluations
 
 
-def _age(file: Place | LogReader) -> float:
+def _age(file: Place | Log) -> float:
     """Return the seconds since the file was written."""
-    written = file.modified() if isinstance(file, LogReader) else modified(file)
-    return max(0.0, time.time() - written)  # another machine's clock may be ahead
+    return max(0.0, time.time() - file.modified())  # another machine's clock may be ahead
 
 
 def _number(line: Mapping[str, Any], name: str) -> float | None:
@@ -289,18 +278,13 @@ def _read_checkpoints(folder: Place) -> list[CheckpointStatus]:
     found = []
     for step, path in sorted(checkpoints_in(folder).items()):
         with suppress(OSError):  # the run may be removing old ones
-            if isinstance(path, Path):
-                size = sum(file.stat().st_size for file in path.iterdir())
-                found.append(CheckpointStatus(step, _age(path), size))
-            else:
-                size = sum(size for _, size in path.objects())
-                found.append(CheckpointStatus(step, _age(path / INFO), size))
+            found.append(CheckpointStatus(step, _age(path / INFO), path.size_below()))
     return found
 
 
 def _last_warnings(run: RunDirectory, notes: list[str]) -> list[str]:
     try:
-        with opened_text(run.warnings) as file:
+        with run.warnings.opened() as file:
             text = file.read(max(0, file.size - _WARNING_BYTES), _WARNING_BYTES)
             lines = text.decode(errors="replace").split("\n")
     except FileNotFoundError:

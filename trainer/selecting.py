@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ..files import open_regular, sha256_of
-from ..objects import Place
 from ..pipeline.dataset_index import FINGERPRINT, DatasetIndex
-from ..selection import IDS, WEIGHTS, Selection, SelectionError, SelectionWriter
+from ..storage.files import open_regular, sha256_of
+from ..storage.place import Place
+from ..storage.selection import IDS, WEIGHTS, Selection, SelectionError, SelectionWriter
 from .config import DataConfig
 from .errors import ConfigError
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from ..objects import Place
-from ..places import remove
 from ..state_store.ranks import Ranks, TorchRanks, agreement
+from ..storage.place import Place
 from .errors import ConfigError, RanksLostError, RunError
 from .heartbeats import AsError, Heartbeats
 
@@ -24,11 +22,6 @@ TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for another that is alive, for example while each compiles in the first step."""
 SNAPSHOT_TIMEOUT = timedelta(hours=1)
 """Timeout for writing the rows of a snapshot, which depends on the disk, and for an evaluation."""
-SEEN_WITHIN_SECONDS = 5.0
-"""Time within which a file written on one machine must be visible on the others."""
-
-SEEN_BY_RANKS = ".ranks"
-"""Folder of a run in a bucket for objects by which ranks see whether they share it."""
 
 _ALONE = Ranks()
 
@@ -138,40 +131,19 @@ def refuse_separate_directories(world: World, folder: Place) -> None:
     with ExitStack() as end:
         with agreement(world.control, RunError):
             if world.is_first:
-                # A name that no copy of the directory contains, and that remove_leftovers removes after a kill.
-                name = f"{secrets.randbits(64)}.partial"
-                if isinstance(folder, Path):
-                    made = [each for each in (folder, *folder.parents) if not each.exists()]
-                    folder.mkdir(parents=True, exist_ok=True)
-                    name = f".ranks.{name}"
-                    (folder / name).touch(exist_ok=False)
-                else:
-                    name = f"{SEEN_BY_RANKS}/{name}"
-                    (folder / name).create(b"")
-                end.callback(remove, [folder / name])
+                name = f"{secrets.randbits(64)}"  # that no copy of the directory contains
+                made = folder.make()
+                folder.mark(name)
+                end.callback(folder.unmark, name)
                 written = name, host
         name, host_of_first = world.control.broadcast(written)
-        separate = None if _is_seen(folder / name) else f"rank {world.rank} (on {host})"
+        separate = None if folder.sees_mark(name) else f"rank {world.rank} (on {host})"
         found = [rank for rank in world.control.broadcast(world.control.gather(separate)) if rank]
     if found:
         with suppress(OSError):  # another start may use it
             for each in made:
                 each.rmdir()
-        shared = "set --out to a directory on a disk that all machines share"
         raise ConfigError(
             f"{' and '.join(found)} cannot see files that rank 0 (on {host_of_first}) writes in its run directory, "
-            f"{folder}: {shared if isinstance(folder, Path) else 'set the same AWS_ENDPOINT_URL on all machines'}"
+            f"{folder}: {folder.sharing}"
         )
-
-
-def _is_seen(file: Place) -> bool:
-    if not isinstance(file, Path):
-        return file.exists()
-    end = time.monotonic() + SEEN_WITHIN_SECONDS
-    while not (is_seen := file.exists()) and time.monotonic() < end:
-        # A network disk caches that a file is missing, and refreshes this when a directory is listed.
-        for folder in (file.parent.parent, file.parent):
-            with suppress(OSError):
-                os.listdir(folder)
-        time.sleep(0.1)
-    return is_seen

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from thermopile.files import write_atomically
+from thermopile.storage.files import write_atomically
 
 from on_gpu.running import Outcome
 

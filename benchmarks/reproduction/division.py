@@ -13,7 +13,7 @@ from sklearn.mixture import GaussianMixture
 from torch import Tensor
 from torch.nn import functional as F
 
-from thermopile.objects import Place
+from thermopile.storage.place import AnyPlace
 from thermopile.trainer.build import recipe_named
 from thermopile.trainer.evaluation.features import sample_features
 from thermopile.trainer.loop import Trainer
@@ -25,7 +25,7 @@ MIXTURE = {"n_components": 2, "max_iter": 10, "tol": 1e-2, "reg_covar": 5e-4, "r
 """Those of NCR's code."""
 
 
-def train_divided(path: Place, data: Place, settings: dict[str, Any], after: int) -> None:
+def train_divided(path: AnyPlace, data: AnyPlace, settings: dict[str, Any], after: int) -> None:
     """Train to the end. settings: a tree, without `doubt_after`; after: epochs before the first division."""
     with DividingTrainer.from_settings(path, data, settings) as trainer:
         trainer.after = after

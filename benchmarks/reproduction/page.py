@@ -10,7 +10,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from thermopile.files import write_atomically
+from thermopile.storage.files import write_atomically
 
 from reproduction import claims
 from reproduction import plan as plans

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from thermopile.files import write_atomically
+from thermopile.storage.files import write_atomically
 from thermopile.trainer.errors import RunError
 
 from reproduction.plan import Mode, Run, is_searched_on

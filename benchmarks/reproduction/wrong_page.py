@@ -8,7 +8,7 @@ from statistics import median
 
 from matplotlib.axes import Axes
 
-from thermopile.files import write_atomically
+from thermopile.storage.files import write_atomically
 
 from reproduction.comparison import Comparison, Estimate
 from reproduction.figures import COLOURS, MUTED, figure

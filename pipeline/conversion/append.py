@@ -9,10 +9,9 @@ Readers see the old dataset until its dataset.json is replaced, which comes last
 import os
 import shutil
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from ...files import (
+from ...storage.files import (
     open_regular,
     own_directory,
     read_regular,
@@ -22,6 +21,7 @@ from ...files import (
     write_atomically,
     written_aside,
 )
+from ...storage.local import LocalPath
 from ..dataset_index import (
     ERRORS_FILE,
     INDEX_FILE,
@@ -42,12 +42,12 @@ from .plan import Plan
 _JOINED = "joined.json"
 
 
-def appended_path(out: Path) -> Path:
+def appended_path(out: LocalPath) -> LocalPath:
     """Return where the samples to append to `out` are converted to."""
     return out.with_name(f".{out.name}.appended")
 
 
-def refuse_known(out: Path, plan: Plan) -> None:
+def refuse_known(out: LocalPath, plan: Plan) -> None:
     """Raise DatasetExistsError if the dataset was made of the same listing, or it was appended before."""
     whole = plan.selection is None  # the record does not say what was selected, but all of it is in the whole
     for each in read_index(out).sources:
@@ -55,14 +55,14 @@ def refuse_known(out: Path, plan: Plan) -> None:
             raise DatasetExistsError(f"{out} holds these samples already")
 
 
-def refuse_ungrowable(out: Path) -> None:
+def refuse_ungrowable(out: LocalPath) -> None:
     """Raise DatasetError if `join` could not append to the dataset, whatever it was given."""
     index = read_index(out)
     if index.tokenizer and sha256_of(out / TOKENIZER_FILE) != index.tokenizer_digest:
         raise DatasetError(f"{out / TOKENIZER_FILE} was changed after conversion; convert the dataset again")
 
 
-def join(out: Path) -> None:
+def join(out: LocalPath) -> None:
     """Make the shards of `.OUT.appended` the last ones of `out`. May be repeated after a kill at any moment.
 
     Samples 0 … n - 1, their shards and the tokenizer stay as they are. Raises DatasetExistsError if another process is
@@ -90,20 +90,20 @@ def join(out: Path) -> None:
         _remove(addition)
 
 
-def is_joining(out: Path) -> bool:
+def is_joining(out: LocalPath) -> bool:
     """Return whether `join` was interrupted."""
     addition = appended_path(out)
     return (addition / _JOINED).is_file() or (addition.is_dir() and not any(addition.iterdir()))
 
 
-def _remove(addition: Path) -> None:
+def _remove(addition: LocalPath) -> None:
     """Remove its folder; a kill meanwhile leaves the mark that it was joined, or an empty folder."""
     for path in sorted(addition.iterdir(), key=lambda path: path.name == _JOINED):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     addition.rmdir()
 
 
-def _grown(out: Path, old: DatasetIndex, new: DatasetIndex) -> bytes:
+def _grown(out: LocalPath, old: DatasetIndex, new: DatasetIndex) -> bytes:
     """Return the dataset.json of both."""
     for name in ("format", "mode", "image", "tokenizer_digest"):
         if getattr(old, name) != getattr(new, name):
@@ -134,11 +134,11 @@ def _grown(out: Path, old: DatasetIndex, new: DatasetIndex) -> bytes:
     })  # fmt: skip
 
 
-def _row_records(folder: Path, index: DatasetIndex) -> list[Path]:
+def _row_records(folder: LocalPath, index: DatasetIndex) -> list[LocalPath]:
     return [folder / SHARD_FOLDER / shard_name(shard, "rows") for shard in range(len(index.shard_digests))]
 
 
-def _move_shards(addition: Path, out: Path) -> None:
+def _move_shards(addition: LocalPath, out: LocalPath) -> None:
     count = len(read_index(addition).first_id) - 1
     before = len(parse_index(read_regular(addition / _JOINED)).first_id) - 1 - count
     own_directory(out / SHARD_FOLDER)

@@ -4,12 +4,10 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from tempfile import TemporaryFile
 from typing import NamedTuple
 
-from ...files import open_regular
-from ...objects import Address, Place
-from ...sealed_json import DamagedJSONError, parse
+from ...storage.place import Place
+from ...storage.sealed_json import DamagedJSONError, parse
 from ..errors import DatasetError
 
 
@@ -26,9 +24,7 @@ class BadSample(NamedTuple):
 
 def read_bad_samples(file: Place) -> Iterator[BadSample]:
     """Yield the lines of errors.jsonl. Raises DatasetError for a damaged line."""
-    with TemporaryFile() if isinstance(file, Address) else open_regular(file) as lines:
-        if isinstance(file, Address):
-            file.download(lines)
+    with file.opened() as lines:
         for number, line in enumerate(lines, start=1):
             try:
                 yield BadSample(**{name: str(text) for name, text in parse(line).items()})

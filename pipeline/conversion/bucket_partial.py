@@ -26,10 +26,11 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from ...files import read_regular, write_atomically
-from ...lock import FileLock, LockedError
-from ...objects import Address, Place
-from ...sealed_json import seal_line
+from ...storage.bucket import Address
+from ...storage.files import read_regular, write_atomically
+from ...storage.lock import FileLock, LockedError
+from ...storage.place import Place
+from ...storage.sealed_json import seal_line
 from ..dataset_index import ERRORS_FILE, INDEX_FILE, SHARD_FOLDER, SHARD_SUFFIXES, TOKENIZER_FILE, shard_name
 from ..errors import DatasetError, DatasetExistsError
 from ..tokenizer import MAX_FILE_BYTES
@@ -49,7 +50,7 @@ AT_ONCE = 16
 """Small objects read at once."""
 
 
-class BucketPart(NamedTuple):
+class ShardObjects(NamedTuple):
     """One shard: where a worker writes it, and the objects that it becomes."""
 
     scratch: Path
@@ -87,7 +88,7 @@ class BucketPart(NamedTuple):
 
     def _refuse_ended(self) -> None:
         with suppress(FileNotFoundError, ValidationError):
-            if Plan.model_validate_json((self.out / _FOLDER / "plan.json").read()).made_at == self.plan:
+            if Plan.model_validate_json((self.out / _FOLDER / "plan.json").read_bytes()).made_at == self.plan:
                 return
         raise DatasetExistsError(f"another process has finished the conversion to {self.out}, or started it over")
 
@@ -101,6 +102,9 @@ class BucketPartial:
         self.tokenizer = scratch / TOKENIZER_FILE
         """The local copy."""
         self.errors = self.path / ERRORS_FILE
+        self.begun: Place = out
+        """What to remove to start over."""
+        self.disk = scratch
 
     @property
     def in_progress(self) -> bool:
@@ -130,13 +134,13 @@ class BucketPartial:
         file = self.path / "plan.json"
         with suppress(FileExistsError):  # another process may be first
             file.create(plan.model_dump_json(indent=1).encode())
-        begun = begun_plan(plan, file.read(), self.out)
+        begun = begun_plan(plan, file.read_bytes(), self.begun)
         with suppress(FileNotFoundError):
             self._fetch_tokenizer()
         return begun
 
     def _fetch_tokenizer(self) -> None:
-        write_atomically(self.tokenizer, (self.out / TOKENIZER_FILE).read(MAX_FILE_BYTES))
+        write_atomically(self.tokenizer, (self.out / TOKENIZER_FILE).read_bytes(MAX_FILE_BYTES))
 
     def keep_tokenizer(self, text: bytes) -> None:
         """Write the tokenizer, unless another process was first: then its own is what all use."""
@@ -152,8 +156,8 @@ class BucketPartial:
     def remove_damaged(self, plan: Plan) -> None:
         """Do nothing: `results` compares the ETags, and the store vouches for the bytes."""
 
-    def parts(self, plan: Plan) -> list[BucketPart]:
-        return [BucketPart(self.scratch, self.out, shard, plan.made_at) for shard in range(plan.shards)]
+    def parts(self, plan: Plan) -> list[ShardObjects]:
+        return [ShardObjects(self.scratch, self.out, shard, plan.made_at) for shard in range(plan.shards)]
 
     def results(self, plan: Plan) -> list[ShardResult | None]:
         """Return the result of every shard.
@@ -162,10 +166,10 @@ class BucketPartial:
         """
         there = {name: (size, etag) for name, size, etag in self.out.listing()}
 
-        def result(part: BucketPart) -> ShardResult | None:
+        def result(part: ShardObjects) -> ShardResult | None:
             if part.name("done.json") not in there:
                 return None
-            found = read_marker(part.object("done.json").read(), part.plan)
+            found = read_marker(part.object("done.json").read_bytes(), part.plan)
             is_whole = found and all(
                 there.get(part.name(suffix)) == (found.sizes[suffix], found.etags.get(suffix))
                 for suffix in PART_SUFFIXES
@@ -187,10 +191,10 @@ class BucketPartial:
     def _gather_errors(self, plan: Plan, into: Address) -> None:
         there, parts = dict(self.path.objects()), self.parts(plan)
 
-        def lines(part: BucketPart) -> bytes:
+        def lines(part: ShardObjects) -> bytes:
             whole = part.object("errors.jsonl")
             if whole.name in there:
-                return whole.read(there[whole.name]) if there[whole.name] else b""
+                return whole.read_bytes(there[whole.name]) if there[whole.name] else b""
             in_progress = next(self.scratch.glob(f"part-{part.number:05d}.*.errors.jsonl"), None)
             return read_regular(in_progress) if in_progress else b""
 
@@ -212,7 +216,7 @@ class BucketPartial:
         try:
             (self.out / INDEX_FILE).create(index)
         except FileExistsError:
-            if (self.out / INDEX_FILE).read() != index:
+            if (self.out / INDEX_FILE).read_bytes() != index:
                 raise DatasetExistsError(f"{self.out} was written by another conversion in between") from None
 
     def publish(self) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from ...files import sha256_of
-from ...objects import Place
+from ...storage.files import sha256_of
+from ...storage.place import Place
 from ..cores import cores
 from ..dataset import CAPTIONS, PLACE_IN_SHARD, Dataset, SamplesTable
 from ..dataset_index import INDEX_FILE, SHARD_FOLDER, TOKENIZER_FILE, ShardSuffix, TokenizerInfo, shard_name

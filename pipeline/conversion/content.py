@@ -6,8 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from ...files import read_regular
-from ...objects import Address, Place
+from ...storage.place import Place
 from ..dataset_index import Content
 from ..errors import DatasetError
 
@@ -35,7 +34,7 @@ def _repeats(row_records: Sequence[Place], samples: int, word: int) -> tuple[int
     frequent one, how many samples have it, and the first of these. 0 each if none is repeated."""
 
     def read(place: Place) -> NDArray[np.uint64]:
-        data = place.read() if isinstance(place, Address) else read_regular(place)
+        data = place.read_bytes()
         return np.frombuffer(data[: len(data) // 64 * 64], "<u8").reshape(-1, 8)[1:, word].copy()
 
     with ThreadPoolExecutor(FILES_AT_ONCE) as threads:

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import gettempdir
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...objects import Address, Place
+from ...storage.place import AnyPlace, Place, made_for, place_of
 from ..dataset_index import ERRORS_FILE, DatasetIndex, read_index
 from ..errors import DatasetError, SourceChangedError, SourceError
 from ..sources import Source
@@ -77,7 +76,7 @@ class PartSummary:
 
 
 def convert(
-    source: Source, out: Place, settings: ConvertSettings, *, workers: int | None = None, overwrite: bool = False,
+    source: Source, out: AnyPlace, settings: ConvertSettings, *, workers: int | None = None, overwrite: bool = False,
     resume: bool = False, selection: NDArray[np.int64] | None = None, tokenizer_from: Path | None = None,
     on_progress: Callable[[Counts], None] = lambda counts: None,
 ) -> Summary:  # fmt: skip
@@ -94,7 +93,7 @@ def convert(
     dataset cannot be read; SourceError if a sample, or too many of them, cannot be used; DatasetError if a
     worker dies or the disk is full or failing.
     """
-    started, seen = time.monotonic(), 0
+    out, started, seen = place_of(out), time.monotonic(), 0
     job = Job.of(source, settings, selection, tokenizer_from or settings.tokenizer)
     with _errors_explained(out), _claimed(out) as partial:
         if not (resume and not partial.in_progress and _was_made_by(job.plan, out)):
@@ -113,7 +112,7 @@ def convert(
 
 
 def convert_part(
-    source: Source, out: Place, settings: ConvertSettings, part: PartNumber, *, workers: int | None = None,
+    source: Source, out: AnyPlace, settings: ConvertSettings, part: PartNumber, *, workers: int | None = None,
     pool: Pool | None = None, overwrite: bool = False, selection: NDArray[np.int64] | None = None,
     tokenizer_from: Path | None = None, on_progress: Callable[[Counts], None] = lambda counts: None,
 ) -> PartSummary:  # fmt: skip
@@ -123,7 +122,7 @@ def convert_part(
     overwrite: `out` may exist and be a dataset, which `finish` is to replace. Other arguments and errors as `convert`;
     other parts may be converted at the same time, by processes on any machine that shares the file system.
     """
-    started = time.monotonic()
+    out, started = place_of(out), time.monotonic()
     job = Job.of(source, settings, selection, tokenizer_from or settings.tokenizer)
     nothing = PartSummary(0, 0, job.plan.shards, job.plan.shards, 0)
     if _is_finished(job.plan, out, unfinished(out)):  # parts of what is finished must not meet at the lock
@@ -141,7 +140,7 @@ def convert_part(
 
 
 def finish(
-    source: Source, out: Place, settings: ConvertSettings, *, overwrite: bool = False,
+    source: Source, out: AnyPlace, settings: ConvertSettings, *, overwrite: bool = False,
     selection: NDArray[np.int64] | None = None, tokenizer_from: Path | None = None,
 ) -> Summary:  # fmt: skip
     """Make a dataset of the parts, byte for byte the one that `convert` writes, and publish it. May be repeated.
@@ -149,7 +148,7 @@ def finish(
     Reads every shard of a directory back. Raises DatasetError if parts are missing, damaged, or of another plan or
     version; SourceError if too many samples were left out; otherwise as `convert`.
     """
-    started = time.monotonic()
+    out, started = place_of(out), time.monotonic()
     job = Job.of(source, settings, selection, tokenizer_from or settings.tokenizer)
     with _errors_explained(out), _claimed(out) as partial:
         if partial.in_progress or not _was_made_by(job.plan, out):
@@ -168,7 +167,7 @@ def finish(
 
 
 def _claimed(out: Place, *, shared: bool = False) -> AbstractContextManager[AnyPartial]:
-    return in_bucket(out) if isinstance(out, Address) else claimed(out, shared=shared)
+    return made_for(out, lambda path: claimed(path, shared=shared), in_bucket)
 
 
 @contextmanager
@@ -178,14 +177,12 @@ def _errors_explained(out: Place) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        where = gettempdir() if isinstance(out, Address) else out.parent.resolve()
         raise DatasetError(
-            f"cannot write to {where}: {os.strerror(error.errno)}. "
+            f"cannot write to {unfinished(out).disk}: {os.strerror(error.errno)}. "
             "Free some space there, then continue with the same command and --resume"
         ) from error
     except SourceChangedError as error:
-        begun = out if isinstance(out, Address) else unfinished(out).path
-        raise SourceError(f"{error} without --resume: remove {begun} and convert again") from error
+        raise SourceError(f"{error} without --resume: remove {unfinished(out).begun} and convert again") from error
 
 
 def _is_finished(plan: Plan, out: Place, partial: AnyPartial) -> bool:

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from ..._version import __version__
-from ...sealed_json import DamagedJSONError, unseal
+from ...storage.sealed_json import DamagedJSONError, unseal
 from ..dataset_index import SHARD_SUFFIXES, ShardSuffix
 
 PartSuffix = ShardSuffix | Literal["errors.jsonl", "done.json"]

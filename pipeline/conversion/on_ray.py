@@ -24,11 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..._version import __version__
+from ...storage.local import LocalPath
 from ..cores import cores
 from ..errors import DatasetError
 from ..sources import Source
 from .convert import ConvertSettings, PartNumber, Summary, convert_part, finish
-from .partial import Part, Partial
+from .partial import Partial, ShardFiles
 from .shard_pool import Counts, Job, Pool, Shards, conversion_of
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def _refuse_silent_address(address: str) -> None:
 
 
 def convert_on_ray(
-    source: Source, out: Path, settings: ConvertSettings, *, reads: Sequence[Path] = (), overwrite: bool = False,
+    source: Source, out: LocalPath, settings: ConvertSettings, *, reads: Sequence[Path] = (), overwrite: bool = False,
     selection: NDArray[np.int64] | None = None, tokenizer_from: Path | None = None,
     on_progress: Callable[[Counts], None] = lambda counts: None,
 ) -> Summary:  # fmt: skip
@@ -119,7 +120,7 @@ def _pool(needed: tuple[Path, ...]) -> Pool:
 
         def start(count: int) -> None:
             for part, source_indices in islice(shards, count):
-                assert isinstance(part, Part)  # of a directory, as `convert_on_ray` takes
+                assert isinstance(part, ShardFiles)  # of a directory, as `convert_on_ray` takes
                 absolute = part._replace(folder=part.folder.absolute())
                 running.append(task.options(name=f"shard {part.number}").remote([shared], absolute, source_indices))
 
@@ -160,7 +161,7 @@ def _cancel(running: list[ObjectRef[Counts]]) -> None:
         ray.wait(running, num_returns=len(running), timeout=SECONDS_TO_END)
 
 
-def _write_shard(shared: list[ObjectRef[_Shared]], part: Part, source_indices: NDArray[np.int64]) -> Counts:
+def _write_shard(shared: list[ObjectRef[_Shared]], part: ShardFiles, source_indices: NDArray[np.int64]) -> Counts:
     """Run as a task. shared: in a list, so that Ray does not unpack it for each task."""
     from .shard_writer import write_shard
 

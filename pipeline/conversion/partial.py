@@ -24,10 +24,9 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from ...files import (
+from ...storage.files import (
     is_still,
     open_own,
-    open_regular,
     own_directory,
     read_regular,
     remove_leftovers,
@@ -37,9 +36,10 @@ from ...files import (
     writer_name,
     written_aside,
 )
-from ...lock import FileLock, LockedError
-from ...objects import Place
-from ...sealed_json import seal_line
+from ...storage.local import LocalPath
+from ...storage.lock import FileLock, LockedError
+from ...storage.place import Place
+from ...storage.sealed_json import seal_line
 from ..cores import cores
 from ..dataset_index import (
     ERRORS_FILE,
@@ -56,15 +56,15 @@ from .marker import PART_SUFFIXES, PartSuffix, ShardResult, read_marker
 from .plan import Plan
 
 
-class Part(NamedTuple):
+class ShardFiles(NamedTuple):
     """The files of one shard; its final number depends on how many earlier shards have samples."""
 
-    folder: Path
+    folder: LocalPath
     number: int
     plan: int
     """Plan.made_at of the plan that the shard is of."""
 
-    def file(self, suffix: PartSuffix) -> Path:
+    def file(self, suffix: PartSuffix) -> LocalPath:
         return self.folder / f"part-{self.number:05d}.{suffix}"
 
     def being_written(self, suffix: PartSuffix) -> Path:
@@ -100,7 +100,7 @@ class Part(NamedTuple):
         except FileNotFoundError:
             return None
 
-    def bad_samples(self) -> Path | None:
+    def bad_samples(self) -> LocalPath | None:
         """Return the list of the samples left out, complete or in progress; None if there is none yet."""
         whole = self.file("errors.jsonl")
         return whole if whole.exists() else next(self.folder.glob(f"{whole.name}.*.writing"), None)
@@ -109,7 +109,7 @@ class Part(NamedTuple):
 class Partial:
     """The directory where `out` is built."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: LocalPath) -> None:
         self.out = out
         self.path = out.with_name(f".{out.name}.partial")
         self.dataset = self.path / "dataset"
@@ -117,6 +117,13 @@ class Partial:
         self.errors = self.path / ERRORS_FILE
         self._plan, self._parts = self.path / "plan.json", self.path / "parts"
         self._replaced = out.with_name(f".{out.name}.replaced")
+        self.begun: Place = self.path
+        """What to remove to start over."""
+
+    @property
+    def disk(self) -> Path:
+        """The folder on whose disk it is built."""
+        return self.out.parent.resolve()
 
     @property
     def in_progress(self) -> bool:
@@ -128,8 +135,8 @@ class Partial:
         """Whether only the final rename is left."""
         return (self.dataset / INDEX_FILE).is_file()
 
-    def parts(self, plan: Plan) -> list[Part]:
-        return [Part(self._parts, shard, plan.made_at) for shard in range(plan.shards)]
+    def parts(self, plan: Plan) -> list[ShardFiles]:
+        return [ShardFiles(self._parts, shard, plan.made_at) for shard in range(plan.shards)]
 
     def clear(self) -> None:
         """Remove what an earlier conversion left, its plan last: without one, nothing else is left. The lock stays."""
@@ -152,7 +159,7 @@ class Partial:
             _refuse_link(file)
         with suppress(FileExistsError):  # another process may be first
             write_atomically(self._plan, plan.model_dump_json(indent=1).encode(), replace=False)
-        begun = begun_plan(plan, read_regular(self._plan), self.path)
+        begun = begun_plan(plan, self._plan.read_bytes(), self.begun)
         if self.is_whole:
             self._refuse_other_format()
         return begun
@@ -203,12 +210,12 @@ class Partial:
         """Return the .rows file of every shard."""
         return [files["rows"] for _, _, files in self._found(plan)]
 
-    def _found(self, plan: Plan) -> Iterator[tuple[Part, ShardResult | None, dict[PartSuffix, Path]]]:
+    def _found(self, plan: Plan) -> Iterator[tuple[ShardFiles, ShardResult | None, dict[PartSuffix, LocalPath]]]:
         """Yield every shard, its result as `results` returns it, and its files, which `assemble` may have moved."""
         kept = 0
         for part in self.parts(plan):
             marker = part.marker()
-            files: dict[PartSuffix, Path] = {suffix: part.file(suffix) for suffix in PART_SUFFIXES}
+            files: dict[PartSuffix, LocalPath] = {suffix: part.file(suffix) for suffix in PART_SUFFIXES}
             for suffix in SHARD_SUFFIXES:
                 if not files[suffix].exists():
                     files[suffix] = self.dataset / SHARD_FOLDER / shard_name(kept, suffix)
@@ -219,7 +226,7 @@ class Partial:
     def remove_damaged(self, plan: Plan) -> None:
         """Read all finished shards back and remove files whose bytes are not those written: they are not done then."""
 
-        def remove_if_damaged(found: tuple[Part, ShardResult | None, dict[PartSuffix, Path]]) -> None:
+        def remove_if_damaged(found: tuple[ShardFiles, ShardResult | None, dict[PartSuffix, LocalPath]]) -> None:
             _, result, files = found
             for suffix in SHARD_SUFFIXES:
                 if result and sha256_of(files[suffix]) != result.digests[suffix]:
@@ -239,7 +246,7 @@ class Partial:
             for part in self.parts(plan):
                 if (lines := part.bad_samples()) is not None:
                     _refuse_link(lines)
-                    with open_regular(lines) as of_part:
+                    with lines.opened() as of_part:
                         shutil.copyfileobj(of_part, file)
 
     def assemble(self, plan: Plan, results: Sequence[ShardResult], index: bytes) -> None:
@@ -298,7 +305,7 @@ def begun_plan(plan: Plan, text: bytes, where: Place) -> Plan:
 
 
 @contextmanager
-def claimed(out: Path, *, shared: bool = False) -> Iterator[Partial]:
+def claimed(out: LocalPath, *, shared: bool = False) -> Iterator[Partial]:
     """Lock the partial directory of `out` for this process; remove it at the end unless it can be resumed.
 
     shared: beside others that convert parts, so that only the last of them may remove it.

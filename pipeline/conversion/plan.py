@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from ...files import sha256_of
+from ...storage.files import sha256_of
 from ..dataset_index import ImagePolicy
 from ..sources import Source
 

@@ -25,8 +25,8 @@ from ..cores import cores
 from ..errors import DatasetError
 from ..sources import Source
 from ..tokenizer import load_tokenizer
-from .bucket_partial import BucketPart
-from .partial import Part
+from .bucket_partial import ShardObjects
+from .partial import ShardFiles
 from .plan import ConvertSettings
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 SECONDS_BETWEEN_LOOKS = 0.2
 Job = tuple[Source, ConvertSettings, Path]
 """What every worker gets. The path is that of the tokenizer, which does not exist if the samples have no captions."""
-Shards = Iterator[tuple[Part | BucketPart, NDArray[np.int64]]]
+Shards = Iterator[tuple[ShardFiles | ShardObjects, NDArray[np.int64]]]
 """The files of every shard to write and its source indices, which are asked for as workers get free."""
 
 
@@ -156,7 +156,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _write_shard(part: Part | BucketPart, source_indices: NDArray[np.int64]) -> None:
+def _write_shard(part: ShardFiles | ShardObjects, source_indices: NDArray[np.int64]) -> None:
     from .shard_writer import write_shard
 
     write_shard(part, source_indices, _conversion)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from ...files import sha256_of, sync
+from ...storage.files import sha256_of, sync
 from ..dataset_index import SHARD_SUFFIXES
 from ..errors import BadSampleError, DatasetError, SourceError
 from ..ffcv_table import FFCVTable
@@ -26,10 +26,10 @@ from ..stored_sample import SOUND, Located, checksum, read_samples
 from ..tokenizer import encode, vocab_size_of
 from .bad_samples import BadSample
 from .beton import BetonRow, write_beton
-from .bucket_partial import BucketPart
+from .bucket_partial import ShardObjects
 from .images import to_stored
 from .marker import PART_SUFFIXES, ShardResult
-from .partial import Part
+from .partial import ShardFiles
 from .plan import ConvertSettings
 
 TABLE_SCHEMA = pa.schema([
@@ -37,7 +37,7 @@ TABLE_SCHEMA = pa.schema([
     ("captions", pa.list_(pa.string())), ("group", pa.string()), ("width", pa.int32()), ("height", pa.int32()),
 ])  # fmt: skip
 """Columns of the samples table; `altered`, a string, comes last where the source alters samples."""
-AnyPart = Part | BucketPart
+AnyShardFiles = ShardFiles | ShardObjects
 ENCODED_AT_ONCE = 32
 SECONDS_BETWEEN_FLUSHES = 0.2
 
@@ -52,7 +52,7 @@ class Conversion(NamedTuple):
     """Called after every sample with whether it was left out; an exception from it ends the shard."""
 
 
-def write_shard(part: AnyPart, source_indices: NDArray[np.int64], conversion: Conversion) -> ShardResult:
+def write_shard(part: AnyShardFiles, source_indices: NDArray[np.int64], conversion: Conversion) -> ShardResult:
     """Write the usable samples in the given order, the list of the others, and finally the marker, and return it.
 
     Raises DatasetError if the files read back differ from what was written, and SourceError at the first bad sample if
@@ -68,7 +68,7 @@ def write_shard(part: AnyPart, source_indices: NDArray[np.int64], conversion: Co
 
 
 def _written(
-    part: AnyPart, descriptor: int, source_indices: NDArray[np.int64], conversion: Conversion
+    part: AnyShardFiles, descriptor: int, source_indices: NDArray[np.int64], conversion: Conversion
 ) -> ShardResult:  # fmt: skip
     """Write the shard's files and bring them to disk. descriptor: the open .beton."""
     beton, row_records, parquet, errors = (part.being_written(suffix) for suffix in PART_SUFFIXES)

@@ -11,8 +11,8 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ...files import read_regular, sha256_of
-from ...objects import Place
+from ...storage.files import read_regular, sha256_of
+from ...storage.place import Place, made_for
 from ..dataset_index import TokenizerInfo, seal_index
 from ..errors import DatasetError, SourceError
 from ..sources import Source
@@ -61,7 +61,7 @@ class Job(NamedTuple):
 
 def unfinished(out: Place) -> AnyPartial:
     """Return the conversion to `out`, if there is one, to look at."""
-    return Partial(out) if isinstance(out, Path) else BucketPartial(out, Path(gettempdir()))
+    return made_for(out, Partial, lambda address: BucketPartial(address, Path(gettempdir())))
 
 
 def begin(job: Job, partial: AnyPartial) -> Job:

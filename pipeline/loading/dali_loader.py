@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from ...streams import Arriving, Copies, CudaDevice
+from ...gpu_copies import Arriving, Copies, CudaDevice
 from ..augment import Recipe, sides_of_views, view_parameters
 from ..batch import Batch
 from ..cores import cores

@@ -14,7 +14,7 @@ from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...streams import Copies, CudaDevice
+from ...gpu_copies import Copies, CudaDevice
 from ..augment import Recipe, ViewParameters, sides_of_views, view_key, view_parameters
 from ..batch import Batch
 from ..cores import cores

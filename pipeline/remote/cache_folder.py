@@ -8,7 +8,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from ...lock import FileLock, LockedError
+from ...storage.lock import FileLock, LockedError
 
 VARIABLE = "THERMOPILE_CACHE"
 _PREFIX = "dataset-"

@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import NamedTuple
 
-from ...objects import Address, ObjectStoreError
+from ...storage.bucket import Address, ObjectStoreError
 from . import sparse
 
 SIDE_BY_SIDE = 16

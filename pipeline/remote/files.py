@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ...files import written_aside
-from ...objects import Address
+from ...storage.bucket import Address
+from ...storage.files import written_aside
 from ..dataset_files import Held
 from ..dataset_index import SHARD_FOLDER, SHARD_SUFFIXES, DatasetIndex, shard_name
 from ..errors import DatasetError

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...objects import Address
+from ...storage.bucket import Address
 from ..dataset_files import Held
 from ..dataset_index import DatasetIndex, ShardSuffix, shard_name
 from ..errors import DatasetError

@@ -7,7 +7,7 @@ import errno
 import os
 from pathlib import Path
 
-from ...files import open_own
+from ...storage.files import open_own
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...files import NotRegularFileError
-from ...objects import Place
+from ...storage.files import NotRegularFileError
+from ...storage.place import AnyPlace, Place, place_of
 from ..errors import BadSampleError, SourceError
 from . import Groups, Sample, Source
 from .csv_rows import CsvRows
@@ -29,10 +29,11 @@ class CsvSource(Source):
     """
 
     def __init__(
-        self, file: Place, *, image: str = "filepath", caption: str | None = "title", group: str | None = None,
-        separator: str | None = None, root: Place | None = None,
+        self, file: AnyPlace, *, image: str = "filepath", caption: str | None = "title", group: str | None = None,
+        separator: str | None = None, root: AnyPlace | None = None,
     ) -> None:  # fmt: skip
-        self.file, self.root = file, root or file.parent
+        file = place_of(file)
+        self.file, self.root = file, place_of(root or file.parent)
         self.mode = "images" if caption is None else "pairs"
         self._names = {"image": image, "caption": caption, "group": group}
         wanted = [name for name in (image, caption, group) if name is not None]

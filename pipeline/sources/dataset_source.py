@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...objects import Place
+from ...storage.place import Place
 from ..dataset import CAPTIONS, Dataset
 from ..errors import BadSampleError, DatasetError, SourceError
 from . import Groups, Sample, Source

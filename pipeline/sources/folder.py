@@ -4,14 +4,15 @@ import hashlib
 import os
 from array import array
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...objects import Address, Place
+from ...storage.bucket import Address
+from ...storage.local import LocalPath
+from ...storage.place import AnyPlace, made_for, place_of
 from ..errors import SourceError
 from . import Groups, Sample, Source, marks_of
 from .listing import as_text, binary_array, estimated_bytes, groups_by_name, listing_digest, read_picture, resolved_text
@@ -28,13 +29,14 @@ class FolderSource(Source):
 
     mode = "images"
 
-    def __init__(self, root: Place) -> None:
+    def __init__(self, root: AnyPlace) -> None:
         """root: a folder, or an address that the pictures' objects are below."""
-        if isinstance(root, Path) and not root.is_dir():
+        root = place_of(root)
+        if not root.is_folder():
             raise SourceError(f"{root} is not a folder; pass the folder that holds the pictures")
         self.root = root
         versions = array("Q")
-        below = _objects_below(root, versions) if isinstance(root, Address) else _pictures_below(os.fsencode(root))
+        below = made_for(root, _pictures_below, lambda address: _objects_below(address, versions))
         paths = binary_array(below)
         order = pc.array_sort_indices(paths).to_numpy()
         self._paths = paths.take(order)
@@ -75,7 +77,8 @@ class FolderSource(Source):
         return path
 
 
-def _pictures_below(root: bytes) -> Iterator[bytes]:
+def _pictures_below(path: LocalPath) -> Iterator[bytes]:
+    root = os.fsencode(path)
     for folder, _, names in os.walk(root, onerror=_refuse):
         below = os.path.relpath(folder, root)
         for name in filter(_is_picture, names):

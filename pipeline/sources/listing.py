@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...files import NotRegularFileError, open_regular
-from ...objects import Address, AddressError, ObjectStoreError, ObjectTooLargeError, Place
+from ...storage.bucket import Address, AddressError, ObjectStoreError, ObjectTooLargeError
+from ...storage.files import NotRegularFileError, open_regular
+from ...storage.place import Place, common_folder
 from ..errors import BadSampleError, SourceChangedError
 from . import Groups, Source
 
@@ -45,7 +46,7 @@ def as_text(name: bytes | str | Path) -> str:
 
 def resolved_text(place: Place) -> str:
     """Return an absolute path without links, or an address."""
-    return as_text(place.resolve() if isinstance(place, Path) else str(place))
+    return as_text(str(place.resolve()))
 
 
 def caption_text(raw: bytes | str | None) -> str:
@@ -80,19 +81,14 @@ def _stripped(raw: bytes | str | None) -> str:
 
 def real_root(files: Sequence[Place]) -> str:
     """Return the deepest folder that holds all files, without links, or address."""
-    return as_text(_common([file.parent if isinstance(file, Address) else file.parent.resolve() for file in files]))
+    return as_text(common_folder([file.parent.resolve() for file in files]))
 
 
 def names_below_common_folder(files: Sequence[Place]) -> list[str]:
     """Return file names relative to the deepest common folder or address."""
-    absolute = [file if isinstance(file, Address) else file.absolute() for file in files]
-    common = _common([file.parent for file in absolute])
+    absolute = [file.absolute() for file in files]
+    common = common_folder([file.parent for file in absolute])
     return [as_text(os.path.relpath(str(file), common)) for file in absolute]
-
-
-def _common(folders: Sequence[Place]) -> str:
-    common = os.path.commonpath([str(folder).removeprefix("s3:/") for folder in folders])
-    return f"s3:/{common}" if isinstance(folders[0], Address) else common
 
 
 def binary_array(names: Iterable[bytes]) -> pa.LargeBinaryArray:
@@ -179,8 +175,8 @@ def read_picture(root: Place, name: bytes, unchanged_since: int) -> bytes:
 
     Raises as read_regular_file; OSError also if the object store cannot be used or refuses access.
     """
-    if not isinstance(root, Address) and not name.startswith(b"s3://"):
-        return read_regular_file(os.path.join(os.fsencode(root), name), unchanged_since)
+    if not root.is_remote and not name.startswith(b"s3://"):
+        return read_regular_file(os.path.join(os.fsencode(str(root)), name), unchanged_since)
     try:
         text = name.decode()
         address = Address.parse(text if text.startswith("s3://") else f"{root}/{text}")
@@ -201,13 +197,13 @@ def estimated_bytes(root: Place, name_of: Callable[[int], bytes], files: int) ->
 
     None in an object store, where even these take long.
     """
-    if isinstance(root, Address):
+    if root.is_remote:
         return None
     asked = np.unique(np.linspace(0, files - 1, min(files, _ESTIMATED_FROM)).astype(np.int64))
     names = [name_of(index) for index in asked.tolist()]
     if any(name.startswith(b"s3://") for name in names):
         return None
-    return round(sum(_size(os.path.join(os.fsencode(root), name)) for name in names) * files / len(asked))
+    return round(sum(_size(os.path.join(os.fsencode(str(root)), name)) for name in names) * files / len(asked))
 
 
 def _size(path: bytes) -> int:

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -13,7 +12,7 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
-from ...objects import Address, Place
+from ...storage.place import AnyPlace, Place, place_of
 from ..errors import BadSampleError, SourceError
 from . import Groups, Sample, Source, marks_of
 from .listing import (
@@ -43,16 +42,16 @@ class ParquetSource(Source):
     """
 
     def __init__(
-        self, files: Sequence[Place], *, image: str = "image;jpg;jpeg;png;webp;img",
+        self, files: Sequence[AnyPlace], *, image: str = "image;jpg;jpeg;png;webp;img",
         caption: str | None = "caption;text", group: str | None = "label;cls",
     ) -> None:  # fmt: skip
         if not files:
             raise SourceError("there are no parquet files to read")
-        self.files = tuple(files)
-        self._file_names = names_below_common_folder(files)
+        self.files = tuple(map(place_of, files))
+        self._file_names = names_below_common_folder(self.files)
         parts, versions = list[RowGroup](), list[Version]()
         digest = hashlib.sha256()
-        for number, file in enumerate(files):
+        for number, file in enumerate(self.files):
             opened, parquet = _open(file)
             with parquet:
                 if number == 0:
@@ -238,7 +237,7 @@ def _class_names(schema: pa.Schema, column: str | None) -> tuple[str, ...] | Non
 def _picture(value: bytes | dict[str, Any] | None, folder: Place, unchanged_since: int) -> bytes:
     if isinstance(value, dict):
         data, path = value.get("bytes"), value.get("path")
-        if data is None and path is not None and isinstance(folder, Address):
+        if data is None and path is not None and folder.is_remote:
             if path.startswith("s3://"):
                 raise BadSampleError(f"its path {path!r} leads out of the parquet file's folder")
             return read_picture(folder, path.encode(), unchanged_since)
@@ -265,7 +264,7 @@ def _captions(value: str | list[str | None] | None) -> tuple[str, ...]:
 
 
 def _open(file: Place) -> tuple[SourceFile, pq.ParquetFile]:
-    if isinstance(file, Path) and not file.is_file():
+    if not file.is_remote and not file.is_file():
         raise SourceError(f"{file} is not a file; pass the parquet files or their folder")
     try:
         opened = SourceFile(file)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...objects import Place
+from ...storage.place import Place
 from ..errors import BadSampleError, SourceError
 from .listing import says_nothing_about_the_file
 from .source_file import SourceFile, Version

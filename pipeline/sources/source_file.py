@@ -5,8 +5,10 @@ import os
 from functools import cached_property
 from typing import Any
 
-from ...files import open_regular_descriptor
-from ...objects import Address, Place
+from ...storage.bucket import Address
+from ...storage.files import open_regular_descriptor
+from ...storage.local import LocalPath
+from ...storage.place import Place, made_for
 from ..errors import SourceChangedError
 
 PIECE_BYTES = 256 << 10
@@ -25,8 +27,8 @@ class SourceFile:
     """
 
     def __init__(self, place: Place, version: Version | None = None) -> None:
-        self._reset(place)
-        self.version = version or self._version()
+        self.place = place
+        self.version = version or self._opened.version()
 
     @property
     def size(self) -> int:
@@ -34,17 +36,7 @@ class SourceFile:
 
     def read(self, at: int, count: int) -> bytes:
         """Return `count` bytes from `at` on; fewer where the file ends."""
-        if isinstance(self.place, Address):
-            return self._read_object(self.place, at, min(count, self.size - at)) if at < self.size else b""
-        descriptor = self._descriptor
-        try:
-            data = os.pread(descriptor, count, at)
-        except OSError as error:
-            error.filename = str(self.place)
-            raise
-        if self._version() != self.version:  # looked at afterwards: it may change while it is read
-            raise SourceChangedError(self.place)
-        return data
+        return self._opened.read(at, count, self.version)
 
     def reader(self) -> io.BufferedReader:
         """Return a buffered, seekable reader for libraries that take files."""
@@ -53,38 +45,57 @@ class SourceFile:
     def __getstate__(self) -> dict[str, Any]:
         return {"place": self.place, "version": self.version}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._reset(state["place"])
-        self.version = state["version"]
+    @cached_property
+    def _opened(self) -> "_LocalFile | _Object":
+        return made_for(self.place, _LocalFile, _Object)
+
+
+class _LocalFile:
+    def __init__(self, path: LocalPath) -> None:
+        self._path, self._descriptor = path, open_regular_descriptor(path)
 
     def __del__(self) -> None:
         if "_descriptor" in vars(self):
             os.close(self._descriptor)
 
-    def _reset(self, place: Place) -> None:
-        self.place = place
-        self._held_at, self._held, self._piece_bytes = 0, b"", PIECE_BYTES
-
-    def _version(self) -> Version:
-        if isinstance(self.place, Address):
-            return self.place.version()
+    def version(self) -> Version:
         found = os.fstat(self._descriptor)
         return found.st_size, found.st_mtime_ns
 
-    @cached_property
-    def _descriptor(self) -> int:
-        return open_regular_descriptor(str(self.place))
+    def read(self, at: int, count: int, version: Version) -> bytes:
+        try:
+            data = os.pread(self._descriptor, count, at)
+        except OSError as error:
+            error.filename = str(self._path)
+            raise
+        if self.version() != version:  # looked at afterwards: it may change while it is read
+            raise SourceChangedError(self._path)
+        return data
 
-    def _read_object(self, object: Address, at: int, count: int) -> bytes:
-        end = self._held_at + len(self._held)
+
+class _Object:
+    """Holds the piece that was read last, and reads ahead while one piece follows the other."""
+
+    def __init__(self, object: Address) -> None:
+        self._object = object
+        self._held_at, self._held, self._piece_bytes = 0, b"", PIECE_BYTES
+
+    def version(self) -> Version:
+        return self._object.version()
+
+    def read(self, at: int, count: int, version: Version) -> bytes:
+        size, tag = version
+        if at >= size:
+            return b""
+        count, end = min(count, size - at), self._held_at + len(self._held)
         if not (self._held_at <= at and at + count <= end):
             goes_on = 0 <= at - end < self._piece_bytes
             self._piece_bytes = min(2 * self._piece_bytes, MAX_PIECE_BYTES) if goes_on else PIECE_BYTES
-            length = min(max(count, self._piece_bytes), self.size - at)
+            length = min(max(count, self._piece_bytes), size - at)
             try:
-                self._held = object.read_range(at, length, version=str(self.version[1]))
+                self._held = self._object.read_range(at, length, version=str(tag))
             except FileExistsError:
-                raise SourceChangedError(object) from None
+                raise SourceChangedError(self._object) from None
             self._held_at = at
         return self._held[at - self._held_at :][:count]
 

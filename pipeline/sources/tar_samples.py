@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.lib import recfunctions as rf
 from numpy.typing import NDArray
 
-from ...objects import Place
+from ...storage.place import Place
 from ..errors import BadSampleError, SourceError
 from .listing import says_nothing_about_the_file
 from .source_file import SourceFile, Version
@@ -21,7 +21,7 @@ PLACE = np.dtype([("offset", "<i8"), ("size", "<i4")])
 _UNPACKED_BY = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
 
 
-class Part(NamedTuple):
+class TarPart(NamedTuple):
     """Selects the member of a sample that holds its picture, caption or class."""
 
     suffixes: tuple[bytes, ...]
@@ -85,7 +85,7 @@ class Scan(NamedTuple):
     version: Version | None
 
 
-def scan_shard(shard: Place, parts: Sequence[Part]) -> Scan:
+def scan_shard(shard: Place, parts: Sequence[TarPart]) -> Scan:
     names: list[bytes] = []
     places = [array("q") for _ in parts]
     broken = version = None

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...objects import Place
+from ...storage.place import AnyPlace, Place, place_of
 from ..errors import BadSampleError, SourceError
 from . import Groups, Sample, Source, marks_of
 from .listing import (
@@ -28,7 +28,7 @@ from .listing import (
     says_nothing_about_the_file,
 )
 from .source_file import SourceFile, Version
-from .tar_samples import Part, joined_places, key_and_suffix, scan_shard
+from .tar_samples import TarPart, joined_places, key_and_suffix, scan_shard
 
 OPEN_SHARDS = 64
 _IMAGE, _CAPTION, _GROUP = range(3)
@@ -46,16 +46,16 @@ class WebDatasetSource(Source):
     """
 
     def __init__(
-        self, shards: Sequence[Place], *, image: str = "jpg;jpeg;png;webp", caption: str | None = "txt",
+        self, shards: Sequence[AnyPlace], *, image: str = "jpg;jpeg;png;webp", caption: str | None = "txt",
         group: str | None = "cls", on_progress: Callable[[int], None] = lambda done: None,
     ) -> None:  # fmt: skip
         if not shards:
             raise SourceError("there are no tar files to read")
-        self.shards = tuple(shards)
+        self.shards = tuple(map(place_of, shards))
         self._options = {"image": image, "caption": caption, "group": group}
-        self._parts = [Part.of(option) for option in (image, caption, group)]
+        self._parts = [TarPart.of(option) for option in (image, caption, group)]
         scans = []
-        for done, shard in enumerate(shards, 1):
+        for done, shard in enumerate(self.shards, 1):
             scans.append(scan_shard(shard, self._parts))
             on_progress(done)
         self._names = pa.concat_arrays([scan.names for scan in scans])
@@ -66,7 +66,7 @@ class WebDatasetSource(Source):
             reason = next(iter(self._broken.values()), "it is empty")
             raise SourceError(f"no sample in {len(shards):,} tars; the first, {shards[0]}: {reason}")
         self.mode = "images" if self._places[_CAPTION] is None else "pairs"
-        self._shard_names = names_below_common_folder(shards)
+        self._shard_names = names_below_common_folder(self.shards)
         self._files = _OpenFiles(self.shards, tuple(scan.version for scan in scans))
 
     def __len__(self) -> int:

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thermopile.files import NotRegularFileError, sha256_of
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.dataset_index import seal_index
 from thermopile.pipeline.errors import DatasetError
-from thermopile.sealed_json import seal_document
+from thermopile.storage.files import NotRegularFileError, sha256_of
+from thermopile.storage.sealed_json import seal_document
 
 
 def table_of(first, count):

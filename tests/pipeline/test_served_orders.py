@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from thermopile.pipeline.order import Order, Pieces, Selected
-from thermopile.selection import IDS, Selection, SelectionWriter
+from thermopile.storage.selection import IDS, Selection, SelectionWriter
 
 ORDER = Order.create(1_000, 128, seed=3)
 

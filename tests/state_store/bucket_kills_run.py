@@ -18,10 +18,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from thermopile.objects import Address
-from thermopile.places import SCRATCH
 from thermopile.state_store import StateReader, StateStore, list_snapshots
 from thermopile.state_store.history import is_there
+from thermopile.storage.bucket import SCRATCH, Address
 
 BATCH, STEP_SECONDS = 8_192, 0.02
 FIELDS = {"image/log_s": -math.inf, "image/tau": 0.05, "image/u": 0.0,

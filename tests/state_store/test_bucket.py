@@ -18,17 +18,12 @@ import torch
 from commits import BLOCK_ROWS, SAMPLES, SCHEMA, assert_all_rows, commit, rows, tags
 from crashing_run import ExpectedState, assert_columns_equal, run_until_killed
 
-from thermopile.lock import LockedError
-from thermopile.objects import Address, ObjectStoreError
-from thermopile.places import SCRATCH
-from thermopile.sealed_json import seal_line
 from thermopile.state_store import (
     DamagedChunkError,
     SnapshotError,
     StateReader,
     StateStore,
     StoreLockedError,
-    bucket_lock,
     history,
     icechunk_files,
     list_snapshots,
@@ -37,6 +32,10 @@ from thermopile.state_store.durable import Repository
 from thermopile.state_store.history import INDEX
 from thermopile.state_store.ranks import Ranks
 from thermopile.state_store.schema import Description
+from thermopile.storage import bucket_lock
+from thermopile.storage.bucket import SCRATCH, Address, ObjectStoreError
+from thermopile.storage.lock import LockedError, TakenOverError
+from thermopile.storage.sealed_json import seal_line
 
 pytestmark = pytest.mark.wide
 
@@ -136,7 +135,7 @@ def test_nothing_is_deleted_while_a_kept_snapshot_cannot_be_read(repository, pat
     for step in (1, 2):
         commit(repository, step)
     name, _ = sorted(repository.resolve("step-1").files.items())[0]
-    (path / name).write((path / name).read()[:-1] + b"x")
+    (path / name).write((path / name).read_bytes()[:-1] + b"x")
     before = list(path.objects())
     with pytest.raises(SnapshotError, match="sha256 does not match"):
         repository.retain(2)
@@ -147,7 +146,7 @@ def test_a_missing_chunk_is_damage_that_names_it_and_a_store_that_is_away_is_not
     commit(repository, 1)
     reader = StateReader.open(path)
     chunk = next(name for name, _ in path.objects() if name.startswith("chunks/"))
-    held = (path / chunk).read()
+    held = (path / chunk).read_bytes()
     (path / chunk).delete()
     with pytest.raises(DamagedChunkError, match=rf"chunk \d.*{chunk}.*NoSuchKey"):
         [reader.column(name) for name in reader.columns]
@@ -155,7 +154,7 @@ def test_a_missing_chunk_is_damage_that_names_it_and_a_store_that_is_away_is_not
     with pytest.raises(DamagedChunkError, match=r"chunk \d.*it holds 1,027 of the 1,028 bytes"):
         [reader.column(name) for name in reader.columns]
     (path / chunk).write(held)
-    monkeypatch.setattr("thermopile.objects.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("thermopile.storage.bucket.PATIENCE_SECONDS", 0.1)
     monkeypatch.setattr("thermopile.state_store.icechunk_files._REPEATS", icechunk.StorageRetriesSettings(max_tries=1))
     with s3.gateway() as gateway:
         gateway.stop()
@@ -306,7 +305,7 @@ def test_a_writer_that_is_replaced_while_it_looks_for_garbage_deletes_nothing(pa
 def test_a_lock_is_not_taken_for_a_silence_in_which_the_store_was_away(path, tmp_path, monkeypatch):
     clock, reads, lock = [0.0], count(1), path.with_name("state.lock")
     monkeypatch.setattr(bucket_lock, "BEAT_SECONDS", 1e6)
-    holder = bucket_lock.BucketLock(lock, made_folder(tmp_path / "holder"))
+    holder = bucket_lock.BucketLock(lock, made_folder(tmp_path / "holder"), TakenOverError)
     monkeypatch.setattr(bucket_lock, "BEAT_SECONDS", 10.0)
 
     def sleep(seconds):
@@ -325,7 +324,7 @@ def test_a_lock_is_not_taken_for_a_silence_in_which_the_store_was_away(path, tmp
     monkeypatch.setattr(Address, "read_version", read_version)
     monkeypatch.setattr(bucket_lock, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
     with pytest.raises(LockedError, match=f"pid {os.getpid()} on "):
-        bucket_lock.BucketLock(lock, made_folder(tmp_path / "watcher"))
+        bucket_lock.BucketLock(lock, made_folder(tmp_path / "watcher"), TakenOverError)
     assert next(reads) > 3
 
 
@@ -339,7 +338,7 @@ def test_a_lock_that_was_tampered_with_is_not_repeated(create, path):
     create(path=path).close()
     for name in ("pid 1 on \x1b[31mevil", "pid 1 on a\nb", "x" * 9_000):
         lock.write(seal_line({"name": name, "since": "2026-01-01 00:00 UTC", "folder": "", "writer": "", "beats": 1}))
-        assert bucket_lock.lock_status(lock).holder == "another process"
+        assert bucket_lock.bucket_lock_status(lock).holder == "another process"
 
 
 def test_the_part_of_a_commit_that_goes_to_other_ranks_holds_no_credentials(repository):
@@ -362,7 +361,7 @@ def test_no_object_and_no_local_file_holds_credentials(create, path, scratch, ne
     store = create(path=path)
     store.put(np.arange(100), new_rows(100), step=1)
     store.snapshot(1, epoch=0).result()
-    written = [(path.parent / name).read() for name, _ in path.parent.objects()]
+    written = [(path.parent / name).read_bytes() for name, _ in path.parent.objects()]
     written += [file.read_bytes() for file in scratch.rglob("*") if file.is_file()]
     assert len(written) > 5
     for secret in ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"):

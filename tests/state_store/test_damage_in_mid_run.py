@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from thread_ranks import ThreadRank
 
-from thermopile.objects import Address
-from thermopile.places import SCRATCH, read, remove, write
 from thermopile.state_store import BackgroundError, SnapshotError, StateReader, StateStore, history, list_snapshots
 from thermopile.state_store.icechunk_files import needed_files
 from thermopile.state_store.ranks import Ranks
+from thermopile.storage.bucket import SCRATCH, Address
 
 SAMPLES, BLOCK_ROWS, SPLIT = 2_400, 200, 1_200
 """Chunks of 800 bytes: icechunk keeps those of up to 512 in its manifests."""
@@ -72,13 +71,13 @@ def damage(path, made, what, how):
 
 
 def gone(place):
-    remove([place])
+    place.parent.remove([place.name])
 
 
 def flipped(place):
-    data = bytearray(read(place, 1 << 20))
+    data = bytearray(place.read_bytes(1 << 20))
     data[len(data) // 2] ^= 1
-    write(place, bytes(data))
+    place.rewrite(bytes(data))
 
 
 def close(stores):

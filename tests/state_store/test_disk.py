@@ -9,13 +9,13 @@ import icechunk
 import numpy as np
 import pytest
 
-from thermopile import files
-from thermopile.files import writer_name
 from thermopile.state_store import StoreNotFoundError
 from thermopile.state_store.commit import ColumnPart
 from thermopile.state_store.durable import Repository
 from thermopile.state_store.ranks import Ranks
 from thermopile.state_store.schema import Description, Schema
+from thermopile.storage import files
+from thermopile.storage.files import writer_name
 
 SCHEMA = Schema({"image/tau": 0.0})
 # Chunks of 1 KB: icechunk keeps those of up to 512 B in its manifests.

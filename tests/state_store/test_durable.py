@@ -31,11 +31,11 @@ from thermopile.state_store import (
     StateReader,
     list_snapshots,
 )
-from thermopile.state_store import history as history_module
 from thermopile.state_store.commit import ColumnPart
 from thermopile.state_store.durable import Repository
 from thermopile.state_store.history import COPY, INDEX
 from thermopile.state_store.schema import Description
+from thermopile.storage.local import LocalPath
 
 # What a repository holds
 
@@ -236,7 +236,7 @@ def test_a_store_that_the_disk_does_not_take_is_not_made(small_disk):
 @pytest.mark.parametrize("written", [True, False], ids=["flushed or not", "not written"])
 @pytest.mark.parametrize("file", [COPY, INDEX])
 def test_a_snapshot_whose_index_does_not_reach_the_disk_is_none(repository, path, monkeypatch, file, written):
-    write = history_module.write_atomically
+    write = LocalPath.rewrite
 
     def fail(to, data):
         if to.name != file or (written and data != before):
@@ -247,7 +247,7 @@ def test_a_snapshot_whose_index_does_not_reach_the_disk_is_none(repository, path
     commit(repository, 1)
     before = (path / INDEX).read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(history_module, "write_atomically", fail)
+        patch.setattr(LocalPath, "rewrite", fail)
         with pytest.raises(SnapshotError, match="Input/output error"):
             commit(repository, 2)
     base = repository.resolve("step-1")
@@ -261,7 +261,7 @@ def test_a_snapshot_whose_index_does_not_reach_the_disk_is_none(repository, path
 def test_a_snapshot_that_failed_after_it_took_its_place_is_gone_with_the_next_and_takes_no_kept_one_away(
     repository, path, monkeypatch
 ):
-    write = history_module.write_atomically
+    write = LocalPath.rewrite
 
     def write_and_fail(to, data):
         if not (to.name == INDEX and (path / INDEX).read_bytes() != before):  # nor is it put back
@@ -272,7 +272,7 @@ def test_a_snapshot_that_failed_after_it_took_its_place_is_gone_with_the_next_an
     base = commit(repository, 1)
     before = (path / INDEX).read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(history_module, "write_atomically", write_and_fail)
+        patch.setattr(LocalPath, "rewrite", write_and_fail)
         with pytest.raises(SnapshotError, match="Input/output error"):
             commit(repository, 2)
     assert tags(repository) == ["step-0", "step-1", "step-2"]

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from thermopile.sealed_json import seal_document, unseal
 from thermopile.state_store import (
     DamagedChunkError,
     SnapshotError,
@@ -26,6 +25,8 @@ from thermopile.state_store.durable import Repository
 from thermopile.state_store.history import COPY, INDEX
 from thermopile.state_store.icechunk_files import REFERENCE, needed_files
 from thermopile.state_store.schema import Description, Schema
+from thermopile.storage.local import LocalPath
+from thermopile.storage.sealed_json import seal_document, unseal
 
 DESCRIPTION = Description(100, Schema({"image/log_s": -np.inf, "image/tau": 0.05}), 16, "glyphs-1")
 
@@ -113,7 +114,7 @@ def test_an_index_that_cannot_be_opened_for_want_of_descriptors_is_not_called_da
     def fail(*_):
         raise OSError(24, os.strerror(24))
 
-    monkeypatch.setattr(history, "read_regular", fail)
+    monkeypatch.setattr(LocalPath, "read_version", fail)
     with pytest.raises(OSError, match="Too many open files"):
         list_snapshots(store)
 

@@ -171,7 +171,7 @@ def test_a_failed_snapshot_leaves_rows_and_training_as_they_were(create, path, n
     store = create()
     store.put(IDS, new_rows(3), step=1)
     with monkeypatch.context() as broken:
-        broken.setattr("thermopile.files.sync_file_system", no_space)
+        broken.setattr("thermopile.storage.files.sync_file_system", no_space)
         with pytest.raises(SnapshotError, match="No space left on device"):
             store.snapshot(1, epoch=0).result()
     assert StateReader.open(path).snapshot.tag == "step-0"
@@ -187,7 +187,7 @@ def test_a_step_whose_snapshot_failed_can_be_snapshotted_again(create, new_rows,
     store = create()
     store.put(IDS, new_rows(3), step=1)
     with monkeypatch.context() as broken:
-        broken.setattr("thermopile.files.sync_file_system", no_space)
+        broken.setattr("thermopile.storage.files.sync_file_system", no_space)
         assert store.snapshot(1, epoch=0).exception() is not None
     assert store.snapshot(1, epoch=0).result().step == 1
 
@@ -205,7 +205,7 @@ def test_a_step_whose_snapshot_failed_can_be_snapshotted_again(create, new_rows,
 def test_a_failed_snapshot_that_nobody_asked_about_is_raised_once_by_a_later_call(create, call, monkeypatch):
     store = create()
     with monkeypatch.context() as broken:
-        broken.setattr("thermopile.files.sync_file_system", no_space)
+        broken.setattr("thermopile.storage.files.sync_file_system", no_space)
         store.snapshot(1, epoch=0)
         store._snapshot_thread.drain()
     with pytest.raises(SnapshotError, match="No space left on device"):
@@ -216,7 +216,7 @@ def test_a_failed_snapshot_that_nobody_asked_about_is_raised_once_by_a_later_cal
 def test_a_failed_snapshot_takes_no_step_back_that_a_later_one_has_taken(create, monkeypatch):
     store = create()
     with monkeypatch.context() as broken:
-        broken.setattr("thermopile.files.sync_file_system", no_space)
+        broken.setattr("thermopile.storage.files.sync_file_system", no_space)
         assert store.snapshot(10, epoch=0).exception() is not None
     store.snapshot(20, epoch=0)
     with pytest.raises(StepError, match="step 15 after step 20"):
@@ -246,7 +246,7 @@ def test_an_open_that_fails_half_way_frees_the_lock(create, resume, monkeypatch)
 def test_a_failed_close_frees_the_lock_all_the_same(create, resume, monkeypatch):
     store = create()
     with monkeypatch.context() as broken:
-        broken.setattr("thermopile.files.sync_file_system", no_space)
+        broken.setattr("thermopile.storage.files.sync_file_system", no_space)
         store.snapshot(1, epoch=0)
         with pytest.raises(SnapshotError):
             store.close()

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from thermopile.files import NotRegularFileError
 from thermopile.pipeline.order import Order
 from thermopile.state_store import BackgroundError, DamagedChunkError, MemoryBudgetError, StateReader, StateStore
+from thermopile.storage.files import NotRegularFileError
 
 FIELDS = {f"field_{i}": i / 2 for i in range(6)}  # with visits and last_step: 32 bytes a row
 ROW_BYTES = 32

@@ -17,7 +17,6 @@ from click.testing import CliRunner
 from thermopile.pipeline.dataset import Dataset
 from thermopile.tools.cli import main
 from thermopile.tools.convert_sources import KINDS
-from thermopile.tools.progress import bytes_written
 
 
 def run(*arguments):
@@ -91,8 +90,8 @@ def test_files_and_folders_that_go_while_sizes_are_added_up_are_no_error(tmp_pat
         return found
 
     monkeypatch.setattr(os, "lstat", lstat_and_go)
-    assert bytes_written(tmp_path) in (7, 12)
-    assert bytes_written(tmp_path) == 7
+    assert tmp_path.size_below() in (7, 12)
+    assert tmp_path.size_below() == 7
 
 
 def test_links_are_not_followed_when_sizes_are_added_up(tmp_path):
@@ -103,7 +102,7 @@ def test_links_are_not_followed_when_sizes_are_added_up(tmp_path):
     (tmp_path / "counted" / "file").symlink_to(elsewhere / "large")
     (tmp_path / "counted" / "folder").symlink_to(elsewhere)
     (tmp_path / "counted" / "own").write_bytes(bytes(3))
-    assert bytes_written(tmp_path / "counted") == 3
+    assert (tmp_path / "counted").size_below() == 3
 
 
 def test_a_folder_with_corrupt_pictures_is_converted_without_them(tmp_path, classes):

@@ -9,9 +9,9 @@ import time
 import pytest
 from click.testing import CliRunner
 
-from thermopile.objects import Address, ObjectStoreError
 from thermopile.pipeline.conversion.convert import ConvertSettings
 from thermopile.pipeline.sources.glyphs import GlyphSource
+from thermopile.storage.bucket import Address, ObjectStoreError
 from thermopile.tools.cli import main
 from thermopile.tools.converting import Split, _convert
 
@@ -40,7 +40,7 @@ def test_an_interrupted_conversion_says_how_to_continue(tmp_path, assert_one_lin
 
 
 def test_a_store_that_went_away_is_not_asked_again(monkeypatch, capsys):
-    monkeypatch.setattr("thermopile.objects.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("thermopile.storage.bucket.PATIENCE_SECONDS", 0.1)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
 
     def convert(*arguments, **options):

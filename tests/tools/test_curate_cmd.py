@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.folder import FolderSource
-from thermopile.selection import Selection
+from thermopile.storage.selection import Selection
 from thermopile.tools.cli import main
 from thermopile.tools.inspection.duplicates import REASONS, Duplicates, write_duplicates
 from thermopile.tools.inspection.picture_agreement import Agreement

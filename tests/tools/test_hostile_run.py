@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from thermopile.sealed_json import seal_line
-from thermopile.selection import ABOUT, IDS, WEIGHTS
+from thermopile.storage.sealed_json import seal_line
+from thermopile.storage.selection import ABOUT, IDS, WEIGHTS
 from thermopile.tools.cli import main
 from thermopile.trainer.run_directory import RunDirectory
 

@@ -78,7 +78,7 @@ def test_it_is_recorded_trained_inspected_evaluated_and_exported(trained, datase
 
 @pytest.mark.parametrize("command", ["resume", "eval", "export"])
 def test_a_run_does_not_run_code_that_only_its_own_files_name(trained, dataset, tmp_path, command, monkeypatch):
-    monkeypatch.setattr("thermopile.plugins.import_module", lambda name: pytest.fail(f"imported {name}"))
+    monkeypatch.setattr("thermopile.trainer.plugins.import_module", lambda name: pytest.fail(f"imported {name}"))
     arguments = {
         "resume": ("train", "--out", trained.path, "--resume"),
         "eval": ("eval", trained.path, "--train", dataset.path, "--test", dataset.path),
@@ -98,7 +98,7 @@ def test_a_map_of_a_run_with_code_of_its_own_needs_permission(dataset, tmp_path,
     allowed = json.loads(succeed("inspect", path, "--map", "--allow-code", "--json").stdout)
     assert allowed["map"]["checkpoint"] == "step-4"
     assert "There is no map" not in "".join(allowed["notes"])
-    monkeypatch.setattr("thermopile.plugins.import_module", lambda name: pytest.fail(f"imported {name}"))
+    monkeypatch.setattr("thermopile.trainer.plugins.import_module", lambda name: pytest.fail(f"imported {name}"))
     seen = json.loads(succeed("inspect", path, "--map", "--json").stdout)
     assert seen["map"] is None
     (why,) = [note for note in seen["notes"] if note.startswith("There is no map of the embeddings: ")]
@@ -120,7 +120,7 @@ def test_no_setting_of_a_file_imports_code_unasked(dataset, tmp_path, monkeypatc
 
 
 def test_a_run_whose_code_the_command_replaces_does_not_run_it(trained, monkeypatch):
-    monkeypatch.setattr("thermopile.plugins.import_module", lambda name: pytest.fail(f"imported {name}"))
+    monkeypatch.setattr("thermopile.trainer.plugins.import_module", lambda name: pytest.fail(f"imported {name}"))
     others = ("model.image.name=conv", "model.text.name=mean_embedding", "objective.name=clip", "data.recipe=clip")
     done = run("train", "--out", trained.path, "--resume", *(word for other in others for word in ("--set", other)))
     assert done.exit_code == 2

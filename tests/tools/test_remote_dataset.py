@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 import thermopile
-from thermopile.objects import Address
+from thermopile.storage.bucket import Address
 from thermopile.tools.cli import main
 
 from object_server import uploaded

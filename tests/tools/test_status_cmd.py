@@ -12,14 +12,14 @@ from contextlib import contextmanager
 import pytest
 from click.testing import CliRunner
 
-from thermopile.lock import FileLock
-from thermopile.sealed_json import seal_line
+from thermopile.storage.lock import FileLock
+from thermopile.storage.sealed_json import seal_line
 from thermopile.tools.cli import main
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from thermopile.lock import FileLock
+from thermopile.storage.lock import FileLock
 lock = FileLock(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(100)
@@ -68,6 +68,7 @@ def write_checkpoint(run_directory, step, size=1000):
     path = run_directory.checkpoints / f"step-{step}"
     path.mkdir(parents=True)
     (path / "tensors.safetensors").write_bytes(bytes(size))
+    (path / "checkpoint.json").touch()
 
 
 @pytest.fixture(scope="session")

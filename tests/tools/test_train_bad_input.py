@@ -14,7 +14,7 @@ import torch
 from click.testing import CliRunner
 
 from thermopile.pipeline.dataset_index import seal_index
-from thermopile.sealed_json import seal_document, unseal
+from thermopile.storage.sealed_json import seal_document, unseal
 from thermopile.tools.cli import main
 from thermopile.trainer import checkpointer
 from thermopile.trainer.build import resolve

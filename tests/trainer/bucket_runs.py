@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from thermopile.objects import Address
+from thermopile.storage.bucket import Address
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 

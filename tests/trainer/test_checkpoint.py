@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from thermopile.sealed_json import seal_document, unseal
+from thermopile.storage.sealed_json import seal_document, unseal
 from thermopile.trainer.checkpoint import (
     CheckpointInfo,
     latest_checkpoint,
@@ -212,7 +212,7 @@ def test_a_checkpoint_of_a_later_format_is_refused_by_number(tmp_path):
 
 def with_files(path, **texts):
     """Replace files, `name__suffix`, and have checkpoint.json vouch for them."""
-    from thermopile.files import sha256_of
+    from thermopile.storage.files import sha256_of
 
     files = {}
     for name in FILES[1:]:

@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from thermopile.sealed_json import seal_line
+from thermopile.storage.sealed_json import seal_line
 from thermopile.trainer import metrics_file
 from thermopile.trainer.metrics_file import cut_back
 

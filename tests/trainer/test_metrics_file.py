@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from thermopile.files import NotRegularFileError
-from thermopile.sealed_json import seal_line
+from thermopile.storage.files import NotRegularFileError
+from thermopile.storage.log import FileLog
+from thermopile.storage.sealed_json import seal_line
 from thermopile.trainer import metrics_file
 from thermopile.trainer.metrics_file import last_lines, loss_curve
 
@@ -35,7 +36,7 @@ def test_the_last_lines_come_oldest_first_and_evaluations_apart(metrics):
     written = [{"step": step, "loss": float(step)} for step in range(1, 8)]
     written.insert(5, {"step": 5, "evaluation": {"knn": {"10": 0.5}, "of": "test"}})
     metrics.write_bytes(text_of(written))
-    steps, evaluations, damaged = last_lines(metrics, 3, 2)
+    steps, evaluations, damaged = last_lines(FileLog(metrics), 3, 2)
     assert damaged == 0
     assert steps == [{"step": step, "loss": float(step)} for step in (5, 6, 7)]
     assert evaluations == [{"step": 5, "evaluation": {"knn/10": 0.5}}]
@@ -53,30 +54,30 @@ def test_the_last_lines_come_oldest_first_and_evaluations_apart(metrics):
 )  # fmt: skip
 def test_what_is_no_whole_line_or_was_changed_is_passed_over_and_counted(metrics, end, damaged):
     metrics.write_bytes(text_of([{"step": 2, "loss": 1.0}, {"step": 3, "loss": 2.0}]) + end)
-    steps, _, counted = last_lines(metrics, 10, 10)
+    steps, _, counted = last_lines(FileLog(metrics), 10, 10)
     assert (steps_of(steps), counted) == ([2, 3], damaged)
-    assert loss_curve(metrics, 60) == [1.0, 2.0]
+    assert loss_curve(FileLog(metrics), 60) == [1.0, 2.0]
 
 
 def test_a_pipe_in_the_place_of_the_file_holds_nothing_up(metrics):
     os.mkfifo(metrics)
-    for read in (lambda: last_lines(metrics, 1, 1), lambda: loss_curve(metrics, 60)):
+    for read in (lambda: last_lines(FileLog(metrics), 1, 1), lambda: loss_curve(metrics, 60)):
         with pytest.raises(NotRegularFileError, match="is a named pipe"):
             read()
 
 
 def test_numbers_that_are_not_finite_are_unknown(metrics):
     metrics.write_bytes(sealed(b'{"step": 1, "loss": NaN, "a": 1e999, "b": -Infinity, "c": 1' + b"0" * 400))
-    ((line,), *_) = last_lines(metrics, 1, 1)
+    ((line,), *_) = last_lines(FileLog(metrics), 1, 1)
     assert line == {"step": 1, "loss": None, "a": None, "b": None, "c": None}
-    assert loss_curve(metrics, 60) == []
+    assert loss_curve(FileLog(metrics), 60) == []
 
 
 @pytest.mark.parametrize("block_bytes", [60, 61, 128, 1000])
 def test_blocks_of_any_size_above_a_line_give_the_same_lines(metrics, monkeypatch, block_bytes):
     monkeypatch.setattr(metrics_file, "BLOCK_BYTES", block_bytes)
     metrics.write_bytes(text_of({"step": step, "loss": 0.5 * step} for step in range(1, 41)))
-    assert steps_of(last_lines(metrics, 100, 1)[0]) == list(range(1, 41))
+    assert steps_of(last_lines(FileLog(metrics), 100, 1)[0]) == list(range(1, 41))
 
 
 def test_the_search_for_evaluations_ends(metrics, monkeypatch):
@@ -86,21 +87,21 @@ def test_the_search_for_evaluations_ends(metrics, monkeypatch):
     late = {"step": 300, "evaluation": {"knn": 0.6}}
     steps = [{"step": step, "loss": 1.0} for step in range(1, 401)]
     metrics.write_bytes(text_of([early, *steps[:300], late, *steps[300:]]))
-    found, evaluations, _ = last_lines(metrics, 5, 10)
+    found, evaluations, _ = last_lines(FileLog(metrics), 5, 10)
     assert steps_of(found) == [396, 397, 398, 399, 400]
     assert evaluations == [late]
 
 
 def test_the_curve_of_a_short_file_is_the_mean_of_equal_groups(metrics):
     metrics.write_bytes(text_of({"step": step, "loss": float(step)} for step in range(1, 13)))
-    assert loss_curve(metrics, 4) == [2.0, 5.0, 8.0, 11.0]
-    assert loss_curve(metrics, 100) == [float(step) for step in range(1, 13)]
+    assert loss_curve(FileLog(metrics), 4) == [2.0, 5.0, 8.0, 11.0]
+    assert loss_curve(FileLog(metrics), 100) == [float(step) for step in range(1, 13)]
 
 
 def test_the_curve_of_a_long_file_follows_the_loss_from_glances(metrics):
     metrics.write_bytes(text_of({"step": step, "loss": 1.0 - step / 20_000} for step in range(20_000)))
     assert metrics.stat().st_size > 10 * metrics_file.GLANCE_BYTES
-    curve = loss_curve(metrics, 10)
+    curve = loss_curve(FileLog(metrics), 10)
     assert curve == pytest.approx([1.0 - place / 9 for place in range(10)], abs=0.06)  # lines differ in length
 
 
@@ -116,8 +117,8 @@ def test_a_file_of_50_gb_costs_no_more_than_a_short_one(metrics):
     read_before = bytes_read()
     tracemalloc.start()
     try:
-        steps, evaluations, _ = last_lines(metrics, 100, 10)
-        curve = loss_curve(metrics, 60)
+        steps, evaluations, _ = last_lines(FileLog(metrics), 100, 10)
+        curve = loss_curve(FileLog(metrics), 60)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from thermopile.files import NotRegularFileError
-from thermopile.sealed_json import unseal
+from thermopile.storage.files import NotRegularFileError
+from thermopile.storage.sealed_json import unseal
 from thermopile.trainer.errors import NotFiniteError
 from thermopile.trainer.metrics_log import MetricsLog
 

@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from thermopile import objects
-from thermopile.objects import Address, ObjectStoreError
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.remote import cache_folder
+from thermopile.storage import bucket
+from thermopile.storage.bucket import Address, ObjectStoreError
 from thermopile.trainer.build import resolve
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError
@@ -133,7 +133,7 @@ def test_a_new_run_whose_cache_is_too_small_for_any_order_is_told_the_least(s3, 
 def test_a_run_whose_store_went_away_ends_with_one_error_and_goes_on_from_its_checkpoint(
     s3, address, windowed, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(objects, "PATIENCE_SECONDS", 2)
+    monkeypatch.setattr(bucket, "PATIENCE_SECONDS", 2)
     run = RunDirectory(tmp_path / "run")
     with s3.gateway() as gateway:
         config = resolve(settings(address, cache=QUARTER), Dataset(address))

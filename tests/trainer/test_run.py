@@ -92,7 +92,7 @@ def test_code_that_only_the_runs_files_name_is_not_imported(pairs_dataset, tmp_p
     own = {"objective": {"name": OWN_CODE[-1].partition("=")[2]}}
     with open_run(tmp_path / "run", pairs_dataset, **own) as run:
         pass
-    monkeypatch.setattr("thermopile.plugins.import_module", lambda name: pytest.fail(f"imported {name}"))
+    monkeypatch.setattr("thermopile.trainer.plugins.import_module", lambda name: pytest.fail(f"imported {name}"))
     with pytest.raises(ConfigError, match=r"config.toml sets objective.name = 'own_code:Weighted', which imports"):
         open_run(run.run_directory.path, pairs_dataset)
 

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from thermopile.selection import Selection, SelectionError
 from thermopile.state_store import StateReader
+from thermopile.storage.selection import Selection, SelectionError
 from thermopile.trainer.build import resolve
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer

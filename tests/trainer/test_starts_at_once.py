@@ -9,9 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from thermopile.objects import Address
-from thermopile.places import SCRATCH
-from thermopile.selection import Selection
+from thermopile.storage.bucket import SCRATCH, Address
+from thermopile.storage.selection import Selection
 from thermopile.trainer.errors import RunError, RunExistsError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory

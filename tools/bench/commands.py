@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...objects import Place
+from ...storage.place import Place
 from ..dataset_path import DatasetPath
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ...objects import Place
 from ...pipeline.augment import RECIPES
 from ...pipeline.dataset import Dataset
 from ...pipeline.order import Order
+from ...storage.place import Place
 from ...trainer.build import device_named
 from ...trainer.errors import ConfigError
 from .loader import LOADERS, NEEDS, missing, rates

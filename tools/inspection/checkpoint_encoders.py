@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...objects import Place
 from ...pipeline.dataset import Dataset
 from ...state_store import Snapshot
+from ...storage.place import Place
 from ...trainer.checkpoint import LATEST, checkpoints_in
 from ...trainer.run_directory import find_checkpoint, load_found
 from .run import Inspection

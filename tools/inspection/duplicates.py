@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ...files import open_regular, refuse_link, written_aside
 from ...pipeline.dataset import Dataset
 from ...pipeline.dataset_index import FINGERPRINT
+from ...storage.files import open_regular, refuse_link, written_aside
 from ...trainer.errors import RunError
 from .exact_copies import blank_pictures, exact_copies
 from .features_file import FeaturesFile

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...objects import Place
 from ...pipeline.dataset import Dataset
 from ...pipeline.errors import DatasetError
+from ...storage.place import Place
 from ...trainer.errors import ConfigError, RunError
 from ...trainer.evaluation.bands import BANDS, band_of_class
 from .checkpoint_encoders import CheckpointEncoders, load_encoders

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ...files import refuse_link, written_aside
 from ...pipeline.raw_bytes import Descriptor
 from ...pipeline.rng import compiled
-from ...sealed_json import DamagedJSONError, seal_line, unseal
+from ...storage.files import refuse_link, written_aside
+from ...storage.sealed_json import DamagedJSONError, seal_line, unseal
 from ...trainer.errors import RunError
 
 NAME = "features.f16"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from ...objects import Place
 from ...state_store import SnapshotNotFoundError
 from ...state_store.durable import Repository
+from ...storage.place import Place
 from ...trainer.crowds import against_crowds
 from ...trainer.run_directory import RunDirectory
 from ..progress import progress_bar, task_bars, working

@@ -14,7 +14,6 @@ from weakref import finalize
 
 import numpy as np
 
-from ...objects import Place
 from ...pipeline.dataset import Dataset
 from ...pipeline.errors import DatasetError
 from ...state_store import SnapshotError, StateReader
@@ -22,6 +21,8 @@ from ...state_store.commit import ColumnPart
 from ...state_store.durable import Repository
 from ...state_store.ranks import Ranks
 from ...state_store.schema import LAST_STEP, VISITS, Description, Schema
+from ...storage.local import LocalPath
+from ...storage.place import Place
 from ...trainer.errors import ConfigError, RunError
 from ...trainer.run_directory import RunDirectory
 from .run import Inspection, Prediction
@@ -83,7 +84,7 @@ def _write(path: Path, predictor: Predictor, dataset: Dataset, on_progress: Call
     step, fingerprint = max(1, predictor.info.step), dataset.index.fingerprint
     fields = {f"{side}/tau": 0.0 for side in predictor.sides(dataset)}
     description = Description(dataset.n, Schema(fields), min(dataset.n, ROWS_AT_ONCE), fingerprint)
-    repository = Repository.create(path, description)
+    repository = Repository.create(LocalPath(path), description)
     parts = _parts(predictor, dataset, description, step, on_progress)
     about: dict[str, Any] = {"epoch": 0, "config_hash": "", "dataset_fingerprint": fingerprint}
     try:

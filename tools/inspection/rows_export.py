@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from ...files import written_aside
 from ...pipeline.dataset import PLACE_IN_SHARD
 from ...pipeline.dataset_index import FINGERPRINT
 from ...state_store import StateReader
+from ...storage.files import written_aside
 from ...trainer.errors import ConfigError, RunError
 from .confirmation import Confirmation
 from .kinds import KIND, KIND_NAMES, Codes, KindRules, read_rules

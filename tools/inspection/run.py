@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...objects import Place
 from ...pipeline.dataset import Dataset
 from ...pipeline.errors import DatasetError
 from ...state_store import StateReader, StoreNotFoundError
 from ...state_store.durable import Repository
+from ...storage.place import Place
 from ...trainer.checkpoint import latest_checkpoint, read_info
 from ...trainer.config import ObjectiveConfig, TrainConfig
 from ...trainer.errors import DamagedCheckpointError, RunError

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ...objects import Place
 from ...pipeline.dataset import Dataset
+from ...storage.place import Place
 from ...trainer.checkpoint import LATEST, checkpoints_in, read_info
 from ...trainer.config import TrainConfig
 from ...trainer.errors import RunError

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ...files import write_atomically
 from ...pipeline.dataset import Dataset
+from ...storage.files import write_atomically
 from ..inspection.duplicates import NEAR, THRESHOLDS, Duplicates
 from ..inspection.run import Inspection
 from ..inspection.samples import read_samples

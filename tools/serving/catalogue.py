@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ...files import open_regular, own_directory, read_regular, refuse_link, write_atomically
-from ...sealed_json import DamagedJSONError, seal_line, unseal
 from ...state_store.schema import VISITS
+from ...storage.files import open_regular, own_directory, read_regular, refuse_link, write_atomically
+from ...storage.sealed_json import DamagedJSONError, seal_line, unseal
 from ...trainer.errors import RunError
 from ..inspection.correlation import NO_GROUP
 from ..inspection.features_file import FeaturesFile

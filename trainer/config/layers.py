@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...files import read_regular
-from ...objects import Place
+from ...storage.files import read_regular
+from ...storage.place import Place
 from ..errors import ConfigError
 from . import TrainConfig, flat, load_config, nearest
 
@@ -62,7 +62,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error}") from None
 
 
-def parse_toml(text: bytes, path: Place) -> dict[str, Any]:
+def parse_toml(text: bytes, path: Path | Place) -> dict[str, Any]:
     """Return the settings in a text, unvalidated. Raises ConfigError, naming the file, if it is not valid TOML."""
     if any(line.count(b".") > MAX_DOTS for line in text.splitlines()):
         raise ConfigError(f"{path} is not a settings file: it has a line with more than {MAX_DOTS} dots")
@@ -76,7 +76,7 @@ def parse_toml(text: bytes, path: Place) -> dict[str, Any]:
     return tree
 
 
-def _refuse_depth(tree: dict[str, Any], path: Place) -> None:
+def _refuse_depth(tree: dict[str, Any], path: Path | Place) -> None:
     level: list[Any] = [tree]
     for _ in range(MAX_DEPTH):
         tables = [value.values() if isinstance(value, dict) else value for value in level]

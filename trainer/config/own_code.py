@@ -3,8 +3,8 @@
 import logging
 from collections.abc import Iterable, Mapping
 
-from ...plugins import is_plugin, place_of
 from ..errors import ConfigError
+from ..plugins import is_plugin, place_of
 from . import TrainConfig, flat
 
 _log = logging.getLogger(__name__)

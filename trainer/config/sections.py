@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from ...objects import is_address
+from ...storage.bucket import is_address
 
 
 def nearest(given: str, valid: Iterable[str]) -> str:

@@ -11,9 +11,9 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from ...pipeline.batch import Batch
 from ...pipeline.dataset_index import TokenizerInfo
-from ...plugins import is_plugin
 from ..config import ModelConfig
 from ..errors import ConfigError
+from ..plugins import is_plugin
 from .backbones import Backbone, conv, mean_embedding
 from .locking import refuse_impossible_locks
 from .own_backbone import own_backbone

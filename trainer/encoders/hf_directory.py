@@ -14,8 +14,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
-from ...files import read_regular
-from ...sealed_json import parse
+from ...storage.files import read_regular
+from ...storage.sealed_json import parse
 from ..config import EncoderConfig
 from ..errors import ConfigError
 

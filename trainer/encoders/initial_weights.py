@@ -6,8 +6,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from ...objects import Place, place_of
 from ...state_store.ranks import agreement
+from ...storage.place import Place, place_of
 from ..checkpoint import LATEST, checkpoints_in, load_checkpoint
 from ..config import TrainConfig
 from ..errors import ConfigError, RunError

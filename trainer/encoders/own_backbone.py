@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ...pipeline.dataset_index import TokenizerInfo
-from ...plugins import PluginError, load_plugin
 from ..config import EncoderConfig
 from ..errors import ConfigError
+from ..plugins import PluginError, load_plugin
 from .backbones import Backbone, OneBlock
 
 TRIED = 2

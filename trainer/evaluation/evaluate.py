@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from ...objects import Place
 from ...pipeline.dataset import Dataset
 from ...pipeline.dataset_index import TokenizerInfo
 from ...pipeline.errors import DatasetError
 from ...pipeline.tokenizer import load_tokenizer
+from ...storage.place import Place
 from ..build import device_named, recipe_named
 from ..checkpoint import LATEST, CheckpointInfo
 from ..config import DataConfig

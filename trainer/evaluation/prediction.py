@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch.nn import functional as F
 
-from ...objects import Place
 from ...pipeline.dataset import Dataset
 from ...pipeline.tokenizer import encode
-from ...plugins import is_plugin
+from ...storage.place import Place
 from ..build import device_named, objective_of, recipe_named
 from ..checkpoint import CheckpointInfo
 from ..config import TrainConfig
 from ..encoders import Encoders
 from ..errors import RunError
 from ..objectives import Objective, objective_class
+from ..plugins import is_plugin
 from ..run_directory import RunDirectory, find_checkpoint, load_found
 from .evaluate import tokenizer_of
 from .features import BATCH, evaluation_recipe, restore_encoders

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from ...plugins import PluginError, is_plugin, load_plugin
+from ..plugins import PluginError, is_plugin, load_plugin
 from .auc_cl import AucCl
 from .barlow_twins import BarlowTwins
 from .base import FeaturesError, Objective, Outcome, Progress, Settings

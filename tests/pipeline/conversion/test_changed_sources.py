@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from thermopile.objects import Address
 from thermopile.pipeline.conversion.convert import ConvertSettings, PartNumber, convert, convert_part, finish
 from thermopile.pipeline.errors import DatasetExistsError, SourceError
 from thermopile.pipeline.sources.csv_source import CsvSource
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.parquet import ParquetSource
 from thermopile.pipeline.sources.webdataset import WebDatasetSource
+from thermopile.storage.bucket import Address
 from thermopile.tools.cli import main
 
 from conversions import digests, many_shards

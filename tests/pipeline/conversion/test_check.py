@@ -7,7 +7,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from thermopile.files import sha256_of
 from thermopile.pipeline.conversion.beton import BetonRow, write_beton
 from thermopile.pipeline.conversion.check import check_dataset
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
@@ -20,6 +19,7 @@ from thermopile.pipeline.row_records import Extent, write_row_records
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.pipeline.stored_sample import checksum
 from thermopile.pipeline.tokenizer import train_tokenizer
+from thermopile.storage.files import sha256_of
 
 
 @pytest.fixture(scope="module")

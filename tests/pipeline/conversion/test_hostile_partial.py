@@ -9,14 +9,14 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from thermopile.files import NotRegularFileError
-from thermopile.objects import Address
 from thermopile.pipeline.conversion.bucket_partial import in_bucket
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.conversion.partial import Partial
 from thermopile.pipeline.conversion.plan import Plan
 from thermopile.pipeline.errors import DatasetError, DatasetExistsError
 from thermopile.pipeline.sources.glyphs import GlyphSource
+from thermopile.storage.bucket import Address
+from thermopile.storage.files import NotRegularFileError
 
 SELECTION = np.arange(0, 320, 20)
 

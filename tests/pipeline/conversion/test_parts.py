@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from thermopile.files import NotRegularFileError
 from thermopile.pipeline.conversion.bad_samples import read_bad_samples
 from thermopile.pipeline.conversion.convert import ConvertSettings, PartNumber, convert, convert_part, finish
 from thermopile.pipeline.conversion.partial import Partial, claimed
@@ -22,7 +21,8 @@ from thermopile.pipeline.conversion.plan import Plan
 from thermopile.pipeline.errors import DatasetError, DatasetExistsError, SourceError
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
-from thermopile.sealed_json import seal_line, unseal
+from thermopile.storage.files import NotRegularFileError
+from thermopile.storage.sealed_json import seal_line, unseal
 
 from conversions import digests, many_shards
 

@@ -5,8 +5,6 @@ import sys
 
 import pytest
 
-from thermopile import files, objects
-from thermopile.objects import Address
 from thermopile.pipeline.conversion.bad_samples import BadSample, read_bad_samples
 from thermopile.pipeline.conversion.bucket_partial import in_bucket
 from thermopile.pipeline.conversion.convert import ConvertSettings, PartNumber, convert, convert_part, finish
@@ -15,7 +13,9 @@ from thermopile.pipeline.conversion.shard_writer import write_shard
 from thermopile.pipeline.errors import DatasetError, DatasetExistsError
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
-from thermopile.sealed_json import seal_line, unseal
+from thermopile.storage import bucket, files
+from thermopile.storage.bucket import Address
+from thermopile.storage.sealed_json import seal_line, unseal
 
 from conversions import many_shards
 
@@ -42,7 +42,7 @@ def local(with_bad_ones, tmp_path):
 
 def contents(place):
     if isinstance(place, Address):
-        return {name: (place / name).read() for name, _ in place.objects()}
+        return {name: (place / name).read_bytes() for name, _ in place.objects()}
     return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
 
@@ -192,7 +192,7 @@ def test_a_shard_whose_object_is_not_the_one_it_was_published_with_is_not_done(w
 def test_a_marker_that_names_no_objects_does_not_count(with_bad_ones, out):
     part(with_bad_ones, out, 1, 1)
     marker = out / ".partial" / "part-00002.done.json"
-    marker.write(seal_line(unseal(marker.read()) | {"sizes": {}, "etags": {}}))
+    marker.write(seal_line(unseal(marker.read_bytes()) | {"sizes": {}, "etags": {}}))
     with pytest.raises(DatasetError, match=r"1 of 8 shards of .* not done: 2\."):
         finish(FolderSource(with_bad_ones), out, ConvertSettings())
 
@@ -208,7 +208,7 @@ def test_the_tokenizer_that_was_there_first_is_what_all_use(out, tmp_path):
     with in_bucket(out) as partial:
         partial.keep_tokenizer(b"first")
         partial.keep_tokenizer(b"second")
-        assert partial.tokenizer.read_bytes() == (out / "tokenizer.json").read() == b"first"
+        assert partial.tokenizer.read_bytes() == (out / "tokenizer.json").read_bytes() == b"first"
 
 
 def test_a_list_of_samples_left_out_may_be_long(out):
@@ -240,7 +240,7 @@ def test_a_server_that_stays_away_is_one_error_and_the_conversion_goes_on_later(
     with s3.gateway() as gateway:
         gateway.stop()
         with monkeypatch.context() as impatient:
-            impatient.setattr(objects, "PATIENCE_SECONDS", 0.5)
+            impatient.setattr(bucket, "PATIENCE_SECONDS", 0.5)
             with pytest.raises(OSError, match=r"^[^\n]*AWS_ENDPOINT_URL[^\n]*$"):
                 to_bucket(with_bad_ones, out, resume=True)
     assert to_bucket(with_bad_ones, out, resume=True).seen < 240

@@ -2,9 +2,9 @@
 
 import pytest
 
-from thermopile.objects import Address
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.order import Order
+from thermopile.storage.bucket import Address
 from thermopile.trainer.config import DataConfig
 from thermopile.trainer.dataset_cache import DatasetCache
 from thermopile.trainer.world import ALONE

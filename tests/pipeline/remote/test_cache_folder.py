@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from thermopile.lock import FileLock
 from thermopile.pipeline.remote import sparse
 from thermopile.pipeline.remote.cache_folder import CacheFolder, cache_root
+from thermopile.storage.lock import FileLock
 
 
 @pytest.fixture(autouse=True)

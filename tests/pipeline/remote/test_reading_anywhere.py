@@ -9,13 +9,13 @@ import threading
 import numpy as np
 import pytest
 
-from thermopile.objects import Address, ObjectStoreError
 from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.conversion.check import check_dataset
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.loading.ffcv_loader import ViewMaker
 from thermopile.pipeline.remote import samples as samples_module
+from thermopile.storage.bucket import Address, ObjectStoreError
 
 from object_server import uploaded
 

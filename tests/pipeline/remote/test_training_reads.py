@@ -10,15 +10,15 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from thermopile import objects
-from thermopile.objects import ObjectStoreError
 from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
 from thermopile.pipeline.order import Order, Selected
 from thermopile.pipeline.remote.room import CacheTooSmallError
-from thermopile.selection import IDS, Selection, SelectionWriter
+from thermopile.storage import bucket
+from thermopile.storage.bucket import ObjectStoreError
+from thermopile.storage.selection import IDS, Selection, SelectionWriter
 from thermopile.trainer.build import windows_from
 from thermopile.trainer.config import DataConfig
 from thermopile.trainer.dataset_cache import DatasetCache
@@ -176,7 +176,7 @@ def test_a_training_waits_for_a_store_that_is_away_for_a_while(s3, address, loca
 def test_a_store_away_for_longer_ends_the_reading_with_one_error_that_names_it(
     s3, address, local, planned, monkeypatch
 ):
-    monkeypatch.setattr(objects, "PATIENCE_SECONDS", 2)
+    monkeypatch.setattr(bucket, "PATIENCE_SECONDS", 2)
     with s3.gateway() as gateway:
         dataset = Dataset(address)
         order, cache = planned(dataset, int(dataset.files.beton_bytes().sum()) // 4)

@@ -12,8 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from thermopile import objects
-from thermopile.objects import Address, ObjectStoreError
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import BadSampleError, SourceChangedError
@@ -23,6 +21,8 @@ from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.parquet import ParquetSource
 from thermopile.pipeline.sources.source_file import SourceFile
 from thermopile.pipeline.sources.webdataset import WebDatasetSource
+from thermopile.storage import bucket
+from thermopile.storage.bucket import Address, ObjectStoreError
 from thermopile.tools.cli import main
 from thermopile.tools.convert_sources import KINDS
 
@@ -106,7 +106,7 @@ def test_a_local_list_may_name_pictures_by_their_addresses(tmp_path, files, remo
 
 
 def test_a_missing_object_is_a_bad_sample_and_a_store_that_is_away_is_not(tmp_path, remote, s3, monkeypatch):
-    monkeypatch.setattr(objects, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(bucket, "PATIENCE_SECONDS", 0.3)
     rows = [f"{remote}/none.jpg,x", "s3://bucket/../x,x", f"{remote}/list.csv,x"]
     (tmp_path / "list.csv").write_text("\n".join(["filepath,title", *rows]) + "\n")
     source = CsvSource(tmp_path / "list.csv")

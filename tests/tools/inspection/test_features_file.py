@@ -5,8 +5,8 @@ import os
 import numpy as np
 import pytest
 
-from thermopile.files import NotRegularFileError
-from thermopile.sealed_json import seal_line, unseal
+from thermopile.storage.files import NotRegularFileError
+from thermopile.storage.sealed_json import seal_line, unseal
 from thermopile.tools.inspection.features_file import (
     HEADER_BYTES,
     NAME,

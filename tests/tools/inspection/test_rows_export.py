@@ -13,13 +13,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from thermopile.files import writer_name
 from thermopile.pipeline.errors import DatasetError
 from thermopile.state_store import StateReader
 from thermopile.state_store.commit import ColumnPart
 from thermopile.state_store.durable import Repository
 from thermopile.state_store.ranks import Ranks
 from thermopile.state_store.schema import Description, Schema
+from thermopile.storage.files import writer_name
 from thermopile.tools.inspection import state_blocks
 from thermopile.tools.inspection.kinds import KIND_NAMES
 from thermopile.tools.inspection.rows_export import check_target, export_rows

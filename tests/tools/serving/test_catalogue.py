@@ -8,7 +8,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from thermopile.files import NotRegularFileError
+from thermopile.storage.files import NotRegularFileError
 from thermopile.tools.inspection.features_file import FeaturesFile, FeaturesOf, write_features
 from thermopile.tools.inspection.kinds import KIND_NAMES
 from thermopile.tools.inspection.run import read_run

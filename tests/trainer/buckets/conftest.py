@@ -2,8 +2,8 @@
 
 import pytest
 
-from thermopile import objects
-from thermopile.places import SCRATCH
+from thermopile.storage import bucket
+from thermopile.storage.bucket import SCRATCH
 from thermopile.trainer import checkpointer
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -46,6 +46,6 @@ def whole(pairs_dataset, tmp_path_factory):
 def impatient(monkeypatch):
     import icechunk
 
-    monkeypatch.setattr(objects, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(bucket, "PATIENCE_SECONDS", 0.5)
     monkeypatch.setattr(checkpointer, "RETRY_SECONDS", 0.1)
     monkeypatch.setattr("thermopile.state_store.icechunk_files._REPEATS", icechunk.StorageRetriesSettings(max_tries=1))

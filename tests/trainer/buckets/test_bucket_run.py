@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from thermopile.objects import Address, ObjectStoreError
-from thermopile.places import SCRATCH
-from thermopile.state_store import SnapshotError, StateReader, StoreLockedError, bucket_lock, list_snapshots
+from thermopile.state_store import SnapshotError, StateReader, StoreLockedError, list_snapshots
+from thermopile.storage import bucket_lock
+from thermopile.storage.bucket import SCRATCH, Address, ObjectStoreError
 from thermopile.trainer import checkpoint, checkpointer
 from thermopile.trainer.checkpoint import checkpoints_in, latest_checkpoint, load_checkpoint, remove_checkpoints
 from thermopile.trainer.errors import RunExistsError

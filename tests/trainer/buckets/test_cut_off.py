@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from thermopile.places import SCRATCH
 from thermopile.state_store import list_snapshots
+from thermopile.storage.bucket import SCRATCH
 from thermopile.trainer.checkpoint import checkpoints_in
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -38,10 +38,10 @@ AT_THE_START = (*REFUSALS, "AWS_ENDPOINT_URL", "holds a run; continue it with --
 """The start of a run gives up after 150 s without its store, and beside settings that arrived late."""
 
 PATIENCE = """
-from thermopile import objects
-from thermopile.state_store import bucket_lock
+from thermopile.storage import bucket
+from thermopile.storage import bucket_lock
 from thermopile.trainer import checkpointer
-objects.PATIENCE_SECONDS, objects.REQUEST_SECONDS, checkpointer.RETRY_SECONDS = 150 / {0}, 30 / {0}, 60 / {0}
+bucket.PATIENCE_SECONDS, bucket.REQUEST_SECONDS, checkpointer.RETRY_SECONDS = 150 / {0}, 30 / {0}, 60 / {0}
 bucket_lock.BEAT_SECONDS, bucket_lock.LEASE_SECONDS, bucket_lock.SILENT_SECONDS = 10 / {0}, 25 / {0}, 60 / {0}
 from thermopile.tools.cli import main
 main()

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from thermopile import open_run
-from thermopile.objects import Address
-from thermopile.places import SCRATCH
-from thermopile.state_store import StateReader, bucket_lock
+from thermopile.state_store import StateReader
+from thermopile.storage.bucket import SCRATCH, Address
+from thermopile.storage.place import lock_status
 from thermopile.trainer import run_status
 from thermopile.trainer.build import resolve
 from thermopile.trainer.checkpoint import checkpoints_in
@@ -71,8 +71,8 @@ def test_a_run_that_holds_its_lock_but_writes_nothing_is_silent(pairs_dataset, r
     with Trainer.open(small(pairs_dataset, **OFTEN), run) as trainer:
         trainer.run(should_stop=lambda: trainer.steps_done >= 5)
         trainer.checkpointer.wait()
-        lock = bucket_lock.lock_status(run.state_lock)
-        monkeypatch.setattr(bucket_lock, "lock_status", lambda address: lock)  # still renewed
+        lock = lock_status(run.state_lock)
+        monkeypatch.setattr(run_status, "lock_status", lambda place: lock)  # still renewed
         assert read_status(run).state == "running"
         monkeypatch.setattr(run_status.time, "time", lambda now=time.time: now() + 10_000)
         assert read_status(run).state == "silent"
@@ -121,7 +121,7 @@ def test_credentials_are_in_nothing_that_is_written(pairs_dataset, run, scratch,
 
     with s3.gateway() as gateway:
         train(config, run, on_report=away)
-    written = [(run.path / name).read(1 << 30) for name, _ in run.path.objects()]
+    written = [(run.path / name).read_bytes(1 << 30) for name, _ in run.path.objects()]
     written += [file.read_bytes() for file in scratch.rglob("*") if file.is_file()]
     written += [caplog.text.encode(), repr(to_tree(run.config())).encode(), repr(read_status(run)).encode()]
     assert len(written) > 20

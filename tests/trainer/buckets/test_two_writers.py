@@ -16,18 +16,17 @@ import obstore
 import pytest
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-from thermopile import objects
-from thermopile.objects import Address
-from thermopile.places import write
 from thermopile.state_store import history
 from thermopile.state_store.durable import Repository
 from thermopile.state_store.errors import StoreLockedError
 from thermopile.state_store.history import History, Snapshot
 from thermopile.state_store.schema import Description, Schema
+from thermopile.storage import bucket as addresses
+from thermopile.storage.bucket import Address
+from thermopile.storage.bucket_log import BucketLog, LogPart, PartsReader
 from thermopile.trainer import checkpoint
 from thermopile.trainer.checkpoint import CheckpointInfo, checkpoints_in, remove_checkpoints
 from thermopile.trainer.checkpoint import save_checkpoint as save
-from thermopile.trainer.log_parts import LogParts, LogReader, Part
 
 RUN = Address("bucket", "run")
 STEPS = 4
@@ -110,7 +109,7 @@ def bucket(monkeypatch, tmp_path):
     bucket = Bucket()
     for verb in ("head", "get", "put", "delete", "list"):
         monkeypatch.setattr(obstore, verb, getattr(bucket, verb))
-    monkeypatch.setattr(objects, "_store", lambda bucket, repeats=0: None)
+    monkeypatch.setattr(addresses, "_store", lambda bucket, repeats=0: None)
     # Only those of a writer are counted; `_repeated` itself confirms the lease first.
     repeated = Address._repeated
 
@@ -158,12 +157,12 @@ def train(lease, folder, steps=STEPS):
     newest_first = sorted(checkpoints_in(folders).items(), reverse=True)
     start = next((step for step, path in newest_first if step in snapshots and info(path) == snapshots[step].id), 0)
     repository.undo_after(snapshots[start])
-    parts = LogParts(run / "metrics", log)
+    parts = BucketLog(run / "metrics", log)
     parts.begin(resuming=True, exactly=True)
     if log.exists():
         log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[: 2 * start]))
     parts.settle()
-    write(run / "config.toml", f"settings of {term}".encode())
+    (run / "config.toml").rewrite(f"settings of {term}".encode())
     for step in range(start + 1, steps + 1):
         with log.open("ab") as lines:
             lines.write(b"first of step %d\nsecond of step %d\n" % (step, step))
@@ -178,21 +177,21 @@ def train(lease, folder, steps=STEPS):
 
 def info(path):
     """The snapshot that a checkpoint names."""
-    return CheckpointInfo.model_validate_json((path / "checkpoint.json").read()).snapshot
+    return CheckpointInfo.model_validate_json((path / "checkpoint.json").read_bytes()).snapshot
 
 
 def seen(term):
     """What readers find, but for the terms in names."""
-    log, found = LogReader(RUN / "metrics"), checkpoints_in(RUN / "checkpoints")
+    log, found = PartsReader(RUN / "metrics"), checkpoints_in(RUN / "checkpoints")
     return {
         "log": log.read(0, log.size),
-        "checkpoints": {step: (path / "tensors.safetensors").read() for step, path in found.items()},
+        "checkpoints": {step: (path / "tensors.safetensors").read_bytes() for step, path in found.items()},
         "states": {info(path) for path in found.values()} <= {
             each.id for each in history.load(RUN / "state")[0].snapshots
         },
         "writer": history.load(RUN / "state")[0].writer == term.ljust(32, "0"),
-        "latest": (RUN / "checkpoints/latest").read().decode().strip() == found[max(found)].name,
-        "settings": (RUN / "config.toml").read() == f"settings of {term}".encode(),
+        "latest": (RUN / "checkpoints/latest").read_bytes().decode().strip() == found[max(found)].name,
+        "settings": (RUN / "config.toml").read_bytes() == f"settings of {term}".encode(),
     }  # fmt: skip
 
 
@@ -212,7 +211,7 @@ def test_whatever_a_writer_that_was_cut_off_sent_its_successor_ends_as_if_alone(
         with pytest.raises(CutOffError):
             train(first, fresh(tmp_path, f"first-{ends_at}"), STEPS - 1)
         with pytest.raises(StoreLockedError):
-            (dataclasses.replace(RUN, lease=first) / "config.toml").read()
+            (dataclasses.replace(RUN, lease=first) / "config.toml").read_bytes()
         left = dict(bucket.held)
         undisturbed = Lease("00000002")
         train(undisturbed, fresh(tmp_path, f"undisturbed-{ends_at}"))
@@ -250,13 +249,13 @@ def point(run, file):
 
 
 def record(run, file):
-    write(run / "config.toml", f"settings of {run.lease.term}".encode())
+    (run / "config.toml").rewrite(f"settings of {run.lease.term}".encode())
 
 
 def put(run, file):
     """Lines after one that both writers have; a part that is merged makes the one before it unneeded."""
-    parts = LogParts(run / "metrics", file)
-    parts._parts, parts._unneeded = [Part(0, 4, "00000000-000000000000000-000000000000004.part")], []
+    parts = BucketLog(run / "metrics", file)
+    parts._parts, parts._unneeded = [LogPart(0, 4, "00000000-000000000000000-000000000000004.part")], []
     file.write_bytes(b"one\n" + f"two of {run.lease.term}\n".encode())
     parts.put()
 
@@ -277,9 +276,9 @@ def done(work, term):
     """Whether readers see what a writer of this term did."""
     seals = [name for name, _ in (RUN / "checkpoints").objects()]
     return {
-        point: lambda: (RUN / "latest").read() == term.encode(),
-        record: lambda: (RUN / "config.toml").read() == f"settings of {term}".encode(),
-        put: lambda: LogReader(RUN / "metrics").read(0, 99) == f"one\ntwo of {term}\n".encode(),
+        point: lambda: (RUN / "latest").read_bytes() == term.encode(),
+        record: lambda: (RUN / "config.toml").read_bytes() == f"settings of {term}".encode(),
+        put: lambda: PartsReader(RUN / "metrics").read(0, 99) == f"one\ntwo of {term}\n".encode(),
         announce: lambda: history.load(RUN / "state")[0].snapshots[-1].id == snapshot(1, term).id,
         prune: lambda: seals == [f"step-{step}.00000000/checkpoint.json" for step in (3, 9)],
     }[work]()

@@ -12,22 +12,20 @@ import re
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..files import read_regular, write_atomically
-from ..lock import FileLock, LockedError, lock_holder
-from ..objects import Address
-from ..places import local_folder
-from ..sealed_json import seal_line, unseal
-from .errors import StoreLockedError
-from .history import taken_over
+from .bucket import Address
+from .files import read_regular, write_atomically
+from .lock import FileLock, LockedError, LockStatus, TakenOverError, lock_holder
+from .sealed_json import seal_line, unseal
 
 BEAT_SECONDS = 10.0
 LEASE_SECONDS = 25.0
@@ -69,11 +67,15 @@ class BucketLock:
     for which a lock that a killed process may have left is watched for SILENT_SECONDS. Raises OSError.
     """
 
-    def __init__(self, address: Address, folder: Path, last_writer: str | None = None) -> None:
+    def __init__(
+        self, address: Address, folder: Path, lost: Callable[[], TakenOverError], last_writer: str | None = None
+    ) -> None:
         """folder: for local files of what the lock is for; a process there keeps others of this machine out.
 
-        last_writer: known from elsewhere, in case someone deleted the lock.
+        lost: makes the error of a holder whose lock was taken. last_writer: known from elsewhere, in case someone
+        deleted the lock.
         """
+        self._lost_error = lost
         self._address, self._ended, self._renewing = replace(address, patience=0.0), threading.Event(), threading.Lock()
         self._until, self._lost = 0.0, False
         self._local = FileLock(folder / address.name)
@@ -101,7 +103,7 @@ class BucketLock:
     def confirm(self, seconds: float) -> None:
         """Return if the lock is certainly this process's for `seconds`; renew it first if it may not be.
 
-        Raises StoreLockedError once it is another's, OSError while the store is away.
+        Raises what `lost` makes once it is another's, OSError while the store is away.
         """
         if _now() + seconds < self._until:
             return
@@ -156,11 +158,11 @@ class BucketLock:
             try:
                 with self._renewing:
                     self._renew()
-            except StoreLockedError:
+            except TakenOverError:
                 return
             except OSError:  # the store is away, as the next request will say
                 pass
-        with suppress(OSError, StoreLockedError), self._renewing:
+        with suppress(OSError, TakenOverError), self._renewing:
             self._until = 0.0
             try:
                 self._write(f"free {self.writer}\n".encode())
@@ -176,7 +178,7 @@ class BucketLock:
     def _write(self, text: bytes) -> float:
         """Write the lock on condition that it is this process's, and return when the request was sent."""
         if self._lost:
-            raise taken_over(self._address.with_name(self._address.name.removesuffix(".lock")))
+            raise self._lost_error()
         sent = _now()
         try:
             self._version = self._address.replace(text, self._version)
@@ -191,30 +193,20 @@ class BucketLock:
         return sent
 
 
-class LockStatus(NamedTuple):
-    """What a lock says. holder: `pid N on HOST`, None if free. age: seconds since it was renewed; inf if killed."""
-
-    holder: str | None
-    age: float
-
-    @property
-    def is_held(self) -> bool:
-        return self.holder is not None and self.age < SILENT_SECONDS
-
-
-def lock_status(address: Address) -> LockStatus:
-    """Read the lock. Raises OSError if the store fails."""
+def bucket_lock_status(address: Address) -> LockStatus:
+    """Read the lock. age: inf if its holder was killed. Raises OSError if the store fails."""
     try:
-        text, written = address.read(_MAX_BYTES), address.modified()
+        text, written = address.read_bytes(_MAX_BYTES), address.modified()
     except FileNotFoundError:
-        return LockStatus(None, 0.0)
+        return LockStatus(None, False, 0.0, True)
     holder = _parsed(text)
-    folder = local_folder(address.parent)
+    folder = address.parent.scratch
     # In the holder's own folder, a process that lives holds the local lock.
     if holder and holder.folder == _known_id(folder) and not lock_holder(folder / address.name)[1]:
-        return LockStatus(holder.name, math.inf)
+        return LockStatus(holder.name, False, math.inf, True)
     age = max(0.0, time.time() - written)  # another machine's clock may be ahead
-    return LockStatus(None if _FREE.fullmatch(text) else holder.name if holder else "another process", age)
+    name = None if _FREE.fullmatch(text) else holder.name if holder else "another process"
+    return LockStatus(name, name is not None and age < SILENT_SECONDS, age, True)
 
 
 def _writer_in(text: bytes) -> str | None:

@@ -7,23 +7,27 @@ AWS_ENDPOINT_URL, or what the machine's role gives), so no setting, log or repor
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache, partial
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
 from random import random
+from tempfile import TemporaryDirectory, TemporaryFile
 from threading import Event, Lock
-from typing import TYPE_CHECKING, BinaryIO, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, ClassVar, Literal, Protocol, TypeVar
 
-from .files import MAX_TEXT_BYTES
+from .files import MAX_TEXT_BYTES, own_directory
+from .local import LocalPath
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta, UpdateVersion
@@ -41,6 +45,10 @@ _PART_SECONDS = 4.0
 """The client repeats a part of a large object for this long if there is a lease."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 _TOLD_AFTER_SECONDS = 5.0
+
+SCRATCH = "THERMOPILE_SCRATCH"
+"""Environment variable: the folder for working files of what is in buckets; else `~/.cache/thermopile`."""
+_MARKS = ".ranks"
 
 _ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?")
 _NO_BUCKET = "The specified bucket does not exist"
@@ -89,6 +97,12 @@ class Address:
     fails for longer than `patience`, and what the lease raises. They are safe to call from several threads.
     """
 
+    is_remote: ClassVar[bool] = True
+    keeps_copies: ClassVar[bool] = True
+    noun: ClassVar[str] = "address"
+    occupied: ClassVar[str] = "has objects below it; choose another address"
+    sharing: ClassVar[str] = "set the same AWS_ENDPOINT_URL on all machines"
+
     bucket: str
     key: str
     """Path in the bucket, without slashes at its ends; empty for the bucket itself."""
@@ -128,10 +142,12 @@ class Address:
         """Return the address, which is absolute, as paths become by this."""
         return self
 
+    absolute = resolve
+
     def with_name(self, name: str) -> Address:
         return self.parent / name
 
-    def read(self, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
+    def read_bytes(self, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
         """Return an object's bytes. Raises OSError if it has more than `max_bytes`."""
         return self.read_version(max_bytes)[0]
 
@@ -141,7 +157,7 @@ class Address:
         return data, found["e_tag"] or ""
 
     def read_described(self, max_bytes: int = MAX_TEXT_BYTES) -> tuple[bytes, ObjectMeta]:
-        """Return an object's bytes and what the store says of it, such as `last_modified`. Raises as `read`."""
+        """Return an object's bytes and what the store says of it, such as `last_modified`. Raises as `read_bytes`."""
 
         def get() -> tuple[bytes, ObjectMeta]:
             from obstore import get
@@ -301,9 +317,144 @@ class Address:
         except FileNotFoundError:
             return None, ""
 
+    def supersede(self, data: bytes, version: str | None) -> None:
+        """Write an object in place of the version that was read; None: of none, or of what an earlier writer left.
+
+        Raises FileExistsError if there is another.
+        """
+        if version is not None:
+            self.replace(data, version)
+        elif self.lease:
+            self.rewrite(data)
+        else:
+            self.create(data)
+
+    @contextmanager
+    def opened(self) -> Iterator[BinaryIO]:
+        """Open a copy of an object of any size for reading."""
+        with TemporaryFile() as copy:
+            self.download(copy)
+            yield copy
+
     def delete(self) -> None:
         """Delete an object; one that is missing is no error."""
         self._repeated(partial(_delete, self.bucket, self.key))
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Delete objects below this address, a thousand in a request; missing ones are no error."""
+        keys = [(self / name).key for name in names]
+        for start in range(0, len(keys), 1000):
+            self._repeated(partial(_delete, self.bucket, keys[start : start + 1000]))
+
+    def is_missing(self) -> bool:
+        """Return whether there is no object."""
+        return not self.exists()
+
+    is_present = exists
+    is_file = exists
+
+    def is_folder(self) -> bool:
+        """Return True: an address may have any number of objects below it."""
+        return True
+
+    def holds(self, index: str) -> bool:
+        """Return whether the folder below this address is whole: it has the object that is written last."""
+        return (self / index).exists()
+
+    is_taken = holds
+
+    def names(self) -> list[str]:
+        """Return the names of the objects directly below this address, in any order."""
+        return [name for name, _ in self.objects() if "/" not in name]
+
+    def irregular_names(self) -> Iterator[str]:
+        """Yield nothing: an object is a regular file."""
+        return iter(())
+
+    def half_written(self) -> list[str]:
+        """Return nothing: an object that was not written whole does not exist."""
+        return []
+
+    def content(self) -> Iterator[str]:
+        """Yield the first part of the names of the first hundred objects below this address."""
+        return (name.partition("/")[0] for name, _ in islice(self.objects(), 100))
+
+    def matching(self, pattern: str) -> Iterator[Address]:
+        """Yield the objects below this address whose names end as a pattern `*.end` says; one that does so, itself."""
+        end = pattern.removeprefix("*")
+        if self.name.endswith(end):
+            yield self
+        else:
+            yield from (self / name for name, _ in self.objects() if name.endswith(end))
+
+    def size_below(self) -> int:
+        """Return the bytes of all objects below this address."""
+        return sum(size for _, size in self.objects())
+
+    def make(self) -> list[Path]:
+        """Do nothing: objects need no folders."""
+        return []
+
+    @contextmanager
+    def built(self) -> Iterator[Address]:
+        """Yield this address: what is built counts once the object that `holds` asks for is written, the last one."""
+        yield self
+
+    def refuse_link(self) -> None:
+        """Do nothing: no object is a link."""
+
+    refuse_foreign_folder = refuse_foreign_file = refuse_link
+
+    def written_through(self) -> AbstractContextManager[None]:
+        """Do nothing: an object lasts once its request succeeds."""
+        return nullcontext()
+
+    def remove_leftovers(self) -> None:
+        """Remove the marks that killed ranks left."""
+        marks = self / _MARKS
+        marks.remove([name for name, _ in marks.objects()])
+
+    def mark(self, name: str) -> None:
+        """Write an empty object by which other machines see that they share this place."""
+        (self / f"{_MARKS}/{name}.partial").create(b"")
+
+    def sees_mark(self, name: str) -> bool:
+        """Return whether another machine's mark is there."""
+        return (self / f"{_MARKS}/{name}.partial").exists()
+
+    def unmark(self, name: str) -> None:
+        """Remove a mark."""
+        (self / f"{_MARKS}/{name}.partial").delete()
+
+    @property
+    def scratch(self) -> LocalPath:
+        """The folder of this machine for working files of what is here; it may not exist yet."""
+        digest = hashlib.sha256(str(self).encode()).hexdigest()[:12]
+        return _scratch() / f"{self.name or self.bucket}-{digest}"
+
+    def made_scratch(self) -> LocalPath:
+        """Return `scratch` after making it. Raises NotRegularFileError if it is a link."""
+        folder = self.scratch
+        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        own_directory(folder)
+        return folder
+
+    @contextmanager
+    def on_this_machine(self, names: Iterable[str]) -> Iterator[LocalPath]:
+        """Yield a folder of this name with copies of these objects; it is removed afterwards."""
+        scratch = _scratch()
+        scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with TemporaryDirectory(prefix="thermopile-", dir=scratch) as temporary:
+            copy = LocalPath(temporary) / self.name
+            copy.mkdir()
+            for name in names:
+                with (copy / name).open("xb") as file:
+                    (self / name).download(file)
+            yield copy
+
+    def output(self, name: str) -> LocalPath:
+        """Return where a report on what is here is written unless the user says otherwise: in the working directory."""
+        return LocalPath(f"{name}-{self.name or self.bucket}")
 
     def objects(self) -> Iterator[tuple[str, int]]:
         """Yield path and size in bytes of every object below this address, sorted by path; paths begin below it.
@@ -365,13 +516,6 @@ class Address:
         return FileNotFoundError(f"{self} does not exist")
 
 
-def delete_all(addresses: Sequence[Address]) -> None:
-    """Delete objects of one bucket, a thousand in a request; missing ones are no error. Raises as Address's methods."""
-    for start in range(0, len(addresses), 1000):
-        some = addresses[start : start + 1000]
-        some[0]._repeated(partial(_delete, some[0].bucket, [address.key for address in some]))
-
-
 def _delete(bucket: str, keys: str | Sequence[str]) -> None:
     from obstore import delete
 
@@ -383,20 +527,14 @@ def is_address(text: str) -> bool:
     return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", text) is not None
 
 
-Place: TypeAlias = Path | Address
-"""Where something is: in the file system, or in an object store."""
-
-
-def place_of(text: str | os.PathLike[str] | Address) -> Place:
-    """Return the address or the path that is meant. Raises AddressError for a malformed address."""
-    if isinstance(text, Address):
-        return text
-    return Address.parse(text) if isinstance(text, str) and is_address(text) else Path(text)
-
-
 def endpoint_url() -> str | None:
     """Return the store's endpoint that the environment names; None: Amazon's."""
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
+
+
+def _scratch() -> LocalPath:
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return LocalPath(os.environ.get(SCRATCH) or Path(cache) / "thermopile").absolute()
 
 
 @lru_cache(maxsize=64)
@@ -445,3 +583,8 @@ def _as_os_error(address: Address, error: Exception) -> OSError:
         return PermissionError(f"{address}: access denied: {reason}. Check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY "
                                "and the rights that they give")  # fmt: skip
     return ObjectStoreError(f"{address} cannot be used: {reason}. Check AWS_ENDPOINT_URL, AWS_REGION and the network")
+
+
+def is_away(error: OSError) -> bool:
+    """Return whether a store could not be used: this says nothing about the object."""
+    return isinstance(error, ObjectStoreError | PermissionError)

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from thermopile import files
-from thermopile.files import (
+from thermopile.storage import files
+from thermopile.storage.files import (
     NotRegularFileError,
     open_own,
     open_regular,
@@ -114,7 +114,7 @@ def refuse_link(path):
 
 
 def test_the_name_of_a_writer_is_its_own_even_among_containers_with_equal_pids():
-    code = "import os; os.getpid = lambda: 7; from thermopile.files import writer_name as name; print(name(), name())"
+    code = "import os; os.getpid = lambda: 7; from thermopile.storage.files import writer_name as n; print(n(), n())"
     names = [subprocess.check_output([sys.executable, "-c", code], text=True).split() for _ in range(2)]
     assert [len({*of_one}) for of_one in names] == [1, 1]
     assert names[0] != names[1]

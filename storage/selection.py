@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from .bucket import Address
 from .files import (
     open_regular,
     own_directory,
@@ -32,8 +33,8 @@ from .files import (
     write_atomically,
     written_aside,
 )
-from .objects import Address, Place
-from .places import made_local_folder, read
+from .local import LocalPath
+from .place import Place
 from .sealed_json import DamagedJSONError, seal_document, unseal
 
 IDS, WEIGHTS, ABOUT = "ids.int64", "weights.float32", "selection.json"
@@ -81,7 +82,7 @@ class Selection:
     def about(self) -> About:
         path = self.folder / ABOUT
         try:
-            return About.model_validate(unseal(read(path)))
+            return About.model_validate(unseal(path.read_bytes()))
         except FileNotFoundError as error:
             raise SelectionError(f"{path} is missing; restore it from a copy of the run") from error
         except (DamagedJSONError, ValidationError) as error:
@@ -150,9 +151,9 @@ class Selection:
     @cached_property
     def _local(self) -> Path:
         """The folder, or a copy that is made once."""
-        if isinstance(self.folder, Path):
+        if isinstance(self.folder, LocalPath):
             return self.folder
-        copy, about = own_directory(_beside(self.folder)), read(self.folder / ABOUT)
+        copy, about = own_directory(_beside(self.folder)), (self.folder / ABOUT).read_bytes()
         if (copy / ABOUT).exists() and read_regular(copy / ABOUT) == about:
             return copy
         for name, digest in ((IDS, self.about.ids), (WEIGHTS, self.about.weights)):
@@ -174,7 +175,7 @@ def _in_bucket(name: str, digest: str) -> str:
 
 
 def _beside(folder: Address) -> Path:
-    return made_local_folder(folder.parent) / folder.name
+    return folder.parent.made_scratch() / folder.name
 
 
 class SelectionWriter:
@@ -184,7 +185,7 @@ class SelectionWriter:
     """
 
     def __init__(self, to: Place, samples: int) -> None:
-        self._to, self._folder = to, (folder := to if isinstance(to, Path) else _beside(to))
+        self._to, self._folder = to, (folder := to if isinstance(to, LocalPath) else _beside(to))
         self._building = folder.with_name(f".{folder.name}.partial")
         self._about: dict[str, int | str | None] = {"samples": samples, "kept": samples, "ids": None, "weights": None}
 

@@ -10,13 +10,15 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
-from ..files import open_own, refuse_link
-from ..objects import Address, delete_all
+from .bucket import Address
+from .files import open_own, refuse_link
+from .log import LogReader
 
 MAX_PART_BYTES = 64 << 20
 """Parts are merged up to this length: a checkpoint never puts more than twice as much."""
@@ -24,7 +26,7 @@ _NAME = re.compile(r"(?:([0-9a-f]{8})-)?([0-9]{15})(?:-[0-9]{15})?\.part")
 T = TypeVar("T")
 
 
-class Part(NamedTuple):
+class LogPart(NamedTuple):
     """Bytes start … end − 1 of a file; its object may have more, which a later writer replaced."""
 
     start: int
@@ -36,7 +38,7 @@ class Part(NamedTuple):
         return folder / self.name
 
 
-class LogReader:
+class PartsReader:
     """The file that the parts make up, as of now."""
 
     def __init__(self, folder: Address) -> None:
@@ -79,25 +81,31 @@ class LogReader:
         return b"".join(pieces)
 
 
-class LogParts:
-    """Writes the parts of one file. For the run's writer only."""
+class BucketLog:
+    """A file of this machine, and its parts below an address, which others see."""
+
+    is_late: ClassVar[bool] = True
 
     def __init__(self, folder: Address, file: Path) -> None:
         self._folder, self._file, self._term = folder, file, folder.lease.term if folder.lease else "0" * 8
-        self._parts: list[Part] = []
-        self._unneeded: list[Address] = []
+        self._parts: list[LogPart] = []
+        self._unneeded: list[str] = []
         self._inode: int | None = None
 
-    def begin(self, *, resuming: bool, exactly: bool = False) -> None:
-        """Make the local file what the parts hold; one that goes on from there stays as it is, unless `exactly`.
+    @contextmanager
+    def opened(self) -> Iterator[LogReader]:
+        yield PartsReader(self._folder)
 
-        resuming: if not, it begins empty.
-        """
+    def modified(self) -> float:
+        return PartsReader(self._folder).modified()
+
+    def begin(self, *, resuming: bool, exactly: bool = False) -> None:
         refuse_link(self._file)
+        self._file.parent.mkdir(parents=True, exist_ok=True)
         listed = _listed(self._folder) if resuming else []
         self._parts = _whole(listed)
-        needed = {part.of(self._folder) for part in self._parts}
-        self._unneeded = [place for part in listed if (place := part.of(self._folder)) not in needed]
+        needed = {part.name for part in self._parts}
+        self._unneeded = [part.name for part in listed if part.name not in needed]
         if not resuming:
             self._file.unlink(missing_ok=True)
         elif not self._goes_on():
@@ -107,21 +115,19 @@ class LogParts:
             self._inode = self._file.stat().st_ino
 
     def settle(self) -> None:
-        """Drop the parts that are beyond the local file, which was cut since `begin`."""
         size = self._file.stat().st_size if self._file.exists() else 0
         if size and self._inode != self._file.stat().st_ino:  # rewritten: its lines are at other places now
-            self._unneeded += [part.of(self._folder) for part in self._parts]
+            self._unneeded += [part.name for part in self._parts]
             self._parts = []
             return
         # The last one first: parts never have a gap.
         for part in reversed([part for part in self._parts if part.start >= size]):
             part.of(self._folder).delete()
         # One that was cut is put again, whole, with the next lines.
-        self._unneeded += [part.of(self._folder) for part in self._parts if part.start < size < part.end]
+        self._unneeded += [part.name for part in self._parts if part.start < size < part.end]
         self._parts = [part for part in self._parts if part.end <= size]
 
     def put(self) -> None:
-        """Put the lines added since the last time. Raises OSError; the next call then puts them."""
         if not self._file.exists():
             return
         with os.fdopen(open_own(self._file, os.O_RDONLY), "rb") as file:
@@ -135,14 +141,14 @@ class LogParts:
                 part = self._part(begin, min(end, begin + MAX_PART_BYTES))
                 part.of(self._folder).write(os.pread(file.fileno(), part.end - begin, begin))
                 kept.append(part)
-        written = {part.of(self._folder) for part in kept}
-        self._unneeded += [place for part in self._parts if (place := part.of(self._folder)) not in written]
+        written = {part.name for part in kept}
+        self._unneeded += [part.name for part in self._parts if part.name not in written]
         self._parts = kept
-        delete_all(self._unneeded)
+        self._folder.remove(self._unneeded)
         self._unneeded = []
 
-    def _part(self, start: int, end: int) -> Part:
-        return Part(start, end, f"{self._term}-{start:015d}-{end:015d}.part")
+    def _part(self, start: int, end: int) -> LogPart:
+        return LogPart(start, end, f"{self._term}-{start:015d}-{end:015d}.part")
 
     @property
     def _end(self) -> int:
@@ -165,18 +171,18 @@ class LogParts:
                 file.write(part.of(self._folder).read_range(0, part.end - part.start))
 
 
-def _term(part: Part) -> str:
+def _term(part: LogPart) -> str:
     """Return its writer's term; earlier builds left it out."""
     parts = _NAME.fullmatch(part.name)
     return (parts and parts[1]) or ""
 
 
-def _listed(folder: Address) -> list[Part]:
+def _listed(folder: Address) -> list[LogPart]:
     found = ((_NAME.fullmatch(name), size) for name, size in folder.objects())
-    return [Part(int(name[2]), int(name[2]) + size, name[0]) for name, size in found if name]
+    return [LogPart(int(name[2]), int(name[2]) + size, name[0]) for name, size in found if name]
 
 
-def _whole(parts: Iterable[Part]) -> list[Part]:
+def _whole(parts: Iterable[LogPart]) -> list[LogPart]:
     """Return the parts that follow each other from the start, without those that were merged into one before them."""
     found = standing((_term(part), part.start, part) for part in parts)
     whole, end = [], 0
@@ -201,7 +207,7 @@ def standing(found: Iterable[tuple[str, int, T]]) -> Iterator[tuple[int, T]]:
         limit = min([limit, *(place for place, _ in before)])
 
 
-def _is_short(part: Part, start: int, end: int) -> bool:
+def _is_short(part: LogPart, start: int, end: int) -> bool:
     """Return whether the bytes start … end − 1, which follow a part, are to be merged with it."""
     return part.end - part.start < 2 * (end - start) and end - part.start <= MAX_PART_BYTES
 

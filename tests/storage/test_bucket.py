@@ -9,8 +9,8 @@ import obstore
 import pytest
 from obstore.exceptions import PreconditionError
 
-from thermopile import objects
-from thermopile.objects import Address, AddressError, MissingBucketError, ObjectStoreError, is_address
+from thermopile.storage import bucket
+from thermopile.storage.bucket import Address, AddressError, MissingBucketError, ObjectStoreError, is_address
 
 from object_server import CREDENTIALS
 
@@ -42,12 +42,12 @@ def test_credentials_in_an_address_are_refused_and_not_repeated(text):
 
 
 def test_credentials_of_an_endpoint_are_in_no_error(monkeypatch):
-    monkeypatch.setattr(objects, "PATIENCE_SECONDS", 0)
+    monkeypatch.setattr(bucket, "PATIENCE_SECONDS", 0)
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://someone:hidden@127.0.0.1:1")
     with pytest.raises(ObjectStoreError, match=r"http://127\.0\.0\.1:1/") as refused:
-        Address("no-bucket-of-tests", "x").read()
+        Address("no-bucket-of-tests", "x").read_bytes()
     assert "hidden" not in str(refused.value)
 
 
@@ -63,7 +63,7 @@ def test_a_conditional_write_is_repeated_while_the_object_is_what_it_was(folder,
 
     monkeypatch.setattr(obstore, "put", put)
     (folder / "x").replace(b"2", first)
-    assert (folder / "x").read() == b"2"
+    assert (folder / "x").read_bytes() == b"2"
 
 
 def test_addresses_are_joined_as_paths_are():
@@ -91,14 +91,14 @@ def folder(s3, request):
 def test_an_object_is_read_as_it_was_written_whole_and_in_ranges(folder):
     data = os.urandom((20 << 20) + 3)  # above the size from which an object is written in parts
     (folder / "x").write(data)
-    assert (folder / "x").read() == data
+    assert (folder / "x").read_bytes() == data
     assert (folder / "x").read_range(5, 7) == data[5:12]
     assert (folder / "x").size() == len(data)
 
 
 @wide
 def test_a_download_is_the_object_byte_for_byte(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(objects, "RANGE_BYTES", 1000)
+    monkeypatch.setattr(bucket, "RANGE_BYTES", 1000)
     data = os.urandom(12_345)
     (folder / "x").write(data)
     with (tmp_path / "x").open("wb") as file:
@@ -110,7 +110,7 @@ def test_a_download_is_the_object_byte_for_byte(folder, tmp_path, monkeypatch):
 def test_a_file_is_uploaded(folder, tmp_path):
     (tmp_path / "x").write_bytes(b"content")
     (folder / "x").write(tmp_path / "x")
-    assert (folder / "x").read() == b"content"
+    assert (folder / "x").read_bytes() == b"content"
 
 
 @wide
@@ -118,7 +118,7 @@ def test_of_two_that_create_an_object_one_is_refused(folder):
     (folder / "x").create(b"first")
     with pytest.raises(FileExistsError, match="another process"):
         (folder / "x").create(b"second")
-    assert (folder / "x").read() == b"first"
+    assert (folder / "x").read_bytes() == b"first"
 
 
 @wide
@@ -149,7 +149,7 @@ def test_deleting_twice_is_no_error(folder):
 @wide
 def test_what_is_missing_is_said_in_one_line(folder):
     with pytest.raises(FileNotFoundError, match=r"s3://bucket/.*/none does not exist$"):
-        (folder / "none").read()
+        (folder / "none").read_bytes()
     for reading in (Address("elsewhere", "x").read, lambda: list(Address("elsewhere", "x").objects())):
         with pytest.raises(MissingBucketError, match="there is no bucket elsewhere"):
             reading()
@@ -159,12 +159,12 @@ def test_what_is_missing_is_said_in_one_line(folder):
 def test_an_object_above_the_limit_is_not_read(folder):
     (folder / "x").write(b"12345")
     with pytest.raises(OSError, match="5 bytes, above the limit"):
-        (folder / "x").read(max_bytes=4)
+        (folder / "x").read_bytes(max_bytes=4)
 
 
 @wide
 def test_a_server_that_fails_every_fifth_request_changes_nothing_but_the_time(folder, s3, tmp_path, monkeypatch):
-    monkeypatch.setattr(objects, "RANGE_BYTES", 10_000)
+    monkeypatch.setattr(bucket, "RANGE_BYTES", 10_000)
     data = os.urandom(500_000)
     with s3.gateway(failing=0.2) as gateway:
         (folder / "x").write(data)
@@ -176,29 +176,32 @@ def test_a_server_that_fails_every_fifth_request_changes_nothing_but_the_time(fo
         assert [name for name, _ in folder.objects()] == sorted([*map(str, range(10)), "x"])
         assert gateway.stats()["failed"] > 5
     assert (tmp_path / "x").read_bytes() == data
-    assert [(folder / f"{number}").read() for number in range(10)] == [b"%d again" % number for number in range(10)]
+    again = [(folder / f"{number}").read_bytes() for number in range(10)]
+    assert again == [b"%d again" % number for number in range(10)]
+        b"%d again" % number for number in range(10)
+    ]
 
 
 @wide
 def test_a_server_that_goes_away_for_a_while_is_waited_for(folder, s3, caplog, monkeypatch):
-    monkeypatch.setattr(objects, "_TOLD_AFTER_SECONDS", 0.5)
+    monkeypatch.setattr(bucket, "_TOLD_AFTER_SECONDS", 0.5)
     (folder / "x").write(b"content")
     with s3.gateway() as gateway:
         gateway.stop()
         timer = threading.Timer(2.0, gateway.start)
         timer.start()
         with ThreadPoolExecutor(8) as threads:  # which all wait, and of which one tells
-            assert list(threads.map(lambda _: (folder / "x").read(), range(8))) == [b"content"] * 8
+            assert list(threads.map(lambda _: (folder / "x").read_bytes(), range(8))) == [b"content"] * 8
         timer.join()
     assert len([record for record in caplog.records if "trying again" in record.message]) == 1
 
 
 @wide
 def test_a_server_that_stays_away_is_an_error_of_one_line_that_says_where_to_look(folder, s3, monkeypatch):
-    monkeypatch.setattr(objects, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(bucket, "PATIENCE_SECONDS", 1.0)
     with s3.gateway() as gateway:
         gateway.stop()
         started = time.monotonic()
         with pytest.raises(ObjectStoreError, match=r"^[^\n]*AWS_ENDPOINT_URL[^\n]*$"):
-            (folder / "x").read()
+            (folder / "x").read_bytes()
         assert time.monotonic() - started < 20

@@ -12,8 +12,8 @@ from functools import partial
 import pytest
 import torch
 
+from thermopile.gpu_copies import Arriving, Copies, Pace
 from thermopile.pipeline.loading.dali_loader import copy_outputs
-from thermopile.streams import Arriving, Copies, Pace
 
 
 class RaceError(AssertionError):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import socket
+import time
 from pathlib import Path
+from typing import ClassVar, NamedTuple
 
 from .files import is_still, open_own, open_regular
 
@@ -18,6 +21,10 @@ class LockedError(Exception):
         self.holder = holder
 
 
+class TakenOverError(Exception):
+    """Another process has begun to write what this one held the lock of, from which it was cut off."""
+
+
 class FileLock:
     """Held from construction until `release`, or until the process ends, however it ends.
 
@@ -25,6 +32,9 @@ class FileLock:
     Whoever removes the file must hold the lock alone. Raises LockedError; FileNotFoundError if the directory is
     missing; NotRegularFileError if the file is a link; OSError, with a cure, if its file system has no locks.
     """
+
+    writer: ClassVar[None] = None
+    """Nothing names its holder once it is gone, unlike that of a lock in a bucket."""
 
     def __init__(self, path: Path, *, shared: bool = False) -> None:
         while True:
@@ -58,6 +68,25 @@ class FileLock:
     def release(self) -> None:
         os.ftruncate(self._file, 0)
         os.close(self._file)
+
+
+class LockStatus(NamedTuple):
+    """What a lock says."""
+
+    holder: str | None
+    """`pid N on HOST`; None if it is free."""
+    is_held: bool
+    age: float
+    """Seconds since it was written."""
+    is_renewed: bool
+    """Whether its holder goes on writing it, also while it does nothing else: its age then says nothing of its work."""
+
+
+def file_lock_status(path: Path) -> LockStatus:
+    """Read the lock."""
+    holder, is_held = lock_holder(path)
+    age = max(0.0, time.time() - path.stat().st_mtime) if path.exists() else math.inf
+    return LockStatus(holder, is_held, age, False)
 
 
 def lock_holder(path: Path) -> tuple[str | None, bool]:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from thermopile.sealed_json import DamagedJSONError, parse, seal_document, seal_line, unseal
+from thermopile.storage.sealed_json import DamagedJSONError, parse, seal_document, seal_line, unseal
 
 TREE = {"step": 3, "loss": None, "nested": {"values": [1.5, "ü", True]}}
 SEALS = pytest.mark.parametrize("seal", [seal_line, seal_document])

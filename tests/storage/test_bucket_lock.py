@@ -8,13 +8,14 @@ import pytest
 from obstore.exceptions import GenericError
 from obstore.store import MemoryStore
 
-from thermopile import objects
-from thermopile.lock import LockedError
-from thermopile.objects import Address, ObjectStoreError
-from thermopile.places import SCRATCH, made_local_folder
-from thermopile.sealed_json import seal_line
-from thermopile.state_store import StoreLockedError, bucket_lock
-from thermopile.state_store.bucket_lock import BucketLock, lock_status
+from thermopile.state_store import StoreLockedError
+from thermopile.state_store.history import taken_over
+from thermopile.storage import bucket as addresses
+from thermopile.storage import bucket_lock
+from thermopile.storage.bucket import SCRATCH, Address, ObjectStoreError
+from thermopile.storage.bucket_lock import BucketLock, bucket_lock_status
+from thermopile.storage.lock import LockedError
+from thermopile.storage.sealed_json import seal_line
 
 LOCK = Address("bucket", "run/state.lock")
 
@@ -22,7 +23,7 @@ LOCK = Address("bucket", "run/state.lock")
 @pytest.fixture(autouse=True)
 def bucket(monkeypatch):
     store = MemoryStore()
-    monkeypatch.setattr(objects, "_store", lambda bucket, repeats=0: store)
+    monkeypatch.setattr(addresses, "_store", lambda bucket, repeats=0: store)
     monkeypatch.setattr(bucket_lock, "BEAT_SECONDS", 0.05)
 
 
@@ -37,44 +38,48 @@ def folder(tmp_path):
     return make
 
 
+def held(folder, last_writer=None):
+    return BucketLock(LOCK, folder, lambda: taken_over(LOCK.with_name("state")), last_writer)
+
+
 def test_a_lock_is_refused_while_its_holder_beats_and_free_once_it_is_released(folder):
-    holder = BucketLock(LOCK, folder("first"))
+    holder = held(folder("first"))
     with pytest.raises(LockedError, match=f"^held by pid {os.getpid()} on .*, since 20"):
-        BucketLock(LOCK, folder("second"))
-    assert lock_status(LOCK).is_held
+        held(folder("second"))
+    assert bucket_lock_status(LOCK).is_held
     holder.release()
-    assert not lock_status(LOCK).is_held
-    BucketLock(LOCK, folder("third")).release()
+    assert not bucket_lock_status(LOCK).is_held
+    held(folder("third")).release()
 
 
 def test_a_lock_says_at_once_on_the_machine_of_its_holder_that_it_was_killed_and_elsewhere_after_a_silence(
     tmp_path, monkeypatch
 ):
     monkeypatch.setenv(SCRATCH, str(tmp_path / "here"))
-    BucketLock(LOCK, made_local_folder(LOCK.parent)).release()
-    own = (made_local_folder(LOCK.parent) / "id").read_text()
+    held(LOCK.parent.made_scratch()).release()
+    own = (LOCK.parent.made_scratch() / "id").read_text()
     killed = {"name": "pid 1 on here", "since": "2026-01-01 00:00 UTC", "folder": own, "writer": "", "beats": 3}
     LOCK.write(seal_line(killed) + b"\n")
-    assert (lock_status(LOCK).holder, lock_status(LOCK).is_held) == ("pid 1 on here", False)
+    assert (bucket_lock_status(LOCK).holder, bucket_lock_status(LOCK).is_held) == ("pid 1 on here", False)
     monkeypatch.setenv(SCRATCH, str(tmp_path / "elsewhere"))
-    assert lock_status(LOCK).is_held
+    assert bucket_lock_status(LOCK).is_held
     monkeypatch.setattr(bucket_lock, "SILENT_SECONDS", 0.0)
-    assert not lock_status(LOCK).is_held
+    assert not bucket_lock_status(LOCK).is_held
 
 
 def test_a_lock_of_a_killed_process_is_taken_after_a_silence(folder, monkeypatch):
     monkeypatch.setattr(bucket_lock, "SILENT_SECONDS", 0.1)
     killed = {"name": "pid 1 on elsewhere", "since": "2026-01-01 00:00 UTC", "folder": "", "writer": "", "beats": 3}
     LOCK.create(seal_line(killed) + b"\n")
-    assert lock_status(LOCK).holder == "pid 1 on elsewhere"
-    lock = BucketLock(LOCK, folder("second"))
-    assert lock_status(LOCK).holder == f"pid {os.getpid()} on {socket.gethostname()}"
+    assert bucket_lock_status(LOCK).holder == "pid 1 on elsewhere"
+    lock = held(folder("second"))
+    assert bucket_lock_status(LOCK).holder == f"pid {os.getpid()} on {socket.gethostname()}"
     lock.release()
 
 
 def test_a_request_that_begins_at_the_end_of_a_lease_is_over_before_another_may_take_the_lock():
-    assert bucket_lock.LEASE_SECONDS + objects.REQUEST_SECONDS < bucket_lock.SILENT_SECONDS
-    assert objects._PART_SECONDS < bucket_lock.LEASE_SECONDS
+    assert bucket_lock.LEASE_SECONDS + addresses.REQUEST_SECONDS < bucket_lock.SILENT_SECONDS
+    assert addresses._PART_SECONDS < bucket_lock.LEASE_SECONDS
 
 
 @pytest.fixture
@@ -82,7 +87,7 @@ def asleep(folder, monkeypatch):
     """A lock whose holder does not renew it by itself, and whose lease ends at once; and what is under it."""
     monkeypatch.setattr(bucket_lock, "BEAT_SECONDS", 1e6)
     monkeypatch.setattr(bucket_lock, "LEASE_SECONDS", 0.0)
-    lock = BucketLock(LOCK, folder("asleep"))
+    lock = held(folder("asleep"))
     yield lock, replace(Address("bucket", "run/file"), lease=lock)
     lock.release()
 
@@ -114,7 +119,7 @@ def test_nothing_is_asked_of_a_bucket_once_the_lock_is_anothers(asleep, verb):
 
 def test_a_part_of_a_large_object_is_sent_only_under_the_lease(asleep, tmp_path, monkeypatch):
     _, file = asleep
-    monkeypatch.setattr(objects, "RANGE_BYTES", 10)
+    monkeypatch.setattr(addresses, "RANGE_BYTES", 10)
     pieces = file._pieces(b"0123456789" * 3)
     assert next(pieces) == b"0123456789"
     taken_by_another()
@@ -132,13 +137,13 @@ def test_a_renewal_whose_answer_was_lost_is_ones_own(asleep):
 
 def test_a_store_that_is_away_ends_no_lease(asleep, monkeypatch):
     _, file = asleep
-    monkeypatch.setattr(objects, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(addresses, "PATIENCE_SECONDS", 0.0)
 
     def away(bucket, repeats=0):
         raise GenericError("away")
 
     with monkeypatch.context() as outage:
-        outage.setattr(objects, "_store", away)
+        outage.setattr(addresses, "_store", away)
         with pytest.raises(ObjectStoreError, match="away"):
             file.write(b"data")
     file.write(b"data")
@@ -148,16 +153,16 @@ def test_a_lock_that_someone_deleted_is_made_again(asleep):
     _, file = asleep
     LOCK.delete()
     file.write(b"data")
-    assert lock_status(LOCK).is_held
+    assert bucket_lock_status(LOCK).is_held
 
 
 def test_nothing_is_changed_under_a_lock_that_was_released(folder):
-    lock = BucketLock(LOCK, folder("first"))
+    lock = held(folder("first"))
     file = replace(Address("bucket", "run/file"), lease=lock)
     lock.release()
     with pytest.raises(StoreLockedError):
         file.write(b"data")
-    assert not lock_status(LOCK).is_held
+    assert not bucket_lock_status(LOCK).is_held
 
 
 def test_each_holding_has_a_greater_term_also_after_a_lock_was_deleted_or_left_by_an_earlier_version(folder):
@@ -172,7 +177,7 @@ def test_each_holding_has_a_greater_term_also_after_a_lock_was_deleted_or_left_b
             LOCK.write(before)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(bucket_lock, "SILENT_SECONDS", 0.0)
-            lock = BucketLock(LOCK, folder(str(number)), last)
+            lock = held(folder(str(number)), last)
         terms, last = [*terms, lock.term], lock.writer
         lock.release()
     assert terms == ["00000001", "00000002", "00000003", "00000004", "0000000b"]
@@ -181,11 +186,11 @@ def test_each_holding_has_a_greater_term_also_after_a_lock_was_deleted_or_left_b
 def test_a_lease_that_ends_while_a_large_object_is_sent_is_renewed(folder, monkeypatch):
     monkeypatch.setattr(bucket_lock, "BEAT_SECONDS", 1e6)
     monkeypatch.setattr(bucket_lock, "LEASE_SECONDS", 0.0)  # it has always ended
-    monkeypatch.setattr(objects, "RANGE_BYTES", 1000)
-    lock = BucketLock(LOCK, folder("first"))
+    monkeypatch.setattr(addresses, "RANGE_BYTES", 1000)
+    lock = held(folder("first"))
     large = replace(LOCK.with_name("large"), lease=lock)
     large.write(data := os.urandom(5000))
-    assert large.read() == data
+    assert large.read_bytes() == data
     lock.release()
 
 
@@ -195,7 +200,7 @@ def test_a_lock_is_taken_from_a_store_that_then_fails_for_a_while(folder, monkey
 
     with monkeypatch.context() as away:
         away.setattr(Address, "replace", failing)
-        lock = BucketLock(LOCK, folder("first"))
+        lock = held(folder("first"))
         with pytest.raises(ObjectStoreError, match="away"):
             lock.confirm(0.0)
     lock.confirm(0.0)

@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from thermopile.objects import Address
-from thermopile.trainer import log_parts
-from thermopile.trainer.log_parts import LogParts, LogReader
+from thermopile.storage import bucket_log
+from thermopile.storage.bucket import Address
+from thermopile.storage.bucket_log import BucketLog, PartsReader
 
 pytestmark = pytest.mark.wide
 
@@ -24,7 +24,7 @@ def file(tmp_path):
 
 @pytest.fixture
 def parts(folder, file):
-    return LogParts(folder, file)
+    return BucketLog(folder, file)
 
 
 def append(file, *lines):
@@ -33,7 +33,7 @@ def append(file, *lines):
 
 
 def read(folder):
-    reader = LogReader(folder)
+    reader = PartsReader(folder)
     return reader.read(0, reader.size)
 
 
@@ -42,7 +42,7 @@ def names(folder):
 
 
 def test_the_parts_are_the_file_and_stay_few_however_often_lines_are_added(parts, folder, file, monkeypatch):
-    monkeypatch.setattr(log_parts, "MAX_PART_BYTES", 4_000)
+    monkeypatch.setattr(bucket_log, "MAX_PART_BYTES", 4_000)
     lengths, most = random.Random(0), 0
     for number in range(150):
         append(file, *(b"%d " % number + b"x" * lengths.randrange(60) for _ in range(lengths.randrange(1, 5))))
@@ -79,7 +79,7 @@ def test_any_range_is_read_as_from_the_file(parts, folder, file):
         parts.put()
     append(file, b"the end")
     parts.put()
-    reader, whole = LogReader(folder), file.read_bytes()
+    reader, whole = PartsReader(folder), file.read_bytes()
     assert len(names(folder)) > 1
     for start, length in ((0, 5), (7, 60), (len(whole) - 9, 100), (3, len(whole)), (len(whole), 4)):
         assert reader.read(start, length) == whole[start : start + length]
@@ -87,13 +87,13 @@ def test_any_range_is_read_as_from_the_file(parts, folder, file):
 
 @pytest.mark.parametrize("cut", [0, 9, 23, 36, 69, 10_000])
 def test_a_resumed_run_goes_on_from_where_the_file_was_cut(folder, file, tmp_path, cut):
-    first = LogParts(folder, file)
+    first = BucketLog(folder, file)
     for number in range(8):
         append(file, b"of first %d" % number)
         first.put()
     append(file, b"never put")
     elsewhere = tmp_path / "elsewhere"
-    second = LogParts(folder, elsewhere)
+    second = BucketLog(folder, elsewhere)
     second.begin(resuming=True, exactly=True)
     assert elsewhere.read_bytes() == file.read_bytes().removesuffix(b"never put\n")
     kept = b"".join(elsewhere.read_bytes().splitlines(keepends=True)[: cut // 11])
@@ -106,11 +106,11 @@ def test_a_resumed_run_goes_on_from_where_the_file_was_cut(folder, file, tmp_pat
 
 
 def test_a_file_that_was_rewritten_replaces_all_parts(folder, file, tmp_path):
-    first = LogParts(folder, file)
+    first = BucketLog(folder, file)
     for number in range(8):
         append(file, b"of first %d" % number)
         first.put()
-    second = LogParts(folder, file)
+    second = BucketLog(folder, file)
     second.begin(resuming=True, exactly=True)
     (tmp_path / "new").write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[1:]))
     (tmp_path / "new").replace(file)
@@ -122,18 +122,18 @@ def test_a_file_that_was_rewritten_replaces_all_parts(folder, file, tmp_path):
 
 
 def test_parts_that_were_merged_but_not_yet_deleted_are_passed_over_and_deleted_later(folder, file, tmp_path):
-    parts = LogParts(folder, file)
+    parts = BucketLog(folder, file)
     append(file, b"a" * 50)
     parts.put()
     append(file, b"b" * 3)
     parts.put()
     merged = folder / "00000000-000000000000051-000000000000055.part"
-    left = merged.read()
+    left = merged.read_bytes()
     append(file, b"c" * 50)
     parts.put()
     merged.write(left)
     assert read(folder) == file.read_bytes()
-    again = LogParts(folder, tmp_path / "again")
+    again = BucketLog(folder, tmp_path / "again")
     again.begin(resuming=True, exactly=True)
     append(tmp_path / "again", b"d")
     again.put()
@@ -142,16 +142,16 @@ def test_parts_that_were_merged_but_not_yet_deleted_are_passed_over_and_deleted_
 
 
 def test_local_warnings_that_go_on_from_the_bucket_are_kept_and_others_are_not(folder, file):
-    parts = LogParts(folder, file)
+    parts = BucketLog(folder, file)
     append(file, b"known")
     parts.put()
     append(file, b"why it ended")
-    LogParts(folder, file).begin(resuming=True)
+    BucketLog(folder, file).begin(resuming=True)
     assert file.read_bytes() == b"known\nwhy it ended\n"
     file.write_bytes(b"another run\nof the same name\n")
-    LogParts(folder, file).begin(resuming=True)
+    BucketLog(folder, file).begin(resuming=True)
     assert file.read_bytes() == b"known\n"
-    LogParts(folder, file).begin(resuming=False)
+    BucketLog(folder, file).begin(resuming=False)
     assert not file.exists()
 
 
@@ -159,7 +159,7 @@ def test_a_reader_goes_on_when_parts_are_merged_meanwhile(parts, folder, file):
     for lines in (10, 1):
         append(file, *[b"a line"] * lines)
         parts.put()
-    readers, size = [LogReader(folder), LogReader(folder)], file.stat().st_size
+    readers, size = [PartsReader(folder), PartsReader(folder)], file.stat().st_size
     assert len(names(folder)) == 2
     append(file, *[b"a line"] * 50)
     parts.put()

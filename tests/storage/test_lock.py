@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from thermopile.lock import FileLock, LockedError, lock_holder
+from thermopile.storage.lock import FileLock, LockedError, lock_holder
 
 HOLD = """
 import sys, pathlib
-from thermopile.lock import FileLock
+from thermopile.storage.lock import FileLock
 lock = FileLock(pathlib.Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

@@ -1,0 +1,78 @@
+"""A place is a path in the file system or an address in an object store; both have the same verbs.
+
+Whatever has an implementation of its own for each is made here, so that nobody else asks which kind a place is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+from .bucket import Address, is_address
+from .bucket_lock import BucketLock, bucket_lock_status
+from .bucket_log import BucketLog
+from .local import LocalPath
+from .lock import FileLock, LockStatus, TakenOverError, file_lock_status
+from .log import FileLog, Log
+from .step_folders import BucketSteps, LocalSteps
+
+Place: TypeAlias = LocalPath | Address
+AnyPlace: TypeAlias = str | os.PathLike[str] | Address
+"""What a caller may give for a place."""
+Lock: TypeAlias = FileLock | BucketLock
+L = TypeVar("L")
+B = TypeVar("B")
+
+
+def place_of(given: AnyPlace) -> Place:
+    """Return the place that is meant. Raises AddressError for a malformed address."""
+    if isinstance(given, LocalPath | Address):
+        return given
+    return Address.parse(given) if isinstance(given, str) and is_address(given) else LocalPath(given)
+
+
+def made_for(place: Place, local: Callable[[LocalPath], L], bucket: Callable[[Address], B]) -> L | B:
+    """Return what one of two implementations makes of a place."""
+    return local(place) if isinstance(place, LocalPath) else bucket(place)
+
+
+def lock_at(file: Place, lost: Callable[[], TakenOverError], last_writer: Callable[[], str | None]) -> Lock:
+    """Take the lock of one writer. Raises LockedError, OSError.
+
+    lost: makes the error of a holder in a bucket whose lock another process took. last_writer: the last one there, as
+    far as it is known, in case someone deleted its lock.
+    """
+    if isinstance(file, Address):
+        return BucketLock(file, file.parent.made_scratch(), lost, last_writer())
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(file)
+
+
+def leased(place: Place, lock: Lock) -> Place:
+    """Return a place as the holder of its lock changes it."""
+    return replace(place, lease=lock) if isinstance(place, Address) and isinstance(lock, BucketLock) else place
+
+
+def lock_status(file: Place) -> LockStatus:
+    """Return what a lock says, and whether it is held. Raises OSError if the store fails."""
+    return made_for(file, file_lock_status, bucket_lock_status)
+
+
+def log_at(folder: Place, file: Path) -> Log:
+    """Return a log that grows in a file of this machine; in a bucket, others see its parts below `folder`."""
+    return BucketLog(folder, file) if isinstance(folder, Address) else FileLog(file)
+
+
+def steps_in(folder: Place, files: tuple[str, ...]) -> LocalSteps | BucketSteps:
+    """Return the folders `step-N` below a place. files: the names of each one's files, the one that seals it last."""
+    return BucketSteps(folder, files) if isinstance(folder, Address) else LocalSteps(folder)
+
+
+def common_folder(folders: Sequence[Place]) -> str:
+    """Return the deepest folder or address that holds all of these, which are absolute and of one kind."""
+    if isinstance(folders[0], Address):
+        return "s3:/" + os.path.commonpath([str(folder).removeprefix("s3:/") for folder in folders])
+    return os.path.commonpath([str(folder) for folder in folders])

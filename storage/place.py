@@ -36,7 +36,7 @@ def place_of(given: AnyPlace) -> Place:
 
 def made_for(place: Place, local: Callable[[LocalPath], L], bucket: Callable[[Address], B]) -> L | B:
     """Return what one of two implementations makes of a place."""
-    return local(place) if isinstance(place, LocalPath) else bucket(place)
+    return bucket(place) if isinstance(place, Address) else local(place)
 
 
 def lock_at(file: Place, lost: Callable[[], TakenOverError], last_writer: Callable[[], str | None]) -> Lock:

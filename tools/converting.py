@@ -165,7 +165,7 @@ def _tokenizer_of(out: Place, folder: Path) -> Path | None:
     in_progress = () if out.is_remote else (unfinished(out).tokenizer,)
     for file in (*in_progress, out / TOKENIZER_FILE):
         with suppress(FileNotFoundError):
-            copy.write_bytes(file.read(MAX_FILE_BYTES))
+            copy.write_bytes(file.read_bytes(MAX_FILE_BYTES))
             return copy
     return None
 

@@ -81,7 +81,7 @@ def _refuse_silent_address(address: str) -> None:
 
 
 def convert_on_ray(
-    source: Source, out: LocalPath, settings: ConvertSettings, *, reads: Sequence[Path] = (), overwrite: bool = False,
+    source: Source, out: str | os.PathLike[str], settings: ConvertSettings, *, reads: Sequence[Path] = (), overwrite: bool = False,
     selection: NDArray[np.int64] | None = None, tokenizer_from: Path | None = None,
     on_progress: Callable[[Counts], None] = lambda counts: None,
 ) -> Summary:  # fmt: skip
@@ -91,7 +91,7 @@ def convert_on_ray(
     reads: files and folders of the source, which every node must see. Calls on_progress after each shard. Other
     arguments and errors as convert_part and finish; DatasetError also if a node lacks something or too many die.
     """
-    started = time.monotonic()
+    started, out = time.monotonic(), LocalPath(out)
     pool = _pool((*reads, Partial(out.absolute()).path))
     part = convert_part(source, out, settings, PartNumber(1, 1), pool=pool, overwrite=overwrite, selection=selection,
                         tokenizer_from=tokenizer_from, on_progress=on_progress)  # fmt: skip

@@ -150,7 +150,7 @@ def test_deleting_twice_is_no_error(folder):
 def test_what_is_missing_is_said_in_one_line(folder):
     with pytest.raises(FileNotFoundError, match=r"s3://bucket/.*/none does not exist$"):
         (folder / "none").read_bytes()
-    for reading in (Address("elsewhere", "x").read, lambda: list(Address("elsewhere", "x").objects())):
+    for reading in (Address("elsewhere", "x").read_bytes, lambda: list(Address("elsewhere", "x").objects())):
         with pytest.raises(MissingBucketError, match="there is no bucket elsewhere"):
             reading()
 
@@ -178,8 +178,6 @@ def test_a_server_that_fails_every_fifth_request_changes_nothing_but_the_time(fo
     assert (tmp_path / "x").read_bytes() == data
     again = [(folder / f"{number}").read_bytes() for number in range(10)]
     assert again == [b"%d again" % number for number in range(10)]
-        b"%d again" % number for number in range(10)
-    ]
 
 
 @wide

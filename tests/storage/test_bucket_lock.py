@@ -100,13 +100,13 @@ def taken_by_another():
 
 def test_before_every_request_a_lease_that_has_ended_is_renewed(asleep):
     _, file = asleep
-    for request in (lambda: file.write(b"data"), file.read, lambda: list(file.parent.listing()), file.delete):
+    for request in (lambda: file.write(b"data"), file.read_bytes, lambda: list(file.parent.listing()), file.delete):
         _, before = LOCK.read_version()
         request()
         assert LOCK.read_version()[1] != before
 
 
-@pytest.mark.parametrize("verb", ["write", "create", "rewrite", "read", "delete", "listing"])
+@pytest.mark.parametrize("verb", ["write", "create", "rewrite", "read_bytes", "delete", "listing"])
 def test_nothing_is_asked_of_a_bucket_once_the_lock_is_anothers(asleep, verb):
     _, file = asleep
     taken_by_another()
@@ -132,7 +132,7 @@ def test_a_renewal_whose_answer_was_lost_is_ones_own(asleep):
     lock._holder.beats += 1
     LOCK.replace(lock._text(), lock._version)  # that of this process, which does not know its version
     file.write(b"data")
-    assert file.read() == b"data"
+    assert file.read_bytes() == b"data"
 
 
 def test_a_store_that_is_away_ends_no_lease(asleep, monkeypatch):

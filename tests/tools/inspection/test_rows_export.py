@@ -2,7 +2,6 @@
 
 import signal
 import tempfile
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -20,6 +19,7 @@ from thermopile.state_store.durable import Repository
 from thermopile.state_store.ranks import Ranks
 from thermopile.state_store.schema import Description, Schema
 from thermopile.storage.files import writer_name
+from thermopile.storage.local import LocalPath
 from thermopile.tools.inspection import state_blocks
 from thermopile.tools.inspection.kinds import KIND_NAMES
 from thermopile.tools.inspection.rows_export import check_target, export_rows
@@ -94,7 +94,7 @@ def test_what_is_written_is_the_samples_table_and_the_state(write_dataset, run, 
     shards, state = run
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(state_blocks, "ROWS_AT_ONCE", rows_at_once)
-        folder = Path(folder)
+        folder = LocalPath(folder)
         dataset = write_dataset(folder / "data", shards)
         repository = Repository.create(folder / "state", Description(dataset.n, Schema(FIELDS), block_rows, "f"))
         identity = {"base": repository.resolve("latest"), "dataset_fingerprint": "f", "ranks": Ranks()}

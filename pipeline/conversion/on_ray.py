@@ -81,8 +81,8 @@ def _refuse_silent_address(address: str) -> None:
 
 
 def convert_on_ray(
-    source: Source, out: str | os.PathLike[str], settings: ConvertSettings, *, reads: Sequence[Path] = (), overwrite: bool = False,
-    selection: NDArray[np.int64] | None = None, tokenizer_from: Path | None = None,
+    source: Source, out: str | os.PathLike[str], settings: ConvertSettings, *, reads: Sequence[Path] = (),
+    overwrite: bool = False, selection: NDArray[np.int64] | None = None, tokenizer_from: Path | None = None,
     on_progress: Callable[[Counts], None] = lambda counts: None,
 ) -> Summary:  # fmt: skip
     """Convert on the connected cluster, byte for byte as `convert` does. May be repeated, as convert_part and finish.

@@ -1,0 +1,195 @@
+"""What holds of every place: one suite, which a folder and an address inherit."""
+
+import pytest
+from obstore.store import MemoryStore
+
+from thermopile.storage import bucket
+from thermopile.storage.bucket import SCRATCH, Address
+from thermopile.storage.local import LocalPath
+from thermopile.storage.lock import LockedError, TakenOverError
+from thermopile.storage.place import common_folder, leased, lock_at, lock_status, log_at, place_of, steps_in
+
+FILES = ("tensors", "seal")
+
+
+class PlaceTests:
+    """`place` is a folder that does not exist yet, or an address with nothing below it."""
+
+    def test_a_file_that_is_written_is_read_and_replaced(self, place):
+        place.make()
+        for data in (b"first", b"", b"second, and longer"):
+            (place / "file").rewrite(data)
+            assert (place / "file").read_bytes() == data
+        with (place / "file").opened() as file:
+            assert file.read() == b"second, and longer"
+        assert (place / "file").modified() > 1e9
+
+    def test_more_bytes_than_allowed_are_refused(self, place):
+        place.make()
+        (place / "file").rewrite(b"12345")
+        with pytest.raises(OSError, match="5 bytes|limit"):
+            (place / "file").read_bytes(4)
+
+    def test_only_the_first_creates_a_file(self, place):
+        place.make()
+        (place / "file").create(b"first")
+        with pytest.raises(FileExistsError):
+            (place / "file").create(b"second")
+        assert (place / "file").read_bytes() == b"first"
+
+    def test_what_was_read_is_superseded(self, place):
+        place.make()
+        (place / "file").supersede(b"first", None)
+        _, version = (place / "file").read_version()
+        (place / "file").supersede(b"second", version)
+        assert (place / "file").read_bytes() == b"second"
+
+    def test_a_missing_file_is_missing_and_no_error_to_remove(self, place):
+        place.make()
+        file = place / "file"
+        with pytest.raises(FileNotFoundError):
+            file.read_bytes()
+        assert (file.is_missing(), file.is_present()) == (True, False)
+        place.remove(["file"])
+        file.rewrite(b"")
+        assert (file.is_missing(), file.is_present()) == (False, True)
+        place.remove(["file", "other"])
+        assert file.is_missing()
+
+    def test_names_are_those_of_the_files_directly_in_it(self, place):
+        assert place.names() == []
+        (place / "below").make()
+        for name in ("a", "b", "below/c"):
+            (place / name).rewrite(b"123")
+        assert sorted(place.names()) == ["a", "b"]
+        assert sorted(place.content()) == ["a", "b", "below"]
+        assert place.size_below() == 9
+        assert list((place / "below").irregular_names()) == place.half_written() == []
+
+    def test_files_match_by_the_ends_of_their_names(self, place):
+        (place / "below").make()
+        for name in ("a.tar", "b.txt", "below/c.tar"):
+            (place / name).rewrite(b"")
+        assert sorted(map(str, place.matching("*.tar"))) == [str(place / "a.tar"), str(place / "below/c.tar")]
+        assert [*(place / "a.tar").matching("*.tar")] == [place / "a.tar"]
+
+    def test_a_folder_is_there_once_it_is_built(self, place):
+        assert not place.holds("index")
+        with place.built() as building:
+            building.make()
+            (building / "file").rewrite(b"content")
+            assert not place.holds("index")
+            (building / "index").rewrite(b"")
+        assert place.holds("index")
+        assert place.is_taken("index")
+        assert (place / "file").read_bytes() == b"content"
+
+    def test_a_mark_is_seen_until_it_is_removed_or_left_over(self, place):
+        place.make()
+        for removed in (lambda: place.unmark("1"), place.remove_leftovers):
+            place.mark("1")
+            assert place.sees_mark("1")
+            removed()
+            assert not place.sees_mark("1")
+
+    def test_files_are_on_this_machine_while_they_are_asked_for(self, place):
+        place.make()
+        for name in FILES:
+            (place / name).rewrite(name.encode())
+        with place.on_this_machine(FILES) as folder:
+            assert [(folder / name).read_bytes() for name in FILES] == [b"tensors", b"seal"]
+            assert folder.name == place.name
+
+    def test_one_holder_has_the_lock(self, place):
+        file, status = place / "lock", lambda: lock_status(place / "lock")
+        place.make()
+        assert status().holder is None
+        lock = lock_at(file, TakenOverError, lambda: None)
+        with pytest.raises(LockedError, match="held by pid"):
+            lock_at(file, TakenOverError, lambda: None)
+        assert status().is_held
+        lock.release()
+        assert not status().is_held
+
+    def test_a_log_shows_its_lines_once_they_are_put(self, place):
+        place.make()
+        file = place.made_scratch() / "log"
+        log = log_at(place / "parts", file)
+        log.begin(resuming=False)
+        file.write_bytes(b"one\ntwo\n")
+        log.put()
+        with log_at(place / "parts", file).opened() as reader:
+            assert (reader.size, reader.read(4, 100)) == (8, b"two\n")
+        assert log.modified() > 1e9
+
+    def test_the_folder_of_a_step_appears_whole_and_is_removed_whole(self, place):
+        place.make()
+        steps = steps_in(place / "steps", FILES)
+        assert steps.found() == {}
+        for step in (5, 10, 10, 15):
+            saved = steps.save(step, fill)
+            assert saved == steps.found()[step]
+        assert sorted(steps.found()) == [5, 10, 15]
+        steps.remove(keep={10, 15})
+        assert sorted(steps.found()) == [10, 15]
+        assert (steps.found()[10] / "tensors").read_bytes() == b"tensors"
+
+    def test_a_step_that_could_not_be_filled_is_not_found(self, place):
+        def fail(folder):
+            raise OSError("no space")
+
+        place.make()
+        steps = steps_in(place / "steps", FILES)
+        with pytest.raises(OSError, match="no space"):
+            steps.save(5, fail)
+        assert steps.found() == {}
+
+    def test_its_text_is_the_place_again(self, place):
+        assert place_of(str(place)) == place_of(place) == place
+        assert common_folder([place / "a" / "b", place / "a" / "c"]) == str(place / "a")
+
+
+def fill(folder):
+    for name in FILES:
+        (folder / name).write_bytes(name.encode())
+
+
+class TestLocalPath(PlaceTests):
+    @pytest.fixture
+    def place(self, tmp_path):
+        return LocalPath(tmp_path / "folder")
+
+    def test_its_holder_changes_it_as_it_is(self, place):
+        place.make()
+        lock = lock_at(place / "lock", TakenOverError, lambda: None)
+        assert leased(place, lock) is place
+        lock.release()
+
+    def test_what_a_killed_block_left_is_not_in_what_the_next_builds(self, place):
+        with pytest.raises(KeyboardInterrupt), place.built() as building:
+            building.make()
+            (building / "left").touch()
+            raise KeyboardInterrupt
+        with place.built() as building:
+            building.make()
+        assert list(place.content()) == []
+
+    def test_libraries_do_not_take_it_for_an_open_file(self, place):
+        assert not {"read", "write", "seek"} & {*dir(place)}
+
+
+class TestAddress(PlaceTests):
+    @pytest.fixture
+    def place(self, monkeypatch, tmp_path):
+        store = MemoryStore()
+        monkeypatch.setattr(bucket, "_store", lambda bucket, repeats=0: store)
+        monkeypatch.setenv(SCRATCH, str(tmp_path))
+        return Address("bucket", "folder")
+
+    def test_its_holder_changes_it_under_the_lease_of_its_lock(self, place):
+        lock = lock_at(place / "lock", TakenOverError, lambda: None)
+        held = leased(place, lock)
+        assert held == place
+        assert held.lease is lock
+        assert steps_in(held, FILES).save(5, fill).name == f"step-5.{lock.term}"
+        lock.release()

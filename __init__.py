@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .tools.inspection.opened_run import open_run
     from .trainer.loop import Trainer
     from .trainer.objectives import Objective, Outcome, Progress, Settings, create_objective
-    from .trainer.run import Run
+    from .trainer.run.run import Run
     from .trainer.world import joined_world
 
 __all__ = [
@@ -48,7 +48,7 @@ _HOME = {
     "Outcome": "trainer.objectives",
     "Progress": "trainer.objectives",
     "Recipe": "pipeline.augment",
-    "Run": "trainer.run",
+    "Run": "trainer.run.run",
     "Sample": "pipeline.sources",
     "Settings": "trainer.objectives",
     "Source": "pipeline.sources",
@@ -66,3 +66,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{_HOME[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

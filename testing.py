@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .pipeline.dataset_index import TokenizerInfo
-from .trainer.build import recipe_named
 from .trainer.config import EncoderConfig
 from .trainer.encoders.own_backbone import own_backbone
 from .trainer.objectives import Objective, Outcome, Progress, create_objective
+from .trainer.run.build import recipe_named
 
 if TYPE_CHECKING:
     from .pipeline.sources import Sample, Source

@@ -28,7 +28,7 @@ from thermopile.tools.cli import main as thermopile
 from thermopile.tools.inspection.findings import look
 from thermopile.tools.inspection.kinds import KIND_NAMES, read_rules
 from thermopile.tools.report.grouping import lede
-from thermopile.trainer.preemption import EXIT_CODE
+from thermopile.trainer.run.preemption import EXIT_CODE
 
 CROWD = "CROWD"
 CAPTION = "a starburst clip art"

@@ -107,8 +107,8 @@ def make_run(rows: int, directory: Path) -> tuple[int, int]:
 
     from thermopile.pipeline.conversion.plan import shard_count
     from thermopile.state_store import StateStore
-    from thermopile.trainer.build import create_order, objective_of, resolve
     from thermopile.trainer.config import load_config
+    from thermopile.trainer.run.build import create_order, objective_of, resolve
     from thermopile.trainer.run_directory import RunDirectory
 
     from made import make_pairs

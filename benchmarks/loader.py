@@ -81,7 +81,7 @@ def rate(sizes: RateSizes, directory: Path) -> Measured:
     from thermopile.tools.bench.loader import LOADERS, rates
     from thermopile.tools.bench.photographs import photographs
     from thermopile.tools.bench.work import Work
-    from thermopile.trainer.build import device_named
+    from thermopile.trainer.run.build import device_named
 
     from ffcv_rival import ffcv_own_loader
     from pillow_views import pillow

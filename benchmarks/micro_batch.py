@@ -81,9 +81,9 @@ def measure(sizes: Sizes, directory: Path) -> Measured:
 def _train(data: Path, out: Path, sizes: Sizes, batch: int, piece: int) -> Took:
     import torch
 
-    from thermopile.trainer.build import resolve
     from thermopile.trainer.config import load_config
     from thermopile.trainer.loop import Trainer
+    from thermopile.trainer.run.build import resolve
     from thermopile.trainer.run_directory import RunDirectory
 
     torch.set_num_threads(1)

@@ -35,10 +35,10 @@ from thermopile.tools.inspection.kinds import KIND_NAMES, MISFIT, RARE, STUCK, K
 from thermopile.tools.inspection.run import Inspection, read_run
 from thermopile.tools.inspection.survey import survey
 from thermopile.tools.inspection.whole_run import MAX_SNAPSHOTS, WholeRun
-from thermopile.trainer.build import recipe_named
 from thermopile.trainer.config import CheckpointConfig
 from thermopile.trainer.evaluation.features import sample_features
-from thermopile.trainer.preemption import EXIT_CODE
+from thermopile.trainer.run.build import recipe_named
+from thermopile.trainer.run.preemption import EXIT_CODE
 from thermopile.trainer.run_directory import RunDirectory
 
 DUPLICATES = 0.02

@@ -24,9 +24,9 @@ from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
 from thermopile.pipeline.order import Order
 from thermopile.pipeline.sources import Sample
 from thermopile.storage.bucket import Address
-from thermopile.trainer.build import windows_from
 from thermopile.trainer.config import DataConfig
-from thermopile.trainer.dataset_cache import DatasetCache
+from thermopile.trainer.run.build import windows_from
+from thermopile.trainer.run.dataset_cache import DatasetCache
 from thermopile.trainer.world import ALONE
 
 from harness import Figure, Measured, Part, script

@@ -17,7 +17,7 @@ import click
 
 from thermopile.pipeline.cores import cores
 from thermopile.trainer.errors import RunError
-from thermopile.trainer.preemption import EXIT_CODE
+from thermopile.trainer.run.preemption import EXIT_CODE
 
 from reproduction.claims import planned
 from reproduction.results import Results

@@ -29,9 +29,9 @@ from thermopile.pipeline.order import Order
 from thermopile.pipeline.remote.samples import REQUEST_BYTES
 from thermopile.state_store import StateStore
 from thermopile.storage.bucket import Address
-from thermopile.trainer.build import windows_from
 from thermopile.trainer.config import DataConfig
-from thermopile.trainer.dataset_cache import RECORD_BYTES, DatasetCache
+from thermopile.trainer.run.build import windows_from
+from thermopile.trainer.run.dataset_cache import RECORD_BYTES, DatasetCache
 from thermopile.trainer.world import ALONE
 
 from harness import Figure, Measured, Part, counted, peak_memory, script, timed

@@ -23,7 +23,7 @@ from thermopile.pipeline.batch import Batch
 from thermopile.pipeline.loading import Loader
 from thermopile.tools.bench.step import SYNTHETIC, open_trainer
 from thermopile.tools.bench.synthetic_dataset import synthetic_dataset
-from thermopile.trainer.checkpoint import latest_checkpoint
+from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint
 from thermopile.trainer.config.layers import merge, read_preset
 from thermopile.trainer.loop import Trainer
 

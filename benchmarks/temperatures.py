@@ -27,7 +27,7 @@ from thermopile.tools.bench.machine import describe_machine, words_of
 from thermopile.tools.cli import main as thermopile
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.survey import survey
-from thermopile.trainer.preemption import EXIT_CODE
+from thermopile.trainer.run.preemption import EXIT_CODE
 from thermopile.trainer.run_directory import RunDirectory
 
 GLYPHS_SEED = 1

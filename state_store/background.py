@@ -10,7 +10,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Outcome(Future[T]):
+class WatchedFuture(Future[T]):
     """A future that records whether its result or exception has been read."""
 
     asked = False
@@ -36,12 +36,12 @@ class BackgroundThread:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"thermopile-{name}")
         self._failure: BaseException | None = None
         self._raised = False
-        self._failed: list[Outcome[Any]] = []
+        self._failed: list[WatchedFuture[Any]] = []
 
-    def submit(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Outcome[T]":
+    def submit(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "WatchedFuture[T]":
         """Return at once a future of the job's result; it cannot be cancelled."""
         # A cancelled snapshot would lose its rows, because its cut has marked them unchanged.
-        outcome: Outcome[T] = Outcome()
+        outcome: WatchedFuture[T] = WatchedFuture()
         outcome.set_running_or_notify_cancel()
 
         def run() -> None:

@@ -16,11 +16,11 @@ from .commit import ColumnPart
 from .durable import Repository
 from .errors import DAMAGE, BackgroundError, StateStoreError, StepError, StoreClosedError
 from .history import Snapshot
-from .opening import open_share
 from .ranks import Ranks
 from .reader import StateReader
 from .rows import Rows, Window
 from .schema import VISITS, Description, Schema
+from .shares import open_share
 from .staging import Staging
 from .transfer import SampleIds, Transfer, checked_ids
 

@@ -3,7 +3,7 @@
 import torch
 
 from thermopile.tools.inspection.run import read_run
-from thermopile.trainer.checkpoint import CheckpointInfo, save_checkpoint
+from thermopile.trainer.checkpoints.checkpoint_files import CheckpointInfo, save_checkpoint
 from thermopile.trainer.config import to_tree
 from thermopile.trainer.encoders import Encoders
 

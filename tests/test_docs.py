@@ -8,8 +8,8 @@ import torch
 
 from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.order import Order
-from thermopile.trainer.build import open_loader
 from thermopile.trainer.config import DataConfig
+from thermopile.trainer.run.build import open_loader
 
 CPU = torch.device("cpu")
 DOCS = Path(__file__).parents[1] / "docs"

@@ -46,7 +46,7 @@ class Missing:
 sys.meta_path.insert(0, Missing())
 
 from thermopile.tools.bench.synthetic_dataset import synthetic_dataset
-from thermopile.trainer.build import resolve
+from thermopile.trainer.run.build import resolve
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer

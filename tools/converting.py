@@ -28,11 +28,11 @@ from ..pipeline.dataset_index import ERRORS_FILE, TOKENIZER_FILE, Content, Image
 from ..pipeline.errors import DatasetExistsError, SourceError
 from ..pipeline.sources import Groups, Source
 from ..pipeline.sources.dataset_source import DatasetSource
-from ..pipeline.sources.selection import hold_out, long_tail
+from ..pipeline.sources.splits import hold_out, long_tail
 from ..pipeline.tokenizer import MAX_FILE_BYTES
 from ..storage.local import LocalPath
 from ..storage.place import Place
-from ..trainer.selecting import selected_ids
+from ..trainer.run.selection_files import selected_ids
 from .convert_sources import Kind
 from .plain_text import plain_text
 from .progress import in_units, progress_bar

@@ -18,8 +18,8 @@ from ..state_store.schema import VISITS
 from ..storage.files import written_aside
 from ..storage.place import Place
 from ..trainer.errors import ConfigError, RunError
+from ..trainer.run.selection_files import SAMPLE_ID, WEIGHT, selected_ids
 from ..trainer.run_directory import RunDirectory
-from ..trainer.selecting import SAMPLE_ID, WEIGHT, selected_ids
 from .inspection.correlation import NO_GROUP
 from .inspection.duplicates import DUPLICATES, NO_CLUSTERS, Clusters, read_clusters
 from .inspection.findings import read_again

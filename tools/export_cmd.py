@@ -44,7 +44,7 @@ def export(
 
     directory = RunDirectory(run)
     directory.config()  # refuse what is not a run before importing torch
-    from ..trainer.export import export as write
+    from ..trainer.export import export_encoders
 
-    for path in write(directory, to, format_, at=at, data=data, weights=weights, allow_code=allow_code):
+    for path in export_encoders(directory, to, format_, at=at, data=data, weights=weights, allow_code=allow_code):
         click.echo(path)

@@ -105,7 +105,7 @@ def inspect(
     _refuse_others(context, mode, used)
     suspects = suspects or 0
     if rows_file:
-        inspecting.export(run, rows_file, at, data, overwrite, suspects, weights, allow_code)
+        inspecting.write_rows(run, rows_file, at, data, overwrite, suspects, weights, allow_code)
     elif serves:
         inspecting.serve(run, at, data, to, port, neighbours, weights, allow_code)
     elif duplicates:

@@ -197,7 +197,7 @@ def report_duplicates(
     click.echo(page)
 
 
-def export(
+def write_rows(
     run: Place, to: Path, at: str, data: Place | None, overwrite: bool, suspects: int, weights: Weights | None,
     allow_code: bool,
 ) -> None:  # fmt: skip

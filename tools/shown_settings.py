@@ -8,10 +8,10 @@ from typing import Any
 
 import tomli_w
 
-from ..trainer.build import objective_of
 from ..trainer.config import TrainConfig, flat
 from ..trainer.config.layers import Layers
 from ..trainer.encoders import is_directory
+from ..trainer.run.build import objective_of
 from .plain_text import plain_text
 
 

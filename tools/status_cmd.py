@@ -16,7 +16,7 @@ from .progress import duration
 from .run_place import RUN
 
 if TYPE_CHECKING:
-    from ..trainer.run_status import RunStatus, StepsStatus
+    from ..trainer.run.run_status import RunStatus, StepsStatus
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MAX_LISTED = 6
@@ -38,8 +38,8 @@ def status(run: Place, as_json: bool) -> None:
 
     Works while the run trains and changes nothing. Means are over the last 100 steps.
     """
+    from ..trainer.run.run_status import read_status
     from ..trainer.run_directory import RunDirectory
-    from ..trainer.run_status import read_status
 
     found = read_status(RunDirectory(run))
     if as_json:

@@ -67,8 +67,8 @@ def train(**options: Any) -> None:
     SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 finish the current step, write a checkpoint and exit with code 75. A second
     signal ends the run at once; --resume then starts from the last checkpoint.
     """
-    from ..trainer.preemption import EXIT_CODE
-    from .training import Asked, train
+    from ..trainer.run.preemption import EXIT_CODE
+    from .training import TrainOptions, train
 
-    if not train(Asked(**options)):
+    if not train(TrainOptions(**options)):
         click.get_current_context().exit(EXIT_CODE)

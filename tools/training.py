@@ -31,8 +31,8 @@ from .progress import ProgressBar, progress_bar
 
 if TYPE_CHECKING:
     from ..trainer.loop import Trainer
-    from ..trainer.resume_settings import Change
-    from ..trainer.step_report import StepReport
+    from ..trainer.metrics.step_report import StepReport
+    from ..trainer.run.resume_settings import Change
 
 SHOWN = {
     "data_wait": "data wait", "fetch_wait": "fetch wait", "store_wait": "store wait", "write_backlog": "backlog",
@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Asked:
+class TrainOptions:
     """The options of `thermopile train`."""
 
     data: Place | None
@@ -70,7 +70,7 @@ class Asked:
     print_config: bool
 
 
-def train(asked: Asked) -> bool:
+def train(asked: TrainOptions) -> bool:
     """Train, or print the settings. Return False if a signal stopped the run."""
     run = None if asked.out is None else RunDirectory(asked.out)
     # Check settings and dataset before importing torch, which takes seconds.
@@ -126,7 +126,7 @@ def _end(error: RanksLostError) -> NoReturn:
     os._exit(1)
 
 
-def _check_paths(asked: Asked) -> None:
+def _check_paths(asked: TrainOptions) -> None:
     """Refuse unusable paths here, not in click's parsing, so that all ranks learn of it."""
     if asked.out is None and not asked.print_config:
         raise click.UsageError("Missing option '--out': the run directory")
@@ -137,7 +137,7 @@ def _check_paths(asked: Asked) -> None:
         raise click.UsageError(f"Invalid value for '--config': file {asked.config_file} does not exist")
 
 
-def _layers(asked: Asked, begun: RunDirectory | None, recorded: TrainConfig | None) -> Layers:
+def _layers(asked: TrainOptions, begun: RunDirectory | None, recorded: TrainConfig | None) -> Layers:
     """Return the settings that the run has, if it has begun, below those of the command line."""
     layers = Layers()
     if begun is not None and recorded is not None:
@@ -174,7 +174,7 @@ def _refuse_code_of_files(settings: TrainConfig, recorded: TrainConfig | None, l
                 refuse_code({key: code}, where or layers.origins[key])
 
 
-def _new(settings: TrainConfig, world: World, asked: Asked) -> TrainConfig:
+def _new(settings: TrainConfig, world: World, asked: TrainOptions) -> TrainConfig:
     """Return the settings of a new run, resolved if there is a dataset. All ranks call it."""
     with agreement(world.control, ConfigError):
         dataset = Dataset(settings.data.path) if settings.data.path else None
@@ -187,7 +187,7 @@ def _new(settings: TrainConfig, world: World, asked: Asked) -> TrainConfig:
         settings = with_pinned_source(settings, world)
     if dataset is None:
         return settings
-    from ..trainer.build import resolve
+    from ..trainer.run.build import resolve
 
     with agreement(world.control, ConfigError):
         return resolve(settings, dataset, world)
@@ -206,7 +206,7 @@ def _resumed(
         except DatasetError as error:
             moved = "If the run's dataset was moved, pass its new path with --data."
             raise DatasetError(f"{error} {moved}") from error
-    from ..trainer.resume_settings import resolved_changes
+    from ..trainer.run.resume_settings import resolved_changes
 
     with agreement(world.control, ConfigError):
         return resolved_changes(run.path, recorded, asked, dataset, world, allowed)
@@ -215,8 +215,8 @@ def _resumed(
 def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: bool, accepted: bool) -> bool:
     """Train; return False if a signal stopped the run. accepted: config.toml was edited by hand."""
     from ..trainer.loop import Trainer
-    from ..trainer.preemption import StopRequest
-    from ..trainer.selecting import rows_of
+    from ..trainer.run.preemption import StopRequest
+    from ..trainer.run.selection_files import rows_of
     from .warnings_log import warnings_log
 
     def say(text: str, err: bool = True) -> None:

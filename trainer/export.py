@@ -19,16 +19,16 @@ from .._version import __version__
 from ..pipeline.dataset import Dataset
 from ..storage.files import sync, writer_name
 from ..storage.place import Place
-from .build import recipe_named
-from .checkpoint import LATEST
+from .checkpoints.checkpoint_files import LATEST
+from .checkpoints.tensors import save_tensors
 from .config import EncoderConfig, TrainConfig
 from .encoders import HF, Encoder, is_directory
 from .encoders.averaging import Weights, chosen_weights
 from .errors import ConfigError, RunError
 from .evaluation.evaluate import tokenizer_of
 from .evaluation.features import restore_encoders
+from .run.build import recipe_named
 from .run_directory import RunDirectory, find_checkpoint, load_found
-from .tensors import save_tensors
 
 Format = Literal["hf", "safetensors"]
 
@@ -46,7 +46,7 @@ class _Side:
     pad_token: str = ""
 
 
-def export(
+def export_encoders(
     run: RunDirectory, to: Path, format: Format, *, at: str = LATEST, data: Place | None = None,
     weights: Weights | None = None, allow_code: bool = False,
 ) -> list[Path]:  # fmt: skip

@@ -18,16 +18,16 @@ from .encoders.locking import lock_advice
 from .encoders.micro_batches import MicroBatches, OnePiece, StepEncoder
 from .errors import RunError
 from .evaluation.online import OnlineEvaluation
-from .failures import ranks_lost, samples_after
-from .metrics_log import Scalar
+from .metrics.metrics_log import Scalar
+from .metrics.step_report import StepReport, report_of
 from .objectives import FeaturesError, Outcome, Progress
 from .objectives.isogclr import IndividualTemperature
-from .opening import LOSS_SCALE
 from .optim import create_optimizer, learning_rate, momentum_at
 from .precision import MixedPrecision
-from .run import Run
+from .run.failures import ranks_lost, samples_after
+from .run.restoring import LOSS_SCALE
+from .run.run import Run
 from .run_directory import RunDirectory
-from .step_report import StepReport, report_of
 from .world import ALONE, World
 
 MAX_SKIPPED = 10

@@ -16,7 +16,7 @@ def is_plugin(name: str) -> bool:
     return ":" in name
 
 
-def place_of(name: str) -> str:
+def file_of(name: str) -> str:
     """Return the file or folder that `module:name` would be imported from, without running it; empty if not found."""
     try:
         spec = find_spec(name.partition(":")[0].partition(".")[0])  # the outermost package: finding others imports it

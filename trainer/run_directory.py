@@ -10,7 +10,14 @@ from typing import Any
 
 from ..storage.bucket import Address, MissingBucketError
 from ..storage.place import Lock, Place, leased, log_at, place_of
-from .checkpoint import LATEST, CheckpointInfo, checkpoints_in, latest_checkpoint, load_checkpoint, read_info
+from .checkpoints.checkpoint_files import (
+    LATEST,
+    CheckpointInfo,
+    checkpoints_in,
+    latest_checkpoint,
+    load_checkpoint,
+    read_info,
+)
 from .config import TrainConfig, load_config, to_toml
 from .config.layers import MAX_BYTES, parse_toml
 from .errors import ConfigError, DamagedCheckpointError, RunError, RunExistsError

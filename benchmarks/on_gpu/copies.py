@@ -12,7 +12,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from thermopile.trainer.host_copy import bytes_on_gpu
+from thermopile.trainer.checkpoints.host_copy import bytes_on_gpu
 
 from harness import timed
 from on_gpu.findings import Findings

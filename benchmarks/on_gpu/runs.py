@@ -21,10 +21,10 @@ from thermopile.pipeline.dataset import Dataset
 from thermopile.state_store.ranks import TorchRanks
 from thermopile.tools.bench.step import open_trainer
 from thermopile.tools.bench.synthetic_dataset import synthetic_dataset
-from thermopile.trainer.build import resolve
 from thermopile.trainer.config import TrainConfig, load_config
 from thermopile.trainer.heartbeats import Heartbeats
 from thermopile.trainer.loop import Trainer
+from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.world import World
 

@@ -16,10 +16,10 @@ import torch
 from thermopile.pipeline.batch import Batch
 from thermopile.tools.bench.step import is_out_of_memory, open_trainer
 from thermopile.tools.bench.synthetic_dataset import synthetic_dataset
-from thermopile.trainer.build import pieces_per_step
 from thermopile.trainer.config.layers import merge
 from thermopile.trainer.loop import Trainer
-from thermopile.trainer.step_clock import Mark, Seconds, StepClock
+from thermopile.trainer.metrics.step_clock import Mark, Seconds, StepClock
+from thermopile.trainer.run.build import pieces_per_step
 
 from on_gpu.findings import Findings
 from on_gpu.timing import begin_peak, gigabytes, seconds_of

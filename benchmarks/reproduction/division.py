@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from thermopile.storage.place import AnyPlace
-from thermopile.trainer.build import recipe_named
 from thermopile.trainer.evaluation.features import sample_features
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.objectives.base import WEIGHT
 from thermopile.trainer.objectives.contrastive import Contrastive
 from thermopile.trainer.objectives.doubt import with_mean_of_one
+from thermopile.trainer.run.build import recipe_named
 
 MIXTURE = {"n_components": 2, "max_iter": 10, "tol": 1e-2, "reg_covar": 5e-4, "random_state": 0}
 """Those of NCR's code."""

@@ -27,7 +27,7 @@ from thermopile.tools.bench.machine import describe_machine
 from thermopile.tools.cli import main as command_line
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.survey import survey
-from thermopile.trainer.checkpoint import LATEST, load_checkpoint
+from thermopile.trainer.checkpoints.checkpoint_files import LATEST, load_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.config.layers import apply_overrides
 from thermopile.trainer.encoders import Encoders, with_names
@@ -35,7 +35,7 @@ from thermopile.trainer.errors import TrainingError
 from thermopile.trainer.evaluation.bands import BANDS
 from thermopile.trainer.evaluation.evaluate import tokenizer_of
 from thermopile.trainer.evaluation.features import restore_encoders
-from thermopile.trainer.preemption import EXIT_CODE
+from thermopile.trainer.run.preemption import EXIT_CODE
 from thermopile.trainer.run_directory import RunDirectory, find_checkpoint
 
 from reproduction.division import train_divided

@@ -15,12 +15,12 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from thermopile.pipeline.dataset import Dataset
-from thermopile.trainer.build import recipe_named
 from thermopile.trainer.config import DataConfig
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.encoders.backbones import Backbone
 from thermopile.trainer.evaluation.features import image_features, text_features
 from thermopile.trainer.evaluation.scoring import knn, retrieval_ranks, sgd_probe, zero_shot
+from thermopile.trainer.run.build import recipe_named
 
 from reproduction.results import NEIGHBOURS
 from reproduction.sets import Sets

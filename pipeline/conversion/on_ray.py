@@ -30,7 +30,7 @@ from ..errors import DatasetError
 from ..sources import Source
 from .convert import ConvertSettings, PartNumber, Summary, convert_part, finish
 from .partial import Partial, ShardFiles
-from .shard_pool import Counts, Job, Pool, Shards, conversion_of
+from .shard_pool import Counts, PoolSetup, Pool, Shards, conversion_of
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -102,7 +102,7 @@ def convert_on_ray(
 class _Shared(NamedTuple):
     """What the tasks of a conversion have in common; each process that runs some of them gets it once."""
 
-    job: Job
+    job: PoolSetup
     needed: tuple[Path, ...]
     """Files and folders that every node must see."""
     version: str = __version__
@@ -112,7 +112,7 @@ def _pool(needed: tuple[Path, ...]) -> Pool:
     """Return what writes shards as tasks."""
     import ray
 
-    def write_shards(job: Job, shards: Shards, counted: Counts, on_progress: Callable[[Counts], None]) -> None:
+    def write_shards(job: PoolSetup, shards: Shards, counted: Counts, on_progress: Callable[[Counts], None]) -> None:
         source, settings, tokenizer = job
         shared = ray.put(_Shared((source, settings, tokenizer.absolute()), needed))
         task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES, retry_exceptions=[OSError])(_write_shard)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .shard_writer import Conversion
 
 SECONDS_BETWEEN_LOOKS = 0.2
-Job = tuple[Source, ConvertSettings, Path]
+PoolSetup = tuple[Source, ConvertSettings, Path]
 """What every worker gets. The path is that of the tokenizer, which does not exist if the samples have no captions."""
 Shards = Iterator[tuple[ShardFiles | ShardObjects, NDArray[np.int64]]]
 """The files of every shard to write and its source indices, which are asked for as workers get free."""
@@ -47,7 +47,7 @@ class Counts(NamedTuple):
     left_out: int
 
 
-Pool = Callable[[Job, Shards, Counts, Callable[[Counts], None]], None]
+Pool = Callable[[PoolSetup, Shards, Counts, Callable[[Counts], None]], None]
 """Writes every shard, as convert_shards does."""
 
 
@@ -93,7 +93,7 @@ def processes(workers: int | None) -> Pool:
 
 
 def convert_shards(
-    job: Job, shards: Shards, counted: Counts, on_progress: Callable[[Counts], None], *, workers: int
+    job: PoolSetup, shards: Shards, counted: Counts, on_progress: Callable[[Counts], None], *, workers: int
 ) -> None:  # fmt: skip
     """Write every shard.
 
@@ -132,14 +132,14 @@ def convert_shards(
 _conversion: Conversion
 
 
-def _start_worker(job: Job, shared: _Shared, environment: dict[str, str]) -> None:
+def _start_worker(job: PoolSetup, shared: _Shared, environment: dict[str, str]) -> None:
     global _conversion
     os.environ.update(environment)  # the fork server has that of its start, maybe with credentials that have expired
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _conversion = conversion_of(job, shared.add_one)
 
 
-def conversion_of(job: Job, count_one: Callable[[bool], None]) -> Conversion:
+def conversion_of(job: PoolSetup, count_one: Callable[[bool], None]) -> Conversion:
     """Return what this process needs to write shards."""
     from .shard_writer import Conversion
 

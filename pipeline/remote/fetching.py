@@ -17,7 +17,7 @@ SIDE_BY_SIDE = 16
 """Requests at once: with 20 ms each, small ranges come at 800 a second."""
 
 
-class Job(NamedTuple):
+class Fetch(NamedTuple):
     """A range of a file to fetch."""
 
     name: str
@@ -34,7 +34,7 @@ class Fetcher:
         self._address, self._folder = address, folder
         self._threads, self._ended = ThreadPoolExecutor(SIDE_BY_SIDE, f"thermopile-{name}"), Event()
 
-    def fetch(self, jobs: Sequence[Job]) -> None:
+    def fetch(self, jobs: Sequence[Fetch]) -> None:
         """Fetch all ranges, and return when each has come or failed; raise the first error.
 
         If the caller is interrupted, no request is repeated any more: a process waits for its threads before it ends.
@@ -56,7 +56,7 @@ class Fetcher:
         if first is not None:
             raise first
 
-    def _fetch(self, job: Job, ended: Event) -> None:
+    def _fetch(self, job: Fetch, ended: Event) -> None:
         address = self._address / job.name
         data = address.read_range(job.start, job.stop - job.start, ended)
         if len(data) != job.stop - job.start:

@@ -16,7 +16,7 @@ from ..dataset_index import DatasetIndex, ShardSuffix, shard_name
 from ..errors import DatasetError
 from . import sparse
 from .blocks import Blocks
-from .fetching import Fetcher, Job, WaitClock
+from .fetching import Fetch, Fetcher, WaitClock
 from .plan import MAX_GAP, PAGE, Ids, on_disk, pages_of_rows, pages_within, requests, spans_of
 from .presence import ABSENT, HERE, Places, Presence
 from .room import Room
@@ -158,7 +158,7 @@ class CachedSamples:
     def _pages_of(self, by_shard: list[tuple[int, Ids]]) -> list[Places]:
         return [Places(shard, "pages", pages_of_rows(rows)) for shard, rows in by_shard]
 
-    def _complete(self, wanted: list[Places], jobs_of: Callable[[Places], Iterable[Job]]) -> None:
+    def _complete(self, wanted: list[Places], jobs_of: Callable[[Places], Iterable[Fetch]]) -> None:
         """Fetch what is absent, and wait for what others are fetching."""
         while claimed := self.presence.claim(wanted, self._refuse_if_ended):
             self._fetch(claimed, jobs_of, self._fetcher)
@@ -173,13 +173,13 @@ class CachedSamples:
                 self.room.changed.wait()
             return claimed
 
-    def _fetch(self, claimed: list[Places], jobs_of: Callable[[Places], Iterable[Job]], fetcher: Fetcher) -> None:
+    def _fetch(self, claimed: list[Places], jobs_of: Callable[[Places], Iterable[Fetch]], fetcher: Fetcher) -> None:
         try:
             fetcher.fetch([job for places in claimed for job in jobs_of(places)])
         finally:
             self.presence.failed(claimed)
 
-    def _page_jobs(self, places: Places, *, charged: bool) -> Iterator[Job]:
+    def _page_jobs(self, places: Places, *, charged: bool) -> Iterator[Fetch]:
         for suffix in ("beton", "rows"):
             sparse.create(self._path(places.shard, suffix), self.sizes[shard_name(places.shard, suffix)])
         if charged:
@@ -188,7 +188,7 @@ class CachedSamples:
         starts = places.numbers * PAGE
         yield from self._jobs(name, places, starts, np.minimum(starts + PAGE, self.sizes[name]), max_gap=0)
 
-    def _sample_jobs(self, places: Places) -> Iterator[Job]:
+    def _sample_jobs(self, places: Places) -> Iterator[Fetch]:
         shard, rows = places.shard, places.numbers
         starts, stops = self._spans(shard, rows)
         blocks = self.blocks.of_ids(self.first_id[shard] + rows)
@@ -199,10 +199,10 @@ class CachedSamples:
             self.room.take(int(blocks[part[0]]), on_disk(ranges[:, 0], ranges[:, 1]))
             yield from found
 
-    def _jobs(self, name: str, places: Places, starts: Ids, stops: Ids, max_gap: int) -> Iterator[Job]:
+    def _jobs(self, name: str, places: Places, starts: Ids, stops: Ids, max_gap: int) -> Iterator[Fetch]:
         for start, stop, first, last in requests(starts, stops, max_gap=max_gap, max_bytes=REQUEST_BYTES):
             arrived = places._replace(numbers=places.numbers[first:last])
-            yield Job(name, start, stop, partial(self.presence.arrived, arrived))
+            yield Fetch(name, start, stop, partial(self.presence.arrived, arrived))
 
     def _spans(self, shard: int, rows: Ids) -> tuple[Ids, Ids]:
         opened, info = self._open_shard(shard), self._index.tokenizer

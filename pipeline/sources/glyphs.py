@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from ..errors import SourceError
 from . import Groups, Sample, Source
-from .selection import swapped_between_classes
+from .splits import swapped_between_classes
 
 # No two that differ only in size (o, O), nor look-alikes of different scripts (Latin B, Greek Β): drawings vary in
 # size and shift, so such pairs would be one class under two names.

@@ -21,7 +21,7 @@ from ...storage.place import Place, common_folder
 from ..errors import BadSampleError, SourceChangedError
 from . import Groups, Source
 
-MAX_TEXT_BYTES = 1 << 20
+MAX_CAPTION_BYTES = 1 << 20
 """Larger captions, classes and JSON members are refused."""
 MAX_CAPTIONS = 64
 """More are refused: a run shows one per epoch, and a list as long as that is hardly one of captions."""
@@ -58,7 +58,7 @@ def caption_texts(raw: Sequence[bytes | str | None]) -> tuple[str, ...]:
     """Return the captions of a sample without surrounding white space, and without blank ones.
 
     Raises BadSampleError if none is left, there are more than MAX_CAPTIONS, or one is not UTF-8 or exceeds
-    MAX_TEXT_BYTES.
+    MAX_CAPTION_BYTES.
     """
     texts = tuple(text for text in map(_stripped, raw) if text)
     if not texts:
@@ -69,8 +69,8 @@ def caption_texts(raw: Sequence[bytes | str | None]) -> tuple[str, ...]:
 
 
 def _stripped(raw: bytes | str | None) -> str:
-    if raw is not None and len(raw) > MAX_TEXT_BYTES:
-        raise BadSampleError(f"a caption of {len(raw):,} bytes, above {MAX_TEXT_BYTES:,}")
+    if raw is not None and len(raw) > MAX_CAPTION_BYTES:
+        raise BadSampleError(f"a caption of {len(raw):,} bytes, above {MAX_CAPTION_BYTES:,}")
     try:
         text = raw.decode("utf-8-sig") if isinstance(raw, bytes) else raw or ""
         text.encode()  # fails for half of a surrogate pair, which JSON can hold

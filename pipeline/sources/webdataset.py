@@ -15,8 +15,8 @@ from ...storage.place import AnyPlace, Place, place_of
 from ..errors import BadSampleError, SourceError
 from . import Groups, Sample, Source, marks_of
 from .listing import (
+    MAX_CAPTION_BYTES,
     MAX_PICTURE_BYTES,
-    MAX_TEXT_BYTES,
     as_text,
     binary_arrays,
     caption_texts,
@@ -130,12 +130,12 @@ class WebDatasetSource(Source):
         return self._files.read(locate(self._first, index)[0], offset, size)
 
     def _captions_of(self, index: int) -> tuple[str, ...]:
-        raw = self._member(_CAPTION, index, MAX_TEXT_BYTES)
+        raw = self._member(_CAPTION, index, MAX_CAPTION_BYTES)
         return caption_texts([] if raw is None else self._parts[_CAPTION].texts(raw))
 
     def _group_of(self, index: int) -> str:
         """Return the class, empty if the sample has none."""
-        raw = self._member(_GROUP, index, MAX_TEXT_BYTES)
+        raw = self._member(_GROUP, index, MAX_CAPTION_BYTES)
         text = "" if raw is None else self._parts[_GROUP].text(raw)
         return (as_text(text) if isinstance(text, bytes) else text).strip()
 

@@ -15,9 +15,9 @@ from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.state_store import StateReader, StateStore
 from thermopile.tools.cli import main
 from thermopile.tools.report import html
-from thermopile.trainer.build import resolve
 from thermopile.trainer.config import load_config
 from thermopile.trainer.objectives import create_objective
+from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
 
 STEP = 5

@@ -55,7 +55,7 @@ def test_what_the_system_refuses_is_said_without_a_number_and_with_a_cure(monkey
     def fails(run):
         raise error
 
-    monkeypatch.setattr("thermopile.trainer.run_status.read_status", fails)
+    monkeypatch.setattr("thermopile.trainer.run.run_status.read_status", fails)
     result = run("status", tmp_path)
     assert (result.exit_code, result.stderr) == (1, f"{said}\n")
 

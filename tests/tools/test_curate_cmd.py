@@ -18,10 +18,10 @@ from thermopile.tools.inspection.duplicates import REASONS, Duplicates, write_du
 from thermopile.tools.inspection.picture_agreement import Agreement
 from thermopile.tools.inspection.similar_pairs import Pairs
 from thermopile.tools.inspection.whole_run import PRECISION
-from thermopile.trainer.build import resolve
 from thermopile.trainer.config import load_config
+from thermopile.trainer.run.build import resolve
+from thermopile.trainer.run.selection_files import write_selection
 from thermopile.trainer.run_directory import RunDirectory
-from thermopile.trainer.selecting import write_selection
 
 FITTING = -2.0
 MISFITS = {7: 3.0, 40: 1.0, 3: 2.0}

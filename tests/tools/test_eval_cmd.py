@@ -11,7 +11,7 @@ from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.tools.cli import main
-from thermopile.trainer.checkpoint import load_checkpoint, save_checkpoint
+from thermopile.trainer.checkpoints.checkpoint_files import load_checkpoint, save_checkpoint
 
 BANDS = {"all", "head", "medium", "tail"}
 

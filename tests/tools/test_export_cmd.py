@@ -5,7 +5,7 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 
 from thermopile.tools.cli import main
-from thermopile.trainer.checkpoint import load_checkpoint
+from thermopile.trainer.checkpoints.checkpoint_files import load_checkpoint
 
 
 def run(*arguments):

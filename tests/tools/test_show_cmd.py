@@ -24,8 +24,8 @@ from thermopile.tools.lettering import Lettering
 from thermopile.tools.plain_text import plain_text
 from thermopile.tools.sample_sheet import ShownSample, ShownView, draw_sheet, shown_samples
 from thermopile.tools.show_cmd import RECIPE_NAMES
-from thermopile.trainer.build import resolve
 from thermopile.trainer.config import load_config
+from thermopile.trainer.run.build import resolve
 
 FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 BODY = Lettering(15, bold=False, fallback={})

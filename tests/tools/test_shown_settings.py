@@ -5,9 +5,9 @@ import tomllib
 import pytest
 
 from thermopile.tools.shown_settings import shown_settings
-from thermopile.trainer.build import resolve
 from thermopile.trainer.config import TrainConfig, flat, load_config
 from thermopile.trainer.config.layers import Layers, preset_names
+from thermopile.trainer.run.build import resolve
 
 
 def layered(*, preset=None, **settings):

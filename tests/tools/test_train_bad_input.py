@@ -16,12 +16,12 @@ from click.testing import CliRunner
 from thermopile.pipeline.dataset_index import seal_index
 from thermopile.storage.sealed_json import seal_document, unseal
 from thermopile.tools.cli import main
-from thermopile.trainer import checkpointer
-from thermopile.trainer.build import resolve
-from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint, save_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import RunError
 from thermopile.trainer.loop import Trainer
+from thermopile.trainer.run import checkpoint_writer
+from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
 
 TINY = ("batch_size=42", "data.image_size=16", "model.dim=8", "model.image.config.width=4", "log_every=1",
@@ -121,7 +121,7 @@ def room_for_files(size):
 def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else(
     images_dataset, tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(checkpointer, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint_writer, "RETRY_SECONDS", 0.0)
     # Of earlier commands: what they print goes to a file of pytest's, for which there is no room either.
     monkeypatch.setattr(logging.getLogger("thermopile"), "handlers", [])
     whole, run = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "run")

@@ -14,7 +14,7 @@ from counted import change_content
 from transformers import AutoModel, ResNetConfig
 
 from thermopile.tools.cli import main
-from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
+from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
 from thermopile.trainer.run_directory import RunDirectory
 
 TINY = ("epochs=1", "batch_size=256", "data.image_size=16", "model.dim=8", "model.image.config.width=4",

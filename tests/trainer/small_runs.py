@@ -7,12 +7,12 @@ import torch
 
 from thermopile.pipeline.dataset import Dataset
 from thermopile.state_store import StateReader
-from thermopile.trainer.build import resolve
-from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
+from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
+from thermopile.trainer.checkpoints.tensors import take_apart
 from thermopile.trainer.config import load_config
 from thermopile.trainer.loop import Trainer
+from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
-from thermopile.trainer.tensors import take_apart
 
 SMALL_MODEL = {"dim": 16, "image": {"config": {"width": 4}}, "text": {"config": {"width": 8}}}
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from thermopile.pipeline.augment import RECIPES
-from thermopile.trainer.build import create_order, objective_of, open_loader, recipe_named, resolve
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer
-from thermopile.trainer.resume_settings import differences
+from thermopile.trainer.run.build import create_order, objective_of, open_loader, recipe_named, resolve
+from thermopile.trainer.run.resume_settings import differences
 from thermopile.trainer.run_directory import RunDirectory
 
 from small_runs import SMALL_MODEL

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from thermopile.storage.sealed_json import seal_document, unseal
-from thermopile.trainer.checkpoint import (
+from thermopile.trainer.checkpoints.checkpoint_files import (
     CheckpointInfo,
     latest_checkpoint,
     load_checkpoint,

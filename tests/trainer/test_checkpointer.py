@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from thermopile.state_store import SnapshotError
-from thermopile.trainer import checkpointer
-from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
-from thermopile.trainer.checkpointer import Checkpointer, WriteState
+from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.loop import Trainer
-from thermopile.trainer.metrics_log import MetricsLog
+from thermopile.trainer.metrics.metrics_log import MetricsLog
+from thermopile.trainer.run import checkpoint_writer
+from thermopile.trainer.run.checkpoint_writer import Checkpointer, WriteState
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.world import ALONE, World
 
@@ -42,8 +42,8 @@ class SlowDisk:
 
     def __init__(self, monkeypatch):
         self.began, self.free = threading.Event(), threading.Event()
-        self._save = checkpointer.save_checkpoint
-        monkeypatch.setattr(checkpointer, "save_checkpoint", self)
+        self._save = checkpoint_writer.save_checkpoint
+        monkeypatch.setattr(checkpoint_writer, "save_checkpoint", self)
 
     def __call__(self, *arguments, **named):
         self.began.set()
@@ -129,14 +129,14 @@ def test_a_run_that_ends_by_an_error_still_finishes_the_checkpoint_that_is_being
 
 @pytest.mark.parametrize("at", [3, 7])
 def test_an_error_that_no_disk_gives_ends_the_run(pairs_dataset, tmp_path, monkeypatch, at):
-    save = checkpointer.save_checkpoint
+    save = checkpoint_writer.save_checkpoint
 
     def wrong(folder, info, training, **named):
         if info.step == at:
             raise KeyError("a mistake in the program")
         return save(folder, info, training, **named)
 
-    monkeypatch.setattr(checkpointer, "save_checkpoint", wrong)
+    monkeypatch.setattr(checkpoint_writer, "save_checkpoint", wrong)
     run = RunDirectory(tmp_path / "run")
     with (
         pytest.raises(KeyError, match="a mistake in the program"),
@@ -153,7 +153,7 @@ def test_an_error_that_no_disk_gives_ends_the_run(pairs_dataset, tmp_path, monke
 def clock(monkeypatch):
     """Seconds on the checkpointer's clock, to be set."""
     clock = type("Clock", (), {"now": 1000.0})()
-    monkeypatch.setattr(checkpointer.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(checkpoint_writer.time, "monotonic", lambda: clock.now)
     return clock
 
 
@@ -192,11 +192,11 @@ def failed(error):
     return snapshot
 
 
-def ended(checkpointer, snapshot, step=1):
+def ended(checkpoint_writer, snapshot, step=1):
     """The checkpointer of a rank that writes no model part, at the end of a checkpoint."""
-    checkpointer.begin(step, snapshot, None)
-    assert checkpointer.wait()
-    return checkpointer
+    checkpoint_writer.begin(step, snapshot, None)
+    assert checkpoint_writer.wait()
+    return checkpoint_writer
 
 
 def test_one_is_due_after_so_many_steps_or_so_many_minutes_since_the_last_one_began(make, clock):
@@ -216,7 +216,7 @@ def test_one_that_failed_is_warned_of_and_due_again_a_minute_later_and_not_befor
     assert made.write_state == WriteState.FAILED
     made.settle([WriteState.FAILED])
     assert "the checkpoint of step 3 was not written: disk full. Training continues" in caplog.text
-    clock.now += checkpointer.RETRY_SECONDS - 1
+    clock.now += checkpoint_writer.RETRY_SECONDS - 1
     assert not made.is_due(4)
     clock.now += 1
     assert made.is_due(5)

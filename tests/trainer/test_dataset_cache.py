@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from thermopile.pipeline.order import Order
-from thermopile.trainer.dataset_cache import DatasetCache
 from thermopile.trainer.errors import ConfigError
+from thermopile.trainer.run.dataset_cache import DatasetCache
 
 SHARDS, ROWS, MB = 40, 25_000, 1_000_000
 

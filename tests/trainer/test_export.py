@@ -15,12 +15,12 @@ from thermopile._version import __version__
 from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.batch import Batch
 from thermopile.trainer import export as export_module
-from thermopile.trainer.build import resolve
-from thermopile.trainer.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
+from thermopile.trainer.checkpoints.checkpoint_files import CheckpointInfo, load_checkpoint, save_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.errors import ConfigError, RunError
-from thermopile.trainer.export import export
+from thermopile.trainer.export import export_encoders
+from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
 
 IMAGE = {
@@ -68,7 +68,7 @@ def _batch(dataset):
 @pytest.mark.parametrize("image", ["resnet", "vit"])
 def test_transformers_alone_gives_the_image_encoders_features(image, images_dataset, tmp_path):
     run, encoders = make_run(tmp_path / "run", images_dataset, image)
-    export(run, tmp_path / "out", "hf")
+    export_encoders(run, tmp_path / "out", "hf")
     model = AutoModel.from_pretrained(tmp_path / "out" / "image").eval()
     h = model(PICTURES).pooler_output.flatten(1)
     assert torch.equal(h, encoders.image.backbone(PICTURES))
@@ -80,7 +80,7 @@ def test_transformers_alone_gives_the_image_encoders_features(image, images_data
 @pytest.mark.parametrize("text", ["distilbert", "clip"])
 def test_transformers_alone_gives_the_text_encoders_features_from_the_tokenizer_beside(text, pairs_dataset, tmp_path):
     run, encoders = make_run(tmp_path / "run", pairs_dataset, "resnet", text)
-    export(run, tmp_path / "out", "hf")
+    export_encoders(run, tmp_path / "out", "hf")
     folder = tmp_path / "out" / "text"
     captions = pairs_dataset.column("caption").to_pylist()[:200]
     read = AutoTokenizer.from_pretrained(folder)(
@@ -98,7 +98,7 @@ def test_transformers_alone_gives_the_text_encoders_features_from_the_tokenizer_
 @pytest.mark.parametrize("form", ["hf", "safetensors"])
 def test_the_momentum_network_is_exported_beside_the_trained_one(form, images_dataset, tmp_path):
     run, encoders = make_run(tmp_path / "run", images_dataset, "resnet", momentum=0.9)
-    export(run, tmp_path / "out", form)
+    export_encoders(run, tmp_path / "out", form)
     assert not torch.equal(encoders.image(PICTURES), encoders.momentum(PICTURES))
     if form == "hf":
         h = AutoModel.from_pretrained(tmp_path / "out/momentum").eval()(PICTURES).pooler_output.flatten(1)
@@ -114,7 +114,7 @@ def test_averaged_weights_are_exported_where_the_run_has_them_unless_the_raw_one
     run, encoders = make_run(tmp_path / "run", images_dataset, "resnet", ema=0.9)
     raw = encoders.state_dict()["image.head.weight"]
     for asked, used, expected in ((None, "averaged", 2 * raw), ("averaged", "averaged", 2 * raw), ("raw", "raw", raw)):
-        export(run, tmp_path / str(asked), "safetensors", weights=asked)
+        export_encoders(run, tmp_path / str(asked), "safetensors", weights=asked)
         with safe_open(tmp_path / str(asked) / "image.safetensors", "pt") as file:
             assert torch.equal(file.get_tensor("head.weight"), expected)
             assert file.metadata()["weights"] == used
@@ -123,13 +123,13 @@ def test_averaged_weights_are_exported_where_the_run_has_them_unless_the_raw_one
 def test_averaged_weights_that_the_run_does_not_have_are_refused(images_dataset, tmp_path):
     run, _ = make_run(tmp_path / "run", images_dataset, "resnet")
     with pytest.raises(ConfigError, match=r"no averaged weights \(model.ema is 0\); leave out --weights averaged"):
-        export(run, tmp_path / "out", "safetensors", weights="averaged")
+        export_encoders(run, tmp_path / "out", "safetensors", weights="averaged")
     assert not (tmp_path / "out").exists()
 
 
 def test_the_image_processor_shows_the_central_square_as_training_normalises_it(images_dataset, tmp_path):
     run, _ = make_run(tmp_path / "run", images_dataset, "resnet")
-    export(run, tmp_path / "out", "hf")
+    export_encoders(run, tmp_path / "out", "hf")
     recipe = RECIPES[run.config().data.recipe]
     pixels = np.random.default_rng(0).integers(0, 256, (32, 50, 3), np.uint8)
     seen = AutoImageProcessor.from_pretrained(tmp_path / "out" / "image")(Image.fromarray(pixels), return_tensors="np")
@@ -140,7 +140,7 @@ def test_the_image_processor_shows_the_central_square_as_training_normalises_it(
 @pytest.mark.parametrize(("image", "text"), [("conv", "mean"), ("cifar", "clip"), ("vit", "distilbert")])
 def test_a_safetensors_file_holds_an_encoders_weights_and_what_a_reader_must_know(image, text, pairs_dataset, tmp_path):
     run, encoders = make_run(tmp_path / "run", pairs_dataset, image, text, head="vicreg", head_width=5)
-    files = export(run, tmp_path / "out", "safetensors")
+    files = export_encoders(run, tmp_path / "out", "safetensors")
     assert [path.name for path in files] == ["image.safetensors", "text.safetensors", "tokenizer.json"]
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == pairs_dataset.tokenizer_path.read_bytes()
     for side, encoder in (("image", encoders.image), ("text", encoders.text)):
@@ -171,7 +171,7 @@ def test_encoders_that_transformers_has_not_are_refused_naming_the_other_format(
 ):
     run, _ = make_run(tmp_path / "run", pairs_dataset, image, text)
     with pytest.raises(ConfigError, match=f"{what}.*; export it with --format safetensors"):
-        export(run, tmp_path / "out", "hf")
+        export_encoders(run, tmp_path / "out", "hf")
     assert os.listdir(tmp_path) == ["run"]
 
 
@@ -179,7 +179,7 @@ def test_a_directory_that_is_there_is_left_as_it_is(images_dataset, tmp_path):
     run, _ = make_run(tmp_path / "run", images_dataset, "conv")
     (tmp_path / "out").mkdir()
     with pytest.raises(ConfigError, match="already exists; nothing was written"):
-        export(run, tmp_path / "out", "safetensors")
+        export_encoders(run, tmp_path / "out", "safetensors")
     assert os.listdir(tmp_path / "out") == []
 
 
@@ -191,21 +191,21 @@ def test_an_export_that_fails_half_way_leaves_nothing(pairs_dataset, tmp_path, m
 
     monkeypatch.setattr(export_module.shutil, "copyfile", full)  # the last of the files
     with pytest.raises(OSError, match="No space left"):
-        export(run, tmp_path / "out", "safetensors")
+        export_encoders(run, tmp_path / "out", "safetensors")
     assert os.listdir(tmp_path) == ["run"]
 
 
 def test_a_checkpoint_that_is_not_there_is_named(images_dataset, tmp_path):
     run, _ = make_run(tmp_path / "run", images_dataset, "conv")
     with pytest.raises(RunError, match="no checkpoint 'step-8'; available: step-7"):
-        export(run, tmp_path / "out", "safetensors", at="step-8")
+        export_encoders(run, tmp_path / "out", "safetensors", at="step-8")
 
 
 def test_what_is_written_may_be_read_by_whom_the_umask_says(images_dataset, tmp_path):
     run, _ = make_run(tmp_path / "run", images_dataset, "resnet")
     before = os.umask(0o027)
     try:
-        files = export(run, tmp_path / "out", "hf")
+        files = export_encoders(run, tmp_path / "out", "hf")
     finally:
         os.umask(before)
     assert {path.name: oct(path.stat().st_mode & 0o777) for path in files} == {path.name: "0o640" for path in files}
@@ -214,9 +214,9 @@ def test_what_is_written_may_be_read_by_whom_the_umask_says(images_dataset, tmp_
 
 def test_where_a_local_model_lies_is_not_told(images_dataset, tmp_path):
     source, _ = make_run(tmp_path / "source", images_dataset, "resnet")
-    export(source, tmp_path / "secret" / "model", "hf")
+    export_encoders(source, tmp_path / "secret" / "model", "hf")
     run, _ = make_run(tmp_path / "run", images_dataset, "resnet", name=f"hf:{tmp_path}/secret/model/image")
-    export(run, tmp_path / "out", "hf")
+    export_encoders(run, tmp_path / "out", "hf")
     for path in (tmp_path / "out").rglob("*.*"):
         assert b"secret" not in path.read_bytes(), path
     assert '| encoder | "hf:image" |' in (tmp_path / "out" / "image" / "README.md").read_text("utf-8")
@@ -229,7 +229,7 @@ def test_a_disk_that_is_full_is_one_error_that_names_the_directory_and_nothing_s
     run, _ = make_run(tmp_path / "run", images_dataset, "resnet")
     error = rf"{tmp_path}/out cannot be written: .*File too large[^\n]*Nothing was left behind"
     with file_size_limit(2_000), pytest.raises(OSError, match=error):
-        export(run, tmp_path / "out", format)
+        export_encoders(run, tmp_path / "out", format)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -240,5 +240,5 @@ def test_weights_that_are_not_finite_are_refused_and_nothing_is_written(value, i
     training["encoders"]["image.head.bias"][2] = value
     save_checkpoint(run.checkpoints, info, training)
     with pytest.raises(RunError, match=r"step-7 holds weights that are not finite \(image\.head\.bias\); nothing was"):
-        export(run, tmp_path / "out", "safetensors")
+        export_encoders(run, tmp_path / "out", "safetensors")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

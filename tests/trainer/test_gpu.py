@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
-from thermopile.trainer.build import resolve
+from thermopile.trainer.checkpoints.host_copy import CopyOnHost, PinnedMemory, bytes_on_gpu
 from thermopile.trainer.config import load_config
-from thermopile.trainer.host_copy import CopyOnHost, PinnedMemory, bytes_on_gpu
 from thermopile.trainer.loop import Trainer
+from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
 
 from small_runs import train

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from thermopile.trainer.host_copy import CopyOnHost, PinnedMemory, bytes_on_gpu, placed
-from thermopile.trainer.tensors import load_tensors, save_tensors, take_apart
+from thermopile.trainer.checkpoints.host_copy import CopyOnHost, PinnedMemory, bytes_on_gpu, placed
+from thermopile.trainer.checkpoints.tensors import load_tensors, save_tensors, take_apart
 
 from waits import no_waits
 

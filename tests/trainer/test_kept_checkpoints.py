@@ -5,9 +5,9 @@ import shutil
 import pytest
 
 from thermopile.state_store import SnapshotError, list_snapshots
-from thermopile.trainer import checkpointer
-from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
+from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
 from thermopile.trainer.loop import Trainer
+from thermopile.trainer.run import checkpoint_writer
 from thermopile.trainer.run_directory import RunDirectory
 
 from small_runs import assert_same_state, losses, small, stop_at, train
@@ -139,7 +139,7 @@ def unblock(run):
 def test_a_snapshot_that_fails_is_tried_again_and_training_goes_on(
     finished, pairs_dataset, tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(checkpointer, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint_writer, "RETRY_SECONDS", 0.0)
     config, run = small(pairs_dataset, checkpoint={"every_steps": 3, "keep_last": 9}), RunDirectory(tmp_path / "run")
 
     def report(report):
@@ -161,7 +161,7 @@ def test_a_snapshot_that_fails_is_tried_again_and_training_goes_on(
 
 
 def test_a_failed_attempt_is_not_repeated_at_every_step(pairs_dataset, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(checkpointer, "RETRY_SECONDS", 1e9)
+    monkeypatch.setattr(checkpoint_writer, "RETRY_SECONDS", 1e9)
     config, run = small(pairs_dataset, epochs=1, checkpoint={"every_steps": 2}), RunDirectory(tmp_path / "run")
 
     def report(report):
@@ -174,7 +174,7 @@ def test_a_failed_attempt_is_not_repeated_at_every_step(pairs_dataset, tmp_path,
 
     with Trainer.open(config, run) as trainer:
         trainer.run(report)
-    assert [record.name for record in caplog.records].count(checkpointer.__name__) == 1
+    assert [record.name for record in caplog.records].count(checkpoint_writer.__name__) == 1
     assert checkpoints(run) == {7}
 
 
@@ -199,7 +199,7 @@ def test_a_run_fails_whose_last_checkpoint_cannot_be_written_and_can_be_resumed(
 def test_a_model_part_that_fails_leaves_the_last_checkpoint_with_its_snapshot(
     pairs_dataset, tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(checkpointer, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint_writer, "RETRY_SECONDS", 0.0)
     config, run = small(pairs_dataset, checkpoint={"every_steps": 3, "keep_last": 2}), RunDirectory(tmp_path / "run")
 
     def report(report):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from thermopile.state_store import StateReader
-from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
+from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import to_toml
 from thermopile.trainer.errors import ConfigError, TrainingError
 from thermopile.trainer.loop import Trainer

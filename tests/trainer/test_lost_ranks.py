@@ -13,7 +13,7 @@ import pytest
 
 from thermopile.state_store.ranks import Ranks
 from thermopile.trainer import heartbeats
-from thermopile.trainer.checkpoint import latest_checkpoint
+from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint
 from thermopile.trainer.errors import RanksLostError
 from thermopile.trainer.run_directory import RunDirectory
 

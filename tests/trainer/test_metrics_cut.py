@@ -8,8 +8,8 @@ import tracemalloc
 import pytest
 
 from thermopile.storage.sealed_json import seal_line
-from thermopile.trainer import metrics_file
-from thermopile.trainer.metrics_file import cut_back
+from thermopile.trainer.metrics import metrics_file
+from thermopile.trainer.metrics.metrics_file import cut_back
 
 
 def line(step, **more):

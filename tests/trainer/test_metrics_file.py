@@ -10,8 +10,8 @@ import pytest
 from thermopile.storage.files import NotRegularFileError
 from thermopile.storage.log import FileLog
 from thermopile.storage.sealed_json import seal_line
-from thermopile.trainer import metrics_file
-from thermopile.trainer.metrics_file import last_lines, loss_curve
+from thermopile.trainer.metrics import metrics_file
+from thermopile.trainer.metrics.metrics_file import last_lines, loss_curve
 
 
 def text_of(lines):

@@ -6,7 +6,7 @@ import torch
 from thermopile.storage.files import NotRegularFileError
 from thermopile.storage.sealed_json import unseal
 from thermopile.trainer.errors import NotFiniteError
-from thermopile.trainer.metrics_log import MetricsLog
+from thermopile.trainer.metrics.metrics_log import MetricsLog
 
 
 def lines(path):

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from thermopile.state_store import StateReader
 from thermopile.tools.cli import main
-from thermopile.trainer.checkpoint import load_checkpoint
+from thermopile.trainer.checkpoints.checkpoint_files import load_checkpoint
 from thermopile.trainer.errors import TrainingError
 from thermopile.trainer.loop import MAX_SKIPPED, Trainer
 from thermopile.trainer.run_directory import RunDirectory

@@ -2,11 +2,11 @@
 
 import pytest
 
-from thermopile.trainer.build import resolve
-from thermopile.trainer.checkpoint import CheckpointInfo
+from thermopile.trainer.checkpoints.checkpoint_files import CheckpointInfo
 from thermopile.trainer.config import flat, load_config, to_tree
 from thermopile.trainer.errors import ConfigError
-from thermopile.trainer.opening import MAY_DIFFER, differences, facts, refuse_differences
+from thermopile.trainer.run.build import resolve
+from thermopile.trainer.run.restoring import MAY_DIFFER, differences, facts, refuse_differences
 from thermopile.trainer.world import World
 
 CHECKPOINT = CheckpointInfo(step=5, snapshot="SNAPSHOT", order_version=1, dataset_fingerprint="f", settings={})

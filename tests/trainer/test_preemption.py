@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from thermopile.trainer.checkpoint import latest_checkpoint
+from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint
 from thermopile.trainer.loop import Trainer
-from thermopile.trainer.preemption import EXIT_CODE, SIGNALS, StopRequest
+from thermopile.trainer.run.preemption import EXIT_CODE, SIGNALS, StopRequest
 from thermopile.trainer.run_directory import RunDirectory
 
 from small_runs import small
@@ -36,7 +36,7 @@ def test_what_the_signals_did_before_they_do_again():
 
 WAITING = """
 import time
-from thermopile.trainer.preemption import StopRequest
+from thermopile.trainer.run.preemption import StopRequest
 with StopRequest(lambda name: print(name, flush=True)):
     print("ready", flush=True)
     while True:

@@ -9,7 +9,6 @@ import torch
 
 from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.dataset_index import TokenizerInfo
-from thermopile.trainer.build import resolve
 from thermopile.trainer.config import layers, load_config
 from thermopile.trainer.config.layers import PRESETS, apply_overrides, preset_names, read_preset
 from thermopile.trainer.encoders import Encoders, with_names
@@ -17,6 +16,7 @@ from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.objectives import create_objective
 from thermopile.trainer.optim import learning_rate
+from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
 
 IMAGES = ("cifar10", "cifar100", "cifar10-lt", "cifar100-lt", "imagenet100", "inaturalist")

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from thermopile.state_store import StateReader
-from thermopile.trainer.build import resolve
-from thermopile.trainer.checkpoint import latest_checkpoint
+from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError, RanksLostError
+from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.world import World, joined_world
 

@@ -10,11 +10,11 @@ from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.remote import cache_folder
 from thermopile.storage import bucket
 from thermopile.storage.bucket import Address, ObjectStoreError
-from thermopile.trainer.build import resolve
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.evaluation.evaluate import compared
 from thermopile.trainer.loop import Trainer
+from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
 
 from object_server import uploaded

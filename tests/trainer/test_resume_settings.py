@@ -8,7 +8,7 @@ import pytest
 from thermopile.trainer.config import flat, load_config, to_tree
 from thermopile.trainer.config.layers import merge
 from thermopile.trainer.errors import ConfigError
-from thermopile.trainer.resume_settings import allowed_changes, as_recorded, differences
+from thermopile.trainer.run.resume_settings import allowed_changes, as_recorded, differences
 
 RUN = load_config({"objective": {"name": "isogclr", "mode": "bimodal", "rho": 2.0, "tau_init": 0.01}})
 

@@ -9,10 +9,10 @@ from itertools import cycle
 import pytest
 
 from thermopile.state_store import list_snapshots
-from thermopile.trainer import run as run_module
-from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint, save_checkpoint
 from thermopile.trainer.errors import RunError
 from thermopile.trainer.loop import Trainer
+from thermopile.trainer.run import run as run_module
 from thermopile.trainer.run_directory import RunDirectory
 
 from small_runs import (

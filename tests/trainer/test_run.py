@@ -8,7 +8,7 @@ import torch
 
 from thermopile import Run
 from thermopile.state_store import StateReader
-from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
+from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config.layers import read_preset
 from thermopile.trainer.errors import ConfigError, RunError
 from thermopile.trainer.run_directory import RunDirectory

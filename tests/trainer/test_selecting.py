@@ -10,13 +10,13 @@ import pytest
 
 from thermopile.state_store import StateReader
 from thermopile.storage.selection import Selection, SelectionError
-from thermopile.trainer.build import resolve
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer
-from thermopile.trainer.resume_settings import resolved_changes
+from thermopile.trainer.run.build import resolve
+from thermopile.trainer.run.resume_settings import resolved_changes
+from thermopile.trainer.run.run_status import read_status
+from thermopile.trainer.run.selection_files import pinned, write_selection
 from thermopile.trainer.run_directory import RunDirectory
-from thermopile.trainer.run_status import read_status
-from thermopile.trainer.selecting import pinned, write_selection
 from thermopile.trainer.world import ALONE
 
 from small_runs import assert_same_state, assert_same_weights, losses, small, stop_at, train
@@ -226,8 +226,8 @@ def test_a_file_that_names_another_dataset_is_refused(pairs_dataset, tmp_path, o
 
 
 def test_a_long_file_is_read_in_pieces_and_must_be_sorted(pairs_dataset, write, tmp_path, monkeypatch):
-    monkeypatch.setattr("thermopile.trainer.selecting.MAX_UNSORTED", 100)
-    monkeypatch.setattr("thermopile.trainer.selecting.ROWS_AT_ONCE", 64)
+    monkeypatch.setattr("thermopile.trainer.run.selection_files.MAX_UNSORTED", 100)
+    monkeypatch.setattr("thermopile.trainer.run.selection_files.ROWS_AT_ONCE", 64)
     data = on(pairs_dataset, write(KEPT)).data
     write_selection(data, pairs_dataset.index, tmp_path / "selection")
     np.testing.assert_array_equal(Selection(tmp_path / "selection").ids, KEPT)
@@ -342,8 +342,8 @@ def test_long_files_of_weights_are_read_in_pieces(pairs_dataset, write, tmp_path
     data = on(pairs_dataset, write(KEPT)).data
     data = data.model_copy(update={"weights": pinned(write(np.arange(2_000), weights, "weights.parquet"), "weights")})
     write_selection(data, pairs_dataset.index, tmp_path / "whole")
-    monkeypatch.setattr("thermopile.trainer.selecting.MAX_UNSORTED", 100)
-    monkeypatch.setattr("thermopile.trainer.selecting.ROWS_AT_ONCE", 64)
+    monkeypatch.setattr("thermopile.trainer.run.selection_files.MAX_UNSORTED", 100)
+    monkeypatch.setattr("thermopile.trainer.run.selection_files.ROWS_AT_ONCE", 64)
     write_selection(data, pairs_dataset.index, tmp_path / "pieces")
     whole, pieces = Selection(tmp_path / "whole"), Selection(tmp_path / "pieces")
     np.testing.assert_allclose(pieces.weights, whole.weights, rtol=1e-6)

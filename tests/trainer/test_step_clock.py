@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from thermopile.trainer import step_clock
-from thermopile.trainer.step_clock import StepClock
+from thermopile.trainer.metrics import step_clock
+from thermopile.trainer.metrics.step_clock import StepClock
 
 CPU = torch.device("cpu")
 

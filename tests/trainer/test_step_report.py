@@ -2,7 +2,7 @@
 
 import pytest
 
-from thermopile.trainer.step_report import hints, split
+from thermopile.trainer.metrics.step_report import hints, split
 
 
 def line(seconds=1.0, **parts):

@@ -10,7 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from thermopile.trainer.errors import ConfigError
-from thermopile.trainer.metrics_log import TensorBoardLog
+from thermopile.trainer.metrics.metrics_log import TensorBoardLog
 
 
 def lines(first, last, loss):

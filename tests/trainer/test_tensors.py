@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thermopile.trainer.tensors import join, load_tensors, save_tensors, take_apart
+from thermopile.trainer.checkpoints.tensors import join, load_tensors, save_tensors, take_apart
 
 DTYPES = [
     torch.float32,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from thermopile.trainer.checkpoint import CheckpointInfo, save_checkpoint
+from thermopile.trainer.checkpoints.checkpoint_files import CheckpointInfo, save_checkpoint
 from thermopile.trainer.errors import RunError
 from thermopile.trainer.run_directory import RunDirectory, find_checkpoint, load_found
 

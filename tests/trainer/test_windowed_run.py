@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from thermopile.pipeline.order import Order
-from thermopile.trainer.build import resolve, windows_from
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer
-from thermopile.trainer.resume_settings import differences
+from thermopile.trainer.run.build import resolve, windows_from
+from thermopile.trainer.run.resume_settings import differences
 from thermopile.trainer.run_directory import RunDirectory
 
 from small_runs import assert_same_state, losses, small, stop_at, train

@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 from thermopile.pipeline.dataset import Dataset
-from thermopile.trainer.build import create_order, device_named, objective_of, open_loader, resolve
 from thermopile.trainer.config import load_config
+from thermopile.trainer.run.build import create_order, device_named, objective_of, open_loader, resolve
 
 dataset = Dataset(Path(os.environ["WARM_UP_DATASET"]))
 config = resolve(load_config({"device": "cpu", "data": {"path": str(dataset.path), "image_size": 16}}), dataset)

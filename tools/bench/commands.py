@@ -15,7 +15,7 @@ from ...storage.place import Place
 from ..dataset_path import DatasetPath
 
 if TYPE_CHECKING:
-    from .feeding import Asked, Fed
+    from .feeding import Fed, FeedingOptions
     from .step import StepCost
 
 
@@ -66,9 +66,9 @@ def step(
     device. With --data it takes them on that dataset's batches as well. Let nothing else run meanwhile.
     """
     from ...pipeline.dataset import Dataset
-    from ...trainer.build import device_named
     from ...trainer.config import load_config
     from ...trainer.config.layers import apply_overrides, merge, read_preset
+    from ...trainer.run.build import device_named
     from .machine import describe_machine, words_of
     from .step import costs_of
     from .synthetic_dataset import synthetic_dataset
@@ -148,10 +148,10 @@ def loader(directory: Path | None, as_json: bool, **options: Any) -> None:
     The loaders take turns, and so does libjpeg-turbo that only decodes, the limit on a CPU. Let nothing else run
     meanwhile.
     """
-    from .feeding import Asked, measure
+    from .feeding import FeedingOptions, measure
     from .machine import describe_machine, words_of
 
-    asked = Asked(**options)
+    asked = FeedingOptions(**options)
     with TemporaryDirectory(prefix="thermopile-bench-", dir=directory) as temporary:
         try:
             fed = measure(asked, Path(temporary))
@@ -165,7 +165,7 @@ def loader(directory: Path | None, as_json: bool, **options: Any) -> None:
     _print_fed(fed, asked)
 
 
-def _print_fed(fed: Fed, asked: Asked) -> None:
+def _print_fed(fed: Fed, asked: FeedingOptions) -> None:
     size, views = asked.image_size, asked.views
     click.echo(f"\n{fed.samples:,} images as {views} view{'s'[: views - 1]} of {asked.recipe}, {size}×{size}, "
                f"batches of {asked.batch}; images a second, medians of {asked.rounds} rounds")  # fmt: skip

@@ -12,8 +12,8 @@ from ...pipeline.augment import RECIPES
 from ...pipeline.dataset import Dataset
 from ...pipeline.order import Order
 from ...storage.place import Place
-from ...trainer.build import device_named
 from ...trainer.errors import ConfigError
+from ...trainer.run.build import device_named
 from .loader import LOADERS, NEEDS, missing, rates
 from .step import costs_of
 from .work import WARM_UP, Work
@@ -23,7 +23,7 @@ _MAX_BATCHES = 12
 
 
 @dataclass(frozen=True)
-class Asked:
+class FeedingOptions:
     """The options of `thermopile bench loader`."""
 
     data: Place | None
@@ -62,7 +62,7 @@ class Fed:
     """synthetic, or the name of a loader -> samples a second of a training."""
 
 
-def measure(asked: Asked, temporary: Path) -> Fed:
+def measure(asked: FeedingOptions, temporary: Path) -> Fed:
     """Measure every loader whose package is there.
 
     Raises ConfigError if a setting does not fit, ValueError if the batch is too large for the dataset, or if no dataset

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from ...pipeline.dataset import Dataset
-from ...trainer.build import resolve
 from ...trainer.config import load_config
 from ...trainer.config.layers import merge
 from ...trainer.errors import ConfigError
 from ...trainer.loop import Trainer
+from ...trainer.metrics.step_report import TIME, split
+from ...trainer.run.build import resolve
 from ...trainer.run_directory import RunDirectory
-from ...trainer.step_report import TIME, split
 
 WARM_UP = 10
 """Steps that are not counted: torch initialises itself, and a loader fills what it keeps ready."""

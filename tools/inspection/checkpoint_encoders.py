@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...pipeline.dataset import Dataset
 from ...state_store import Snapshot
 from ...storage.place import Place
-from ...trainer.checkpoint import LATEST, checkpoints_in
+from ...trainer.checkpoints.checkpoint_files import LATEST, checkpoints_in
 from ...trainer.run_directory import find_checkpoint, load_found
 from .run import Inspection
 

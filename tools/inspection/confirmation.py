@@ -133,8 +133,8 @@ def _features(
     """Return the features of pictures and captions, or of two views, float32 [m, d] each, rows of norm 1."""
     import torch
 
-    from ...trainer.build import recipe_named
     from ...trainer.evaluation.features import sample_features, view_features
+    from ...trainer.run.build import recipe_named
 
     data, dataset = inspection.config.data, inspection.dataset
     assert dataset is not None

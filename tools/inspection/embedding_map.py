@@ -179,8 +179,8 @@ def _embed(
     """Return each side's features, float32 [m, d], rows of norm 1. Raises RunError, DatasetError."""
     import torch
 
-    from ...trainer.build import recipe_named
     from ...trainer.evaluation.features import sample_features
+    from ...trainer.run.build import recipe_named
 
     data = inspection.config.data
     if found.foreign_to:

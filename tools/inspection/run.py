@@ -9,7 +9,7 @@ from ...pipeline.errors import DatasetError
 from ...state_store import StateReader, StoreNotFoundError
 from ...state_store.durable import Repository
 from ...storage.place import Place
-from ...trainer.checkpoint import latest_checkpoint, read_info
+from ...trainer.checkpoints.checkpoint_files import latest_checkpoint, read_info
 from ...trainer.config import ObjectiveConfig, TrainConfig
 from ...trainer.errors import DamagedCheckpointError, RunError
 from ...trainer.run_directory import RunDirectory

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...pipeline.dataset import Dataset
 from ...storage.place import Place
-from ...trainer.checkpoint import LATEST, checkpoints_in, read_info
+from ...trainer.checkpoints.checkpoint_files import LATEST, checkpoints_in, read_info
 from ...trainer.config import TrainConfig
 from ...trainer.errors import RunError
 from ...trainer.run_directory import find_checkpoint, load_found
@@ -96,8 +96,8 @@ def _batches(
     config: TrainConfig, dataset: Dataset, checkpoint: Place, of: FeaturesOf, allow_code: bool, on_progress: OnProgress
 ) -> Iterator[NDArray[np.float32]]:
     """Yield the features of all samples, float32 [up to SAMPLES_AT_ONCE, sides, d]."""
-    from ...trainer.build import device_named, recipe_named
     from ...trainer.evaluation.features import restore_encoders, sample_features
+    from ...trainer.run.build import device_named, recipe_named
 
     _, training = load_found(checkpoint)
     tokenizer, recipe = dataset.index.tokenizer, recipe_named(config.data.recipe)

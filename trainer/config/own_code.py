@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from ..errors import ConfigError
-from ..plugins import is_plugin, place_of
+from ..plugins import file_of, is_plugin
 from . import TrainConfig, flat
 
 _log = logging.getLogger(__name__)
@@ -36,4 +36,4 @@ def refuse_code(named: Mapping[str, str], where: object) -> None:
 def announce_code(named: Mapping[str, str]) -> None:
     """Log what is about to be imported, and from where."""
     for key, code in named.items():
-        _log.warning("imports %s = %s from %s", key, code, place_of(code) or "a place that is not found")
+        _log.warning("imports %s = %s from %s", key, code, file_of(code) or "a place that is not found")

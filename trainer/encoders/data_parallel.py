@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..config import TrainConfig
 from ..errors import ConfigError
-from ..step_clock import StepClock
+from ..metrics.step_clock import StepClock
 from ..world import World
 from . import Encoders
 from .own_backbone import OwnBackbone

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ...state_store.ranks import agreement
 from ...storage.place import Place, place_of
-from ..checkpoint import LATEST, checkpoints_in, load_checkpoint
+from ..checkpoints.checkpoint_files import LATEST, checkpoints_in, load_checkpoint
 from ..config import TrainConfig
 from ..errors import ConfigError, RunError
 from ..run_directory import RunDirectory, find_checkpoint

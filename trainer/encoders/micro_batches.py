@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...pipeline.batch import Batch
+from ..metrics.step_clock import StepClock
 from ..precision import MixedPrecision
-from ..step_clock import StepClock
 from . import Encoders, Features
 from .backbones import statistics_untouched
 

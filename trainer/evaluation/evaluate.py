@@ -16,12 +16,12 @@ from ...pipeline.dataset_index import TokenizerInfo
 from ...pipeline.errors import DatasetError
 from ...pipeline.tokenizer import load_tokenizer
 from ...storage.place import Place
-from ..build import device_named, recipe_named
-from ..checkpoint import LATEST, CheckpointInfo
+from ..checkpoints.checkpoint_files import LATEST, CheckpointInfo
 from ..config import DataConfig
 from ..encoders import Encoders
 from ..encoders.averaging import Weights, chosen_weights
 from ..errors import ConfigError
+from ..run.build import device_named, recipe_named
 from ..run_directory import RunDirectory, find_checkpoint, load_found
 from .bands import BANDS, NONE, Classes, Scores, band_of_class, match_classes, score
 from .features import image_features, restore_encoders, text_features

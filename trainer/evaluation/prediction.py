@@ -14,13 +14,13 @@ from torch.nn import functional as F
 from ...pipeline.dataset import Dataset
 from ...pipeline.tokenizer import encode
 from ...storage.place import Place
-from ..build import device_named, objective_of, recipe_named
-from ..checkpoint import CheckpointInfo
+from ..checkpoints.checkpoint_files import CheckpointInfo
 from ..config import TrainConfig
 from ..encoders import Encoders
 from ..errors import RunError
 from ..objectives import Objective, objective_class
 from ..plugins import is_plugin
+from ..run.build import device_named, objective_of, recipe_named
 from ..run_directory import RunDirectory, find_checkpoint, load_found
 from .evaluate import tokenizer_of
 from .features import BATCH, evaluation_recipe, restore_encoders

@@ -13,7 +13,7 @@ from thermopile.pipeline.conversion import plan
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.conversion.shard_pool import start_workers_early
 from thermopile.pipeline.sources.folder import FolderSource
-from thermopile.pipeline.sources.selection import hold_out
+from thermopile.pipeline.sources.splits import hold_out
 
 
 def convert_both(pictures, out, workers):

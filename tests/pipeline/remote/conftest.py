@@ -6,7 +6,7 @@ from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.order import Order
 from thermopile.storage.bucket import Address
 from thermopile.trainer.config import DataConfig
-from thermopile.trainer.dataset_cache import DatasetCache
+from thermopile.trainer.run.dataset_cache import DatasetCache
 from thermopile.trainer.world import ALONE
 
 from object_server import uploaded

@@ -11,7 +11,7 @@ from thermopile.pipeline.order import Order
 from thermopile.pipeline.remote.read_ahead import ReadAhead
 from thermopile.pipeline.remote.room import CacheTooSmallError
 from thermopile.pipeline.remote.samples import CachedSamples
-from thermopile.trainer.build import windows_from
+from thermopile.trainer.run.build import windows_from
 
 pytestmark = pytest.mark.wide
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from thermopile.pipeline.order import Order, Window
 from thermopile.pipeline.remote.schedule import NEVER, Schedule
-from thermopile.trainer.build import windows_from
+from thermopile.trainer.run.build import windows_from
 
 
 def window(first_step, last_step, *blocks):

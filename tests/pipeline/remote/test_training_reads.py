@@ -19,9 +19,9 @@ from thermopile.pipeline.remote.room import CacheTooSmallError
 from thermopile.storage import bucket
 from thermopile.storage.bucket import ObjectStoreError
 from thermopile.storage.selection import IDS, Selection, SelectionWriter
-from thermopile.trainer.build import windows_from
 from thermopile.trainer.config import DataConfig
-from thermopile.trainer.dataset_cache import DatasetCache
+from thermopile.trainer.run.build import windows_from
+from thermopile.trainer.run.dataset_cache import DatasetCache
 from thermopile.trainer.world import ALONE
 
 pytestmark = pytest.mark.wide

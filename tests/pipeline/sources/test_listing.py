@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from thermopile.pipeline import sources
 from thermopile.pipeline.errors import BadSampleError
 from thermopile.pipeline.sources.listing import (
-    MAX_TEXT_BYTES,
+    MAX_CAPTION_BYTES,
     caption_text,
     groups_by_name,
     listing_digest,
@@ -64,7 +64,7 @@ def test_a_caption_is_text_without_the_white_space_around_it():
 
 def test_the_reason_says_why_a_caption_is_refused():
     for raw, reason in ((None, "no caption"), (b" \n", "no caption"), (b"caf\xe9", "UTF-8"), ("half \ud800", "UTF-8"),
-                        ("x" * (MAX_TEXT_BYTES + 1), "above 1,048,576")):  # fmt: skip
+                        ("x" * (MAX_CAPTION_BYTES + 1), "above 1,048,576")):  # fmt: skip
         with pytest.raises(BadSampleError, match=reason):
             caption_text(raw)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from thermopile.pipeline.errors import SourceError
 from thermopile.pipeline.sources import Groups
-from thermopile.pipeline.sources.selection import hold_out, long_tail, swapped_between_classes
+from thermopile.pipeline.sources.splits import hold_out, long_tail, swapped_between_classes
 
 sizes_of_classes = st.lists(st.integers(0, 30), min_size=1, max_size=12)
 

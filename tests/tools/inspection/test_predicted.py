@@ -14,8 +14,8 @@ from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.tokenizer import load_tokenizer
 from thermopile.tools.cli import main
 from thermopile.tools.inspection import predicted
-from thermopile.trainer.build import objective_of, recipe_named
 from thermopile.trainer.evaluation.features import image_features, restore_encoders, text_features
+from thermopile.trainer.run.build import objective_of, recipe_named
 from thermopile.trainer.run_directory import RunDirectory, find_checkpoint, load_found
 
 TEMPNET = ["objective.name=tempnet", "objective.eta=0.01", "objective.prototypes=8", "optimizer.warmup_steps=0"]

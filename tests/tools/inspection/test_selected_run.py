@@ -19,9 +19,9 @@ from thermopile.tools.inspection.through_time import through_time
 from thermopile.tools.serving.answers import Answers
 from thermopile.tools.serving.catalogue import open_catalogue
 from thermopile.tools.serving.queries import Finder, Query
-from thermopile.trainer.build import resolve
 from thermopile.trainer.config import load_config
 from thermopile.trainer.loop import Trainer
+from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
 
 KEPT = np.arange(5, 1_900, 3)

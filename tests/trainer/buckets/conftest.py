@@ -4,7 +4,7 @@ import pytest
 
 from thermopile.storage import bucket
 from thermopile.storage.bucket import SCRATCH
-from thermopile.trainer import checkpointer
+from thermopile.trainer.run import checkpoint_writer
 from thermopile.trainer.run_directory import RunDirectory
 
 from bucket_runs import new_run, train
@@ -47,5 +47,5 @@ def impatient(monkeypatch):
     import icechunk
 
     monkeypatch.setattr(bucket, "PATIENCE_SECONDS", 0.5)
-    monkeypatch.setattr(checkpointer, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(checkpoint_writer, "RETRY_SECONDS", 0.1)
     monkeypatch.setattr("thermopile.state_store.icechunk_files._REPEATS", icechunk.StorageRetriesSettings(max_tries=1))

@@ -14,10 +14,16 @@ import pytest
 from thermopile.state_store import SnapshotError, StateReader, StoreLockedError, list_snapshots
 from thermopile.storage import bucket_lock
 from thermopile.storage.bucket import SCRATCH, Address, ObjectStoreError
-from thermopile.trainer import checkpoint, checkpointer
-from thermopile.trainer.checkpoint import checkpoints_in, latest_checkpoint, load_checkpoint, remove_checkpoints
+from thermopile.trainer.checkpoints import checkpoint_files
+from thermopile.trainer.checkpoints.checkpoint_files import (
+    checkpoints_in,
+    latest_checkpoint,
+    load_checkpoint,
+    remove_checkpoints,
+)
 from thermopile.trainer.errors import RunExistsError
 from thermopile.trainer.loop import Trainer
+from thermopile.trainer.run import checkpoint_writer
 
 from bucket_runs import OFTEN, assert_same_run, new_run, train
 from small_runs import SMALL, losses, small, stop_at
@@ -147,7 +153,7 @@ def test_the_last_checkpoint_waits_for_a_store_that_comes_back(
 ):
     if seconds < 60:
         request.getfixturevalue("impatient")
-        monkeypatch.setattr(checkpointer, "RETRY_SECONDS", 2.0)
+        monkeypatch.setattr(checkpoint_writer, "RETRY_SECONDS", 2.0)
 
     def away(report):
         if report.step == 14:
@@ -308,7 +314,7 @@ def test_a_checkpoint_whose_writing_or_removal_was_interrupted_never_looks_whole
     for verb in ("write", "rewrite"):
         monkeypatch.setattr(Address, verb, interrupted(getattr(Address, verb)))
     with pytest.raises(OSError, match="interrupted"):
-        checkpoint.save_checkpoint(held, again, training)
+        checkpoint_files.save_checkpoint(held, again, training)
     found = checkpoints_in(run.checkpoints)
     assert sorted(found) == [12, 14]
     versions = [load_checkpoint(path)[0].order_version for _, path in sorted(found.items())]

@@ -8,7 +8,7 @@ import pytest
 
 from thermopile.state_store import list_snapshots
 from thermopile.storage.bucket import SCRATCH
-from thermopile.trainer.checkpoint import checkpoints_in
+from thermopile.trainer.checkpoints.checkpoint_files import checkpoints_in
 from thermopile.trainer.run_directory import RunDirectory
 
 from small_runs import SMALL, assert_same_state, assert_same_weights, losses
@@ -40,8 +40,8 @@ AT_THE_START = (*REFUSALS, "AWS_ENDPOINT_URL", "holds a run; continue it with --
 PATIENCE = """
 from thermopile.storage import bucket
 from thermopile.storage import bucket_lock
-from thermopile.trainer import checkpointer
-bucket.PATIENCE_SECONDS, bucket.REQUEST_SECONDS, checkpointer.RETRY_SECONDS = 150 / {0}, 30 / {0}, 60 / {0}
+from thermopile.trainer.run import checkpoint_writer
+bucket.PATIENCE_SECONDS, bucket.REQUEST_SECONDS, checkpoint_writer.RETRY_SECONDS = 150 / {0}, 30 / {0}, 60 / {0}
 bucket_lock.BEAT_SECONDS, bucket_lock.LEASE_SECONDS, bucket_lock.SILENT_SECONDS = 10 / {0}, 25 / {0}, 60 / {0}
 from thermopile.tools.cli import main
 main()

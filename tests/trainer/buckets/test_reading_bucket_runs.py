@@ -13,14 +13,14 @@ from thermopile import open_run
 from thermopile.state_store import StateReader
 from thermopile.storage.bucket import SCRATCH, Address
 from thermopile.storage.place import lock_status
-from thermopile.trainer import run_status
-from thermopile.trainer.build import resolve
-from thermopile.trainer.checkpoint import checkpoints_in
+from thermopile.trainer.checkpoints.checkpoint_files import checkpoints_in
 from thermopile.trainer.config import load_config, to_tree
 from thermopile.trainer.errors import RunError, RunExistsError
 from thermopile.trainer.loop import Trainer
+from thermopile.trainer.run.build import resolve
+from thermopile.trainer.run.run import run_status
+from thermopile.trainer.run.run_status import read_status
 from thermopile.trainer.run_directory import RunDirectory
-from thermopile.trainer.run_status import read_status
 
 from bucket_runs import OFTEN, assert_same_run, train
 from small_runs import SMALL, assert_same_state, assert_same_weights, small, stop_at

@@ -24,9 +24,9 @@ from thermopile.state_store.schema import Description, Schema
 from thermopile.storage import bucket as addresses
 from thermopile.storage.bucket import Address
 from thermopile.storage.bucket_log import BucketLog, LogPart, PartsReader
-from thermopile.trainer import checkpoint
-from thermopile.trainer.checkpoint import CheckpointInfo, checkpoints_in, remove_checkpoints
-from thermopile.trainer.checkpoint import save_checkpoint as save
+from thermopile.trainer.checkpoints import checkpoint_files
+from thermopile.trainer.checkpoints.checkpoint_files import CheckpointInfo, checkpoints_in, remove_checkpoints
+from thermopile.trainer.checkpoints.checkpoint_files import save_checkpoint as save
 
 RUN = Address("bucket", "run")
 STEPS = 4
@@ -121,12 +121,12 @@ def bucket(monkeypatch, tmp_path):
     monkeypatch.setattr(Address, "_repeated", counted)
 
     def quick(building, info, training):
-        """What checkpoint._write leaves on this machine, without flushing."""
+        """What checkpoint_files._write leaves on this machine, without flushing."""
         (building / "tensors.safetensors").write_bytes(b"tensors of step %d" % info.step)
         (building / "training.json").write_bytes(b"{}")
         (building / "checkpoint.json").write_bytes(info.model_dump_json().encode())
 
-    monkeypatch.setattr(checkpoint, "_write", quick)
+    monkeypatch.setattr(checkpoint_files, "_write", quick)
     return bucket
 
 

@@ -7,7 +7,7 @@ import pytest
 from thermopile.trainer.config import OPTIMIZERS, OptimizerConfig, TrainConfig, load_config, to_toml
 from thermopile.trainer.config.layers import apply_overrides, merge, read_preset, read_toml
 from thermopile.trainer.errors import ConfigError
-from thermopile.trainer.resume_settings import differences
+from thermopile.trainer.run.resume_settings import differences
 
 
 @pytest.mark.parametrize(

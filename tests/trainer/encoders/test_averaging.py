@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from thermopile.pipeline.batch import Batch
-from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
+from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import ModelConfig
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.encoders.averaging import AveragedEncoders

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
+from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import ModelConfig
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.encoders.data_parallel import refuse_compiler, refuse_unused_weights

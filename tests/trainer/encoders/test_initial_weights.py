@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from thermopile.pipeline.dataset_index import TokenizerInfo
-from thermopile.trainer.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
+from thermopile.trainer.checkpoints.checkpoint_files import CheckpointInfo, load_checkpoint, save_checkpoint
 from thermopile.trainer.config import ModelConfig, TrainConfig, load_config
 from thermopile.trainer.encoders import Encoders, with_names
 from thermopile.trainer.encoders.initial_weights import is_same_source, load_initial_weights, pinned

@@ -16,10 +16,10 @@ from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.encoders.micro_batches import MicroBatches, OnePiece
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer
+from thermopile.trainer.metrics.step_clock import StepClock
 from thermopile.trainer.objectives import Progress, create_objective
 from thermopile.trainer.precision import MixedPrecision
 from thermopile.trainer.run_directory import RunDirectory
-from thermopile.trainer.step_clock import StepClock
 
 from small_runs import losses, small, train
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
+from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import OPTIMIZERS
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory

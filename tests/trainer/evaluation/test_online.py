@@ -16,17 +16,17 @@ from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.tools.cli import main
-from thermopile.trainer.build import resolve
-from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
+from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.evaluation.evaluate import evaluate
 from thermopile.trainer.evaluation.features import restore_encoders
 from thermopile.trainer.evaluation.online import OnlineEvaluation
 from thermopile.trainer.loop import Trainer
-from thermopile.trainer.resume_settings import differences
+from thermopile.trainer.run.build import resolve
+from thermopile.trainer.run.resume_settings import differences
+from thermopile.trainer.run.run_status import read_status
 from thermopile.trainer.run_directory import RunDirectory
-from thermopile.trainer.run_status import read_status
 
 # Batch norms in the heads, dropout in the text encoder.
 MODEL = {

@@ -2,11 +2,11 @@
 
 import torch
 
-from thermopile.trainer.build import resolve
-from thermopile.trainer.checkpoint import CheckpointInfo, save_checkpoint
+from thermopile.trainer.checkpoints.checkpoint_files import CheckpointInfo, save_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.evaluation.evaluate import evaluate
+from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
 
 

@@ -16,9 +16,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from ..storage.files import open_own, open_regular, refuse_link, written_aside
-from ..storage.log import Log, LogReader
-from ..storage.sealed_json import DamagedJSONError, verify
+from ...storage.files import open_own, open_regular, refuse_link, written_aside
+from ...storage.log import Log, LogReader
+from ...storage.sealed_json import DamagedJSONError, verify
 
 BLOCK_BYTES = 1 << 20
 MAX_BYTES = 32 << 20

@@ -10,14 +10,20 @@ from typing import Any
 
 import torch
 
-from ..pipeline.order import ORDER_VERSION
-from ..state_store import Snapshot, SnapshotError, StateStore, StateStoreError, StoreLockedError, list_snapshots
-from .checkpoint import CheckpointInfo, checkpoints_in, remove_checkpoints, retained_steps, save_checkpoint
-from .config import TrainConfig, to_toml, to_tree
-from .host_copy import CopyOnHost, PinnedMemory, bytes_on_gpu
-from .metrics_log import MetricsLog
-from .run_directory import RunDirectory
-from .world import World
+from ...pipeline.order import ORDER_VERSION
+from ...state_store import Snapshot, SnapshotError, StateStore, StateStoreError, StoreLockedError, list_snapshots
+from ..checkpoints.checkpoint_files import (
+    CheckpointInfo,
+    checkpoints_in,
+    remove_checkpoints,
+    retained_steps,
+    save_checkpoint,
+)
+from ..checkpoints.host_copy import CopyOnHost, PinnedMemory, bytes_on_gpu
+from ..config import TrainConfig, to_toml, to_tree
+from ..metrics.metrics_log import MetricsLog
+from ..run_directory import RunDirectory
+from ..world import World
 
 RETRY_SECONDS = 60.0
 """Delay before a failed checkpoint is retried."""

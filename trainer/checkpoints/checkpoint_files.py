@@ -16,12 +16,12 @@ from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, NonNegativeInt
 
-from ..storage.bucket import is_away
-from ..storage.files import read_regular, sha256_of, write_atomically
-from ..storage.place import Place, steps_in
-from ..storage.sealed_json import DamagedJSONError, parse, seal_document, unseal
-from ..storage.step_folders import is_step_name, step_of
-from .errors import DamagedCheckpointError, RunError
+from ...storage.bucket import is_away
+from ...storage.files import read_regular, sha256_of, write_atomically
+from ...storage.place import Place, steps_in
+from ...storage.sealed_json import DamagedJSONError, parse, seal_document, unseal
+from ...storage.step_folders import is_step_name, step_of
+from ..errors import DamagedCheckpointError, RunError
 
 FORMAT: Final = 2
 LATEST = "latest"

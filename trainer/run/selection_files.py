@@ -11,12 +11,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ..pipeline.dataset_index import FINGERPRINT, DatasetIndex
-from ..storage.files import open_regular, sha256_of
-from ..storage.place import Place
-from ..storage.selection import IDS, WEIGHTS, Selection, SelectionError, SelectionWriter
-from .config import DataConfig
-from .errors import ConfigError
+from ...pipeline.dataset_index import FINGERPRINT, DatasetIndex
+from ...storage.files import open_regular, sha256_of
+from ...storage.place import Place
+from ...storage.selection import IDS, WEIGHTS, Selection, SelectionError, SelectionWriter
+from ..config import DataConfig
+from ..errors import ConfigError
 
 SELECTING = ("select", "weights")
 """Settings of `data`, and options of the command, that name a file."""

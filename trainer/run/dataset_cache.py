@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..pipeline.dataset import Dataset
-from ..pipeline.order import Order
-from .config import DataConfig
-from .errors import ConfigError
-from .world import World
+from ...pipeline.dataset import Dataset
+from ...pipeline.order import Order
+from ..config import DataConfig
+from ..errors import ConfigError
+from ..world import World
 
 RECORD_BYTES, PAGE = 64, 4096
 """A sample's record, which stays in the cache; the unit in which disks allocate."""
@@ -36,7 +36,7 @@ class DatasetCache:
         """Return the cache that the settings allow; None if the dataset is on disk."""
         if (beton_bytes := dataset.files.beton_bytes()) is None:
             return None
-        from ..pipeline.remote.cache_folder import free_bytes
+        from ...pipeline.remote.cache_folder import free_bytes
 
         limit = config.cache or free_bytes() // 2 // world.local_size
         return cls(str(dataset.place), limit, config.cache is not None, dataset.first_id, beton_bytes, world.size)

@@ -3,18 +3,18 @@
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ..pipeline.dataset import Dataset
-from ..storage.place import Place
+from ...pipeline.dataset import Dataset
+from ...storage.place import Place
+from ..config import EncoderConfig, TrainConfig, flat, load_config, to_tree
+from ..config.layers import Layers
+from ..config.own_code import code_in
+from ..encoders import is_directory
+from ..encoders.initial_weights import is_same_source
+from ..errors import ConfigError, RunError
+from ..run_directory import RunDirectory
+from ..world import World
 from .build import objective_of, resolve
-from .config import EncoderConfig, TrainConfig, flat, load_config, to_tree
-from .config.layers import Layers
-from .config.own_code import code_in
-from .encoders import is_directory
-from .encoders.initial_weights import is_same_source
-from .errors import ConfigError, RunError
-from .run_directory import RunDirectory
-from .selecting import SELECTING, as_recorded_file
-from .world import World
+from .selection_files import SELECTING, as_recorded_file
 
 _RESTORED = "it is restored from the checkpoint"
 _OPTIMIZER = ("weight_decay", "betas", "eps", "momentum", "trust_coefficient", "layer_decay")
@@ -98,7 +98,7 @@ def as_recorded(asked: TrainConfig, recorded: TrainConfig) -> TrainConfig:
 def _encoder_as_recorded(asked: EncoderConfig, recorded: EncoderConfig) -> EncoderConfig:
     if not is_directory(asked.name):
         return asked
-    from .encoders.hf_directory import folder_of
+    from ..encoders.hf_directory import folder_of
 
     if f"hf:{folder_of(asked.name)}" != recorded.name:
         return asked

@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 from pydantic import ValidationError
 
-from ..pipeline.augment import RECIPES, Recipe
-from ..pipeline.cores import cores
-from ..pipeline.dataset import Dataset
-from ..pipeline.loading import Loader
-from ..pipeline.order import AnyOrder, Order, Pieces, Selected, Window
-from ..state_store.schema import Schema
-from .config import DataConfig, RecipeConfig, TrainConfig, nearest
+from ...pipeline.augment import RECIPES, Recipe
+from ...pipeline.cores import cores
+from ...pipeline.dataset import Dataset
+from ...pipeline.loading import Loader
+from ...pipeline.order import AnyOrder, Order, Pieces, Selected, Window
+from ...state_store.schema import Schema
+from ..config import DataConfig, RecipeConfig, TrainConfig, nearest
+from ..encoders import with_names
+from ..errors import ConfigError
+from ..objectives import Objective, create_objective, objective_class
+from ..plugins import PluginError, is_plugin, load_plugin
+from ..precision import resolve_speed
+from ..world import ALONE, World
 from .dataset_cache import DatasetCache
-from .encoders import with_names
-from .errors import ConfigError
-from .objectives import Objective, create_objective, objective_class
-from .plugins import PluginError, is_plugin, load_plugin
-from .precision import resolve_speed
-from .selecting import SELECTING, pinned, rows_of
-from .world import ALONE, World
+from .selection_files import SELECTING, pinned, rows_of
 
 if TYPE_CHECKING:
-    from ..pipeline.loading.ffcv_loader import Augmentation
+    from ...pipeline.loading.ffcv_loader import Augmentation
 
 
 def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> TrainConfig:
@@ -248,7 +248,7 @@ def open_loader(
         "world": world.size,
     }
     if config.loader == "synthetic":
-        from ..pipeline.loading.synthetic_loader import SyntheticLoader
+        from ...pipeline.loading.synthetic_loader import SyntheticLoader
 
         return SyntheticLoader(dataset, served, **shared, device=device)
     shared |= {
@@ -260,10 +260,10 @@ def open_loader(
     }
     try:
         if config.loader == "dali":
-            from ..pipeline.loading.dali_loader import DALILoader
+            from ...pipeline.loading.dali_loader import DALILoader
 
             return DALILoader(dataset, served, **shared)
-        from ..pipeline.loading.ffcv_loader import FFCVLoader
+        from ...pipeline.loading.ffcv_loader import FFCVLoader
     except ImportError as error:
         raise ConfigError(
             f"data.loader = {config.loader!r} cannot be used here: {error}. Install it, or choose another loader"

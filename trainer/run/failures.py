@@ -1,9 +1,9 @@
 """Messages for runs that had to end: the cause, what is intact and what to do."""
 
-from ..pipeline.order import AnyOrder
-from .checkpoint import latest_checkpoint
-from .errors import RanksLostError, TrainingError
-from .run_directory import RunDirectory
+from ...pipeline.order import AnyOrder
+from ..checkpoints.checkpoint_files import latest_checkpoint
+from ..errors import RanksLostError, TrainingError
+from ..run_directory import RunDirectory
 
 FIRST_IDS = 8
 """Number of samples of a bad batch to name."""

@@ -15,38 +15,38 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..gpu_copies import CudaDevice, Pace
-from ..pipeline.batch import Batch
-from ..pipeline.dataset import Dataset
-from ..pipeline.order import Selected
-from ..state_store.ranks import agreement
-from ..storage.bucket import Address
-from ..storage.place import place_of
-from ..storage.selection import Selection
+from ...gpu_copies import CudaDevice, Pace
+from ...pipeline.batch import Batch
+from ...pipeline.dataset import Dataset
+from ...pipeline.order import Selected
+from ...state_store.ranks import agreement
+from ...storage.bucket import Address
+from ...storage.place import place_of
+from ...storage.selection import Selection
+from ..checkpoints.checkpoint_files import Loaded
+from ..checkpoints.tensors import take_apart
+from ..config import TrainConfig
+from ..config.layers import Layers
+from ..encoders import Encoders
+from ..encoders.initial_weights import load_initial_weights, with_pinned_source
+from ..errors import ConfigError, NotFiniteError, RanksLostError, RunError, TrainingError
+from ..metrics.metrics_log import MetricsLog, Scalar
+from ..metrics.step_clock import StepClock
+from ..objectives import Progress
+from ..objectives.base import WEIGHT
+from ..precision import fast_kernels
+from ..run_directory import RunDirectory
+from ..world import ALONE, World, refuse_separate_directories
 from .build import create_order, device_named, objective_of, open_loader, pieces_per_step, resolve, windows_from
-from .checkpoint import Loaded
-from .checkpointer import Checkpointer
-from .config import TrainConfig
-from .config.layers import Layers
+from .checkpoint_writer import Checkpointer
 from .dataset_cache import DatasetCache
-from .encoders import Encoders
-from .encoders.initial_weights import load_initial_weights, with_pinned_source
-from .errors import ConfigError, NotFiniteError, RanksLostError, RunError, TrainingError
 from .failures import not_finite
-from .metrics_log import MetricsLog, Scalar
-from .objectives import Progress
-from .objectives.base import WEIGHT
-from .opening import find_start, open_store, restore, take_lock
-from .precision import fast_kernels
+from .restoring import find_start, open_store, restore, take_lock
 from .resume_settings import resumed_config
-from .run_directory import RunDirectory
-from .selecting import write_selection
-from .step_clock import StepClock
-from .tensors import take_apart
-from .world import ALONE, World, refuse_separate_directories
+from .selection_files import write_selection
 
 
-class Part(Protocol):
+class Stateful(Protocol):
     """Anything with a state dict: a module, an optimiser, a schedule."""
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -91,7 +91,7 @@ class Run:
         self._clock = StepClock(self.device, fetches=self.dataset.is_remote)
         self._pace = Pace(CudaDevice(self.device)) if self.device.type == "cuda" else None
         self.objective.communicating = partial(self._clock.computing, "communication")
-        self._parts: dict[str, Part] = {"encoders": self.encoders, "objective": self.objective}
+        self._parts: dict[str, Stateful] = {"encoders": self.encoders, "objective": self.objective}
         self._start: Loaded | None = None  # the checkpoint to restore parts from, until the first step
         self._has_stepped = False
         with ExitStack() as opened:
@@ -196,7 +196,7 @@ class Run:
         """How far the training is, for schedules."""
         return Progress(self.steps_done, self.order.steps_per_epoch)
 
-    def attach(self, **parts: Part) -> None:
+    def attach(self, **parts: Stateful) -> None:
         """Make optimisers and the like part of every checkpoint, and restore them if the run was resumed.
 
         Raises RunError if the checkpoint does not fit them, or after the first step; TypeError for a part whose

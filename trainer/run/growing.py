@@ -1,13 +1,13 @@
 """A run with more samples than the one that it starts from: `--init-from RUN --grow`."""
 
-from ..pipeline.dataset import Dataset
-from ..state_store import StateReader
-from .checkpoint import read_info
-from .config import TrainConfig
-from .encoders.initial_weights import parts_of
-from .errors import ConfigError
-from .objectives import Objective
-from .run_directory import RunDirectory
+from ...pipeline.dataset import Dataset
+from ...state_store import StateReader
+from ..checkpoints.checkpoint_files import read_info
+from ..config import TrainConfig
+from ..encoders.initial_weights import parts_of
+from ..errors import ConfigError
+from ..objectives import Objective
+from ..run_directory import RunDirectory
 
 
 def state_to_grow(config: TrainConfig, dataset: Dataset, objective: Objective) -> StateReader:

@@ -9,17 +9,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..state_store.errors import StateStoreError
-from ..storage.log import Log
-from ..storage.place import Place, lock_status
-from .checkpoint import INFO, checkpoints_in
-from .metrics_file import last_lines, loss_curve
-from .run_directory import RunDirectory
-from .step_report import TIME, hints, split
+from ...state_store.errors import StateStoreError
+from ...storage.log import Log
+from ...storage.place import Place, lock_status
+from ..checkpoints.checkpoint_files import INFO, checkpoints_in
+from ..metrics.metrics_file import last_lines, loss_curve
+from ..metrics.step_report import TIME, hints, split
+from ..run_directory import RunDirectory
 
 if TYPE_CHECKING:
-    from ..state_store import StateReader
-    from .config import TrainConfig
+    from ...state_store import StateReader
+    from ..config import TrainConfig
 
 RECENT_STEPS = 100
 """Number of steps to average over."""
@@ -230,10 +230,10 @@ def _read_state(run: RunDirectory, notes: list[str]) -> StateStatus | None:
         return None  # not created yet
     from icechunk import IcechunkError
 
-    from ..state_store.durable import Repository
-    from ..state_store.history import Snapshot
-    from ..state_store.reader import StateReader
-    from ..state_store.scattered import selection_of
+    from ...state_store.durable import Repository
+    from ...state_store.history import Snapshot
+    from ...state_store.reader import StateReader
+    from ...state_store.scattered import selection_of
 
     try:
         repository = Repository.open(run.state)
@@ -261,7 +261,7 @@ def _coverage(reader: StateReader) -> float:
 
 
 def _total_steps(config: TrainConfig, state: StateStatus | None, notes: list[str]) -> int | None:
-    from ..pipeline.order import Order
+    from ...pipeline.order import Order
 
     if state is None:
         return None

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from ..storage.files import open_own, own_directory
-from ..storage.sealed_json import seal_line
-from .errors import ConfigError, NotFiniteError
+from ...storage.files import open_own, own_directory
+from ...storage.sealed_json import seal_line
+from ..errors import ConfigError, NotFiniteError
 from .metrics_file import cut_back, numbers_in
 
 if TYPE_CHECKING:

@@ -7,23 +7,30 @@ from typing import Any
 
 import torch
 
-from .._version import __version__
-from ..pipeline.dataset import Dataset
-from ..pipeline.order import ORDER_VERSION, Order
-from ..state_store import DamagedChunkError, SnapshotNotFoundError, StateStore, StoreLockedError
-from ..state_store.opening import writer_lock
-from ..state_store.ranks import agreement
-from ..storage.place import Lock
-from ..storage.selection import Selection
-from .checkpoint import CheckpointInfo, Loaded, checkpoints_in, latest_checkpoint, load_latest, remove_checkpoints
-from .config import TrainConfig, flat, to_tree
-from .errors import ConfigError, RunError
+from ..._version import __version__
+from ...pipeline.dataset import Dataset
+from ...pipeline.order import ORDER_VERSION, Order
+from ...state_store import DamagedChunkError, SnapshotNotFoundError, StateStore, StoreLockedError
+from ...state_store.ranks import agreement
+from ...state_store.shares import writer_lock
+from ...storage.place import Lock
+from ...storage.selection import Selection
+from ..checkpoints.checkpoint_files import (
+    CheckpointInfo,
+    Loaded,
+    checkpoints_in,
+    latest_checkpoint,
+    load_latest,
+    remove_checkpoints,
+)
+from ..config import TrainConfig, flat, to_tree
+from ..errors import ConfigError, RunError
+from ..objectives import Objective
+from ..run_directory import RunDirectory
+from ..world import World
 from .growing import state_to_grow
-from .objectives import Objective
 from .resume_settings import changes_since
-from .run_directory import RunDirectory
-from .selecting import check_own_copy
-from .world import World
+from .selection_files import check_own_copy
 
 MAY_DIFFER = frozenset({"data.path", "data.workers", "evaluation.test", "evaluation.train"})
 """Settings that may differ between ranks: dataset paths, because fingerprints are compared and only rank 0 evaluates,

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch import Tensor
 
-from ..storage.files import open_regular, sync
+from ...storage.files import open_regular, sync
 
 
 def take_apart(tree: Any) -> tuple[dict[str, Tensor], Any]:

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import click
@@ -20,24 +21,45 @@ from ..pipeline.errors import DatasetError, DatasetExistsError, SourceError
 from ..state_store.errors import StateStoreError, StoreMismatchError
 from ..storage.bucket import AddressError
 from ..trainer.errors import ConfigError, RunError, RunExistsError, TrainingError
-from .bench.commands import bench
-from .convert_cmd import convert
-from .curate_cmd import curate
-from .eval_cmd import eval_
-from .export_cmd import export
-from .inspect_cmd import inspect
 from .plain_text import MAX_ERROR_CHARACTERS, plain_text
-from .show_cmd import show
-from .state_cmd import state
-from .status_cmd import status
-from .train_cmd import train
+
+COMMANDS = {
+    "convert": (".convert:convert", "Convert a source to a dataset directory, or check one."),
+    "show": (".show:show", "Draw samples of a dataset and their augmented views."),
+    "train": (".train:train", "Train encoders with a temperature per sample."),
+    "status": (".status:status", "Show whether a run trains, and its progress."),
+    "inspect": (".inspect_cmd:inspect", "Summarise the temperatures of a run."),
+    "curate": (".curate:curate", "Choose what to train on next."),
+    "eval": (".eval:eval_", "Score the features of a run's encoders."),
+    "export": (".export:export", "Write a run's encoders to files."),
+    "state": (".state:state", "Check the state of the samples, and list its snapshots."),
+    "bench": (".bench.commands:bench", "Measure what this machine can do."),
+}
+"""Name -> where the command is, and what `thermopile --help` says of it."""
 
 WRONG_USAGE = (AddressError, ConfigError, DatasetExistsError, RunExistsError, StoreMismatchError)
 FAILURES = (DatasetError, SourceError, StateStoreError, RunError, TrainingError, OSError)
 
 
 class _Group(click.Group):
-    """Turns every error into one line on stderr and an exit code, unless --debug asks for the traceback."""
+    """Imports a command once it is named: `thermopile --help` waits for none.
+
+    Turns every error into one line on stderr and an exit code, unless --debug asks for the traceback.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*COMMANDS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, name = COMMANDS[cmd_name][0].split(":")
+        command: click.Command = getattr(import_module(module, __package__), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, words) for name, (_, words) in COMMANDS.items()])
 
     def invoke(self, context: click.Context) -> Any:
         try:
@@ -118,9 +140,6 @@ class _WarningsOnStderr(logging.Handler):
         with suppress(OSError):  # stderr may be a file on the very disk that is full
             click.echo(plain_text(f"Warning: {record.getMessage()}", MAX_ERROR_CHARACTERS), err=True)
 
-
-for command in (convert, show, train, status, inspect, curate, eval_, export, state, bench):
-    main.add_command(command)
 
 if __name__ == "__main__":
     main()

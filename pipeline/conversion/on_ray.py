@@ -30,7 +30,7 @@ from ..errors import DatasetError
 from ..sources import Source
 from .convert import ConvertSettings, PartNumber, Summary, convert_part, finish
 from .partial import Partial, ShardFiles
-from .shard_pool import Counts, PoolSetup, Pool, Shards, conversion_of
+from .shard_pool import Counts, Pool, PoolSetup, Shards, conversion_of
 
 if TYPE_CHECKING:
     from ray import ObjectRef

@@ -13,7 +13,7 @@ from thermopile.pipeline.conversion.convert import ConvertSettings
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.storage.bucket import Address, ObjectStoreError
 from thermopile.tools.cli import main
-from thermopile.tools.converting import Split, _convert
+from thermopile.tools.convert import Split, _convert
 
 
 def run(*arguments):

@@ -23,7 +23,7 @@ from thermopile.tools.cli import main
 from thermopile.tools.lettering import Lettering
 from thermopile.tools.plain_text import plain_text
 from thermopile.tools.sample_sheet import ShownSample, ShownView, draw_sheet, shown_samples
-from thermopile.tools.show_cmd import RECIPE_NAMES
+from thermopile.tools.show import RECIPE_NAMES
 from thermopile.trainer.config import load_config
 from thermopile.trainer.run.build import resolve
 

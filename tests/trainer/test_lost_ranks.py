@@ -29,7 +29,7 @@ JOINED = (
     + """
 import time
 from pathlib import Path
-from thermopile.tools.training import _end, _ended_if_ranks_are_lost
+from thermopile.tools.train import _end, _ended_if_ranks_are_lost
 from thermopile.trainer.world import joined_world
 heartbeats.SILENT_BEATS, file = int(sys.argv[1]), Path(sys.argv[2])
 with _ended_if_ranks_are_lost(), joined_world(end=_end) as world:

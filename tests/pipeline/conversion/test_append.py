@@ -121,7 +121,7 @@ def test_an_append_killed_at_any_step_of_its_end_ends_the_same(two_lists, conver
     ready = shutil.copytree(converted, tmp_path / "ready" / "out")
     with monkeypatch.context() as patch:
         patch.setattr(append, "join", lambda out: None)
-        patch.setattr("thermopile.tools.converting.join", lambda out: None)
+        patch.setattr("thermopile.tools.convert.join", lambda out: None)
         append_second(two_lists, ready)
     steps = {"os.rename", "os.remove", "os.rmdir", "open"}
     kills = 0
@@ -169,7 +169,7 @@ def test_what_is_no_dataset_or_of_another_mode_is_not_appended_to(two_lists, out
 
 def converted_but_not_joined(two_lists, out, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("thermopile.tools.converting.join", lambda out: None)
+        patch.setattr("thermopile.tools.convert.join", lambda out: None)
         assert append_second(two_lists, out).exit_code in (0, 1)
     assert (append.appended_path(out) / "dataset.json").exists()
 

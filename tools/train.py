@@ -1,4 +1,4 @@
-"""Start or resume a run as `thermopile train` was asked to. Imported when it runs; torch is imported last."""
+"""`thermopile train`: start or resume a run. torch is imported last."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from ..pipeline.dataset import Dataset
 from ..pipeline.errors import DatasetError
 from ..state_store.ranks import agreement
 from ..storage.place import Place
-from ..trainer.config import TrainConfig, to_tree
+from ..trainer.config import TrainConfig, settings_named, to_tree
 from ..trainer.config.layers import Layers, apply_overrides, preset_names, read_toml
 from ..trainer.config.own_code import announce_code, code_in, refuse_code
 from ..trainer.errors import ConfigError, RanksLostError, RunError
 from ..trainer.run_directory import RunDirectory
 from ..trainer.world import World, joined_world, refuse_separate_directories
 from .dataset_path import DatasetPath
-from .eval_cmd import LABELS
+from .eval import LABELS
+from .place_type import ANY_PLACE
 from .plain_text import MAX_ERROR_CHARACTERS, plain_text
 from .progress import ProgressBar, progress_bar
 
@@ -49,6 +50,67 @@ _ending = threading.Lock()
 _log = logging.getLogger(__name__)
 
 
+class _TrainCommand(click.Command):
+    """Explains how to pass a setting that was given as an option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if keys := settings_named(error.option_name):
+                said = " or ".join(f"--set {key}=VALUE" for key in keys)
+                raise click.UsageError(f"No such option: {error.option_name}. It is a setting: {said}", ctx) from None
+            raise
+
+
+@click.command(
+    cls=_TrainCommand,
+    epilog="\b\nExamples:\n"
+    "  thermopile train --preset glyphs --data data/glyphs --out runs/glyphs\n"
+    "  thermopile train --data data/cc3m --out runs/cc3m --set epochs=30 --set optimizer.lr=2e-4\n"
+    "  thermopile train --preset isogclr/cc3m --data data/cc3m --print-config\n"
+    "  thermopile train --out runs/cc3m --resume\n"
+    "  thermopile train --out runs/cc3m --resume --set epochs=40 --allow-change epochs\n"
+    "  thermopile train --data data/own --out runs/own --config runs/cc3m/config.toml --init-from runs/cc3m",
+)
+@click.option("--data", type=ANY_PLACE, help="The dataset: a directory, or an address such as s3://bucket/cc12m.")
+@click.option("--out", type=ANY_PLACE,
+              help="The run directory, or s3://BUCKET/PATH; optional with --print-config.")  # fmt: skip
+@click.option("--preset", help="Start from these named settings; an unknown name lists the presets.")
+@click.option("--config", "config_file", type=click.Path(path_type=Path), help="A TOML file of settings.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one setting. Repeatable.")
+@click.option("--init-from", metavar="RUN[@step-N]", help="Initialise the encoders from another run's checkpoint.")
+@click.option("--grow", is_flag=True,
+              help="With --init-from: also begin with its samples' state; --data extends its dataset.")  # fmt: skip
+@click.option("--select", type=click.Path(path_type=Path), metavar="FILE",
+              help="Train on the samples in this Parquet file's column sample_id.")  # fmt: skip
+@click.option("--weights", type=click.Path(path_type=Path), metavar="FILE",
+              help="Weigh each sample's loss by this Parquet file's columns sample_id and weight.")  # fmt: skip
+@click.option("--on-nan", type=click.Choice(["stop", "skip"]),
+              help="If a loss is not finite: stop the run, or skip the step and continue.")  # fmt: skip
+@click.option("--resume", is_flag=True, help="Resume the run in OUT; start it if there is none.")
+@click.option("--allow-change", "allowed", multiple=True, metavar="KEY",
+              help="With --resume: allow this setting, or table of settings, to change. Repeatable.")  # fmt: skip
+@click.option("--accept-config", is_flag=True,
+              help="With --resume: accept your manual edits of OUT/config.toml.")  # fmt: skip
+@click.option("--allow-code", is_flag=True,
+              help="Allow OUT's settings or --config to import code: `module:name`.")  # fmt: skip
+@click.option("--print-config", is_flag=True, help="Print every setting and its origin; train nothing.")
+def train(**options: Any) -> None:
+    """Train encoders with a temperature per sample.
+
+    Later settings override earlier ones: defaults, --preset, --config, --set, --init-from, --on-nan, --data, --select,
+    --weights. OUT/config.toml records the result.
+
+    SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 finish the current step, write a checkpoint and exit with code 75. A second
+    signal ends the run at once; --resume then starts from the last checkpoint.
+    """
+    from ..trainer.run.preemption import EXIT_CODE
+
+    if not run(TrainOptions(**options)):
+        click.get_current_context().exit(EXIT_CODE)
+
+
 @dataclass(frozen=True)
 class TrainOptions:
     """The options of `thermopile train`."""
@@ -70,18 +132,18 @@ class TrainOptions:
     print_config: bool
 
 
-def train(asked: TrainOptions) -> bool:
+def run(asked: TrainOptions) -> bool:
     """Train, or print the settings. Return False if a signal stopped the run."""
-    run = None if asked.out is None else RunDirectory(asked.out)
+    directory = None if asked.out is None else RunDirectory(asked.out)
     # Check settings and dataset before importing torch, which takes seconds.
     with _ended_if_ranks_are_lost(), joined_world(end=_end) as world:
         with agreement(world.control, ConfigError):
             _check_paths(asked)
-            if run is not None and not (asked.resume or asked.print_config):
-                run.refuse_existing()
-            is_begun = run is not None and asked.resume and run.exists()
+            if directory is not None and not (asked.resume or asked.print_config):
+                directory.refuse_existing()
+            is_begun = directory is not None and asked.resume and directory.exists()
         # Use one rank's answer: it may have started the run before another rank looked.
-        begun = run if world.control.broadcast(is_begun) else None
+        begun = directory if world.control.broadcast(is_begun) else None
         if begun is not None and not asked.print_config:
             refuse_separate_directories(world, begun.path)
         changes: list[Change] = []
@@ -103,9 +165,9 @@ def train(asked: TrainOptions) -> bool:
             for change in changes:
                 click.echo(change.arrow, err=True)
             click.echo(shown_settings(settings, layers))
-        if run is None or asked.print_config:
+        if directory is None or asked.print_config:
             return True
-        return _train(settings, run, world, resuming=begun is not None, accepted=asked.accept_config)
+        return _train(settings, directory, world, resuming=begun is not None, accepted=asked.accept_config)
 
 
 @contextmanager

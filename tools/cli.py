@@ -52,7 +52,7 @@ class _Group(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
-            return None
+            return super().get_command(ctx, cmd_name)
         module, name = COMMANDS[cmd_name][0].split(":")
         command: click.Command = getattr(import_module(module, __package__), name)
         return command

@@ -107,7 +107,7 @@ def check_image_encoder(name: str, image_size: int = 64, **config: Any) -> None:
 
 def check_text_encoder(
     name: str, vocab_size: int = 300, context_length: int = 16, end_id: int = 2, **config: Any
-) -> None:  # fmt: skip
+) -> None:
     """Check a text encoder, `module:name`, with these settings.
 
     Its features are finite and of its width; the seed gives the weights; a sample's features do not depend on the
@@ -119,9 +119,7 @@ def check_text_encoder(
     _check_encoder("text", name, tokenizer, tokens, config)
 
 
-def _check_encoder(
-    side: str, name: str, given: int | TokenizerInfo, inputs: Tensor, config: dict[str, Any]
-) -> None:  # fmt: skip
+def _check_encoder(side: str, name: str, given: int | TokenizerInfo, inputs: Tensor, config: dict[str, Any]) -> None:
     made = []
     for _ in range(2):
         torch.manual_seed(0)

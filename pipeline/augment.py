@@ -117,29 +117,50 @@ RECIPES: dict[str, Recipe] = {
     # The geometric half of SimCLR's recipe.
     "crop_flip": Recipe(),
     # Chen et al. 2020, appendix A, at its strength of 1.
-    "simclr": Recipe(
-        jitter=0.8, brightness=0.8, contrast=0.8, saturation=0.8, hue=0.2, grayscale=0.2, blur=(0.5, 0.5)
-    ),
+    "simclr": Recipe(jitter=0.8, brightness=0.8, contrast=0.8, saturation=0.8, hue=0.2, grayscale=0.2, blur=(0.5, 0.5)),
     # The same, appendix B.9: half the strength and no blur, for pictures of 32×32.
     "simclr_cifar": Recipe(jitter=0.8, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1, grayscale=0.2),
     # Chen, Xie and He 2021 take BYOL's two distributions (Grill et al. 2020, appendix B, table 6).
     "moco_v3": Recipe(
-        jitter=0.8, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1, grayscale=0.2,
-        blur=(1.0, 0.1), solarise=(0.0, 0.2),
+        jitter=0.8,
+        brightness=0.4,
+        contrast=0.4,
+        saturation=0.2,
+        hue=0.1,
+        grayscale=0.2,
+        blur=(1.0, 0.1),
+        solarise=(0.0, 0.2),
     ),
     # Bardes, Ponce and LeCun 2022, appendix C.1: one distribution for both views.
     "vicreg": Recipe(
-        jitter=0.8, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1, grayscale=0.2,
-        blur=(0.5, 0.5), solarise=(0.1, 0.1),
+        jitter=0.8,
+        brightness=0.4,
+        contrast=0.4,
+        saturation=0.2,
+        hue=0.1,
+        grayscale=0.2,
+        blur=(0.5, 0.5),
+        solarise=(0.1, 0.1),
     ),
     # For characters, of which a mirrored or cut one is another. Glyphs differ by ±15°, ±3 of 32 pixels, 18 to 26 points
     # and noise of 12 levels; views by as much again. Without brightness, SimCLR's k-NN fell from 48.5 to 44.5 %; noise
     # up to 12 or 40 levels made no difference. A local view keeps a part that can still be read.
     "glyphs": Recipe(
-        scale=(1.0, 1.0), local_scale=(0.3, 0.6), flip=0.0, rotation=20, shear=10, zoom=(0.8, 1.2), shift=0.1,
-        jitter=1.0, brightness=0.4, contrast=0.4, noise=(0.0, 25.0), mean=CLIP_MEAN, std=CLIP_STD,
+        scale=(1.0, 1.0),
+        local_scale=(0.3, 0.6),
+        flip=0.0,
+        rotation=20,
+        shear=10,
+        zoom=(0.8, 1.2),
+        shift=0.1,
+        jitter=1.0,
+        brightness=0.4,
+        contrast=0.4,
+        noise=(0.0, 25.0),
+        mean=CLIP_MEAN,
+        std=CLIP_STD,
     ),
-}  # fmt: skip
+}
 
 
 class ViewParameters(NamedTuple):
@@ -178,26 +199,44 @@ def sides_of_views(image_size: int, views: int, local_size: int, local_views: in
 
 
 def view_parameters(
-    recipe: Recipe, seed: int, epoch: int, sample_ids: NDArray[np.int64],
-    heights: NDArray[np.int64], widths: NDArray[np.int64], view: int,
-) -> ViewParameters:  # fmt: skip
+    recipe: Recipe,
+    seed: int,
+    epoch: int,
+    sample_ids: NDArray[np.int64],
+    heights: NDArray[np.int64],
+    widths: NDArray[np.int64],
+    view: int,
+) -> ViewParameters:
     """Draw the choices for one view of samples whose stored pictures have these heights and widths; all arrays [b].
 
     view: 0 or 1 for a global view, from FIRST_LOCAL on for a local one.
     """
     b = len(sample_ids)
     drawn = ViewParameters(
-        np.empty((b, 4), np.int64), np.empty(b, np.bool_), np.empty((b, 2, 3), np.float32),
-        np.empty((b, 3, 3), np.float32), np.empty((b, 3, 3), np.float32), np.empty(b, np.float32),
-        np.empty(b, np.bool_), np.empty(b, np.float32), np.empty(b, np.uint64),
-    )  # fmt: skip
+        np.empty((b, 4), np.int64),
+        np.empty(b, np.bool_),
+        np.empty((b, 2, 3), np.float32),
+        np.empty((b, 3, 3), np.float32),
+        np.empty((b, 3, 3), np.float32),
+        np.empty(b, np.float32),
+        np.empty(b, np.bool_),
+        np.empty(b, np.float32),
+        np.empty(b, np.uint64),
+    )
     chances = _Chances(
-        recipe.scale if view < FIRST_LOCAL else recipe.local_scale, recipe.ratio, recipe.flip,
-        (math.radians(recipe.rotation), math.radians(recipe.shear), recipe.shift), recipe.zoom,
+        recipe.scale if view < FIRST_LOCAL else recipe.local_scale,
+        recipe.ratio,
+        recipe.flip,
+        (math.radians(recipe.rotation), math.radians(recipe.shear), recipe.shift),
+        recipe.zoom,
         recipe.jitter if recipe.has_colour else 0.0,
-        (recipe.brightness, recipe.contrast, recipe.saturation, recipe.hue), recipe.grayscale,
-        recipe.blur[view % 2], recipe.sigma, recipe.solarise[view % 2], recipe.noise,
-    )  # fmt: skip
+        (recipe.brightness, recipe.contrast, recipe.saturation, recipe.hue),
+        recipe.grayscale,
+        recipe.blur[view % 2],
+        recipe.sigma,
+        recipe.solarise[view % 2],
+        recipe.noise,
+    )
     _draw_views(drawn, chances, np.uint64(seed), np.uint64(epoch), sample_ids, heights, widths, np.uint64(view))
     return drawn
 
@@ -227,9 +266,15 @@ def view_key(seed: np.uint64, epoch: np.uint64, sample_id: np.uint64, view: np.u
 
 @compiled
 def _draw_views(
-    drawn: ViewParameters, chances: _Chances, seed: np.uint64, epoch: np.uint64, sample_ids: NDArray[np.int64],
-    heights: NDArray[np.int64], widths: NDArray[np.int64], view: np.uint64,
-) -> None:  # fmt: skip
+    drawn: ViewParameters,
+    chances: _Chances,
+    seed: np.uint64,
+    epoch: np.uint64,
+    sample_ids: NDArray[np.int64],
+    heights: NDArray[np.int64],
+    widths: NDArray[np.int64],
+    view: np.uint64,
+) -> None:
     for i in range(len(sample_ids)):
         key = view_key(seed, epoch, np.uint64(sample_ids[i]), view)
         box = crop_box(key, heights[i], widths[i], chances.scale, chances.ratio)

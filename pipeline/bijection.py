@@ -85,9 +85,15 @@ def _turns_of(number: int, window: int, lead: int, blocks: int) -> tuple[int, in
 
 @compiled
 def fill_places(
-    out: NDArray[np.int64], first_place: int, first_id: int, rows: int, block_rows: int, window: int, lead: int,
+    out: NDArray[np.int64],
+    first_place: int,
+    first_id: int,
+    rows: int,
+    block_rows: int,
+    window: int,
+    lead: int,
     key: np.uint64,
-) -> None:  # fmt: skip
+) -> None:
     """Write the ids at places first_place, first_place + 1, … of one shard's shuffled sequence into `out`."""
     blocks = (rows + block_rows - 1) // block_rows
     missing = blocks * block_rows - rows

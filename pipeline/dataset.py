@@ -69,8 +69,10 @@ class SamplesTable:
     def locate(self, sample_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return shard and row of each id, both int64 [b]."""
         if len(sample_ids) and (sample_ids.min() < 0 or sample_ids.max() >= self.n):
-            raise DatasetError(f"sample ids {sample_ids.min()} to {sample_ids.max()} are out of range: {self.place} "
-                               f"holds 0 to {self.n - 1}")  # fmt: skip
+            raise DatasetError(
+                f"sample ids {sample_ids.min()} to {sample_ids.max()} are out of range: {self.place} "
+                f"holds 0 to {self.n - 1}"
+            )
         shard = np.searchsorted(self.first_id, sample_ids, side="right") - 1
         return shard, sample_ids - self.first_id[shard]
 
@@ -137,17 +139,22 @@ class SamplesTable:
                 digest = self.index.shard_digests[shard].get("parquet")
                 if digest and shard not in self._verified:
                     if hashlib.file_digest(cast(Any, file), "sha256").hexdigest() != digest:
-                        raise DatasetError(f"{path} was changed after conversion: its sha256 differs from the one in "
-                                           f"{INDEX_FILE}. Convert the dataset again.")  # fmt: skip
+                        raise DatasetError(
+                            f"{path} was changed after conversion: its sha256 differs from the one in "
+                            f"{INDEX_FILE}. Convert the dataset again."
+                        )
                     self._verified.add(shard)
                 with pq.ParquetFile(file) as parquet:
                     known = _seen(parquet.schema_arrow).names
                     if missing := [name for name in names if name not in (*known, *parquet.schema_arrow.names)]:
-                        raise DatasetError(f"{path} has no column {', '.join(map(repr, missing))}; "
-                                           f"it has {', '.join(known)}")  # fmt: skip
+                        raise DatasetError(
+                            f"{path} has no column {', '.join(map(repr, missing))}; it has {', '.join(known)}"
+                        )
                     if parquet.metadata.num_rows != rows:
-                        raise DatasetError(f"{path} holds {parquet.metadata.num_rows:,} rows, but {INDEX_FILE} says "
-                                           f"{rows:,}. Convert the dataset again.")  # fmt: skip
+                        raise DatasetError(
+                            f"{path} holds {parquet.metadata.num_rows:,} rows, but {INDEX_FILE} says "
+                            f"{rows:,}. Convert the dataset again."
+                        )
                     yield parquet
         except (pa.ArrowException, UnicodeError) as error:
             reason = " ".join(str(error).split())
@@ -192,8 +199,10 @@ class Dataset(SamplesTable):
         there = set(self.files.names())
         for name in (shard_name(shard, suffix) for shard in range(self.shards) for suffix in SHARD_SUFFIXES):
             if name not in there:
-                raise DatasetError(f"{self.place / SHARD_FOLDER / name} is missing, but {INDEX_FILE} lists it. "
-                                   "Convert the dataset again.")  # fmt: skip
+                raise DatasetError(
+                    f"{self.place / SHARD_FOLDER / name} is missing, but {INDEX_FILE} lists it. "
+                    "Convert the dataset again."
+                )
 
     @cached_property
     def tokenizer_path(self) -> Path:
@@ -201,13 +210,16 @@ class Dataset(SamplesTable):
         try:
             path = self.files.whole(TOKENIZER_FILE)
             if self.index.tokenizer_digest not in (None, sha256_of(path)):
-                raise DatasetError(f"{path} was changed after conversion: its sha256 differs from the one in "
-                                   f"{INDEX_FILE}. Convert the dataset again.")  # fmt: skip
+                raise DatasetError(
+                    f"{path} was changed after conversion: its sha256 differs from the one in "
+                    f"{INDEX_FILE}. Convert the dataset again."
+                )
         except ObjectStoreError:
             raise  # which says nothing about the file
         except OSError as error:
-            raise DatasetError(f"{self.place / TOKENIZER_FILE} cannot be read: {error}. Convert the dataset again."
-                               ) from error  # fmt: skip
+            raise DatasetError(
+                f"{self.place / TOKENIZER_FILE} cannot be read: {error}. Convert the dataset again."
+            ) from error
         return path
 
     @cached_property

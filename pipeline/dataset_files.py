@@ -71,9 +71,7 @@ class DatasetFiles(Protocol):
         """Have every byte of a shard's files while the block runs."""
         ...
 
-    def expect(
-        self, windows: Iterable[Window], order: Order | Selected, limit: int
-    ) -> AbstractContextManager[None]:  # fmt: skip
+    def expect(self, windows: Iterable[Window], order: Order | Selected, limit: int) -> AbstractContextManager[None]:
         """Read ahead what windows need, within `limit` bytes on disk, while the block runs."""
         ...
 

@@ -195,14 +195,17 @@ def _refuse_contradictions(index: DatasetIndex) -> None:
     if len(with_captions) > 1 or (index.tokenizer is None) != (not index.tokenizer_digest):
         raise DatasetError("mode, captions_per_sample, tokenizer and tokenizer_digest contradict each other")
     if index.captions is not None and not index.n <= index.captions <= index.n * index.captions_per_sample:
-        raise DatasetError(f"{index.captions} captions do not fit {index.n} samples of at most "
-                           f"{index.captions_per_sample} captions")  # fmt: skip
+        raise DatasetError(
+            f"{index.captions} captions do not fit {index.n} samples of at most {index.captions_per_sample} captions"
+        )
 
 
 def _fingerprint(tree: Mapping[str, Any]) -> str:
     """Return the sha256 of what determines ids, pixels and tokens, but not names, classes and caption texts."""
-    kept = {name: tree[name] for name in ("format", "n", "mode", "captions_per_sample", "first_id", "tokenizer",
-                                          "tokenizer_digest")}  # fmt: skip
+    kept = {
+        name: tree[name]
+        for name in ("format", "n", "mode", "captions_per_sample", "first_id", "tokenizer", "tokenizer_digest")
+    }
     if tree["grown_from"] is not None:
         kept["grown_from"] = tree["grown_from"]
     kept["shards"] = [{name: digests.get(name) for name in ("beton", "rows")} for digests in tree["shard_digests"]]

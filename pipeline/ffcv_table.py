@@ -21,9 +21,10 @@ _FIELD = np.dtype([("type", "u1"), ("name", "S16"), ("arguments", "V1024")])
 _IMAGE = [("mode", "u1"), ("width", "<u2"), ("height", "<u2"), ("jpeg_at", "<u8"), ("padding", "V3")]
 _FIELDS = {
     ((2, b"image"), (1, b"source_index")): np.dtype([*_IMAGE, ("source_index", "<i8")]),
-    ((2, b"image"), (4, b"tokens"), (1, b"source_index")):
-        np.dtype([*_IMAGE, ("tokens_at", "<u8"), ("source_index", "<i8")]),
-}  # fmt: skip
+    ((2, b"image"), (4, b"tokens"), (1, b"source_index")): np.dtype(
+        [*_IMAGE, ("tokens_at", "<u8"), ("source_index", "<i8")]
+    ),
+}
 """FFCV types and our names of a shard's fields -> dtype of a row's line."""
 _JPEG_MODE = 0
 _PIECE = np.dtype([("row", "<u8"), ("at", "<u8"), ("bytes", "<u8")])
@@ -69,8 +70,10 @@ class FFCVTable:
         records = np.empty(rows, RECORD)
         self.read(np.arange(rows), records)
         if (outside := first_outside(records, extent)) < rows:
-            raise DatasetError(f"{path}: row {outside:,} does not lead to a picture within the file's "
-                               f"{extent.beton_bytes:,} bytes; it is damaged")  # fmt: skip
+            raise DatasetError(
+                f"{path}: row {outside:,} does not lead to a picture within the file's "
+                f"{extent.beton_bytes:,} bytes; it is damaged"
+            )
 
     def read(self, rows: NDArray[np.int64], records: NDArray[np.void]) -> int:
         """Fill RECORD [k] with the records of these rows, int64 [k] within the shard, checksums 0. Returns k."""

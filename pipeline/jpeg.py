@@ -42,7 +42,18 @@ def decode(jpeg: NDArray[np.uint8], height: int, width: int, pixels: NDArray[np.
     """
     rows, columns, zero = np.uint32(height), np.uint32(width), np.uint32(0)
     result = _decode(
-        np.uint64(jpeg.ctypes.data), np.uint64(len(jpeg)), rows, columns, np.uint64(pixels.ctypes.data), rows, columns,
-        zero, zero, np.uint32(1), np.uint32(reduced), False, False,
-    )  # fmt: skip
+        np.uint64(jpeg.ctypes.data),
+        np.uint64(len(jpeg)),
+        rows,
+        columns,
+        np.uint64(pixels.ctypes.data),
+        rows,
+        columns,
+        zero,
+        zero,
+        np.uint32(1),
+        np.uint32(reduced),
+        False,
+        False,
+    )
     return bool(result == 0)

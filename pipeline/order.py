@@ -71,9 +71,14 @@ class Order:
 
     @classmethod
     def create(
-        cls, samples: int, batch_size: int, seed: int = 0, canonical_shards: int | None = None,
-        blocks_per_shard: int | None = None, window_blocks: int | None = None,
-    ) -> Self:  # fmt: skip
+        cls,
+        samples: int,
+        batch_size: int,
+        seed: int = 0,
+        canonical_shards: int | None = None,
+        blocks_per_shard: int | None = None,
+        window_blocks: int | None = None,
+    ) -> Self:
         """Create an order with defaults for omitted arguments.
 
         canonical_shards: 8, or the largest smaller power of two that divides batch_size and takes 16 ids a step.
@@ -354,6 +359,14 @@ def _batch_ids(order: Order, epoch: int, step: int, rank: int, world: int) -> ND
     ids = np.empty((len(shards), order.rows_per_step), dtype=np.int64)
     for row, shard in zip(ids, shards, strict=True):
         of_shard, key = order.shard_ids(shard), order._key(shard, epoch)
-        fill_places(row, step * len(row), of_shard.start, len(of_shard), order.block_rows, order.window_blocks,
-                    order._lead(shard), key)  # fmt: skip
+        fill_places(
+            row,
+            step * len(row),
+            of_shard.start,
+            len(of_shard),
+            order.block_rows,
+            order.window_blocks,
+            order._lead(shard),
+            key,
+        )
     return ids.reshape(-1)

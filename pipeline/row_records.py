@@ -21,19 +21,35 @@ MAX_BYTES = 1 << 21
 MAX_JPEG_BYTES = MAX_BYTES - (1 << 16)
 """Maximum bytes of a picture; this leaves room for its tokens."""
 
-RECORD = np.dtype([
-    ("jpeg_at", "<u8"), ("jpeg_bytes", "<u4"), ("captions", "<u4"), ("tokens_at", "<u8"), ("height", "<u4"),
-    ("width", "<u4"), ("source_index", "<i8"), ("jpeg_checksum", "<u8"), ("tokens_checksum", "<u8"),
-    ("checksum", "<u8"),
-])  # fmt: skip
+RECORD = np.dtype(
+    [
+        ("jpeg_at", "<u8"),
+        ("jpeg_bytes", "<u4"),
+        ("captions", "<u4"),
+        ("tokens_at", "<u8"),
+        ("height", "<u4"),
+        ("width", "<u4"),
+        ("source_index", "<i8"),
+        ("jpeg_checksum", "<u8"),
+        ("tokens_checksum", "<u8"),
+        ("checksum", "<u8"),
+    ]
+)
 """A row: offset and length of its JPEG in the .beton; number of captions and offset of the first one's tokens, followed
 by the others'; height and width in pixels; index in the source's listing; XXH64 of the JPEG, of all tokens, and of the
 record up to this last field, seeded with the row number."""
 
-_HEADER = np.dtype([
-    ("magic", "S8"), ("version", "<u4"), ("record_bytes", "<u4"), ("rows", "<u8"), ("beton_bytes", "<u8"),
-    ("unused", "V24"), ("checksum", "<u8"),
-])  # fmt: skip
+_HEADER = np.dtype(
+    [
+        ("magic", "S8"),
+        ("version", "<u4"),
+        ("record_bytes", "<u4"),
+        ("rows", "<u8"),
+        ("beton_bytes", "<u8"),
+        ("unused", "V24"),
+        ("checksum", "<u8"),
+    ]
+)
 _MAGIC, _VERSION = b"thermrow", 1
 _SEALED = RECORD.itemsize - 8
 """Bytes covered by the checksum of a record and of the header."""
@@ -79,11 +95,15 @@ class RowRecords:
             raise DatasetError(f"{path} has version {version}; only version {_VERSION} is supported")
         expected = _HEADER.itemsize + rows * RECORD.itemsize
         if told != rows or self._file.bytes != expected:
-            raise DatasetError(f"{path} has {told:,} rows in {self._file.bytes:,} bytes, but dataset.json says "
-                               f"{rows:,} rows, which take {expected:,} bytes")  # fmt: skip
+            raise DatasetError(
+                f"{path} has {told:,} rows in {self._file.bytes:,} bytes, but dataset.json says "
+                f"{rows:,} rows, which take {expected:,} bytes"
+            )
         if beton_bytes != extent.beton_bytes:
-            raise DatasetError(f"{path} belongs to a .beton file of {beton_bytes:,} bytes, but the one beside it has "
-                               f"{extent.beton_bytes:,}")  # fmt: skip
+            raise DatasetError(
+                f"{path} belongs to a .beton file of {beton_bytes:,} bytes, but the one beside it has "
+                f"{extent.beton_bytes:,}"
+            )
 
     def read(self, rows: NDArray[np.int64], records: NDArray[np.void]) -> int:
         """Fill RECORD [k] with the records of these rows, int64 [k] within the shard.
@@ -98,29 +118,47 @@ def first_outside(records: NDArray[np.void], extent: Extent) -> int:
     """Return the index of the first of RECORD [k] that points outside the file or to an impossible picture, else k."""
     # By columns: numba (0.68) loses cached functions of structured types.
     place: int = _first_outside(
-        records["jpeg_at"], records["jpeg_bytes"], records["tokens_at"], records["captions"], records["height"],
-        records["width"], extent.beton_bytes, extent.tokens_bytes, extent.captions,
-    )  # fmt: skip
+        records["jpeg_at"],
+        records["jpeg_bytes"],
+        records["tokens_at"],
+        records["captions"],
+        records["height"],
+        records["width"],
+        extent.beton_bytes,
+        extent.tokens_bytes,
+        extent.captions,
+    )
     return place
 
 
 @compiled
 def _first_outside(
-    jpeg_at: NDArray[np.uint64], jpeg_bytes: NDArray[np.uint32], tokens_at: NDArray[np.uint64],
-    captions: NDArray[np.uint32], height: NDArray[np.uint32], width: NDArray[np.uint32],
-    beton_bytes: int, tokens_bytes: int, max_captions: int,
-) -> int:  # fmt: skip
+    jpeg_at: NDArray[np.uint64],
+    jpeg_bytes: NDArray[np.uint32],
+    tokens_at: NDArray[np.uint64],
+    captions: NDArray[np.uint32],
+    height: NDArray[np.uint32],
+    width: NDArray[np.uint32],
+    beton_bytes: int,
+    tokens_bytes: int,
+    max_captions: int,
+) -> int:
     end, largest = np.uint64(beton_bytes), np.uint64(min(beton_bytes, MAX_BYTES))
     for i in range(len(jpeg_at)):
         pixels, size = np.uint64(height[i]) * np.uint64(width[i]), np.uint64(jpeg_bytes[i])
         of_tokens = np.uint64(captions[i]) * np.uint64(tokens_bytes)
         if (
-            pixels == 0 or pixels > np.uint64(MAX_PIXELS)
-            or size == 0 or size > largest or of_tokens > largest
+            pixels == 0
+            or pixels > np.uint64(MAX_PIXELS)
+            or size == 0
+            or size > largest
+            or of_tokens > largest
             # Never add: the sum of two such numbers can wrap around to an offset within the file.
-            or jpeg_at[i] > end - size or tokens_at[i] > end - of_tokens
-            or captions[i] > max_captions or (captions[i] == 0) != (tokens_bytes == 0)
-        ):  # fmt: skip
+            or jpeg_at[i] > end - size
+            or tokens_at[i] > end - of_tokens
+            or captions[i] > max_captions
+            or (captions[i] == 0) != (tokens_bytes == 0)
+        ):
             return i
     return len(jpeg_at)
 

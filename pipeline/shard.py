@@ -87,8 +87,9 @@ class Shard:
 
     def damaged(self, row: int, what: str) -> DatasetError:
         """Return the error to raise for a row: "sample N" followed by `what`."""
-        return DatasetError(f"sample {self._first_id + row} (row {row} of shard {self._number} of {self._path}) "
-                            f"{what}. {_CURE}")  # fmt: skip
+        return DatasetError(
+            f"sample {self._first_id + row} (row {row} of shard {self._number} of {self._path}) {what}. {_CURE}"
+        )
 
 
 def open_beton(path: Path, number: int) -> Descriptor:

@@ -25,9 +25,15 @@ REASONS = {
 """Fault -> message, to follow the sample's name."""
 
 _COLUMNS = {
-    "jpeg_at": np.uint64, "jpeg_bytes": np.int64, "height": np.int64, "width": np.int64, "jpeg_checksum": np.uint64,
-    "tokens_at": np.uint64, "captions": np.int64, "tokens_checksum": np.uint64,
-}  # fmt: skip
+    "jpeg_at": np.uint64,
+    "jpeg_bytes": np.int64,
+    "height": np.int64,
+    "width": np.int64,
+    "jpeg_checksum": np.uint64,
+    "tokens_at": np.uint64,
+    "captions": np.int64,
+    "tokens_checksum": np.uint64,
+}
 
 
 class Located(NamedTuple):

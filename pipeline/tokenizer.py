@@ -75,8 +75,10 @@ def load_tokenizer(path: Path, *, context_length: int) -> Tokenizer:
     except DatasetError as error:
         raise DatasetError(f"{path} cannot be used: {error}") from None
     if context_length <= (special := tokenizer.num_special_tokens_to_add(is_pair=False)):
-        raise DatasetError(f"{path} adds {special} special tokens to every caption, so a context length of "
-                           f"{context_length} leaves no room for text; use {special + 1} or more")  # fmt: skip
+        raise DatasetError(
+            f"{path} adds {special} special tokens to every caption, so a context length of "
+            f"{context_length} leaves no room for text; use {special + 1} or more"
+        )
     tokenizer.enable_truncation(context_length)
     return tokenizer
 
@@ -90,13 +92,17 @@ def end_id_of(tokenizer: Tokenizer) -> int:
     if unknown := [token for token in empty if tokenizer.id_to_token(token) is None]:
         raise DatasetError(f"it adds token {unknown[0]} to every caption, but its vocabulary does not have it")
     if not empty or short[-1:] != empty[-1:]:
-        raise DatasetError("it does not close captions with a token. Give it a post-processor that does, in Python: "
-                           "`tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single='$A "
-                           "<|endoftext|>', special_tokens=[('<|endoftext|>', ID)])`, with its own closing token and "
-                           "ID; then save it again")  # fmt: skip
+        raise DatasetError(
+            "it does not close captions with a token. Give it a post-processor that does, in Python: "
+            "`tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single='$A "
+            "<|endoftext|>', special_tokens=[('<|endoftext|>', ID)])`, with its own closing token and "
+            "ID; then save it again"
+        )
     if empty.count(empty[-1]) > 1:
-        raise DatasetError(f"token {empty[-1]} ({tokenizer.id_to_token(empty[-1])}) both opens and closes captions. "
-                           "Give it a post-processor that adds it only at the end")  # fmt: skip
+        raise DatasetError(
+            f"token {empty[-1]} ({tokenizer.id_to_token(empty[-1])}) both opens and closes captions. "
+            "Give it a post-processor that adds it only at the end"
+        )
     return empty[-1]
 
 

@@ -63,9 +63,13 @@ def draw_affine(
 
 @compiled
 def draw_colour(
-    key: np.uint64, jitter: float, strengths: tuple[float, float, float, float], grayscale: float,
-    matrix: NDArray[np.float32], of_mean: NDArray[np.float32],
-) -> None:  # fmt: skip
+    key: np.uint64,
+    jitter: float,
+    strengths: tuple[float, float, float, float],
+    grayscale: float,
+    matrix: NDArray[np.float32],
+    of_mean: NDArray[np.float32],
+) -> None:
     """Fill M and K (ViewParameters.colour and .colour_mean) of one view.
 
     The operations are torchvision's ColorJitter and RandomGrayscale with two differences: values are clamped once, at

@@ -32,11 +32,27 @@ if TYPE_CHECKING:
     from .store import StateStore
 
 __all__ = [
-    "BackgroundError", "DamagedChunkError", "DuplicateIdError", "FieldError", "MemoryBudgetError", "SampleIdError",
-    "Snapshot", "SnapshotError", "SnapshotNotFoundError", "StateReader", "StateStore", "StateStoreError", "StepError",
-    "StoreClosedError", "StoreExistsError", "StoreLockedError", "StoreMismatchError", "StoreNotFoundError",
-    "TorchRanks", "list_snapshots",
-]  # fmt: skip
+    "BackgroundError",
+    "DamagedChunkError",
+    "DuplicateIdError",
+    "FieldError",
+    "MemoryBudgetError",
+    "SampleIdError",
+    "Snapshot",
+    "SnapshotError",
+    "SnapshotNotFoundError",
+    "StateReader",
+    "StateStore",
+    "StateStoreError",
+    "StepError",
+    "StoreClosedError",
+    "StoreExistsError",
+    "StoreLockedError",
+    "StoreMismatchError",
+    "StoreNotFoundError",
+    "TorchRanks",
+    "list_snapshots",
+]
 
 # Imported on first use: the store needs torch and numba, the reader zarr and icechunk, an error class neither.
 _HOME = {

@@ -145,9 +145,12 @@ def _read(reader: StateReader, column: ColumnReport, start: int, stop: int) -> N
 
 
 def _faults(
-    reader: StateReader, name: str, values: NDArray[Any], visits: NDArray[np.uint32] | None,
+    reader: StateReader,
+    name: str,
+    values: NDArray[Any],
+    visits: NDArray[np.uint32] | None,
     tau_bounds: Mapping[str, float],
-) -> Iterator[tuple[str, NDArray[np.bool_]]]:  # fmt: skip
+) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     """Yield what may be wrong with the rows of a block, and which rows it is wrong with, bool [rows]."""
     if name == LAST_STEP:
         yield f"later than the snapshot's step {reader.snapshot.step:,}", values > reader.snapshot.step

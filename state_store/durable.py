@@ -191,8 +191,11 @@ class Repository:
         for tag, error in damaged.items():
             _log.warning(
                 "%s: snapshot %s is damaged (%s). The run continues without it: it was dropped from the history; its "
-                "files will be deleted with the next old snapshots", self.path, tag, error,
-            )  # fmt: skip
+                "files will be deleted with the next old snapshots",
+                self.path,
+                tag,
+                error,
+            )
 
     def retain(self, keep_last: int, keep_every: int = 0, keep_early: int = 0) -> None:
         """Keep the newest `keep_last` snapshots, multiples of `keep_every`, early ones, and step-0.
@@ -227,9 +230,16 @@ class Repository:
         history.replace(self.path, replace(loaded, snapshots=tuple(snapshots)))
 
     def commit(
-        self, parts: Callable[[Snapshot], Iterable[ColumnPart]], *, base: Snapshot, step: int, epoch: int,
-        config_hash: str, dataset_fingerprint: str, ranks: Ranks,
-    ) -> Snapshot:  # fmt: skip
+        self,
+        parts: Callable[[Snapshot], Iterable[ColumnPart]],
+        *,
+        base: Snapshot,
+        step: int,
+        epoch: int,
+        config_hash: str,
+        dataset_fingerprint: str,
+        ranks: Ranks,
+    ) -> Snapshot:
         """Write a snapshot of `base`, or of the newest intact one before it, with all ranks' parts; durable on return.
 
         parts: given the snapshot that it builds on, returns what this rank changes in it. Damaged snapshots are left,
@@ -288,8 +298,11 @@ class Repository:
             _log.warning(
                 "%s: snapshot step-%d is damaged (%s). The next one builds on %s and holds all changes since then. The "
                 "damaged one is left until the run is resumed, which drops it; check the disk",
-                self.path, step, damaged[step], base.tag,
-            )  # fmt: skip
+                self.path,
+                step,
+                damaged[step],
+                base.tag,
+            )
             self._damaged.add(step)
             self._left |= present
         return base, fork(self.path, base, world)

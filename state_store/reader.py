@@ -153,8 +153,10 @@ class StateReader:
         self._check_known(names)
         try:
             arrays = {name: self.array(name) for name in names}
-            return {name: (array[wanted] if isinstance(array, Scattered) else np.asarray(array.oindex[wanted]))[places]
-                    for name, array in arrays.items()}  # fmt: skip
+            return {
+                name: (array[wanted] if isinstance(array, Scattered) else np.asarray(array.oindex[wanted]))[places]
+                for name, array in arrays.items()
+            }
         except (*_UNREADABLE, KeyError):
             # The error does not say which chunk failed; reading them one by one does.
             for start in (np.unique(wanted // self.block_rows) * self.block_rows).tolist():
@@ -228,8 +230,10 @@ def _damage(error: icechunk.IcechunkError, reason: str | None = None) -> str:
     # nor is a store that is away.
     if _FROM_BUCKET in text and not _NOT_IN_BUCKET.search(text):
         cause = without_credentials(text.strip().splitlines()[-1].strip(" |`->"))
-        raise ObjectStoreError(f"the object store cannot be used: {cause}. Check AWS_ENDPOINT_URL, AWS_REGION, the "
-                               "credentials and the network") from error  # fmt: skip
+        raise ObjectStoreError(
+            f"the object store cannot be used: {cause}. Check AWS_ENDPOINT_URL, AWS_REGION, the "
+            "credentials and the network"
+        ) from error
     if found := _OS_ERROR.search(text):
         failure = OSError(int(found[1]), os.strerror(int(found[1])))
         if not is_damage(failure):

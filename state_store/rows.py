@@ -247,9 +247,17 @@ class BeforeImages:
         if count > self._free_records:
             self._grow(count - self._free_records)
         self._free = _save(
-            words, places, rows, wanted, self._block_rows,
-            self._newest, self._older, self._row, self._words, self._free,
-        )  # fmt: skip
+            words,
+            places,
+            rows,
+            wanted,
+            self._block_rows,
+            self._newest,
+            self._older,
+            self._row,
+            self._words,
+            self._free,
+        )
         self._free_records -= count
 
     def restore(self, block: int, columns: Words) -> None:
@@ -274,9 +282,17 @@ class BeforeImages:
 
 @compiled("int64", RECORDS, IDS, IDS, FLAGS, "int64", IDS, IDS, IDS, RECORDS, "int64")
 def _save(
-    words: Words, places: IdArray, rows: IdArray, wanted: Flags, block_rows: int,
-    newest: IdArray, older: IdArray, saved_row: IdArray, saved_words: Words, free: int,
-) -> int:  # fmt: skip
+    words: Words,
+    places: IdArray,
+    rows: IdArray,
+    wanted: Flags,
+    block_rows: int,
+    newest: IdArray,
+    older: IdArray,
+    saved_row: IdArray,
+    saved_words: Words,
+    free: int,
+) -> int:
     for i in range(rows.shape[0]):
         if wanted[i]:
             record, free = free, older[free]

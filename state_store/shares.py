@@ -28,9 +28,15 @@ Share = tuple[Repository, Snapshot, Rows, Staging, Lock | None, Ranks]
 
 
 def open_share(
-    path: Place, describe: Callable[[], Description], begin: Callable[[Place, Description, str | None], Snapshot],
-    device: str | torch.device, memory_budget: int | None, ranks: Ranks | None, owned: range | None, lock: Lock | None,
-) -> Share:  # fmt: skip
+    path: Place,
+    describe: Callable[[], Description],
+    begin: Callable[[Place, Description, str | None], Snapshot],
+    device: str | torch.device,
+    memory_budget: int | None,
+    ranks: Ranks | None,
+    owned: range | None,
+    lock: Lock | None,
+) -> Share:
     """Take the lock, unless it is given, create or find the first snapshot on rank 0, then load each rank's rows.
 
     If a rank fails, all do. The store is created or undone by `begin`, only when nothing else can fail. It is given the

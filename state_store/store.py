@@ -41,9 +41,15 @@ class StateStore:
     """
 
     def __init__(
-        self, repository: Repository, snapshot: Snapshot, rows: Rows, staging: Staging, lock: Lock | None,
-        ranks: Ranks, selection: Selection | None,
-    ) -> None:  # fmt: skip
+        self,
+        repository: Repository,
+        snapshot: Snapshot,
+        rows: Rows,
+        staging: Staging,
+        lock: Lock | None,
+        ranks: Ranks,
+        selection: Selection | None,
+    ) -> None:
         self.path, self.samples = repository.path, repository.description.samples
         self.owned, self.fields = rows.owned, rows.schema.names
         self.last_snapshot = snapshot
@@ -58,11 +64,21 @@ class StateStore:
 
     @classmethod
     def create(
-        cls, path: str | os.PathLike[str] | Address, samples: int, fields: Mapping[str, float], *,
-        block_rows: int, dataset_fingerprint: str, selection: Selection | None = None,
-        device: str | torch.device = "cpu", memory_budget: int | None = None, ranks: Ranks | None = None,
-        owned: range | None = None, carried: StateReader | None = None, lock: Lock | None = None,
-    ) -> Self:  # fmt: skip
+        cls,
+        path: str | os.PathLike[str] | Address,
+        samples: int,
+        fields: Mapping[str, float],
+        *,
+        block_rows: int,
+        dataset_fingerprint: str,
+        selection: Selection | None = None,
+        device: str | torch.device = "cpu",
+        memory_budget: int | None = None,
+        ranks: Ranks | None = None,
+        owned: range | None = None,
+        carried: StateReader | None = None,
+        lock: Lock | None = None,
+    ) -> Self:
         """Create a store at a path, or an address such as s3://bucket/state, and take the writer lock.
 
         Every sample is at its initial values.
@@ -90,11 +106,20 @@ class StateStore:
 
     @classmethod
     def open(
-        cls, path: str | os.PathLike[str] | Address, *, at: str = "latest", samples: int, fields: Mapping[str, float],
-        dataset_fingerprint: str, selection: Selection | None = None, device: str | torch.device = "cpu",
-        memory_budget: int | None = None, ranks: Ranks | None = None, owned: range | None = None,
+        cls,
+        path: str | os.PathLike[str] | Address,
+        *,
+        at: str = "latest",
+        samples: int,
+        fields: Mapping[str, float],
+        dataset_fingerprint: str,
+        selection: Selection | None = None,
+        device: str | torch.device = "cpu",
+        memory_budget: int | None = None,
+        ranks: Ranks | None = None,
+        owned: range | None = None,
         lock: Lock | None = None,
-    ) -> Self:  # fmt: skip
+    ) -> Self:
         """Resume the store at `path` from a tag, a snapshot id or `latest`, and take the writer lock.
 
         Undoes later snapshots, since their steps will be repeated. Drops damaged earlier ones from the history, with a
@@ -109,9 +134,12 @@ class StateStore:
         def describe() -> Description:
             repository = Repository.open(path)
             repository.description.check_same(
-                samples=samples, schema=Schema(dict(fields)), dataset_fingerprint=dataset_fingerprint,
-                selection=_digest(selection), path=path,
-            )  # fmt: skip
+                samples=samples,
+                schema=Schema(dict(fields)),
+                dataset_fingerprint=dataset_fingerprint,
+                selection=_digest(selection),
+                path=path,
+            )
             repository.resolve(at)
             return repository.description
 
@@ -301,9 +329,14 @@ class StateStore:
 
         try:
             snapshot = self._repository.commit(
-                parts, base=self.last_snapshot, step=step, epoch=epoch, config_hash=config_hash,
-                dataset_fingerprint=self._repository.description.dataset_fingerprint, ranks=self._ranks,
-            )  # fmt: skip
+                parts,
+                base=self.last_snapshot,
+                step=step,
+                epoch=epoch,
+                config_hash=config_hash,
+                dataset_fingerprint=self._repository.description.dataset_fingerprint,
+                ranks=self._ranks,
+            )
         except BaseException:
             self._rows.not_written()
             raise

@@ -147,8 +147,11 @@ class Transfer:
             named = ", ".join(map(str, refused[:_IDS_LOGGED].tolist())) + (", …" if len(refused) > _IDS_LOGGED else "")
             _log.warning(
                 "put of step %d: %d of %d new rows are not finite and were refused; sample ids: %s",
-                step, len(refused), len(ids), named,
-            )  # fmt: skip
+                step,
+                len(refused),
+                len(ids),
+                named,
+            )
         self._rows.blocks.finished(step)
 
     def _forget_old_puts(self) -> None:

@@ -116,8 +116,10 @@ class Address:
         """Raises AddressError unless the text is `s3://bucket` or `s3://bucket/path`."""
         scheme, _, rest = text.partition("://")
         if {"@", ":"} & {*rest.split("/")[0]}:  # a secret may hold slashes; it is not repeated, as this may be logged
-            raise AddressError(f"a {scheme}:// address must not hold credentials or a port; set AWS_ACCESS_KEY_ID, "
-                               "AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL in the environment")  # fmt: skip
+            raise AddressError(
+                f"a {scheme}:// address must not hold credentials or a port; set AWS_ACCESS_KEY_ID, "
+                "AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL in the environment"
+            )
         found = _ADDRESS.fullmatch(text)
         key = (found[2] or "").strip("/") if found else ""
         if not found or (key and {"", ".", ".."} & {*key.split("/")}) or not key.isprintable():
@@ -164,8 +166,9 @@ class Address:
 
             found = get(_store(self.bucket), self.key)
             if (size := found.meta["size"]) > max_bytes:
-                raise ObjectTooLargeError(f"{self} has {size:,} bytes, above the limit for such an object, "
-                                          f"{max_bytes:,}")  # fmt: skip
+                raise ObjectTooLargeError(
+                    f"{self} has {size:,} bytes, above the limit for such an object, {max_bytes:,}"
+                )
             return bytes(found.bytes()), found.meta
 
         return self._repeated(get)
@@ -580,8 +583,10 @@ def _as_os_error(address: Address, error: Exception) -> OSError:
     reason = " ".join(str(error).partition("\n\nDebug source")[0].split())
     reason = without_credentials(re.sub(r"<\?xml.*?(?:<Message>(.*?)</Message>.*|$)", r"\1", reason))[:300]
     if isinstance(error, PermissionDeniedError | UnauthenticatedError):
-        return PermissionError(f"{address}: access denied: {reason}. Check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY "
-                               "and the rights that they give")  # fmt: skip
+        return PermissionError(
+            f"{address}: access denied: {reason}. Check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY "
+            "and the rights that they give"
+        )
     return ObjectStoreError(f"{address} cannot be used: {reason}. Check AWS_ENDPOINT_URL, AWS_REGION and the network")
 
 

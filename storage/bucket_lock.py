@@ -81,9 +81,11 @@ class BucketLock:
         self._local = FileLock(folder / address.name)
         try:
             self._holder = _Holder(
-                name=f"pid {os.getpid()} on {socket.gethostname()}", since=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-                folder=_id_of(folder), writer=_writer_after(last_writer),
-            )  # fmt: skip
+                name=f"pid {os.getpid()} on {socket.gethostname()}",
+                since=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+                folder=_id_of(folder),
+                writer=_writer_after(last_writer),
+            )
             self._version = self._taken(address, last_writer)
         except BaseException:
             self._local.release()

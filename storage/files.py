@@ -26,8 +26,13 @@ MAX_TEXT_BYTES = 64 << 20
 _BESIDE = re.compile(r"\..+\.([A-Za-z0-9-]+-)?[0-9]+\.partial")
 """Names of the temporary files that `written_aside` writes; in earlier versions without the host."""
 
-_KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket",
-          stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}  # fmt: skip
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -47,9 +47,15 @@ class _Side:
 
 
 def export_encoders(
-    run: RunDirectory, to: Path, format: Format, *, at: str = LATEST, data: Place | None = None,
-    weights: Weights | None = None, allow_code: bool = False,
-) -> list[Path]:  # fmt: skip
+    run: RunDirectory,
+    to: Path,
+    format: Format,
+    *,
+    at: str = LATEST,
+    data: Place | None = None,
+    weights: Weights | None = None,
+    allow_code: bool = False,
+) -> list[Path]:
     """Write the encoders of a run's checkpoint, `latest` or step-N, to the new directory `to`; returns its files.
 
     data: where the run's dataset is now; None: the recorded path. Texts need its tokenizer. weights: those of image and
@@ -122,9 +128,15 @@ def _facts(config: TrainConfig, encoder: EncoderConfig, module: Encoder, step: i
     # For a local model only the directory's name: its path is private and of no use elsewhere.
     name = HF + Path(encoder.name).name if is_directory(encoder.name) else encoder.name
     return {
-        "encoder": name, "config": encoder.config, "width": module.backbone.width, "head": model.head,
-        "head_width": model.head_width, "dim": model.dim, "step": step, "thermopile": __version__,
-    }  # fmt: skip
+        "encoder": name,
+        "config": encoder.config,
+        "width": module.backbone.width,
+        "head": model.head,
+        "head_width": model.head_width,
+        "dim": model.dim,
+        "step": step,
+        "thermopile": __version__,
+    }
 
 
 def _write_hf(side: _Side, folder: Path) -> None:
@@ -160,11 +172,17 @@ def _preprocessor(facts: dict[str, Any]) -> dict[str, Any]:
     return {
         "image_processor_type": "CLIPImageProcessor",  # it resizes the short side and crops the centre
         "do_convert_rgb": True,
-        "do_resize": True, "size": {"shortest_edge": size}, "resample": 2,
-        "do_center_crop": True, "crop_size": {"height": size, "width": size},
-        "do_rescale": True, "rescale_factor": 1 / 255,
-        "do_normalize": True, "image_mean": facts["mean"], "image_std": facts["std"],
-    }  # fmt: skip
+        "do_resize": True,
+        "size": {"shortest_edge": size},
+        "resample": 2,
+        "do_center_crop": True,
+        "crop_size": {"height": size, "width": size},
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": facts["mean"],
+        "image_std": facts["std"],
+    }
 
 
 def _card(side: _Side, model_class: str) -> str:

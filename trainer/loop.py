@@ -84,9 +84,11 @@ class Trainer(Run):
             self._run(on_report, should_stop, on_evaluation)
 
     def _run(
-        self, on_report: Callable[[StepReport], None], should_stop: Callable[[], bool],
+        self,
+        on_report: Callable[[StepReport], None],
+        should_stop: Callable[[], bool],
         on_evaluation: Callable[[dict[str, Any]], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         reported_at = time.monotonic()
         if self.world.control.broadcast(self._lacks_evaluation()):
             self._evaluate(should_stop, on_evaluation)  # an evaluation that a stop had prevented

@@ -149,9 +149,11 @@ def _kind(state: dict[str, Any]) -> str:
 
 
 def create_optimizer(
-    config: OptimizerConfig, encoders: nn.Module, objective: Objective,
+    config: OptimizerConfig,
+    encoders: nn.Module,
+    objective: Objective,
     factors: Mapping[nn.Parameter, float] = MappingProxyType({}),
-) -> Optimizer:  # fmt: skip
+) -> Optimizer:
     """Create a run's optimisers. Weight decay applies to matrices and kernels, not to biases, norms or temperatures.
 
     Except for those with a `temperature_rate`, the objective's own parameters (CLIP's logit scale, AUC-CL's b) are

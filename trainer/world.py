@@ -90,22 +90,28 @@ def joined_world(end: Callable[[RanksLostError], None] | None = None) -> Iterato
     from torch.distributed.rendezvous import rendezvous
 
     if missing := [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
-        raise ConfigError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(missing)} is not set; start the "
-                          "ranks with torchrun, or unset WORLD_SIZE")  # fmt: skip
+        raise ConfigError(
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(missing)} is not set; start the "
+            "ranks with torchrun, or unset WORLD_SIZE"
+        )
     local_rank = int(os.environ["LOCAL_RANK"])
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
     if on_gpus := torch.cuda.is_available():
         if (gpus := torch.cuda.device_count()) < local_size:
-            raise ConfigError(f"{local_size} ranks were started on a machine with {gpus} GPUs; start one per GPU, "
-                              "or set CUDA_VISIBLE_DEVICES= (empty) to train on the CPU")  # fmt: skip
+            raise ConfigError(
+                f"{local_size} ranks were started on a machine with {gpus} GPUs; start one per GPU, "
+                "or set CUDA_VISIBLE_DEVICES= (empty) to train on the CPU"
+            )
         torch.cuda.set_device(local_rank)
     try:
         store, rank, size = next(rendezvous("env://", timeout=MEETING_TIMEOUT))
     except dist.DistError as error:
-        raise RanksLostError(f"rank {os.environ['RANK']} could not join all {os.environ['WORLD_SIZE']} ranks within "
-                             f"{MEETING_TIMEOUT.total_seconds():.0f} seconds: {str(error).splitlines()[0]} Check the "
-                             "messages of the others, and whether they can reach "
-                             f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}") from error  # fmt: skip
+        raise RanksLostError(
+            f"rank {os.environ['RANK']} could not join all {os.environ['WORLD_SIZE']} ranks within "
+            f"{MEETING_TIMEOUT.total_seconds():.0f} seconds: {str(error).splitlines()[0]} Check the "
+            "messages of the others, and whether they can reach "
+            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        ) from error
     backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     # On the CPU: these messages must not wait for the GPU.

@@ -108,30 +108,36 @@ def _grown(out: LocalPath, old: DatasetIndex, new: DatasetIndex) -> bytes:
     for name in ("format", "mode", "image", "tokenizer_digest"):
         if getattr(old, name) != getattr(new, name):
             raise DatasetError(f"{out} and the samples to append differ in {name}; convert them separately")
-    tokenizer = old.tokenizer and new.tokenizer and old.tokenizer.model_copy(
-        update={"truncated": old.tokenizer.truncated + new.tokenizer.truncated}
-    )  # fmt: skip
+    tokenizer = (
+        old.tokenizer
+        and new.tokenizer
+        and old.tokenizer.model_copy(update={"truncated": old.tokenizer.truncated + new.tokenizer.truncated})
+    )
     blank = [index.content.blank if index.content else None for index in (old, new)]
     content = content_of(
-        [*_row_records(out, old), *_row_records(appended_path(out), new)], old.n + new.n, pairs=old.mode == "pairs",
+        [*_row_records(out, old), *_row_records(appended_path(out), new)],
+        old.n + new.n,
+        pairs=old.mode == "pairs",
         blank=None if None in blank else sum(filter(None, blank)),
-    )  # fmt: skip
+    )
     per_sample = max(old.captions_per_sample, new.captions_per_sample)
     addition = new.source | {"first_id": old.n, "fingerprint": old.fingerprint}
     appended: list[Any] = [*old.source.get("appended", []), addition]
-    return seal_index({
-        "n": old.n + new.n,
-        "mode": old.mode,
-        "captions_per_sample": per_sample,
-        **({"captions": old.total_captions + new.total_captions} if per_sample > 1 else {}),
-        "first_id": [*old.first_id, *(old.n + first for first in new.first_id[1:])],
-        "image": old.image.model_dump(),
-        "tokenizer": tokenizer.model_dump() if tokenizer else None,
-        "tokenizer_digest": old.tokenizer_digest,
-        "shard_digests": [*old.shard_digests, *new.shard_digests],
-        "grown_from": old.fingerprint,
-        "source": old.source | {"appended": appended, "content": content.model_dump()},
-    })  # fmt: skip
+    return seal_index(
+        {
+            "n": old.n + new.n,
+            "mode": old.mode,
+            "captions_per_sample": per_sample,
+            **({"captions": old.total_captions + new.total_captions} if per_sample > 1 else {}),
+            "first_id": [*old.first_id, *(old.n + first for first in new.first_id[1:])],
+            "image": old.image.model_dump(),
+            "tokenizer": tokenizer.model_dump() if tokenizer else None,
+            "tokenizer_digest": old.tokenizer_digest,
+            "shard_digests": [*old.shard_digests, *new.shard_digests],
+            "grown_from": old.fingerprint,
+            "source": old.source | {"appended": appended, "content": content.model_dump()},
+        }
+    )
 
 
 def _row_records(folder: LocalPath, index: DatasetIndex) -> list[LocalPath]:

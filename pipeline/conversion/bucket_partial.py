@@ -210,8 +210,10 @@ class BucketPartial:
         Raises DatasetError if a shard is empty, DatasetExistsError if another process has written another dataset.
         """
         if empty := [number for number, result in enumerate(results) if not result.rows]:
-            raise DatasetError(f"shard {empty[0]} has no usable sample, and objects cannot be renumbered; convert to a "
-                               "local directory and copy it")  # fmt: skip
+            raise DatasetError(
+                f"shard {empty[0]} has no usable sample, and objects cannot be renumbered; convert to a "
+                "local directory and copy it"
+            )
         self._gather_errors(plan, self.out / ERRORS_FILE)
         try:
             (self.out / INDEX_FILE).create(index)
@@ -232,11 +234,14 @@ class BucketPartial:
         """Raise DatasetExistsError if there is a dataset, or an unfinished conversion that is not to be resumed."""
         if self.is_whole:
             what = "exists and was not converted with these settings" if resume else "exists"
-            raise DatasetExistsError(f"{self.out} {what}; choose another address, or delete it: an object store cannot "
-                                     "replace a dataset at once")  # fmt: skip
+            raise DatasetExistsError(
+                f"{self.out} {what}; choose another address, or delete it: an object store cannot "
+                "replace a dataset at once"
+            )
         if self.in_progress and not (overwrite or resume):
-            raise DatasetExistsError(f"{self.path} holds an unfinished conversion; continue it with --resume, or start "
-                                     "over with --overwrite")  # fmt: skip
+            raise DatasetExistsError(
+                f"{self.path} holds an unfinished conversion; continue it with --resume, or start over with --overwrite"
+            )
         # Without a plan, they are not what a conversion left; only one that starts over removes them.
         if (names := self._own_names()) and not self.in_progress and (resume or not overwrite):
             raise self._holds_others(names)

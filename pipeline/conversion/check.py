@@ -109,7 +109,7 @@ def _check_digests(dataset: Dataset, number: int) -> Iterator[Finding]:
 
 def _check_table(
     dataset: Dataset, number: int, records: NDArray[np.void]
-) -> tuple[list[list[str]] | None, list[Finding]]:  # fmt: skip
+) -> tuple[list[list[str]] | None, list[Finding]]:
     """Return a shard's captions, and the mismatches between its samples table and its rows."""
     name = shard_name(number, "parquet")
     expected = {PLACE_IN_SHARD: np.arange(len(records)), "width": records["width"], "height": records["height"]}

@@ -24,9 +24,14 @@ def content_of(row_records: Sequence[Place], samples: int, *, pairs: bool, blank
     copies, _, most_copied, _ = _repeats(row_records, samples, _JPEG)
     repeats, captions, with_caption, sample = _repeats(row_records, samples, _TOKENS) if pairs else (0, 0, 0, 0)
     return Content(
-        samples=samples, sharing_captions=repeats + captions, with_caption=with_caption, caption_sample=sample,
-        copies=copies, most_copied=most_copied, blank=blank,
-    )  # fmt: skip
+        samples=samples,
+        sharing_captions=repeats + captions,
+        with_caption=with_caption,
+        caption_sample=sample,
+        copies=copies,
+        most_copied=most_copied,
+        blank=blank,
+    )
 
 
 def _repeats(row_records: Sequence[Place], samples: int, word: int) -> tuple[int, int, int, int]:

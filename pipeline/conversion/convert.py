@@ -76,10 +76,17 @@ class PartSummary:
 
 
 def convert(
-    source: Source, out: AnyPlace, settings: ConvertSettings, *, workers: int | None = None, overwrite: bool = False,
-    resume: bool = False, selection: NDArray[np.int64] | None = None, tokenizer_from: Path | None = None,
+    source: Source,
+    out: AnyPlace,
+    settings: ConvertSettings,
+    *,
+    workers: int | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    selection: NDArray[np.int64] | None = None,
+    tokenizer_from: Path | None = None,
     on_progress: Callable[[Counts], None] = lambda counts: None,
-) -> Summary:  # fmt: skip
+) -> Summary:
     """Write the dataset directory `out` atomically.
 
     overwrite: replace `out` if it is a dataset, once the new one is complete; start over after an interruption.
@@ -112,10 +119,18 @@ def convert(
 
 
 def convert_part(
-    source: Source, out: AnyPlace, settings: ConvertSettings, part: PartNumber, *, workers: int | None = None,
-    pool: Pool | None = None, overwrite: bool = False, selection: NDArray[np.int64] | None = None,
-    tokenizer_from: Path | None = None, on_progress: Callable[[Counts], None] = lambda counts: None,
-) -> PartSummary:  # fmt: skip
+    source: Source,
+    out: AnyPlace,
+    settings: ConvertSettings,
+    part: PartNumber,
+    *,
+    workers: int | None = None,
+    pool: Pool | None = None,
+    overwrite: bool = False,
+    selection: NDArray[np.int64] | None = None,
+    tokenizer_from: Path | None = None,
+    on_progress: Callable[[Counts], None] = lambda counts: None,
+) -> PartSummary:
     """Write the shards of one part that are not done yet; `finish` makes a dataset of all. May be repeated.
 
     pool: what writes the shards, in place of worker processes.
@@ -140,9 +155,14 @@ def convert_part(
 
 
 def finish(
-    source: Source, out: AnyPlace, settings: ConvertSettings, *, overwrite: bool = False,
-    selection: NDArray[np.int64] | None = None, tokenizer_from: Path | None = None,
-) -> Summary:  # fmt: skip
+    source: Source,
+    out: AnyPlace,
+    settings: ConvertSettings,
+    *,
+    overwrite: bool = False,
+    selection: NDArray[np.int64] | None = None,
+    tokenizer_from: Path | None = None,
+) -> Summary:
     """Make a dataset of the parts, byte for byte the one that `convert` writes, and publish it. May be repeated.
 
     Reads every shard of a directory back. Raises DatasetError if parts are missing, damaged, or of another plan or
@@ -200,6 +220,10 @@ def _was_made_by(plan: Plan, out: Place) -> bool:
 def _summary(out: Place, seen: int, started: float) -> Summary:
     reasons = count_reasons(read_bad_samples(out / ERRORS_FILE))
     return Summary(
-        path=out, index=read_index(out), left_out=reasons.total(), reasons=reasons.most_common(FIRST_REASONS),
-        seen=seen, seconds=time.monotonic() - started,
-    )  # fmt: skip
+        path=out,
+        index=read_index(out),
+        left_out=reasons.total(),
+        reasons=reasons.most_common(FIRST_REASONS),
+        seen=seen,
+        seconds=time.monotonic() - started,
+    )

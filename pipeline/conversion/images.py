@@ -44,8 +44,13 @@ _HUFFMAN_FRAMES = (0xC0, 0xC1, 0xC2)
 # Excludes stuffed zeros and restarts, which occur in coded data, and fill bytes.
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]")
 
-_OTHER_FILES = {b"%PDF": "a PDF document", b"%!PS": "a PostScript document", b"PK\x03\x04": "a zip archive",
-                b"\x1f\x8b": "a gzip archive", b"#!": "a script"}  # fmt: skip
+_OTHER_FILES = {
+    b"%PDF": "a PDF document",
+    b"%!PS": "a PostScript document",
+    b"PK\x03\x04": "a zip archive",
+    b"\x1f\x8b": "a gzip archive",
+    b"#!": "a script",
+}
 """First bytes of files often found among pictures → their kind."""
 
 _ORIENTATION_TAG = 0x0112

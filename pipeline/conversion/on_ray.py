@@ -81,10 +81,16 @@ def _refuse_silent_address(address: str) -> None:
 
 
 def convert_on_ray(
-    source: Source, out: str | os.PathLike[str], settings: ConvertSettings, *, reads: Sequence[Path] = (),
-    overwrite: bool = False, selection: NDArray[np.int64] | None = None, tokenizer_from: Path | None = None,
+    source: Source,
+    out: str | os.PathLike[str],
+    settings: ConvertSettings,
+    *,
+    reads: Sequence[Path] = (),
+    overwrite: bool = False,
+    selection: NDArray[np.int64] | None = None,
+    tokenizer_from: Path | None = None,
     on_progress: Callable[[Counts], None] = lambda counts: None,
-) -> Summary:  # fmt: skip
+) -> Summary:
     """Convert on the connected cluster, byte for byte as `convert` does. May be repeated, as convert_part and finish.
 
     source: its paths must be absolute, since nodes have working directories of their own.
@@ -93,8 +99,17 @@ def convert_on_ray(
     """
     started, out = time.monotonic(), LocalPath(out)
     pool = _pool((*reads, Partial(out.absolute()).path))
-    part = convert_part(source, out, settings, PartNumber(1, 1), pool=pool, overwrite=overwrite, selection=selection,
-                        tokenizer_from=tokenizer_from, on_progress=on_progress)  # fmt: skip
+    part = convert_part(
+        source,
+        out,
+        settings,
+        PartNumber(1, 1),
+        pool=pool,
+        overwrite=overwrite,
+        selection=selection,
+        tokenizer_from=tokenizer_from,
+        on_progress=on_progress,
+    )
     summary = finish(source, out, settings, overwrite=overwrite, selection=selection, tokenizer_from=tokenizer_from)
     return replace(summary, seen=part.seen, seconds=time.monotonic() - started)
 
@@ -175,9 +190,13 @@ def _conversion(shared: ObjectRef[_Shared]) -> Conversion:
 
     job, needed, version = ray.get(shared)
     if missing := [path for path in needed if not path.exists()]:
-        raise DatasetError(f"the node {socket.gethostname()} does not see {missing[0]}: the source and the output must "
-                           "be in directories that all nodes share, under the same path")  # fmt: skip
+        raise DatasetError(
+            f"the node {socket.gethostname()} does not see {missing[0]}: the source and the output must "
+            "be in directories that all nodes share, under the same path"
+        )
     if version != __version__:
-        raise DatasetError(f"the node {socket.gethostname()} has thermopile {__version__}, which may encode pictures "
-                           f"differently from {version}, which began the conversion; install that")  # fmt: skip
+        raise DatasetError(
+            f"the node {socket.gethostname()} has thermopile {__version__}, which may encode pictures "
+            f"differently from {version}, which began the conversion; install that"
+        )
     return conversion_of(job, lambda left_out: None)

@@ -266,8 +266,9 @@ class Partial:
         """
         out = self.out
         if self.in_progress and not (overwrite or resume):
-            raise DatasetExistsError(f"{self.path} holds an unfinished conversion; continue it with --resume, or start "
-                                     "over with --overwrite")  # fmt: skip
+            raise DatasetExistsError(
+                f"{self.path} holds an unfinished conversion; continue it with --resume, or start over with --overwrite"
+            )
         if out.exists() and not overwrite:
             what = "exists and was not converted with these settings" if resume else "exists"
             raise DatasetExistsError(f"{out} {what}; choose another directory, or replace it with --overwrite")

@@ -131,9 +131,15 @@ class Listings:
     """
 
     def __init__(
-        self, samples: int, selection: NDArray[np.int64] | None, chunks: NDArray[np.int64] | None, seed: int,
-        shards: int, *, picture_bytes: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        samples: int,
+        selection: NDArray[np.int64] | None,
+        chunks: NDArray[np.int64] | None,
+        seed: int,
+        shards: int,
+        *,
+        picture_bytes: int = 0,
+    ) -> None:
         """Cut the listing.
 
         samples: number of samples in the source. selection: sorted indices of those to convert; None for all.

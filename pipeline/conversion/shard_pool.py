@@ -94,7 +94,7 @@ def processes(workers: int | None) -> Pool:
 
 def convert_shards(
     job: PoolSetup, shards: Shards, counted: Counts, on_progress: Callable[[Counts], None], *, workers: int
-) -> None:  # fmt: skip
+) -> None:
     """Write every shard.
 
     counted: what earlier processes have done. Calls on_progress with the counts a few times a second and at the end;
@@ -103,8 +103,9 @@ def convert_shards(
     """
     start_workers_early()
     context = get_context("forkserver")
-    shared = _Shared(context.Value("Q", counted.done), context.Value("Q", counted.left_out),
-                     context.Value("b", 0, lock=False))  # fmt: skip
+    shared = _Shared(
+        context.Value("Q", counted.done), context.Value("Q", counted.left_out), context.Value("b", 0, lock=False)
+    )
     pool = ProcessPoolExecutor(workers, context, _start_worker, (job, shared, dict(os.environ)))
 
     def submit(count: int) -> set[Future[None]]:
@@ -122,8 +123,9 @@ def convert_shards(
                 waiting |= starter.submit(submit, len(finished)).result()
                 on_progress(Counts(shared.done.value, shared.left_out.value))
     except BrokenProcessPool:
-        raise DatasetError("a conversion process was killed, possibly out of memory; "
-                           "continue with --resume and fewer --workers") from None  # fmt: skip
+        raise DatasetError(
+            "a conversion process was killed, possibly out of memory; continue with --resume and fewer --workers"
+        ) from None
     finally:
         shared.stop.value = 1
         pool.shutdown(wait=True, cancel_futures=True)

@@ -32,10 +32,17 @@ from .marker import PART_SUFFIXES, ShardResult
 from .partial import ShardFiles
 from .plan import ConvertSettings
 
-TABLE_SCHEMA = pa.schema([
-    ("row", pa.int64()), ("key", pa.string()), ("uri", pa.string()),
-    ("captions", pa.list_(pa.string())), ("group", pa.string()), ("width", pa.int32()), ("height", pa.int32()),
-])  # fmt: skip
+TABLE_SCHEMA = pa.schema(
+    [
+        ("row", pa.int64()),
+        ("key", pa.string()),
+        ("uri", pa.string()),
+        ("captions", pa.list_(pa.string())),
+        ("group", pa.string()),
+        ("width", pa.int32()),
+        ("height", pa.int32()),
+    ]
+)
 """Columns of the samples table; `altered`, a string, comes last where the source alters samples."""
 AnyShardFiles = ShardFiles | ShardObjects
 ENCODED_AT_ONCE = 32
@@ -69,7 +76,7 @@ def write_shard(part: AnyShardFiles, source_indices: NDArray[np.int64], conversi
 
 def _written(
     part: AnyShardFiles, descriptor: int, source_indices: NDArray[np.int64], conversion: Conversion
-) -> ShardResult:  # fmt: skip
+) -> ShardResult:
     """Write the shard's files and bring them to disk. descriptor: the open .beton."""
     beton, row_records, parquet, errors = (part.being_written(suffix) for suffix in PART_SUFFIXES)
     length = conversion.settings.context_length if conversion.tokenizer else None
@@ -88,10 +95,17 @@ def _written(
         sync(file)
     counts = rows.captions_per_row
     return ShardResult(
-        len(table), digests, rows.left_out, rows.truncated, rows.blank, sum(counts), max(counts, default=0),
-        sizes={suffix: part.being_written(suffix).stat().st_size for suffix in PART_SUFFIXES}, plan=part.plan,
+        len(table),
+        digests,
+        rows.left_out,
+        rows.truncated,
+        rows.blank,
+        sum(counts),
+        max(counts, default=0),
+        sizes={suffix: part.being_written(suffix).stat().st_size for suffix in PART_SUFFIXES},
+        plan=part.plan,
         etags={},
-    )  # fmt: skip
+    )
 
 
 class _Rows:
@@ -138,8 +152,10 @@ class _Rows:
     def _refuse_too_many_tokens(self, sample: Sample, jpeg: bytes) -> None:
         count, length = len(sample.captions), self._settings.context_length
         if len(jpeg) + 4 * count * length > MAX_BYTES:
-            raise BadSampleError(f"its JPEG of {len(jpeg):,} bytes and {count} captions of {length:,} tokens do not "
-                                 f"fit {MAX_BYTES:,} bytes; lower --context-length or --max-size")  # fmt: skip
+            raise BadSampleError(
+                f"its JPEG of {len(jpeg):,} bytes and {count} captions of {length:,} tokens do not "
+                f"fit {MAX_BYTES:,} bytes; lower --context-length or --max-size"
+            )
 
     def _leave_out(self, source_index: int, reason: str) -> None:
         uri, key = self._source.uri(source_index), self._source.key(source_index)
@@ -151,8 +167,16 @@ class _Rows:
         self._count_one(True)
 
     def _note(self, sample: Sample, row: BetonRow) -> None:
-        record = (len(self.source_index), sample.key, sample.uri, list(sample.captions), sample.group, row.width,
-                  row.height, sample.altered)  # fmt: skip
+        record = (
+            len(self.source_index),
+            sample.key,
+            sample.uri,
+            list(sample.captions),
+            sample.group,
+            row.width,
+            row.height,
+            sample.altered,
+        )
         for column, value in zip(self.table.values(), record, strict=False):  # `altered` may have no column
             column.append(value)
         self.source_index.append(row.source_index)
@@ -214,5 +238,6 @@ def _write_and_verify(beton: Path, row_records: Path, rows: _Rows, conversion: C
 
 
 def _not_what_was_written(file: Path) -> DatasetError:
-    return DatasetError(f"{file} does not hold what was written to it; the disk may be full or failing. "
-                        "Use --resume to write it again")  # fmt: skip
+    return DatasetError(
+        f"{file} does not hold what was written to it; the disk may be full or failing. Use --resume to write it again"
+    )

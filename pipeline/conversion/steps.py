@@ -108,8 +108,14 @@ def write_shards(
     Raises SourceError if too many samples cannot be used, DatasetError as the pool does.
     """
     count = job.plan.shards
-    listings = Listings(len(job.source), job.selection, job.source.chunks(), job.settings.seed, count,
-                        picture_bytes=(job.source.stored_bytes() or 0) // len(job.source))  # fmt: skip
+    listings = Listings(
+        len(job.source),
+        job.selection,
+        job.source.chunks(),
+        job.settings.seed,
+        count,
+        picture_bytes=(job.source.stored_bytes() or 0) // len(job.source),
+    )
     parts, results = partial.parts(job.plan), partial.results(job.plan)
     of_slice = range(count)[own]
     missing = {shard for shard in of_slice if not results[shard]}
@@ -164,26 +170,35 @@ def assemble(job: Job, partial: AnyPartial) -> None:
     if job.source.mode == "pairs":
         tokenizer = load_tokenizer(partial.tokenizer, context_length=job.settings.context_length)
         info = TokenizerInfo(
-            vocab_size=vocab_size_of(tokenizer), context_length=job.settings.context_length,
-            end_id=end_id_of(tokenizer), truncated=sum(result.truncated for result in kept),
-        )  # fmt: skip
+            vocab_size=vocab_size_of(tokenizer),
+            context_length=job.settings.context_length,
+            end_id=end_id_of(tokenizer),
+            truncated=sum(result.truncated for result in kept),
+        )
     per_sample = max(result.captions_per_sample for result in kept)
     samples, blank = sum(result.rows for result in kept), sum(result.blank for result in kept)
     content = content_of(partial.row_records(plan), samples, pairs=info is not None, blank=blank)
-    index = seal_index({
-        "n": samples,
-        "mode": job.source.mode,
-        "captions_per_sample": per_sample,
-        **({"captions": sum(result.captions for result in kept)} if per_sample > 1 else {}),
-        "first_id": np.cumsum([0, *(result.rows for result in kept)]).tolist(),
-        "image": job.settings.image.model_dump(),
-        "tokenizer": info.model_dump() if info else None,
-        "tokenizer_digest": sha256_of(partial.tokenizer) if info else None,
-        "shard_digests": [result.digests for result in kept],
-        "grown_from": None,
-        "source": plan.source | {"samples": plan.samples, "permutation_seed": plan.seed, "plan": plan.digest(),
-                                 "content": content.model_dump()},
-    })  # fmt: skip
+    index = seal_index(
+        {
+            "n": samples,
+            "mode": job.source.mode,
+            "captions_per_sample": per_sample,
+            **({"captions": sum(result.captions for result in kept)} if per_sample > 1 else {}),
+            "first_id": np.cumsum([0, *(result.rows for result in kept)]).tolist(),
+            "image": job.settings.image.model_dump(),
+            "tokenizer": info.model_dump() if info else None,
+            "tokenizer_digest": sha256_of(partial.tokenizer) if info else None,
+            "shard_digests": [result.digests for result in kept],
+            "grown_from": None,
+            "source": plan.source
+            | {
+                "samples": plan.samples,
+                "permutation_seed": plan.seed,
+                "plan": plan.digest(),
+                "content": content.model_dump(),
+            },
+        }
+    )
     partial.assemble(plan, results, index)
 
 

@@ -21,9 +21,7 @@ fn, types = dali.fn, dali.types
 
 
 @dali.pipeline_def(enable_conditionals=True)  # type: ignore[untyped-decorator]
-def views_of_jpegs(
-    recipe: Recipe, sides: Mapping[int, int], on_gpu: bool, hardware_load: float
-) -> tuple[Any, ...]:  # fmt: skip
+def views_of_jpegs(recipe: Recipe, sides: Mapping[int, int], on_gpu: bool, hardware_load: float) -> tuple[Any, ...]:
     """Return every view that `sides` has by its number, with this many pixels a side."""
     jpegs = fn.external_source(name="jpegs", dtype=types.UINT8, ndim=1, no_copy=True)
     start = fn.external_source(name="jpeg_start", dtype=types.INT64, ndim=1)
@@ -31,9 +29,13 @@ def views_of_jpegs(
     stored_sides = fn.external_source(name="sides", dtype=types.FLOAT, ndim=1)
     # Decode as FFCV does: orientation as stored, chroma interpolated, fast inverse DCT.
     picture = fn.decoders.image(
-        _with_header_of(jpeg, stored_sides), device="mixed" if on_gpu else "cpu",
-        adjust_orientation=False, jpeg_fancy_upsampling=True, use_fast_idct=True, hw_decoder_load=hardware_load,
-    )  # fmt: skip
+        _with_header_of(jpeg, stored_sides),
+        device="mixed" if on_gpu else "cpu",
+        adjust_orientation=False,
+        jpeg_fancy_upsampling=True,
+        use_fast_idct=True,
+        hw_decoder_load=hardware_load,
+    )
     return tuple([_view(picture, view, recipe, side, on_gpu) for view, side in sides.items()])
 
 
@@ -50,9 +52,14 @@ def _with_header_of(jpeg: Any, sides: Any) -> Any:
 
 def _view(picture: Any, view: int, recipe: Recipe, side: int, on_gpu: bool) -> Any:
     pixels = fn.resize(
-        picture, size=[side, side], dtype=types.FLOAT, interp_type=types.INTERP_LINEAR, antialias=True,
-        roi_start=_input("start", view, types.FLOAT, 1), roi_end=_input("end", view, types.FLOAT, 1),
-    )  # fmt: skip
+        picture,
+        size=[side, side],
+        dtype=types.FLOAT,
+        interp_type=types.INTERP_LINEAR,
+        antialias=True,
+        roi_start=_input("start", view, types.FLOAT, 1),
+        roi_end=_input("end", view, types.FLOAT, 1),
+    )
     if recipe.has_affine:  # without a fill value, it repeats the edge
         pixels = fn.warp_affine(pixels, matrix=_input("affine", view, types.FLOAT, 2), interp_type=types.INTERP_LINEAR)
     if recipe.has_colour:
@@ -74,9 +81,11 @@ def _view(picture: Any, view: int, recipe: Recipe, side: int, on_gpu: bool) -> A
         noise = _input("noise", view, types.FLOAT, 3)
         pixels = dali.math.clamp(pixels + (noise.gpu() if on_gpu else noise), 0.0, 255.0)
     return fn.crop_mirror_normalize(
-        pixels, mirror=_input("flip", view, types.INT32, 0),
-        mean=[255 * mean for mean in recipe.mean], std=[255 * std for std in recipe.std],
-    )  # fmt: skip
+        pixels,
+        mirror=_input("flip", view, types.INT32, 0),
+        mean=[255 * mean for mean in recipe.mean],
+        std=[255 * std for std in recipe.std],
+    )
 
 
 def _input(name: str, view: int, dtype: Any, ndim: int) -> Any:

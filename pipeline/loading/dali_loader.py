@@ -54,11 +54,23 @@ class DALILoader:
     """
 
     def __init__(
-        self, dataset: Dataset, order: AnyOrder, *, recipe: Recipe, image_size: int, views: int,
-        local_size: int = 96, local_views: int = 0, workers: int | None = None, ahead: int = 2, rank: int = 0,
-        world: int = 1, device: Literal["cpu", "cuda"] = "cpu", hardware_load: float = 0.65,
+        self,
+        dataset: Dataset,
+        order: AnyOrder,
+        *,
+        recipe: Recipe,
+        image_size: int,
+        views: int,
+        local_size: int = 96,
+        local_views: int = 0,
+        workers: int | None = None,
+        ahead: int = 2,
+        rank: int = 0,
+        world: int = 1,
+        device: Literal["cpu", "cuda"] = "cpu",
+        hardware_load: float = 0.65,
         captions: Literal["draw", "first"] = "draw",
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Open a loader.
 
         image_size: side of the square views, in pixels. views: 1 for pairs, 2 for images only.
@@ -233,10 +245,15 @@ class DALILoader:
 
     def _build(self) -> Any:
         pipeline = views_of_jpegs(
-            self._recipe, self._sides, self._device_id is not None, self._hardware_load,
-            batch_size=self.order.batch_size // self._world, num_threads=self._workers, device_id=self._device_id,
+            self._recipe,
+            self._sides,
+            self._device_id is not None,
+            self._hardware_load,
+            batch_size=self.order.batch_size // self._world,
+            num_threads=self._workers,
+            device_id=self._device_id,
             prefetch_queue_depth=1,  # runs that start with the first; later ones are scheduled explicitly
-        )  # fmt: skip
+        )
         pipeline.build()
         return pipeline
 
@@ -246,9 +263,7 @@ def _shared(pixels: Any, stream: Any) -> Tensor:
     return from_dlpack(pixels.__dlpack__(stream=stream.cuda_stream))
 
 
-def copy_outputs(
-    outputs: Sequence[Any], copies: Copies, shared: Callable[[Any, Any], Tensor] = _shared
-) -> Arriving:  # fmt: skip
+def copy_outputs(outputs: Sequence[Any], copies: Copies, shared: Callable[[Any, Any], Tensor] = _shared) -> Arriving:
     """Copy what a pipeline returned into memory of torch's, and wait for the end of the copies.
 
     DALI overwrites an output in the order of its own stream as soon as nothing refers to it, though torch's stream may

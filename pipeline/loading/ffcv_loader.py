@@ -69,10 +69,20 @@ class ViewMaker:
     """
 
     def __init__(
-        self, dataset: Dataset, *, recipe: Recipe, image_size: int, views: int, local_size: int = 96,
-        local_views: int = 0, seed: int = 0, workers: int | None = None, spare: int = 1,
-        augment: Augmentation | None = None, captions: Literal["draw", "first"] = "first",
-    ) -> None:  # fmt: skip
+        self,
+        dataset: Dataset,
+        *,
+        recipe: Recipe,
+        image_size: int,
+        views: int,
+        local_size: int = 96,
+        local_views: int = 0,
+        seed: int = 0,
+        workers: int | None = None,
+        spare: int = 1,
+        augment: Augmentation | None = None,
+        captions: Literal["draw", "first"] = "first",
+    ) -> None:
         """Make views of a dataset of any size; a sample's views depend on seed, epoch, id and recipe.
 
         image_size: side of the square views, in pixels. views: 1 for pairs, 2 for images only.
@@ -144,11 +154,23 @@ class FFCVLoader(ViewMaker):
     """
 
     def __init__(
-        self, dataset: Dataset, order: AnyOrder, *, recipe: Recipe, image_size: int, views: int,
-        local_size: int = 96, local_views: int = 0, workers: int | None = None, ahead: int = 2, rank: int = 0,
-        world: int = 1, device: Literal["cpu", "cuda"] = "cpu", augment: Augmentation | None = None,
+        self,
+        dataset: Dataset,
+        order: AnyOrder,
+        *,
+        recipe: Recipe,
+        image_size: int,
+        views: int,
+        local_size: int = 96,
+        local_views: int = 0,
+        workers: int | None = None,
+        ahead: int = 2,
+        rank: int = 0,
+        world: int = 1,
+        device: Literal["cpu", "cuda"] = "cpu",
+        augment: Augmentation | None = None,
         captions: Literal["draw", "first"] = "draw",
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Open a loader.
 
         ahead: number of batches to prefetch. device: where the views go; "cuda" is torch's current CUDA device.
@@ -157,10 +179,18 @@ class FFCVLoader(ViewMaker):
         """
         refuse_other_samples(order, dataset)
         super().__init__(
-            dataset, recipe=recipe, image_size=image_size, views=views, local_size=local_size, local_views=local_views,
-            seed=order.seed, workers=workers, augment=augment, captions=captions,
+            dataset,
+            recipe=recipe,
+            image_size=image_size,
+            views=views,
+            local_size=local_size,
+            local_views=local_views,
+            seed=order.seed,
+            workers=workers,
+            augment=augment,
+            captions=captions,
             spare=ahead + 2,  # those ahead, the one in use, the next one
-        )  # fmt: skip
+        )
         self.order, self._rank, self._world, self._ahead = order, rank, world, ahead
         device_id = torch.cuda.current_device() if device == "cuda" else None
         self._copies = None if device_id is None else Copies(CudaDevice(torch.device("cuda", device_id)))
@@ -222,10 +252,18 @@ def _cancel_parts(started: Future[tuple[_Pixels, Reading]]) -> None:
 
 
 def _make_augmented_rows(
-    located: Located, low: int, high: int, drawn: ViewParameters, views: NDArray[np.float32],
-    local: NDArray[np.float32], warps: bool, recolours: bool, gain: NDArray[np.float32], offset: NDArray[np.float32],
+    located: Located,
+    low: int,
+    high: int,
+    drawn: ViewParameters,
+    views: NDArray[np.float32],
+    local: NDArray[np.float32],
+    warps: bool,
+    recolours: bool,
+    gain: NDArray[np.float32],
+    offset: NDArray[np.float32],
     *keyed: Any,
-) -> tuple[int, int]:  # fmt: skip
+) -> tuple[int, int]:
     """As `_make_rows`, with a user's augmentation before the normalisation."""
     as_they_are = np.ones_like(gain), np.zeros_like(offset)
     row, fault = _make_rows(located, low, high, drawn, views, local, warps, recolours, *as_they_are)
@@ -236,10 +274,18 @@ def _make_augmented_rows(
 
 @njit(nogil=True)  # not cached: each process has another type for a user's function
 def _augment_rows(
-    low: int, high: int, views: NDArray[np.float32], local: NDArray[np.float32], gain: NDArray[np.float32],
-    offset: NDArray[np.float32], augment: Augmentation, seed: np.uint64, epoch: np.uint64, ids: NDArray[np.int64],
+    low: int,
+    high: int,
+    views: NDArray[np.float32],
+    local: NDArray[np.float32],
+    gain: NDArray[np.float32],
+    offset: NDArray[np.float32],
+    augment: Augmentation,
+    seed: np.uint64,
+    epoch: np.uint64,
+    ids: NDArray[np.int64],
     numbers: NDArray[np.uint64],
-) -> None:  # fmt: skip
+) -> None:
     for place in range(len(numbers)):
         for row in range(low, high):
             view = _view_at(views, local, place, row)
@@ -256,9 +302,17 @@ def _view_at(views: Pixels, local: Pixels, place: int, row: int) -> Any:
 
 @compiled
 def _make_rows(
-    located: Located, low: int, high: int, drawn: ViewParameters, views: Pixels, local: Pixels, warps: bool,
-    recolours: bool, gain: NDArray[np.float32], offset: NDArray[np.float32],
-) -> tuple[int, int]:  # fmt: skip
+    located: Located,
+    low: int,
+    high: int,
+    drawn: ViewParameters,
+    views: Pixels,
+    local: Pixels,
+    warps: bool,
+    recolours: bool,
+    gain: NDArray[np.float32],
+    offset: NDArray[np.float32],
+) -> tuple[int, int]:
     """Fill views[:, row], local[:, row] and the tokens for rows low … high - 1.
 
     drawn: its arrays are [views and local views, b, …]. views, local: as in _Pixels.
@@ -286,9 +340,15 @@ def _make_rows(
 
 @compiled
 def _make_view(
-    view: NDArray[np.float32], picture: NDArray[np.uint8], reduced: int, drawn: ViewParameters, place: int, row: int,
-    warps: bool, recolours: bool,
-) -> None:  # fmt: skip
+    view: NDArray[np.float32],
+    picture: NDArray[np.uint8],
+    reduced: int,
+    drawn: ViewParameters,
+    place: int,
+    row: int,
+    warps: bool,
+    recolours: bool,
+) -> None:
     top, left, height, width = drawn.box[place, row] / reduced
     resample_into(view, picture, top, left, height, width, drawn.flip[place, row])
     if warps:
@@ -304,9 +364,7 @@ def _make_view(
 
 
 @compiled
-def _reduction(
-    boxes: NDArray[np.int64], row: int, views: Pixels, local: Pixels
-) -> int:  # fmt: skip
+def _reduction(boxes: NDArray[np.int64], row: int, views: Pixels, local: Pixels) -> int:
     """Return the decoder's reduction, 1, 2, 4 or 8: the largest that keeps every crop at least as large as its view."""
     reduced = 8
     for place in range(len(boxes)):

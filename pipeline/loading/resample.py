@@ -18,9 +18,14 @@ _LANE = np.uint64((1 << 21) - 1)
 
 @compiled
 def resample_into(
-    out: NDArray[np.float32], picture: NDArray[np.uint8], top: float, left: float, height: float, width: float,
+    out: NDArray[np.float32],
+    picture: NDArray[np.uint8],
+    top: float,
+    left: float,
+    height: float,
+    width: float,
     flip: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Resize a box of a picture, mirrored if flip is set.
 
     out: float32 [3, size, size], values 0 … 255. picture: uint8 [rows, columns, 3]. The box is in pixels and may start
@@ -99,8 +104,11 @@ def _combine_rows(line: NDArray[np.float32], rows: NDArray[np.uint8], weights: N
             line[j] = weight * np.float32(row[j]) + half
         return
     weight, other_weight, row, other = (
-        weights[0] * np.float32(_QUARTERS), weights[1] * np.float32(_QUARTERS), rows[0], rows[1],
-    )  # fmt: skip
+        weights[0] * np.float32(_QUARTERS),
+        weights[1] * np.float32(_QUARTERS),
+        rows[0],
+        rows[1],
+    )
     for j in range(len(line)):
         line[j] = weight * np.float32(row[j]) + other_weight * np.float32(other[j]) + half
     for k in range(2, len(weights)):

@@ -19,9 +19,18 @@ class SyntheticLoader:
     """Repeats a few batches of noise, made once on the device, with the ids of the order. Reads no sample."""
 
     def __init__(
-        self, dataset: Dataset, order: AnyOrder, *, image_size: int, views: int, device: torch.device,
-        local_size: int = 96, local_views: int = 0, rank: int = 0, world: int = 1,
-    ) -> None:  # fmt: skip
+        self,
+        dataset: Dataset,
+        order: AnyOrder,
+        *,
+        image_size: int,
+        views: int,
+        device: torch.device,
+        local_size: int = 96,
+        local_views: int = 0,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
         """Make the batches, of the shapes and dtypes that the dataset's own would have.
 
         image_size: side of the square views, in pixels. views: 1 for pairs, 2 for images only.

@@ -60,8 +60,10 @@ class Fetcher:
         address = self._address / job.name
         data = address.read_range(job.start, job.stop - job.start, ended)
         if len(data) != job.stop - job.start:
-            raise ObjectStoreError(f"{address} ends at byte {job.start + len(data):,}, before {job.stop:,}; it was "
-                                   "changed after the dataset was opened")  # fmt: skip
+            raise ObjectStoreError(
+                f"{address} ends at byte {job.start + len(data):,}, before {job.stop:,}; it was "
+                "changed after the dataset was opened"
+            )
         sparse.write(self._folder / job.name, job.start, data)
         job.arrived()
 

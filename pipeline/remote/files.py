@@ -141,6 +141,7 @@ def _sizes(folder: Address, shards: int) -> dict[str, int]:
             continue
         others += 1
         if others > _MAX_OTHERS:
-            raise DatasetError(f"{folder} holds more than {_MAX_OTHERS:,} objects that are no files of the dataset; "
-                               "delete them")  # fmt: skip
+            raise DatasetError(
+                f"{folder} holds more than {_MAX_OTHERS:,} objects that are no files of the dataset; delete them"
+            )
     return found

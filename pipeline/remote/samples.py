@@ -36,9 +36,13 @@ class CachedSamples:
     """Fetches samples into sparse files, and drops them by blocks. Records stay, 64 bytes a sample. Thread-safe."""
 
     def __init__(
-        self, address: Address, folder: Callable[[], Path], index: DatasetIndex, sizes: Mapping[str, int],
+        self,
+        address: Address,
+        folder: Callable[[], Path],
+        index: DatasetIndex,
+        sizes: Mapping[str, int],
         open_shard: Callable[[int], Shard],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """address, folder: of the shards' files, whose names and bytes are `sizes`; the folder is made when needed.
 
         open_shard: returns a shard whose files have been created.
@@ -193,8 +197,15 @@ class CachedSamples:
         starts, stops = self._spans(shard, rows)
         blocks = self.blocks.of_ids(self.first_id[shard] + rows)
         for part in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(blocks)) + 1):
-            found = list(self._jobs(shard_name(shard, "beton"), places._replace(numbers=rows[part]),
-                                    starts[part], stops[part], max_gap=MAX_GAP))  # fmt: skip
+            found = list(
+                self._jobs(
+                    shard_name(shard, "beton"),
+                    places._replace(numbers=rows[part]),
+                    starts[part],
+                    stops[part],
+                    max_gap=MAX_GAP,
+                )
+            )
             ranges = np.array([(job.start, job.stop) for job in found])
             self.room.take(int(blocks[part[0]]), on_disk(ranges[:, 0], ranges[:, 1]))
             yield from found

@@ -30,8 +30,11 @@ def write(path: Path, start: int, data: bytes) -> None:
             written = os.pwrite(descriptor, data, start)
             data, start = data[written:], start + written
     except OSError as error:
-        raise OSError(error.errno, f"{path} cannot be written: {error.strerror}. Set THERMOPILE_CACHE to a folder on a "
-                      "larger disk, or a smaller data.cache") from None  # fmt: skip
+        raise OSError(
+            error.errno,
+            f"{path} cannot be written: {error.strerror}. Set THERMOPILE_CACHE to a folder on a "
+            "larger disk, or a smaller data.cache",
+        ) from None
     finally:
         os.close(descriptor)
 
@@ -56,8 +59,11 @@ def drop(path: Path, start: int, stop: int) -> None:
         if _libc.fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, *where) != 0:
             error = ctypes.get_errno()
             if error == errno.EOPNOTSUPP:
-                raise OSError(error, f"the file system of {path.parent} cannot free parts of files; set "
-                              "THERMOPILE_CACHE to a folder on a local disk")  # fmt: skip
+                raise OSError(
+                    error,
+                    f"the file system of {path.parent} cannot free parts of files; set "
+                    "THERMOPILE_CACHE to a folder on a local disk",
+                )
             raise OSError(error, os.strerror(error), str(path))
     finally:
         os.close(descriptor)

@@ -50,10 +50,15 @@ _TENTHS = tuple(f"data_batch_{i}" for i in range(1, 6))
 _LAYOUTS = (
     _Layout("cifar-10 python", "batches.meta", _TENTHS, ("test_batch",), "label_names", "labels"),
     _Layout("cifar-100 python", "meta", ("train",), ("test",), "fine_label_names", "fine_labels"),
-    _Layout("cifar-10 binary", "batches.meta.txt", tuple(f"{name}.bin" for name in _TENTHS), ("test_batch.bin",),
-            label_bytes=1),
+    _Layout(
+        "cifar-10 binary",
+        "batches.meta.txt",
+        tuple(f"{name}.bin" for name in _TENTHS),
+        ("test_batch.bin",),
+        label_bytes=1,
+    ),
     _Layout("cifar-100 binary", "fine_label_names.txt", ("train.bin",), ("test.bin",), label_bytes=2),
-)  # fmt: skip
+)
 
 
 class CifarSource(Source):
@@ -112,8 +117,9 @@ class CifarSource(Source):
 def _read_batch(layout: _Layout, name: str, data: bytes, classes: int) -> _Batch:
     pixels, labels = (_binary if layout.label_bytes else _pickled)(layout, name, data)
     if len(labels) == 0 or pixels.shape != (len(labels), PIXELS):
-        raise SourceError(f"{name} holds pixels of shape {pixels.shape} for {len(labels):,} labels; "
-                          f"CIFAR has {PIXELS} for each")  # fmt: skip
+        raise SourceError(
+            f"{name} holds pixels of shape {pixels.shape} for {len(labels):,} labels; CIFAR has {PIXELS} for each"
+        )
     if not 0 <= labels.min() <= labels.max() < classes:
         raise SourceError(f"{name} has labels {labels.min()} to {labels.max()} for {classes} classes")
     return pixels, labels

@@ -118,20 +118,28 @@ class _Scan:
 
     def _refuse(self, fault: int) -> None:
         if fault == _UNCLOSED_QUOTE:
-            raise SourceError(f"{self._file}: the quote opened in line {self.state[_QUOTE_LINE]:,} is not closed, so "
-                              "the lines below would become part of its text. Close it; inside quoted text, double "
-                              "every quote")  # fmt: skip
+            raise SourceError(
+                f"{self._file}: the quote opened in line {self.state[_QUOTE_LINE]:,} is not closed, so "
+                "the lines below would become part of its text. Close it; inside quoted text, double "
+                "every quote"
+            )
         if fault == _LONG_ROW:
-            raise SourceError(f"{self._file}: row {self.state[_ROWS] + 1:,} has more than {MAX_ROW_BYTES:,} bytes; "
-                              "shorten it")  # fmt: skip
+            raise SourceError(
+                f"{self._file}: row {self.state[_ROWS] + 1:,} has more than {MAX_ROW_BYTES:,} bytes; shorten it"
+            )
         raise SourceError(f"{self._file}: over {MAX_MALFORMED:,} malformed rows, the last: {self.malformed()[-1]}")
 
 
 @compiled
 def _scan(
-    piece: NDArray[np.uint8], at: int, separator: int, columns: int, state: NDArray[np.int64],
-    starts: NDArray[np.int64], malformed: NDArray[np.int64],
-) -> int:  # fmt: skip
+    piece: NDArray[np.uint8],
+    at: int,
+    separator: int,
+    columns: int,
+    state: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    malformed: NDArray[np.int64],
+) -> int:
     """Go over the bytes of a piece that begins at byte `at` of the file; return the number of `starts` filled in.
 
     A quote opens quoted text only at the start of a field. After its closing quote more text may follow, unless the

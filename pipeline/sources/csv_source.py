@@ -29,9 +29,15 @@ class CsvSource(Source):
     """
 
     def __init__(
-        self, file: AnyPlace, *, image: str = "filepath", caption: str | None = "title", group: str | None = None,
-        separator: str | None = None, root: AnyPlace | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        file: AnyPlace,
+        *,
+        image: str = "filepath",
+        caption: str | None = "title",
+        group: str | None = None,
+        separator: str | None = None,
+        root: AnyPlace | None = None,
+    ) -> None:
         file = place_of(file)
         self.file, self.root = file, place_of(root or file.parent)
         self.mode = "images" if caption is None else "pairs"

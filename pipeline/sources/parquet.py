@@ -42,9 +42,13 @@ class ParquetSource(Source):
     """
 
     def __init__(
-        self, files: Sequence[AnyPlace], *, image: str = "image;jpg;jpeg;png;webp;img",
-        caption: str | None = "caption;text", group: str | None = "label;cls",
-    ) -> None:  # fmt: skip
+        self,
+        files: Sequence[AnyPlace],
+        *,
+        image: str = "image;jpg;jpeg;png;webp;img",
+        caption: str | None = "caption;text",
+        group: str | None = "label;cls",
+    ) -> None:
         if not files:
             raise SourceError("there are no parquet files to read")
         self.files = tuple(map(place_of, files))

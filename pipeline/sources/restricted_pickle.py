@@ -19,14 +19,47 @@ MAX_CONTAINERS = 1000
 
 _PUTS = frozenset({"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"})
 _GETS = frozenset({"GET", "BINGET", "LONG_BINGET"})
-_CONTAINERS = frozenset({
-    "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "LIST", "EMPTY_DICT", "DICT", "EMPTY_SET",
-    "FROZENSET", "REDUCE", "NEWOBJ", "NEWOBJ_EX", "OBJ", "INST",
-})  # fmt: skip
-_LEAVES = frozenset({
-    "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES",
-    "SHORT_BINBYTES", "BINBYTES8", "INT", "LONG", "LONG1", "LONG4", "FLOAT", "GLOBAL", "STACK_GLOBAL",
-})  # fmt: skip
+_CONTAINERS = frozenset(
+    {
+        "EMPTY_TUPLE",
+        "TUPLE",
+        "TUPLE1",
+        "TUPLE2",
+        "TUPLE3",
+        "EMPTY_LIST",
+        "LIST",
+        "EMPTY_DICT",
+        "DICT",
+        "EMPTY_SET",
+        "FROZENSET",
+        "REDUCE",
+        "NEWOBJ",
+        "NEWOBJ_EX",
+        "OBJ",
+        "INST",
+    }
+)
+_LEAVES = frozenset(
+    {
+        "STRING",
+        "BINSTRING",
+        "SHORT_BINSTRING",
+        "UNICODE",
+        "BINUNICODE",
+        "SHORT_BINUNICODE",
+        "BINUNICODE8",
+        "BINBYTES",
+        "SHORT_BINBYTES",
+        "BINBYTES8",
+        "INT",
+        "LONG",
+        "LONG1",
+        "LONG4",
+        "FLOAT",
+        "GLOBAL",
+        "STACK_GLOBAL",
+    }
+)
 """A memo entry made by one of these contains no other object. Numbers of up to four bytes are never memoised."""
 
 

@@ -64,8 +64,10 @@ def swapped_between_classes(
     classes: int64 [k], theirs. Raises SourceError if more than a quarter of them are of one class.
     """
     if 4 * (largest := int(np.bincount(classes).max(initial=0))) > len(chosen):
-        raise SourceError(f"{len(chosen)} samples cannot be swapped between classes, since {largest} of them are of "
-                          "one class; swap a larger share")  # fmt: skip
+        raise SourceError(
+            f"{len(chosen)} samples cannot be swapped between classes, since {largest} of them are of "
+            "one class; swap a larger share"
+        )
     order = rng.permutation(len(chosen))
     # A random exchange succeeds at least every other time, as three quarters are of other classes on both sides.
     while len(unchanged := np.flatnonzero(classes[order] == classes)):

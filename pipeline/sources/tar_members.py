@@ -56,8 +56,9 @@ def regular_members(read_at: Callable[[int, int], bytes], length: int) -> Iterat
 
 def _size_and_kind(header: bytes, position: int) -> tuple[int, bytes]:
     if len(header) < BLOCK:
-        raise BrokenTarError(f"the archive is cut short: it ends after {position + len(header):,} bytes "
-                             "without a tar's end mark")  # fmt: skip
+        raise BrokenTarError(
+            f"the archive is cut short: it ends after {position + len(header):,} bytes without a tar's end mark"
+        )
     try:
         told, size = _number(header[148:156]), _number(header[124:136])
     except ValueError:

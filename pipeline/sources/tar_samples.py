@@ -53,8 +53,10 @@ class TarPart(NamedTuple):
             return [self._as_text(value)]
         for number, entry in enumerate(value, start=1):
             if entry is not None and not isinstance(entry, str):
-                raise BadSampleError(f"entry {number} of {self.field!r} of the .json member is a "
-                                     f"{type(entry).__name__}, not text; write it as a string")  # fmt: skip
+                raise BadSampleError(
+                    f"entry {number} of {self.field!r} of the .json member is a "
+                    f"{type(entry).__name__}, not text; write it as a string"
+                )
         return [entry or "" for entry in value]
 
     def _field_of(self, raw: bytes) -> Any:

@@ -46,9 +46,14 @@ class WebDatasetSource(Source):
     """
 
     def __init__(
-        self, shards: Sequence[AnyPlace], *, image: str = "jpg;jpeg;png;webp", caption: str | None = "txt",
-        group: str | None = "cls", on_progress: Callable[[int], None] = lambda done: None,
-    ) -> None:  # fmt: skip
+        self,
+        shards: Sequence[AnyPlace],
+        *,
+        image: str = "jpg;jpeg;png;webp",
+        caption: str | None = "txt",
+        group: str | None = "cls",
+        on_progress: Callable[[int], None] = lambda done: None,
+    ) -> None:
         if not shards:
             raise SourceError("there are no tar files to read")
         self.shards = tuple(map(place_of, shards))

@@ -111,8 +111,10 @@ def read_info(path: Place) -> CheckpointInfo:
         except DamagedJSONError as error:
             raise DamagedJSONError(f"{INFO}: {error}") from None
         if tree.get("format") != FORMAT:
-            raise RunError(f"{path} has checkpoint format {tree.get('format')!r}, but this version of thermopile reads "
-                           f"format {FORMAT}; resume the run with the version that wrote it")  # fmt: skip
+            raise RunError(
+                f"{path} has checkpoint format {tree.get('format')!r}, but this version of thermopile reads "
+                f"format {FORMAT}; resume the run with the version that wrote it"
+            )
         info = CheckpointInfo.model_validate(tree)
         if step_of(path.name) != info.step:
             raise ValueError(f"{INFO} is for step {info.step}")
@@ -179,8 +181,13 @@ def load_latest(folder: Place, *, before: Place | None = None) -> Loaded | None:
         for damage in damages:
             _log.warning("%s Resuming from step %d, the newest intact checkpoint.", damage, step)
         if before is None and (named := _named(folder)) != (newest := found[max(found)].name):
-            _log.warning("%s names %s, but the newest checkpoint is %s. Resuming from step %d, the newest intact "
-                         "one", folder / LATEST, named, newest, step)  # fmt: skip
+            _log.warning(
+                "%s names %s, but the newest checkpoint is %s. Resuming from step %d, the newest intact one",
+                folder / LATEST,
+                named,
+                newest,
+                step,
+            )
         return loaded
     if damages:
         raise RunError(f"{damages[0]} No earlier checkpoint is intact; start a new run with another --out")

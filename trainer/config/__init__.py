@@ -99,15 +99,18 @@ class TrainConfig(Section):
     @model_validator(mode="after")
     def _kernels_are_not_timed(self) -> Self:
         if self.deterministic and self.cudnn_benchmark is True:
-            raise ValueError("cudnn_benchmark = true chooses kernels by their time, so deterministic needs it false or "
-                             "left out")  # fmt: skip
+            raise ValueError(
+                "cudnn_benchmark = true chooses kernels by their time, so deterministic needs it false or left out"
+            )
         return self
 
     @model_validator(mode="after")
     def _sides_of_a_source(self) -> Self:
         if self.init_sides != "both" and not self.init_from:
-            raise ValueError(f"init_sides {self.init_sides!r} needs init_from, the run that gives the weights; set it "
-                             "(--init-from), or remove init_sides")  # fmt: skip
+            raise ValueError(
+                f"init_sides {self.init_sides!r} needs init_from, the run that gives the weights; set it "
+                "(--init-from), or remove init_sides"
+            )
         if self.init_state and not self.init_from:
             raise ValueError("init_state (--grow) needs init_from, the run that gives the state; set it (--init-from)")
         return self

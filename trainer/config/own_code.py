@@ -20,17 +20,19 @@ def code_in(config: TrainConfig, keys: Iterable[str] = CODE) -> dict[str, str]:
     if config.objective.mode == "unimodal":
         values.pop("model.text.name", None)
     return {
-        key: name for key, name in values.items()
+        key: name
+        for key, name in values.items()
         if is_plugin(name) and not (key.startswith("model.") and name.startswith("hf:"))
-    }  # fmt: skip
+    }
 
 
 def refuse_code(named: Mapping[str, str], where: object) -> None:
     """Raise ConfigError if there is any. named: as `code_in` returns it; where: the file that names it."""
     if named:
         sets = " and ".join(f"{key} = {code!r}" for key, code in named.items())
-        raise ConfigError(f"{where} sets {sets}, which imports that module and runs its code. "
-                          "If you trust it, add --allow-code")  # fmt: skip
+        raise ConfigError(
+            f"{where} sets {sets}, which imports that module and runs its code. If you trust it, add --allow-code"
+        )
 
 
 def announce_code(named: Mapping[str, str]) -> None:

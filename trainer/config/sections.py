@@ -117,8 +117,10 @@ class DataConfig(Section):
     @model_validator(mode="after")
     def _augmentation_has_its_loader(self) -> Self:
         if self.augmentation and self.loader in ("dali", "synthetic"):
-            raise ValueError(f"augmentation {self.augmentation!r} is compiled code, which loader {self.loader!r} "
-                             "cannot run; use loader = 'ffcv', or remove augmentation")  # fmt: skip
+            raise ValueError(
+                f"augmentation {self.augmentation!r} is compiled code, which loader {self.loader!r} "
+                "cannot run; use loader = 'ffcv', or remove augmentation"
+            )
         return self
 
 
@@ -139,8 +141,10 @@ class EncoderConfig(Section):
     @model_validator(mode="after")
     def _unlocked_where_locked(self) -> Self:
         if self.unlocked_groups and not self.locked:
-            raise ValueError(f"unlocked_groups {self.unlocked_groups} is for a locked encoder; set locked = true, or "
-                             "remove unlocked_groups")  # fmt: skip
+            raise ValueError(
+                f"unlocked_groups {self.unlocked_groups} is for a locked encoder; set locked = true, or "
+                "remove unlocked_groups"
+            )
         return self
 
 
@@ -172,11 +176,15 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _hidden_layers_where_there_are_some(self) -> Self:
         if self.head == "linear" and self.predictor == "none" and self.head_width:
-            raise ValueError(f"head_width {self.head_width} is for hidden layers, but head 'linear' has none; use "
-                             "another head, or remove head_width")  # fmt: skip
+            raise ValueError(
+                f"head_width {self.head_width} is for hidden layers, but head 'linear' has none; use "
+                "another head, or remove head_width"
+            )
         if self.predictor != "none" and not self.momentum:
-            raise ValueError(f"predictor {self.predictor!r} is for a network beside its moving average, but momentum "
-                             "is 0; set momentum, such as 0.99, or remove predictor")  # fmt: skip
+            raise ValueError(
+                f"predictor {self.predictor!r} is for a network beside its moving average, but momentum "
+                "is 0; set momentum, such as 0.99, or remove predictor"
+            )
         return self
 
 
@@ -328,8 +336,10 @@ class EvaluationConfig(Section):
         if self.every_steps and not self.test:
             raise ValueError(f"every_steps {self.every_steps} needs a dataset to score; set evaluation.test")
         if not self.every_steps and (self.test or self.train):
-            raise ValueError("every_steps is 0, so the datasets of `test` and `train` are not used; set every_steps, "
-                             "or clear both, as in --set evaluation.test=")  # fmt: skip
+            raise ValueError(
+                "every_steps is 0, so the datasets of `test` and `train` are not used; set every_steps, "
+                "or clear both, as in --set evaluation.test="
+            )
         return self
 
     def is_due(self, step: int) -> bool:

@@ -147,9 +147,14 @@ class Encoders(nn.Module):
     """
 
     def __init__(
-        self, image: Encoder, text: Encoder | None = None, predictor: nn.Module | None = None, *,
-        has_momentum: bool = False, unit_norm: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        image: Encoder,
+        text: Encoder | None = None,
+        predictor: nn.Module | None = None,
+        *,
+        has_momentum: bool = False,
+        unit_norm: bool = True,
+    ) -> None:
         """unit_norm: whether features are divided by their norm, as all objectives want that do not say otherwise."""
         super().__init__()
         self.image = image
@@ -160,9 +165,15 @@ class Encoders(nn.Module):
 
     @classmethod
     def create(
-        cls, config: ModelConfig, mode: str, image_size: int, tokenizer: TokenizerInfo | None, *,
-        pretrained: bool = True, unit_norm: bool = True,
-    ) -> Self:  # fmt: skip
+        cls,
+        config: ModelConfig,
+        mode: str,
+        image_size: int,
+        tokenizer: TokenizerInfo | None,
+        *,
+        pretrained: bool = True,
+        unit_norm: bool = True,
+    ) -> Self:
         """Create an image and a text encoder if bimodal, one image encoder for all views if unimodal.
 
         pretrained: as create_encoder. If False, a local model's directory need not exist any more.

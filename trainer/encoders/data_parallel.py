@@ -72,8 +72,10 @@ def refuse_compiler() -> None:
     if torch.torch_version.TorchVersion(torch.__version__) < "2.11":
         raise ConfigError(f"compile on a GPU needs torch 2.11 or newer, and this is {torch.__version__}; leave it out")
     if inductor.max_autotune or inductor.max_autotune_gemm:
-        raise ConfigError("compile: torch's autotuning asks for TF32 by its old name and raises; unset "
-                          "TORCHINDUCTOR_MAX_AUTOTUNE and TORCHINDUCTOR_MAX_AUTOTUNE_GEMM")  # fmt: skip
+        raise ConfigError(
+            "compile: torch's autotuning asks for TF32 by its old name and raises; unset "
+            "TORCHINDUCTOR_MAX_AUTOTUNE and TORCHINDUCTOR_MAX_AUTOTUNE_GEMM"
+        )
 
 
 def batch_norm_advice(encoders: nn.Module, device: torch.device, world: World, pieces: int) -> list[str]:
@@ -85,11 +87,15 @@ def batch_norm_advice(encoders: nn.Module, device: torch.device, world: World, p
         return []
     advice = []
     if pieces > 1:
-        advice.append(f"with micro_batch the encoders' batch norms use the statistics of a piece, 1/{pieces} of the "
-                      "batch, so the results depend on it")  # fmt: skip
+        advice.append(
+            f"with micro_batch the encoders' batch norms use the statistics of a piece, 1/{pieces} of the "
+            "batch, so the results depend on it"
+        )
     if world.size > 1 and device.type != "cuda":
-        advice.append("on CPUs the encoders' batch norms use only the samples of their own rank, so the results depend "
-                      "on the number of ranks; on GPUs they use all")  # fmt: skip
+        advice.append(
+            "on CPUs the encoders' batch norms use only the samples of their own rank, so the results depend "
+            "on the number of ranks; on GPUs they use all"
+        )
     return advice
 
 

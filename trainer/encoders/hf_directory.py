@@ -46,9 +46,11 @@ def with_architecture(side: str, encoder: EncoderConfig) -> EncoderConfig:
             f"{where} holds a model of type {model_type!r}; model.{side} supports: {', '.join(MODEL_TYPES[side])}"
         )
     if not any((folder / name).is_file() for name in _WEIGHTS):
-        raise ConfigError(f"{where} has no {_WEIGHTS[0]}. Weights of another format (.bin, .pt, .h5) are not read, "
-                          "since they may execute code: load the model where you trust it, and save it again with "
-                          "save_pretrained")  # fmt: skip
+        raise ConfigError(
+            f"{where} has no {_WEIGHTS[0]}. Weights of another format (.bin, .pt, .h5) are not read, "
+            "since they may execute code: load the model where you trust it, and save it again with "
+            "save_pretrained"
+        )
     config = {MODEL_TYPE: model_type} | _architecture(model_type, stored) | encoder.config
     return encoder.model_copy(update={"name": f"hf:{folder}", "config": config})
 
@@ -78,8 +80,10 @@ def _check_index(where: str, folder: Path) -> None:
         raise ConfigError(f"{where}: its {_INDEX} lacks weight_map or metadata; save the model again")
     for name in files.values():
         if not isinstance(name, str) or "/" in name or not name.endswith(".safetensors"):
-            raise ConfigError(f"{where}: its {_INDEX} names {name!r}; only *.safetensors in the directory itself are "
-                              "read. Save the model again where you trust it")  # fmt: skip
+            raise ConfigError(
+                f"{where}: its {_INDEX} names {name!r}; only *.safetensors in the directory itself are "
+                "read. Save the model again where you trust it"
+            )
 
 
 def _architecture(model_type: str, stored: dict[str, Any]) -> dict[str, Any]:
@@ -112,9 +116,14 @@ def load_model(where: str, folder: Path, config: Any) -> nn.Module:
     try:
         with quiet():
             model, found = AutoModel.from_pretrained(
-                folder, config=config, dtype=torch.float32, use_safetensors=True, local_files_only=True,
-                trust_remote_code=False, output_loading_info=True,
-            )  # fmt: skip
+                folder,
+                config=config,
+                dtype=torch.float32,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"{where}: its weights do not match its config.json ({_first_line(error)})") from error
     # A ViT is often published with a classifier instead of the pooler; the pooler is then trained from scratch.

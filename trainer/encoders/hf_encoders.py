@@ -42,8 +42,10 @@ class HFImageBackbone(Backbone):
             settings = {"image_size": image_size} | settings
         config = _config(where, model_type, defaults, settings)
         if not is_resnet and config.image_size != image_size:
-            raise ConfigError(f"{where} expects images of {config.image_size} pixels, but data.image_size = "
-                              f"{image_size}; set data.image_size={config.image_size}")  # fmt: skip
+            raise ConfigError(
+                f"{where} expects images of {config.image_size} pixels, but data.image_size = "
+                f"{image_size}; set data.image_size={config.image_size}"
+            )
         super().__init__(config.hidden_sizes[-1] if is_resnet else config.pooler_output_size)
         self.model = _model(where, name, config, pretrained)
         self.image_size = None if is_resnet else image_size
@@ -129,10 +131,12 @@ class HFTextBackbone(Backbone):
             settings |= {"vocab_size": tokenizer.vocab_size, "max_position_embeddings": tokenizer.context_length}
         config = _config(where, model_type, defaults, settings | own)
         if config.vocab_size < tokenizer.vocab_size or config.max_position_embeddings < tokenizer.context_length:
-            raise ConfigError(f"{where} has {config.vocab_size:,} tokens and a context of "
-                              f"{config.max_position_embeddings}, but the dataset has {tokenizer.vocab_size:,} and "
-                              f"captions of {tokenizer.context_length}: convert it with the model's own tokenizer "
-                              "(--tokenizer) and a --context-length within the model's")  # fmt: skip
+            raise ConfigError(
+                f"{where} has {config.vocab_size:,} tokens and a context of "
+                f"{config.max_position_embeddings}, but the dataset has {tokenizer.vocab_size:,} and "
+                f"captions of {tokenizer.context_length}: convert it with the model's own tokenizer "
+                "(--tokenizer) and a --context-length within the model's"
+            )
         super().__init__(config.hidden_size)
         self.model = _model(where, name, config, pretrained)
         self.end_id = tokenizer.end_id
@@ -175,12 +179,15 @@ def _kind(
     where = f"model.{side}.name = 'hf:{name}'"
     if _is_directory(name):
         if (model_type := own.get(MODEL_TYPE)) not in MODEL_TYPES[side]:  # others may fetch models or code
-            raise ConfigError(f"{where}: model.{side}.config.{MODEL_TYPE} = {model_type!r}; available: "
-                              f"{', '.join(MODEL_TYPES[side])}")  # fmt: skip
+            raise ConfigError(
+                f"{where}: model.{side}.config.{MODEL_TYPE} = {model_type!r}; available: {', '.join(MODEL_TYPES[side])}"
+            )
         return where, str(model_type), {}
     if name not in known:
-        raise ConfigError(f"{where}: unknown model; available: {', '.join(f'hf:{n}' for n in known)}, or a local "
-                          "directory, as hf:/path/to/model or hf:./model")  # fmt: skip
+        raise ConfigError(
+            f"{where}: unknown model; available: {', '.join(f'hf:{n}' for n in known)}, or a local "
+            "directory, as hf:/path/to/model or hf:./model"
+        )
     return where, *known[name]
 
 

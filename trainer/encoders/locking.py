@@ -7,13 +7,16 @@ from ..errors import ConfigError
 def refuse_impossible_locks(config: ModelConfig, mode: str) -> None:
     """Raise ConfigError if an encoder is locked that the run does not have, or if nothing would be left to train."""
     if mode == "unimodal" and config.text.locked:
-        raise ConfigError("model.text.locked = true, but a run on images has no text encoder; remove "
-                          "model.text.locked, or set objective.mode = 'bimodal'")  # fmt: skip
+        raise ConfigError(
+            "model.text.locked = true, but a run on images has no text encoder; remove "
+            "model.text.locked, or set objective.mode = 'bimodal'"
+        )
     sides = {"image": config.image} | ({"text": config.text} if mode == "bimodal" else {})
     if config.predictor == "none" and all(side.locked and not side.unlocked_groups for side in sides.values()):
         names = " and ".join(f"model.{side}.locked" for side in sides)
-        raise ConfigError(f"{names} = true locks all weights, so there is nothing to train; "
-                          "set unlocked_groups = 1 to train a head")  # fmt: skip
+        raise ConfigError(
+            f"{names} = true locks all weights, so there is nothing to train; set unlocked_groups = 1 to train a head"
+        )
 
 
 def lock_advice(config: TrainConfig) -> list[str]:
@@ -25,9 +28,13 @@ def lock_advice(config: TrainConfig) -> list[str]:
         if not encoder.locked or (config.init_from and config.init_sides in ("both", side)):
             continue
         if ":" not in encoder.name or (encoder.name.startswith("hf:") and "/" not in encoder.name):
-            found.append(f"model.{side}.locked keeps an encoder at random weights; start it from a local directory "
-                         f"(model.{side}.name = 'hf:/path/to/model') or from a run (--init-from)")  # fmt: skip
+            found.append(
+                f"model.{side}.locked keeps an encoder at random weights; start it from a local directory "
+                f"(model.{side}.name = 'hf:/path/to/model') or from a run (--init-from)"
+            )
         elif not encoder.unlocked_groups:
-            found.append(f"model.{side}.locked keeps the projection head at random weights; train it with "
-                         f"model.{side}.unlocked_groups = 1, or start it from a run (--init-from)")  # fmt: skip
+            found.append(
+                f"model.{side}.locked keeps the projection head at random weights; train it with "
+                f"model.{side}.unlocked_groups = 1, or start it from a run (--init-from)"
+            )
     return found

@@ -42,9 +42,7 @@ class StepEncoder(Protocol):
 class OnePiece:
     """The loss's own backward pass reaches the weights."""
 
-    def __init__(
-        self, encode: nn.Module, precision: MixedPrecision, device: torch.device, clock: StepClock
-    ) -> None:  # fmt: skip
+    def __init__(self, encode: nn.Module, precision: MixedPrecision, device: torch.device, clock: StepClock) -> None:
         """encode: the encoders, or what stands for them in a step."""
         self._encode, self._precision, self._device, self._clock = encode, precision, device, clock
 
@@ -69,9 +67,14 @@ class MicroBatches(OnePiece):
     """
 
     def __init__(
-        self, encoders: Encoders, encode: nn.Module, precision: MixedPrecision, device: torch.device,
-        clock: StepClock, seed: Callable[[int], None],
-    ) -> None:  # fmt: skip
+        self,
+        encoders: Encoders,
+        encode: nn.Module,
+        precision: MixedPrecision,
+        device: torch.device,
+        clock: StepClock,
+        seed: Callable[[int], None],
+    ) -> None:
         """seed: restarts torch's random numbers, for a piece from 1 on, or for the rest of the step, 0."""
         super().__init__(encode, precision, device, clock)
         self._encoders, self._seed = encoders, seed

@@ -41,9 +41,11 @@ class OwnBackbone(OneBlock):
             unused = [name for name, gradient in zip(learned, gradients, strict=True) if gradient is None]
         if unused:
             named = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more weights" if len(unused) > 5 else "")
-            raise ConfigError(f"{self._key}: in evaluation mode, its features do not depend on {named}. Several GPUs "
-                              "would wait for their gradients: remove them, or set their requires_grad to "
-                              "False")  # fmt: skip
+            raise ConfigError(
+                f"{self._key}: in evaluation mode, its features do not depend on {named}. Several GPUs "
+                "would wait for their gradients: remove them, or set their requires_grad to "
+                "False"
+            )
 
     def groups(self) -> list[nn.Module]:
         """Return the groups of layers that its method `groups` lists, or all as one if it has none."""
@@ -92,11 +94,15 @@ def own_backbone(side: str, encoder: EncoderConfig, recompute: bool, given: int 
         body = create(**sizes, **encoder.config)
         width = body.width
     except Exception as error:  # a user's code may raise anything
-        raise ConfigError(f"{key} cannot be created with {asked}: {type(error).__name__}: {error}. "
-                          "It must return a torch module with the attribute width") from error  # fmt: skip
+        raise ConfigError(
+            f"{key} cannot be created with {asked}: {type(error).__name__}: {error}. "
+            "It must return a torch module with the attribute width"
+        ) from error
     if not (isinstance(body, nn.Module) and isinstance(width, int) and width > 0):
-        raise ConfigError(f"{key} returns {type(body).__name__} with width {width!r}; it must return a torch module "
-                          "whose width is the number of its features")  # fmt: skip
+        raise ConfigError(
+            f"{key} returns {type(body).__name__} with width {width!r}; it must return a torch module "
+            "whose width is the number of its features"
+        )
     return OwnBackbone(key, body, width, recompute, given)
 
 
@@ -107,8 +113,9 @@ def _try(key: str, body: nn.Module, width: int, given: int | TokenizerInfo) -> N
     features = _encoded(key, body, inputs)
     if not isinstance(features, Tensor) or features.shape != (TRIED, width):
         found = _described(features) if isinstance(features, Tensor) else type(features).__name__
-        raise ConfigError(f"{key} maps {_described(inputs)} to {found}; its width is {width}, so it must be "
-                          f"[{TRIED}, {width}]")  # fmt: skip
+        raise ConfigError(
+            f"{key} maps {_described(inputs)} to {found}; its width is {width}, so it must be [{TRIED}, {width}]"
+        )
     if not features.isfinite().all():
         raise ConfigError(f"{key} maps {_described(inputs)} to features that are not finite; check its initial weights")
 
@@ -150,8 +157,10 @@ def _groups_of(key: str, body: nn.Module) -> list[nn.Module] | None:
         listed = list(groups())
         held = [id(value) for group in listed for value in (*group.parameters(), *group.buffers())]
     except Exception as error:  # a user's code may raise anything
-        raise ConfigError(f"{key}: its method groups fails: {type(error).__name__}: {error}; it must return a list of "
-                          "modules, input first") from error  # fmt: skip
+        raise ConfigError(
+            f"{key}: its method groups fails: {type(error).__name__}: {error}; it must return a list of "
+            "modules, input first"
+        ) from error
     if sorted(held) != sorted(id(value) for value in (*body.parameters(), *body.buffers())):
         raise ConfigError(f"{key}: its method groups must have each of its weights and buffers in one group")
     return listed

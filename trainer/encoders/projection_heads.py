@@ -60,10 +60,14 @@ def vicreg(width: int, dim: int, hidden: int | None = None) -> nn.Module:
     """
     hidden = hidden or VICREG_WIDTH
     return nn.Sequential(
-        nn.Linear(width, hidden), nn.BatchNorm1d(hidden), nn.ReLU(),
-        nn.Linear(hidden, hidden), nn.BatchNorm1d(hidden), nn.ReLU(),
+        nn.Linear(width, hidden),
+        nn.BatchNorm1d(hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, hidden),
+        nn.BatchNorm1d(hidden),
+        nn.ReLU(),
         nn.Linear(hidden, dim, bias=False),
-    )  # fmt: skip
+    )
 
 
 def moco_v3_predictor(dim: int, hidden: int | None = None) -> nn.Module:

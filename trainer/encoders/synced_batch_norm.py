@@ -45,9 +45,15 @@ class _Normalised(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, inputs: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor,
-        running_var: Tensor, momentum: float, eps: float,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        inputs: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        running_mean: Tensor,
+        running_var: Tensor,
+        momentum: float,
+        eps: float,
+    ) -> Tensor:
         inputs = _packed(inputs)
         own = torch.cat(torch.batch_norm_stats(inputs, eps))
         # A sum with zeros gathers the ranks' rows on every backend.
@@ -57,9 +63,15 @@ class _Normalised(torch.autograd.Function):
         means, inverse_deviations = of_all.chunk(2, dim=1)
         values = inputs.numel() // inputs.shape[1]
         mean, inverse_deviation = torch.batch_norm_gather_stats_with_counts(
-            inputs, means, inverse_deviations, running_mean, running_var, momentum, eps,
+            inputs,
+            means,
+            inverse_deviations,
+            running_mean,
+            running_var,
+            momentum,
+            eps,
             own.new_full((len(of_all),), values),
-        )  # fmt: skip
+        )
         counts = torch.full((len(of_all),), values, dtype=torch.int32, device=inputs.device)
         ctx.save_for_backward(inputs, weight, mean, inverse_deviation, counts)
         return torch.batch_norm_elemt(inputs, weight, bias, mean, inverse_deviation, eps)

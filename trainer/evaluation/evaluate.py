@@ -70,10 +70,18 @@ class Evaluation:
 
 
 def evaluate(
-    run: RunDirectory, train: Dataset, test: Dataset, *, at: str = LATEST, data: Place | None = None,
-    network: Network = "online", weights: Weights | None = None, templates: Sequence[str] = TEMPLATES,
-    allow_code: bool = False, on_progress: OnProgress = lambda what, done, total: None,
-) -> Evaluation:  # fmt: skip
+    run: RunDirectory,
+    train: Dataset,
+    test: Dataset,
+    *,
+    at: str = LATEST,
+    data: Place | None = None,
+    network: Network = "online",
+    weights: Weights | None = None,
+    templates: Sequence[str] = TEMPLATES,
+    allow_code: bool = False,
+    on_progress: OnProgress = lambda what, done, total: None,
+) -> Evaluation:
     """Evaluate a run's checkpoint, `latest` or step-N, by every method that its mode and the datasets allow.
 
     A unimodal run is scored on its backbone's features, before the projection head, which is discarded after training
@@ -134,10 +142,16 @@ def compared(checkpoint: str, train: Dataset, test: Dataset) -> Evaluation:
 
 
 def score_encoders(
-    result: Evaluation, encoders: Encoders, data: DataConfig, device: torch.device, tokenizer: Tokenizer | None,
-    templates: Sequence[str] = TEMPLATES, *, with_probes: bool = True,
+    result: Evaluation,
+    encoders: Encoders,
+    data: DataConfig,
+    device: torch.device,
+    tokenizer: Tokenizer | None,
+    templates: Sequence[str] = TEMPLATES,
+    *,
+    with_probes: bool = True,
     on_progress: OnProgress = lambda what, done, total: None,
-) -> None:  # fmt: skip
+) -> None:
     """Add the scores of encoders, in evaluation mode and on `device`, to `result`.
 
     data: settings of the run, for its views. tokenizer: the run's own; None without a text encoder.
@@ -163,7 +177,7 @@ def score_encoders(
 
 def tokenizer_of(
     place: Place | str, info: CheckpointInfo, advice: str = "Give the dataset's current path with --data."
-) -> tuple[Tokenizer, TokenizerInfo]:  # fmt: skip
+) -> tuple[Tokenizer, TokenizerInfo]:
     """Load the run's own tokenizer; another dataset's may assign other ids to the same words."""
     try:
         dataset = Dataset(place)
@@ -191,8 +205,9 @@ def _classify(
 
     ks = [k for k in NEIGHBOURS if k <= len(train)]
     if left_out := [str(k) for k in NEIGHBOURS if k > len(train)]:
-        result.notes.append(f"There is no k-NN for k = {', '.join(left_out)}: the training set has {len(train):,} "
-                            "samples with a class.")  # fmt: skip
+        result.notes.append(
+            f"There is no k-NN for k = {', '.join(left_out)}: the training set has {len(train):,} samples with a class."
+        )
     if ks:
         for k, predicted in knn(train, labels, test, ks, partial(on_progress, "k-NN")).items():
             add("knn", k, predicted)

@@ -27,9 +27,14 @@ BATCH = 256
 
 
 def restore_encoders(
-    config: TrainConfig, checkpoint: Place, training: dict[str, Any], tokenizer: TokenizerInfo | None,
-    weights: Weights | None = None, *, allow_code: bool = False,
-) -> Encoders:  # fmt: skip
+    config: TrainConfig,
+    checkpoint: Place,
+    training: dict[str, Any],
+    tokenizer: TokenizerInfo | None,
+    weights: Weights | None = None,
+    *,
+    allow_code: bool = False,
+) -> Encoders:
     """Return the encoders of a checkpoint, on the CPU, in evaluation mode.
 
     training: as returned by load_checkpoint for `checkpoint`. tokenizer: that of the run's dataset. weights: those of
@@ -77,9 +82,14 @@ def image_features(
 
 
 def sample_features(
-    encoders: Encoders, dataset: Dataset, sample_ids: NDArray[np.int64], recipe: Recipe, image_size: int,
-    device: torch.device, on_progress: OnCount,
-) -> list[Tensor]:  # fmt: skip
+    encoders: Encoders,
+    dataset: Dataset,
+    sample_ids: NDArray[np.int64],
+    recipe: Recipe,
+    image_size: int,
+    device: torch.device,
+    on_progress: OnCount,
+) -> list[Tensor]:
     """Return what the heads give for chosen samples: for their images and, for pairs, their captions.
 
     sample_ids: int64 [m], at least one. Each result is float32 [m, d] on `device`, rows of norm 1.
@@ -96,9 +106,14 @@ def sample_features(
 
 
 def view_features(
-    encoders: Encoders, dataset: Dataset, sample_ids: NDArray[np.int64], recipe: Recipe, image_size: int,
-    device: torch.device, on_progress: OnCount,
-) -> list[Tensor]:  # fmt: skip
+    encoders: Encoders,
+    dataset: Dataset,
+    sample_ids: NDArray[np.int64],
+    recipe: Recipe,
+    image_size: int,
+    device: torch.device,
+    on_progress: OnCount,
+) -> list[Tensor]:
     """Return what the head gives for two views of chosen images, as the recipe draws them; else as sample_features."""
 
     def embed(batch: Batch) -> list[Tensor]:
@@ -108,9 +123,14 @@ def view_features(
 
 
 def _of_samples(
-    embed: Callable[[Batch], Sequence[Tensor]], dataset: Dataset, sample_ids: NDArray[np.int64], recipe: Recipe,
-    image_size: int, on_progress: OnCount, views: int = 1,
-) -> list[Tensor]:  # fmt: skip
+    embed: Callable[[Batch], Sequence[Tensor]],
+    dataset: Dataset,
+    sample_ids: NDArray[np.int64],
+    recipe: Recipe,
+    image_size: int,
+    on_progress: OnCount,
+    views: int = 1,
+) -> list[Tensor]:
     from ...pipeline.loading.ffcv_loader import ViewMaker  # it needs ffcv, and training does not
 
     parts = []

@@ -31,9 +31,13 @@ class OnlineEvaluation:
     """
 
     def __init__(
-        self, sets: Evaluation, data: DataConfig, device: torch.device, tokenizer: Tokenizer | None,
+        self,
+        sets: Evaluation,
+        data: DataConfig,
+        device: torch.device,
+        tokenizer: Tokenizer | None,
         templates: Sequence[str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._sets, self._data, self._device = sets, data, device
         self._tokenizer, self._templates = tokenizer, templates
 
@@ -84,9 +88,15 @@ class OnlineEvaluation:
             # Without the run's TF32, as `thermopile eval` scores.
             with _evaluating(encoders), torch.compiler.set_stance("force_eager"), full_precision(self._device.type):
                 score_encoders(
-                    result, encoders, self._data, self._device, self._tokenizer, self._templates, with_probes=False,
+                    result,
+                    encoders,
+                    self._data,
+                    self._device,
+                    self._tokenizer,
+                    self._templates,
+                    with_probes=False,
                     on_progress=stop_if_asked,
-                )  # fmt: skip
+                )
         except _StoppedError:
             return None
         except (DatasetError, RunError, OSError) as error:

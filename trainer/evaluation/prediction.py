@@ -101,7 +101,9 @@ class Predictor:
         for side, of_side in zip(self.objective.sides, features, strict=False):
             given = F.normalize(of_side.float(), dim=1) if self.objective.unit_norm else of_side.float()
             if not given.isfinite().all():
-                raise RunError(f"the encoders of {self.checkpoint} give features that are not finite; "
-                               "choose an older checkpoint with --at")  # fmt: skip
+                raise RunError(
+                    f"the encoders of {self.checkpoint} give features that are not finite; "
+                    "choose an older checkpoint with --at"
+                )
             found.append(self.objective.predict(side, given).float().cpu().numpy())
         return found

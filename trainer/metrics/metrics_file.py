@@ -156,8 +156,10 @@ def cut_back(path: Path, keep_steps: int) -> bytes:
     if damaged:
         _log.warning(
             "%s: %s cannot be read and moved to %s; all other lines are unchanged",
-            path, "a line" if damaged == 1 else f"{damaged:,} lines", _aside(path),
-        )  # fmt: skip
+            path,
+            "a line" if damaged == 1 else f"{damaged:,} lines",
+            _aside(path),
+        )
     return last
 
 

@@ -89,8 +89,10 @@ def objective_class(name: str) -> type[Objective]:
         and models
         and all(isinstance(model, type) and issubclass(model, Settings) for model in models.values())
     ):
-        raise ValueError(f"objective '{name}' is not a class derived from thermopile.Objective that has "
-                         "settings_of_mode, such as {'unimodal': thermopile.Settings}")  # fmt: skip
+        raise ValueError(
+            f"objective '{name}' is not a class derived from thermopile.Objective that has "
+            "settings_of_mode, such as {'unimodal': thermopile.Settings}"
+        )
     return found
 
 
@@ -104,8 +106,10 @@ def _tried(name: str, mode: str, settings: Settings) -> Objective:
         with torch.no_grad():
             value = objective.compute(pairs, GlobalBatch(0, 1), state | _unseen(state), Progress(0, 1)).value
     except Exception as error:  # a user's class may raise anything
-        raise ValueError(f"objective '{name}' fails on a batch of 4: {type(error).__name__}: {error}. "
-                         "thermopile.testing.check_objective says what it must do") from error  # fmt: skip
+        raise ValueError(
+            f"objective '{name}' fails on a batch of 4: {type(error).__name__}: {error}. "
+            "thermopile.testing.check_objective says what it must do"
+        ) from error
     if not value.isfinite():
         raise ValueError(f"objective '{name}': its loss on a batch of 4 is {float(value)}; it must be finite")
     return objective

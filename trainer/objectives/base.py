@@ -200,7 +200,7 @@ class Objective(nn.Module):
 
     def loss(
         self, first: Tensor, second: Tensor, own: slice, state: Mapping[str, Tensor], progress: Progress
-    ) -> Outcome:  # fmt: skip
+    ) -> Outcome:
         """Return the mean loss of this rank's samples, their new state and metrics; autograd differentiates the loss.
 
         For objectives that need no closed form: override this instead of `compute`. first, second: features of the
@@ -379,7 +379,7 @@ def check_finite(name: str, features: Tensor) -> None:
 
 def check_state(
     state: Mapping[str, Tensor], fields: Mapping[str, float], batch_size: int, *, visits: bool = True
-) -> None:  # fmt: skip
+) -> None:
     """Raise ValueError unless `state` holds every field, each [batch_size], and `visits` if there are any fields."""
     for name in (*fields, *(["visits"] if fields and visits else []), *([WEIGHT] if WEIGHT in state else [])):
         if name not in state:

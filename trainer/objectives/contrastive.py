@@ -99,8 +99,10 @@ class Contrastive(Objective):
         super().__init__(mode, settings, **initial)
         if self.doubt_after is not None:
             if not self.across:
-                raise ValueError(f"{self._name}: doubt_after is for pairs, mode bimodal; two views of a picture always "
-                                 "belong together")  # fmt: skip
+                raise ValueError(
+                    f"{self._name}: doubt_after is for pairs, mode bimodal; two views of a picture always "
+                    "belong together"
+                )
             self.check_weights()
 
     @abstractmethod
@@ -169,9 +171,7 @@ class Contrastive(Objective):
             metrics=step.metrics | self.by_side(retrieval_accuracy=found) | of_doubt,
         )
 
-    def _weights(
-        self, rows: Rows, progress: Progress
-    ) -> tuple[Tensor | None, Tensor | None, dict[str, Tensor]]:  # fmt: skip
+    def _weights(self, rows: Rows, progress: Progress) -> tuple[Tensor | None, Tensor | None, dict[str, Tensor]]:
         """Take the samples' weights, [1, b], from `rows`; return them with those of doubted pairs 0.
 
         Also which pairs are doubted, bool [b], and metrics of the doubt.
@@ -191,7 +191,7 @@ class Contrastive(Objective):
 
 def _anchors(
     pairs: Pairs, positive: Tensor, tau: Tensor, sums: Sums, weight: Tensor | None, doubted: Tensor | None
-) -> Anchors:  # fmt: skip
+) -> Anchors:
     peak, total, spread = (pairs.of_directions(values) for values in sums)
     tau, positive = tau.expand_as(peak), positive.expand_as(peak)
     lift = (peak - positive) / tau

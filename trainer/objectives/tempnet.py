@@ -105,8 +105,10 @@ class Tempnet(GlobalContrastive):
     def compute(self, pairs: Pairs, batch: GlobalBatch, state: Mapping[str, Tensor], progress: Progress) -> Computed:
         """Each rank predicts its own samples' tau; the ranks sum their shares of the network's gradient."""
         if (given := pairs.features.shape[2]) != self.settings.width:
-            raise ValueError(f"objective 'tempnet': features have {given} numbers, but width is {self.settings.width}; "
-                             "make it the features'")  # fmt: skip
+            raise ValueError(
+                f"objective 'tempnet': features have {given} numbers, but width is {self.settings.width}; "
+                "make it the features'"
+            )
         if progress.step == 0:  # an image network's at the captions, and the other way round, as in the authors' code
             for side, features in zip(self.sides, pairs.features.flip(0), strict=False):
                 self._network(side).start_at(features)
@@ -130,14 +132,19 @@ class Tempnet(GlobalContrastive):
         est, tau = self.estimate(anchors, rows, progress), rows["tau"]
         gradient = est.log_s_eps + self.settings.rho - est.exponent
         metrics = self.by_side(
-            tau_mean=tau.mean(1), tau_lowest=tau.amin(1), tau_highest=tau.amax(1),
+            tau_mean=tau.mean(1),
+            tau_lowest=tau.amin(1),
+            tau_highest=tau.amax(1),
             tau_gradient_mean_abs=gradient.abs().mean(1),
-        )  # fmt: skip
+        )
         value = (tau * (est.log_s_eps + self.settings.rho)).mean(1).sum()
         return Step(
-            value, est.weight, rows={"log_s": est.log_s}, parameter_gradients=[gradient / tau.shape[1]],
+            value,
+            est.weight,
+            rows={"log_s": est.log_s},
+            parameter_gradients=[gradient / tau.shape[1]],
             metrics=metrics | est.metrics,
-        )  # fmt: skip
+        )
 
     def advice(self, batch_size: int, *, keys: bool = False) -> list[str]:
         return self.advice_on_rho(self.settings.rho, batch_size)

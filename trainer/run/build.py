@@ -124,8 +124,10 @@ def recipe_named(asked: str | RecipeConfig) -> Recipe:
         except PluginError as error:
             raise ConfigError(f"data.recipe = {name!r} {error}") from error
         if not isinstance(recipe, Recipe):
-            raise ConfigError(f"data.recipe = {name!r} is a {type(recipe).__name__}; it must be a thermopile.Recipe, "
-                              "such as Recipe(blur=(0.5, 0.5))")  # fmt: skip
+            raise ConfigError(
+                f"data.recipe = {name!r} is a {type(recipe).__name__}; it must be a thermopile.Recipe, "
+                "such as Recipe(blur=(0.5, 0.5))"
+            )
     elif name in RECIPES:
         recipe = RECIPES[name]
     else:
@@ -188,12 +190,14 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if order.live_rows > rows:
-        raise ConfigError(f"state.memory_budget = {budget // world.size:,} holds {rows:,} rows of {row_bytes} "
-                          f"bytes{f' on {world.size} ranks' if world.size > 1 else ''}, but the order needs "
-                          f"{order.live_rows:,} of {samples:,} at once: its {order.canonical_shards} shards have "
-                          f"windows of {order.window_blocks:,} of {order.blocks_per_shard:,} blocks of "
-                          f"{order.block_rows:,} rows. Set state.memory_budget to at least "
-                          f"{math.ceil(order.live_rows / world.size) * row_bytes:,}, or to none")  # fmt: skip
+        raise ConfigError(
+            f"state.memory_budget = {budget // world.size:,} holds {rows:,} rows of {row_bytes} "
+            f"bytes{f' on {world.size} ranks' if world.size > 1 else ''}, but the order needs "
+            f"{order.live_rows:,} of {samples:,} at once: its {order.canonical_shards} shards have "
+            f"windows of {order.window_blocks:,} of {order.blocks_per_shard:,} blocks of "
+            f"{order.block_rows:,} rows. Set state.memory_budget to at least "
+            f"{math.ceil(order.live_rows / world.size) * row_bytes:,}, or to none"
+        )
     return order
 
 
@@ -209,8 +213,10 @@ def pieces_per_step(config: TrainConfig, world: World = ALONE) -> int:
         return share // config.micro_batch
     smaller = next(size for size in range(config.micro_batch, 0, -1) if share % size == 0)
     of_rank = f" that each of {world.size} ranks has of a batch" if world.size > 1 else " of a batch"
-    raise ConfigError(f"micro_batch = {config.micro_batch:,} does not divide the {share:,} samples{of_rank}; "
-                      f"use {smaller:,}, or 0 to encode them at once")  # fmt: skip
+    raise ConfigError(
+        f"micro_batch = {config.micro_batch:,} does not divide the {share:,} samples{of_rank}; "
+        f"use {smaller:,}, or 0 to encode them at once"
+    )
 
 
 def objective_of(config: TrainConfig) -> Objective:
@@ -229,9 +235,15 @@ def objective_of(config: TrainConfig) -> Objective:
 
 
 def open_loader(
-    config: DataConfig, dataset: Dataset, order: Order | Selected, mode: str, device: torch.device,
-    world: World = ALONE, *, pieces: int = 1,
-) -> Loader:  # fmt: skip
+    config: DataConfig,
+    dataset: Dataset,
+    order: Order | Selected,
+    mode: str,
+    device: torch.device,
+    world: World = ALONE,
+    *,
+    pieces: int = 1,
+) -> Loader:
     """Open the loader for a rank's share of the dataset in this order: one view per sample if bimodal, else two.
 
     pieces: how many batches the loader makes of a step's.

@@ -49,9 +49,14 @@ class Checkpointer:
     """Writes one checkpoint at a time in a thread. All ranks make the same calls, and agree on how it went."""
 
     def __init__(
-        self, config: TrainConfig, run: RunDirectory, store: StateStore, log: MetricsLog, world: World,
+        self,
+        config: TrainConfig,
+        run: RunDirectory,
+        store: StateStore,
+        log: MetricsLog,
+        world: World,
         dataset_fingerprint: str,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """log: made durable before each checkpoint, up to the checkpoint's step, and shown with the run's warnings."""
         self._config, self._run, self._store, self._log, self._world = config, run, store, log, world
         self._keep, self._dataset_fingerprint = config.checkpoint, dataset_fingerprint
@@ -205,8 +210,10 @@ class Checkpointer:
         if self._world.is_first:
             _log.warning(
                 "the checkpoint of step %d was not written: %s. Training continues; next attempt in %.0f seconds",
-                self._step, error, RETRY_SECONDS,
-            )  # fmt: skip
+                self._step,
+                error,
+                RETRY_SECONDS,
+            )
 
     def close(self) -> None:
         """Finish pending writes and end the thread."""

@@ -23,9 +23,13 @@ def state_to_grow(config: TrainConfig, dataset: Dataset, objective: Objective) -
         raise ConfigError("--grow carries the state of all samples, and one of the runs selects some; leave it out")
     known = {**dataset.index.predecessors, dataset.index.fingerprint: dataset.n}
     if known.get(reader.dataset_fingerprint) != reader.samples:
-        raise ConfigError(f"--grow: {dataset.place} did not grow from the dataset of {path}, whose samples are others; "
-                          "append to that dataset (thermopile convert … --append), or leave out --grow")  # fmt: skip
+        raise ConfigError(
+            f"--grow: {dataset.place} did not grow from the dataset of {path}, whose samples are others; "
+            "append to that dataset (thermopile convert … --append), or leave out --grow"
+        )
     if set(reader.fields) != set(objective.fields):
-        raise ConfigError(f"--grow: {path} keeps {', '.join(reader.fields)} for each sample, but this run's objective "
-                          f"{', '.join(objective.fields) or 'nothing'}; use that run's objective")  # fmt: skip
+        raise ConfigError(
+            f"--grow: {path} keeps {', '.join(reader.fields)} for each sample, but this run's objective "
+            f"{', '.join(objective.fields) or 'nothing'}; use that run's objective"
+        )
     return reader

@@ -84,9 +84,17 @@ def take_lock(run: RunDirectory, start: Loaded | None, world: World, *, resume: 
 
 
 def open_store(
-    config: TrainConfig, run: RunDirectory, world: World, start: Loaded | None, dataset: Dataset, objective: Objective,
-    order: Order, device: torch.device, selection: Selection | None, lock: Lock | None,
-) -> tuple[StateStore, Loaded | None]:  # fmt: skip
+    config: TrainConfig,
+    run: RunDirectory,
+    world: World,
+    start: Loaded | None,
+    dataset: Dataset,
+    objective: Objective,
+    order: Order,
+    device: torch.device,
+    selection: Selection | None,
+    lock: Lock | None,
+) -> tuple[StateStore, Loaded | None]:
     """Open the state at a checkpoint's snapshot; if damaged, at an earlier checkpoint's, which is returned with it.
 
     Without a checkpoint the state is created, or returned to its initial values if a run was killed before its first

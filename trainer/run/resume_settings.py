@@ -39,9 +39,18 @@ FIXED = {
 
 
 FREE_TO_CHANGE = (
-    "data.path", "data.cache", "data.workers", "data.ahead", "model.activation_checkpointing", "log_every", "on_nan",
-    "tensorboard", "checkpoint.", "state.", "evaluation.",
-)  # fmt: skip
+    "data.path",
+    "data.cache",
+    "data.workers",
+    "data.ahead",
+    "model.activation_checkpointing",
+    "log_every",
+    "on_nan",
+    "tensorboard",
+    "checkpoint.",
+    "state.",
+    "evaluation.",
+)
 """Settings, and prefixes of settings, that affect no result, so they may change on resume."""
 
 
@@ -112,8 +121,10 @@ def resumed_config(
     recorded, named = directory.config_to_resume(accept_edits=False), code_in(given.load())
     for key, code in code_in(recorded).items():
         if named.get(key) != code:  # before it is imported
-            raise ConfigError(f"{directory.config_file} sets {key} = {code!r}, which imports that module and runs its "
-                              "code. If you trust it, name it in your settings, too")  # fmt: skip
+            raise ConfigError(
+                f"{directory.config_file} sets {key} = {code!r}, which imports that module and runs its "
+                "code. If you trust it, name it in your settings, too"
+            )
     layers = Layers()
     layers.add(to_tree(recorded), str(directory.config_file))
     layers.add(given.tree, "settings")
@@ -165,9 +176,11 @@ def changes_since(checkpoint: Place, settings: Mapping[str, Any], now: TrainConf
         ) from None
     changes = differences(before, now)
     if impossible := _impossible(changes, before):
-        raise ConfigError(f"{checkpoint} was made with settings other than those in config.toml: "
-                          f"{'; '.join(impossible.values())}. Copy the checkpoint's settings into config.toml and "
-                          "resume with --accept-config")  # fmt: skip
+        raise ConfigError(
+            f"{checkpoint} was made with settings other than those in config.toml: "
+            f"{'; '.join(impossible.values())}. Copy the checkpoint's settings into config.toml and "
+            "resume with --accept-config"
+        )
     return changes
 
 

@@ -76,9 +76,13 @@ class Run:
         torch.manual_seed(config.seed)
         self.objective = objective_of(config).to(self.device)
         self.encoders = Encoders.create(
-            config.model, self.mode, config.data.image_size, self.dataset.index.tokenizer,
-            pretrained=start is None, unit_norm=self.objective.unit_norm,
-        ).to(self.device)  # fmt: skip
+            config.model,
+            self.mode,
+            config.data.image_size,
+            self.dataset.index.tokenizer,
+            pretrained=start is None,
+            unit_norm=self.objective.unit_norm,
+        ).to(self.device)
         self.order = create_order(config, self.dataset, self.objective, world)
         if config.data.local_views:
             self.encoders.image.backbone.check_side(config.data.local_size)
@@ -144,10 +148,15 @@ class Run:
 
     @classmethod
     def from_settings(
-        cls, path: str | PathLike[str] | Address, data: str | PathLike[str] | Address,
-        settings: Mapping[str, Any] | None = None, *, preset: str | None = None,
-        allow_change: Collection[str] = (), world: World = ALONE,
-    ) -> Self:  # fmt: skip
+        cls,
+        path: str | PathLike[str] | Address,
+        data: str | PathLike[str] | Address,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        preset: str | None = None,
+        allow_change: Collection[str] = (),
+        world: World = ALONE,
+    ) -> Self:
         """Start the run in the directory or at the address `path`, or resume it there.
 
         What `settings` leaves out, a resumed run keeps.

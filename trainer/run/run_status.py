@@ -156,9 +156,12 @@ def _writer(run: RunDirectory, notes: list[str]) -> tuple[str | None, float | No
 
 
 def _state(
-    every_steps: int, steps: StepsStatus | None, checkpoints: Sequence[CheckpointStatus], total: int | None,
+    every_steps: int,
+    steps: StepsStatus | None,
+    checkpoints: Sequence[CheckpointStatus],
+    total: int | None,
     silence: float | None,
-) -> str:  # fmt: skip
+) -> str:
     """every_steps: after which the run writes something. silence: seconds since it did; None if no process runs it."""
     if silence is not None:
         between_writings = every_steps * (steps.step_seconds or 0.0) if steps else 0.0

@@ -81,11 +81,15 @@ def write_selection(data: DataConfig, dataset: DatasetIndex, folder: Place) -> N
                 ends = np.append(ends, piece)
                 ends = np.array([ends.max(), ends[ends < ends.max()].max(initial=0)])  # the two largest, distinct
             if not 0 < (mean := total / kept) < np.inf:
-                raise ConfigError(f"--weights {file}: the weights of the run's samples add up to {total:g}; their mean "
-                                  "must be positive and finite")  # fmt: skip
+                raise ConfigError(
+                    f"--weights {file}: the weights of the run's samples add up to {total:g}; their mean "
+                    "must be positive and finite"
+                )
             if ends[1] and not np.float32(ends[1] / mean):
-                raise ConfigError(f"--weights {file}: beside the largest weight, {ends[0]:g}, all others are 0 in "
-                                  f"float32, since the next is {ends[1]:g}; lower the largest")  # fmt: skip
+                raise ConfigError(
+                    f"--weights {file}: beside the largest weight, {ends[0]:g}, all others are 0 in "
+                    f"float32, since the next is {ends[1]:g}; lower the largest"
+                )
             writer.add(WEIGHTS, (piece / mean for piece in _weights(file, ids, dataset)))
         writer.finish()
 
@@ -95,8 +99,10 @@ def check_own_copy(data: DataConfig, selection: Selection) -> None:
     about = selection.about
     kept = rows_of(data.select) if data.select else about.samples
     if (about.kept, bool(about.ids), bool(about.weights)) != (kept, bool(data.select), bool(data.weights)):
-        raise SelectionError(f"{selection.folder} is not what config.toml says: a selection of {about.kept:,} samples"
-                             f"{', with weights' if about.weights else ''}. Restore the run's own")  # fmt: skip
+        raise SelectionError(
+            f"{selection.folder} is not what config.toml says: a selection of {about.kept:,} samples"
+            f"{', with weights' if about.weights else ''}. Restore the run's own"
+        )
     selection.verify()
 
 
@@ -105,8 +111,10 @@ def _unchanged(pinned: str, option: str) -> Path:
     assert parts is not None, pinned
     path = Path(parts["path"])
     if sha256_of(path) != parts["sha256"]:
-        raise ConfigError(f"--{option} {path} has changed since it was recorded: its sha256 is no longer "
-                          f"{parts['sha256']}. Pass it again with --{option}")  # fmt: skip
+        raise ConfigError(
+            f"--{option} {path} has changed since it was recorded: its sha256 is no longer "
+            f"{parts['sha256']}. Pass it again with --{option}"
+        )
     return path
 
 
@@ -125,8 +133,10 @@ def _weights(file: Path, ids: Ids | None, dataset: DatasetIndex) -> Iterator[NDA
             have_ids, have = np.concatenate([have_ids, more_ids]), np.concatenate([have, more])
         places = np.minimum(np.searchsorted(have_ids, wanted), len(have_ids) - 1)
         if (lacking := have_ids[places] != wanted).any():
-            raise ConfigError(f"--weights {file} has no weight for sample {wanted[lacking][0]}, which is trained on; "
-                              "give every sample of the run one")  # fmt: skip
+            raise ConfigError(
+                f"--weights {file} has no weight for sample {wanted[lacking][0]}, which is trained on; "
+                "give every sample of the run one"
+            )
         yield have[places]
         left = np.searchsorted(have_ids, wanted[-1], side="right")
         have_ids, have = have_ids[left:], have[left:]
@@ -151,11 +161,14 @@ def _sorted(file: Path, option: str, dataset: DatasetIndex) -> Iterator[Rows]:
                 ids, weights = ids[order], weights[order] if len(weights) else weights
             steps = np.diff(ids, prepend=last)
             if (steps < 0).any():
-                raise ConfigError(f"--{option} {file} has {rows:,} rows that are not sorted; above {MAX_UNSORTED:,} "
-                                  f"rows, write them in the order of {SAMPLE_ID}")  # fmt: skip
+                raise ConfigError(
+                    f"--{option} {file} has {rows:,} rows that are not sorted; above {MAX_UNSORTED:,} "
+                    f"rows, write them in the order of {SAMPLE_ID}"
+                )
             if (steps == 0).any():
-                raise ConfigError(f"--{option} {file} has sample {ids[steps == 0][0]} more than once; remove repeated "
-                                  "rows")  # fmt: skip
+                raise ConfigError(
+                    f"--{option} {file} has sample {ids[steps == 0][0]} more than once; remove repeated rows"
+                )
             last = int(ids[-1]) if len(ids) else last
             for start in range(0, len(ids), ROWS_AT_ONCE):
                 yield ids[start : start + ROWS_AT_ONCE], weights[start : start + ROWS_AT_ONCE]
@@ -169,15 +182,18 @@ def _checked(piece: pa.Table, where: str, samples: int) -> Rows:
     column = piece[SAMPLE_ID]
     low, high = (value.as_py() for value in pc.min_max(column).values()) if len(column) else (0, 0)
     if low < 0 or high >= samples:
-        raise ConfigError(f"{where} has sample {low if low < 0 else high:,}, but the dataset has the ids 0 … "
-                          f"{samples - 1:,}; use ids of this dataset")  # fmt: skip
+        raise ConfigError(
+            f"{where} has sample {low if low < 0 else high:,}, but the dataset has the ids 0 … "
+            f"{samples - 1:,}; use ids of this dataset"
+        )
     ids: Ids = column.cast(pa.int64()).to_numpy()
     if WEIGHT not in piece.column_names:
         return ids, np.empty(0)
     weights: NDArray[np.float64] = piece[WEIGHT].cast(pa.float64()).to_numpy()
     if (bad := ~(np.isfinite(weights) & (weights >= 0))).any():
-        raise ConfigError(f"{where} has the weight {weights[bad][0]:g} for sample {ids[bad][0]}; weights are finite "
-                          "and 0 or more")  # fmt: skip
+        raise ConfigError(
+            f"{where} has the weight {weights[bad][0]:g} for sample {ids[bad][0]}; weights are finite and 0 or more"
+        )
     return ids, weights
 
 
@@ -205,9 +221,11 @@ def _check_dataset(schema: pa.Schema, dataset: DatasetIndex, where: str) -> None
     """Raise ConfigError if a file says that its ids are those of another dataset; one of a user's own need not say."""
     named = (schema.metadata or {}).get(FINGERPRINT.encode())
     if named is not None and named != dataset.fingerprint.encode():
-        raise ConfigError(f"{where} names samples of another dataset, whose fingerprint is "
-                          f"{named[:12].decode(errors='replace')}…; this one's is {dataset.fingerprint[:12]}…. "
-                          "Use a file made for this dataset")  # fmt: skip
+        raise ConfigError(
+            f"{where} names samples of another dataset, whose fingerprint is "
+            f"{named[:12].decode(errors='replace')}…; this one's is {dataset.fingerprint[:12]}…. "
+            "Use a file made for this dataset"
+        )
 
 
 def _check_columns(schema: pa.Schema, columns: Sequence[str], path: Path, option: str) -> None:
@@ -218,5 +236,7 @@ def _check_columns(schema: pa.Schema, columns: Sequence[str], path: Path, option
             raise ConfigError(f"--{option} {path} has no column {name!r}; it has {', '.join(schema.names)}")
         kind = schema.field(name).type
         if not (pa.types.is_integer(kind) or (name == WEIGHT and pa.types.is_floating(kind))):
-            raise ConfigError(f"--{option} {path}: the column {name!r} is {kind}; it must hold "
-                              f"{'numbers' if name == WEIGHT else 'whole numbers'}")  # fmt: skip
+            raise ConfigError(
+                f"--{option} {path}: the column {name!r} is {kind}; it must hold "
+                f"{'numbers' if name == WEIGHT else 'whole numbers'}"
+            )

@@ -1,5 +1,7 @@
 """Background threads whose failures are not lost."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, ParamSpec, TypeVar
@@ -38,7 +40,7 @@ class BackgroundThread:
         self._raised = False
         self._failed: list[WatchedFuture[Any]] = []
 
-    def submit(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "WatchedFuture[T]":
+    def submit(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> WatchedFuture[T]:
         """Return at once a future of the job's result; it cannot be cancelled."""
         # A cancelled snapshot would lose its rows, because its cut has marked them unchanged.
         outcome: WatchedFuture[T] = WatchedFuture()

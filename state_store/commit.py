@@ -1,5 +1,7 @@
 """Writing one snapshot: each rank writes its blocks, rank 0 the rest. It takes effect when it is announced."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -109,5 +111,5 @@ def _read_back(state: Place, snapshot_id: str, about: About, base_files: Mapping
     return Snapshot(id=snapshot_id, written_at=written_at, bytes_written=size, files=files, **about)
 
 
-def array_of(group: zarr.Group, column: str) -> "zarr.Array[Any]":
+def array_of(group: zarr.Group, column: str) -> zarr.Array[Any]:
     return cast("zarr.Array[Any]", group[column])

@@ -1,5 +1,7 @@
 """The durable tier: an icechunk repository with one zarr array per column, and an index file that is its history."""
 
+from __future__ import annotations
+
 import atexit
 import logging
 import os
@@ -60,7 +62,7 @@ class Repository:
     @classmethod
     def create(
         cls, path: Place, description: Description, writer: str | None = None, carried: Iterable[ColumnPart] = ()
-    ) -> "Repository":
+    ) -> Repository:
         """Create a repository whose first snapshot, `step-0`, has every sample at its initial values.
 
         carried: rows of another run's state, which these samples begin with instead.
@@ -80,7 +82,7 @@ class Repository:
         return cls.open(path, writer)
 
     @classmethod
-    def open(cls, path: Place, writer: str | None = None) -> "Repository":
+    def open(cls, path: Place, writer: str | None = None) -> Repository:
         """Open an existing repository. Raises StoreNotFoundError if there is none that can be read."""
         return cls(path, writer)
 

@@ -1,5 +1,7 @@
 """Communication between the ranks of a run when they write a snapshot together."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -33,7 +35,7 @@ class TorchRanks(Ranks):
     Snapshots are written in a thread; in a group shared with the training loop, their messages would mix.
     """
 
-    def __init__(self, group: "ProcessGroup") -> None:
+    def __init__(self, group: ProcessGroup) -> None:
         self._group = group
         self.rank = group.rank()
         self.world = group.size()

@@ -3,6 +3,8 @@
 A damaged chunk is an error that names it and its file.
 """
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Iterable
@@ -74,7 +76,7 @@ class StateReader:
         """The fields, then the uint32 columns `visits` and `last_step`."""
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str] | Address, at: str = "latest") -> "StateReader":
+    def open(cls, path: str | os.PathLike[str] | Address, at: str = "latest") -> StateReader:
         """Open the store at a path, or an address, at a tag (`step-200`), a snapshot id, or `latest`.
 
         Raises StoreNotFoundError, or SnapshotNotFoundError that lists the existing tags.
@@ -82,11 +84,11 @@ class StateReader:
         repository = Repository.open(place_of(path))
         return cls(repository, repository.resolve(at), selection_of(repository))
 
-    def of_rows(self) -> "StateReader":
+    def of_rows(self) -> StateReader:
         """Return a reader of the rows as they are stored: with a selection, its ids are their positions."""
         return StateReader(self._repository, self.snapshot) if self.selection else self
 
-    def array(self, name: str) -> "zarr.Array[Any] | Scattered":
+    def array(self, name: str) -> zarr.Array[Any] | Scattered:
         """Return one column [samples], float32 or uint32, which reads chunks as it is indexed.
 
         It is a zarr array, or, with a selection, behaves like one for numbers, slices, ids and masks.
@@ -94,7 +96,7 @@ class StateReader:
         stored, selection = self.stored(name), self.selection
         return stored if selection is None else Scattered(stored, selection, self._description.schema.fill_value(name))
 
-    def stored(self, name: str) -> "zarr.Array[Any]":
+    def stored(self, name: str) -> zarr.Array[Any]:
         """Return one column as it is stored, [kept]: without the samples that the run does not train on."""
         self._check_known([name])
         return array_of(self._group, name)
@@ -212,7 +214,7 @@ def read_rows(
         return np.concatenate(pieces)[start - skipped : stop - skipped]
 
 
-def _read_chunk(array: "zarr.Array[Any]", start: int, block_rows: int) -> npt.NDArray[np.generic]:
+def _read_chunk(array: zarr.Array[Any], start: int, block_rows: int) -> npt.NDArray[np.generic]:
     stop, chunk = min(start + block_rows, array.shape[0]), start // block_rows
     try:
         return np.asarray(array[start:stop])
@@ -244,7 +246,7 @@ def _damage(error: icechunk.IcechunkError, reason: str | None = None) -> str:
     return f"{f'{file[1]}s/{file[2]}' if file else 'a file'} in the state directory: {reason}"
 
 
-def _damaged_bytes(array: "zarr.Array[Any]", chunk: int) -> str:
+def _damaged_bytes(array: zarr.Array[Any], chunk: int) -> str:
     """Find the file whose bytes fail their checksum."""
     key = f"{array.path}/{array.metadata.encode_chunk_key((chunk,))}"
     reason = "its checksum does not match"

@@ -1,5 +1,7 @@
 """The rows of a run on selected samples, as rows of the whole dataset: those in between read as never visited."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
@@ -47,7 +49,7 @@ def places_within(selection: Selection, start: int, stop: int) -> tuple[tuple[in
 class Scattered:
     """A stored column as a column of all samples, which reads what it is indexed with."""
 
-    def __init__(self, stored: "zarr.Array[Any]", selection: Selection, fill_value: float) -> None:
+    def __init__(self, stored: zarr.Array[Any], selection: Selection, fill_value: float) -> None:
         self._stored, self._selection, self._fill_value = stored, selection, fill_value
         self.dtype: np.dtype[Any] = stored.dtype
         self.shape = (selection.about.samples,)

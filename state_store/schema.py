@@ -1,5 +1,7 @@
 """The fields of one row of state, their initial values, where each lies in the row; and what a store is made for."""
 
+from __future__ import annotations
+
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -75,7 +77,7 @@ class Schema:
         return {name: value if math.isfinite(value) else str(value) for name, value in self.initial.items()}
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, float | str]) -> "Schema":
+    def from_json(cls, fields: Mapping[str, float | str]) -> Schema:
         return cls({name: float(value) for name, value in fields.items()})
 
 

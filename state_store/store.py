@@ -1,5 +1,7 @@
 """The state of every sample during training, read before each step and written after it, in the background."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
@@ -214,7 +216,7 @@ class StateStore:
         _check_step(step)
         self._transfer.put(ids, state, step)
 
-    def snapshot(self, step: int, *, epoch: int, config_hash: str = "") -> "Future[Snapshot]":
+    def snapshot(self, step: int, *, epoch: int, config_hash: str = "") -> Future[Snapshot]:
         """Save the state after all puts so far as snapshot `step-N`. Returns at once, before it is written.
 
         The future returns the Snapshot once it is committed, and cannot be cancelled. If the previous snapshot is still
@@ -240,7 +242,7 @@ class StateStore:
         self._writes.append((step, write))
         return write
 
-    def retain(self, keep_last: int, keep_every: int = 0, keep_early: int = 0) -> "Future[None]":
+    def retain(self, keep_last: int, keep_every: int = 0, keep_early: int = 0) -> Future[None]:
         """Delete old snapshots and free their disk space, in the background, after all requested snapshots.
 
         Keeps the newest `keep_last` (at least 1), those whose step is a multiple of `keep_every` (0: none), step-0, and
@@ -310,12 +312,12 @@ class StateStore:
                 "it; start that process with spawn, and let one process write"
             )
 
-    def _cut(self, last_write: "Future[Snapshot] | None") -> None:
+    def _cut(self, last_write: Future[Snapshot] | None) -> None:
         if last_write is not None:
             wait([last_write])
         self._rows.cut()
 
-    def _write_snapshot(self, cut: "Future[None]", *, step: int, epoch: int, config_hash: str) -> Snapshot:
+    def _write_snapshot(self, cut: Future[None], *, step: int, epoch: int, config_hash: str) -> Snapshot:
         # Before anything can fail: blocks that were not written may be marked changed again only after the cut.
         wait([cut])
 

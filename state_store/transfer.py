@@ -1,5 +1,7 @@
 """Moving batches of rows between the store and its caller in the background; `take` never returns a stale row."""
 
+from __future__ import annotations
+
 import logging
 import time
 from collections import deque
@@ -35,14 +37,14 @@ class _Prefetch:
     ids: IdArray
     ascending_ids: IdArray
     puts_seen: int  # number of the last put before it; the prefetch includes that put and all earlier ones
-    staged: "Future[StagedRows | None]"  # None if a row was not in memory
+    staged: Future[StagedRows | None]  # None if a row was not in memory
 
 
 @dataclass(frozen=True)
 class _Put:
     number: int
     ascending_ids: IdArray
-    done: "Future[None]"
+    done: Future[None]
     made_at: float  # by the monotonic clock
 
 
@@ -162,7 +164,7 @@ class Transfer:
         while self._puts and self._puts[0].number <= seen_by_all and self._puts[0].done.done():
             self._puts.popleft()
 
-    def _result(self, future: "Future[T]") -> T:
+    def _result(self, future: Future[T]) -> T:
         if not future.done():
             wait([future])
         self.check()  # raises a failure with its advice

@@ -1,5 +1,7 @@
 """The files of a run directory. docs/formats.md describes each."""
 
+from __future__ import annotations
+
 import hashlib
 import logging
 import re
@@ -49,7 +51,7 @@ class RunDirectory:
         self.metrics = log_at(path / "metrics", self.metrics_file)
         self.warnings = log_at(path / "warnings", self.warnings_file)
 
-    def under(self, lock: Lock | None) -> "RunDirectory":
+    def under(self, lock: Lock | None) -> RunDirectory:
         """Return the run as the holder of its lock changes it; itself for those without the lock."""
         return self if lock is None else RunDirectory(leased(self.path, lock))
 

@@ -1,5 +1,7 @@
 """A folder of pictures, nested or flat; the first subfolder on the way to a picture is its class."""
 
+from __future__ import annotations
+
 import hashlib
 import os
 from array import array
@@ -85,7 +87,7 @@ def _pictures_below(path: LocalPath) -> Iterator[bytes]:
             yield name if below == b"." else os.path.join(below, name)
 
 
-def _objects_below(root: Address, versions: "array[int]") -> Iterator[bytes]:
+def _objects_below(root: Address, versions: array[int]) -> Iterator[bytes]:
     """Yield the names of pictures; add a digest of each one's version."""
     for path, size, tag in root.listing():
         if _is_picture(name := path.encode()):

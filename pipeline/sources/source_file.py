@@ -1,5 +1,7 @@
 """A file of a source, local or in an object store, for reading at any place."""
 
+from __future__ import annotations
+
 import io
 import os
 from functools import cached_property
@@ -46,7 +48,7 @@ class SourceFile:
         return {"place": self.place, "version": self.version}
 
     @cached_property
-    def _opened(self) -> "_LocalFile | _Object":
+    def _opened(self) -> _LocalFile | _Object:
         return made_for(self.place, _LocalFile, _Object)
 
 

@@ -1,5 +1,7 @@
 """Gathering and summing values of all ranks; objectives exchange nothing else."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ class GlobalBatch:
     """Context manager around every exchange, for timing."""
 
     @classmethod
-    def of_this_process(cls, communicating: Callable[[], AbstractContextManager[None]] = nullcontext) -> "GlobalBatch":
+    def of_this_process(cls, communicating: Callable[[], AbstractContextManager[None]] = nullcontext) -> GlobalBatch:
         """Return the ranks of torch.distributed's default group, or a single rank if there is none."""
         if not (dist.is_available() and dist.is_initialized()):
             return cls(0, 1)

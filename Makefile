@@ -119,7 +119,7 @@ HAS_VENV = "import ensurepip, os, sysconfig as s; assert os.path.exists(s.get_pa
 # $(call install,packages,why they are needed): with apt-get where it may, else it says what to install and fails.
 define install
 if ! command -v apt-get >/dev/null; then \
-    echo "$(2) Install what Debian calls $(1) (the README has other systems' names), then run make again."; exit 1; \
+    echo "$(2) Install what Debian calls $(1) (docs/install.md has other systems' names), then run make again."; exit 1; \
   elif [ "$$(id -u)" = 0 ]; then $(call apt_get,,$(1)); \
   elif sudo -n true 2>/dev/null; then $(call apt_get,sudo,$(1)); \
   else \

@@ -16,7 +16,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 
 def test_the_augmentation_of_one_s_own_in_the_documentation_paints_a_grey_square(images_dataset, tmp_path, monkeypatch):
-    (example,) = re.findall(r"```python\n(.*?)```", (DOCS / "data.md").read_text("utf-8"), re.DOTALL)
+    (example,) = re.findall(r"```python\n(.*?)```", (DOCS / "loading.md").read_text("utf-8"), re.DOTALL)
     (tmp_path / "my_augmentations.py").write_text(example)
     monkeypatch.syspath_prepend(tmp_path)
     config = DataConfig(

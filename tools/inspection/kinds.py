@@ -155,7 +155,7 @@ class KindRules:
         """float64 [m]: log s on the side where a sample is crowded, the higher one of two; -inf where it is on none.
 
         There tau is cold, or at its floor as most are, and -rho < log s <= 0: more negatives than rho allows are
-        near-copies. docs/inspect.md derives it.
+        near-copies. docs/method.md derives it.
         """
         highest = np.full(len(rows[VISITS]), -np.inf)
         for side, bound in self.cold_below.items():

@@ -55,7 +55,7 @@ class TrainConfig(Section):
     """Global batch size, over all ranks."""
     micro_batch: NonNegativeInt = 0
     """Samples that a rank encodes at once, for batches larger than the memory; 0: its whole share of the batch. Takes
-    about a third more time (docs/operations.md)."""
+    about a third more time (docs/settings.md)."""
     canonical_shards: NonNegativeInt = 0
     """Number of id ranges in the order; 0 chooses 8, or fewer for small batches."""
     blocks_per_shard: NonNegativeInt = 0

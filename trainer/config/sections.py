@@ -36,7 +36,7 @@ class Section(BaseModel):
 
 
 class RecipeConfig(BaseModel):
-    """An augmentation recipe with some of its fields changed. All keys except the name are fields (docs/data.md)."""
+    """An augmentation recipe with some of its fields changed. All keys except the name are fields (docs/loading.md)."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 

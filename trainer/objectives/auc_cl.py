@@ -14,7 +14,7 @@ from .pairs import Block, Pairs
 
 
 class AucClSettings(Settings, frozen=True):
-    """Settings of AUC-CL. The defaults are eq 8; the authors' code has another form (docs/objectives.md)."""
+    """Settings of AUC-CL. The defaults are eq 8; the authors' code has another form (docs/method.md)."""
 
     a: float = Field(default=1.0, gt=0.0, le=20.0)
     """Target similarity of positives, in (0, 20]; fixed. AUC-CL eq 8; 10 in the authors' code."""

@@ -1,7 +1,7 @@
 """TempNet: the robust global contrastive loss whose temperatures a small network predicts (Qiu et al., ICML 2024).
 
 Follows the authors' code (github.com/zhqiu/TempNet, Bimodal_CL, iSogCLR_TempNet_Loss), which is for image-text pairs;
-its mode for images is ours. Differences: docs/objectives.md.
+its mode for images is ours. Differences: docs/method.md.
 """
 
 import math

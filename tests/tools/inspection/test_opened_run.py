@@ -155,7 +155,7 @@ def test_what_cannot_be_opened_says_why(opened, flat_dataset, tmp_path):
 
 
 def examples(title):
-    (section,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", (DOCS / "inspect.md").read_text("utf-8"), re.M | re.S)
+    (section,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", (DOCS / "rows.md").read_text("utf-8"), re.M | re.S)
     return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
 
 

@@ -1,6 +1,6 @@
 """What the estimator s is for: small batches whose gradient is that of the whole data.
 
-Features are free parameters, and stay as they are. `pytest -s` prints the figures that stand in docs/objectives.md.
+Features are free parameters, and stay as they are. `pytest -s` prints the figures that stand in docs/figures.md.
 """
 
 import math

@@ -1,8 +1,8 @@
 """A run's own copy of its selection: the ids of the selected samples, and their weights; in `RUN/selection/`.
 
-        ids.int64         ids of the selected samples, ascending; absent if all are selected
-        weights.float32   weight of each sample, in the same order, with mean 1; absent without weights
-        selection.json    numbers of samples, and the sha256 of both files; sealed
+    ids.int64         ids of the selected samples, ascending; absent if all are selected
+    weights.float32   weight of each sample, in the same order, with mean 1; absent without weights
+    selection.json    numbers of samples, and the sha256 of both files; sealed
 
 Both arrays are little-endian, have no header and are mapped into memory. The *position* of a sample is its place among
 the selected samples, 0 … kept - 1. The sample order and the state's rows use positions; everything else uses ids.

@@ -1,4 +1,4 @@
-"""Random batches instead of a dataset's: the speed that a training would have if its loader cost nothing."""
+"""Random batches instead of a dataset's: training speed if the loader cost nothing."""
 
 from collections.abc import Iterator
 from typing import Self
@@ -12,7 +12,7 @@ from . import refuse_other_samples
 
 ADVICE = "data.loader = 'synthetic': the views and tokens are random, so this run measures speed and learns nothing"
 _KEPT = 2
-"""Batches on the device, about as many as a real loader has there."""
+"""Number of batches on the device, about a real loader's."""
 
 
 class SyntheticLoader:
@@ -31,7 +31,7 @@ class SyntheticLoader:
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        """Make the batches, of the shapes and dtypes that the dataset's own would have.
+        """Make batches with the shapes and dtypes of the dataset's own.
 
         image_size: side of the square views, in pixels. views: 1 for pairs, 2 for images only.
         local_size: side of the local views, in pixels. local_views: their number.

@@ -46,7 +46,7 @@ class Predictor:
 
     @classmethod
     def restore(cls, run: RunDirectory, at: str, *, allow_code: bool) -> Self:
-        """Read a checkpoint, `latest` or step-N. The encoders have the weights on which the objective learned.
+        """Read a checkpoint, `latest` or step-N. The encoders have the trained weights, on which the objective learned.
 
         Raises RunError if the checkpoint does not exist or does not fit the settings, DatasetError if the run's own
         dataset, whose tokenizer its text encoder needs, is not at its recorded path, ConfigError for code not allowed.

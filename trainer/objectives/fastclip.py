@@ -114,15 +114,15 @@ class FastclipV1(Sogclr):
     """Global contrastive loss with one constant temperature: SogCLR on image-text pairs with FastCLIP's settings."""
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": FastclipV1Settings}
-    keys = "never"  # SogCLR's unimodal mode takes them
+    keys = "never"  # SogCLR's unimodal mode takes keys
 
 
 class FastclipV2(IndividualTemperature):
     """iSogCLR's loss, with each temperature moved by its own Adam.
 
     Adam's bias correction counts the sample's own visits. The paper's procedure 5 uses the global step and its code the
-    epoch; both are wrong for a sample that is first seen late. The gradient is clipped before Adam, as in the code; the
-    paper does not mention it. State: log_s, tau, m, v of each side.
+    epoch; both are wrong for a sample first seen late. The gradient is clipped before Adam, as in the code; the paper
+    does not mention clipping. State: log_s, tau, m, v of each side.
     """
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": FastclipV2Settings}

@@ -34,6 +34,6 @@ class MocoV3(Contrastive):
         return like.new_full((), self.settings.tau)
 
     def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
-        # The positive is a candidate as well, with exponent 0.
+        # The positive is a candidate too, with exponent 0.
         weight = 2 * anchors.log_sum.sigmoid() * self.share(anchors)
         return Step(2 * self.settings.tau * anchors.weighted(F.softplus(anchors.log_sum)).mean(), weight)

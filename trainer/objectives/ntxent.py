@@ -50,7 +50,7 @@ class Simclr(_Views, CosineOrDistance):
     has_local = True
 
     def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
-        # The positive is a candidate as well, with exponent 0.
+        # The positive is a candidate too, with exponent 0.
         weight = anchors.log_sum.sigmoid() / self.settings.tau * self.share(anchors)
         return Step(anchors.weighted(F.softplus(anchors.log_sum)).mean(), weight)
 
@@ -66,7 +66,7 @@ class Dcl(_Views):
 
 
 class Flatnce(Dcl):
-    """FlatNCE (Chen et al., 2021): DCL's gradient, and NT-Xent's value for reading, since its own is always 1."""
+    """FlatNCE (Chen et al., 2021): DCL's gradient, and NT-Xent's value for display, since its own is always 1."""
 
     def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         value = anchors.weighted(F.softplus(anchors.log_sum)).mean()

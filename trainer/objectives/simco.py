@@ -49,6 +49,6 @@ class Simco(Contrastive):
 
     def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         weight, log_sum = rows["log_sum_beta"].sigmoid(), anchors.log_sum
-        # The positive is a candidate as well, with exponent 0: W = sigmoid(log sum).
+        # The positive is a candidate too, with exponent 0: W = sigmoid(log sum).
         loss = torch.where(log_sum < _TINY, 1.0, F.softplus(log_sum) / log_sum.clamp(min=_TINY).sigmoid())
         return Step(anchors.weighted(weight * loss).mean(), weight / self.settings.tau * self.share(anchors))

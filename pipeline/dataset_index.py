@@ -125,7 +125,6 @@ class DatasetIndex(_Record):
 
     @property
     def total_captions(self) -> int:
-        """Number of captions of all samples."""
         return self.n * self.captions_per_sample if self.captions is None else self.captions
 
 

@@ -18,7 +18,7 @@ from ..storage.selection import Selection
 from .bijection import fill_places, shard_key, window_at
 
 ORDER_VERSION = 1
-"""Names the mapping below. Change it whenever an id moves: a resumed run relies on the same order."""
+"""Names the mapping below. Raise it with any change that moves an id: a resumed run relies on the same order."""
 
 MAX_BLOCK_ROWS = 65_536
 """Maximum rows of a block: one block is one zarr chunk of the state, read and written whole."""
@@ -157,7 +157,6 @@ class Order:
         return min(self.samples, (self.window_blocks + 2) * self.canonical_shards * self.block_rows)
 
     def shard_ids(self, shard: int) -> range:
-        """Return the ids of one canonical shard."""
         first = shard * self.shard_rows
         return range(first, min(first + self.shard_rows, self.samples))
 

@@ -33,8 +33,6 @@ class Problem:
 
 @dataclass
 class ColumnReport:
-    """Findings for one column."""
-
     name: str
     dtype: str
     rows: int = 0

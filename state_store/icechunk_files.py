@@ -38,7 +38,7 @@ _MAX_BYTES = 1 << 30
 """A manifest for 10⁹ rows takes less than a thousandth of this."""
 _OF_THE_FILE = {None, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EIO}
 _REPEATS = icechunk.StorageRetriesSettings(max_tries=30, initial_backoff_ms=100, max_backoff_ms=10_000)
-"""More tries do not outlast an unreachable store: icechunk gives up after 40 s to a minute and a half."""
+"""More tries would not outlast an unreachable store: icechunk gives up after 40 s to a minute and a half."""
 
 
 def is_damage(error: OSError) -> bool:

@@ -86,7 +86,6 @@ class WorkingTier:
         self._written[block] = True
 
     def remove(self) -> None:
-        """Delete all files."""
         shutil.rmtree(self.path, ignore_errors=True)
         with suppress(OSError):  # other ranks still have their files
             self.path.parent.rmdir()

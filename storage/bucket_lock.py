@@ -103,10 +103,7 @@ class BucketLock:
         return self.writer[:8]
 
     def confirm(self, seconds: float) -> None:
-        """Return if this process is sure to hold the lock for `seconds`; renew it first if it may not be.
-
-        Raises the error of `lost` once another process holds the lock, OSError while the store is unreachable.
-        """
+        """As `Lease.confirm`."""
         if _now() + seconds < self._until:
             return
         with self._renewing:

@@ -54,7 +54,6 @@ class PartsReader:
         return self._again_if_merged(self._modified)
 
     def read(self, start: int, length: int) -> bytes:
-        """Return `length` bytes from `start`, fewer at the end."""
         return self._again_if_merged(lambda: self._read(start, length))
 
     def _again_if_merged(self, reading: Callable[[], T]) -> T:

@@ -172,7 +172,6 @@ class LocalPath(PosixPath):
         (self / f".ranks.{name}.partial").touch(exist_ok=False)
 
     def sees_mark(self, name: str) -> bool:
-        """Return whether another machine's mark shows up."""
         mark, end = self / f".ranks.{name}.partial", time.monotonic() + SEEN_WITHIN_SECONDS
         while not (is_seen := mark.exists()) and time.monotonic() < end:
             # A network disk caches that a file is missing until a directory is listed.

@@ -82,7 +82,6 @@ class Optimizer:
 
     @property
     def parts(self) -> list[torch.optim.Optimizer]:
-        """The underlying torch optimisers."""
         return [self.weights] if self.temperature is None else [self.weights, self.temperature]
 
     def set_learning_rate(self, rate: float, epoch: int = 0) -> None:

@@ -180,7 +180,6 @@ class BucketPartial:
             return list(threads.map(result, self.parts(plan)))
 
     def row_records(self, plan: Plan) -> list[Place]:
-        """Return the .rows object of every shard."""
         return [part.object("rows") for part in self.parts(plan)]
 
     def bad_samples(self, plan: Plan) -> list[BadSample]:

@@ -23,8 +23,6 @@ ROWS_AT_ONCE = 256
 
 
 class Finding(NamedTuple):
-    """One problem of a dataset."""
-
     kind: str
     """digest, file, table, source index, picture, tokens or tokenizer."""
     where: str

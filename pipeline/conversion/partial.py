@@ -207,7 +207,6 @@ class Partial:
         return [result for _, result, _ in self._found(plan)]
 
     def row_records(self, plan: Plan) -> list[Place]:
-        """Return the .rows file of every shard."""
         return [files["rows"] for _, _, files in self._found(plan)]
 
     def _found(self, plan: Plan) -> Iterator[tuple[ShardFiles, ShardResult | None, dict[PartSuffix, LocalPath]]]:

@@ -33,8 +33,6 @@ tensors: Any = nvidia.dali.tensors  # its own types lack `broadcast`
 
 
 class _Read(NamedTuple):
-    """A batch read from disk."""
-
     sample_ids: NDArray[np.int64]
     tokens: NDArray[np.int32] | None
     jpegs: NDArray[np.uint8]
@@ -73,13 +71,11 @@ class DALILoader:
     ) -> None:
         """Open a loader.
 
-        image_size: side of the square views, in pixels. views: 1 for pairs, 2 for images only.
-        local_size: side of the local views, in pixels. local_views: their number.
+        Views and captions are ViewMaker's (ffcv_loader.py), as are the arguments not listed here.
         workers: DALI threads; None: one more than cores, since each operator waits for its last sample.
         ahead: number of batches to prefetch, at least 1.
         device: where to decode and augment; "cuda" is torch's current CUDA device.
         hardware_load: share of the JPEGs for the GPU's JPEG engine, if any, 0 … 1; the GPU's cores decode the rest.
-        captions: for a sample with several captions, draw one per epoch, or always take the first.
         Raises DatasetError if the order was made for another number of samples.
         """
         if not 0 <= hardware_load <= 1:
@@ -101,10 +97,7 @@ class DALILoader:
         """Runs of the pipeline whose outputs were not taken."""
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch from first_step on. Starting an epoch ends the previous one.
-
-        A damaged sample raises DatasetError at the batch that contains it.
-        """
+        """As `Loader.epoch`. Starting an epoch ends the previous one."""
         self._drain()
         self._turn = turn = self._turn + 1
         end = self.order.steps_per_epoch

@@ -174,7 +174,7 @@ class FFCVLoader(ViewMaker):
         """Open a loader.
 
         ahead: number of batches to prefetch. device: where the views go; "cuda" is torch's current CUDA device.
-        The other arguments are those of ViewMaker.
+        Other arguments as for ViewMaker.
         Raises DatasetError if the order was made for another number of samples.
         """
         refuse_other_samples(order, dataset)
@@ -199,10 +199,7 @@ class FFCVLoader(ViewMaker):
         self._starts = own_thread(device_id)
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch from first_step on.
-
-        A damaged sample raises DatasetError at the batch that contains it.
-        """
+        """As `Loader.epoch`."""
         under_way: deque[Future[tuple[_Pixels, Reading]]] = deque()
         try:
             for step in range(first_step, self.order.steps_per_epoch):

@@ -33,9 +33,7 @@ class SyntheticLoader:
     ) -> None:
         """Make batches with the shapes and dtypes of the dataset's own.
 
-        image_size: side of the square views, in pixels. views: 1 for pairs, 2 for images only.
-        local_size: side of the local views, in pixels. local_views: their number.
-        Raises DatasetError if the order was made for another number of samples.
+        Arguments as for ViewMaker. Raises DatasetError if the order was made for another number of samples.
         """
         refuse_other_samples(order, dataset)
         self.order, self._rank, self._world = order, rank, world
@@ -61,7 +59,6 @@ class SyntheticLoader:
             yield Batch(torch.from_numpy(ids), *self._kept[step % _KEPT])
 
     def close(self) -> None:
-        """Release the batches."""
         self._kept.clear()
 
     def __enter__(self) -> Self:

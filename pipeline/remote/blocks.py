@@ -27,7 +27,6 @@ class Blocks:
 
     @classmethod
     def of(cls, order: Order | Selected) -> Blocks:
-        """Return an order's own blocks."""
         positions = order.order if isinstance(order, Selected) else order
         firsts = np.arange(0, positions.samples, positions.block_rows)
         samples = order.samples

@@ -44,7 +44,6 @@ class CacheFolder:
         self.path.mkdir(mode=0o700)
 
     def remove(self) -> None:
-        """Delete the folder and its content."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock_path.unlink(missing_ok=True)
         self._lock.release()

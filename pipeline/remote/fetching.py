@@ -18,8 +18,6 @@ SIDE_BY_SIDE = 16
 
 
 class Fetch(NamedTuple):
-    """A range of a file to fetch."""
-
     name: str
     start: int
     stop: int
@@ -95,6 +93,5 @@ class WaitClock:
                     self._total += time.perf_counter() - self._since
 
     def seconds(self) -> float:
-        """Return the seconds so far."""
         with self._lock:
             return self._total + (time.perf_counter() - self._since if self._waiting else 0.0)

@@ -51,7 +51,6 @@ class RemoteFiles:
 
     @cached_property
     def folder(self) -> Path:
-        """The cache's folder."""
         with self._whole:
             if (made := self.__dict__.get("folder")) is not None:  # another thread made it meanwhile
                 return Path(made)
@@ -62,7 +61,6 @@ class RemoteFiles:
             return folder.path
 
     def names(self) -> Iterable[str]:
-        """Return the names of the shards' files."""
         return self.samples.sizes
 
     def whole(self, name: str) -> Path:
@@ -75,15 +73,12 @@ class RemoteFiles:
         return path
 
     def prepare(self, shard: int) -> None:
-        """Create a shard's files, unless they exist, with the header of its records."""
         self.samples.prepare(shard)
 
     def bring_records(self, shard: int) -> None:
-        """Fetch all records of a shard."""
         self.samples.bring_records(shard)
 
     def hold(self, ids: Ids) -> Held:
-        """As `CachedSamples.hold`."""
         return self.samples.hold(ids)
 
     @contextmanager
@@ -102,21 +97,17 @@ class RemoteFiles:
             self._ahead.close()
 
     def finished(self, step: int) -> None:
-        """Record that the samples of all steps up to this one have been read."""
         if self._ahead is not None:
             self._ahead.finished(step)
 
     def seconds_waited(self) -> float:
-        """Return the seconds in which a reader waited for samples to be fetched."""
         return self.samples.clock.seconds()
 
     def beton_bytes(self) -> NDArray[np.int64] | None:
-        """Return the sizes of the .beton files, int64 [shards]."""
         return np.array([self.samples.sizes[shard_name(shard, "beton")] for shard in range(self._shards)], np.int64)
 
     @contextmanager
     def whole_shard(self, shard: int) -> Iterator[None]:
-        """Make all bytes of a shard's files available while the block runs."""
         self.prepare(shard)
         beton, rows, table = (f"{SHARD_FOLDER}/{shard_name(shard, suffix)}" for suffix in SHARD_SUFFIXES)
         for name in (beton, rows):

@@ -77,7 +77,6 @@ class Presence:
                 self.changed.wait()
 
     def arrived(self, places: Places) -> None:
-        """Record fetched places."""
         self._set(places, HERE)
 
     def failed(self, claimed: Sequence[Places]) -> None:

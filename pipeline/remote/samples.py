@@ -95,7 +95,6 @@ class CachedSamples:
         self._bring_records([(shard, np.zeros(0, np.int64))])
 
     def bring_records(self, shard: int) -> None:
-        """Fetch all records of a shard."""
         self._bring_records([(shard, np.arange(self._rows_of(shard)))])
 
     def bring_ahead(self, ids: Ids, fetcher: Fetcher) -> None:

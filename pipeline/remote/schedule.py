@@ -64,7 +64,6 @@ class Schedule:
             heappush(self._again, (due.first_step, due))
 
     def is_over(self, due: Due) -> bool:
-        """Return whether a block's window has ended."""
         return due.last_step <= self._step
 
     def finished(self, step: int) -> None:

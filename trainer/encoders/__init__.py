@@ -135,7 +135,6 @@ class Features(NamedTuple):
     """Features of the local views."""
 
     def tensors(self) -> list[Tensor]:
-        """Return all features as a list."""
         return [self.first, self.second, *(self.keys or ()), *self.local]
 
 

@@ -47,7 +47,6 @@ class OnePiece:
         self._encode, self._precision, self._device, self._clock = encode, precision, device, clock
 
     def encode(self, pieces: Iterable[Batch]) -> Encoded:
-        """Return the features of the only piece."""
         (batch,) = pieces
         with self._clock.computing("forward_backward"), self._precision.autocast():
             return Encoded(batch.sample_ids, self._encode(batch.to(self._device)))

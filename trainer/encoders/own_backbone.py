@@ -28,7 +28,6 @@ class OwnBackbone(OneBlock):
         self._groups = _groups_of(key, body)
 
     def check_side(self, pixels: int) -> None:
-        """Raise ConfigError if local views of this side in pixels do not fit."""
         _try(self._key, self.body, self.width, pixels)
 
     def refuse_unused_weights(self) -> None:
@@ -108,7 +107,6 @@ def own_backbone(side: str, encoder: EncoderConfig, recompute: bool, given: int 
 
 @torch.no_grad()
 def _try(key: str, body: nn.Module, width: int, given: int | TokenizerInfo) -> None:
-    """Encode two samples."""
     inputs = _inputs(given, body)
     features = _encoded(key, body, inputs)
     if not isinstance(features, Tensor) or features.shape != (TRIED, width):

@@ -14,8 +14,6 @@ from .pairs import Pairs
 
 
 class BarlowTwinsSettings(Settings, frozen=True):
-    """Settings of Barlow Twins."""
-
     redundancy: float = Field(default=0.0051, ge=0.0)
     """Weight of the correlations of different columns, 0 or more; 0.0051 in the authors' code, 0.005 in the paper."""
     eps: float = Field(default=1e-5, gt=0.0)

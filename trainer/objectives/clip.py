@@ -20,8 +20,6 @@ LOG_LOGIT_SCALE_MAX = math.log(100.0)
 
 
 class ClipSettings(DoubtSettings, frozen=True):
-    """Settings of CLIP's loss."""
-
     log_logit_scale: float = Field(default=math.log(1 / 0.07), ge=0.0, le=LOG_LOGIT_SCALE_MAX)
     """Initial log of the learned logit scale (1/tau), in [0, ln 100]. Source: CLIP (Radford et al., 2021)."""
 
@@ -63,8 +61,6 @@ class Clip(Contrastive):
 
 
 class CyclipSettings(ClipSettings, frozen=True):
-    """Settings of CyCLIP."""
-
     in_modal: float = Field(default=0.25, ge=0.0)
     """Weight of (1/b) sum_ij (x_i·x_j - t_i·t_j)², 0 or more. CyCLIP eq 4; 0.25 in the authors' command."""
     cross_modal: float = Field(default=0.25, ge=0.0)

@@ -138,7 +138,6 @@ class Contrastive(Objective):
         return share if anchors.weight is None else share * anchors.weight
 
     def candidates(self, batch_size: int) -> int:
-        """Return the number of candidates per anchor."""
         return (batch_size - 1) * (1 if self.across else 2)
 
     def compute(self, pairs: Pairs, batch: GlobalBatch, state: Mapping[str, Tensor], progress: Progress) -> Computed:

@@ -18,8 +18,6 @@ from .softmax_sums import accumulate
 
 
 class DeclSettings(AverageSettings, SimilaritySettings, DoubtSettings, frozen=True):
-    """Settings of DeCL."""
-
     tau: float = Field(default=0.1, ge=1e-4, le=100.0)
     """Temperature, 0.0001 to 100."""
     auxiliary: Literal["sample", "mean"] = "sample"

@@ -10,8 +10,6 @@ _LEAST_MEAN = 0.1
 
 
 class DoubtSettings(Settings, frozen=True):
-    """Settings for doubting image-text pairs."""
-
     doubt_after: int | None = Field(default=None, ge=1)
     """Epochs, 1 or more, after which a pair's terms of the loss do not count while its log s, summed over both sides,
     is above 0. Its temperature then stays, and its log s is still updated, so the pair may return. Unset: never. Mode

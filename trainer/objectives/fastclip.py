@@ -30,8 +30,6 @@ class FastclipSettings(EstimatorSettings, DoubtSettings, frozen=True):
 
 
 class GlobalTau(BoundedTau, frozen=True):
-    """One learned temperature."""
-
     first_tau: ClassVar[str] = "tau"
 
     tau: float = Field(default=0.03, gt=0.0)
@@ -60,8 +58,6 @@ class FastclipV2Settings(FastclipSettings, RobustSettings, frozen=True):
 
 
 class FastclipV3Settings(FastclipSettings, GlobalTau, frozen=True):
-    """Settings of version 3."""
-
     tau: float = Field(default=0.07, gt=0.0)
     """Initial temperature; dimensionless, within tau_min and tau_max. FastCLIP Appendix B."""
     eta: float = Field(default=2e-4, ge=0.0)

@@ -11,8 +11,6 @@ from .contrastive import Anchors, Contrastive, Rows, Step
 
 
 class MocoV3Settings(Settings, frozen=True):
-    """Settings of MoCo v3."""
-
     tau: float = Field(default=0.2, ge=1e-4, le=100.0)
     """Temperature, 0.0001 to 100. 0.2 with ViT; 1.0 in the ResNet-50 runs of the authors' code."""
 

@@ -18,8 +18,6 @@ _TINY = -36.0
 
 
 class SimcoSettings(NtxentSettings, frozen=True):
-    """Settings of SimCo."""
-
     tau_beta: float = Field(default=1.0, ge=1e-4, le=100.0)
     """Temperature of the anchors' weights, 0.0001 to 100; ten times tau in the authors' code."""
 

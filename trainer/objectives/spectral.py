@@ -14,8 +14,6 @@ from .pairs import Block, Pairs
 
 
 class SpectralSettings(Settings, frozen=True):
-    """Settings of the spectral contrastive loss."""
-
     mu: float = Field(default=1.0, gt=0.0)
     """Largest squared norm, above 0: longer features are shortened to it. The authors' code uses 1 on CIFAR-10 and 10
     on ImageNet."""

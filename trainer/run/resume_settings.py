@@ -55,8 +55,6 @@ FREE_TO_CHANGE = (
 
 
 class Change(NamedTuple):
-    """A changed setting."""
-
     key: str
     before: object
     after: object

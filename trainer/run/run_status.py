@@ -62,8 +62,6 @@ class StepsStatus:
 
 @dataclass(frozen=True)
 class StateStatus:
-    """Status of the samples' state."""
-
     samples: int
     """Samples that the run trains on."""
     dataset_samples: int
@@ -84,8 +82,6 @@ class CheckpointStatus:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """The status of a run."""
-
     run: str
     state: str
     """running; silent (a process holds the lock but has been quiet); stopped; finished; never started."""

@@ -1,4 +1,4 @@
-"""Reading icechunk's manifests, to find the chunk files that a snapshot's arrays need.
+"""Read icechunk's manifests, to find the chunk files that a snapshot's arrays need.
 
 icechunk has no API for this, and its own collector deletes everything that it cannot reach, so this module reads the
 manifests. A manifest (version 1 of icechunk's format) is a header of 39 bytes followed by a zstd-compressed flatbuffer

@@ -18,7 +18,7 @@ DTYPES = {"float32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.f
 def resolve_speed(config: TrainConfig, device: torch.device) -> dict[str, Any]:
     """Return the settings that trade bits for speed, with `auto` replaced by a fast choice for the device.
 
-    On a GPU, precision is bfloat16 if it has units for it; those without also lack TF32. On a CPU, choices are exact.
+    On a GPU, precision is bfloat16 if it has units for it; GPUs without also lack TF32. On a CPU, choices are exact.
     """
     on_gpu = device.type == "cuda"
     half = "bf16" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "float32"

@@ -35,8 +35,8 @@ def content_of(row_records: Sequence[Place], samples: int, *, pairs: bool, blank
 
 
 def _repeats(row_records: Sequence[Place], samples: int, word: int) -> tuple[int, int, int, int]:
-    """Return the samples that repeat an earlier checksum and the repeated checksums, both as numbers; then the number
-    of samples with the most frequent checksum, and the first of these samples. 0 each if none is repeated."""
+    """Return how many samples repeat an earlier checksum, and how many checksums are repeated; then how many samples
+    have the most frequent checksum, and the first of these samples. 0 each if none is repeated."""
 
     def read(place: Place) -> NDArray[np.uint64]:
         data = place.read_bytes()

@@ -131,7 +131,7 @@ def convert_part(
     tokenizer_from: Path | None = None,
     on_progress: Callable[[Counts], None] = lambda counts: None,
 ) -> PartSummary:
-    """Write one part's unfinished shards; `finish` combines all parts to a dataset. May be repeated.
+    """Write one part's unfinished shards; `finish` combines all parts into a dataset. May be repeated.
 
     pool: writes the shards in place of worker processes. overwrite: `finish` may replace the dataset at `out`. Other
     arguments and errors as `convert`. Processes on any machine that shares the file system may convert other parts at
@@ -163,7 +163,7 @@ def finish(
     selection: NDArray[np.int64] | None = None,
     tokenizer_from: Path | None = None,
 ) -> Summary:
-    """Combine the parts to a dataset, byte for byte as `convert` writes it, and publish it. May be repeated.
+    """Combine the parts into a dataset, byte for byte as `convert` writes it, and publish it. May be repeated.
 
     Reads every shard of a directory back. Raises DatasetError if parts are missing, damaged, or of another plan or
     version; SourceError if too many samples were left out; otherwise as `convert`.

@@ -12,7 +12,7 @@ from . import refuse_other_samples
 
 ADVICE = "data.loader = 'synthetic': the views and tokens are random, so this run measures speed and learns nothing"
 _KEPT = 2
-"""Number of batches on the device, about a real loader's."""
+"""Number of batches on the device, about as many as a real loader's."""
 
 
 class SyntheticLoader:

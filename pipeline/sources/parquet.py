@@ -37,7 +37,7 @@ class ParquetSource(Source):
     image, caption, group: column names; in a list separated by `;`, the first that fits. Pictures are bytes or Hugging
     Face's {bytes, path}; a path is used only without bytes, and only within the file's folder. Captions are text, or
     lists of text: several captions of a picture. Classes are text or integers, named by Hugging Face's ClassLabel if
-    present. Without a caption column, or with None: images only.
+    present. caption None, or none of several columns found: images only.
     Raises SourceError if a file is not parquet, lacks a column or has another type in it, or a row group is too large.
     """
 

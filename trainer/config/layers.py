@@ -1,4 +1,4 @@
-"""Merging settings from presets, TOML files and `key=value`, with the origin of each value."""
+"""Merge settings from presets, TOML files and `key=value`, with the origin of each value."""
 
 import tomllib
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,7 @@
 """Batch norms with the statistics of all ranks, which never read from the device.
 
-torch's SyncBatchNorm allows ranks with different numbers of samples. It drops ranks without any by a boolean index, and
-so waits for the device in every norm of every step. Here all ranks have equally many samples.
+torch's SyncBatchNorm allows ranks with different numbers of samples. It drops empty ranks by a boolean index, and so
+waits for the device in every norm of every step. Here all ranks have equally many samples.
 """
 
 from typing import Any

@@ -40,7 +40,7 @@ class StepClock:
             self._waits[part] += time.perf_counter() - began
 
     def reassign(self, part: str, to: str, seconds: float) -> None:
-        """Move these seconds from one wait to another that caused them."""
+        """Move these seconds from one wait to the wait that caused them."""
         moved = min(seconds, self._waits[part])
         self._waits[part] -= moved
         self._waits[to] += moved

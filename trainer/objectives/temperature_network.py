@@ -35,7 +35,7 @@ class TemperatureNetwork(nn.Module):
 
     @torch.no_grad()
     def start_at(self, features: Tensor) -> None:
-        """Put the prototypes at the first features, [m, d], repeating them if there are too few.
+        """Set the prototypes to the first of the features, [m, d], repeating them if there are too few.
 
         With random prototypes, the prototype most similar to every v takes the softmax, and all samples have about the
         same tau. Features of untrained encoders are so similar that q depends on the sample.

@@ -142,7 +142,7 @@ class Checkpointer:
         self._writing = self._thread.submit(self._write, step, snapshot, training)
 
     def _write(self, step: int, snapshot: Future[Snapshot], training: CopyOnHost | None) -> None:
-        state = None if training is None else training.result()  # first: an error must not free memory amid copies
+        state = None if training is None else training.result()  # first: an error must not free memory still in use
         committed = snapshot.result()
         if state is None:
             return

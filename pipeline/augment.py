@@ -28,27 +28,27 @@ Pair = Annotated[tuple[float, float], BeforeValidator(_twice)]
 
 
 class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """How a view is made. Pairs of probabilities are for the first and the second view; local views take turns.
+    """The recipe of a view. A pair of probabilities is for the first and the second view; local views alternate.
 
-    One number stands for a pair of it.
+    A single number stands for both.
     """
 
     scale: Pair = (0.08, 1.0)
-    """Range of a crop's share of the picture's area."""
+    """Range of a crop's area as a share of the picture's."""
     local_scale: Pair = (0.05, 0.14)
-    """The same for local views. SwAV's (Caron et al. 2020, its code's `min_scale_crops`); DINO has 0.05 … 0.4."""
+    """The same for local views; from SwAV (Caron et al. 2020, `min_scale_crops` in its code). DINO uses 0.05 … 0.4."""
     ratio: Pair = (3 / 4, 4 / 3)
-    """Range of a crop's width over height; drawn uniformly in its logarithm."""
+    """Range of a crop's aspect ratio, width over height; drawn log-uniformly."""
     flip: float = Field(default=0.5, ge=0, le=1)
     """Probability of a horizontal flip."""
     rotation: NonNegativeFloat = 0.0
-    """An angle is drawn from ± this, in degrees, for the affine map; likewise for the next."""
+    """Degrees: the affine map's rotation is drawn from ± this; the shear below likewise."""
     shear: float = Field(default=0.0, ge=0, lt=90)
     """Angle in degrees by which vertical lines lean."""
     zoom: Pair = (1.0, 1.0)
     """Range of the affine map's magnification."""
     shift: NonNegativeFloat = 0.0
-    """The affine map shifts by ± this share of the view's side, drawn for each axis."""
+    """The affine map's shift on each axis is drawn from ± this share of the view's side."""
     jitter: float = Field(default=0.0, ge=0, le=1)
     """Probability of changing brightness, contrast, saturation and hue."""
     brightness: NonNegativeFloat = 0.0
@@ -56,21 +56,21 @@ class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     contrast: NonNegativeFloat = 0.0
     saturation: NonNegativeFloat = 0.0
     hue: float = Field(default=0.0, ge=0, le=0.5)
-    """An angle is drawn from ± this, in turns."""
+    """Hue angle, in turns, drawn from ± this."""
     grayscale: float = Field(default=0.0, ge=0, le=1)
     """Probability of converting to grey."""
     blur: Pair = (0.0, 0.0)
     """Probability of a Gaussian blur."""
     sigma: Pair = (0.1, 2.0)
-    """Range of its standard deviation, in pixels of the view."""
+    """Range of the blur's standard deviation, in pixels of the view."""
     solarise: Pair = (0.0, 0.0)
     """Probability of inverting all values of 128 or more."""
     noise: Pair = (0.0, 0.0)
     """Range of the standard deviation of the noise added to each value, in levels of 255."""
     mean: tuple[float, float, float] = IMAGENET_MEAN
-    """Subtracted from each channel, with pixels in [0, 1]."""
+    """Mean subtracted from each channel, with pixels in [0, 1]."""
     std: tuple[float, float, float] = IMAGENET_STD
-    """Divides each channel after the mean is subtracted."""
+    """Divisor of each channel after the mean is subtracted."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -118,7 +118,7 @@ RECIPES: dict[str, Recipe] = {
     "crop_flip": Recipe(),
     # Chen et al. 2020, appendix A, at its strength of 1.
     "simclr": Recipe(jitter=0.8, brightness=0.8, contrast=0.8, saturation=0.8, hue=0.2, grayscale=0.2, blur=(0.5, 0.5)),
-    # The same, appendix B.9: half the strength and no blur, for pictures of 32×32.
+    # The same paper, appendix B.9: half the strength and no blur, for pictures of 32×32.
     "simclr_cifar": Recipe(jitter=0.8, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1, grayscale=0.2),
     # Chen, Xie and He 2021 take BYOL's two distributions (Grill et al. 2020, appendix B, table 6).
     "moco_v3": Recipe(
@@ -142,9 +142,9 @@ RECIPES: dict[str, Recipe] = {
         blur=(0.5, 0.5),
         solarise=(0.1, 0.1),
     ),
-    # For characters, of which a mirrored or cut one is another. Glyphs differ by ±15°, ±3 of 32 pixels, 18 to 26 points
-    # and noise of 12 levels; views by as much again. Without brightness, SimCLR's k-NN fell from 48.5 to 44.5 %; noise
-    # up to 12 or 40 levels made no difference. A local view keeps a part that can still be read.
+    # For characters, which mirroring or cutting turns into others. Glyphs differ by ±15°, ±3 of 32 pixels, 18 to 26
+    # points and noise of 12 levels; views by as much again. Without brightness, SimCLR's k-NN fell from 48.5 to 44.5 %;
+    # noise up to 12 or 40 levels made no difference. A local view keeps a readable part.
     "glyphs": Recipe(
         scale=(1.0, 1.0),
         local_scale=(0.3, 0.6),
@@ -171,8 +171,8 @@ class ViewParameters(NamedTuple):
     flip: NDArray[np.bool_]
     """bool [b]."""
     affine: NDArray[np.float32]
-    """float32 [b, 2, 3]: A place (x, y) of the view shows the place affine · (x, y, 1) of the crop, interpolated
-    bilinearly; both are relative to the centre, in sides of the view. Beyond the border the edge is repeated."""
+    """float32 [b, 2, 3]: place (x, y) of the view shows place affine · (x, y, 1) of the crop, interpolated bilinearly;
+    both are relative to the centre, in sides of the view. The crop's edge is repeated beyond its border."""
     colour: NDArray[np.float32]
     """float32 [b, 3, 3], M: a pixel (R, G, B in 0 … 255) becomes M · pixel + K · mean, clamped to 0 … 255."""
     colour_mean: NDArray[np.float32]
@@ -185,15 +185,15 @@ class ViewParameters(NamedTuple):
     noise: NDArray[np.float32]
     """float32 [b]: standard deviation in levels of 255, 0 for none."""
     noise_key: NDArray[np.uint64]
-    """uint64 [b]: value (channel, y, x) gets `nearly_normal(noise_key, (channel · side + y) · side + x)` times that."""
+    """uint64 [b]: value (channel, y, x) gets `nearly_normal(noise_key, (channel · side + y) · side + x)` × noise."""
 
 
 FIRST_LOCAL = 2
-"""Number of the first local view; the global ones are 0 and 1."""
+"""Number of the first local view; global views are 0 and 1."""
 
 
 def sides_of_views(image_size: int, views: int, local_size: int, local_views: int) -> dict[int, int]:
-    """Return the number of each view of a sample → the view's side in pixels; global views come first."""
+    """Return view number → side in pixels for a sample's views; global views come first."""
     local = range(FIRST_LOCAL, FIRST_LOCAL + local_views)
     return dict.fromkeys(range(views), image_size) | dict.fromkeys(local, local_size)
 
@@ -209,7 +209,7 @@ def view_parameters(
 ) -> ViewParameters:
     """Draw the choices for one view of samples whose stored pictures have these heights and widths; all arrays [b].
 
-    view: 0 or 1 for a global view, from FIRST_LOCAL on for a local one.
+    view: 0 or 1 for a global view, FIRST_LOCAL or more for a local view.
     """
     b = len(sample_ids)
     drawn = ViewParameters(

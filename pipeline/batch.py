@@ -1,4 +1,4 @@
-"""The batch that a loader gives the trainer for one step."""
+"""A batch: one rank's input to one training step."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The keyed bijections behind the order: map a place in a shard's shuffled sequence to its id and its window.
 
 A bijection is a Feistel network (Luby and Rackoff, 1988) on the smallest power of two that holds the domain, walked
-until it lands inside (Black and Rogaway, 2002). Hashes are uint64 and places int, which is int64 here: numba makes
-float64 of a mixture. `int` of a uint64 stays uint64, hence int(np.int64(…)).
+until it lands inside (Black and Rogaway, 2002). Hashes are uint64 and places int, which is int64 here: numba turns a
+mixture into float64. `int` of a uint64 stays uint64, hence int(np.int64(…)).
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from .rng import GOLDEN, compiled, fold, mix
 _ROUND_PAIRS, _TINY_ROUND_PAIRS, _TINY_BITS = 4, 12, np.uint64(8)
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
 
-# Values to fold a shard's key with, one per use; window w uses _WINDOWS + w.
+# Values folded into a shard's key, one per use; window w uses _WINDOWS + w.
 _SHORT_BLOCK, _BLOCKS, _WINDOWS = 0, 1, 2
 
 

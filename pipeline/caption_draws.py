@@ -1,4 +1,4 @@
-"""Which of a sample's captions an epoch shows."""
+"""Draw the caption that an epoch uses for a sample with several captions."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,7 +7,7 @@ from .augment import view_key
 from .rng import compiled, uniform
 
 _NOT_A_VIEW = np.uint64(1 << 32)
-"""In place of a view's number, so that the caption does not depend on the crop."""
+"""Replaces a view's number in the key, so that the caption does not depend on the crop."""
 
 
 @compiled
@@ -16,7 +16,7 @@ def draw_captions(
 ) -> NDArray[np.int64]:
     """Return the caption drawn for each sample in this epoch, int64 [b] in 0 … captions - 1, all equally likely.
 
-    captions: how many each sample has, int64 [b], at least 1.
+    captions: number of captions of each sample, int64 [b], at least 1.
     """
     drawn = np.empty(len(sample_ids), np.int64)
     for i in range(len(sample_ids)):

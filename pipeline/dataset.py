@@ -36,17 +36,16 @@ if TYPE_CHECKING:
     from .shard import OpenShards, Shard
 
 PLACE_IN_SHARD = "row"
-"""The column with the row number in the shard."""
+"""Column of the row number in the shard."""
 CAPTION, CAPTIONS = "caption", "captions"
-"""A sample's first caption or null, and the stored list of all, which is only read when it is named."""
+"""A sample's first caption or null, and the stored list of all captions, which is read only when it is requested."""
 
 
 class SamplesTable:
     """Human-readable facts about each sample: one Parquet file per shard, possibly untrusted.
 
-    A file's digest is checked when it is first opened.
-
-    Its methods raise DatasetError for an id out of range, a missing column or row, or a damaged file.
+    A file's digest is checked when it is first opened. Methods raise DatasetError for an id out of range, a missing
+    column or row, or a damaged file.
     """
 
     def __init__(self, place: Place, index: DatasetIndex, files: DatasetFiles) -> None:
@@ -88,12 +87,12 @@ class SamplesTable:
         return pa.chunked_array([chunk for shard in shards for chunk in shard.chunks])
 
     def tables(self, names: Sequence[str], rows: int) -> Iterator[pa.Table]:
-        """Yield columns, ordered by id, in tables of `rows` rows; the last may have fewer."""
+        """Yield columns, ordered by id, in tables of `rows` rows; the last may be shorter."""
         pending, held = [], 0
         for shard in range(self.shards):
             with self._open(shard, names) as parquet:
                 for batch in parquet.iter_batches(batch_size=rows, columns=_stored(parquet.schema_arrow, names)):
-                    batch.validate(full=True)  # above all that text is UTF-8
+                    batch.validate(full=True)  # above all check that text is UTF-8
                     pending.append(_with_first_captions(batch).select(list(names)))
                     held += len(batch)
                     while held >= rows:
@@ -112,7 +111,7 @@ class SamplesTable:
         for places in np.split(by_shard, first_of_shard)[1:]:
             pieces.append(self.table_of(int(shards[places[0]]), names).take(rows[places]))
         table = pa.concat_tables(pieces) if pieces else self.schema.empty_table().select(list(names))
-        in_order = bool((np.diff(shards) >= 0).all())  # then the texts need not be copied again
+        in_order = bool((np.diff(shards) >= 0).all())  # saves copying the texts again
         return table if in_order else table.take(np.argsort(by_shard, kind="stable"))
 
     def rows(self, sample_ids: Sequence[int]) -> list[dict[str, Any]]:
@@ -164,8 +163,8 @@ class SamplesTable:
 class Dataset(SamplesTable):
     """A converted dataset, opened for reading: its samples table, pictures and tokens.
 
-    Those of one at an address are fetched when they are asked for. Raises DatasetError if the place is not a dataset,
-    or the dataset is incomplete or has an unknown format; OSError if the object store cannot be used.
+    A remote dataset's files are fetched on first use. Raises DatasetError if the place is not a dataset, or the
+    dataset is incomplete or has an unknown format; OSError if the object store cannot be used.
     """
 
     def __init__(self, place: AnyPlace) -> None:
@@ -177,7 +176,7 @@ class Dataset(SamplesTable):
 
     @property
     def path(self) -> Path:
-        """The folder of the files; the cache's, where only what was asked for is there, if the dataset is remote."""
+        """The folder of the files; for a remote dataset the cache's, which holds only the files used so far."""
         return self.files.folder
 
     @property
@@ -187,7 +186,7 @@ class Dataset(SamplesTable):
 
     @property
     def absolute(self) -> str:
-        """The place as it is recorded: an address, or a path without links."""
+        """The place as recorded: an address, or a path without links."""
         return str(self.place.resolve())
 
     @property
@@ -206,7 +205,7 @@ class Dataset(SamplesTable):
 
     @cached_property
     def tokenizer_path(self) -> Path:
-        """Local path of tokenizer.json, after comparing its digest. Raises DatasetError if the file has changed."""
+        """Local path of tokenizer.json, after a check of its digest. Raises DatasetError if the file has changed."""
         try:
             path = self.files.whole(TOKENIZER_FILE)
             if self.index.tokenizer_digest not in (None, sha256_of(path)):
@@ -215,7 +214,7 @@ class Dataset(SamplesTable):
                     f"{INDEX_FILE}. Convert the dataset again."
                 )
         except ObjectStoreError:
-            raise  # which says nothing about the file
+            raise  # the failure says nothing about the file
         except OSError as error:
             raise DatasetError(
                 f"{self.place / TOKENIZER_FILE} cannot be read: {error}. Convert the dataset again."
@@ -234,8 +233,8 @@ class Dataset(SamplesTable):
     def shard(self, number: int) -> Shard:
         """Return a shard's pixels and tokens; it stays open as long as the caller keeps it.
 
-        Read those samples that `files` holds. Raises DatasetError if it was cut short or belongs to another dataset,
-        OSError if it cannot be opened.
+        Read only samples that `files` holds. Raises DatasetError if the shard was cut short or belongs to another
+        dataset, OSError if it cannot be opened.
         """
         self.files.prepare(number)
         return self._open_shards[number]
@@ -280,7 +279,7 @@ def _seen(schema: pa.Schema) -> pa.Schema:
 
 
 def _stored(schema: pa.Schema, names: Sequence[str]) -> list[str]:
-    """Return the stored columns behind those that readers see."""
+    """Return the stored columns behind the requested ones."""
     has_list = CAPTIONS in schema.names
     return [*dict.fromkeys(CAPTIONS if name == CAPTION and has_list else name for name in names)]
 

@@ -1,4 +1,4 @@
-"""Where a dataset's files are: in a folder, or in an object store behind a cache. Readers see a folder either way."""
+"""A dataset's files, in a folder or in an object store behind a cache. Readers see a folder either way."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 class Held:
-    """Samples that are there to be read, until `release` or until nothing refers to this."""
+    """Keeps samples readable until `release`, or until this object is collected."""
 
     def __init__(self, release: Callable[[], None], forget: Callable[[], None]) -> None:
-        """forget: as `release`, but called by the garbage collector, anywhere."""
+        """forget: like `release`, but called by the garbage collector, anywhere."""
         self._release, self._forgotten = release, weakref.finalize(self, forget)
         self._forgotten.atexit = False
 
     def release(self) -> None:
-        """Let the samples go; more than once does no harm."""
+        """Let the samples go; repeated calls do no harm."""
         if self._forgotten.detach():
             self._release()
 
@@ -40,39 +40,39 @@ class Held:
 
 
 class DatasetFiles(Protocol):
-    """A dataset's files. Methods raise OSError where a file cannot be had."""
+    """A dataset's files. Methods raise OSError if a file cannot be read."""
 
     @property
     def folder(self) -> Path:
-        """The files of the dataset by their names; what is not asked for below need not be there."""
+        """The dataset's files by their names; files not requested below may be missing."""
         ...
 
     def names(self) -> Iterable[str]:
-        """Return the names in the folder of the shards."""
+        """Return the file names in the shards' folder."""
         ...
 
     def whole(self, name: str) -> Path:
-        """Return the path of tokenizer.json or a table, by its name in the dataset."""
+        """Return the path of tokenizer.json or a table, given its name in the dataset."""
         ...
 
     def prepare(self, shard: int) -> None:
-        """Have what it takes to open a shard."""
+        """Make a shard's files available for opening."""
         ...
 
     def bring_records(self, shard: int) -> None:
-        """Have all records of a shard."""
+        """Make all records of a shard available."""
         ...
 
     def hold(self, ids: NDArray[np.int64]) -> Held:
-        """Have the samples' records, pictures and tokens, int64 [b] within the dataset, while the result is held."""
+        """Make the samples' records, pictures and tokens available until the result is released; ids int64 [b]."""
         ...
 
     def whole_shard(self, shard: int) -> AbstractContextManager[None]:
-        """Have every byte of a shard's files while the block runs."""
+        """Make every byte of a shard's files available while the block runs."""
         ...
 
     def expect(self, windows: Iterable[Window], order: Order | Selected, limit: int) -> AbstractContextManager[None]:
-        """Read ahead what windows need, within `limit` bytes on disk, while the block runs."""
+        """During the block, read ahead for the windows within `limit` bytes on disk."""
         ...
 
     def finished(self, step: int) -> None:
@@ -80,22 +80,22 @@ class DatasetFiles(Protocol):
         ...
 
     def seconds_waited(self) -> float:
-        """Return the seconds in which someone waited for samples to be fetched."""
+        """Return the seconds in which a reader waited for samples to be fetched."""
         ...
 
     def beton_bytes(self) -> NDArray[np.int64] | None:
-        """Return the sizes of the .beton files, int64 [shards], if they are cached; None if they are on disk."""
+        """Return the sizes of the cached .beton files, int64 [shards]; None if they are on disk."""
         ...
 
 
 class LocalFiles:
-    """The files in a folder: all of them are there."""
+    """Files in a folder, all of them present."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def names(self) -> Iterable[str]:
-        """Return the names in the folder of the shards, in one listing. Raises DatasetError."""
+        """Return the file names in the shards' folder, in one listing. Raises DatasetError."""
         folder = self.folder / SHARD_FOLDER
         try:
             return os.listdir(folder)

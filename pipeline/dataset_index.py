@@ -34,16 +34,16 @@ class _Record(BaseModel):
 
 
 class ImagePolicy(_Record):
-    """How pictures are stored, as recorded in dataset.json."""
+    """How dataset.json says pictures are stored."""
 
     max_size: int = Field(default=512, ge=8)
-    """Longest allowed short side in pixels; larger pictures are reduced to it."""
+    """Maximum short side in pixels; larger pictures are reduced to it."""
     quality: int = Field(default=90, ge=1, le=100)
     """JPEG quality of re-encoded pictures."""
 
 
 class TokenizerInfo(_Record):
-    """What an encoder needs to know about the tokens."""
+    """Token properties that an encoder needs."""
 
     vocab_size: int = Field(ge=1, lt=1 << 31)
     """The highest token id plus 1."""
@@ -56,20 +56,20 @@ class TokenizerInfo(_Record):
 
 
 class Content(_Record):
-    """What the samples repeat. Captions are the same if their tokens are: the text encoder sees no more of them."""
+    """Repeated content of a dataset. Captions are equal if their tokens are: the text encoder sees only the tokens."""
 
     samples: _Count
-    """Samples counted. Earlier versions append to a dataset without counting: these are then no longer all."""
+    """Samples counted; fewer than all once an earlier version, which does not count, has appended samples."""
     sharing_captions: _Count
-    """Samples whose captions another one has too; 0 without captions."""
+    """Samples whose captions another sample has too; 0 without captions."""
     with_caption: _Count
-    """Samples that have the most frequent captions; 0 if none are repeated."""
+    """Samples with the most frequent captions; 0 if none are repeated."""
     caption_sample: _Count
-    """The first of them."""
+    """The first of these samples."""
     copies: _Count
-    """Samples whose JPEG is that of an earlier one, byte for byte."""
+    """Samples whose JPEG equals an earlier sample's, byte for byte."""
     most_copied: _Count
-    """Samples that have the most frequent JPEG; 0 if none is repeated."""
+    """Samples with the most frequent JPEG; 0 if none is repeated."""
     blank: _Count | None
     """Pictures of one colour; None if an earlier version, which did not count them, converted some samples."""
 
@@ -92,18 +92,18 @@ class DatasetIndex(_Record):
     tokenizer_digest: _Digest | None
     """sha256 of tokenizer.json; None without captions."""
     shard_digests: tuple[dict[str, _Digest], ...]
-    """For each shard, suffix of a file -> its sha256."""
+    """For each shard, file suffix -> sha256."""
     grown_from: _Digest | None
     """Fingerprint of the dataset that this one extends."""
     source: dict[str, Any]
-    """What was converted; `appended` lists what was appended later, each with `first_id` and `fingerprint`, the number
-    of samples and the fingerprint before; `content`, see there."""
+    """The converted source. `appended` lists later additions, each with `first_id` and `fingerprint`, the number of
+    samples and the fingerprint before it; `content`: see there."""
     fingerprint: _Digest
-    """sha256 of all that determines ids, pixels and tokens: equal if these are equal."""
+    """sha256 of everything that determines ids, pixels and tokens: equal if these are equal."""
 
     @property
     def sources(self) -> list[dict[str, Any]]:
-        """What is recorded of each source: the first, then those appended."""
+        """The record of each source: the first, then the appended ones."""
         appended = self.source.get("appended")
         later = appended if isinstance(appended, list) else []
         return [self.source, *(each for each in later if isinstance(each, dict))]
@@ -116,7 +116,7 @@ class DatasetIndex(_Record):
 
     @property
     def content(self) -> Content | None:
-        """What the samples repeat; None if it was not counted. Earlier versions refuse new keys, except in `source`."""
+        """Repeated content; None if it was not counted. Earlier versions refuse new keys, except in `source`."""
         with suppress(ValidationError):
             content = Content.model_validate(self.source.get("content"))
             counts = content.model_dump(exclude={"samples"}, exclude_none=True).values()
@@ -125,7 +125,6 @@ class DatasetIndex(_Record):
 
     @property
     def total_captions(self) -> int:
-        """Number of captions of all samples."""
         return self.n * self.captions_per_sample if self.captions is None else self.captions
 
 
@@ -165,8 +164,8 @@ def parse_index(text: bytes) -> DatasetIndex:
     """Validate the text of a dataset.json. Raises DatasetError."""
     try:
         tree = unseal(text)
-        json.dumps(tree, ensure_ascii=False).encode()  # a lone surrogate would crash whatever prints it
-        # Validated as JSON, where a list may fill a tuple; strict Python values may not.
+        json.dumps(tree, ensure_ascii=False).encode()  # a lone surrogate would crash any code that prints it
+        # Validate as JSON, in which a list may fill a tuple; strict Python values may not.
         index = DatasetIndex.model_validate_json(json.dumps(tree))
     except DamagedJSONError as error:
         raise DatasetError(str(error)) from error
@@ -201,7 +200,7 @@ def _refuse_contradictions(index: DatasetIndex) -> None:
 
 
 def _fingerprint(tree: Mapping[str, Any]) -> str:
-    """Return the sha256 of what determines ids, pixels and tokens, but not names, classes and caption texts."""
+    """Return the sha256 of everything that determines ids, pixels and tokens, but not names, classes, caption texts."""
     kept = {
         name: tree[name]
         for name in ("format", "n", "mode", "captions_per_sample", "first_id", "tokenizer", "tokenizer_digest")

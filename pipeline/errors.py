@@ -2,7 +2,7 @@
 
 
 class DatasetError(Exception):
-    """A dataset directory is missing, incomplete, has an unknown format, or is not what the caller expected."""
+    """A dataset directory is missing, incomplete, of unknown format, or not the expected one."""
 
 
 class DatasetExistsError(DatasetError):
@@ -14,7 +14,7 @@ class SourceError(Exception):
 
 
 class SourceChangedError(SourceError):
-    """A file of the source, the argument, is not the one that the conversion began with."""
+    """A file of the source, the argument, has changed since the conversion began."""
 
     def __str__(self) -> str:
         return f"{self.args[0]} was changed after the conversion began; start it over"

@@ -1,4 +1,4 @@
-"""FFCV's own table of rows in a .beton, without checksums, as it is read back when a shard was written.
+"""FFCV's own table of rows in a .beton, without checksums, read back after a shard is written.
 
 The layout is FFCV's, version 2: a header, a description of each field, one fixed-length line per row, pages of data,
 and at the end the offset and length of every piece of data. It is not read with FFCV, whose import takes seconds and
@@ -35,7 +35,7 @@ class FFCVTable:
     """The whole table of a shard, checked when opened: 36 bytes per row in memory."""
 
     def __init__(self, path: Path, file: Descriptor, rows: int, extent: Extent, further_pieces: int = 0) -> None:
-        """Open the table of a .beton; of a row's captions it has only the first.
+        """Open the table of a .beton; it knows only the first of a row's captions.
 
         further_pieces: number of rows with a piece for their other captions.
         Raises DatasetError if the file has another number of rows, is incomplete or damaged.
@@ -87,7 +87,7 @@ class FFCVTable:
 def _items(file: Descriptor, at: int, count: int, dtype: np.dtype[Any], unfinished: str) -> NDArray[np.void]:
     """Read items from byte `at`. Raises DatasetError(unfinished) if the file ends before they do."""
     size = count * dtype.itemsize
-    if at > file.bytes or size > file.bytes - at:  # before allocating what a damaged header asks for
+    if at > file.bytes or size > file.bytes - at:  # before allocating the size that a damaged header claims
         raise DatasetError(unfinished)
     items = np.empty(count, dtype)
     if not file.read(at, items.view(np.uint8).reshape(-1)):

@@ -1,4 +1,4 @@
-"""Decode a JPEG, from compiled code and without the GIL.
+"""Decode a JPEG from compiled code, without the GIL.
 
 FFCV's C decoder is loaded without importing ffcv, which takes seconds and 350 MB, and sets torch and numba to one
 thread. Buffers are sized by the JPEG's own header, see jpeg_header.

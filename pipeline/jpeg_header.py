@@ -1,4 +1,4 @@
-"""Read a JPEG's size from its header, from compiled code and without the GIL.
+"""Read a JPEG's size from its header, from compiled code, without the GIL.
 
 Source: ITU-T T.81, annex B; markers are searched for as libjpeg does.
 """
@@ -34,7 +34,7 @@ def size_in_header(jpeg: NDArray[np.uint8]) -> tuple[int, int]:
         marker = jpeg[at]
         at += 1
         if marker in (0, _TEM) or _RST0 <= marker <= _RST7:
-            continue  # these stand alone
+            continue  # standalone markers
         if marker in (_SOI, _EOI, _SOS):
             return 0, 0
         if _SOF0 <= marker <= _SOF15 and marker not in (_DHT, _JPG, _DAC):

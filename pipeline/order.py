@@ -1,8 +1,7 @@
 """The sample order: a pure function (seed, epoch, step, rank, world) -> sample ids, computed and never stored.
 
-Each canonical shard runs through its ids in a shuffled sequence of its own, in two keyed bijections:
-its blocks are permuted, then places are shuffled within windows of `window_blocks` of those blocks.
-bijection.py finds any place of any epoch in O(1) time and memory.
+Each canonical shard's ids are shuffled by two keyed bijections: its blocks are permuted, then places are shuffled
+within windows of `window_blocks` of those blocks. bijection.py finds any place of any epoch in O(1) time and memory.
 """
 
 from collections.abc import Iterator
@@ -36,19 +35,19 @@ class Window:
 
     first_step: int
     last_step: int
-    """Inclusive. Both steps serve an id of these blocks, and no step outside the range does."""
+    """Inclusive. Both steps serve ids of these blocks, and no step outside the range does."""
     blocks: NDArray[np.int64]
     """Block numbers, ascending, counted over all shards: block k begins at id k * block_rows."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """Which samples make up each batch. Every field is resolved; `Order.create` fills in the defaults.
+    """Assigns samples to batches. Every field is resolved; `Order.create` fills in the defaults.
 
     Ids are dense int64, 0 … samples - 1, cut into `canonical_shards` ranges of `blocks_per_shard` blocks of
     `block_rows` ids; only the last may be shorter. A step takes batch_size / canonical_shards ids from every shard,
     whatever the number of ranks, and an epoch ends with the shortest shard: no id occurs twice in an epoch, and the few
-    left out differ from epoch to epoch.
+    ids left out differ from epoch to epoch.
 
     With window_blocks < blocks_per_shard, at most (window_blocks + 2) * canonical_shards blocks are live at any step,
     counted over all ranks; a block is live from its first to its last use in the epoch.
@@ -61,7 +60,7 @@ class Order:
     batch_size: int
     """Samples in a global batch, over all ranks."""
     seed: int
-    """Chooses the order; 0 … 2**64 - 1."""
+    """Seed of the order; 0 … 2**64 - 1."""
     canonical_shards: int
     """Number of ranges of ids; divides batch_size, and the number of ranks must divide it."""
     blocks_per_shard: int
@@ -158,7 +157,6 @@ class Order:
         return min(self.samples, (self.window_blocks + 2) * self.canonical_shards * self.block_rows)
 
     def shard_ids(self, shard: int) -> range:
-        """Return the ids of one canonical shard."""
         first = shard * self.shard_rows
         return range(first, min(first + self.shard_rows, self.samples))
 
@@ -205,7 +203,7 @@ class Order:
         return np.uint64(shard_key(np.uint64(self.seed), np.uint64(epoch), np.uint64(shard)))
 
     def _lead(self, shard: int) -> int:
-        """Return the blocks by which a shard's first window is shortened, so that shards change windows at other steps.
+        """Return how many blocks shorter a shard's first window is, so that shards change windows at different steps.
 
         A change doubles a shard's live blocks for one step, so only 2 * canonical_shards / window_blocks shards may
         change together. The last shard changes at block 0 of the cycle, and its short block may bring that forward
@@ -290,11 +288,11 @@ class Order:
 
 @dataclass(frozen=True)
 class Selected:
-    """An order of the positions of selected samples, as an order of their ids in the whole dataset."""
+    """An order of selected samples' positions, as an order of their ids in the whole dataset."""
 
     order: Order
     selection: Selection
-    """Read at the first batch, so it may be written later than this is created."""
+    """Read at the first batch, so it may be written after construction."""
     samples: int
     """Number of samples in the dataset."""
 
@@ -317,7 +315,7 @@ class Selected:
 
 @dataclass(frozen=True)
 class Pieces:
-    """An order for a loader that serves each rank's share of a batch in several pieces, each like a step of its own."""
+    """An order for a loader that serves each rank's share of a batch in several pieces, each like a step."""
 
     order: Order | Selected
     count: int
@@ -349,10 +347,10 @@ class Pieces:
 
 
 AnyOrder = Order | Pieces | Selected
-"""What a loader follows."""
+"""The orders that a loader accepts."""
 
 
-@lru_cache(maxsize=32)  # the loader and the state store ask for the same steps, a few steps apart
+@lru_cache(maxsize=32)  # the loader and the state store request the same steps, a few steps apart
 def _batch_ids(order: Order, epoch: int, step: int, rank: int, world: int) -> NDArray[np.int64]:
     order._check_position(epoch, step)
     shards = order._shards_of_rank(rank, world)

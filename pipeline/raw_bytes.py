@@ -1,4 +1,4 @@
-"""Read a file at random and checksum what was read, also from compiled code, at memory speed and without the GIL.
+"""Read a file at random and checksum the bytes, also from compiled code, at memory speed, without the GIL.
 
 XXH64 detects damage, not forgery. Source: Yann Collet, xxHash fast digest algorithm, version 0.1.1, section "XXH64".
 """
@@ -19,13 +19,13 @@ _P1, _P2, _P3 = np.uint64(0x9E3779B185EBCA87), np.uint64(0xC2B2AE3D27D4EB4F), np
 _P4, _P5 = np.uint64(0x85EBCA77C2B2AE63), np.uint64(0x27D4EB2F165667C5)
 _S29, _S32, _S33 = np.uint64(29), np.uint64(32), np.uint64(33)
 
-# The C library's pread: if the file shrinks or the disk fails, it returns an error. Through a memory map that would be
-# a signal that kills the process.
+# The C library's pread returns an error if the file shrinks or the disk fails; a memory map would raise a signal that
+# kills the process.
 _pread: Any = types.ExternalFunction("pread", types.int64(types.int32, types.uint64, types.uint64, types.int64))
 
 
 class Descriptor:
-    """An open regular file, or the target of a link; it closes when nothing refers to it.
+    """An open regular file, or the target of a link; it closes when garbage-collected.
 
     Raises NotRegularFileError, OSError.
     """
@@ -34,10 +34,10 @@ class Descriptor:
         self.number = open_regular_descriptor(path)
         weakref.finalize(self, os.close, self.number).atexit = False
         self.bytes = os.fstat(self.number).st_size
-        """Size when it was opened."""
+        """Size at opening."""
 
     def read(self, at: int, memory: NDArray[np.uint8]) -> bool:
-        """Fill memory as `read_at`, for callers that are not compiled: stored_sample.py says why."""
+        """Fill memory like `read_at`, for callers that are not compiled: stored_sample.py says why."""
         done = 0
         try:
             while done < len(memory) and (came := os.preadv(self.number, [memory[done:].data], at + done)):
@@ -48,10 +48,10 @@ class Descriptor:
 
 
 def writable(data: bytes) -> NDArray[np.uint8]:
-    """Copy bytes into a writable array, uint8 [n], as a loader passes its own to compiled functions.
+    """Copy bytes into a writable array, uint8 [n], the type that loaders pass to compiled functions.
 
-    So each function is compiled for one type of array. When two processes compile one for two types at the same time,
-    numba's cache on disk (0.68) keeps the code for one under both, and every later process ends with a KeyError.
+    So each function is compiled for one type of array. When two processes compile a function for two types at the same
+    time, numba's disk cache (0.68) keeps one type's code for both, and every later process ends with a KeyError.
     """
     return np.frombuffer(bytearray(data), np.uint8)
 

@@ -1,7 +1,7 @@
 """Counter-based randomness: a number depends on its purpose, never on how many were drawn before it.
 
 So shuffles and augmentation do not depend on batch size, ranks, threads or resuming.
-Hashes are uint64 throughout: numba makes float64 of a mixture of signed and unsigned.
+Hashes are uint64 throughout: numba turns a mixture of signed and unsigned into float64.
 """
 
 import math

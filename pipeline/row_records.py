@@ -35,9 +35,9 @@ RECORD = np.dtype(
         ("checksum", "<u8"),
     ]
 )
-"""A row: offset and length of its JPEG in the .beton; number of captions and offset of the first one's tokens, followed
-by the others'; height and width in pixels; index in the source's listing; XXH64 of the JPEG, of all tokens, and of the
-record up to this last field, seeded with the row number."""
+"""A row: offset and length of its JPEG in the .beton; number of captions and offset of the first caption's tokens,
+followed by the other captions'; height and width in pixels; index in the source's listing; XXH64 of the JPEG, of all
+tokens, and of the record up to this last field, seeded with the row number."""
 
 _HEADER = np.dtype(
     [
@@ -108,7 +108,7 @@ class RowRecords:
     def read(self, rows: NDArray[np.int64], records: NDArray[np.void]) -> int:
         """Fill RECORD [k] with the records of these rows, int64 [k] within the shard.
 
-        Returns the index of the first that cannot be read or is damaged, else k.
+        Returns the index of the first record that cannot be read or is damaged, else k.
         """
         place: int = _read(self._file.number, rows, records.view(np.uint8).reshape(-1, RECORD.itemsize))
         return first_outside(records[:place], self._extent)

@@ -21,12 +21,12 @@ _MAX_FILES = 8192
 
 
 class Shard:
-    """Reads samples of one shard. Its files close when nothing refers to it."""
+    """Reads samples of one shard. Its files close when it is garbage-collected."""
 
     def __init__(self, path: Path, index: DatasetIndex, number: int, place: object = None) -> None:
         """Open shard `number` of the dataset in the folder `path`. place: its name in errors; None: the folder.
 
-        Raises DatasetError if it was cut short or belongs to another dataset, OSError if it cannot be opened.
+        Raises DatasetError if the shard was cut short or belongs to another dataset, OSError if it cannot be opened.
         """
         self._path, self._number, self._first_id = place or path, number, index.first_id[number]
         self._rows = index.first_id[number + 1] - self._first_id
@@ -53,7 +53,7 @@ class Shard:
         return records
 
     def located(self, records: NDArray[np.void]) -> Located:
-        """Return where RECORD [k] points to, in this shard's file; tokens are read too if there are captions."""
+        """Return the places that RECORD [k] point to, in this shard's file; with captions, tokens are read too."""
         info = self._tokenizer
         vocab_size, context_length = (info.vocab_size, info.context_length) if info else (0, 0)
         return Located.of(records, file=self.file.number, vocab_size=vocab_size, context_length=context_length)
@@ -117,7 +117,7 @@ def max_open_shards() -> int:
 
 
 class OpenShards:
-    """Opens shards on demand and keeps the most recently used ones open; thread-safe."""
+    """Opens shards on demand and keeps the most recently used shards open; thread-safe."""
 
     def __init__(self, open_one: Callable[[int], Shard]) -> None:
         self._open_one = open_one

@@ -1,7 +1,7 @@
 """Read the stored bytes of samples and verify them: all readers of pictures and tokens go through here.
 
-Compiled, so that waiting for a disk does not hold the GIL. The copy that is returned is the one that was verified, so
-a file that changes meanwhile does no harm.
+Compiled, so that waiting for a disk does not hold the GIL. The returned copy is the one verified, so a file that
+changes meanwhile does no harm.
 """
 
 from typing import Any, NamedTuple, Self
@@ -37,7 +37,7 @@ _COLUMNS = {
 
 
 class Located(NamedTuple):
-    """Where b samples are stored, in a form that compiled code accepts."""
+    """Places of b stored samples, in a form that compiled code accepts."""
 
     files: NDArray[np.int64]
     """int64 [b]: descriptor of each sample's .beton."""
@@ -46,7 +46,7 @@ class Located(NamedTuple):
     tokens: NDArray[np.int32]
     """int32 [b, L], filled when the samples are read; L is 0 without captions."""
     caption: NDArray[np.int64]
-    """int64 [b]: the caption whose tokens these are, 0 … captions - 1."""
+    """int64 [b]: index of the caption whose tokens these are, 0 … captions - 1."""
     jpeg_at: NDArray[np.uint64]
     """This and the next fields are columns of RECORD, [b] each."""
     jpeg_bytes: NDArray[np.int64]
@@ -59,7 +59,7 @@ class Located(NamedTuple):
 
     @classmethod
     def of(cls, records: NDArray[np.void], *, file: int = -1, vocab_size: int = 0, context_length: int = 0) -> Self:
-        """Return where RECORD [b] points to, all in one file; the first captions' tokens are read if L > 0."""
+        """Return the places that RECORD [b] point to, all in one file; the first captions' tokens are read if L > 0."""
         tokens, first = np.empty((len(records), context_length), np.int32), np.zeros(len(records), np.int64)
         columns: list[Any] = [records[name].astype(kind) for name, kind in _COLUMNS.items()]
         return cls(np.full(len(records), file), vocab_size, tokens, first, *columns)
@@ -108,8 +108,8 @@ def checksum(data: NDArray[np.uint8]) -> np.uint64:
     return xxh64(data, np.uint64(0))
 
 
-# For callers that are not compiled, and only for them: when several threads call a function for the first time, numba
-# (0.68) may corrupt its table of signatures, which it reads where compiled code calls that function.
+# Only for callers that are not compiled: when several threads call a function for the first time, numba (0.68) may
+# corrupt its table of signatures, which it reads where compiled code calls that function.
 
 
 @compiled

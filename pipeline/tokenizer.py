@@ -17,7 +17,7 @@ from .errors import DatasetError
 
 PAD, START, END = "<pad>", "<start>", "<end>"
 PAD_ID, START_ID, END_ID = 0, 1, 2
-"""Ids in our own tokenizer, in the order in which the trainer gets the tokens."""
+"""Ids in our own tokenizer, in the order in which the trainer receives the tokens."""
 
 PAD_NAMES = (PAD, "[PAD]", "<|pad|>", "<|padding|>")
 """Names of the padding token in other tokenizers; the first that exists is used."""
@@ -27,7 +27,7 @@ MAX_VOCAB_SIZE = 1 << 22
 
 
 class Encoded(NamedTuple):
-    """Captions as a shard stores them."""
+    """Captions in their stored form."""
 
     tokens: NDArray[np.int32]
     """int32 [captions, context_length]; every row has the closing token; after its first occurrence comes padding."""
@@ -118,7 +118,7 @@ def encode(tokenizer: Tokenizer, captions: Sequence[str]) -> Encoded:
     """
     try:
         encodings = tokenizer.encode_batch(captions)
-    except Exception as error:  # tokenizers raises nothing more special
+    except Exception as error:  # tokenizers raises no narrower class
         raise DatasetError(f"the tokenizer cannot encode a caption: {error}") from error
     context_length = (tokenizer.padding or {})["length"]
     if any(len(encoding.ids) != context_length for encoding in encodings):
@@ -132,7 +132,7 @@ def encode(tokenizer: Tokenizer, captions: Sequence[str]) -> Encoded:
 def _read(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_buffer(read_regular(path, MAX_FILE_BYTES))
-    except Exception as error:  # tokenizers raises nothing more special
+    except Exception as error:  # tokenizers raises no narrower class
         raise DatasetError(
             f"{path} is not a tokenizer: {error}. Pass a tokenizer.json written by Hugging Face's `tokenizers`"
         ) from error
@@ -149,6 +149,6 @@ def _real_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     """Return the token ids of a text, without padding."""
     try:
         encoding = tokenizer.encode(text)
-    except Exception as error:  # tokenizers raises nothing more special
+    except Exception as error:  # tokenizers raises no narrower class
         raise DatasetError(f"it cannot encode {text!r}: {error}") from error
     return [token for token, real in zip(encoding.ids, encoding.attention_mask, strict=True) if real]

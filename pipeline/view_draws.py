@@ -1,4 +1,4 @@
-"""The crop, affine map and colour of a view, each drawn from the view's key by numbers of its own."""
+"""Draw a view's crop, affine map and colour, each from the view's key by random numbers of its own."""
 
 import math
 
@@ -50,7 +50,7 @@ def draw_affine(
 ) -> None:
     """Fill ViewParameters.affine of one view: the inverse of zoom, shear along x, rotation and shift, in this order.
 
-    affine: largest angle of the rotation and of the shear, in radians, and largest shift, in sides of the view.
+    affine: largest angles of rotation and shear, in radians, and largest shift, in sides of the view.
     """
     angle, lean = affine[0] * either_way(key, _ROTATION), math.tan(affine[1] * either_way(key, _SHEAR))
     x, y = affine[2] * either_way(key, _SHIFT_X), affine[2] * either_way(key, _SHIFT_Y)

@@ -29,8 +29,8 @@ class WatchedFuture(Future[T]):
 class BackgroundThread:
     """Runs jobs one at a time, in the order of `submit`.
 
-    After a job fails, every later one fails without running, and `check` raises. With `goes_on`, later jobs still run,
-    and `check` raises each failure once, and only if nobody has read it from the job's future.
+    After a job fails, all later jobs fail without running, and `check` raises. With `goes_on`, later jobs still run,
+    and `check` raises each failure once, unless somebody has read it from the job's future.
     """
 
     def __init__(self, name: str, *, goes_on: bool = False) -> None:
@@ -41,7 +41,7 @@ class BackgroundThread:
         self._failed: list[WatchedFuture[Any]] = []
 
     def submit(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> WatchedFuture[T]:
-        """Return at once a future of the job's result; it cannot be cancelled."""
+        """Return a future of the job's result, at once; it cannot be cancelled."""
         # A cancelled snapshot would lose its rows, because its cut has marked them unchanged.
         outcome: WatchedFuture[T] = WatchedFuture()
         outcome.set_running_or_notify_cancel()
@@ -51,7 +51,7 @@ class BackgroundThread:
                 if self._failure is not None:
                     raise self._error()
                 outcome.set_result(job(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001 (handed on: to the future, and to the next `check`)
+            except BaseException as error:  # noqa: BLE001 (passed to the future and to the next `check`)
                 if self._goes_on:
                     self._failed.append(outcome)
                 else:
@@ -62,7 +62,7 @@ class BackgroundThread:
         return outcome
 
     def check(self) -> None:
-        """Raise BackgroundError, with its cause, if a job has failed; with `goes_on`, a failure that nobody read."""
+        """Raise BackgroundError, with its cause, if a job has failed; with `goes_on`, only for an unread failure."""
         if self._failure is not None:
             self._raised = True
             raise self._error()
@@ -75,7 +75,7 @@ class BackgroundThread:
         wait([self.submit(lambda: None)])
 
     def close(self) -> None:
-        """Finish the submitted jobs and end the thread; raises what no call has raised yet, as `check` does."""
+        """Finish the submitted jobs and end the thread; raise like `check` if a failure has not been raised yet."""
         self._executor.shutdown(wait=True)
         if not self._raised:
             self.check()

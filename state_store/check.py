@@ -15,35 +15,33 @@ from .reader import ADVICE, StateReader
 from .schema import LAST_STEP, VISITS
 
 MAX_PROBLEMS = 20
-"""Problems listed per column; the rest are counted."""
+"""Maximum problems listed per column; the rest are counted."""
 MAX_IDS = 5
-"""Sample ids named per problem."""
+"""Maximum sample ids named per problem."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong with a column, in one chunk, or with the array as a whole."""
+    """A fault of a column, in one chunk or in the whole array."""
 
     what: str
     chunk: int | None = None
     rows: int = 0
-    """Number of affected rows in the chunk; 0 if the problem is not about rows."""
+    """Number of affected rows in the chunk; 0 if the problem does not concern rows."""
     first_ids: tuple[int, ...] = ()
 
 
 @dataclass
 class ColumnReport:
-    """Findings for one column."""
-
     name: str
     dtype: str
     rows: int = 0
-    """Rows that could be read."""
+    """Readable rows."""
     unseen: int = 0
-    """Those of them known to have 0 visits."""
+    """Readable rows known to have 0 visits."""
     lowest: float | None = None
     highest: float | None = None
-    """Range of the finite values; None if there are none."""
+    """Range of the finite values; None without finite values."""
     problems: list[Problem] = field(default_factory=list)
     problems_not_listed: int = 0
 
@@ -68,7 +66,7 @@ class ColumnReport:
 
 @dataclass(frozen=True)
 class SnapshotReport:
-    """Findings for one snapshot. `notes` say what could not be checked, and why."""
+    """Findings for one snapshot. `notes` say which checks were impossible, and why."""
 
     snapshot: Snapshot
     columns: list[ColumnReport]
@@ -86,8 +84,8 @@ def check_snapshot(
 ) -> SnapshotReport:
     """Read a whole snapshot, one block in memory at a time, and report on every column.
 
-    tau_bounds: the run's `tau_min` and `tau_max`, where known. Calls on_progress with the number of rows checked so
-    far. Columns with a wrong shape, dtype or chunking are not read. Raises SnapshotNotFoundError if the run deletes the
+    tau_bounds: the run's `tau_min` and `tau_max`, if known. Calls on_progress with the number of rows checked so far.
+    Columns with a wrong shape, dtype or chunking are not read. Raises SnapshotNotFoundError if the run deletes the
     snapshot meanwhile.
     """
     reader, selection = reader.of_rows(), reader.selection
@@ -123,7 +121,7 @@ def _open_column(reader: StateReader, name: str) -> ColumnReport:
     report = ColumnReport(name, "float32" if name in reader.fields else "uint32")
     try:
         array = reader.stored(name)
-    except Exception as error:  # noqa: BLE001 (damaged metadata can fail in any way, and is what this looks for)
+    except Exception as error:  # noqa: BLE001 (damaged metadata can fail in any way, and must be reported)
         report.add(Problem(f"array {name!r} is missing, or its metadata is damaged: {error!r}"))
         return report
     for what, have, want in (
@@ -151,7 +149,7 @@ def _faults(
     visits: NDArray[np.uint32] | None,
     tau_bounds: Mapping[str, float],
 ) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """Yield what may be wrong with the rows of a block, and which rows it is wrong with, bool [rows]."""
+    """Yield each kind of fault in a block and the faulty rows, bool [rows]."""
     if name == LAST_STEP:
         yield f"later than the snapshot's step {reader.snapshot.step:,}", values > reader.snapshot.step
         if visits is not None:
@@ -160,7 +158,7 @@ def _faults(
                 yield "visited, but without a last step", (visits > 0) & (values == 0)
     if name not in reader.fields:
         return
-    # A field must be finite and hold its initial value until the first visit; a non-finite one only until then.
+    # A field holds its initial value until the first visit; only until then may it be non-finite.
     initial = reader.initial[name]
     fresh, finite = values == np.float32(initial), np.isfinite(values)
     yield "not finite", ~finite & ~fresh

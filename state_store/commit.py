@@ -1,4 +1,4 @@
-"""Writing one snapshot: each rank writes its blocks, rank 0 the rest. It takes effect when it is announced."""
+"""Write one snapshot: each rank writes its blocks, rank 0 the rest. It takes effect once it is announced."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .history import Snapshot
 from .schema import Description
 
 About = Mapping[str, Any]
-"""Metadata of a snapshot: its step, epoch, config_hash and dataset_fingerprint. icechunk keeps them as well."""
+"""Metadata of a snapshot: its step, epoch, config_hash and dataset_fingerprint, which icechunk stores too."""
 Share = tuple[icechunk.ForkSession, int]
-"""What one rank has written: its session, which holds the chunks, and their size in bytes."""
+"""One rank's part of a snapshot: the session that holds its chunks, and their size in bytes."""
 
 
 @dataclass(frozen=True)
 class ColumnPart:
-    """Rows from `start` on of every column, arrays of equal length; whole blocks except at the end of the store."""
+    """Rows from `start` in every column, arrays of equal length; whole blocks except at the end of the store."""
 
     start: int
     columns: Mapping[str, npt.NDArray[Any]]
@@ -35,11 +35,11 @@ def write_initial_values(
 ) -> Snapshot:
     """Create a repository at `state` and write its first snapshot, with every sample at its initial values.
 
-    carried: rows of another run's state, which these samples begin with instead.
+    carried: initial rows taken from another run's state.
     """
     size = 0
     with state.parent.written_through():
-        # Created with no settings, which would be recorded, and opened with ours.
+        # Create without settings, which would be recorded, then open with ours.
         icechunk.Repository.create(icechunk_files.storage(state))
         session = icechunk_files.open_repository(state).writable_session(icechunk_files.BRANCH)
         group = zarr.create_group(session.store)
@@ -64,7 +64,7 @@ def write_initial_values(
 
 
 def fork(state: Place, base: Snapshot, world: int) -> list[icechunk.ForkSession]:
-    """Return one session per rank; icechunk requires all of them before anything is written."""
+    """Return one session per rank; icechunk requires all sessions before any write."""
     icechunk_files.refuse_links(state)
     icechunk_files.point_reference_at(state, base.id)
     session = _session_at(state, base)
@@ -87,7 +87,7 @@ def write_parts(
 
 
 def merge(state: Place, shares: list[Share], base: Snapshot, about: About) -> Snapshot:
-    """Write the snapshot from all ranks' shares and read it back; it is not announced yet."""
+    """Write the snapshot from all ranks' shares and read it back, but do not announce it yet."""
     with state.written_through():
         session = _session_at(state, base)
         session.merge(*(fork for fork, _ in shares))
@@ -102,7 +102,7 @@ def _session_at(state: Place, base: Snapshot) -> icechunk.Session:
         session = icechunk_files.open_repository(state).writable_session(icechunk_files.BRANCH)
         if session.snapshot_id == base.id:
             return session
-        # A request of an earlier writer in a bucket, which was cut off, has arrived.
+        # A late request of an earlier writer in a bucket, which was cut off, has moved the reference.
         icechunk_files.point_reference_at(state, base.id)
 
 

@@ -32,13 +32,13 @@ from .schema import Description
 _log = logging.getLogger(__name__)
 
 if "ICECHUNK_LOG" not in os.environ:
-    # icechunk warns at every open that commits to a local directory must not be concurrent. The writer lock prevents
-    # that. What its repository reports, over a dozen lines, it also raises. Its other warnings stay enabled, and a
-    # filter set by the user has precedence.
+    # icechunk warns at every open that commits to a local directory must not be concurrent; the writer lock prevents
+    # this. Its repository module also raises the errors that it logs over a dozen lines. Other warnings stay enabled,
+    # and a filter set by the user has precedence.
     icechunk.set_logs_filter("warn,icechunk::storage::object_store=error,icechunk::repository=off")
 
 # An icechunk thread that has just delivered a result still returns through Python. Python ends such threads during
-# shutdown, and icechunk then aborts the process, so let them finish first.
+# shutdown, and icechunk then aborts the process, so wait until they finish.
 atexit.register(time.sleep, 0.05)
 
 
@@ -47,16 +47,16 @@ class Repository:
 
     Caches nothing: each call reads the history from disk. Only the holder of the writer lock may call `repair`,
     `commit`, `undo_after`, `forget_damaged` and `retain`, one at a time. All methods raise StoreNotFoundError if the
-    index can no longer be read, and OSError if the disk fails. Those of a writer in a bucket raise StoreLockedError
+    index can no longer be read, and OSError if the disk fails. In a bucket, a writer's methods raise StoreLockedError
     once another process is the writer.
     """
 
     def __init__(self, path: Place, writer: str | None = None) -> None:
-        """writer: in a bucket, who writes; the index holds it from `create` or `repair` on."""
+        """writer: in a bucket, the writer's name; `create` and `repair` record it in the index."""
         self.path, self._writer = path, writer
         self._damage_told: str | None = None
-        self._damaged: set[int] = set()  # steps of the snapshots that commits found damaged and left
-        self._left: set[str] = set()  # files present when they did: a damaged manifest no longer tells which it needs
+        self._damaged: set[int] = set()  # steps of snapshots that commits found damaged and skipped
+        self._left: set[str] = set()  # files present then: a damaged manifest no longer tells which files it needs
         self.description = self._load(by_writer=False).description
 
     @classmethod
@@ -65,17 +65,16 @@ class Repository:
     ) -> Repository:
         """Create a repository whose first snapshot, `step-0`, has every sample at its initial values.
 
-        carried: rows of another run's state, which these samples begin with instead.
-        It is built next to `path` and renamed, so an interrupted creation leaves no store; in a bucket, the index comes
-        last. Raises StoreExistsError if `path` is a file or a directory that is not empty, SnapshotError if writing
-        fails.
+        carried: initial rows taken from another run's state.
+        Built next to `path` and renamed, so an interrupted creation leaves no store; in a bucket, the index comes last.
+        Raises StoreExistsError if `path` is a file or a directory that is not empty, SnapshotError if writing fails.
         """
         about = {"step": 0, "epoch": 0, "config_hash": "", "dataset_fingerprint": description.dataset_fingerprint}
         with _refusing(f"{path} could not be created"):
             if path.is_taken(history.INDEX):
                 raise StoreExistsError(f"{path} exists already; resume that run, or choose another {path.noun}")
             with path.built() as building:
-                # In a bucket, an interrupted creation may have left some.
+                # An interrupted creation in a bucket may have left files.
                 building.remove([*icechunk_files.present_files(building), icechunk_files.REFERENCE])
                 first = write_initial_values(building, description, about, carried)
                 history.replace(building, History(description, (first,), writer))
@@ -83,7 +82,7 @@ class Repository:
 
     @classmethod
     def open(cls, path: Place, writer: str | None = None) -> Repository:
-        """Open an existing repository. Raises StoreNotFoundError if there is none that can be read."""
+        """Open an existing repository. Raises StoreNotFoundError if there is no readable repository."""
         return cls(path, writer)
 
     def snapshots(self) -> list[Snapshot]:
@@ -104,7 +103,7 @@ class Repository:
         return any(snapshot.id == snapshot_id for snapshot in self._load().snapshots)
 
     def damage(self) -> list[str]:
-        """Return what is wrong with the files shared by all snapshots: the index, its copy and the branch reference."""
+        """Return the damage to files shared by all snapshots: the index, its copy and the branch reference."""
         loaded, found = history.load(self.path)
         damaged = [] if found or history.copy_is_sound(self.path, loaded) else [history.COPY]
         if not icechunk_files.reference_is_sound(self.path):
@@ -115,7 +114,7 @@ class Repository:
     def resolve(self, at: str) -> Snapshot:
         """Return the snapshot for `at`: `latest`, a tag `step-N`, or a snapshot id.
 
-        `latest` skips damaged snapshots with a warning. Raises SnapshotNotFoundError that lists the existing tags, or
+        `latest` skips damaged snapshots with a warning. Raises SnapshotNotFoundError, which lists the existing tags or
         names the damaged file of the requested snapshot.
         """
         unreadable: list[UnreadableSnapshot] = []
@@ -148,9 +147,9 @@ class Repository:
             return zarr.open_group(session.store, mode="r")
 
     def repair(self) -> None:
-        """Rewrite the index, its copy and icechunk's reference if one is damaged. Raises SnapshotError.
+        """Rewrite the index, its copy and icechunk's reference if any of them is damaged. Raises SnapshotError.
 
-        In a bucket, from now on, the index names this writer, and an earlier one can no longer replace it.
+        In a bucket, the index then names this writer, and an earlier writer can no longer replace it.
         """
         with _refusing(f"{self.path}: the state could not be prepared for writing"):
             icechunk_files.refuse_links(self.path)
@@ -158,7 +157,7 @@ class Repository:
                 loaded, _ = history.load(self.path)
                 try:
                     history.replace(self.path, replace(loaded, writer=self._writer))
-                except StoreLockedError:  # an earlier writer's request has arrived; or the lock is lost: load() says so
+                except StoreLockedError:  # an earlier writer's late request, or the lock is lost, as load() reports
                     return self.repair()
                 icechunk_files.point_reference_at(self.path, loaded.snapshots[-1].id)
 
@@ -173,10 +172,10 @@ class Repository:
                 self._replace(loaded, [entry for entry in loaded.snapshots if entry.step <= snapshot.step])
 
     def forget_damaged(self) -> None:
-        """Drop damaged snapshots before the last one from the history, with a warning for each.
+        """Drop damaged snapshots before the newest one from the history, with a warning each.
 
-        Keeping one would make every `retain` fail and fill the disk. Call it only when a run resumes: until then a lost
-        file could be restored. Chunks are not read. Does nothing if the last snapshot is damaged as well. Raises
+        A single one would make every `retain` fail, until the disk is full. Call it only when a run resumes: until then
+        a lost file could be restored. Chunks are not read. Does nothing if the newest snapshot is damaged. Raises
         SnapshotError if the disk fails or the index cannot be replaced.
         """
         with _refusing(f"{self.path}: the damaged snapshots could not be dropped from the history"):
@@ -202,10 +201,10 @@ class Repository:
     def retain(self, keep_last: int, keep_every: int = 0, keep_early: int = 0) -> None:
         """Keep the newest `keep_last` snapshots, multiples of `keep_every`, early ones, and step-0.
 
-        keep_last: at least 1. keep_every: in steps; 0 keeps no others. keep_early: as in `early_steps`. Also deletes
-        leftovers of crashes and failed commits. Readers of a kept snapshot are not disturbed. Verifies all files of the
-        kept snapshots, except chunks, before deleting anything. Those that a commit has found damaged are left as they
-        are, and not counted. Raises SnapshotError.
+        keep_last: at least 1. keep_every: in steps; 0 disables. keep_early: as in `early_steps`. Also deletes leftovers
+        of crashes and failed commits. Readers of a kept snapshot are not disturbed. Before deleting anything, verifies
+        all files of the kept snapshots except chunks. Snapshots that a commit found damaged are neither touched nor
+        counted. Raises SnapshotError.
         """
         with _refusing(f"{self.path}: not all old snapshots were deleted"):
             loaded = self._load()
@@ -220,7 +219,7 @@ class Repository:
         icechunk_files.refuse_links(self.path)
         intact = (snapshot.files for snapshot in kept if snapshot.step not in self._damaged)
         unneeded = icechunk_files.find_garbage(self.path, intact, self._left)
-        # After the listing: what it holds is not of a writer that began later, and who began later stops this one here.
+        # After the listing, which then has no files of a later writer: if there is a later writer, this raises.
         if len(kept) < len(loaded.snapshots):
             self._replace(loaded, kept)
         else:
@@ -242,12 +241,12 @@ class Repository:
         dataset_fingerprint: str,
         ranks: Ranks,
     ) -> Snapshot:
-        """Write a snapshot of `base`, or of the newest intact one before it, with all ranks' parts; durable on return.
+        """Write a snapshot on `base`, or on the newest intact one before it, with all ranks' parts; durable on return.
 
-        parts: given the snapshot that it builds on, returns what this rank changes in it. Damaged snapshots are left,
-        with a warning each. Any others after `base`, left by a failed announcement, are dropped: the new one becomes
-        the last. Every rank calls this with its own parts; the other arguments count on rank 0 only.
-        Raises SnapshotError on every rank if one fails, also in producing its parts, and then leaves nothing behind.
+        parts: given the snapshot to build on, returns this rank's changes. Skips damaged snapshots, with a warning
+        each. Drops snapshots after `base`, left by a failed announcement: the new snapshot becomes the last. Every rank
+        calls this with its own parts; the other arguments count on rank 0 only. If a rank fails, even while making its
+        parts, all ranks raise SnapshotError and nothing is left behind.
         """
         about = dict(step=step, epoch=epoch, config_hash=config_hash, dataset_fingerprint=dataset_fingerprint)  # noqa: C408
 
@@ -258,7 +257,7 @@ class Repository:
                 yield
 
         forked, snapshot = None, None
-        try:  # every exchange stands between the stages: a rank that failed alone would leave the others waiting
+        try:  # exchanges stand between the stages: a rank that failed alone would leave the others waiting
             with stage():
                 if ranks.rank == 0:
                     forked = self._fork(base, ranks.world)
@@ -272,7 +271,7 @@ class Repository:
                     self._announce(snapshot, base)
         except SnapshotError:
             if ranks.rank == 0:
-                # Report why the commit failed, not this cleanup. `retain` collects any chunk that zarr still writes.
+                # Report the commit's failure, not this cleanup's. `retain` collects any chunk that zarr still writes.
                 with suppress(Exception):
                     loaded = self._load()
                     self._free_all_but(loaded, loaded.snapshots)
@@ -281,9 +280,9 @@ class Repository:
         return written
 
     def _fork(self, newest: Snapshot, world: int) -> tuple[Snapshot, list[icechunk.ForkSession]]:
-        """Return `newest`, or the newest intact snapshot before it, and a session at it for each rank.
+        """Return `newest` or the newest intact snapshot before it, and a session on it for each rank.
 
-        Raises DamagedFileError if none is intact.
+        Raises DamagedFileError if no snapshot is intact.
         """
         earlier = [snapshot for snapshot in self._load().snapshots if snapshot.step <= newest.step]
         present, damaged = icechunk_files.present_files(self.path), dict[int, DamagedFileError]()
@@ -316,7 +315,7 @@ class Repository:
             self._replace(loaded, [*kept, snapshot])
         except OSError:
             if not self.path.is_remote:
-                with suppress(OSError):  # the rename may have succeeded and only the flush failed
+                with suppress(OSError):  # the rename may have succeeded, and only the flush failed
                     history.replace(self.path, loaded)
             raise
 
@@ -354,7 +353,7 @@ def list_snapshots(path: str | os.PathLike[str] | Address) -> list[Snapshot]:
 def _refusing(
     what: str, errors: type[Exception] | tuple[type[Exception], ...] = (OSError, icechunk.IcechunkError)
 ) -> Iterator[None]:
-    """Turn these errors, by default of the disk and icechunk, and damaged files, into SnapshotError: `what` failed."""
+    """Raise SnapshotError, saying that `what` failed, for damaged files and these errors (disk, icechunk)."""
     try:
         yield
     except (StoreLockedError, StoreExistsError):

@@ -12,7 +12,7 @@ class SampleIdError(StateStoreError, ValueError):
 
 
 class DuplicateIdError(SampleIdError):
-    """A `put` contains an id twice, so it is undefined which row should win."""
+    """A `put` contains an id twice, so the new row is ambiguous."""
 
 
 class FieldError(StateStoreError, ValueError):
@@ -28,7 +28,7 @@ class StoreExistsError(StateStoreError):
 
 
 class StoreNotFoundError(StateStoreError):
-    """The path holds no state store, or none that this version can read."""
+    """The path holds no state store that this version can read."""
 
 
 class SnapshotNotFoundError(StateStoreError, LookupError):
@@ -68,7 +68,7 @@ class DamagedFileError(DamagedChunkError):
 
 
 DAMAGE = (DamagedChunkError, SnapshotNotFoundError)
-"""Errors of rows that cannot be read from a snapshot, where another attempt would fail as well."""
+"""Unreadable rows of a snapshot that another attempt would not read either."""
 
 
 class MemoryBudgetError(StateStoreError):

@@ -3,8 +3,8 @@
 A snapshot exists from the moment an index that names it replaces the previous one. Only this replacement must be
 atomic. Every other file has a unique name and is written earlier.
 
-In a bucket the index also names its writer, and is replaced only by who has read the version that is there: of two
-processes that take themselves for the writer, one is refused.
+In a bucket the index also names its writer, and only a process that has read the current version may replace it: of
+two processes that take themselves for the writer, one is refused.
 """
 
 import itertools
@@ -25,7 +25,7 @@ COPY = "thermopile.copy.json"
 """A second copy of the index, so that one flipped bit does not cost the whole history."""
 
 _FORMAT_VERSION, _OF_SELECTION = 3, 4
-"""The second for a store of selected samples, which readers of the first would take for the first ids."""
+"""The second format is for a store of selected samples, which readers of the first would take for the first ids."""
 _Count = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 _Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _FilePath = Annotated[str, Field(pattern="^(snapshots|manifests)/[0-9A-Z]{20}$")]
@@ -33,7 +33,7 @@ _FilePath = Annotated[str, Field(pattern="^(snapshots|manifests)/[0-9A-Z]{20}$")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One committed state of all samples, after every put up to `step`."""
+    """One committed state of all samples: every put up to `step`."""
 
     id: Annotated[str, Field(pattern="^[0-9A-Z]{20}$")]
     """icechunk's snapshot id."""
@@ -44,9 +44,9 @@ class Snapshot:
     """Time of the commit, in UTC."""
     dataset_fingerprint: str
     bytes_written: _Count
-    """Size of the rows written for it, those changed since the previous snapshot."""
+    """Bytes written for it: the rows changed since the previous snapshot."""
     files: Mapping[_FilePath, _Sha256] = field(default_factory=dict, repr=False)
-    """Files that it needs besides chunks: path relative to the state directory -> sha256, in hexadecimal."""
+    """Required files besides chunks: path relative to the state directory -> sha256, in hexadecimal."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -57,7 +57,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class UnreadableSnapshot:
-    """A snapshot of which a file is damaged or missing."""
+    """A snapshot with a damaged or missing file."""
 
     tag: str
     id: str
@@ -76,9 +76,9 @@ class History:
     description: Description
     snapshots: tuple[Snapshot, ...]
     writer: str | None = field(default=None, compare=False)
-    """In a bucket: the process that may replace it."""
+    """In a bucket: the process that may replace the index."""
     version: str | None = field(default=None, compare=False)
-    """In a bucket: of the object that it was read from; None: there is none yet."""
+    """In a bucket: version of the index object that was read; None: no object exists yet."""
 
 
 class _Index(BaseModel):
@@ -95,22 +95,22 @@ class _Index(BaseModel):
 
 
 def early_steps(steps: Iterable[int], keep_early: int) -> set[int]:
-    """Return which early snapshots to keep: `keep_early`, 0 to 9, for each tenfold of steps; 0 keeps none.
+    """Return the early snapshots to keep: `keep_early`, 0 to 9, for each tenfold of steps; 0 keeps none.
 
-    The first step above 0 in each of the ranges that begin at 10^(k / keep_early). So there are few of any number of
-    steps, and one that is kept stays so, whatever comes later.
+    Keeps the first step above 0 in each range that begins at 10^(k / keep_early). So few are kept of any number of
+    steps, and later steps never change the choice.
     """
     first = {len(str(step**keep_early)): step for step in sorted(steps, reverse=True) if step and keep_early}
     return set(first.values())
 
 
 def is_there(state: Place) -> bool:
-    """Return whether there is a store, readable or not; where not, one may be created."""
+    """Return whether the place holds a store, readable or not; if not, a store may be created."""
     return state.holds(INDEX)
 
 
 def last_writer(state: Place) -> str | None:
-    """Return the writer that the index names; None if it cannot be read."""
+    """Return the writer that the index names; None if the index cannot be read."""
     try:
         return load(state)[0].writer
     except StoreNotFoundError:
@@ -120,7 +120,7 @@ def last_writer(state: Place) -> str | None:
 def load(state: Place) -> tuple[History, str | None]:
     """Return the history of the store at `state`, and the damage to the index if its copy had to be used.
 
-    Raises StoreNotFoundError if there is no store, no readable index, or another format; OSError.
+    Raises StoreNotFoundError if the store or a readable index is missing or has another format; OSError.
     """
     damage: list[str] = []
     for name in _copies(state):
@@ -149,8 +149,8 @@ def copy_is_sound(state: Place, history: History) -> bool:
 def replace(state: Place, history: History) -> None:
     """Replace the store's history; durable on return. If OSError is raised, either version may be in place.
 
-    The copy is written first, so it is never older than the index and using it loses no snapshot. In a bucket only the
-    version that `history` was read from is replaced. Raises StoreLockedError if there is another.
+    The copy is written first, so it is never older than the index and using it loses no snapshot. In a bucket, only
+    the version from which `history` was read is replaced. Raises StoreLockedError if the version differs.
     """
     description = history.description
     text = seal_document(
@@ -175,7 +175,7 @@ def replace(state: Place, history: History) -> None:
 
 
 def taken_over(state: Place) -> StoreLockedError:
-    """Return the error of a writer that is no longer the writer."""
+    """Return the error for a process that is no longer the writer."""
     return StoreLockedError(
         f"{state}: another process has begun to write this state. It goes on, and this one must end; what was "
         "announced is intact"
@@ -183,7 +183,7 @@ def taken_over(state: Place) -> StoreLockedError:
 
 
 def _copies(state: Place) -> tuple[str, ...]:
-    """Return the names of the index, last that of its copy: a bucket needs none, for it keeps several itself."""
+    """Return the names of the index, its copy last: a bucket needs no copy, for it keeps several itself."""
     return (INDEX,) if state.keeps_copies else (INDEX, COPY)
 
 

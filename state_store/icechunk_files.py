@@ -1,9 +1,10 @@
 """The files of an icechunk repository: verified before icechunk parses them, deleted once no snapshot needs them.
 
-icechunk has checksums for no file: a flipped bit becomes a panic, a KeyError or wrong rows. Chunks carry zarr's. Its
-garbage collection is not used either: it takes as roots the references that it can list, and deletes the data of one
-that it failed to open, for example when out of descriptors. Here every kept file is known by name: the history names a
-snapshot's files, and the manifests name the chunks. One that cannot be read is an error before anything is deleted.
+icechunk has checksums for no file: a flipped bit becomes a panic, a KeyError or wrong rows. zarr's checksums cover
+chunks. icechunk's garbage collection is not used either: its roots are the references that it can list, and if it fails
+to open a reference, for example when out of descriptors, it deletes the reference's data. Here every kept file is known
+by name: the history names a snapshot's files, and the manifests name the chunks. If any cannot be read, an error is
+raised before anything is deleted.
 """
 
 import errno
@@ -31,17 +32,17 @@ _CHUNKS, _MANIFESTS, _SNAPSHOTS = "chunks", "manifests", "snapshots"
 _WRITTEN_BY_ICECHUNK = (_SNAPSHOTS, _MANIFESTS, _CHUNKS, "transactions")
 BRANCH = "main"
 REFERENCE = f"refs/branch.{BRANCH}/ref.json"
-"""Where a commit starts. icechunk cannot open a repository without it. It does not say which snapshots exist."""
+"""The start of a commit. icechunk cannot open a repository without it. It does not say which snapshots exist."""
 _REFERENCE_TEXT = re.compile(rb'\{"snapshot": ?"[0-9A-HJKMNP-TV-Z]{20}"\}')
 _MAX_BYTES = 1 << 30
 """A manifest for 10⁹ rows takes less than a thousandth of this."""
 _OF_THE_FILE = {None, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EIO}
 _REPEATS = icechunk.StorageRetriesSettings(max_tries=30, initial_backoff_ms=100, max_backoff_ms=10_000)
-"""With more tries a store that is away is waited for no longer: icechunk gives up after 40 s to a minute and a half."""
+"""More tries would not outlast an unreachable store: icechunk gives up after 40 s to a minute and a half."""
 
 
 def is_damage(error: OSError) -> bool:
-    """Return whether a read failed because of the file: running out of descriptors, for one, says nothing about it."""
+    """Return whether the file itself is the cause of a failed read, unlike running out of descriptors, for example."""
     return not is_away(error) and error.errno in _OF_THE_FILE
 
 
@@ -73,9 +74,9 @@ def verified(state: Place, name: str, sha256: str) -> bytes:
 def written_files(
     state: Place, snapshot_id: str, verified_before: Mapping[str, str]
 ) -> tuple[datetime, dict[str, str]]:
-    """Read back a snapshot just written: its time, and its files, path -> sha256.
+    """Read back a snapshot just written: return its time, and its files, path -> sha256.
 
-    verified_before: files that may be shared with an earlier snapshot; each is verified, or damage since then would be
+    verified_before: files that an earlier snapshot may share; each is verified again, so that later damage is not
     recorded as correct. Raises DamagedFileError, OSError, IcechunkError.
     """
     info = open_repository(state).lookup_snapshot(snapshot_id)
@@ -95,7 +96,7 @@ def written_files(
 
 
 def for_each(state: Place, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """Yield function(item) for each; in a bucket they are called side by side, since each waits for the network."""
+    """Yield function(item) for each item; calls run concurrently in a bucket, since each waits for the network."""
     if not state.is_remote:
         yield from map(function, items)
         return
@@ -104,9 +105,9 @@ def for_each(state: Place, function: Callable[[T], R], items: Iterable[T]) -> It
 
 
 def find_garbage(state: Place, kept: Iterable[Mapping[str, str]], left: Set[str] = frozenset()) -> list[str]:
-    """Return the paths of files that no snapshot needs, given the files of those to keep. No commit may be in progress.
+    """Return the paths of files that no snapshot needs, given the kept snapshots' files. No commit may be in progress.
 
-    Includes leftovers of crashes and failed commits. left: files to leave as well. Raises as `needed_files`.
+    Includes leftovers of crashes and failed commits. left: other files to leave. Raises as `needed_files`.
     """
     present = present_files(state)
     refs = REFERENCE.rpartition("/")[0]
@@ -117,7 +118,7 @@ def find_garbage(state: Place, kept: Iterable[Mapping[str, str]], left: Set[str]
 def needed_files(state: Place, snapshots: Iterable[Mapping[str, str]], present: Set[str] = frozenset()) -> set[str]:
     """Return the paths of all files that snapshots need, chunks included, given their other files, path -> sha256.
 
-    Reads and verifies the given files, but no chunks. present: a listing of the files; one that it lacks is looked for.
+    Reads and verifies the given files, but no chunks. present: a listing of the files; files not in it are looked up.
     Raises DamagedFileError if a file is missing or damaged, or a chunk is missing; OSError.
     """
 
@@ -144,7 +145,7 @@ def present_files(state: Place) -> set[str]:
 
 
 def storage(state: Place) -> icechunk.Storage:
-    """Return icechunk's access to the files; to a bucket with credentials from the environment, as they are needed."""
+    """Return icechunk's access to the files; in a bucket, it takes credentials from the environment when needed."""
     return made_for(state, lambda path: icechunk.local_filesystem_storage(str(path.absolute())), _bucket_storage)
 
 
@@ -156,7 +157,7 @@ def _bucket_storage(state: Address) -> icechunk.Storage:
         region=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"),
         endpoint_url=endpoint,
         allow_http=(endpoint or "").startswith("http://"),
-        force_path_style=endpoint is not None,  # not every server has a host name for each bucket
+        force_path_style=endpoint is not None,  # not every server has a host name per bucket
         from_env=True,
     )
 
@@ -164,9 +165,9 @@ def _bucket_storage(state: Address) -> icechunk.Storage:
 def open_repository(state: Place) -> icechunk.Repository:
     """Reopen the repository, bypassing anything cached in memory.
 
-    Raises StoreNotFoundError if a file that icechunk would read is not one that this program writes; OSError.
+    Raises StoreNotFoundError if icechunk would read a file that this program does not write; OSError.
     """
-    # Its settings could redirect icechunk to other places; this program writes none.
+    # Its settings could redirect icechunk elsewhere; this program writes none.
     if (state / "config.yaml").is_present():
         raise StoreNotFoundError(f"{state}: config.yaml was not written by thermopile; remove it")
     if not reference_is_sound(state):
@@ -199,7 +200,7 @@ def refuse_links(state: Place) -> None:
 
 def refuse_pipes(state: Place) -> None:
     """Raise DamagedFileError for a chunk that is not a regular file: icechunk would block on a pipe."""
-    # Without the directory, no chunk was written yet, or all are lost, which reading one reports.
+    # If the directory is missing, no chunk was written yet, or all are lost, which reading a chunk reports.
     for name in (state / _CHUNKS).irregular_names():
         raise DamagedFileError(f"{_CHUNKS}/{name}", "it is not a regular file; remove it")
 

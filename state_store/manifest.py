@@ -1,8 +1,8 @@
-"""Reading icechunk's manifests, to find the chunk files that a snapshot's arrays need.
+"""Read icechunk's manifests, to find the chunk files that a snapshot's arrays need.
 
-icechunk has no API for this, and its own collector deletes whatever it cannot reach, so ours reads the manifests. A
-manifest (version 1 of icechunk's format) is a header of 39 bytes followed by a zstd-compressed flatbuffer with the
-schema of icechunk's manifest.fbs:
+icechunk has no API for this, and its own collector deletes everything that it cannot reach, so this module reads the
+manifests. A manifest (version 1 of icechunk's format) is a header of 39 bytes followed by a zstd-compressed flatbuffer
+with the schema of icechunk's manifest.fbs:
 
     table Manifest      { id, arrays: [ArrayManifest] }
     table ArrayManifest { node_id, refs: [ChunkRef] }
@@ -28,14 +28,14 @@ _CROCKFORD = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", "0123456789ABCDEF
 
 
 class ChunkRefs(NamedTuple):
-    """The chunks that a manifest refers to. total: number of all chunks. files: names of those stored in chunks/."""
+    """The chunks that a manifest refers to. total: number of all chunks. files: names of chunks stored in chunks/."""
 
     total: int
     files: set[str]
 
 
 def chunk_refs(manifest: bytes) -> ChunkRefs:
-    """Return the chunks of all arrays of a manifest, given the content of its file. Raises ValueError."""
+    """Return the chunks of all arrays of a manifest, given its file's content. Raises ValueError."""
     header = len(_MAGIC) + _LIBRARY_BYTES + len(_VERSION_1_MANIFEST_ZSTD)
     if not manifest.startswith(_MAGIC) or manifest[header - 3 : header] != _VERSION_1_MANIFEST_ZSTD:
         raise ValueError("it is not a manifest in version 1 of icechunk's format")

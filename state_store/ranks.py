@@ -67,14 +67,14 @@ class TorchRanks(Ranks):
 
 @contextmanager
 def agreement(ranks: Ranks, failure_elsewhere: type[Exception] = StateStoreError) -> Iterator[None]:
-    """Run the block on all ranks; if it fails on one, raise on all: a rank that continued alone would wait forever.
+    """Run the block on all ranks; if it fails on any, raise on all: a rank that continued alone would wait forever.
 
-    failure_elsewhere: exception for the ranks that did not fail themselves, with the first failure's text.
+    failure_elsewhere: exception type for the ranks that did not fail, with the first failure's text.
     """
     failure: Exception | None = None
     try:
         yield
-    except Exception as error:  # noqa: BLE001 (raised again, once the others know)
+    except Exception as error:  # noqa: BLE001 (raised again, once the other ranks know)
         failure = error
     failures = [text for text in ranks.gather(failure and f"rank {ranks.rank}: {failure}") if text]
     first_failure = ranks.broadcast(failures[0] if failures else None)

@@ -1,6 +1,6 @@
-"""Reading a store's snapshots without a lock, torch or any change to it; works while a run trains.
+"""Read a store's snapshots without a lock, torch or changing the store; works while a run trains.
 
-A damaged chunk is an error that names it and its file.
+A damaged chunk raises an error that names the chunk and its file.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ class StateReader:
     """The state of all samples at one snapshot; later writes are not visible.
 
     Use `open`. `column` reads one whole column, `rows` a range of ids from several columns, `rows_at` any ids, `array`
-    only what is indexed. All raise FieldError for an unknown column. All but `array` raise DamagedChunkError, which
-    names the file, and SnapshotNotFoundError if the run has deleted the snapshot. The state of a run on selected
-    samples holds theirs only; the others read as samples never visited. All may then raise SelectionError.
+    only the indexed rows. All raise FieldError for an unknown column. All but `array` raise DamagedChunkError, which
+    names the file, and SnapshotNotFoundError if the run has deleted the snapshot. A run on selected samples stores
+    only their state; the others read as samples never visited. All may then raise SelectionError.
     """
 
     def __init__(self, repository: Repository, snapshot: Snapshot, selection: Selection | None = None) -> None:
-        """selection: which samples the stored rows belong to; None: to the first ones. Use `open`, which finds it."""
+        """selection: the samples of the stored rows; None: the first ones. Use `open`, which finds the selection."""
         self._repository = repository
         self._description = description = repository.description
         self._group: zarr.Group = repository.group(snapshot)
         self.snapshot = snapshot
         self.selection = selection
-        """Which samples the run trains on; None: all."""
+        """The samples that the run trains on; None: all."""
         self.samples = selection.about.samples if selection else description.samples
         self.kept = description.samples
         """Number of samples that the run trains on."""
-        # As many ids as a chunk has rows, if the selected ones are spread evenly, within the limit on memory.
+        # Evenly spread selected samples give a chunk about this many ids, within the limit on memory.
         spread = -(-description.block_rows * self.samples // self.kept)
         self.block_rows = min(spread, max(description.block_rows, 2**18))
         """Rows per chunk. Reading whole chunks is fastest: chunk k holds ids from k * block_rows on."""
@@ -77,15 +77,15 @@ class StateReader:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str] | Address, at: str = "latest") -> StateReader:
-        """Open the store at a path, or an address, at a tag (`step-200`), a snapshot id, or `latest`.
+        """Open the store at a path or an address, at a tag (`step-200`), a snapshot id, or `latest`.
 
-        Raises StoreNotFoundError, or SnapshotNotFoundError that lists the existing tags.
+        Raises StoreNotFoundError, or SnapshotNotFoundError, which lists the existing tags.
         """
         repository = Repository.open(place_of(path))
         return cls(repository, repository.resolve(at), selection_of(repository))
 
     def of_rows(self) -> StateReader:
-        """Return a reader of the rows as they are stored: with a selection, its ids are their positions."""
+        """Return a reader of the rows as stored: with a selection, their ids are positions."""
         return StateReader(self._repository, self.snapshot) if self.selection else self
 
     def array(self, name: str) -> zarr.Array[Any] | Scattered:
@@ -97,13 +97,13 @@ class StateReader:
         return stored if selection is None else Scattered(stored, selection, self._description.schema.fill_value(name))
 
     def stored(self, name: str) -> zarr.Array[Any]:
-        """Return one column as it is stored, [kept]: without the samples that the run does not train on."""
+        """Return one column as stored, [kept]: without the samples that the run does not train on."""
         self._check_known([name])
         return array_of(self._group, name)
 
     @property
     def has_carried_rows(self) -> bool:
-        """Whether the run began with rows of another's state, which have visits, but no last step of its own."""
+        """Whether the run began with another run's rows, which have visits, but no last step of its own."""
         first = self._repository.history()[0]
         return isinstance(first, Snapshot) and first.step == 0 and first.bytes_written > 0
 
@@ -145,7 +145,7 @@ class StateReader:
     ) -> dict[str, npt.NDArray[Any]]:
         """Return the rows of any ids, int64 [b], by column, each [b]; all columns by default.
 
-        Reads every chunk once, and several at a time: of 500 ids among 10⁷, four times as fast as `rows` for each.
+        Reads each chunk once, several concurrently: for 500 ids among 10⁷, four times as fast as `rows` for each id.
         Raises ValueError unless 0 <= id < samples.
         """
         wanted, places = np.unique(sample_ids, return_inverse=True)
@@ -160,7 +160,7 @@ class StateReader:
                 for name, array in arrays.items()
             }
         except (*_UNREADABLE, KeyError):
-            # The error does not say which chunk failed; reading them one by one does.
+            # The error does not say which chunk failed; reading chunk by chunk does.
             for start in (np.unique(wanted // self.block_rows) * self.block_rows).tolist():
                 self.rows(start, min(start + self.block_rows, self.samples), names)
             raise
@@ -226,10 +226,10 @@ def _read_chunk(array: zarr.Array[Any], start: int, block_rows: int) -> npt.NDAr
 
 
 def _damage(error: icechunk.IcechunkError, reason: str | None = None) -> str:
-    """Return the file that an error is about, and what is wrong with it. Raises OSError if the file may be intact."""
+    """Return the file that an error concerns, and its fault. Raises OSError if the file may be intact."""
     text = str(error)
     # A resume falls back to an older snapshot if one is damaged. Running out of descriptors or memory is not damage,
-    # nor is a store that is away.
+    # nor is an unreachable store.
     if _FROM_BUCKET in text and not _NOT_IN_BUCKET.search(text):
         cause = without_credentials(text.strip().splitlines()[-1].strip(" |`->"))
         raise ObjectStoreError(
@@ -255,7 +255,7 @@ def _damaged_bytes(array: zarr.Array[Any], chunk: int) -> str:
     except icechunk.IcechunkError as error:
         return _damage(error)
     try:
-        # Only icechunk's errors name a chunk's file, and it rejects a read of zero bytes, so this provokes one.
+        # Only icechunk's errors name a chunk's file. It rejects a read of zero bytes, so this provokes such an error.
         sync(array.store.get(key, default_buffer_prototype(), SuffixByteRequest(0)))
     except icechunk.IcechunkError as refusal:
         length = _LENGTH.search(str(refusal))

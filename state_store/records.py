@@ -1,4 +1,4 @@
-"""Rows as aligned records in memory, and compiled loops over them, all of which release the GIL.
+"""Rows as aligned records in memory, and compiled loops over them, which release the GIL.
 
 A record is `row_words` uint32 words: the float32 fields, visits, last_step, then padding. `places` are positions in an
 array of records, not row numbers; see rows.py.
@@ -22,11 +22,11 @@ RECORDS, IDS, FLAGS = "uint32[:,::1]", "int64[::1]", "bool_[::1]"
 
 _CACHE_LINE_BYTES = 64
 _TILE = 128
-"""Records that fit the L1 cache together, so that each is fetched from memory once and not once per field."""
+"""Number of records that fit the L1 cache together, so that memory is read once per record, not once per field."""
 
 
 def aligned_words(rows: int, row_words: int) -> Words:
-    """Return words [rows, row_words] aligned to a cache line, so that no short row straddles two."""
+    """Return words [rows, row_words] aligned to a cache line, so that no short row straddles two lines."""
     size = rows * row_words * 4
     memory = np.empty(size + _CACHE_LINE_BYTES, dtype=np.uint8)
     skip = -memory.ctypes.data % _CACHE_LINE_BYTES
@@ -46,8 +46,8 @@ def gather(words: Words, places: IdArray, values: Floats, visits: npt.NDArray[np
     floats = words.view(np.float32)
     for start in range(0, places.shape[0], _TILE):
         stop = min(start + _TILE, places.shape[0])
-        # Visits first: so short a loop keeps many cache misses in flight, and each brings in the rest of its record.
-        # Places are unsigned in numba, which would otherwise check each for a negative index.
+        # Visits first: so short a loop keeps many cache misses in flight, and each loads the rest of its record.
+        # Places are unsigned because numba would otherwise check each for a negative index.
         for i in range(start, stop):
             visits[i] = words[np.uint64(places[i]), fields]
         for i in range(start, stop):
@@ -63,7 +63,7 @@ def scatter(words: Words, places: IdArray, values: Floats, accepted: Flags, step
     floats = words.view(np.float32)
     for start in range(0, places.shape[0], _TILE):
         stop = min(start + _TILE, places.shape[0])
-        for i in range(start, stop):  # brings in the records, as in `gather`
+        for i in range(start, stop):  # loads the records, as in `gather`
             if accepted[i]:
                 counters = words[np.uint64(places[i]), fields:]
                 counters[0] += np.uint32(1)

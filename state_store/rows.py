@@ -1,7 +1,7 @@
 """A rank's rows during training: read and written by sample, saved in snapshots by block.
 
 Sample ids count over all ranks. `rows` count from the rank's first id. `places` are positions of records in memory,
-which only `Blocks` assigns.
+assigned only by `Blocks`.
 """
 
 import threading
@@ -30,7 +30,7 @@ from .records import (
 from .schema import Schema
 
 _BLOCKS_WRITTEN_AT_ONCE = 16
-"""Neighbouring blocks that a snapshot writes together, to amortise zarr's cost per call."""
+"""Maximum neighbouring blocks that a snapshot writes together, to amortise zarr's cost per call."""
 _NONE = -1
 """The end of a chain."""
 
@@ -47,9 +47,9 @@ class Window(Protocol):
 
 
 class Blocks:
-    """A rank's blocks and where their records are in memory: here all of them, in order, at their initial values.
+    """A rank's blocks and the places of their records in memory: here all blocks, in order, at their initial values.
 
-    `WindowedBlocks` holds only some. Block numbers start at the rank's first block.
+    `WindowedBlocks` holds only some blocks. Block numbers start at the rank's first block.
     """
 
     blocks_read = blocks_written = 0
@@ -60,7 +60,7 @@ class Blocks:
         self.words[:] = 0
         self.words.view(np.float32)[:, : len(schema.names)] = list(schema.initial.values())
         self.lock = threading.Condition()
-        """Hold it while using a place, so that the record stays there."""
+        """Hold it while using a place: the record then stays there."""
         self._block_rows = block_rows
         self._present: Flags = np.ones(-(-rows // block_rows), dtype=bool)
 
@@ -76,7 +76,7 @@ class Blocks:
         return self._present
 
     def records(self, block: int) -> Words:
-        """Return the records of a block that is in memory, [rows of the block, row_words]."""
+        """Return the records of a block in memory, [rows of the block, row_words]."""
         return self.words[block * self._block_rows : (block + 1) * self._block_rows]
 
     def fetched(self, block: int) -> Words:
@@ -90,7 +90,7 @@ class Blocks:
         """Record that the put of `step` is in the rows."""
 
     def follow(self, snapshot: Snapshot) -> None:
-        """Read blocks that were never changed from this snapshot from now on."""
+        """From now on, read blocks that were never changed from this snapshot."""
 
     def check(self) -> None:
         """Raise BackgroundError, with its cause, if a thread has failed."""
@@ -100,9 +100,9 @@ class Blocks:
 
 
 class Rows:
-    """Reads and writes rows, and tracks what a snapshot needs: the changed blocks, as they were at its cut.
+    """Reads and writes rows, and tracks a snapshot's needs: the changed blocks, as they were at its cut.
 
-    owned: ids of this rank, in whole blocks. step: of the snapshot that the rows are from. For a snapshot call `cut`,
+    owned: ids of this rank, in whole blocks. step: of the snapshot that the rows come from. For a snapshot call `cut`,
     consume `parts` to its end, then call `written` or `not_written` before the next `cut`. Thread-safe.
     """
 
@@ -110,9 +110,9 @@ class Rows:
         self.schema, self.owned, self.block_rows, self.blocks = schema, owned, block_rows, blocks
         count = -(-len(owned) // block_rows)
         self._dirty = np.zeros(count, dtype=bool)  # changed since the last cut
-        self._pending = np.zeros(count, dtype=bool)  # in the cut that is being written, not written yet
-        self._cut = np.zeros(count, dtype=bool)  # in the cut that is being written
-        self._saved_at = np.full(count, step, dtype=np.int64)  # step of the newest snapshot that the block changed in
+        self._pending = np.zeros(count, dtype=bool)  # in the cut being written, not written yet
+        self._cut = np.zeros(count, dtype=bool)  # in the cut being written
+        self._saved_at = np.full(count, step, dtype=np.int64)  # step of the newest snapshot in which the block changed
         self._before = BeforeImages(count, block_rows, schema.row_words)
 
     def gather(self, ids: IdArray, values: Floats, visits: npt.NDArray[np.int32], *, wait: bool = True) -> bool:
@@ -130,7 +130,7 @@ class Rows:
     def scatter(self, ids: IdArray, values: Floats, step: int) -> Flags:
         """Write `values` [fields, b] into the rows of `ids` [b], increment their visits and set their last step.
 
-        Rejects a row with any value that is not finite, and keeps its old row. Returns which were rejected, bool [b].
+        Rejects a row with a non-finite value, and keeps the old row. Returns which rows were rejected, bool [b].
         """
         rows = ids - self.owned.start
         blocks = rows // self.block_rows
@@ -139,7 +139,7 @@ class Rows:
             places = self.blocks.places(rows, wait=True)
             assert places is not None
             self._dirty[blocks[accepted]] = True
-            before = accepted & self._pending[blocks]  # rows of blocks that a snapshot still has to write
+            before = accepted & self._pending[blocks]  # rows of blocks that a snapshot has yet to write
             if before.any():
                 self._before.save(self.blocks.words, places, rows, before)
             scatter(self.blocks.words, places, values, accepted, np.uint32(step))
@@ -150,13 +150,13 @@ class Rows:
         """Fix the content of the next snapshot as the current rows, and mark every block unchanged."""
         with self.blocks.lock:
             self._cut[:] = self._dirty
-            self._pending[:] = True  # until `parts` is told which are needed: of any, the old rows must be kept
+            self._pending[:] = True  # until `parts` knows which blocks are needed, keep the old rows of all
             self._dirty[:] = False
 
     def parts(self, since: int) -> Iterator[ColumnPart]:
         """Yield the blocks changed after the snapshot of step `since`, as of the cut.
 
-        Each part reuses the memory of the previous one. Raises what reading a block that is not in memory raises.
+        Each part reuses the memory of the previous part. Raises the errors of reading a block that is not in memory.
         """
         with self.blocks.lock:
             self._cut |= self._saved_at > since
@@ -177,14 +177,14 @@ class Rows:
             )
 
     def written(self, step: int) -> None:
-        """Release the cut after its snapshot, of this step, was committed."""
+        """Release the cut after its snapshot at this step was committed."""
         with self.blocks.lock:
             self._saved_at[self._cut] = step
             self._cut[:] = False
             self._before.clear()
 
     def not_written(self) -> None:
-        """Mark the blocks of the cut as changed again after its snapshot failed, so that the next one writes them."""
+        """Mark the blocks of the cut as changed again after its snapshot failed: the next snapshot writes them."""
         with self.blocks.lock:
             self._dirty |= self._cut
             self._cut[:] = self._pending[:] = False
@@ -223,8 +223,8 @@ class Rows:
 class BeforeImages:
     """Old values of rows that were overwritten while a snapshot was being written.
 
-    Rows, not blocks: a random batch touches nearly every block, so copying blocks would copy the whole store. There is
-    one chain of records per block, newest first; its memory is reused once it is restored.
+    Rows, not blocks: a random batch touches nearly every block, so copying blocks would copy the whole store. Each
+    block has one chain of records, newest first; its memory is reused once restored.
     """
 
     def __init__(self, blocks: int, block_rows: int, row_words: int) -> None:

@@ -1,4 +1,4 @@
-"""The rows of a run on selected samples, as rows of the whole dataset: those in between read as never visited."""
+"""The rows of a run on selected samples, as rows of the whole dataset: other samples read as never visited."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .durable import Repository
 def selection_of(repository: Repository) -> Selection | None:
     """Return the selection that a store was created with, None if it has all samples.
 
-    Raises SelectionError if the folder next to the store does not hold it.
+    Raises SelectionError if the folder next to the store does not hold that selection.
     """
     description = repository.description
     if description.selection is None:
@@ -31,9 +31,9 @@ def selection_of(repository: Repository) -> Selection | None:
 
 
 def places_within(selection: Selection, start: int, stop: int) -> tuple[tuple[int, int], npt.NDArray[np.int64]]:
-    """Return the positions, first and end, of the selected ones of the ids start … stop − 1, and their ids − start.
+    """Return the range of positions of the selected ids among start … stop − 1, and these ids minus start.
 
-    Raises SelectionError if these are not in order: the file is damaged.
+    Raises SelectionError if the ids are not ascending: the file is damaged.
     """
     assert selection.ids is not None
     first, end = np.searchsorted(selection.ids, (start, stop)).tolist()
@@ -47,7 +47,7 @@ def places_within(selection: Selection, start: int, stop: int) -> tuple[tuple[in
 
 
 class Scattered:
-    """A stored column as a column of all samples, which reads what it is indexed with."""
+    """A stored column as a column of all samples; reads only the indexed rows."""
 
     def __init__(self, stored: zarr.Array[Any], selection: Selection, fill_value: float) -> None:
         self._stored, self._selection, self._fill_value = stored, selection, fill_value

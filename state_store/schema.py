@@ -1,4 +1,4 @@
-"""The fields of one row of state, their initial values, where each lies in the row; and what a store is made for."""
+"""The fields of one row of state, their initial values, their layout in the row; and a store's description."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Schema:
     def row_words(self) -> int:
         """Row length in 32-bit words: 8 (32 B) if the columns fit, otherwise a multiple of 16 (64 B).
 
-        Short rows share a cache line in pairs and long rows start on one, so no row straddles more lines than
+        Short rows share a cache line in pairs and long rows start on a line, so no row straddles more lines than
         necessary.
         """
         return 8 if len(self.columns) <= 8 else math.ceil(len(self.columns) / 16) * 16
@@ -86,13 +86,13 @@ class Description:
     """The samples and fields of a store. Raises ValueError if a number is below 1."""
 
     samples: int
-    """Number of rows: of all samples of the dataset, or of the selected ones, whose positions are then the ids here."""
+    """Number of rows: all samples of the dataset, or the selected samples, whose positions are then the ids here."""
     schema: Schema
     block_rows: int
     """Rows per zarr chunk, the unit of writing."""
     dataset_fingerprint: str
     selection: str | None = None
-    """sha256 of the selected ids, which the folder `selection` next to the store holds; None if all are selected."""
+    """sha256 of the selected ids in the folder `selection` next to the store; None if all samples are selected."""
 
     def __post_init__(self) -> None:
         if self.samples < 1 or self.block_rows < 1:

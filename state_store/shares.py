@@ -1,4 +1,4 @@
-"""Creating a store or opening one at a snapshot: take the lock, agree among the ranks, load each rank's rows."""
+"""Create a store or open it at a snapshot: take the lock, agree among the ranks, load each rank's rows."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -24,7 +24,7 @@ _ROWS_LOADED_AT_ONCE = 1 << 20
 
 
 Share = tuple[Repository, Snapshot, Rows, Staging, Lock | None, Ranks]
-"""What a rank holds of an open store: its history, first snapshot and rows, and on rank 0 the lock if it took it."""
+"""A rank's part of an open store: history, first snapshot, rows, and on rank 0 the lock if it took one."""
 
 
 def open_share(
@@ -37,10 +37,10 @@ def open_share(
     owned: range | None,
     lock: Lock | None,
 ) -> Share:
-    """Take the lock, unless it is given, create or find the first snapshot on rank 0, then load each rank's rows.
+    """Take the lock, unless given; create or find the first snapshot on rank 0; then load each rank's rows.
 
-    If a rank fails, all do. The store is created or undone by `begin`, only when nothing else can fail. It is given the
-    path, in a bucket under the lock's lease, and then the name of the lock's holding.
+    If a rank fails, all do. `begin` creates or undoes the store, only once nothing else can fail. Its arguments are the
+    path, in a bucket under the lock's lease, and the name of the lock's holding.
     """
     ranks = ranks or Ranks()
     with ExitStack() as undo:
@@ -74,7 +74,7 @@ def open_share(
 
 
 def writer_lock(path: Place) -> Lock:
-    """Take the writer lock, `<repository>.lock`; readers need none. Raises StoreLockedError, OSError."""
+    """Take the writer lock, `<repository>.lock`; readers need no lock. Raises StoreLockedError, OSError."""
     file = path.with_name(path.name + ".lock")
     try:
         return lock_at(file, lambda: history.taken_over(path), lambda: history.last_writer(path))

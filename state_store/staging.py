@@ -17,14 +17,14 @@ from .schema import VISITS, Schema
 
 @dataclass
 class StagedRows:
-    """One batch of rows in host memory (pinned if the store's device is a GPU), and its copy on the device."""
+    """One batch of rows in host memory, pinned if the store's device is a GPU, and its copy on the device."""
 
     values: torch.Tensor
     """float32 [fields, b]"""
     visits: torch.Tensor
     """int32 [b]"""
     on_device: Arriving | None = None
-    """Both, on a GPU."""
+    """Both on a GPU."""
 
 
 class Staging:
@@ -32,7 +32,7 @@ class Staging:
 
     def __init__(self, schema: Schema, device: str | torch.device) -> None:
         self._schema = schema
-        # Through a tensor: this resolves `cuda` to the current GPU, such as `cuda:0`, as in the caller's tensors.
+        # Through a tensor, which resolves `cuda` to the current GPU, such as `cuda:0`, as in the caller's tensors.
         self.device = torch.empty(0, device=device).device
         self._copies = Copies(CudaDevice(self.device)) if self.device.type == "cuda" else None
 

@@ -58,11 +58,11 @@ class StateStore:
         self._repository, self._rows, self._lock, self._ranks = repository, rows, lock, ranks
         self._process = os.getpid()
         self._closed = False
-        self._lost: StateStoreError | None = None  # why rows that a snapshot needs can be read nowhere
+        self._lost: StateStoreError | None = None  # reason why rows that a snapshot needs are lost
         self._transfer = Transfer(rows, staging, selection)
         self._snapshot_thread = BackgroundThread("snapshot", goes_on=True)
         self._writes: list[tuple[int, Future[Snapshot]]] = []
-        """Requested snapshots that are neither written nor failed, with their steps."""
+        """Snapshots requested but neither written nor failed, with their steps."""
 
     @classmethod
     def create(
@@ -87,11 +87,11 @@ class StateStore:
         fields: path of each float32 field -> its initial value; the store adds `visits` and `last_step`. block_rows:
         rows per zarr chunk, the unit of writing. The first snapshot is `step-0`.
         memory_budget: bytes of RAM for rows. All are resident if it is None or large enough; otherwise see `expect`.
-        ranks, owned: the processes that share the store, and the ids of this one's rows, in whole blocks.
-        selection: which samples of the dataset these are, if not all. Every id here is then a position among them;
-        readers find its folder, `selection`, next to `path` and map positions to ids.
-        carried: the state that the first samples begin with, fields and visits bit for bit; last_step becomes 0.
-        lock: the writer lock, if the caller holds it on rank 0, and releases it after `close`; see `writer_lock`.
+        ranks, owned: the processes that share the store, and the ids of this process's rows, in whole blocks.
+        selection: the samples of the dataset that the store holds, if not all. Every id here is then a position among
+        them; readers find its folder, `selection`, next to `path` and map positions to ids.
+        carried: initial state of the first samples, fields and visits bit for bit; last_step becomes 0.
+        lock: the writer lock, if the caller holds it on rank 0 and releases it after `close`; see `writer_lock`.
         Raises StoreExistsError, StoreLockedError, MemoryBudgetError, FieldError for a bad name or value, ValueError for
         a bad size.
         """
@@ -124,8 +124,8 @@ class StateStore:
     ) -> Self:
         """Resume the store at `path` from a tag, a snapshot id or `latest`, and take the writer lock.
 
-        Undoes later snapshots, since their steps will be repeated. Drops damaged earlier ones from the history, with a
-        warning each, because `retain` deletes nothing while it has to keep one.
+        Undoes later snapshots, since their steps will be repeated. Drops damaged earlier snapshots from the history,
+        with a warning each, because `retain` deletes nothing while it has to keep a damaged snapshot.
         Reads all rows into RAM, or none with a memory budget. The number of ranks may have changed. lock: as for
         `create`.
         Raises StoreNotFoundError, SnapshotNotFoundError, StoreLockedError, MemoryBudgetError; StoreMismatchError,
@@ -185,8 +185,7 @@ class StateStore:
     def prefetch(self, sample_ids: SampleIds) -> None:
         """Announce a `take` of exactly these ids, int64 [b], and gather their rows in the background.
 
-        This is a hint: it changes no result and the `take` need not follow. At most 16 batches are kept.
-        Raises SampleIdError.
+        A hint: it changes no result, and the `take` need not follow. At most 16 batches are kept. Raises SampleIdError.
         """
         self._check_usable()
         self._transfer.prefetch(checked_ids(sample_ids, self.owned))
@@ -245,9 +244,9 @@ class StateStore:
     def retain(self, keep_last: int, keep_every: int = 0, keep_early: int = 0) -> Future[None]:
         """Delete old snapshots and free their disk space, in the background, after all requested snapshots.
 
-        Keeps the newest `keep_last` (at least 1), those whose step is a multiple of `keep_every` (0: none), step-0, and
-        the first `keep_early` of each tenfold of steps, as `early_steps` says. Readers of a kept snapshot are not
-        disturbed. Raises ValueError, BackgroundError.
+        Keeps the newest `keep_last` (at least 1), multiples of `keep_every` steps (0: none), step-0, and the first
+        `keep_early` of each tenfold of steps, as `early_steps` says. Readers of a kept snapshot are not disturbed.
+        Raises ValueError, BackgroundError.
         """
         self._check_usable()
         self._raise_unseen_failure()
@@ -258,7 +257,7 @@ class StateStore:
         return self._snapshot_thread.submit(self._delete_old_snapshots, keep_last, keep_every, keep_early)
 
     def flush(self) -> None:
-        """Wait until every put is in the rows and every requested snapshot is committed; raises as they do."""
+        """Wait until every put is in the rows and every requested snapshot is committed; raise their errors."""
         self._check_usable()
         self._transfer.thread.drain()
         self._snapshot_thread.drain()
@@ -318,7 +317,7 @@ class StateStore:
         self._rows.cut()
 
     def _write_snapshot(self, cut: Future[None], *, step: int, epoch: int, config_hash: str) -> Snapshot:
-        # Before anything can fail: blocks that were not written may be marked changed again only after the cut.
+        # First, before anything can fail: unwritten blocks may be marked changed again only after the cut.
         wait([cut])
 
         def parts(base: Snapshot) -> Iterator[ColumnPart]:

@@ -1,4 +1,4 @@
-"""Moving batches of rows between the store and its caller in the background; `take` never returns a stale row."""
+"""Move batches of rows between the store and its caller in the background; `take` never returns a stale row."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SampleIds: TypeAlias = IdArray | torch.Tensor
 _log = logging.getLogger(__name__)
 
 _PREFETCHES_KEPT = 16
-"""A prefetch whose take has not come after this many later prefetches or puts is dropped: it may never come."""
+"""A prefetch is dropped after this many later prefetches or puts: its take may never come."""
 _IDS_LOGGED = 20
 
 
@@ -36,7 +36,7 @@ _IDS_LOGGED = 20
 class _Prefetch:
     ids: IdArray
     ascending_ids: IdArray
-    puts_seen: int  # number of the last put before it; the prefetch includes that put and all earlier ones
+    puts_seen: int  # number of the last put before the prefetch, which includes all puts up to it
     staged: Future[StagedRows | None]  # None if a row was not in memory
 
 
@@ -51,8 +51,8 @@ class _Put:
 class Transfer:
     """Prefetches, takes and puts of one caller. Ids are validated, int64 [b].
 
-    `thread` gathers prefetched batches and writes new rows, in call order. What is pending is remembered, so that
-    `take` waits only for puts that share ids with its batch, and replaces only the rows that a prefetch has missed.
+    `thread` gathers prefetched batches and writes new rows, in call order. Pending calls are recorded, so that `take`
+    waits only for puts that share ids with its batch, and replaces only the rows that a prefetch has missed.
     """
 
     def __init__(self, rows: Rows, staging: Staging, selection: Selection | None) -> None:
@@ -95,7 +95,7 @@ class Transfer:
         self._rows.blocks.check()
 
     def _claim(self, ids: IdArray) -> _Prefetch | None:
-        """Return the oldest prefetch of exactly these ids, and drop it and all older ones: batches come in order."""
+        """Return the oldest prefetch of exactly these ids; drop it and all older ones, since batches come in order."""
         for place, prefetch in enumerate(self._prefetches):
             if np.array_equal(prefetch.ids, ids):
                 for _ in range(place + 1):
@@ -113,7 +113,7 @@ class Transfer:
     def _gather_now(self, ids: IdArray) -> StagedRows:
         """Gather rows that were not prefetched, after the puts that they depend on."""
         if not self._rows.blocks.in_memory().all():
-            # Wait for all puts, including other rows': blocks that those puts release make room for the missing ones.
+            # Wait for all puts, including other rows': the blocks that they release make room for the missing ones.
             self.thread.drain()
         under_way = [put for put in self._puts if not put.done.done()]
         ascending = np.sort(ids) if under_way else ids
@@ -125,7 +125,7 @@ class Transfer:
         return staged
 
     def _forward(self, prefetch: _Prefetch, staged: StagedRows) -> None:
-        """Replace staged rows that puts made after the prefetch have changed or will change."""
+        """Replace staged rows that puts have changed or will change after the prefetch."""
         stale = np.zeros(len(prefetch.ids), dtype=bool)
         for put in self._puts:
             if put.number > prefetch.puts_seen and _meet(prefetch.ascending_ids, put.ascending_ids):
@@ -173,7 +173,7 @@ class Transfer:
 
 @compiled("bool_", IDS, IDS)
 def _meet(ascending: IdArray, other: IdArray) -> bool:
-    """Return whether two ascending vectors share an id. Most batches share none, so this is a take's usual cost."""
+    """Return whether two ascending vectors share an id. Most batches share none, so a take usually costs only this."""
     i, j = 0, 0
     while i < ascending.shape[0] and j < other.shape[0]:
         left, right = ascending[i], other[j]

@@ -18,7 +18,7 @@ from .working_tier import WorkingTier
 _log = logging.getLogger(__name__)
 
 _NONE = -1
-"""No slot holds the block, or no block is in the slot."""
+"""A slot without a block, or a block without a slot."""
 _NEVER = 1 << 62
 """A step that is never reached."""
 
@@ -46,13 +46,13 @@ class WindowedBlocks(Blocks):
         self._block_in = np.full(slots, _NONE, dtype=np.int64)
         self._unsaved = np.zeros(slots, dtype=bool)  # newer than on disk
         self._first_needed, self._last_needed = np.zeros((2, slots), dtype=np.int64)
-        self._step = step  # the last one whose put is in the rows
+        self._step = step  # last step whose put is in the rows
         self._coming: Iterator[tuple[int, Window]] = iter(())
         self._complaint = ""
 
     def expect(self, windows: Iterable[Window]) -> None:
         with self.lock:
-            # Lazily: a window that is over by the time it is reached is skipped.
+            # Lazily: a window that is already over when reached is skipped.
             self._coming = (
                 (int(block) - self._first_block, window)
                 for window in windows
@@ -114,7 +114,7 @@ class WindowedBlocks(Blocks):
         while (job := self._next_job()) is not None:
             try:
                 job()
-            except Exception as error:  # noqa: BLE001 (whoever needs the block repeats this, and raises)
+            except Exception as error:  # noqa: BLE001 (a caller that needs the block retries and raises)
                 with self.lock:
                     self._rest()
                 if str(error) != self._complaint:
@@ -123,7 +123,7 @@ class WindowedBlocks(Blocks):
                 return
 
     def _next_job(self) -> Callable[[], None] | None:
-        """Choose the next job; if there is none, return None and mark the thread unscheduled."""
+        """Choose the next job; without one, return None and mark the thread unscheduled."""
         with self.lock:
             try:
                 if not self._ended:
@@ -145,7 +145,7 @@ class WindowedBlocks(Blocks):
         self.lock.notify_all()
 
     def _write_back(self, slot: int) -> None:
-        """Save the block in `slot` if it changed, and free the slot unless it is needed again by then."""
+        """Save the block in `slot` if it changed, and free the slot unless the block is needed again by then."""
         with self.lock:
             changed = bool(self._unsaved[slot])
             self._unsaved[slot] = False
@@ -190,7 +190,7 @@ class WindowedBlocks(Blocks):
     # For a caller whose block is missing; called under the lock.
 
     def _bring_in(self, block: int, needed: IdArray) -> None:
-        """Fetch a block that no window announced, or wait for the thread to bring an announced one."""
+        """Fetch a block that no window announced, or wait for the thread to read an announced block."""
         if len(needed) > len(self._block_in):
             row_bytes = self.words.shape[1] * 4
             raise MemoryBudgetError(
@@ -199,7 +199,7 @@ class WindowedBlocks(Blocks):
                 f"{len(needed) * self._block_rows * row_bytes:,} bytes, or give the order a narrower window"
             )
         if self._scheduled:
-            # The thread is late, not idle. Fetching here what it is about to read would read it twice.
+            # The thread is late, not idle: fetching its next block here would read the block twice.
             self.lock.wait()
             return
         slot = self._slot_to_use(needed)
@@ -210,10 +210,10 @@ class WindowedBlocks(Blocks):
             self._release(slot)
         self._load(block, slot)
         self._block_in[slot] = block
-        self._occupy(slot, block, self._step, self._step + 1)  # it stays until the put of the step that took it
+        self._occupy(slot, block, self._step, self._step + 1)  # the block stays until the put of the step that took it
 
     def _slot_to_use(self, needed: IdArray) -> int:
-        """Choose a free slot, else one whose window is over, else the one needed last."""
+        """Choose a free slot, else a slot whose window is over, else the slot needed last."""
         score = np.where(self._last_needed <= self._step, _NEVER, self._first_needed)
         score[self._block_in == _NONE] = _NEVER + 1
         score[np.isin(self._block_in, needed)] = -1

@@ -21,7 +21,7 @@ from .records import Flags, Words
 class WorkingTier:
     """One zarr array of records with one chunk per block, rewritten in place. Private to a rank, useless after a crash.
 
-    A block that was never written here is read from the last snapshot, where it is unchanged, so opening takes the same
+    A block that was never written here is unchanged, and is read from the last snapshot, so opening takes the same
     time for any number of rows. Thread-safe, except for concurrent writes of one block.
     """
 
@@ -30,8 +30,8 @@ class WorkingTier:
         self._description = description = repository.description
         self.path = own_directory(_directory(repository.path)) / f"rank-{rank}"
         if repository.path.is_remote:
-            shutil.rmtree(self.path, ignore_errors=True)  # on machines other than rank 0's, what a killed run left
-        self.path.mkdir()  # must not exist: leftovers of killed runs, or planted files, have been discarded
+            shutil.rmtree(self.path, ignore_errors=True)  # on machines other than rank 0's, leftovers of a killed run
+        self.path.mkdir()  # must not exist: leftovers of killed runs and planted files have been discarded
         rows, words = len(owned), description.schema.row_words
         self._array: zarr.Array[Any] = zarr.create_array(
             self.path,
@@ -49,7 +49,7 @@ class WorkingTier:
         self.follow(snapshot)
 
     def follow(self, snapshot: Snapshot) -> None:
-        """Read blocks that were never written here from `snapshot` from now on; the older one may be collected."""
+        """From now on, read blocks that were never written here from `snapshot`; the older one may be collected."""
         self._snapshot = snapshot
 
     def read(self, block: int) -> Words:
@@ -72,7 +72,7 @@ class WorkingTier:
                 if followed is not self._snapshot:
                     snapshot = followed = self._snapshot
                     continue
-                # Damaged? A block that was never written here is the same in all snapshots since the one opened.
+                # Damaged? Blocks that were never written here are the same in all snapshots since the opened one.
                 known = self._repository.snapshots() if isinstance(error, DAMAGE) else []
                 earlier = [entry for entry in known if self._first_step <= entry.step < snapshot.step]
                 if not earlier:
@@ -86,15 +86,14 @@ class WorkingTier:
         self._written[block] = True
 
     def remove(self) -> None:
-        """Delete all files."""
         shutil.rmtree(self.path, ignore_errors=True)
-        with suppress(OSError):  # other ranks still have theirs
+        with suppress(OSError):  # other ranks still have their files
             self.path.parent.rmdir()
 
     def _read_own(self, block: int, start: int, stop: int) -> Words:
         file = self.path / "c" / str(block) / "0"
         try:
-            if not file.exists():  # zarr would read it as zeros
+            if not file.exists():  # zarr would read a missing file as zeros
                 raise FileNotFoundError("it is missing")
             return np.ascontiguousarray(self._array[start:stop], dtype=np.uint32)
         except (OSError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""Objects in an S3 store, by their addresses: `s3://bucket/path`.
+"""Objects in an S3 store, named by addresses `s3://bucket/path`.
 
 Credentials, region and endpoint come from the environment only (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION,
-AWS_ENDPOINT_URL, or what the machine's role gives), so no setting, log or report ever holds them.
+AWS_ENDPOINT_URL, or the machine's role), so no setting, log or report ever holds them.
 """
 
 from __future__ import annotations
@@ -34,67 +34,67 @@ if TYPE_CHECKING:
     from obstore.store import S3Store
 
 PATIENCE_SECONDS = 150.0
-"""An operation is repeated for this long while the store is away or failing."""
+"""Operations are retried for this long while the store is unreachable or failing."""
 RANGE_BYTES = 8 << 20
-"""Large objects are read in ranges of this size, side by side: each is a request that can be repeated by itself."""
+"""Large objects are read in concurrent ranges of this size, so that each request can be retried by itself."""
 SIDE_BY_SIDE = 8
-"""Ranges of an object, or files of a history, that are read at once."""
+"""Maximum concurrent reads: ranges of an object, or files of a history."""
 REQUEST_SECONDS = 30.0
-"""A request takes no longer."""
+"""Timeout of a request."""
 _PART_SECONDS = 4.0
-"""The client repeats a part of a large object for this long if there is a lease."""
+"""With a lease, the client retries a part of a large object for this long."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 _TOLD_AFTER_SECONDS = 5.0
 
 SCRATCH = "THERMOPILE_SCRATCH"
-"""Environment variable: the folder for working files of what is in buckets; else `~/.cache/thermopile`."""
+"""Environment variable: folder for this machine's working files of bucket data; default `~/.cache/thermopile`."""
 _MARKS = ".ranks"
 
 _ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?")
 _NO_BUCKET = "The specified bucket does not exist"
 _log = logging.getLogger(__name__)
 _telling, _told_at = Lock(), dict[tuple[str, str | None], float]()
-"""When an outage of a bucket at an endpoint was last told of."""
+"""When an outage was last logged, by bucket and endpoint."""
 _NEVER = Event()
 T = TypeVar("T")
 
 
 class AddressError(ValueError):
-    """The text is not an address of an object."""
+    """The text is not a valid object address."""
 
 
 class MissingBucketError(FileNotFoundError):
-    """There is no such bucket."""
+    """The bucket does not exist."""
 
 
 class ObjectStoreError(OSError):
-    """The object store cannot be reached, or refuses what was asked of it."""
+    """The object store cannot be reached, or refuses the request."""
 
 
 class ObjectTooLargeError(OSError):
-    """The object is larger than what was to be read."""
+    """The object exceeds the caller's size limit."""
 
 
 class Lease(Protocol):
-    """The right to change what is below an address. Another process may take it from one that was cut off."""
+    """The right to change objects below an address. Another process may take it from a writer that was cut off."""
 
     @property
     def term(self) -> str:
-        """Number of the holding, 8 hexadecimal digits: part of the names of objects that may only be its own."""
+        """Number of this holding, 8 hexadecimal digits: part of the names of objects that only its holder writes."""
 
     def confirm(self, seconds: float) -> None:
-        """Return if the right lasts for `seconds`; renew it first if it may not. Called before every request.
+        """Return if the lease lasts for `seconds`; renew it first if it may not. Called before every request.
 
-        Raises the holder's own error once another process has it, and OSError while the store is away.
+        Raises the holder's own error once another process has the lease, and OSError while the store is unreachable.
         """
 
 
 @dataclass(frozen=True)
 class Address:
-    """The place of an object, or of all objects below it; joined and shown as a path is.
+    """The place of an object, or of all objects below it; joined and printed like a path.
 
-    Its methods raise FileNotFoundError for a missing object or bucket, PermissionError, ObjectStoreError if the store
-    fails for longer than `patience`, and what the lease raises. They are safe to call from several threads.
+    Methods raise FileNotFoundError for a missing object or bucket, PermissionError, ObjectStoreError if the store
+    fails for longer than `patience`, and the lease's errors. They are safe to call from several threads.
     """
 
     is_remote: ClassVar[bool] = True
@@ -107,7 +107,7 @@ class Address:
     key: str
     """Path in the bucket, without slashes at its ends; empty for the bucket itself."""
     lease: Lease | None = field(default=None, compare=False, repr=False)
-    """Confirmed before each request, also a repeated one or a listing: by its answer something may be deleted."""
+    """Confirmed before each request, retries and listings included: a listing may decide what is deleted."""
     patience: float | None = field(default=None, compare=False, repr=False)
     """Seconds; None: PATIENCE_SECONDS."""
 
@@ -115,7 +115,7 @@ class Address:
     def parse(cls, text: str) -> Address:
         """Raises AddressError unless the text is `s3://bucket` or `s3://bucket/path`."""
         scheme, _, rest = text.partition("://")
-        if {"@", ":"} & {*rest.split("/")[0]}:  # a secret may hold slashes; it is not repeated, as this may be logged
+        if {"@", ":"} & {*rest.split("/")[0]}:  # do not repeat a secret, which may hold slashes: messages are logged
             raise AddressError(
                 f"a {scheme}:// address must not hold credentials or a port; set AWS_ACCESS_KEY_ID, "
                 "AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL in the environment"
@@ -141,7 +141,7 @@ class Address:
         return dataclasses.replace(self, key=self.key.rpartition("/")[0])
 
     def resolve(self) -> Address:
-        """Return the address, which is absolute, as paths become by this."""
+        """Return the address unchanged: it is absolute already."""
         return self
 
     absolute = resolve
@@ -159,7 +159,7 @@ class Address:
         return data, found["e_tag"] or ""
 
     def read_described(self, max_bytes: int = MAX_TEXT_BYTES) -> tuple[bytes, ObjectMeta]:
-        """Return an object's bytes and what the store says of it, such as `last_modified`. Raises as `read_bytes`."""
+        """Return an object's bytes and its metadata, such as `last_modified`. Raises as `read_bytes`."""
 
         def get() -> tuple[bytes, ObjectMeta]:
             from obstore import get
@@ -174,9 +174,9 @@ class Address:
         return self._repeated(get)
 
     def read_range(self, start: int, length: int, ended: Event = _NEVER, version: str = "") -> bytes:
-        """Return `length` bytes from `start` on; fewer where the object ends, which must be behind `start`.
+        """Return `length` bytes from `start`, which must lie before the object's end; fewer at the end.
 
-        ended: once it is set, a failing store is an error at once. version: raise FileExistsError if it has another.
+        ended: once set, store failures are raised without retry. version: raise FileExistsError if it differs.
         """
 
         def get_range() -> bytes:
@@ -203,7 +203,7 @@ class Address:
         return found["size"], found["e_tag"] or ""
 
     def modified(self) -> float:
-        """Return when an object was written, by the store's clock, in seconds since 1970."""
+        """Return the time at which an object was written, in seconds since 1970 by the store's clock."""
         return self._described()["last_modified"].timestamp()
 
     def _described(self) -> ObjectMeta:
@@ -215,7 +215,7 @@ class Address:
         return self._repeated(head)
 
     def exists(self) -> bool:
-        """Return whether there is an object at this very address."""
+        """Return whether an object has exactly this address."""
         try:
             self.size()
         except FileNotFoundError:
@@ -223,7 +223,7 @@ class Address:
         return True
 
     def download(self, file: BinaryIO) -> int:
-        """Write the object to an empty file, in ranges side by side; return its size."""
+        """Write the object to an empty file, in concurrent ranges; return its size."""
         size = self.size()
 
         def copy(start: int) -> None:
@@ -238,9 +238,9 @@ class Address:
         return size
 
     def write(self, data: bytes | Path) -> str:
-        """Write an object whole, of these bytes or of a file's, and return its version; it replaces one that is there.
+        """Write or replace an object, from bytes or a file; return its version.
 
-        Readers see the old object or the new one, never a part: a store publishes an object when it is complete.
+        Readers see the old object or the new one, never a part: a store publishes an object once it is complete.
         """
 
         def put() -> str:
@@ -250,28 +250,28 @@ class Address:
             if size <= RANGE_BYTES:
                 whole = data if isinstance(data, bytes) else data.read_bytes()
                 return put(_store(self.bucket), self.key, whole, use_multipart=False)["e_tag"] or ""
-            # Were parts not repeated one by one, a store that fails now and then would never take them all.
+            # Parts are retried one by one: otherwise a store that fails now and then would never take all of them.
             store = _store(self.bucket, PATIENCE_SECONDS if self.lease is None else _PART_SECONDS)
             return put(store, self.key, self._pieces(data))["e_tag"] or ""
 
         return self._repeated(put)
 
     def _pieces(self, data: bytes | Path) -> Iterator[bytes]:
-        """Yield data in the parts in which it is sent, each once it may be sent and repeated."""
+        """Yield data in upload parts, each once the lease allows sending and retrying it."""
         opened = BytesIO(data) if isinstance(data, bytes) else data.open("rb")
         with opened, ThreadPoolExecutor(1) as thread:
             while piece := opened.read(RANGE_BYTES):
-                if self.lease is not None:  # in a thread, since a call of obstore within another one panics
+                if self.lease is not None:  # in a thread, since obstore panics at a call within its own call
                     thread.submit(self.lease.confirm, _PART_SECONDS).result()
                 yield piece
 
     def rewrite(self, data: bytes) -> None:
-        """Write a small object in place of the version that is there now, or of none.
+        """Create a small object, or replace its current version.
 
-        An earlier writer's request that is still under way then does not replace it.
+        An earlier writer's pending request then no longer replaces it.
         """
         while True:
-            with suppress(FileExistsError):  # by such a request, between these two
+            with suppress(FileExistsError):  # an earlier writer's request came between the two
                 try:
                     self.replace(data, self.version()[1])
                 except FileNotFoundError:
@@ -279,11 +279,11 @@ class Address:
                 return
 
     def create(self, data: bytes) -> str:
-        """Write an object unless there is one, and return its version. Raises FileExistsError if there is one."""
+        """Create an object and return its version. Raises FileExistsError if the object exists."""
         return self._written_if("create", data)
 
     def replace(self, data: bytes, version: str) -> str:
-        """Write an object in place of that version, and return the new one. Raises FileExistsError if it has another.
+        """Replace this version of an object; return the new version. Raises FileExistsError if the version differs.
 
         version: from `read_version`, `create` or `replace`.
         """
@@ -303,17 +303,17 @@ class Address:
                 return put(_store(self.bucket), self.key, data, mode=mode, use_multipart=False)["e_tag"] or ""
             except (AlreadyExistsError, PreconditionError):
                 there, its_version = self._as_it_is(len(data))
-                # An attempt whose answer was lost may have been the one that wrote it.
+                # The earlier attempt may have succeeded although its answer was lost.
                 if attempts > 1 and there == data:
                     return its_version
                 if its_version == (mode["e_tag"] if isinstance(mode, dict) else ""):
-                    raise  # such an attempt is still under way; this one is repeated
+                    raise  # the earlier attempt is still pending; repeat this one
                 raise FileExistsError(f"{self} was written by another process") from None
 
         return self._repeated(put)
 
     def _as_it_is(self, length: int) -> tuple[bytes | None, str]:
-        """Return bytes and version; no bytes if there are not `length`, and an empty version if there is none."""
+        """Return bytes, None unless their number is `length`, and version, empty without an object."""
         try:
             size, version = self.version()
             return self.read_version(length) if size == length else (None, version)
@@ -321,9 +321,9 @@ class Address:
             return None, ""
 
     def supersede(self, data: bytes, version: str | None) -> None:
-        """Write an object in place of the version that was read; None: of none, or of what an earlier writer left.
+        """Replace the version that was read; None: create the object, with a lease also over an earlier writer's.
 
-        Raises FileExistsError if there is another.
+        Raises FileExistsError if the version differs.
         """
         if version is not None:
             self.replace(data, version)
@@ -340,7 +340,7 @@ class Address:
             yield copy
 
     def delete(self) -> None:
-        """Delete an object; one that is missing is no error."""
+        """Delete an object; a missing object is no error."""
         self._repeated(partial(_delete, self.bucket, self.key))
 
     def remove(self, names: Iterable[str]) -> None:
@@ -350,7 +350,6 @@ class Address:
             self._repeated(partial(_delete, self.bucket, keys[start : start + 1000]))
 
     def is_missing(self) -> bool:
-        """Return whether there is no object."""
         return not self.exists()
 
     is_present = exists
@@ -361,7 +360,7 @@ class Address:
         return True
 
     def holds(self, index: str) -> bool:
-        """Return whether the folder below this address is whole: it has the object that is written last."""
+        """Return whether the folder below this address is complete: it has `index`, which is written last."""
         return (self / index).exists()
 
     is_taken = holds
@@ -375,7 +374,7 @@ class Address:
         return iter(())
 
     def half_written(self) -> list[str]:
-        """Return nothing: an object that was not written whole does not exist."""
+        """Return nothing: no object exists before it is complete."""
         return []
 
     def content(self) -> Iterator[str]:
@@ -383,7 +382,7 @@ class Address:
         return (name.partition("/")[0] for name, _ in islice(self.objects(), 100))
 
     def matching(self, pattern: str) -> Iterator[Address]:
-        """Yield the objects below this address whose names end as a pattern `*.end` says; one that does so, itself."""
+        """Yield the objects below this address that match a pattern `*.end`; the address itself if it matches."""
         end = pattern.removeprefix("*")
         if self.name.endswith(end):
             yield self
@@ -400,7 +399,7 @@ class Address:
 
     @contextmanager
     def built(self) -> Iterator[Address]:
-        """Yield this address: what is built counts once the object that `holds` asks for is written, the last one."""
+        """Yield this address: the folder counts as built once its last object, which `holds` checks, is written."""
         yield self
 
     def refuse_link(self) -> None:
@@ -418,7 +417,7 @@ class Address:
         marks.remove([name for name, _ in marks.objects()])
 
     def mark(self, name: str) -> None:
-        """Write an empty object by which other machines see that they share this place."""
+        """Write an empty object that shows other machines that they share this place."""
         (self / f"{_MARKS}/{name}.partial").create(b"")
 
     def sees_mark(self, name: str) -> bool:
@@ -426,12 +425,11 @@ class Address:
         return (self / f"{_MARKS}/{name}.partial").exists()
 
     def unmark(self, name: str) -> None:
-        """Remove a mark."""
         (self / f"{_MARKS}/{name}.partial").delete()
 
     @property
     def scratch(self) -> LocalPath:
-        """The folder of this machine for working files of what is here; it may not exist yet."""
+        """This machine's folder for working files of this address; it may not exist yet."""
         digest = hashlib.sha256(str(self).encode()).hexdigest()[:12]
         return _scratch() / f"{self.name or self.bucket}-{digest}"
 
@@ -444,7 +442,7 @@ class Address:
 
     @contextmanager
     def on_this_machine(self, names: Iterable[str]) -> Iterator[LocalPath]:
-        """Yield a folder of this name with copies of these objects; it is removed afterwards."""
+        """Yield a folder of this name with copies of these objects; remove it afterwards."""
         scratch = _scratch()
         scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
         with TemporaryDirectory(prefix="thermopile-", dir=scratch) as temporary:
@@ -456,18 +454,18 @@ class Address:
             yield copy
 
     def output(self, name: str) -> LocalPath:
-        """Return where a report on what is here is written unless the user says otherwise: in the working directory."""
+        """Return the default path for a report on this address: in the working directory."""
         return LocalPath(f"{name}-{self.name or self.bucket}")
 
     def objects(self) -> Iterator[tuple[str, int]]:
-        """Yield path and size in bytes of every object below this address, sorted by path; paths begin below it.
+        """Yield the relative path and the size in bytes of every object below this address, sorted by path.
 
         The listing is read in pages of a thousand.
         """
         return ((path, size) for path, size, _ in self.listing())
 
     def listing(self) -> Iterator[tuple[str, int, str]]:
-        """Yield what `objects` does, and each object's version, as `write` returns it."""
+        """Yield what `objects` yields and each object's version, as `write` returns it."""
         prefix, after = f"{self.key}/" if self.key else "", None
 
         def page() -> Sequence[ObjectMeta]:
@@ -480,7 +478,7 @@ class Address:
             after = found[-1]["path"]
 
     def _repeated(self, operation: Callable[[], T], ended: Event = _NEVER) -> T:
-        """Return what the operation returns; repeat it while the store is away or failing, until `ended` is set."""
+        """Return the operation's result; retry while the store is unreachable or failing, until `ended` is set."""
         from obstore.exceptions import BaseError
 
         started, pause = time.monotonic(), _FIRST_PAUSE
@@ -500,11 +498,11 @@ class Address:
                     raise _as_os_error(self, error) from error
                 if waited > _TOLD_AFTER_SECONDS and self._is_first_to_tell():
                     _log.warning("%s; trying again for up to %.0f s", _as_os_error(self, error), patience)
-            ended.wait(pause * (0.5 + random()))  # clients that failed together do not come back together
+            ended.wait(pause * (0.5 + random()))  # jitter: clients that failed together must not retry together
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _is_first_to_tell(self) -> bool:
-        """Return whether no other operation has told of this outage: many may be under way."""
+        """Return whether no concurrent operation has logged this outage."""
         store, now = (self.bucket, endpoint_url()), time.monotonic()
         with _telling:
             before = _told_at.get(store)
@@ -526,12 +524,12 @@ def _delete(bucket: str, keys: str | Sequence[str]) -> None:
 
 
 def is_address(text: str) -> bool:
-    """Return whether a text is meant as an address rather than a path."""
+    """Return whether the text looks like an address, not a path."""
     return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", text) is not None
 
 
 def endpoint_url() -> str | None:
-    """Return the store's endpoint that the environment names; None: Amazon's."""
+    """Return the store's endpoint from the environment; None means Amazon's."""
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
 
 
@@ -542,7 +540,7 @@ def _scratch() -> LocalPath:
 
 @lru_cache(maxsize=64)
 def _store(bucket: str, repeat_seconds: float = 0.0) -> S3Store:
-    """repeat_seconds: for which the client repeats a request; 0: `_repeated` does it, for all failures alike."""
+    """repeat_seconds: how long the client retries a request; 0: `_repeated` does, for all failures alike."""
     from obstore.store import S3Store
 
     endpoint = endpoint_url()
@@ -558,24 +556,24 @@ def _store(bucket: str, repeat_seconds: float = 0.0) -> S3Store:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Return whether an operation that failed with this error may succeed if it is repeated."""
+    """Return whether retrying may succeed after this error."""
     from obstore.exceptions import AlreadyExistsError, GenericError, JoinError, PreconditionError
 
-    # A status of 4xx other than "slow down" is final.
+    # Only 408 and 429 ("slow down") are worth a retry among 4xx statuses.
     status = re.search(r"status code: (4\d\d)", str(error))
     if isinstance(error, AlreadyExistsError | PreconditionError):
-        return True  # `_written_if` lets them pass only then
+        return True  # `_written_if` raises these only to retry
     of_store = isinstance(error, GenericError | JoinError | ObjectStoreError)
     return of_store and (status is None or status[1] in ("408", "429"))
 
 
 def without_credentials(text: str) -> str:
-    """Return a text without the user and password of the URLs in it: an endpoint may hold them."""
+    """Return the text with user and password removed from its URLs: an endpoint may hold them."""
     return re.sub(r"(?<=://)[^/\s]*@", "", text)
 
 
 def _as_os_error(address: Address, error: Exception) -> OSError:
-    """Return an error of one line."""
+    """Return the error as an OSError with a one-line message."""
     if isinstance(error, OSError):
         return error
     from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
@@ -591,5 +589,5 @@ def _as_os_error(address: Address, error: Exception) -> OSError:
 
 
 def is_away(error: OSError) -> bool:
-    """Return whether a store could not be used: this says nothing about the object."""
+    """Return whether the store was unusable, which says nothing about the object."""
     return isinstance(error, ObjectStoreError | PermissionError)

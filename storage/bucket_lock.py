@@ -1,8 +1,8 @@
-"""The writer lock of a store in a bucket: an object that names the writer, who renews it while it lives.
+"""The writer lock of a store in a bucket: an object that names the writer and that the writer renews while it lives.
 
-It is a lease: a writer that was cut off begins no request before it knows that the lock is still its own. What it sent
-before may arrive at any time, and finds nothing of its successor's to change: names and conditions keep their objects
-apart (docs/state_store.md).
+It is a lease: a writer that was cut off sends no request before it knows that it still holds the lock. Its earlier
+requests may arrive at any time but change nothing of its successor's: names and conditions keep their objects apart
+(docs/state_store.md).
 """
 
 import logging
@@ -29,15 +29,15 @@ from .sealed_json import seal_line, unseal
 
 BEAT_SECONDS = 10.0
 LEASE_SECONDS = 25.0
-"""A renewal that the store confirmed holds for this long from when it was sent. A request that begins at its end is
-over before another process may take the lock: LEASE_SECONDS + REQUEST_SECONDS < SILENT_SECONDS."""
+"""A confirmed renewal holds for this long after it was sent. A request that begins at its end finishes before another
+process may take the lock: LEASE_SECONDS + REQUEST_SECONDS < SILENT_SECONDS."""
 SILENT_SECONDS = 60.0
-"""A writer that was not heard of for this long is dead: its lock may be taken."""
+"""A writer silent for this long counts as dead: its lock may be taken."""
 _LEAVE_SECONDS = 10.0
-"""How long `release` waits for the store; a lock that stays is taken from the dead."""
+"""How long `release` waits for the store; if the lock stays, the next writer takes it as a dead writer's."""
 _MAX_BYTES = 10_000
 _FREE = re.compile(rb"(?:free ([0-9a-f]{32}))?\n")
-"""A released lock, with its last writer; earlier versions left it out."""
+"""A released lock with its last writer; earlier versions left the writer out."""
 _WRITER = re.compile("[0-9a-f]{32}")
 
 _log = logging.getLogger(__name__)
@@ -55,24 +55,24 @@ class _Holder(BaseModel):
 
     @property
     def place(self) -> tuple[str, str]:
-        """Machine and folder, which has one holder at a time."""
+        """Machine and folder, which have one holder at a time."""
         return self.name.partition(" on ")[2], self.folder
 
 
 class BucketLock:
-    """Held from construction until `release`; a Lease of what it is for.
+    """Held from construction until `release`; a Lease.
 
-    writer: the name of this holding, which no other has. It begins with `term`, which counts holdings.
-    Raises LockedError if another process holds it: at once on the same machine; elsewhere once a beat of it was seen,
-    for which a lock that a killed process may have left is watched for SILENT_SECONDS. Raises OSError.
+    writer: unique name of this holding. It begins with `term`, which counts holdings.
+    Raises LockedError if another process holds it: at once on the same machine, otherwise once its heartbeat is seen.
+    A lock that a killed process may have left is watched for SILENT_SECONDS. Raises OSError.
     """
 
     def __init__(
         self, address: Address, folder: Path, lost: Callable[[], TakenOverError], last_writer: str | None = None
     ) -> None:
-        """folder: for local files of what the lock is for; a process there keeps others of this machine out.
+        """folder: local working files; a process that holds it keeps others on this machine out.
 
-        lost: makes the error of a holder whose lock was taken. last_writer: known from elsewhere, in case someone
+        lost: makes the error for a holder whose lock was taken. last_writer: the last known writer, in case someone
         deleted the lock.
         """
         self._lost_error = lost
@@ -90,7 +90,7 @@ class BucketLock:
         except BaseException:
             self._local.release()
             raise
-        # Ends with the process, however that ends: beats of a process that does nothing else would mislead.
+        # A daemon, which ends with the process however that ends: heartbeats without other work would mislead.
         self._thread = threading.Thread(target=self._beat, name="thermopile-lock", daemon=True)
         self._thread.start()
 
@@ -103,10 +103,7 @@ class BucketLock:
         return self.writer[:8]
 
     def confirm(self, seconds: float) -> None:
-        """Return if the lock is certainly this process's for `seconds`; renew it first if it may not be.
-
-        Raises what `lost` makes once it is another's, OSError while the store is away.
-        """
+        """As `Lease.confirm`."""
         if _now() + seconds < self._until:
             return
         with self._renewing:
@@ -131,10 +128,10 @@ class BucketLock:
             raise LockedError("another process, which has just begun") from None
 
     def _awaited(self, address: Address) -> tuple[str | None, str]:
-        """Return the writer and version of the lock of a holder that is gone. Raises LockedError if it lives."""
+        """Return the writer and version of a dead holder's lock. Raises LockedError if the holder lives."""
         text, version = address.read_version(_MAX_BYTES)
         holder = _parsed(text)
-        # This process holds the local lock of that folder, so no other on this machine has it.
+        # This process holds that folder's local lock, so no other process on this machine holds this lock.
         if _FREE.fullmatch(text) or (holder and holder.place == self._holder.place):
             return _writer_in(text), version
         name = f"{holder.name}, since {holder.since}" if holder else "another process"
@@ -148,7 +145,7 @@ class BucketLock:
                 return _writer_in(text), now
             if now != version:
                 raise LockedError(name)
-            # While the store is away, the holder cannot renew it either: begin again.
+            # While the store is unreachable, the holder cannot renew either: restart the count.
             silent = silent + BEAT_SECONDS / 5 if time.monotonic() - asked < BEAT_SECONDS else 0.0
         return _writer_in(text), version
 
@@ -162,7 +159,7 @@ class BucketLock:
                     self._renew()
             except TakenOverError:
                 return
-            except OSError:  # the store is away, as the next request will say
+            except OSError:  # the store is unreachable; the next request will say so
                 pass
         with suppress(OSError, TakenOverError), self._renewing:
             self._until = 0.0
@@ -172,19 +169,19 @@ class BucketLock:
                 self._lost = True
 
     def _renew(self) -> None:
-        """Write the lock; it holds from when the confirmed request was sent. Only while `_renewing` is held."""
+        """Renew the lock, counting from when the confirmed request was sent. Only while `_renewing` is held."""
         self._holder.beats += 1
         sent = self._write(self._text())
         self._until = sent + LEASE_SECONDS
 
     def _write(self, text: bytes) -> float:
-        """Write the lock on condition that it is this process's, and return when the request was sent."""
+        """Write the lock if it is still this process's; return when the request was sent."""
         if self._lost:
             raise self._lost_error()
         sent = _now()
         try:
             self._version = self._address.replace(text, self._version)
-        except FileExistsError:  # or written by this process, which did not get the answer
+        except FileExistsError:  # or by this process, which missed the answer
             try:
                 there, self._version = self._address.read_version(_MAX_BYTES)
             except FileNotFoundError:  # deleted by hand
@@ -203,7 +200,7 @@ def bucket_lock_status(address: Address) -> LockStatus:
         return LockStatus(None, False, 0.0, True)
     holder = _parsed(text)
     folder = address.parent.scratch
-    # In the holder's own folder, a process that lives holds the local lock.
+    # In the holder's own folder, a live process holds the local lock.
     if holder and holder.folder == _known_id(folder) and not lock_holder(folder / address.name)[1]:
         return LockStatus(holder.name, False, math.inf, True)
     age = max(0.0, time.time() - written)  # another machine's clock may be ahead
@@ -212,7 +209,7 @@ def bucket_lock_status(address: Address) -> LockStatus:
 
 
 def _writer_in(text: bytes) -> str | None:
-    """Return the last writer that a lock names; None if it is not known."""
+    """Return the last writer that the lock text names; None if unknown."""
     if free := _FREE.fullmatch(text):
         return (free[1] or b"").decode() or None
     holder = _parsed(text)
@@ -220,7 +217,7 @@ def _writer_in(text: bytes) -> str | None:
 
 
 def _now() -> float:
-    """Return the seconds since the machine was started, also those in which it was suspended."""
+    """Return the seconds since boot, suspended time included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -232,12 +229,12 @@ def _writer_after(writer: str | None) -> str:
 def _parsed(text: bytes) -> _Holder | None:
     try:
         return _Holder.model_validate(unseal(text))
-    except ValueError:  # also what pydantic and sealed_json raise
+    except ValueError:  # also raised by pydantic and sealed_json
         return None
 
 
 def _id_of(folder: Path) -> str:
-    """Return the random id of a folder, which is made if there is none. Only under the folder's lock."""
+    """Return the folder's random id, made if missing. Only under the folder's lock."""
     if (known := _known_id(folder)) is None:
         write_atomically(folder / "id", (known := token_hex(16)).encode())
     return known

@@ -1,9 +1,9 @@
-"""Files that grow on this machine while a run trains, and in a bucket are parts: one is put at each checkpoint.
+"""Files that grow on this machine during training, and are kept in parts in a bucket: a part is put at each checkpoint.
 
-A part is named by the places of its bytes in the file, so parts that follow each other make up the file. Old parts are
-merged as they are put: a part is at least twice as long as the next, up to MAX_PART_BYTES, so that there are few. Its
-name begins with its writer's term: from the first byte that a later writer put, earlier ones' parts do not count. So no
-object has ever other content, and a request that arrives late changes nothing.
+A part's name says which bytes of the file it holds, so consecutive parts make up the file. Putting merges old parts:
+a part is at least twice as long as the next, up to MAX_PART_BYTES, so that there are few. Its name begins with its
+writer's term: from a later writer's first byte on, earlier writers' parts do not count. So no object's content ever
+changes, and a request that arrives late changes nothing.
 """
 
 import os
@@ -27,19 +27,19 @@ T = TypeVar("T")
 
 
 class LogPart(NamedTuple):
-    """Bytes start … end − 1 of a file; its object may have more, which a later writer replaced."""
+    """Bytes start … end − 1 of a file; its object may hold more, which a later writer replaced."""
 
     start: int
     end: int
     name: str
-    """The name of its object."""
+    """The object's name."""
 
     def of(self, folder: Address) -> Address:
         return folder / self.name
 
 
 class PartsReader:
-    """The file that the parts make up, as of now."""
+    """Reads the file that the parts make up at present."""
 
     def __init__(self, folder: Address) -> None:
         """Raises OSError if the store fails."""
@@ -50,15 +50,14 @@ class PartsReader:
         return self._parts[-1].end if self._parts else 0
 
     def modified(self) -> float:
-        """Return when the last part was put, in seconds since 1970. Raises FileNotFoundError if there is none."""
+        """Return the time of the last part, in seconds since 1970. Raises FileNotFoundError if there is none."""
         return self._again_if_merged(self._modified)
 
     def read(self, start: int, length: int) -> bytes:
-        """Return `length` bytes from `start` on, fewer at the end."""
         return self._again_if_merged(lambda: self._read(start, length))
 
     def _again_if_merged(self, reading: Callable[[], T]) -> T:
-        """List the parts again if one was merged into the one before meanwhile."""
+        """Repeat with a new listing if a part was merged meanwhile."""
         try:
             return reading()
         except FileNotFoundError:
@@ -82,7 +81,7 @@ class PartsReader:
 
 
 class BucketLog:
-    """A file of this machine, and its parts below an address, which others see."""
+    """A file on this machine, and its parts below an address, which other machines read."""
 
     is_late: ClassVar[bool] = True
 
@@ -116,14 +115,14 @@ class BucketLog:
 
     def settle(self) -> None:
         size = self._file.stat().st_size if self._file.exists() else 0
-        if size and self._inode != self._file.stat().st_ino:  # rewritten: its lines are at other places now
+        if size and self._inode != self._file.stat().st_ino:  # rewritten: its lines have moved
             self._unneeded += [part.name for part in self._parts]
             self._parts = []
             return
-        # The last one first: parts never have a gap.
+        # Last part first, so that the parts never have a gap.
         for part in reversed([part for part in self._parts if part.start >= size]):
             part.of(self._folder).delete()
-        # One that was cut is put again, whole, with the next lines.
+        # A truncated part is put again, whole, with the next lines.
         self._unneeded += [part.name for part in self._parts if part.start < size < part.end]
         self._parts = [part for part in self._parts if part.end <= size]
 
@@ -155,7 +154,7 @@ class BucketLog:
         return self._parts[-1].end if self._parts else 0
 
     def _goes_on(self) -> bool:
-        """Return whether the local file begins with what the parts hold, as far as its size and the last part tell."""
+        """Return whether the local file begins with the parts' bytes, judged by its size and the last part."""
         if not self._file.exists() or self._file.stat().st_size < self._end:
             return False
         if not self._parts:
@@ -172,7 +171,7 @@ class BucketLog:
 
 
 def _term(part: LogPart) -> str:
-    """Return its writer's term; earlier builds left it out."""
+    """Return the part's writer term; earlier versions left it out."""
     parts = _NAME.fullmatch(part.name)
     return (parts and parts[1]) or ""
 
@@ -183,7 +182,7 @@ def _listed(folder: Address) -> list[LogPart]:
 
 
 def _whole(parts: Iterable[LogPart]) -> list[LogPart]:
-    """Return the parts that follow each other from the start, without those that were merged into one before them."""
+    """Return the consecutive parts from the start of the file, without parts that were merged into another."""
     found = standing((_term(part), part.start, part) for part in parts)
     whole, end = [], 0
     longest_first = sorted(found, key=lambda one: (one[1].start, -one[1].end))
@@ -195,10 +194,10 @@ def _whole(parts: Iterable[LogPart]) -> list[LogPart]:
 
 
 def standing(found: Iterable[tuple[str, int, T]]) -> Iterator[tuple[int, T]]:
-    """Yield the things that count, given their writers' terms and their places, each with the place where it ends to.
+    """Yield the things that count, given writers' terms and places, each with the place at which it ends.
 
-    From the first place of a later writer on, the things of earlier ones do not count: they arrived late, or what they
-    are of was done again.
+    A later writer's first place ends the things of earlier writers: they arrived late, or the work behind them was
+    redone.
     """
     limit = sys.maxsize
     for _, of_term in groupby(sorted(found, key=itemgetter(0), reverse=True), itemgetter(0)):
@@ -208,12 +207,12 @@ def standing(found: Iterable[tuple[str, int, T]]) -> Iterator[tuple[int, T]]:
 
 
 def _is_short(part: LogPart, start: int, end: int) -> bool:
-    """Return whether the bytes start … end − 1, which follow a part, are to be merged with it."""
+    """Return whether the bytes start … end − 1, which follow a part, should be merged with it."""
     return part.end - part.start < 2 * (end - start) and end - part.start <= MAX_PART_BYTES
 
 
 def _end_of_lines(descriptor: int, start: int) -> int:
-    """Return where the last whole line ends: one may be half written. start: where a line begins."""
+    """Return the end of the last complete line. start: where a line begins."""
     end = os.fstat(descriptor).st_size
     while end > start:
         begin = max(start, end - (1 << 20))

@@ -1,7 +1,7 @@
 """Durable file operations that are safe on untrusted paths.
 
-A directory from another person may hold links, pipes and devices, so a file is checked to be regular after it is
-opened, and nothing is written through a link. Reads follow links.
+A directory from another person may hold links, pipes and devices, so an opened file is checked to be regular, and
+nothing is written through a link. Reads follow links.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_TEXT_BYTES = 64 << 20
 """Settings, indexes and similar files are far smaller. A larger file is not ours and could exhaust memory."""
 
 _BESIDE = re.compile(r"\..+\.([A-Za-z0-9-]+-)?[0-9]+\.partial")
-"""Names of the temporary files that `written_aside` writes; in earlier versions without the host."""
+"""Names of `written_aside`'s temporary files; earlier versions left out the host."""
 
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -40,7 +40,7 @@ _DRAWN = secrets.token_hex(4)
 
 
 class NotRegularFileError(OSError):
-    """The path is not what was expected: a regular file, or a real directory."""
+    """The path is not a regular file, or not a real directory where one is expected."""
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
@@ -68,8 +68,8 @@ def read_regular(path: str | os.PathLike[str], max_bytes: int = MAX_TEXT_BYTES) 
 def open_own(path: str | os.PathLike[str], flags: int) -> int:
     """Open a file for in-place changes and return its descriptor. flags: as for os.open; O_CREAT creates it.
 
-    Raises NotRegularFileError if `path` is a link, has a second hard link, or is not a regular file: writing to it
-    would change something outside its directory.
+    Raises NotRegularFileError if `path` is a link, has a second hard link, or is not a regular file: writing would
+    change something outside its directory.
     """
     try:
         descriptor = _open(path, flags | os.O_NOFOLLOW)
@@ -104,7 +104,7 @@ def refuse_link(path: Path) -> None:
 
 
 def is_still(path: Path, descriptor: int) -> bool:
-    """Return whether the path names the open file, which may have been removed or replaced since it was opened."""
+    """Return whether the path still names the open file, which may have been removed or replaced."""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(descriptor))
     except FileNotFoundError:
@@ -114,7 +114,7 @@ def is_still(path: Path, descriptor: int) -> bool:
 def write_atomically(path: Path, data: bytes, *, replace: bool = True) -> None:
     """Write a temporary file next to `path`, flush it, and rename it over `path`; a link there is replaced.
 
-    replace: if not, raise FileExistsError where there is something, also if another process writes it at the same time.
+    replace: if False, raise FileExistsError if the path is taken, even by a concurrent writer.
     """
     with written_aside(path, replace=replace) as file:
         file.write(data)
@@ -136,7 +136,7 @@ def written_aside(to: Path, *, replace: bool = True) -> Iterator[BinaryIO]:
     beside = to.with_name(f".{to.name}.{writer_name()}.partial")
     beside.unlink(missing_ok=True)
     try:
-        with beside.open("xb") as file:  # x: never through a link
+        with beside.open("xb") as file:  # x: never write through a link
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -150,14 +150,14 @@ def written_aside(to: Path, *, replace: bool = True) -> Iterator[BinaryIO]:
 
 
 def _rename_to_free(path: Path, to: Path) -> None:
-    """Give a file another name. Raises FileExistsError if there is a file of that name."""
+    """Rename a file. Raises FileExistsError if the new name is taken."""
     try:
-        os.link(path, to)  # a rename would replace what another process has just written
+        os.link(path, to)  # a rename would replace a file that another process has just written
         path.unlink()
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
             raise
-        # No hard links, as on exFAT and in many FUSE mounts: writers on this machine take turns.
+        # No hard links, as on exFAT and many FUSE mounts: writers on this machine take turns.
         directory = os.open(to.parent, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(directory, fcntl.LOCK_EX)
@@ -169,15 +169,15 @@ def _rename_to_free(path: Path, to: Path) -> None:
 
 
 def writer_name() -> str:
-    """Return a name of this process that no other has on any machine that shares its file system, for a file's name.
+    """Return a name for this process, unique among all machines that share its file system, to put in a file's name.
 
-    Containers may share the host's name and have equal pids, so it also has a number drawn at random.
+    Containers may share the host's name and have equal pids, so it includes a random number.
     """
     return f"{re.sub('[^A-Za-z0-9]', '-', socket.gethostname())}-{_DRAWN}-{os.getpid()}"
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Remove temporary files of killed writers. Call it only as the one process that writes in `directory`."""
+    """Remove temporary files of killed writers. Only the process that writes in `directory` may call this."""
     for path in directory.glob(".*.partial"):
         if _BESIDE.fullmatch(path.name) and not path.is_dir():
             path.unlink(missing_ok=True)
@@ -194,10 +194,10 @@ def sync(path: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def written_through(directory: Path) -> Iterator[None]:
-    """Flush everything that the block wrote to the file system of `directory`, once the block succeeds.
+    """Flush the file system of `directory` once the block succeeds, so that everything it wrote lasts.
 
     One syncfs call covers files, names and directories. It is far faster than an fsync for each of a thousand files,
-    but also waits for what other programs wrote. Raises OSError if writing failed, for example on a full disk.
+    but also waits for other programs' writes. Raises OSError if writing failed, for example on a full disk.
     """
     # Open first: a write-back error that occurs before a descriptor is opened is not reported to that descriptor.
     opened = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)

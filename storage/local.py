@@ -1,4 +1,4 @@
-"""A path in the file system, with the verbs that `bucket.Address` has as well."""
+"""A path in the file system, with the same verbs as `bucket.Address`."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from typing import BinaryIO, ClassVar
 from . import files
 
 SEEN_WITHIN_SECONDS = 5.0
-"""Time within which a file written on one machine must be visible on the others."""
+"""Time within which a file written on one machine must become visible on the others."""
 
 
 class LocalPath(PosixPath):
-    """A file or a folder. Files appear by a rename, are flushed, and nothing is written through a link.
+    """A file or a folder. Writes are flushed and renamed into place, never made through a link.
 
-    All verbs raise OSError, and NotRegularFileError where a link or a device is in the way.
+    All verbs raise OSError, and NotRegularFileError if a link or a device is in the way.
     """
 
     is_remote: ClassVar[bool] = False
     """Whether each operation is a request over the network."""
     keeps_copies: ClassVar[bool] = False
-    """Whether every file is kept more than once, so that damage to it need not be reckoned with."""
+    """Whether the storage keeps copies of every file, so that damage need not be expected."""
     noun: ClassVar[str] = "directory"
-    """What a user chooses another of."""
+    """How messages name such a place, for example in "choose another …"."""
     occupied: ClassVar[str] = "is not empty; choose another directory"
     sharing: ClassVar[str] = "set --out to a directory on a disk that all machines share"
-    """How all ranks come to see the same files."""
+    """How to make all ranks see the same files."""
     lease: ClassVar[None] = None
 
-    # Not `read`: libraries take what has it for an open file.
+    # Not `read`: libraries take an object with `read` for an open file.
     def read_bytes(self, max_bytes: int = files.MAX_TEXT_BYTES) -> bytes:
         """Return the content of a regular file. Raises OSError if it exceeds `max_bytes`."""
         return files.read_regular(self, max_bytes)
 
     def read_version(self, max_bytes: int = files.MAX_TEXT_BYTES) -> tuple[bytes, str]:
-        """Return what `read_bytes` does, and a version for `supersede`: files have none."""
+        """Return the content, and a version for `supersede`: files have none."""
         return self.read_bytes(max_bytes), ""
 
     @contextmanager
@@ -50,15 +50,15 @@ class LocalPath(PosixPath):
             yield file
 
     def create(self, data: bytes) -> None:
-        """Write a file unless there is one. Raises FileExistsError if there is."""
+        """Create a file. Raises FileExistsError if it exists."""
         files.write_atomically(self, data, replace=False)
 
     def rewrite(self, data: bytes) -> None:
-        """Write a small file whole; a reader sees the one before or this one. Durable on return."""
+        """Write a small file whole; readers see the old file or the new one. Durable on return."""
         files.write_atomically(self, data)
 
     def supersede(self, data: bytes, version: str | None) -> None:
-        """Write a file in place of the one of that version, which only a bucket can tell; None: of none."""
+        """Replace a file; None: create it. Only a bucket tells versions apart."""
         self.rewrite(data)
 
     def remove(self, names: Iterable[str]) -> None:
@@ -67,60 +67,60 @@ class LocalPath(PosixPath):
             (self / name).unlink(missing_ok=True)
 
     def modified(self) -> float:
-        """Return when a file was written, in seconds since 1970."""
+        """Return the time at which a file was written, in seconds since 1970."""
         return self.stat().st_mtime
 
     def is_present(self) -> bool:
-        """Return whether there is a file, a folder or a link."""
+        """Return whether the path names a file, a folder or a link."""
         return os.path.lexists(self)
 
     def is_missing(self) -> bool:
-        """Return whether there is nothing, or a folder; a link counts as a file."""
+        """Return whether there is neither a file nor a link here."""
         try:
             return stat.S_ISDIR(self.lstat().st_mode)
         except FileNotFoundError:
             return True
 
     def is_folder(self) -> bool:
-        """Return whether there is a folder; an address may be one of any number of objects."""
+        """Return whether the path is a folder; an address may always have objects below it."""
         return self.is_dir()
 
     def holds(self, index: str) -> bool:
-        """Return whether there is a folder, which appears whole; in a bucket, whether it has `index`."""
+        """Return whether the folder exists, since a folder appears whole; in a bucket, whether it has `index`."""
         return self.exists()
 
     def is_taken(self, index: str) -> bool:
-        """Return whether a folder can no longer be made here: there is a file, or a folder with content."""
+        """Return whether no folder can be made here: the path is a file, or a folder with content."""
         return self.exists() and (not self.is_dir() or any(self.iterdir()))
 
     def names(self) -> list[str]:
-        """Return the names of the files in a folder, in any order; none without the folder."""
+        """Return the names of the files in a folder, in any order; empty without the folder."""
         with suppress(FileNotFoundError), os.scandir(self) as entries:
             return [entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)]
         return []
 
     def irregular_names(self) -> Iterator[str]:
-        """Yield the names in a folder that are not regular files, such as pipes, on which a reader would wait."""
+        """Yield the names in a folder that are not regular files, such as pipes, which would block a reader."""
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self) as entries:
             yield from (entry.name for entry in entries if not entry.is_file())
 
     def half_written(self) -> list[str]:
-        """Return the names of temporary files in a folder that a killed writer left."""
+        """Return the names of a killed writer's temporary files in a folder."""
         return [path.name for path in self.glob(".*.partial")]
 
     def content(self) -> Iterator[str]:
-        """Yield the names of some of what is in a folder; of a file, its own."""
+        """Yield some of the names in a folder; for a file, its own name."""
         if self.exists():
             yield from (path.name for path in (self.iterdir() if self.is_dir() else (self,)))
 
     def matching(self, pattern: str) -> Iterator[LocalPath]:
-        """Yield the files below a folder whose names match a pattern; a file itself, whatever its name."""
+        """Yield the files below a folder whose names match a pattern; for a file, itself, whatever its name."""
         yield from self.rglob(pattern) if self.is_dir() else (self,)
 
     def size_below(self) -> int:
         """Return the bytes of all files in a folder, 0 if it is missing; links do not count, and files may vanish."""
         total = 0
-        for within, _, names in os.walk(self):  # rglob fails where a folder vanishes
+        for within, _, names in os.walk(self):  # rglob fails if a folder vanishes
             for name in names:
                 with suppress(OSError):
                     found = os.lstat(os.path.join(within, name))
@@ -128,14 +128,14 @@ class LocalPath(PosixPath):
         return total
 
     def make(self) -> list[Path]:
-        """Make a folder and those above it; return the ones that were missing, deepest first."""
+        """Make a folder and its parents; return the folders that were missing, deepest first."""
         made = [Path(each) for each in (self, *self.parents) if not each.exists()]
         self.mkdir(parents=True, exist_ok=True)
         return made
 
     @contextmanager
     def built(self) -> Iterator[LocalPath]:
-        """Yield a folder that gets this name when the block ends; what a killed block left of it is removed."""
+        """Yield a folder that gets this name when the block ends; remove leftovers of a killed block first."""
         building = self.with_name(f".{self.name}.partial")
         self.parent.mkdir(parents=True, exist_ok=True)
         files.refuse_link(self)
@@ -150,7 +150,7 @@ class LocalPath(PosixPath):
         files.refuse_link(self)
 
     def refuse_foreign_folder(self) -> None:
-        """Raise NotRegularFileError if there is something that is not a folder, or a link."""
+        """Raise NotRegularFileError if the path is a link or exists and is not a folder."""
         if self.is_present():
             files.own_directory(self)
 
@@ -164,18 +164,17 @@ class LocalPath(PosixPath):
         return files.written_through(self)
 
     def remove_leftovers(self) -> None:
-        """Remove temporary files of killed writers in a folder. Call it only as the one that writes there."""
+        """Remove temporary files of killed writers in a folder. Only the folder's writer may call this."""
         files.remove_leftovers(self)
 
     def mark(self, name: str) -> None:
-        """Write an empty file by which other machines see that they share this folder."""
+        """Write an empty file that shows other machines that they share this folder."""
         (self / f".ranks.{name}.partial").touch(exist_ok=False)
 
     def sees_mark(self, name: str) -> bool:
-        """Return whether another machine's mark shows up."""
         mark, end = self / f".ranks.{name}.partial", time.monotonic() + SEEN_WITHIN_SECONDS
         while not (is_seen := mark.exists()) and time.monotonic() < end:
-            # A network disk caches that a file is missing, and refreshes this when a directory is listed.
+            # A network disk caches that a file is missing until a directory is listed.
             for folder in (self.parent, self):
                 with suppress(OSError):
                     os.listdir(folder)
@@ -183,12 +182,11 @@ class LocalPath(PosixPath):
         return is_seen
 
     def unmark(self, name: str) -> None:
-        """Remove a mark."""
         (self / f".ranks.{name}.partial").unlink(missing_ok=True)
 
     @property
     def scratch(self) -> LocalPath:
-        """The folder of this machine for working files: itself."""
+        """This machine's folder for working files: the folder itself."""
         return self
 
     def made_scratch(self) -> LocalPath:
@@ -197,9 +195,9 @@ class LocalPath(PosixPath):
 
     @contextmanager
     def on_this_machine(self, names: Iterable[str]) -> Iterator[LocalPath]:
-        """Yield a folder of this name that holds these files: itself."""
+        """Yield a folder of this name that holds these files: the folder itself."""
         yield self
 
     def output(self, name: str) -> LocalPath:
-        """Return where a report on this folder is written unless the user says otherwise: in it."""
+        """Return the default path for a report on this folder: inside it."""
         return self / name

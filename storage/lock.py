@@ -1,4 +1,4 @@
-"""An advisory lock on a file that names its holder, so that a directory has one writer."""
+"""An advisory lock on a file that names its holder: a directory has one writer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .files import is_still, open_own, open_regular
 
 
 class LockedError(Exception):
-    """Another process, or this one, holds the lock. holder: `pid N on HOST`, as far as it is known."""
+    """Another process, or this one, holds the lock. holder: `pid N on HOST`, as far as known."""
 
     def __init__(self, holder: str) -> None:
         super().__init__(f"held by {holder}")
@@ -22,19 +22,19 @@ class LockedError(Exception):
 
 
 class TakenOverError(Exception):
-    """Another process has begun to write what this one held the lock of, from which it was cut off."""
+    """Another process took over the lock, and began to write, after this process was cut off."""
 
 
 class FileLock:
     """Held from construction until `release`, or until the process ends, however it ends.
 
-    shared: several processes may hold it at once, but none beside one that holds it alone; the file does not name them.
-    Whoever removes the file must hold the lock alone. Raises LockedError; FileNotFoundError if the directory is
+    shared: several processes may share the lock, but not with an exclusive holder; the file does not name them.
+    Removing the file requires an exclusive lock. Raises LockedError; FileNotFoundError if the directory is
     missing; NotRegularFileError if the file is a link; OSError, with a cure, if its file system has no locks.
     """
 
     writer: ClassVar[None] = None
-    """Nothing names its holder once it is gone, unlike that of a lock in a bucket."""
+    """None: nothing names the holder once it is gone, unlike a lock in a bucket."""
 
     def __init__(self, path: Path, *, shared: bool = False) -> None:
         while True:
@@ -51,14 +51,14 @@ class FileLock:
                 raise OSError(error.errno, f"{error.strerror}; {cure}", str(path)) from error
             if is_still(path, self._file):
                 break
-            os.close(self._file)  # its holder removed it in between: lock the new one
+            os.close(self._file)  # its holder removed the file meanwhile: lock the new file
         if shared:
             return
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
     def is_last(self) -> bool:
-        """Return whether no other process holds the lock, and hold it alone from then on; only before `release`."""
+        """Return whether no other process shares the lock; if so, hold it exclusively until `release`."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -71,31 +71,28 @@ class FileLock:
 
 
 class LockStatus(NamedTuple):
-    """What a lock says."""
-
     holder: str | None
     """`pid N on HOST`; None if it is free."""
     is_held: bool
     age: float
     """Seconds since it was written."""
     is_renewed: bool
-    """Whether its holder goes on writing it, also while it does nothing else: its age then says nothing of its work."""
+    """Whether the holder keeps writing it even when idle: its age then says nothing about the holder's work."""
 
 
 def file_lock_status(path: Path) -> LockStatus:
-    """Read the lock."""
     holder, is_held = lock_holder(path)
     age = max(0.0, time.time() - path.stat().st_mtime) if path.exists() else math.inf
     return LockStatus(holder, is_held, age, False)
 
 
 def lock_holder(path: Path) -> tuple[str | None, bool]:
-    """Return the process that the lock file names, and whether it still holds the lock; None if it was released."""
+    """Return the process that the lock file names, None if released, and whether it still holds the lock."""
     try:
         with open_regular(path) as file:
             if not (holder := _holder(file.fileno())):
                 return None, False
-            # A shared lock, released at once: it could only block a writer that starts at this very moment.
+            # A shared lock, released at once, can only block a writer that starts at this very moment.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return holder, True

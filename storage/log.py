@@ -1,4 +1,4 @@
-"""A file that grows while a run trains, and is read meanwhile: on a disk, the file itself."""
+"""A file that grows during training and is read meanwhile: on a disk, the file itself."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from .files import open_regular
 
 
 class LogReader(Protocol):
-    """What a log holds, readable from any place in it."""
+    """Random access to a log."""
 
     @property
     def size(self) -> int:
-        """Its length in bytes."""
+        """Length in bytes."""
 
     def read(self, start: int, length: int) -> bytes:
-        """Return `length` bytes from `start` on, fewer at the end."""
+        """Return `length` bytes from `start`, fewer at the end."""
 
 
 class Log(Protocol):
-    """What the run's writer, and those who read, do with a log besides appending to its file on this machine."""
+    """Operations of a run's writer and its readers on a log, besides appending to its file on this machine."""
 
     is_late: ClassVar[bool]
-    """Whether others see its lines only once they are put, at a checkpoint."""
+    """Whether readers see lines only once they are put, at a checkpoint."""
 
     def begin(self, *, resuming: bool, exactly: bool = False) -> None:
-        """Make the file what others see; one that goes on from there stays as it is, unless `exactly`.
+        """Make the file match what readers see; a local continuation of it is kept, unless `exactly`.
 
-        resuming: if not, it begins empty.
+        resuming: if False, the log starts empty.
         """
 
     def settle(self) -> None:
-        """Let others see no more than the file, which was cut since `begin`."""
+        """Show readers no more than the file, which was cut since `begin`."""
 
     def put(self) -> None:
-        """Show the lines added since the last time. Raises OSError; the next call then shows them."""
+        """Publish the lines added since the last call. Raises OSError; the next call then publishes them."""
 
     def opened(self) -> AbstractContextManager[LogReader]:
-        """Open what others see. Raises OSError."""
+        """Open the published log. Raises OSError."""
 
     def modified(self) -> float:
-        """Return when something was added, in seconds since 1970. Raises FileNotFoundError if there is nothing yet."""
+        """Return the time of the last addition, in seconds since 1970. Raises FileNotFoundError if there is none."""
 
 
 class FileLog:
-    """A log on a disk, which others see as it is."""
+    """A log on a disk, where readers see the file itself."""
 
     is_late: ClassVar[bool] = False
 

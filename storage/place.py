@@ -1,6 +1,6 @@
 """A place is a path in the file system or an address in an object store; both have the same verbs.
 
-Whatever has an implementation of its own for each is made here, so that nobody else asks which kind a place is.
+Implementations that differ between the two are chosen here, so that no other module asks which kind a place is.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from .step_folders import BucketSteps, LocalSteps
 
 Place: TypeAlias = LocalPath | Address
 AnyPlace: TypeAlias = str | os.PathLike[str] | Address
-"""What a caller may give for a place."""
+"""Types that a caller may pass for a place."""
 Lock: TypeAlias = FileLock | BucketLock
 L = TypeVar("L")
 B = TypeVar("B")
 
 
 def place_of(given: AnyPlace) -> Place:
-    """Return the place that is meant. Raises AddressError for a malformed address."""
+    """Return the place that the argument names. Raises AddressError for a malformed address."""
     if isinstance(given, LocalPath | Address):
         return given
     return Address.parse(given) if isinstance(given, str) and is_address(given) else LocalPath(given)
 
 
 def made_for(place: Place, local: Callable[[LocalPath], L], bucket: Callable[[Address], B]) -> L | B:
-    """Return what one of two implementations makes of a place."""
+    """Make the implementation that suits the place."""
     return bucket(place) if isinstance(place, Address) else local(place)
 
 
 def lock_at(file: Place, lost: Callable[[], TakenOverError], last_writer: Callable[[], str | None]) -> Lock:
-    """Take the lock of one writer. Raises LockedError, OSError.
+    """Take the writer lock. Raises LockedError, OSError.
 
-    lost: makes the error of a holder in a bucket whose lock another process took. last_writer: the last one there, as
-    far as it is known, in case someone deleted its lock.
+    lost: makes the error for a holder in a bucket whose lock another process took. last_writer: the last known writer,
+    in case someone deleted its lock.
     """
     if isinstance(file, Address):
         return BucketLock(file, file.parent.made_scratch(), lost, last_writer())
@@ -52,27 +52,27 @@ def lock_at(file: Place, lost: Callable[[], TakenOverError], last_writer: Callab
 
 
 def leased(place: Place, lock: Lock) -> Place:
-    """Return a place as the holder of its lock changes it."""
+    """Return the place with its lock attached as a lease, as the holder writes to it."""
     return replace(place, lease=lock) if isinstance(place, Address) and isinstance(lock, BucketLock) else place
 
 
 def lock_status(file: Place) -> LockStatus:
-    """Return what a lock says, and whether it is held. Raises OSError if the store fails."""
+    """Return the state of a lock. Raises OSError if the store fails."""
     return made_for(file, file_lock_status, bucket_lock_status)
 
 
 def log_at(folder: Place, file: Path) -> Log:
-    """Return a log that grows in a file of this machine; in a bucket, others see its parts below `folder`."""
+    """Return a log that grows in a file on this machine; in a bucket, others see its parts below `folder`."""
     return BucketLog(folder, file) if isinstance(folder, Address) else FileLog(file)
 
 
 def steps_in(folder: Place, files: tuple[str, ...]) -> LocalSteps | BucketSteps:
-    """Return the folders `step-N` below a place. files: the names of each one's files, the one that seals it last."""
+    """Return the folders `step-N` below a place. files: names of each folder's files, its seal last."""
     return BucketSteps(folder, files) if isinstance(folder, Address) else LocalSteps(folder)
 
 
 def common_folder(folders: Sequence[Place]) -> str:
-    """Return the deepest folder or address that holds all of these, which are absolute and of one kind."""
+    """Return the deepest folder or address that holds all of these absolute places of one kind."""
     if isinstance(folders[0], Address):
         return "s3:/" + os.path.commonpath([str(folder).removeprefix("s3:/") for folder in folders])
     return os.path.commonpath([str(folder) for folder in folders])

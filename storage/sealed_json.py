@@ -70,5 +70,5 @@ def parse(text: bytes | str) -> Any:
         return json.loads(text)
     except RecursionError:
         raise DamagedJSONError("it is nested too deeply") from None
-    except ValueError as error:  # bytes that are no UTF-8 included
+    except ValueError as error:  # including bytes that are not UTF-8
         raise DamagedJSONError(f"it is not valid JSON: {error}") from None

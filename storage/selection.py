@@ -1,11 +1,11 @@
-"""A run's own copy of what it trains on: the ids of the selected samples, and their weights; in `RUN/selection/`.
+"""A run's own copy of its selection: the ids of the selected samples, and their weights; in `RUN/selection/`.
 
-    ids.int64         ids of the selected samples, ascending; absent if all are
-    weights.float32   factor of each, in the same order, with mean 1; absent without weights
-    selection.json    numbers of samples, and the sha256 of both; sealed
+    ids.int64         ids of the selected samples, ascending; absent if all are selected
+    weights.float32   weight of each sample, in the same order, with mean 1; absent without weights
+    selection.json    numbers of samples, and the sha256 of both files; sealed
 
 Both arrays are little-endian, have no header and are mapped into memory. The *position* of a sample is its place among
-the selected ones, 0 … kept - 1. The sample order and the state's rows count positions; everyone else counts ids.
+the selected samples, 0 … kept - 1. The sample order and the state's rows use positions; everything else uses ids.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class SelectionError(OSError):
-    """A run's copy of its selection is missing or damaged, or another run's."""
+    """A run's copy of its selection is missing, damaged or another run's."""
 
 
 class About(BaseModel, frozen=True):
@@ -54,9 +54,9 @@ class About(BaseModel, frozen=True):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     samples: _Count
-    """Samples of the dataset."""
+    """Samples in the dataset."""
     kept: _Count
-    """Selected ones."""
+    """Selected samples."""
     ids: _Sha256 | None
     """sha256 of ids.int64; None if all samples are selected."""
     weights: _Sha256 | None
@@ -70,7 +70,7 @@ class About(BaseModel, frozen=True):
 
 
 class Selection:
-    """The files of one folder, read when they are needed; of one in a bucket, a copy on this machine.
+    """The files of one folder, read on first use; in a bucket, through a copy on this machine.
 
     All attributes raise SelectionError, OSError.
     """
@@ -96,7 +96,7 @@ class Selection:
 
     @cached_property
     def weights(self) -> NDArray[np.float32] | None:
-        """Factors of the selected samples, float32 [kept], mapped; None without weights."""
+        """Weights of the selected samples, float32 [kept], mapped; None without weights."""
         return self._mapped(WEIGHTS) if self.about.weights else None
 
     def ids_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -104,10 +104,10 @@ class Selection:
         return positions if self.ids is None else self.ids[positions]
 
     def positions(self, ids: NDArray[np.int64], expected: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the positions of selected samples, int64 [b]. Raises ValueError if one is not selected.
+        """Return the positions of selected samples, int64 [b]. Raises ValueError if a sample is not selected.
 
-        expected: where they should be, int64 [any]. If that is right nothing is searched, which in 10⁸ ids takes 5 µs
-        each.
+        expected: likely positions, int64 [any]. If they are right, no search is needed: among 10⁸ ids it takes 5 µs
+        an id.
         """
         if self.ids is None:
             return ids
@@ -120,11 +120,11 @@ class Selection:
         return places
 
     def verify(self) -> None:
-        """Read both arrays and compare them with their digests. Raises SelectionError if one differs."""
+        """Read both arrays and compare their digests. Raises SelectionError if a digest differs."""
         for name, digest in ((IDS, self.about.ids), (WEIGHTS, self.about.weights)):
             if digest is None:
                 continue
-            self._mapped(name)  # its length is right: a sparse file of a terabyte is not read
+            self._mapped(name)  # check the length first: do not read a sparse file of a terabyte
             if sha256_of(self._local / name) != digest:
                 raise SelectionError(
                     f"{self.folder / name} is damaged: its sha256 differs from the one in {ABOUT}; restore it from a "
@@ -150,7 +150,7 @@ class Selection:
 
     @cached_property
     def _local(self) -> Path:
-        """The folder, or a copy that is made once."""
+        """Return the folder, or a copy made once."""
         if isinstance(self.folder, LocalPath):
             return self.folder
         copy, about = own_directory(_beside(self.folder)), (self.folder / ABOUT).read_bytes()
@@ -160,17 +160,17 @@ class Selection:
             if digest is None:
                 continue
             if not (place := self.folder / _in_bucket(name, digest)).exists():
-                place = self.folder / name  # as earlier versions named it
+                place = self.folder / name  # the name in earlier versions
             if (size := place.size()) != self.about.kept * _DTYPES[name].itemsize:
                 raise self._of_wrong_size(name, size)
             with written_aside(copy / name) as file:
                 place.download(file)
-        write_atomically(copy / ABOUT, about)  # last: with it, the copy is whole
+        write_atomically(copy / ABOUT, about)  # last: it marks the copy as complete
         return copy
 
 
 def _in_bucket(name: str, digest: str) -> str:
-    """Return the name of an array's object: with its digest, so that a late request replaces no other array."""
+    """Return the array's object name, with its digest: a late request cannot replace another array."""
     return f"{digest[:16]}.{name}"
 
 
@@ -179,9 +179,9 @@ def _beside(folder: Address) -> Path:
 
 
 class SelectionWriter:
-    """Writes a folder under another name, in pieces; `finish` renames it. Use it as a context manager.
+    """Writes a folder under a temporary name, in pieces; `finish` renames it. Use it as a context manager.
 
-    A selection that was left by a killed start is replaced.
+    Replaces a selection left by a killed start.
     """
 
     def __init__(self, to: Place, samples: int) -> None:
@@ -200,7 +200,7 @@ class SelectionWriter:
         shutil.rmtree(self._building, ignore_errors=True)
 
     def add(self, name: str, pieces: Iterable[NDArray[Any]]) -> NDArray[Any]:
-        """Write one of the arrays, IDS or WEIGHTS, and return it, mapped."""
+        """Write the array IDS or WEIGHTS, and return it mapped."""
         digest, path = hashlib.sha256(), self._building / name
         with path.open("xb") as file:
             for piece in pieces:
@@ -214,7 +214,7 @@ class SelectionWriter:
         return np.memmap(path, _DTYPES[name], mode="r", shape=(rows,)).view(np.ndarray)
 
     def finish(self) -> None:
-        """Put the folder in place, or its files into the bucket; durable on return."""
+        """Move the folder into place, or its files into the bucket; durable on return."""
         with (self._building / ABOUT).open("xb") as file:
             file.write(seal_document(self._about))
             file.flush()

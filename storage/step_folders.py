@@ -1,8 +1,8 @@
-"""Folders `step-N` below a place, each of which appears whole and disappears whole, on a disk and in a bucket.
+"""Folders `step-N` below a place, on a disk or in a bucket; each appears and disappears as a whole.
 
-On a disk a folder appears by a rename. In a bucket its seal makes it one: the file that is written last and deleted
-first. There the name goes on with the writer's term, step-N.TERM: a writer that was cut off then shares no object with
-its successor. From the first step of a later writer's folders, earlier ones' do not count.
+On a disk a rename makes a folder appear. In a bucket its seal does: the file that is written last and deleted first.
+There the writer's term follows in the name, step-N.TERM: a writer that was cut off shares no object with its
+successor. From the first step of a later writer's folders, earlier writers' folders do not count.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ _NAME = re.compile(r"step-(0|[1-9][0-9]{0,17})(?:\.([0-9a-f]{8}))?")
 
 
 def is_step_name(name: str) -> bool:
-    """Return whether this is the name of such a folder."""
+    """Return whether the name is a step folder's."""
     return _NAME.fullmatch(name) is not None
 
 
 def step_of(name: str) -> int:
-    """Return the step in a folder's name; -1 if it is not one of these."""
+    """Return the step in a folder's name; -1 if it is not a step folder's."""
     found = _NAME.fullmatch(name)
     return int(found[1]) if found else -1
 
 
 class LocalSteps:
-    """On a disk."""
+    """Step folders on a disk."""
 
     def __init__(self, folder: LocalPath) -> None:
         self._folder = folder
 
     def save(self, step: int, fill: Callable[[LocalPath], None]) -> LocalPath:
-        """Write the folder of a step, which `fill` fills; replaces one that is there. Leaves nothing if it fails."""
+        """Write or replace the folder of a step, which `fill` fills. Leaves nothing if it fails."""
         final, building = self._folder / f"step-{step}", self._folder / f".step-{step}.partial"
         own_directory(self._folder)
         shutil.rmtree(building, ignore_errors=True)
@@ -56,18 +56,18 @@ class LocalSteps:
         return final
 
     def found(self) -> dict[int, LocalPath]:
-        """Return step → folder of all whole ones, unordered; empty without the folder. Raises OSError."""
+        """Return step → folder for all complete folders, unordered; empty without the parent folder. Raises OSError."""
         try:
             with os.scandir(self._folder) as entries:
                 matches = [_NAME.fullmatch(entry.name) for entry in entries if entry.is_dir()]
         except FileNotFoundError:
             return {}
-        # Those with a term were copied from a bucket; a run on a disk adds some without.
+        # Folders with a term were copied from a bucket; a run on a disk adds folders without.
         names = [(parts[2] or "~", int(parts[1]), parts[0]) for parts in matches if parts]
         return {step_of(name): self._folder / name for _, name in standing(names)}
 
     def remove(self, keep: Collection[int]) -> None:
-        """Remove those of steps not in `keep`, and leftovers of interrupted writes and removals."""
+        """Remove the folders of steps not in `keep`, and leftovers of interrupted writes and removals."""
         for step, path in self.found().items():
             if step not in keep:
                 self._discard(self._folder / path.name)
@@ -75,7 +75,7 @@ class LocalSteps:
             _remove(leftover)
 
     def _discard(self, path: LocalPath) -> None:
-        """Remove a folder; rename it first, so that a partial one never looks whole."""
+        """Remove a folder; rename it first, so that a partial folder never looks complete."""
         hidden = path.with_name(f".{path.name}.discarded")
         _remove(hidden)
         os.rename(path, hidden)
@@ -84,7 +84,7 @@ class LocalSteps:
 
 
 class BucketSteps:
-    """Below an address. files: the names of a folder's files, its seal last."""
+    """Step folders below an address. files: the names of a folder's files, its seal last."""
 
     def __init__(self, folder: Address, files: tuple[str, ...]) -> None:
         self._folder, self._files = folder, files
@@ -106,12 +106,12 @@ class BucketSteps:
         return final
 
     def found(self) -> dict[int, Address]:
-        """Return step → folder of all whole ones that count, unordered."""
+        """Return step → folder for all complete folders that count, unordered."""
         found = (self._object.fullmatch(name) for name, _ in self._folder.objects())
         return {step: self._folder / name for step, name in self._standing(filter(None, found)).items()}
 
     def remove(self, keep: Collection[int]) -> None:
-        """Remove those of steps not in `keep`, but nothing newer, which may be a later writer's."""
+        """Remove the folders of steps not in `keep`, but nothing newer, which may be a later writer's."""
         found = {name: parts for name, _ in self._folder.objects() if (parts := self._object.fullmatch(name))}
         standing_ones = self._standing(found.values())
         kept = {standing_ones[step] for step in keep if step in standing_ones}
@@ -122,13 +122,13 @@ class BucketSteps:
             self._folder.remove(name for name in unneeded if name.endswith(self._files[-1]) is of_seals)
 
     def _standing(self, objects: Iterable[re.Match[str]]) -> dict[int, str]:
-        """Return step → name of the folders that count, given all matches of objects' names."""
+        """Return step → name of the folders that count, given all matches of object names."""
         sealed = [(parts[3] or "", int(parts[2]), parts) for parts in objects if parts[4] == self._files[-1]]
         return {int(parts[2]): parts[1] for _, parts in standing(sealed)}
 
 
 def _remove(path: Path) -> None:
-    """Remove a directory as far as possible; of a link, only the link."""
+    """Remove a directory as far as possible; a link is only unlinked."""
     if path.is_symlink():
         path.unlink(missing_ok=True)
     else:

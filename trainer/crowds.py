@@ -1,13 +1,13 @@
-"""Advice where more negatives are as close as the positive than rho leaves room for; needs no torch."""
+"""Advice for samples with more negatives as close as the positive than rho allows; needs no torch."""
 
 import math
 
 _LEAST_RHO = 0.05
-"""Below it the weights are all but uniform, so it is not advised."""
+"""Below it the weights are nearly uniform, so it is not recommended."""
 
 
 def against_crowds(share: float, *, pairs: bool) -> str:
-    """Return what helps where this share of the negatives, more than exp(-rho), are as close as the positive."""
+    """Return advice for when this share of the negatives, above exp(-rho), is as close as the positive."""
     ways = ["thin copies of a picture (`thermopile inspect --duplicates`, then `curate --thin`)"]
     ways += ["give different pictures captions of their own"] * pairs
     if (limit := -math.log(share)) >= _LEAST_RHO:

@@ -1,4 +1,4 @@
-"""Exporting a run's encoders: directories for transformers, or plain safetensors with metadata.
+"""Export a run's encoders: directories for transformers, or plain safetensors with metadata.
 
 Neither needs thermopile to be read. The section Exporting of docs/operations.md describes the files.
 """
@@ -58,8 +58,8 @@ def export_encoders(
 ) -> list[Path]:
     """Write the encoders of a run's checkpoint, `latest` or step-N, to the new directory `to`; returns its files.
 
-    data: where the run's dataset is now; None: the recorded path. Texts need its tokenizer. weights: those of image and
-    text encoder, by default averaged ones, where the run has them; a momentum network has only its own. allow_code: as
+    data: the present place of the run's dataset; None: the recorded path. Texts need its tokenizer. weights: of image
+    and text encoder, by default averaged if the run has averages; a momentum network has only its own. allow_code: as
     restore_encoders. A kill leaves no `to`, only a hidden directory next to it. Raises ConfigError if `to` exists,
     transformers has no such encoder or the run has no averaged weights, RunError if the run or checkpoint does not
     exist or a weight is not finite, DatasetError if the tokenizer is not found, OSError if writing fails.
@@ -125,7 +125,7 @@ def _restore(
 
 def _facts(config: TrainConfig, encoder: EncoderConfig, module: Encoder, step: int) -> dict[str, Any]:
     model = config.model
-    # For a local model only the directory's name: its path is private and of no use elsewhere.
+    # For a local model only the directory's name: its path is private and useless elsewhere.
     name = HF + Path(encoder.name).name if is_directory(encoder.name) else encoder.name
     return {
         "encoder": name,
@@ -167,7 +167,7 @@ def _save(module: nn.Module, path: Path, facts: dict[str, Any]) -> None:
 
 
 def _preprocessor(facts: dict[str, Any]) -> dict[str, Any]:
-    """The preprocessing of `thermopile eval`, the central square, except for the rounding of another resampler."""
+    """Return `thermopile eval`'s preprocessing, the central square, except for another resampler's rounding."""
     size = facts["image_size"]
     return {
         "image_processor_type": "CLIPImageProcessor",  # it resizes the short side and crops the centre

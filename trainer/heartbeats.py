@@ -1,4 +1,4 @@
-"""Heartbeats between the ranks of a run: a rank that is lost is named, and the others do not wait for it."""
+"""Heartbeats between the ranks of a run: a lost rank is named, and the others do not wait for it."""
 
 from __future__ import annotations
 
@@ -21,33 +21,32 @@ CONNECT_TIMEOUT = timedelta(minutes=1)
 """How long a rank tries to reach rank 0, whose store exists by then."""
 BEAT_SECONDS = 1.0
 SILENT_BEATS = 60
-"""A rank is suspected after this many beats without one of its own. A healthy rank can be silent for tens of seconds: a
-library holds the interpreter's lock while it loads, the machine swaps, or its disk hangs."""
+"""A rank is suspected after missing this many beats. A healthy rank can be silent for tens of seconds: a library
+holds the interpreter's lock while it loads, the machine swaps, or its disk hangs."""
 SCAN_SECONDS = 5.0
 """Once there is a suspicion or a failure, the ranks without a heartbeat for this long are lost."""
 GRACE_SECONDS = 10.0
-"""Time for the training thread to notice a loss itself, longer than a scan and LINGER_SECONDS, and for a rank that ends
-with an error of its own to report that error."""
+"""Time for the training thread to notice a loss itself, longer than a scan and LINGER_SECONDS, and for a rank that
+ends with its own error to report that error."""
 LINGER_SECONDS = 2.0
 """How long rank 0, which holds the store, stays for ranks that have yet to read the names of the lost ones."""
 LEAVE_SECONDS = 0.05
-"""How often rank 0 checks whether the others are done."""
+"""How often rank 0 checks whether the other ranks are done."""
 
 AsError = Callable[[str], RanksLostError]
-"""Return the error for lost ranks, which it is given as "rank 1 (host, process 7)". Called in any thread."""
+"""Makes the error for lost ranks from their description, such as "rank 1 (host, process 7)". Called in any thread."""
 
 
 class Heartbeats:
-    """Every rank sends a heartbeat each second, independently of its work, and listens for those of the next rank.
+    """Every rank sends a heartbeat each second, independently of its work, and listens to the next rank's.
 
-    A failed collective says which connection broke, not which rank is the cause: a rank that loses its neighbour ends
+    A failed collective tells which connection broke, not which rank is the cause: a rank that loses its neighbour ends
     as well, and then its own neighbours do. A collective on GPUs does not even fail, and the training thread waits
     inside CUDA.
 
-    The beats are counted in a store of their own, in rank 0's process, so that it is gone if and only if rank 0 is:
-    torchrun's store outlives its ranks. And another store's client is blocked for everyone while one thread waits for a
-    key. Two threads, because the store of a machine that has failed never answers: `_beat` may wait for it, `_watch`
-    does not.
+    A separate store in rank 0's process counts the beats, so that it is gone if and only if rank 0 is: torchrun's store
+    outlives its ranks. And another store's client is blocked for all threads while one waits for a key. Two threads,
+    because the store of a machine that has failed never answers: `_beat` may wait for it, `_watch` does not.
     """
 
     def __init__(self, ranks: Ranks, end: Callable[[RanksLostError], None] | None = None) -> None:
@@ -67,7 +66,7 @@ class Heartbeats:
 
     @contextmanager
     def beating(self) -> Iterator[Self]:
-        """Send heartbeats during the block, and stay until all ranks are done with theirs if this one holds the store.
+        """Send heartbeats during the block; if this rank holds the store, stay until all ranks have finished theirs.
 
         Raises RanksLostError if the block fails because of a lost rank, or a rank is lost before it is done.
         """
@@ -78,7 +77,7 @@ class Heartbeats:
                 yield self
             self._leave()
         finally:
-            self._leaving.set()  # an error of its own is this rank's to report
+            self._leaving.set()  # this rank reports its own error
             self._ended.set()
             for thread in self._threads:
                 thread.join(2 * BEAT_SECONDS)  # bounded, in case the store does not answer
@@ -97,11 +96,11 @@ class Heartbeats:
             self._as_error = before
 
     def lost(self) -> list[int]:
-        """Return the lost ranks; takes a few seconds. All ranks report what the first to find one found."""
+        """Return the lost ranks; takes a few seconds. All ranks report the result of the first that finds any."""
         if not self._lost:
             try:
                 self._lost = self._scan()
-            except RuntimeError:  # the store is gone, and rank 0 with it
+            except RuntimeError:  # the store is gone, and so is rank 0
                 self._lost = [0]
         return self._lost
 
@@ -146,7 +145,7 @@ class Heartbeats:
             self._beats_unanswered = 0
 
     def _watch(self) -> None:
-        """Wait for a loss, and end the process if it is still here after GRACE_SECONDS."""
+        """Wait for a loss, then end the process if it still runs after GRACE_SECONDS."""
         while not self._notices_loss():
             if self._ended.wait(BEAT_SECONDS):
                 return
@@ -161,9 +160,9 @@ class Heartbeats:
         return bool(self._lost or (self._suspects_loss and self.lost()))
 
     def _leave(self) -> None:
-        """Tell the others that this rank is done. Rank 0 stays until all are, since the store ends with it."""
+        """Tell the others that this rank is done. Rank 0 stays until all are done, since the store ends with it."""
         self._leaving.set()
-        with suppress(RuntimeError):  # the store is gone: the others are done, or notice by themselves
+        with suppress(RuntimeError):  # the store is gone: the others are done, or will notice
             self._store.set(f"left/{self._rank}", "")
             while self._rank == 0 and not all(map(self._has_left, range(self._size))):
                 if self._lost:

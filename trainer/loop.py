@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class Trainer(Run):
-    """A run with thermopile's own training loop. Create it with `open`, or `from_settings`; `run` trains to the end."""
+    """A run with thermopile's own training loop. Create it with `open` or `from_settings`; `run` trains to the end."""
 
     def _prepare(self) -> None:
         config = self.config
@@ -75,7 +75,7 @@ class Trainer(Run):
     ) -> None:
         """Train to the last step, or until should_stop, polled after every step, returns True.
 
-        If one rank is to stop, all do. A checkpoint that cannot be written, for example on a full disk, is logged as a
+        If any rank is to stop, all do. A checkpoint that cannot be written, for example on a full disk, is logged as a
         warning and retried; only the last one must succeed. on_evaluation: called on rank 0 with each evaluation's line
         of metrics.jsonl.
         Raises TrainingError if the loss is not finite or a rank is lost, and SnapshotError or OSError at the end.
@@ -91,10 +91,10 @@ class Trainer(Run):
     ) -> None:
         reported_at = time.monotonic()
         if self.world.control.broadcast(self._lacks_evaluation()):
-            self._evaluate(should_stop, on_evaluation)  # an evaluation that a stop had prevented
+            self._evaluate(should_stop, on_evaluation)  # an evaluation that a stop prevented
             if self._agree(should_stop())[0]:
                 return
-        self._clock.end_step()  # what came before belongs to no step
+        self._clock.end_step()  # earlier time belongs to no step
         for pieces in self._steps():
             self.step(pieces)
             # Once in a while: a report, an evaluation, a checkpoint.
@@ -122,7 +122,7 @@ class Trainer(Run):
         """
         progress = self.progress
         self._begin_step()
-        # The norms of a bad batch would remain in their running means.
+        # Otherwise a bad batch's norms would remain in the running means.
         buffers = [buffer.clone() for buffer in self.encoders.buffers()] if self.config.on_nan == "skip" else []
         self._seed_random_numbers()
         sample_ids, features = self._encoder.encode(pieces)
@@ -147,7 +147,7 @@ class Trainer(Run):
             self._clock.end_of_backward()
         with self._clock.computing("optimizer"):
             norm = self.precision.step(self.optimizer, self.config.optimizer.grad_clip_norm)
-            # For the next step's keys. Not before them, so that on_nan = skip leaves this network unchanged as well.
+            # For the next step's keys. Only here, so that on_nan = skip leaves the momentum network unchanged as well.
             self.encoders.move_momentum(momentum_at(self.config.model.momentum, self.steps_done + 1, self.total_steps))
             if self.average is not None:
                 self.average.follow(self.steps_done + 1)
@@ -165,7 +165,7 @@ class Trainer(Run):
                     features.first, features.second, state, progress, features.keys, features.local
                 )
             except FeaturesError as error:
-                self._flushed_log()  # the loss of an earlier step may be the cause
+                self._flushed_log()  # an earlier step's loss may be the cause
                 raise self._not_finite(self.steps_done, f"step {self.steps_done + 1:,}: {error}") from error
             if not (skips and not _all_finite(outcome.loss)):
                 return outcome
@@ -204,7 +204,7 @@ class Trainer(Run):
         of_evaluation = self.evaluation.notes if self.evaluation else []
         of_data = [SYNTHETIC_ADVICE] if self.config.data.loader == "synthetic" else []
         of_objective = self.objective.advice(self.config.batch_size, keys=self.config.model.momentum > 0)
-        content = None if self.config.data.select else self.dataset.index.content  # it says nothing of a selection
+        content = None if self.config.data.select else self.dataset.index.content  # says nothing about a selection
         if content and isinstance(self.objective, IndividualTemperature):
             of_objective += self.objective.advice_on_repeats(content)
         return of_objective + lock_advice(self.config) + of_norms + of_data + of_evaluation

@@ -17,7 +17,7 @@ Groups = list[dict[str, Any]]
 _MEMORIES = {"exp_avg", "exp_avg_sq", "momentum_buffer"}
 """Per-weight optimiser state of the same size as the weight; some optimisers also keep scalars."""
 _LR_SCALE = "lr_scale"
-"""Key of a group's factor of the learning rate, where it is not 1."""
+"""Key of a group's learning rate factor, if it is not 1."""
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps_per_epoch: int, total_steps: int) -> float:
@@ -74,7 +74,7 @@ class TemperatureAdamW(torch.optim.AdamW):
 
 
 class Optimizer:
-    """The optimiser of the weights, and that of the temperature if the objective has a `temperature_rate`."""
+    """The optimisers of the weights and, if the objective has a `temperature_rate`, of the temperature."""
 
     def __init__(self, name: str, weights: torch.optim.Optimizer, temperature: TemperatureAdamW | None) -> None:
         """name: the settings' name for `weights`."""
@@ -82,13 +82,12 @@ class Optimizer:
 
     @property
     def parts(self) -> list[torch.optim.Optimizer]:
-        """The underlying torch optimisers."""
         return [self.weights] if self.temperature is None else [self.weights, self.temperature]
 
     def set_learning_rate(self, rate: float, epoch: int = 0) -> None:
-        """Set the learning rate of everything except the temperature; layers with a factor have that share of it.
+        """Set the learning rate of everything except the temperature, times a layer's factor if it has one.
 
-        The temperature's is its own in this epoch, counted from 0.
+        The temperature has its own rate for this epoch, counted from 0.
         """
         for group in self.weights.param_groups:
             group["lr"] = rate * group.get(_LR_SCALE, 1.0)
@@ -96,9 +95,9 @@ class Optimizer:
             self.temperature.set_epoch(epoch)
 
     def clip_gradients(self, max_norm: float) -> torch.Tensor:
-        """Scale the gradients of everything except the temperature down to a norm of at most `max_norm`, together.
+        """Scale the gradients of everything except the temperature, together, down to a norm of at most `max_norm`.
 
-        Returns the norm before that, a scalar on the device, without reading it.
+        Returns the norm before clipping, a scalar on the device, without reading it.
         """
         parameters = [parameter for group in self.weights.param_groups for parameter in group["params"]]
         return nn.utils.clip_grad_norm_(parameters, max_norm)
@@ -158,8 +157,8 @@ def create_optimizer(
 
     Except for those with a `temperature_rate`, the objective's own parameters (CLIP's logit scale, AUC-CL's b) are
     treated as biases. LARS updates scalars and vectors by plain SGD with momentum, without its trust ratio.
-    factors: weight → its share of the learning rate, 1 for those left out; as `Encoders.learning_rate_factors`. Groups
-    of weights with a small one come first.
+    factors: weight → its share of the learning rate, 1 if left out; as `Encoders.learning_rate_factors`. Groups of
+    weights with small factors come first.
     """
     rate = objective.temperature_rate
     own = list(objective.parameters())
@@ -204,8 +203,8 @@ def _lamb(decayed: Groups, spared: Groups, settings: dict[str, Any]) -> torch.op
     Weight decay is part of the step that the trust ratio scales. The weights' norm is not clipped at 10, which the
     larger kernels of a ResNet exceed. Parameters without weight decay have no trust ratio, because a scalar that starts
     at 0 would hardly move. The rate is not divided by 1 - beta_1^t, which would make the first steps ten times as long.
-    The library has no bias correction of the means: the trust ratio cancels it, but parameters without one make steps
-    up to 7 times as long in the first hundreds of steps, which a warm-up covers.
+    The library does not correct the means' bias: the trust ratio cancels the bias, but parameters without a ratio make
+    steps up to 7 times as long in the first hundreds of steps, which a warm-up covers.
     """
     from pytorch_optimizer import Lamb
 

@@ -1,4 +1,4 @@
-"""Objects of a user's own that settings name as `module:name`."""
+"""A user's own objects, which settings name as `module:name`."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -8,16 +8,16 @@ WRITE = "Write module:name, with the module's directory in PYTHONPATH"
 
 
 class PluginError(ValueError):
-    """An object that cannot be imported, or is not what it should be."""
+    """An object cannot be imported, or is not of the required kind."""
 
 
 def is_plugin(name: str) -> bool:
-    """Return whether a name is `module:name`, rather than one of ours."""
+    """Return whether a name is `module:name` instead of a built-in."""
     return ":" in name
 
 
 def file_of(name: str) -> str:
-    """Return the file or folder that `module:name` would be imported from, without running it; empty if not found."""
+    """Return the file or folder of `module:name` without running it; empty if not found."""
     try:
         spec = find_spec(name.partition(":")[0].partition(".")[0])  # the outermost package: finding others imports it
     except (ImportError, ValueError):

@@ -1,4 +1,4 @@
-"""How precisely the encoders compute: half precision, TF32, and the choice of convolution kernels."""
+"""The encoders' precision: half precision, TF32, and the choice of convolution kernels."""
 
 import os
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ DTYPES = {"float32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.f
 
 
 def resolve_speed(config: TrainConfig, device: torch.device) -> dict[str, Any]:
-    """Return the settings that trade bits for speed, with `auto` replaced by what is fast on the device.
+    """Return the settings that trade bits for speed, with `auto` replaced by a fast choice for the device.
 
-    On a GPU that is bfloat16 where it has units for it; those without also lack TF32. On a CPU it is what is exact.
+    On a GPU, precision is bfloat16 if it has units for it; GPUs without also lack TF32. On a CPU, choices are exact.
     """
     on_gpu = device.type == "cuda"
     half = "bf16" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
@@ -28,8 +28,8 @@ def resolve_speed(config: TrainConfig, device: torch.device) -> dict[str, Any]:
 
 @contextmanager
 def fast_kernels(config: TrainConfig) -> Iterator[None]:
-    """Let CUDA's products and convolutions of float32 use TF32, unless the precision is float32, and choose among
-    kernels by timing them if `cudnn_benchmark` is set; with `deterministic`, use only those that give the same bits.
+    """Let CUDA's float32 products and convolutions use TF32, unless the precision is float32, and choose kernels by
+    timing them if `cudnn_benchmark` is set; with `deterministic`, use only kernels that always give the same bits.
 
     These are settings of the whole process; the caller's are restored at the end. Meanwhile torch refuses to read its
     older names for them, such as `allow_tf32`. config: resolved.
@@ -48,9 +48,9 @@ def fast_kernels(config: TrainConfig) -> Iterator[None]:
             backend.fp32_precision = "ieee" if config.precision == "float32" else "tf32"
         torch.backends.cudnn.benchmark = config.cudnn_benchmark is True
         if config.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read with the first product on a GPU
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first product on a GPU
             torch.use_deterministic_algorithms(True)
-            filling.fill_uninitialized_memory = False  # it finds errors, at the price of time
+            filling.fill_uninitialized_memory = False  # filling finds errors, but costs time
         yield
     finally:
         torch.use_deterministic_algorithms(deterministic, warn_only=warns)
@@ -64,14 +64,14 @@ def fast_kernels(config: TrainConfig) -> Iterator[None]:
 class MixedPrecision:
     """torch's autocast and, for fp16, whose gradients would underflow, loss scaling.
 
-    A step whose scaled gradients overflow changes no weight of the encoders and halves the scale for the next ones, but
-    may move a global temperature, whose gradients are checked by themselves. To detect an overflow,
-    fp16 synchronises with the device in every step.
+    A step whose scaled gradients overflow leaves the encoders' weights unchanged and halves the scale for the next
+    steps, but may move a global temperature, whose gradients are checked separately. To detect an overflow, fp16
+    synchronises with the device in every step.
     """
 
     def __init__(self, precision: str, device: torch.device) -> None:
         self._device_type, self.dtype = device.type, DTYPES[precision]
-        """The encoders compute in this dtype; None: in that of their weights."""
+        """Dtype in which the encoders compute; None: their weights' dtype."""
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
     def autocast(self) -> torch.autocast:
@@ -85,7 +85,7 @@ class MixedPrecision:
     def step(self, optimizer: Optimizer, max_norm: float | None = None) -> Tensor | None:
         """Update the weights by their unscaled gradients, clipped to `max_norm` if given.
 
-        Returns the norm before clipping, a scalar on the device; not finite where fp16 skips the step.
+        Returns the norm before clipping, a scalar on the device; not finite if fp16 skips the step.
         """
         norm = None
         if max_norm is not None:

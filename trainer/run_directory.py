@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 class RunDirectory:
     """The paths of a run.
 
-    A run in a bucket has a folder on this machine, `local`, for files that grow or are working copies; its logs go from
+    A run in a bucket has a folder on this machine, `local`, for growing files and working copies; its logs go from
     there to the bucket in parts. On a disk, `local` is the run's own folder.
     """
 
@@ -52,7 +52,7 @@ class RunDirectory:
         self.warnings = log_at(path / "warnings", self.warnings_file)
 
     def under(self, lock: Lock | None) -> RunDirectory:
-        """Return the run as the holder of its lock changes it; itself for those without the lock."""
+        """Return the run with its lock attached, for the holder to write; itself without a lock."""
         return self if lock is None else RunDirectory(leased(self.path, lock))
 
     def exists(self) -> bool:
@@ -84,16 +84,16 @@ class RunDirectory:
 
     def refuse_existing(self) -> None:
         """Raise RunExistsError if the directory already has content."""
-        # What a kill during creation leaves, and early warnings, do not make a run.
+        # Leftovers of a kill during creation, and early warnings, do not make a run.
         own = {self.warnings_file.name, self.selection.name, self.state_lock.name}
         is_occupied = any(name[0] != "." and name not in own for name in self.path.content())
-        if self.exists():  # asked last: what was found may be of a run that another start has just made
+        if self.exists():  # asked last: the content may belong to a run that another start has just made
             raise self.taken()
         if is_occupied:
             raise RunExistsError(f"{self.path} {self.path.occupied} with --out")
 
     def create(self, config: TrainConfig, fill: Callable[[], None] = lambda: None) -> None:
-        """Create the directory and write the resolved settings, after `fill` has written what belongs to them.
+        """Create the directory and write the resolved settings, after `fill` has written the files that belong to them.
 
         Raises RunExistsError as `refuse_existing`.
         """
@@ -102,11 +102,11 @@ class RunDirectory:
         fill()
         try:
             self.config_file.create(_sealed(config, self.path))
-        except FileExistsError:  # by another that began at the same time
+        except FileExistsError:  # another start began at the same time
             raise self.taken() from None
 
     def taken(self) -> RunExistsError:
-        """Return the error for a directory that holds a run, or where another start is just making one."""
+        """Return the error for a directory that holds a run, or in which another start is creating a run."""
         return RunExistsError(f"{self.path} holds a run; continue it with --resume, or choose another --out")
 
     def record(self, config: TrainConfig) -> None:
@@ -126,7 +126,7 @@ class RunDirectory:
     def config_to_resume(self, *, accept_edits: bool) -> TrainConfig:
         """Return the settings to train with, as `config` does, but raise RunError instead of warning.
 
-        accept_edits: the file was edited by hand; use it as it is.
+        accept_edits: use a config.toml that was edited by hand.
         """
         text = self._config_text()
         if not (accept_edits or _is_as_written(text)):
@@ -170,7 +170,7 @@ def _is_as_written(text: bytes) -> bool:
 
 
 def find_checkpoint(run: RunDirectory, at: str) -> Place:
-    """Return the checkpoint `latest` or step-N. Raises RunError if there is none, listing the existing ones."""
+    """Return the checkpoint `latest` or step-N. Raises RunError if it does not exist, listing the existing ones."""
     if at == LATEST:
         if (latest := latest_checkpoint(run.checkpoints)) is None:
             raise RunError(f"{run.path} has no checkpoint yet; wait for its first one")

@@ -1,4 +1,4 @@
-"""The ranks of a run: who they are, how they communicate, and whether they share a disk."""
+"""The ranks of a run: their numbers, their communication, and whether they share a disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .heartbeats import AsError, Heartbeats
 MEETING_TIMEOUT = timedelta(minutes=5)
 """How long a rank waits at startup for others, which a wrong option may have ended already."""
 TIMEOUT = timedelta(minutes=10)
-"""How long a rank waits for another that is alive, for example while each compiles in the first step."""
+"""How long a rank waits for a live rank, for example while each compiles in the first step."""
 SNAPSHOT_TIMEOUT = timedelta(hours=1)
 """Timeout for writing the rows of a snapshot, which depends on the disk, and for an evaluation."""
 
@@ -28,7 +28,7 @@ _ALONE = Ranks()
 
 @dataclass(frozen=True)
 class World:
-    """The ranks of a run, from the point of view of one of them. `World()` is a run of one process."""
+    """The ranks of a run, as seen by one rank. `World()` is a run of one process."""
 
     rank: int = 0
     size: int = 1
@@ -41,7 +41,7 @@ class World:
     snapshots: Ranks = _ALONE
     """For the state store, which writes snapshots in its own thread."""
     slow_group: Ranks = _ALONE
-    """As `control`, with a long timeout."""
+    """Like `control`, with a long timeout."""
     heartbeats: Heartbeats | None = None
 
     @property
@@ -69,21 +69,21 @@ ALONE = World()
 
 @contextmanager
 def joined_world(end: Callable[[RanksLostError], None] | None = None) -> Iterator[World]:
-    """Yield the world started by torchrun or a launcher with the same variables; a single process without one.
+    """Yield the world started by torchrun or a launcher with the same variables, else a single process.
 
     Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
-    end: called in another thread if a rank is lost but the body goes on, since it may wait inside a CUDA call that
+    end: called in another thread if a rank is lost but the body continues, since it may wait inside a CUDA call that
     never returns. It must end the process at once. Without it, such a call waits until NCCL aborts the process.
-    Raises ConfigError if some are missing, and RanksLostError if other ranks do not join, or if the body fails because
-    they are lost.
+    Raises ConfigError if some variables are missing, and RanksLostError if other ranks do not join, or are lost and so
+    make the body fail.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield ALONE
         return
     # torch would print a page of addresses per broken connection and rank; it reads this variable on import.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    # NCCL aborts the process four times as many milliseconds after a connection broke, and cannot name the lost rank.
+    # NCCL aborts the process four times this delay after a connection broke, and cannot name the lost rank.
     os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "45000")
     import torch
     import torch.distributed as dist
@@ -127,8 +127,8 @@ def joined_world(end: Callable[[RanksLostError], None] | None = None) -> Iterato
 def refuse_separate_directories(world: World, folder: Place) -> None:
     """Raise ConfigError on every rank, naming ranks, unless all see the same directory. Called by all ranks.
 
-    Each rank writes its rows of a snapshot there and reads those of the others. folder: made on rank 0 if it is
-    missing, and removed again if it is not the same.
+    Each rank writes its rows of a snapshot there and reads the others'. folder: made on rank 0 if it is missing, and
+    removed again if the ranks see different folders.
     Raises RunError or OSError if rank 0 cannot write to it.
     """
     if world.size == 1:
@@ -137,7 +137,7 @@ def refuse_separate_directories(world: World, folder: Place) -> None:
     with ExitStack() as end:
         with agreement(world.control, RunError):
             if world.is_first:
-                name = f"{secrets.randbits(64)}"  # that no copy of the directory contains
+                name = f"{secrets.randbits(64)}"  # a name that no copy of the directory contains
                 made = folder.make()
                 folder.mark(name)
                 end.callback(folder.unmark, name)

@@ -1,7 +1,7 @@
-"""Append samples to a dataset: they are converted to one of their own, whose shards then become its last ones.
+"""Append samples to a dataset: convert them to a dataset of their own, then move its shards behind the existing ones.
 
-    .OUT.appended                  the dataset of the new samples, converted as any other
-    .OUT.appended/joined.json      the grown dataset's dataset.json; from then on, its shards are moved
+    .OUT.appended                  the dataset of the new samples, converted like any other
+    .OUT.appended/joined.json      the grown dataset's dataset.json; once it exists, shards are moved
 
 Readers see the old dataset until its dataset.json is replaced, which comes last.
 """
@@ -43,36 +43,36 @@ _JOINED = "joined.json"
 
 
 def appended_path(out: LocalPath) -> LocalPath:
-    """Return where the samples to append to `out` are converted to."""
+    """Return the folder in which samples to append to `out` are converted."""
     return out.with_name(f".{out.name}.appended")
 
 
 def refuse_known(out: LocalPath, plan: Plan) -> None:
-    """Raise DatasetExistsError if the dataset was made of the same listing, or it was appended before."""
-    whole = plan.selection is None  # the record does not say what was selected, but all of it is in the whole
+    """Raise DatasetExistsError if the same listing made the dataset or was appended before."""
+    whole = plan.selection is None  # the record lacks the selection, but the whole listing contains any selection
     for each in read_index(out).sources:
         if each.get("plan") == plan.digest() or (whole and plan.source.items() <= each.items()):
             raise DatasetExistsError(f"{out} holds these samples already")
 
 
 def refuse_ungrowable(out: LocalPath) -> None:
-    """Raise DatasetError if `join` could not append to the dataset, whatever it was given."""
+    """Raise DatasetError if `join` could append nothing to the dataset."""
     index = read_index(out)
     if index.tokenizer and sha256_of(out / TOKENIZER_FILE) != index.tokenizer_digest:
         raise DatasetError(f"{out / TOKENIZER_FILE} was changed after conversion; convert the dataset again")
 
 
 def join(out: LocalPath) -> None:
-    """Make the shards of `.OUT.appended` the last ones of `out`. May be repeated after a kill at any moment.
+    """Make the shards of `.OUT.appended` the last shards of `out`. May be repeated after a kill at any moment.
 
-    Samples 0 … n - 1, their shards and the tokenizer stay as they are. Raises DatasetExistsError if another process is
-    doing the same or did it with the same samples, DatasetError if the two do not fit together.
+    Samples 0 … n - 1, their shards and the tokenizer stay unchanged. Raises DatasetExistsError if another process is
+    joining or has joined the same samples, DatasetError if the two datasets do not fit together.
     """
     addition = appended_path(out)
-    with claimed(out):  # nobody replaces `out` meanwhile
+    with claimed(out):  # nobody may replace `out` meanwhile
         with suppress(OSError):
             addition.rmdir()  # empty: a process was killed at its last step
-        if not addition.exists():  # another process has joined it
+        if not addition.exists():  # another process has joined it already
             return
         remove_leftovers(out)
         if not (addition / _JOINED).is_file():
@@ -97,14 +97,14 @@ def is_joining(out: LocalPath) -> bool:
 
 
 def _remove(addition: LocalPath) -> None:
-    """Remove its folder; a kill meanwhile leaves the mark that it was joined, or an empty folder."""
+    """Remove the addition's folder; a kill leaves an empty folder, or its mark that it was joined."""
     for path in sorted(addition.iterdir(), key=lambda path: path.name == _JOINED):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     addition.rmdir()
 
 
 def _grown(out: LocalPath, old: DatasetIndex, new: DatasetIndex) -> bytes:
-    """Return the dataset.json of both."""
+    """Return the dataset.json of the grown dataset."""
     for name in ("format", "mode", "image", "tokenizer_digest"):
         if getattr(old, name) != getattr(new, name):
             raise DatasetError(f"{out} and the samples to append differ in {name}; convert them separately")
@@ -163,7 +163,7 @@ def _move_shards(addition: LocalPath, out: LocalPath) -> None:
             for file in (out / ERRORS_FILE, addition / ERRORS_FILE):
                 with open_regular(file) as lines:
                     shutil.copyfileobj(lines, both)
-        # First the lines lose their own file, so that they are never merged twice.
+        # First remove this file of errors, so that its lines are never merged twice.
         (addition / ERRORS_FILE).unlink()
     if merged.is_file():
         os.replace(merged, out / ERRORS_FILE)

@@ -12,7 +12,7 @@ from ..errors import DatasetError
 
 
 class BadSample(NamedTuple):
-    """A line of errors.jsonl, which lists the samples left out in the order of the ids they would have had."""
+    """A line of errors.jsonl; lines follow the order of the ids that the samples would have had."""
 
     uri: str
     key: str
@@ -33,5 +33,5 @@ def read_bad_samples(file: Place) -> Iterator[BadSample]:
 
 
 def count_reasons(samples: Iterable[BadSample]) -> Counter[str]:
-    """Count samples per reason; reasons that differ only in numbers count as one, with N in their place."""
+    """Count samples per reason; reasons that differ only in numbers count as one, with N for the number."""
     return Counter(re.sub(r"\d[\d,.]*", "N", sample.reason) for sample in samples)

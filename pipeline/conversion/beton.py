@@ -1,7 +1,7 @@
 """Write one shard's samples row by row in FFCV's file format (.beton).
 
-FFCV's DatasetWriter does everything that touches the file, but its worker processes are not used: they hang when a
-sample raises. One process writes a shard; conversions run in parallel over shards.
+FFCV's DatasetWriter does all file access, but its worker processes are not used: they hang when a sample raises. One
+process writes a shard; conversions run in parallel over shards.
 """
 
 import sys
@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from ..row_records import MAX_BYTES
 
-# Importing ffcv sets torch and numba to one thread for the whole process, and puts two constants into a typed dict, for
-# which numba compiles for five seconds; FFCV reads them from Python alone, where a plain dict serves.
+# Importing ffcv sets torch and numba to one thread for the whole process, and puts two constants into a typed dict,
+# which numba compiles for five seconds; FFCV reads them from Python only, for which a plain dict will do.
 _torch_threads, _numba_threads = torch.get_num_threads(), numba.get_num_threads()
 _typed_dict, numba.typed.Dict = numba.typed.Dict, dict
-# It also imports OpenCV, for an encoder that is not used here; where there is none, an empty module stands in.
+# It also imports OpenCV, for an encoder that is not used here; if OpenCV is missing, an empty module replaces it.
 _lacks_cv2 = find_spec("cv2") is None
 if _lacks_cv2:
     sys.modules["cv2"] = ModuleType("cv2")
@@ -45,7 +45,7 @@ _JPEG_MODE = 0
 
 
 class BetonRow(NamedTuple):
-    """One sample as the shard stores it."""
+    """One sample in its stored form."""
 
     jpeg: bytes
     height: int
@@ -67,7 +67,7 @@ class JPEGField(RGBImageField):  # type: ignore[misc]
 
 
 class CaptionsField(NDArrayField):  # type: ignore[misc]
-    """FFCV's array field of the first caption's tokens, int32 [1, L]; a piece with the other captions' follows it.
+    """FFCV's array field of the first caption's tokens, int32 [1, L]; a piece with the other captions' tokens follows.
 
     So a sample's captions are contiguous, of any number, and any FFCV can read the first.
     """
@@ -75,7 +75,7 @@ class CaptionsField(NDArrayField):  # type: ignore[misc]
     def encode(self, destination: Any, tokens: NDArray[np.int32], malloc: Callable[[int], tuple[int, Any]]) -> None:
         super().encode(destination, tokens[:1], malloc)
         if len(tokens) > 1:
-            # Behind the first: a sample that does not fit its page is written again from the start of the next.
+            # After the first: a sample that does not fit its page is written again from the start of the next page.
             _, storage = malloc(tokens[1:].nbytes)
             storage[:] = tokens[1:].reshape(-1).view(np.uint8)
 
@@ -88,8 +88,8 @@ class _ShardWriter(DatasetWriter):  # type: ignore[misc]
         self.prepare()
         self._name_fields_as_ffcv_does()
         allocator = MemoryAllocator(self.fname, self.data_region_start, self.page_size)
-        # Not in shared memory: an error's traceback would hold a view of it, so that it could not be closed and the
-        # error would be lost.
+        # Not in shared memory: an error's traceback would hold a view of it, so closing it would fail and hide the
+        # error.
         metadata: Any = np.zeros(max_rows, self.metadata_type)
         written = 0
         try:
@@ -117,8 +117,8 @@ class _ShardWriter(DatasetWriter):  # type: ignore[misc]
 def write_beton(path: Path, rows: Iterable[BetonRow], *, max_rows: int, context_length: int | None) -> int:
     """Write a shard and return its number of rows, at most `max_rows`.
 
-    context_length: the length L of every caption's tokens; None writes no tokens field. The file is complete only when
-    this returns, so write to a temporary name.
+    context_length: the length L of every caption's tokens; None omits the tokens field. The file is complete only
+    when this returns, so write to a temporary name.
     """
     fields: dict[str, Any] = {"image": JPEGField(write_mode="jpg")}
     if context_length is not None:

@@ -1,16 +1,16 @@
-"""A dataset that is built in an object store, where it stays: an object cannot be renamed.
+"""A dataset built in its final place in an object store, since objects cannot be renamed.
 
     OUT/.partial/plan.json                everything that determines the dataset's bytes, created by the first process
     OUT/shards/shard-00000.beton          a verified shard, with .rows and .parquet
     OUT/.partial/part-00000.errors.jsonl  the samples left out
     OUT/.partial/part-00000.done.json     its marker, written last: without it, the shard is written again
     OUT/tokenizer.json
-    OUT/dataset.json                      written last, unless there is one; then .partial/ is removed
+    OUT/dataset.json                      created last; then .partial/ is removed
 
-Nothing is locked: whatever two processes of one plan write under one name is the same, except the plan, the tokenizer
-and dataset.json, which are created only where they are missing. A marker names its plan and the ETags of its objects:
-what a process of another plan writes, which goes on after somebody started over, does not count. Workers write in a
-local folder, TMPDIR's, which holds one shard for each.
+Nothing is locked: two processes with the same plan write the same bytes under the same name, except for the plan, the
+tokenizer and dataset.json, which are created only if missing. A marker names its plan and the ETags of its objects: if
+somebody starts over, the output of processes still running another plan does not count. Workers write to a local folder
+in TMPDIR, which holds one shard per worker.
 """
 
 import os
@@ -44,20 +44,20 @@ _OWN = re.compile(
     r"\.partial/(plan\.json|errors\.jsonl|part-[0-9]{5,}\.(errors\.jsonl|done\.json))"
     r"|shards/shard-[0-9]{5,}\.(beton|rows|parquet)|tokenizer\.json|errors\.jsonl"
 )
-"""Names of the objects that an unfinished conversion writes."""
+"""Names of an unfinished conversion's objects."""
 _SCRATCH = "thermopile-shards-"
 AT_ONCE = 16
-"""Small objects read at once."""
+"""Maximum concurrent reads of small objects."""
 
 
 class ShardObjects(NamedTuple):
-    """One shard: where a worker writes it, and the objects that it becomes."""
+    """One shard: a worker's local files for it, and its final objects."""
 
     scratch: Path
     out: Address
     number: int
     plan: int
-    """Plan.made_at of the plan that the shard is of."""
+    """Plan.made_at of the shard's plan."""
 
     def being_written(self, suffix: PartSuffix) -> Path:
         return self.scratch / f"part-{self.number:05d}.{os.getpid()}.{suffix}"
@@ -74,7 +74,7 @@ class ShardObjects(NamedTuple):
     def begin(self) -> int:
         """Create the .beton to write, and return its descriptor."""
         for suffix in PART_SUFFIXES:
-            self.being_written(suffix).unlink(missing_ok=True)  # of an earlier attempt in this process
+            self.being_written(suffix).unlink(missing_ok=True)  # left by an earlier attempt of this process
         return os.open(self.being_written("beton"), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
     def publish(self, result: ShardResult) -> None:
@@ -103,7 +103,7 @@ class BucketPartial:
         """The local copy."""
         self.errors = self.path / ERRORS_FILE
         self.begun: Place = out
-        """What to remove to start over."""
+        """Place to remove in order to start over."""
         self.disk = scratch
 
     @property
@@ -116,7 +116,7 @@ class BucketPartial:
         return (self.out / INDEX_FILE).exists()
 
     def clear(self) -> None:
-        """Delete what an unfinished conversion left, its plan last. Raises DatasetExistsError if there is more."""
+        """Delete an unfinished conversion's objects, the plan last. Raises DatasetExistsError if there are others."""
         for name in sorted(self._own_names(), key=lambda name: name == f"{_FOLDER}/plan.json"):
             (self.out / name).delete()
 
@@ -130,7 +130,7 @@ class BucketPartial:
         return DatasetExistsError(f"{self.out} holds other objects, such as {names[0]!r}; choose another address")
 
     def begin(self, plan: Plan) -> Plan:
-        """Begin a conversion, or join others, and return its plan. Raises DatasetExistsError if it differs."""
+        """Begin a conversion, or join others, and return its plan. Raises DatasetExistsError if the plan differs."""
         file = self.path / "plan.json"
         with suppress(FileExistsError):  # another process may be first
             file.create(plan.model_dump_json(indent=1).encode())
@@ -143,18 +143,18 @@ class BucketPartial:
         write_atomically(self.tokenizer, (self.out / TOKENIZER_FILE).read_bytes(MAX_FILE_BYTES))
 
     def keep_tokenizer(self, text: bytes) -> None:
-        """Write the tokenizer, unless another process was first: then its own is what all use."""
+        """Write the tokenizer unless another process was first: then all use that process's tokenizer."""
         with suppress(FileExistsError):
             (self.out / TOKENIZER_FILE).create(text)
         self._fetch_tokenizer()
 
     def remove_files_of_killed_writers(self) -> None:
-        """Do nothing: an object that was not written whole does not exist."""
+        """Do nothing: no object exists before it is complete."""
 
     remove_leftovers = remove_files_of_killed_writers
 
     def remove_damaged(self, plan: Plan) -> None:
-        """Do nothing: `results` compares the ETags, and the store vouches for the bytes."""
+        """Do nothing: `results` compares the ETags, and the store guarantees the bytes."""
 
     def parts(self, plan: Plan) -> list[ShardObjects]:
         return [ShardObjects(self.scratch, self.out, shard, plan.made_at) for shard in range(plan.shards)]
@@ -162,7 +162,7 @@ class BucketPartial:
     def results(self, plan: Plan) -> list[ShardResult | None]:
         """Return the result of every shard.
 
-        None for one that is to be written again: it is not done, or an object is not the one that its marker names.
+        None for a shard to write again: it is not done, or an object differs from the one that its marker names.
         """
         there = {name: (size, etag) for name, size, etag in self.out.listing()}
 
@@ -180,11 +180,10 @@ class BucketPartial:
             return list(threads.map(result, self.parts(plan)))
 
     def row_records(self, plan: Plan) -> list[Place]:
-        """Return the .rows object of every shard."""
         return [part.object("rows") for part in self.parts(plan)]
 
     def bad_samples(self, plan: Plan) -> list[BadSample]:
-        """Return the samples left out so far, in shard order; keeps their list in an object."""
+        """Return the samples left out so far, in shard order; saves their list as an object."""
         self._gather_errors(plan, self.errors)
         return list(read_bad_samples(self.errors))
 
@@ -207,7 +206,7 @@ class BucketPartial:
     def assemble(self, plan: Plan, results: Sequence[ShardResult], index: bytes) -> None:
         """Write errors.jsonl, and dataset.json last.
 
-        Raises DatasetError if a shard is empty, DatasetExistsError if another process has written another dataset.
+        Raises DatasetError if a shard is empty, DatasetExistsError if another process wrote a different dataset.
         """
         if empty := [number for number, result in enumerate(results) if not result.rows]:
             raise DatasetError(
@@ -222,16 +221,16 @@ class BucketPartial:
                 raise DatasetExistsError(f"{self.out} was written by another conversion in between") from None
 
     def publish(self) -> None:
-        """Do nothing: the dataset is where it stays."""
+        """Do nothing: the dataset is in its final place."""
 
     def clean_up(self) -> None:
-        """Remove what a finished conversion no longer needs, the plan last."""
+        """Remove the finished conversion's temporary objects, the plan last."""
         if self.is_whole:
             for name, _ in sorted(self.path.objects(), key=lambda found: found[0] == "plan.json"):
                 (self.path / name).delete()
 
     def refuse_existing(self, *, overwrite: bool, resume: bool) -> None:
-        """Raise DatasetExistsError if there is a dataset, or an unfinished conversion that is not to be resumed."""
+        """Raise DatasetExistsError if there is a dataset, or an unfinished conversion that must not be resumed."""
         if self.is_whole:
             what = "exists and was not converted with these settings" if resume else "exists"
             raise DatasetExistsError(
@@ -242,14 +241,14 @@ class BucketPartial:
             raise DatasetExistsError(
                 f"{self.path} holds an unfinished conversion; continue it with --resume, or start over with --overwrite"
             )
-        # Without a plan, they are not what a conversion left; only one that starts over removes them.
+        # Without a plan, the objects are no conversion's leftovers; only starting over removes them.
         if (names := self._own_names()) and not self.in_progress and (resume or not overwrite):
             raise self._holds_others(names)
 
 
 @contextmanager
 def in_bucket(out: Address) -> Iterator[BucketPartial]:
-    """Return the unfinished conversion to an address, with a local folder for shards in progress."""
+    """Yield the unfinished conversion to an address, with a local folder for shards in progress."""
     _remove_folders_of_killed()
     with TemporaryDirectory(prefix=_SCRATCH) as scratch:
         lock = FileLock(Path(scratch) / "lock")
@@ -260,7 +259,7 @@ def in_bucket(out: Address) -> Iterator[BucketPartial]:
 
 
 def _remove_folders_of_killed() -> None:
-    """Free the space of shards in progress whose process was killed."""
+    """Delete the local shards in progress of killed processes."""
     for folder in Path(gettempdir()).glob(f"{_SCRATCH}*"):
         with suppress(LockedError, OSError):
             found = folder.lstat()

@@ -23,12 +23,10 @@ ROWS_AT_ONCE = 256
 
 
 class Finding(NamedTuple):
-    """One problem of a dataset."""
-
     kind: str
     """digest, file, table, source index, picture, tokens or tokenizer."""
     where: str
-    """The file, and the row if the problem is in one."""
+    """The file, and the row if the problem is in a row."""
     what: str
 
 
@@ -71,7 +69,7 @@ def check_dataset(
                 captions, findings = _check_table(dataset, number, records)
                 yield from findings
                 if int(dataset.first_id[number]) in dataset.index.predecessors.values():
-                    seen = seen[:0]  # appended samples are of another listing
+                    seen = seen[:0]  # appended samples come from another listing
                 yield from _check_source_index(name, records["source_index"], seen)
                 seen = np.concatenate([seen, records["source_index"]])
                 opened = _Opened(name, shard, records, captions, dataset.index.tokenizer, tokenizer)
@@ -113,7 +111,7 @@ def _check_table(
     """Return a shard's captions, and the mismatches between its samples table and its rows."""
     name = shard_name(number, "parquet")
     expected = {PLACE_IN_SHARD: np.arange(len(records)), "width": records["width"], "height": records["height"]}
-    # Open it without digests, which were checked before, so that other problems of the table are found too.
+    # Open it without digests, which were checked already, to find the table's other problems too.
     digests: tuple[dict[str, str], ...] = tuple({} for _ in dataset.index.shard_digests)
     try:
         index = dataset.index.model_copy(update={"shard_digests": digests})
@@ -154,7 +152,7 @@ def _wrong_with_picture(opened: _Opened, row: int) -> str:
 
 def _wrong_with_tokens(opened: _Opened, info: TokenizerInfo, rows: range) -> Iterator[tuple[int, str]]:
     of_row = [np.empty((0, info.context_length), np.int32)]
-    captions: list[tuple[int, int]] = []  # row and number of each
+    captions: list[tuple[int, int]] = []  # row and number of each caption
     for row in rows:
         try:
             of_row.append(opened.shard.tokens_of(row))

@@ -1,4 +1,4 @@
-"""What the samples of a dataset repeat, counted once all of them are converted."""
+"""Count repeated captions and pictures after all samples of a dataset are converted."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +16,7 @@ _JPEG, _TOKENS = 5, 6
 
 
 def content_of(row_records: Sequence[Place], samples: int, *, pairs: bool, blank: int | None) -> Content:
-    """Count equal checksums, in about 17 bytes of memory a sample beside FILES_AT_ONCE files, 8 MiB each at most.
+    """Count equal checksums in about 17 bytes of memory a sample, besides FILES_AT_ONCE files of at most 8 MiB.
 
     row_records: the .rows files of all shards, in order. blank: as in Content. Raises DatasetError if they do not hold
     that number of samples, OSError.
@@ -35,8 +35,8 @@ def content_of(row_records: Sequence[Place], samples: int, *, pairs: bool, blank
 
 
 def _repeats(row_records: Sequence[Place], samples: int, word: int) -> tuple[int, int, int, int]:
-    """Return how many samples repeat an earlier checksum, and how many checksums are repeated; then, of the most
-    frequent one, how many samples have it, and the first of these. 0 each if none is repeated."""
+    """Return how many samples repeat an earlier checksum, and how many checksums are repeated; then how many samples
+    have the most frequent checksum, and the first of these samples. 0 each if none is repeated."""
 
     def read(place: Place) -> NDArray[np.uint64]:
         data = place.read_bytes()

@@ -1,8 +1,8 @@
 """Convert a source of samples to a dataset directory, atomically, on one machine or in parts on several.
 
 The output depends on the source, the selection, the seed and the settings, but not on the number of workers, parts or
-machines, or on interruptions. plan.py decides which sample goes where, steps.py has the steps, shard_pool.py or
-on_ray.py and shard_writer.py write the shards, and partial.py keeps finished work and renames it in the end.
+machines, or on interruptions. plan.py assigns samples to shards, steps.py has the steps, shard_pool.py or on_ray.py and
+shard_writer.py write the shards, and partial.py keeps finished work and renames it at the end.
 """
 
 import errno
@@ -38,7 +38,7 @@ class Summary:
     index: DatasetIndex
     left_out: int
     reasons: list[tuple[str, int]]
-    """Reasons why samples were left out, most frequent first, with counts."""
+    """Reasons for leaving out samples, most frequent first, with counts."""
     seen: int
     """Samples processed by this call; the counts above include earlier, interrupted calls."""
     seconds: float
@@ -46,7 +46,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class PartNumber:
-    """Which shards a process converts: every `count`-th, beginning with shard `number` - 1."""
+    """The shards of one process: every `count`-th, beginning with shard `number` - 1."""
 
     number: int
     """1 … count."""
@@ -71,7 +71,7 @@ class PartSummary:
     shards: int
     """Shards of the whole dataset."""
     shards_done: int
-    """How many of them are done, by this part and others."""
+    """Number of finished shards, of this part and others."""
     seconds: float
 
 
@@ -97,8 +97,8 @@ def convert(
 
     A conversion that fails or is interrupted stays in `.OUT.partial`, for resume. Raises DatasetExistsError as
     refuse_existing does, if another process is converting to `out`, and on resume if another plan was started or its
-    dataset cannot be read; SourceError if a sample, or too many of them, cannot be used; DatasetError if a
-    worker dies or the disk is full or failing.
+    dataset cannot be read; SourceError if a sample, or too many samples, cannot be used; DatasetError if a worker dies
+    or the disk is full or failing.
     """
     out, started, seen = place_of(out), time.monotonic(), 0
     job = Job.of(source, settings, selection, tokenizer_from or settings.tokenizer)
@@ -131,16 +131,16 @@ def convert_part(
     tokenizer_from: Path | None = None,
     on_progress: Callable[[Counts], None] = lambda counts: None,
 ) -> PartSummary:
-    """Write the shards of one part that are not done yet; `finish` makes a dataset of all. May be repeated.
+    """Write one part's unfinished shards; `finish` combines all parts into a dataset. May be repeated.
 
-    pool: what writes the shards, in place of worker processes.
-    overwrite: `out` may exist and be a dataset, which `finish` is to replace. Other arguments and errors as `convert`;
-    other parts may be converted at the same time, by processes on any machine that shares the file system.
+    pool: writes the shards in place of worker processes. overwrite: `finish` may replace the dataset at `out`. Other
+    arguments and errors as `convert`. Processes on any machine that shares the file system may convert other parts at
+    the same time.
     """
     out, started = place_of(out), time.monotonic()
     job = Job.of(source, settings, selection, tokenizer_from or settings.tokenizer)
     nothing = PartSummary(0, 0, job.plan.shards, job.plan.shards, 0)
-    if _is_finished(job.plan, out, unfinished(out)):  # parts of what is finished must not meet at the lock
+    if _is_finished(job.plan, out, unfinished(out)):  # parts of a finished conversion must not collide at the lock
         return nothing
     with _errors_explained(out), _claimed(out, shared=True) as partial:
         if _is_finished(job.plan, out, partial):
@@ -163,7 +163,7 @@ def finish(
     selection: NDArray[np.int64] | None = None,
     tokenizer_from: Path | None = None,
 ) -> Summary:
-    """Make a dataset of the parts, byte for byte the one that `convert` writes, and publish it. May be repeated.
+    """Combine the parts into a dataset, byte for byte as `convert` writes it, and publish it. May be repeated.
 
     Reads every shard of a directory back. Raises DatasetError if parts are missing, damaged, or of another plan or
     version; SourceError if too many samples were left out; otherwise as `convert`.

@@ -1,6 +1,6 @@
-"""Convert any picture that Pillow opens to an upright RGB JPEG that the loaders can decode, or say why not.
+"""Convert any picture that Pillow opens to an upright RGB JPEG that the loaders can decode, or give a reason.
 
-Colour profiles are not applied, as in nearly every loader. Markers tell a JPEG's coding and number of scans, which
+Colour profiles are not applied, as in nearly every loader. A JPEG's markers tell its coding and number of scans, which
 Pillow does not; source: ITU-T T.81, annex B.
 """
 
@@ -22,12 +22,12 @@ from ..rng import compiled
 from ..row_records import MAX_JPEG_BYTES, MAX_PIXELS
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-"""Other formats are refused: for some Pillow starts other programs. MPO is a JPEG followed by more pictures."""
+"""Other formats are refused: Pillow starts other programs for some. MPO is a JPEG followed by more pictures."""
 MAX_SIDE = 65_500
 """libjpeg's limit; FFCV stores a side in 16 bits."""
 
 MAX_SCANS = 100
-"""JPEGs have about ten; each costs a pass over all pixels, but only a hundred bytes of the file."""
+"""Ordinary JPEGs have about ten; each costs a pass over all pixels, but only a hundred bytes of the file."""
 MAX_SEGMENTS = 10_000
 """Segments hold up to 64 KB each: far more than fits a page of the dataset's file."""
 MAX_FILL = 1_000
@@ -36,7 +36,7 @@ MAX_FILL = 1_000
 _SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
 _APP0, _APP1, _APP15 = 0xE0, 0xE1, 0xEF
 _JFIF_BYTES = 16
-"""Length of the first segment of nearly every JPEG, if it has no thumbnail."""
+"""Length of the first segment of nearly every JPEG without a thumbnail."""
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _ONE_PASS_FRAMES = (0xC0, 0xC1)
 _HUFFMAN_FRAMES = (0xC0, 0xC1, 0xC2)
@@ -51,7 +51,7 @@ _OTHER_FILES = {
     b"\x1f\x8b": "a gzip archive",
     b"#!": "a script",
 }
-"""First bytes of files often found among pictures → their kind."""
+"""First bytes → kind of files often found among pictures."""
 
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = {
@@ -67,7 +67,7 @@ _UPRIGHT = {
 
 
 class StoredImage(NamedTuple):
-    """A picture as a shard stores it."""
+    """A picture in its stored form."""
 
     jpeg: bytes
     height: int
@@ -89,10 +89,10 @@ def to_stored(picture: bytes | Image.Image, policy: ImagePolicy) -> StoredImage:
         raise BadSampleError("the file is empty")
     coding = coding_of(picture) if picture.startswith(b"\xff\xd8") else None
     if coding and coding.plain_size and (kept := _kept(picture, *coding.plain_size, policy)):
-        return kept  # without Pillow, which saves a tenth of a conversion's time
+        return kept  # without Pillow: saves a tenth of a conversion's time
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about odd metadata, and about bombs, which _refuse_bomb handles
+            warnings.simplefilter("ignore")  # odd metadata, and bombs, which _refuse_bomb handles
             with Image.open(io.BytesIO(picture), formats=FORMATS) as image:
                 _refuse_bomb(image)
                 can_stay = coding and coding.is_huffman and _is_plain_ycbcr(image) and _orientation(image) == 1
@@ -110,20 +110,20 @@ def to_stored(picture: bytes | Image.Image, policy: ImagePolicy) -> StoredImage:
 
 
 def _kept(picture: bytes, height: int, width: int, policy: ImagePolicy) -> StoredImage | None:
-    """Return a Huffman-coded, upright YCbCr JPEG unchanged; None if it must be encoded again. The decoder decides."""
+    """Return a Huffman-coded, upright YCbCr JPEG that the decoder accepts; None if it must be encoded again."""
     fits = 0 < height * width <= MAX_PIXELS and min(height, width) <= policy.max_size and len(picture) <= MAX_JPEG_BYTES
     is_sound, is_blank = _decodes(writable(picture), height, width, 1) if fits else (False, False)
     return StoredImage(picture, height, width, is_blank) if is_sound else None
 
 
 def decodes(jpeg: bytes, height: int, width: int) -> bool:
-    """Return whether training's decoder accepts these bytes without warnings and they have this size."""
+    """Return whether training's decoder accepts the bytes without warnings at this size."""
     return bool(_decodes(writable(jpeg), height, width, 1)[0])
 
 
 @compiled
 def _decodes(jpeg: NDArray[np.uint8], height: int, width: int, reduced: int) -> tuple[bool, bool]:
-    """Return whether the decoder accepts the bytes, and whether all pixels then have one colour."""
+    """Return whether the decoder accepts the bytes, and whether all decoded pixels have one colour."""
     pixels = np.empty(3 * height * width, np.uint8)
     # The decoder's buffer is sized by the header.
     if size_in_header(jpeg) != (height, width) or not decode(jpeg, height, width, pixels, reduced):
@@ -152,7 +152,7 @@ def _loaded_upright(image: Image.Image, policy: ImagePolicy) -> Image.Image:
     # A JPEG decodes faster at 1/2, 1/4 or 1/8 of its size; the resize filter does the rest.
     image.draft(None, (2 * wanted_width, 2 * wanted_height))
     image.load()
-    # Read after loading, because Pillow rotates a TIFF itself and a PNG may store it at its end.
+    # Read after loading: Pillow rotates a TIFF itself, and a PNG may store the orientation at its end.
     turn = _UPRIGHT.get(_orientation(image))
     return image if turn is None else image.transpose(turn)
 
@@ -167,7 +167,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """Convert with Pillow, except deep pixels, which it would clip at 255, and transparent ones, put on white."""
+    """Convert with Pillow, except deep pixels, which it would clip at 255, and transparent pixels, put on white."""
     if image.mode == "F" or image.mode.startswith("I"):
         image = _eight_bits(image)
     if image.has_transparency_data:
@@ -210,9 +210,9 @@ def _encode(image: Image.Image, policy: ImagePolicy) -> StoredImage:
 
 
 def _what_it_is(data: bytes) -> str:
-    """Describe bytes that Pillow does not recognise by kind, without quoting them.
+    """Name the kind of bytes that Pillow does not recognise, without quoting them.
 
-    A link in an untrusted folder may point to any file on this machine, and reasons are stored in the dataset.
+    A link in an untrusted folder may point to any file on this machine, and the dataset stores reasons.
     """
     start = data[:1000].lstrip().lower()
     if start.startswith(b"<"):
@@ -224,12 +224,12 @@ def _what_it_is(data: bytes) -> str:
 
 
 def _known_cause(error: Exception) -> str:
-    """Return Pillow's message only if it is one of these: others may quote the file."""
+    """Return Pillow's message if it is one of these; others may quote the file."""
     return next((f": {cause}" for cause in ("truncated", "too large") if cause in str(error).lower()), "")
 
 
 class Coding(NamedTuple):
-    """How the first picture in a JPEG file is coded."""
+    """Coding of the first picture in a JPEG file."""
 
     is_huffman: bool
     """Baseline or progressive, which every decoder supports; not arithmetic or lossless, which hardware lacks."""
@@ -237,11 +237,11 @@ class Coding(NamedTuple):
     """Number of passes over the whole picture."""
     plain_size: tuple[int, int] | None = None
     """Height and width of a baseline JPEG of 8-bit YCbCr in one scan with a minimal header: no EXIF, no Adobe or other
-    application marker, and no bytes between segments, on which decoders disagree."""
+    application marker, and no bytes between segments, on which decoders disagree; else None."""
 
 
 def coding_of(jpeg: bytes) -> Coding:
-    """Walk the markers: to the first scan if the header shows that it is the only one, else to the end.
+    """Walk the markers: to the first scan if the header shows that it is the only scan, else to the end.
 
     Raises BadSampleError for decoder bombs: too many scans, segments or fill bytes.
     """

@@ -1,4 +1,4 @@
-"""The marker of a finished shard: what it holds and whose it is."""
+"""The marker of a finished shard: its content and its plan."""
 
 from typing import Literal, NamedTuple
 
@@ -10,7 +10,7 @@ from ..dataset_index import SHARD_SUFFIXES, ShardSuffix
 
 PartSuffix = ShardSuffix | Literal["errors.jsonl", "done.json"]
 PART_SUFFIXES: tuple[PartSuffix, ...] = (*SHARD_SUFFIXES, "errors.jsonl")
-"""What a writer of a shard writes before its marker."""
+"""Files written before the marker."""
 
 
 class ShardResult(NamedTuple):
@@ -28,20 +28,20 @@ class ShardResult(NamedTuple):
     captions_per_sample: int
     """Maximum captions per sample."""
     sizes: dict[str, int]
-    """File suffix -> bytes; also of errors.jsonl."""
+    """File suffix -> bytes, errors.jsonl included."""
     plan: int
-    """Plan.made_at of the plan that it is of."""
+    """Plan.made_at of the shard's plan."""
     etags: dict[str, str]
     """File suffix -> ETag of the object; empty outside object stores."""
     version: str = __version__
-    """Version of thermopile that wrote it: another may encode pictures differently."""
+    """Version of thermopile that wrote the shard: another may encode pictures differently."""
 
 
 _RESULT = TypeAdapter(ShardResult)
 
 
 def read_marker(text: bytes, plan: int) -> ShardResult | None:
-    """Return the content of a marker; None if it is damaged, or of another version or plan."""
+    """Return the content of a marker; None if it is damaged, or has another version or plan."""
     try:
         result = _RESULT.validate_python(unseal(text))
     except (DamagedJSONError, ValidationError):

@@ -1,7 +1,7 @@
-"""Convert shards on a Ray cluster: a task for each, which any node may run and another repeats if the node dies.
+"""Convert shards on a Ray cluster: one task per shard, on any node; another node repeats it if the node dies.
 
-Tasks know each other as the parts of a conversion do, by the files in `.OUT.partial`, which all nodes must see. If the
-process that started them ends, however it ends, so do they, and the next one goes on with what is not done.
+Tasks share the files in `.OUT.partial`, like the parts of a conversion, so all nodes must see them. Tasks end with the
+process that started them, however it ends, and the next process continues with the unfinished shards.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ if TYPE_CHECKING:
     from .shard_writer import Conversion
 
 MAX_RETRIES = 5
-"""How often a shard is repeated after its node or process died, or the file system failed."""
+"""Maximum repetitions of a shard after its node or process died, or the file system failed."""
 SHARDS_AHEAD = 64
-"""Tasks given to Ray beyond one a core, so that nodes that join, or that an autoscaler adds, find work."""
+"""Tasks queued in Ray beyond one per core, so that nodes that join, or that an autoscaler adds, find work."""
 SECONDS_TO_ANSWER = 5.0
-"""For the cluster at RAY_ADDRESS."""
+"""Seconds to wait for the cluster at RAY_ADDRESS."""
 SECONDS_TO_END = 10.0
-"""For the processes of cancelled tasks to end."""
+"""Seconds to wait for the processes of cancelled tasks to end."""
 
 
 @contextmanager
 def cluster(workers: int | None) -> Iterator[None]:
-    """Connect to the cluster that RAY_ADDRESS names; without one, start a local one of `workers` cores while it lasts.
+    """Connect to the cluster at RAY_ADDRESS; without one, run a local one of `workers` cores during the block.
 
     Raises DatasetError if Ray is missing or the cluster cannot be reached.
     """
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # before the import, or Ray prints each death on stdout
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster started here reports nothing to Ray's makers
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster started here sends Ray's makers no reports
     try:
         import ray
     except ImportError:
@@ -63,9 +63,9 @@ def cluster(workers: int | None) -> Iterator[None]:
     local: dict[str, Any] = {} if address else {"num_cpus": workers or cores(), "include_dashboard": False}
     try:
         _refuse_silent_address(address or "")
-        with warnings.catch_warnings(action="ignore"):  # of what a later Ray will do
+        with warnings.catch_warnings(action="ignore"):  # warnings about a later Ray
             ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
-    except (OSError, RuntimeError, ValueError) as error:  # ValueError: of an address, or of ray:// without ray[client]
+    except (OSError, RuntimeError, ValueError) as error:  # ValueError: a bad address, or ray:// without ray[client]
         said = " ".join(str(error).split())
         raise DatasetError(f"cannot use the Ray cluster {address or 'on this machine'}: {said}") from error
     try:
@@ -75,7 +75,7 @@ def cluster(workers: int | None) -> Iterator[None]:
 
 
 def _refuse_silent_address(address: str) -> None:
-    """Raise OSError if nothing answers at HOST:PORT: Ray would try for minutes, with pages of its own messages."""
+    """Raise OSError if nothing answers at HOST:PORT: Ray would try for minutes and print pages of messages."""
     if found := re.fullmatch(r"\[?([^/]+?)\]?:([0-9]{1,5})", address):
         socket.create_connection((found[1], min(int(found[2]), 65535)), SECONDS_TO_ANSWER).close()
 
@@ -91,11 +91,11 @@ def convert_on_ray(
     tokenizer_from: Path | None = None,
     on_progress: Callable[[Counts], None] = lambda counts: None,
 ) -> Summary:
-    """Convert on the connected cluster, byte for byte as `convert` does. May be repeated, as convert_part and finish.
+    """Convert on the connected cluster, byte for byte as `convert`. May be repeated, like convert_part and finish.
 
-    source: its paths must be absolute, since nodes have working directories of their own.
+    source: with absolute paths, since each node has its own working directory.
     reads: files and folders of the source, which every node must see. Calls on_progress after each shard. Other
-    arguments and errors as convert_part and finish; DatasetError also if a node lacks something or too many die.
+    arguments and errors as convert_part and finish; DatasetError also if a node lacks a file or too many nodes die.
     """
     started, out = time.monotonic(), LocalPath(out)
     pool = _pool((*reads, Partial(out.absolute()).path))
@@ -115,7 +115,7 @@ def convert_on_ray(
 
 
 class _Shared(NamedTuple):
-    """What the tasks of a conversion have in common; each process that runs some of them gets it once."""
+    """Data shared by the tasks of a conversion; each worker process receives it once."""
 
     job: PoolSetup
     needed: tuple[Path, ...]
@@ -124,7 +124,7 @@ class _Shared(NamedTuple):
 
 
 def _pool(needed: tuple[Path, ...]) -> Pool:
-    """Return what writes shards as tasks."""
+    """Return a pool that writes shards as Ray tasks."""
     import ray
 
     def write_shards(job: PoolSetup, shards: Shards, counted: Counts, on_progress: Callable[[Counts], None]) -> None:
@@ -135,7 +135,7 @@ def _pool(needed: tuple[Path, ...]) -> Pool:
 
         def start(count: int) -> None:
             for part, source_indices in islice(shards, count):
-                assert isinstance(part, ShardFiles)  # of a directory, as `convert_on_ray` takes
+                assert isinstance(part, ShardFiles)  # a directory's, which is all that `convert_on_ray` accepts
                 absolute = part._replace(folder=part.folder.absolute())
                 running.append(task.options(name=f"shard {part.number}").remote([shared], absolute, source_indices))
 
@@ -164,9 +164,9 @@ def _first_line(error: Exception) -> str:
 
 
 def _cancel(running: list[ObjectRef[Counts]]) -> None:
-    """End tasks and their workers: what they were writing is removed by the next conversion.
+    """End tasks and their workers; the next conversion removes their half-written files.
 
-    A worker that went on might have been interrupted in the middle of an import, and could not do another task.
+    A worker that survived might have been interrupted during an import and be unable to run another task.
     """
     import ray
 
@@ -177,7 +177,7 @@ def _cancel(running: list[ObjectRef[Counts]]) -> None:
 
 
 def _write_shard(shared: list[ObjectRef[_Shared]], part: ShardFiles, source_indices: NDArray[np.int64]) -> Counts:
-    """Run as a task. shared: in a list, so that Ray does not unpack it for each task."""
+    """Body of a task. shared: in a list, so that Ray does not unpack it for each task."""
     from .shard_writer import write_shard
 
     result = write_shard(part, source_indices, _conversion(shared[0]))

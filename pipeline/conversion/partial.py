@@ -1,6 +1,6 @@
-"""`.OUT.partial`, where the dataset OUT is built until it is complete.
+"""`.OUT.partial`, in which the dataset OUT is built until it is complete.
 
-    lock                         held by the process that converts to OUT alone, or shared by those that convert parts
+    lock                         held by the only process converting to OUT, or shared by the processes of its parts
     plan.json                    everything that determines the dataset's bytes
     parts/part-00000.beton       a verified shard, with tables .rows and .parquet; .errors.jsonl lists samples left out
     parts/part-00000.done.json   its marker, written last: without it, the shard is written again
@@ -8,8 +8,8 @@
     errors.jsonl                 the samples left out, if the conversion failed because of them
 
 Every step can be repeated, so a conversion killed at any moment resumes where it was. Nothing is written through links.
-Several processes, on several machines, may write parts at once. A file in progress has its writer's name, and its
-writer holds the .beton locked.
+Several processes, on several machines, may write parts concurrently. A file in progress has its writer's name, and its
+writer keeps the .beton locked.
 """
 
 import fcntl
@@ -62,7 +62,7 @@ class ShardFiles(NamedTuple):
     folder: LocalPath
     number: int
     plan: int
-    """Plan.made_at of the plan that the shard is of."""
+    """Plan.made_at of the shard's plan."""
 
     def file(self, suffix: PartSuffix) -> LocalPath:
         return self.folder / f"part-{self.number:05d}.{suffix}"
@@ -72,26 +72,26 @@ class ShardFiles(NamedTuple):
         return self.folder / f"{self.file(suffix).name}.{writer_name()}.writing"
 
     def begin(self) -> int:
-        """Create the .beton to write and return its locked descriptor, by which others see that its writer lives."""
+        """Create the .beton to write and return its descriptor, locked to show others that its writer lives."""
         for suffix in PART_SUFFIXES:
-            self.being_written(suffix).unlink(missing_ok=True)  # of an earlier attempt in this process
+            self.being_written(suffix).unlink(missing_ok=True)  # left by an earlier attempt of this process
         beton, flags = self.being_written("beton"), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         while True:
             descriptor = os.open(beton, flags, 0o644)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             if is_still(beton, descriptor):
                 return descriptor
-            os.close(descriptor)  # before it was locked, it looked like that of a killed writer, and was removed
+            os.close(descriptor)  # not locked yet, it looked like a killed writer's file and was removed
 
     def publish(self, result: ShardResult) -> None:
-        """Give the verified files, which are on disk, their names, and write the marker."""
+        """Rename the verified files, which are on disk, to their final names, and write the marker."""
         for suffix in PART_SUFFIXES:
             self.being_written(suffix).rename(self.file(suffix))
         sync(self.folder)
         write_atomically(self.file("done.json"), seal_line(result._asdict()))
 
     def marker(self) -> ShardResult | None:
-        """Return the content of the marker; None if there is none of this plan and version, or it is damaged."""
+        """Return the content of the marker; None without a sound marker of this plan and version."""
         marker = self.file("done.json")
         if marker.is_symlink():
             return None
@@ -101,7 +101,7 @@ class ShardFiles(NamedTuple):
             return None
 
     def bad_samples(self) -> LocalPath | None:
-        """Return the list of the samples left out, complete or in progress; None if there is none yet."""
+        """Return the list of the samples left out, complete or in progress; None if it does not exist yet."""
         whole = self.file("errors.jsonl")
         return whole if whole.exists() else next(self.folder.glob(f"{whole.name}.*.writing"), None)
 
@@ -118,16 +118,16 @@ class Partial:
         self._plan, self._parts = self.path / "plan.json", self.path / "parts"
         self._replaced = out.with_name(f".{out.name}.replaced")
         self.begun: Place = self.path
-        """What to remove to start over."""
+        """Path to remove in order to start over."""
 
     @property
     def disk(self) -> Path:
-        """The folder on whose disk it is built."""
+        """A folder on the same disk."""
         return self.out.parent.resolve()
 
     @property
     def in_progress(self) -> bool:
-        """Whether there is a conversion to resume: earlier there is no plan, later dataset/ is gone."""
+        """Whether there is a conversion to resume: before, there is no plan; afterwards dataset/ is gone."""
         return self._plan.is_file() and self.dataset.is_dir()
 
     @property
@@ -139,7 +139,7 @@ class Partial:
         return [ShardFiles(self._parts, shard, plan.made_at) for shard in range(plan.shards)]
 
     def clear(self) -> None:
-        """Remove what an earlier conversion left, its plan last: without one, nothing else is left. The lock stays."""
+        """Remove an earlier conversion's files, the plan last: without it, nothing else is left. The lock stays."""
         for path in sorted(self.path.iterdir(), key=lambda path: path == self._plan):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -147,10 +147,10 @@ class Partial:
                 path.unlink()
 
     def begin(self, plan: Plan) -> Plan:
-        """Begin a conversion by this plan, or join one that others began, and return its plan; it can then be resumed.
+        """Begin a conversion by this plan, or join a running conversion, and return its plan; it can then be resumed.
 
         Raises DatasetExistsError if the conversion was begun with another plan, or the complete dataset here has
-        another format than this version writes; NotRegularFileError or DatasetError if something here is a link.
+        another format than this version writes; NotRegularFileError or DatasetError if a file or folder here is a link.
         """
         for directory in (self._parts, self.dataset, self.dataset / SHARD_FOLDER):
             own_directory(directory)
@@ -165,10 +165,10 @@ class Partial:
         return begun
 
     def remove_files_of_killed_writers(self) -> None:
-        """Free the space of half-written shards whose writers are gone; those of living ones are locked."""
+        """Delete half-written shards whose writers are gone; live writers hold a lock."""
         for beton in self._parts.glob("*.beton.*.writing"):
             with suppress(FileNotFoundError, BlockingIOError):
-                descriptor = open_own(beton, os.O_RDWR)  # NFS locks alone only what is open for writing
+                descriptor = open_own(beton, os.O_RDWR)  # NFS grants an exclusive lock only on a file open for writing
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     if is_still(beton, descriptor):
@@ -182,7 +182,7 @@ class Partial:
             (self._parts / f"{part}.{suffix}.{writer}").unlink(missing_ok=True)
 
     def remove_leftovers(self) -> None:
-        """Remove all that killed processes left half-written. Only while this process holds the lock alone."""
+        """Remove all half-written files of killed processes. Only while this process holds the lock alone."""
         for directory in (self._parts, self.dataset, self.dataset / SHARD_FOLDER):
             remove_leftovers(directory)
         for file in self._parts.glob("*.writing"):
@@ -195,19 +195,18 @@ class Partial:
             raise DatasetExistsError(f"{error}. To start over, remove {self.path}") from error
 
     def keep_tokenizer(self, text: bytes) -> None:
-        """Write the tokenizer, unless another process was first: then its own is what all use."""
+        """Write the tokenizer unless another process was first: then all use that process's tokenizer."""
         with suppress(FileExistsError):
             write_atomically(self.tokenizer, text, replace=False)
 
     def results(self, plan: Plan) -> list[ShardResult | None]:
         """Return the result of every shard.
 
-        None for one that is to be written again: it is not done, or a file is missing, a link, or of another size.
+        None for a shard to write again: it is not done, or a file is missing, a link, or of another size.
         """
         return [result for _, result, _ in self._found(plan)]
 
     def row_records(self, plan: Plan) -> list[Place]:
-        """Return the .rows file of every shard."""
         return [files["rows"] for _, _, files in self._found(plan)]
 
     def _found(self, plan: Plan) -> Iterator[tuple[ShardFiles, ShardResult | None, dict[PartSuffix, LocalPath]]]:
@@ -224,7 +223,7 @@ class Partial:
             kept += marker is not None and marker.rows > 0
 
     def remove_damaged(self, plan: Plan) -> None:
-        """Read all finished shards back and remove files whose bytes are not those written: they are not done then."""
+        """Read all finished shards back and remove files whose bytes have changed: these shards are then not done."""
 
         def remove_if_damaged(found: tuple[ShardFiles, ShardResult | None, dict[PartSuffix, LocalPath]]) -> None:
             _, result, files = found
@@ -237,7 +236,7 @@ class Partial:
                 pass
 
     def bad_samples(self, plan: Plan) -> list[BadSample]:
-        """Return the samples left out so far, in shard order; keeps their list in a file."""
+        """Return the samples left out so far, in shard order; saves their list in a file."""
         self._gather_errors(plan, self.errors)
         return list(read_bad_samples(self.errors))
 
@@ -294,7 +293,7 @@ class Partial:
 
 
 def begun_plan(plan: Plan, text: bytes, where: Place) -> Plan:
-    """Parse the plan of the conversion there. Raises DatasetExistsError if it differs from this one, or is damaged."""
+    """Parse a begun conversion's plan. Raises DatasetExistsError if it is damaged or differs from `plan`."""
     cure = f"Use the same settings and files, or remove {where} to start over"
     try:
         begun = Plan.model_validate_json(text)
@@ -309,7 +308,7 @@ def begun_plan(plan: Plan, text: bytes, where: Place) -> Plan:
 def claimed(out: LocalPath, *, shared: bool = False) -> Iterator[Partial]:
     """Lock the partial directory of `out` for this process; remove it at the end unless it can be resumed.
 
-    shared: beside others that convert parts, so that only the last of them may remove it.
+    shared: together with other processes that convert parts; only the last of them may remove it.
     Raises DatasetExistsError if another process is converting to `out`.
     """
     partial = Partial(out)
@@ -329,7 +328,7 @@ def _lock(partial: Partial, shared: bool) -> FileLock:
         try:
             return FileLock(partial.path / "lock", shared=shared)
         except FileNotFoundError:
-            continue  # another conversion ended and removed the directory in between
+            continue  # another conversion ended meanwhile and removed the directory
         except LockedError as error:
             raise DatasetExistsError(
                 f"{partial.out} is being written by {error.holder}; wait for it, or choose another directory"
@@ -350,7 +349,7 @@ def _refuse_link(file: Path) -> None:
 
 
 def _size(file: Path) -> int | None:
-    """Return a file's size in bytes; None if there is none, or a link."""
+    """Return a file's size in bytes; None if it is missing or a link."""
     try:
         found = file.lstat()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The plan of a conversion, made before it starts: which samples, in which order, in which shard."""
+"""The plan of a conversion, made before it starts: which samples go into which shard, in which order."""
 
 import hashlib
 import json
@@ -22,9 +22,9 @@ MIN_SHARD_ROWS, MIN_SHARD_BYTES = 1_024, 4 << 20
 _PADDING_BYTES, _ROW_BYTES = 4 << 20, 256
 """Maximum padding per shard; approximate size of a row's tokens and tables."""
 MANY_SHARDS = 128
-"""Enough to keep many processes busy, few enough to open at once."""
+"""Enough shards to keep many processes busy, few enough to open at once."""
 WINDOW_ROWS, WINDOW_BYTES = 2_048, 512 << 20
-"""Samples of a chunked source are mixed over at least this many rows or bytes; a worker holds the chunks."""
+"""Minimum rows or bytes over which samples of a chunked source are mixed; a worker holds these chunks."""
 
 
 class ConvertSettings(BaseModel, frozen=True, extra="forbid"):
@@ -63,15 +63,15 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
     """sha256 of a given tokenizer."""
     shards: int
     marks: dict[str, str]
-    """Source.marks. Not in the digest, nor is made_at: files that were only copied give the same dataset."""
+    """Source.marks. Like made_at, not in the digest: copying the files does not change the dataset."""
     made_at: int
-    """In nanoseconds since 1970. Shards are of one plan, not of the same one made again, perhaps of other files."""
+    """In nanoseconds since 1970. Ties shards to this plan, not to an equal one made later, perhaps of other files."""
 
     @classmethod
     def of(
         cls, source: Source, settings: ConvertSettings, selection: NDArray[np.int64] | None, tokenizer: Path | None
     ) -> Self:
-        """Return the plan of a conversion; tokenizer: a file to use instead of training one."""
+        """Return the plan of a conversion; tokenizer: a file to use instead of training a tokenizer."""
         selected = len(source) if selection is None else len(selection)
         pairs = source.mode == "pairs"
         stored_bytes = source.stored_bytes()
@@ -98,7 +98,7 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
         return self.model_dump(mode="json", exclude={"marks", "made_at"})
 
     def differences(self, begun: Self) -> list[str]:
-        """Return readable differences from the plan that a conversion was started with; of files, at most three."""
+        """Return readable differences from the plan that a conversion was started with; at most three for files."""
         now, then = _flat(self._settings()), _flat(begun._settings())
         names = [name for name in now | then if now.get(name) != then.get(name)]
         found = [f"{name} was {_short(then.get(name))} and is now {_short(now.get(name))}" for name in names]
@@ -127,7 +127,7 @@ class Listings:
     are permuted within windows of whole chunks that hold at least WINDOW_ROWS or WINDOW_BYTES. Each chunk is then read
     about once: its samples stay close to each other, but not in order.
 
-    Memory is that of a shard for a source in chunks, else four bytes a sample.
+    A source in chunks needs a shard's memory, others four bytes a sample.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Listings:
     ) -> None:
         """Cut the listing.
 
-        samples: number of samples in the source. selection: sorted indices of those to convert; None for all.
+        samples: number of samples in the source. selection: sorted indices to convert; None for all.
         chunks: prefix sums of the chunks' sizes. picture_bytes: average size of a picture in the source.
         """
         self._rng, self._selection = np.random.default_rng(seed), selection

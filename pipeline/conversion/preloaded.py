@@ -1,11 +1,11 @@
-"""Imported by the process that workers are forked from: what each of them would do before its first shard."""
+"""Imports for the process from which workers are forked, so that no worker repeats them before its first shard."""
 
 import numba
 import numpy as np
-import pandas  # noqa: F401  pyarrow imports it with the first array that it makes
+import pandas  # noqa: F401  pyarrow imports it when it makes its first array
 
-# FFCV starts numba's threads, which no worker needs; those of TBB may keep a process that was forked from for ever, and
-# with it the pipe that a caller reads the conversion's output from.
+# FFCV starts numba's threads, which no worker needs. TBB's threads may keep the fork server alive for ever, and with it
+# the pipe from which a caller reads the conversion's output.
 numba.config.THREADING_LAYER = "workqueue"  # type: ignore[attr-defined]  # set when numba is imported
 
 from ..stored_sample import checksum  # noqa: E402

@@ -1,4 +1,4 @@
-"""Convert shards in parallel, in independent processes of this machine; on_ray.py does so on those of a cluster.
+"""Convert shards in parallel, in independent processes on this machine; on_ray.py does so on a cluster.
 
 A worker that raises or dies fails the conversion with that cause; workers exit with their parent, however it ends.
 """
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 SECONDS_BETWEEN_LOOKS = 0.2
 PoolSetup = tuple[Source, ConvertSettings, Path]
-"""What every worker gets. The path is that of the tokenizer, which does not exist if the samples have no captions."""
+"""Arguments for every worker. The path is the tokenizer's, which does not exist if the samples have no captions."""
 Shards = Iterator[tuple[ShardFiles | ShardObjects, NDArray[np.int64]]]
-"""The files of every shard to write and its source indices, which are asked for as workers get free."""
+"""The files and source indices of every shard to write, consumed lazily as workers become free."""
 
 
 class Counts(NamedTuple):
@@ -78,7 +78,7 @@ def start_workers_early() -> None:
     not survive a fork.
     """
     get_context("forkserver").set_forkserver_preload([f"{__package__}.preloaded"])
-    resource_tracker.ensure_running()  # otherwise the fork server starts it, which undoes the blocking
+    resource_tracker.ensure_running()  # otherwise the fork server starts it and so unblocks the signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         # Children inherit blocked signals: Ctrl-C reaches all processes, but workers must end through `stop`.
@@ -97,9 +97,8 @@ def convert_shards(
 ) -> None:
     """Write every shard.
 
-    counted: what earlier processes have done. Calls on_progress with the counts a few times a second and at the end;
-    an exception from it ends the conversion, as does one from a worker.
-    Raises DatasetError if a worker dies.
+    counted: counts of earlier processes. Calls on_progress with the counts a few times a second and at the end;
+    an exception from it ends the conversion, as does a worker's. Raises DatasetError if a worker dies.
     """
     start_workers_early()
     context = get_context("forkserver")
@@ -136,13 +135,13 @@ _conversion: Conversion
 
 def _start_worker(job: PoolSetup, shared: _Shared, environment: dict[str, str]) -> None:
     global _conversion
-    os.environ.update(environment)  # the fork server has that of its start, maybe with credentials that have expired
+    os.environ.update(environment)  # the fork server has its own from its start, maybe with expired credentials
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _conversion = conversion_of(job, shared.add_one)
 
 
 def conversion_of(job: PoolSetup, count_one: Callable[[bool], None]) -> Conversion:
-    """Return what this process needs to write shards."""
+    """Return the conversion that this process needs to write shards."""
     from .shard_writer import Conversion
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # parallelism comes from processes

@@ -43,26 +43,26 @@ TABLE_SCHEMA = pa.schema(
         ("height", pa.int32()),
     ]
 )
-"""Columns of the samples table; `altered`, a string, comes last where the source alters samples."""
+"""Columns of the samples table; `altered`, a string, comes last if the source alters samples."""
 AnyShardFiles = ShardFiles | ShardObjects
 ENCODED_AT_ONCE = 32
 SECONDS_BETWEEN_FLUSHES = 0.2
 
 
 class Conversion(NamedTuple):
-    """What the shards of a conversion have in common."""
+    """Data shared by a conversion's shards."""
 
     source: Source
     settings: ConvertSettings
     tokenizer: Tokenizer | None
     count_one: Callable[[bool], None]
-    """Called after every sample with whether it was left out; an exception from it ends the shard."""
+    """Called after every sample, with True if it was left out; an exception from it ends the shard."""
 
 
 def write_shard(part: AnyShardFiles, source_indices: NDArray[np.int64], conversion: Conversion) -> ShardResult:
-    """Write the usable samples in the given order, the list of the others, and finally the marker, and return it.
+    """Write the usable samples in the given order, the list of the others, and finally the marker; return its content.
 
-    Raises DatasetError if the files read back differ from what was written, and SourceError at the first bad sample if
+    Raises DatasetError if the files read back differ from the written data, and SourceError at the first bad sample if
     settings.on_error is "fail".
     """
     descriptor = part.begin()
@@ -77,7 +77,7 @@ def write_shard(part: AnyShardFiles, source_indices: NDArray[np.int64], conversi
 def _written(
     part: AnyShardFiles, descriptor: int, source_indices: NDArray[np.int64], conversion: Conversion
 ) -> ShardResult:
-    """Write the shard's files and bring them to disk. descriptor: the open .beton."""
+    """Write the shard's files and flush them to disk. descriptor: the open .beton."""
     beton, row_records, parquet, errors = (part.being_written(suffix) for suffix in PART_SUFFIXES)
     length = conversion.settings.context_length if conversion.tokenizer else None
     with _flushed_meanwhile(descriptor):
@@ -109,7 +109,7 @@ def _written(
 
 
 class _Rows:
-    """Iterates once over a shard's usable samples as rows, and collects their tables and checksums meanwhile."""
+    """Iterates once over a shard's usable samples as rows, and collects their tables and checksums on the way."""
 
     def __init__(self, source_indices: NDArray[np.int64], conversion: Conversion, errors: TextIO) -> None:
         self._source_indices, self._errors = source_indices, errors
@@ -187,9 +187,9 @@ class _Rows:
 
 @contextmanager
 def _flushed_meanwhile(descriptor: int) -> Iterator[None]:
-    """Sync what the block writes to an open file, continuously, since the disk is otherwise idle, and at the end.
+    """Sync the block's writes to an open file, continuously, since the disk is otherwise idle, and at the end.
 
-    The file is opened before anything is written: write-back errors that occur earlier are not reported to it.
+    The file must be open before any write: a descriptor misses earlier write-back errors.
     """
     ended = threading.Event()
 

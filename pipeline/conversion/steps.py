@@ -1,4 +1,4 @@
-"""The steps of a conversion: prepare the tokenizer, write shards, put the dataset together from them."""
+"""The steps of a conversion: prepare the tokenizer, write shards, assemble the dataset."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ AnyPartial = Partial | BucketPartial
 
 FIRST_REASONS = 3
 MAX_NAMED = 8
-"""Shards that an error names."""
+"""Maximum shards that an error names."""
 MAX_TRAINED_ON = 1_000_000
-"""A tokenizer is trained on the captions of at most this many samples: more change few merges and take minutes each."""
+"""Maximum samples for training a tokenizer: more change few merges and take minutes each."""
 RUN = 1_000
-"""Neighbouring samples of a larger source that a tokenizer is trained on."""
+"""Neighbouring samples taken together from a larger source to train a tokenizer."""
 
 
 class Job(NamedTuple):
-    """What is converted, and how."""
+    """The input and settings of a conversion."""
 
     source: Source
     selection: NDArray[np.int64] | None
@@ -50,7 +50,7 @@ class Job(NamedTuple):
     def of(
         cls, source: Source, settings: ConvertSettings, selection: NDArray[np.int64] | None, tokenizer: Path | None
     ) -> Self:
-        """Plan a conversion. Raises SourceError if nothing is selected, DatasetError if the tokenizer is none."""
+        """Plan a conversion. Raises SourceError if nothing is selected, DatasetError for an unusable tokenizer."""
         if tokenizer and source.mode == "pairs":
             load_tokenizer(tokenizer, context_length=settings.context_length)  # fail here rather than in every worker
         plan = Plan.of(source, settings, selection, tokenizer)
@@ -60,21 +60,21 @@ class Job(NamedTuple):
 
 
 def unfinished(out: Place) -> AnyPartial:
-    """Return the conversion to `out`, if there is one, to look at."""
+    """Return the conversion to `out`, if any, for inspection."""
     return made_for(out, Partial, lambda address: BucketPartial(address, Path(gettempdir())))
 
 
 def begin(job: Job, partial: AnyPartial) -> Job:
-    """Begin or join a conversion, and return the job with the plan it was begun with. Raises as Partial.begin."""
+    """Begin or join a conversion, and return the job with the plan in force. Raises as Partial.begin."""
     plan = partial.begin(job.plan)
     fails = job.settings.on_error == "fail"  # pictures may then be fixed between two attempts
-    with suppress(AttributeError):  # a source of the user's own may be frozen
+    with suppress(AttributeError):  # a user's source may be frozen
         job.source.unchanged_since = Source.unchanged_since if fails else plan.made_at
     return job._replace(plan=plan)
 
 
 def prepare_tokenizer(job: Job, partial: AnyPartial) -> None:
-    """Copy or train the tokenizer unless it is there; that of the first process is what all use."""
+    """Copy or train the tokenizer unless it exists; all processes use the first process's."""
     if job.source.mode != "pairs" or partial.tokenizer.is_file():
         return
     if job.tokenizer is not None:
@@ -82,11 +82,11 @@ def prepare_tokenizer(job: Job, partial: AnyPartial) -> None:
     else:
         captions = job.source.captions(_captions_to_train_on(job))
         text = train_tokenizer(captions, vocab_size=job.settings.vocab_size).to_str(pretty=True).encode()
-    partial.keep_tokenizer(text)  # not with its own `save`, whose errors do not report a full disk
+    partial.keep_tokenizer(text)  # the tokenizer's own `save` does not report a full disk
 
 
 def _captions_to_train_on(job: Job) -> NDArray[np.int64]:
-    """Return sorted source indices: all, or runs of neighbours, evenly spaced, which are cheap to read."""
+    """Return sorted source indices: all, or evenly spaced runs of neighbours, which are cheap to read."""
     count = job.plan.selected
     if count <= MAX_TRAINED_ON:
         places = np.arange(count)
@@ -103,7 +103,7 @@ class _TooManyBadSamplesError(Exception):
 def write_shards(
     job: Job, partial: AnyPartial, own: slice, pool: Pool, on_progress: Callable[[Counts], None]
 ) -> tuple[int, int]:
-    """Write the shards that are not done yet, of those in a slice of all; return samples seen, and of the slice.
+    """Write the unfinished shards of the slice `own`; return the samples processed by this call, and in the slice.
 
     Raises SourceError if too many samples cannot be used, DatasetError as the pool does.
     """
@@ -126,7 +126,7 @@ def write_shards(
         if _are_too_many(counts.left_out, job):
             raise _TooManyBadSamplesError
 
-    # Those that other parts left out count as well, so that the parts of a broken source do not all run to their end.
+    # Count samples left out by other parts too, so that the parts of a broken source do not all run to their end.
     counted = Counts(selected - seen, sum(result.left_out for result in results if result))
     try:
         watch(counted)
@@ -143,7 +143,7 @@ def _are_too_many(left_out: int, job: Job) -> bool:
 
 
 def _too_many_bad_samples(job: Job, partial: AnyPartial) -> SourceError:
-    """Return the error to raise; keeps the list of the samples left out so far in a file."""
+    """Return the error to raise; saves the list of the samples left out so far in a file."""
     bad = partial.bad_samples(job.plan)
     first = "; ".join(f"{sample.uri!r}: {sample.reason}" for sample in bad[:FIRST_REASONS])
     return SourceError(
@@ -156,7 +156,7 @@ def _too_many_bad_samples(job: Job, partial: AnyPartial) -> SourceError:
 def assemble(job: Job, partial: AnyPartial) -> None:
     """Complete the dataset's directory from the finished shards.
 
-    Raises DatasetError if one is not done, SourceError if too many samples were left out or none is usable.
+    Raises DatasetError if a shard is not done, SourceError if too many samples were left out or none is usable.
     """
     plan = job.plan
     results = _all_done(partial.results(plan), partial)

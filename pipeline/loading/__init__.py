@@ -1,6 +1,6 @@
-"""Turn a dataset into batches of views, in the sample order: `ffcv_loader` and `dali_loader`.
+"""Turn a dataset into batches of views in the sample order: `ffcv_loader` and `dali_loader`.
 
-`synthetic_loader` stands in for them where only speed is of interest.
+`synthetic_loader` replaces them to measure speed alone.
 """
 
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ from ..order import AnyOrder
 
 
 class Loader(Protocol):
-    """Serves one rank's batches. Its threads end with `close`, or when nothing refers to it any more."""
+    """Serves one rank's batches. Its threads end with `close`, or when the loader is garbage-collected."""
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch from `first_step` on; one epoch at a time.
 
-        Raises DatasetError at the batch of a sample that is not as it was stored.
+        Raises DatasetError at the batch of a sample whose stored bytes have changed.
         """
         ...
 

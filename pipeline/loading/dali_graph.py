@@ -1,4 +1,4 @@
-"""The graph that DALI runs: decodes JPEGs and makes their views.
+"""The graph that DALI runs: it decodes JPEGs and makes their views.
 
 The functions are in DALI's language and run once, to build the graph. An `if` on an input is a branch that only some
 samples take; an `if` on the recipe decides whether the graph has that operation at all.
@@ -16,13 +16,13 @@ from ..augment import Recipe, ViewParameters
 from ..rng import compiled
 from .pixels import noise_at
 
-dali: Any = nvidia.dali  # its own types know neither its constants nor conditionals
+dali: Any = nvidia.dali  # its own types lack its constants and conditionals
 fn, types = dali.fn, dali.types
 
 
 @dali.pipeline_def(enable_conditionals=True)  # type: ignore[untyped-decorator]
 def views_of_jpegs(recipe: Recipe, sides: Mapping[int, int], on_gpu: bool, hardware_load: float) -> tuple[Any, ...]:
-    """Return every view that `sides` has by its number, with this many pixels a side."""
+    """Return every view in `sides`, which maps its number to its side in pixels."""
     jpegs = fn.external_source(name="jpegs", dtype=types.UINT8, ndim=1, no_copy=True)
     start = fn.external_source(name="jpeg_start", dtype=types.INT64, ndim=1)
     jpeg = fn.slice(jpegs, start, fn.external_source(name="jpeg_bytes", dtype=types.INT64, ndim=1), axes=[0])
@@ -47,7 +47,7 @@ def _with_header_of(jpeg: Any, sides: Any) -> Any:
     """
     found = fn.peek_image_shape(jpeg, dtype=types.FLOAT, adjust_orientation=False)
     off_by = fn.reductions.sum(dali.math.abs(found[:2] - sides), keep_dims=True)
-    return fn.reshape(jpeg, rel_shape=1.0 + off_by)  # reshaping to more bytes than there are fails
+    return fn.reshape(jpeg, rel_shape=1.0 + off_by)  # reshaping fails if it needs more bytes than there are
 
 
 def _view(picture: Any, view: int, recipe: Recipe, side: int, on_gpu: bool) -> Any:
@@ -60,7 +60,7 @@ def _view(picture: Any, view: int, recipe: Recipe, side: int, on_gpu: bool) -> A
         roi_start=_input("start", view, types.FLOAT, 1),
         roi_end=_input("end", view, types.FLOAT, 1),
     )
-    if recipe.has_affine:  # without a fill value, it repeats the edge
+    if recipe.has_affine:  # repeats the edge, since there is no fill value
         pixels = fn.warp_affine(pixels, matrix=_input("affine", view, types.FLOAT, 2), interp_type=types.INTERP_LINEAR)
     if recipe.has_colour:
         mean = fn.reductions.mean(pixels, axes=[0, 1])
@@ -72,7 +72,7 @@ def _view(picture: Any, view: int, recipe: Recipe, side: int, on_gpu: bool) -> A
     if recipe.has_blur:
         sigma = _input("blur", view, types.FLOAT, 0)
         if sigma > 0.0:
-            pixels = fn.gaussian_blur(pixels, sigma=sigma)  # same window and borders as ours
+            pixels = fn.gaussian_blur(pixels, sigma=sigma)  # same window and borders as in the FFCV loader
     if recipe.has_solarise:
         solarise = _input("solarise", view, types.BOOL, 0)
         if solarise:
@@ -93,9 +93,9 @@ def _input(name: str, view: int, dtype: Any, ndim: int) -> Any:
 
 
 def inputs_of_view(recipe: Recipe, drawn: ViewParameters, side: int) -> dict[str, NDArray[Any]]:
-    """Return the inputs of the graph of a view with this side, by the names that `_view` uses.
+    """Return the graph's inputs for a view of this side, by the names that `_view` uses.
 
-    The graph mirrors last, so what depends on the place is mirrored here.
+    The graph mirrors last, so position-dependent values are mirrored here.
     """
     start, size = drawn.box[:, :2], drawn.box[:, 2:]
     inputs: dict[str, NDArray[Any]] = {

@@ -1,6 +1,6 @@
 """The NVIDIA DALI loader: decodes and augments JPEGs on the GPU or CPU, in the sample order.
 
-A JPEG is decoded once for all views. The random choices of a view are inputs beside the bytes; the graph itself is
+A JPEG is decoded once for all views. A view's random choices are inputs beside the bytes; the graph itself is
 deterministic.
 """
 
@@ -33,12 +33,10 @@ tensors: Any = nvidia.dali.tensors  # its own types lack `broadcast`
 
 
 class _Read(NamedTuple):
-    """A batch that was read."""
-
     sample_ids: NDArray[np.int64]
     tokens: NDArray[np.int32] | None
     jpegs: NDArray[np.uint8]
-    """One after the other."""
+    """The JPEGs' bytes, concatenated."""
     inputs: dict[str, NDArray[Any]]
     """Name of the pipeline's input -> values, [b, …]."""
 
@@ -46,11 +44,11 @@ class _Read(NamedTuple):
 class DALILoader:
     """Serves the batches of one rank, one epoch at a time. Batches are fresh tensors and may be kept.
 
-    On the GPU, views are CUDA tensors on the stream that is current when the batch is requested; they never were on the
-    host. Ids stay on the CPU, as do tokens, in pinned memory.
+    On the GPU, views are CUDA tensors on the stream that is current when the batch is requested, made without a copy on
+    the host. Ids stay on the CPU, as do tokens, in pinned memory.
 
-    A thread of the loader's own reads, feeds the pipeline and takes what comes out, so that the caller's waits only for
-    batches that are late. It alone calls the pipeline, whose queue of runs has no lock.
+    The loader's own thread reads, feeds the pipeline and takes its outputs, so the caller's thread waits only for
+    late batches. Only this thread calls the pipeline, whose queue of runs has no lock.
     """
 
     def __init__(
@@ -73,13 +71,11 @@ class DALILoader:
     ) -> None:
         """Open a loader.
 
-        image_size: side of the square views, in pixels. views: 1 for pairs, 2 for images only.
-        local_size: side of the local views, in pixels. local_views: their number.
+        Views and captions are ViewMaker's (ffcv_loader.py), as are the arguments not listed here.
         workers: DALI threads; None: one more than cores, since each operator waits for its last sample.
         ahead: number of batches to prefetch, at least 1.
         device: where to decode and augment; "cuda" is torch's current CUDA device.
-        hardware_load: share of the JPEGs for the GPU's JPEG engine, if it has one, 0 … 1; its cores decode the rest.
-        captions: of a sample with several, draw one for each epoch, or always take the first.
+        hardware_load: share of the JPEGs for the GPU's JPEG engine, if any, 0 … 1; the GPU's cores decode the rest.
         Raises DatasetError if the order was made for another number of samples.
         """
         if not 0 <= hardware_load <= 1:
@@ -96,15 +92,12 @@ class DALILoader:
         self._begun: deque[Future[_Read]] = deque()
         self._due: deque[Future[Callable[[], Batch]]] = deque()
         self._turn = 0
-        self._pipeline: Any = None  # this and the next belong to the thread
+        self._pipeline: Any = None  # only the thread uses this and `_runs`
         self._runs = 0
         """Runs of the pipeline whose outputs were not taken."""
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch from first_step on. Starting an epoch ends the previous one.
-
-        A damaged sample raises DatasetError at the batch that contains it.
-        """
+        """As `Loader.epoch`. Starting an epoch ends the previous one."""
         self._drain()
         self._turn = turn = self._turn + 1
         end = self.order.steps_per_epoch
@@ -135,7 +128,7 @@ class DALILoader:
         self.close()
 
     def _next(self, epoch: int, steps: range) -> Batch:
-        """Return the batch that is due, and let the thread begin those of the steps and finish the next."""
+        """Return the batch that is due; let the thread begin the batches of `steps` and finish the next one."""
         made = self._due.popleft().result()
         self._go_on(epoch, steps)
         return made()
@@ -147,7 +140,7 @@ class DALILoader:
             self._due.append(self._thread.submit(self._finish, self._begun.popleft()))
 
     def _drain(self) -> None:
-        """Discard what was begun, and wait until nothing works on it."""
+        """Discard the batches begun, and wait until the thread is idle."""
         futures: list[Future[Any]] = [*self._begun, *self._due]
         for future in futures:
             future.cancel()
@@ -155,11 +148,11 @@ class DALILoader:
         self._due.clear()
         with suppress(RuntimeError):  # the thread has ended: the loader was closed, or the interpreter is ending
             discarded = self._thread.submit(self._discard_runs)
-            # The garbage collector may end an epoch in any thread, also in one that this one waits for.
+            # The garbage collector may end an epoch in any thread, even in one of the threads awaited here.
             if not current_thread().name.startswith("thermopile-"):
                 discarded.result()
 
-    # What the thread does
+    # The thread's work
 
     def _begin(self, epoch: int, step: int) -> _Read:
         """Read a batch and feed it to the pipeline. Raises DatasetError for a damaged sample."""
@@ -174,7 +167,7 @@ class DALILoader:
         return batch
 
     def _read(self, epoch: int, ids: NDArray[np.int64]) -> _Read:
-        """Read a batch, whose rows the reader's threads share."""
+        """Read a batch, whose rows are shared among the reader's threads."""
         located = self._reader.locate(ids, epoch)
         heights, widths, ends = located.height, located.width, np.cumsum(located.jpeg_bytes)
         jpegs = np.empty(ends[-1], np.uint8)
@@ -190,7 +183,7 @@ class DALILoader:
         return _Read(ids, located.tokens if located.vocab_size else None, jpegs, inputs)
 
     def _finish(self, begun: Future[_Read]) -> Callable[[], Batch]:
-        """Take the oldest batch. Returns what the caller's thread makes it with: its stream waits for the views."""
+        """Take the oldest batch. Returns a function for the caller's thread, whose stream then waits for the views."""
         batch = begun.result()
         if not self._runs:
             raise RuntimeError("a later batch could not be fed to DALI, which lost its pipeline; start the epoch again")
@@ -202,7 +195,7 @@ class DALILoader:
             raise
         ids = torch.from_numpy(batch.sample_ids)
         tokens = None if batch.tokens is None else torch.from_numpy(batch.tokens)
-        if self._copies is None:  # the tensors share DALI's memory and own it as long as they live
+        if self._copies is None:  # the tensors share DALI's memory and own it while they live
             views = tuple(from_dlpack(output.as_tensor()) for output in outputs)
             return lambda: self._batch(ids, views, tokens)
         pinned, arriving = None if tokens is None else tokens.pin_memory(), copy_outputs(outputs, self._copies)
@@ -224,7 +217,7 @@ class DALILoader:
         return outputs
 
     def _first_refused(self, batch: _Read) -> int | None:
-        """Find the row that causes a batch's error by running each alone: DALI does not always name it."""
+        """Find the row that causes a batch's error by running each row alone: DALI does not always name it."""
         pipeline = self._build()
         for row in range(len(batch.sample_ids)):
             _start(pipeline, batch.jpegs, {name: values[row : row + 1] for name, values in batch.inputs.items()})
@@ -252,24 +245,24 @@ class DALILoader:
             batch_size=self.order.batch_size // self._world,
             num_threads=self._workers,
             device_id=self._device_id,
-            prefetch_queue_depth=1,  # runs that start with the first; later ones are scheduled explicitly
+            prefetch_queue_depth=1,  # runs started with the first one; later ones are scheduled explicitly
         )
         pipeline.build()
         return pipeline
 
 
 def _shared(pixels: Any, stream: Any) -> Tensor:
-    """Return DALI's memory as a tensor for use on a stream, which waits for it to be filled."""
+    """Return DALI's memory as a tensor for use on a stream, which waits until it is filled."""
     return from_dlpack(pixels.__dlpack__(stream=stream.cuda_stream))
 
 
 def copy_outputs(outputs: Sequence[Any], copies: Copies, shared: Callable[[Any, Any], Tensor] = _shared) -> Arriving:
-    """Copy what a pipeline returned into memory of torch's, and wait for the end of the copies.
+    """Copy a pipeline's outputs to torch's memory, and wait for the end of the copies.
 
-    DALI overwrites an output in the order of its own stream as soon as nothing refers to it, though torch's stream may
-    still read it: the first layer's weight gradient does, at the end of the step. The caller therefore holds `outputs`
-    until this returns. Not DALI's `feed_ndarray`: its copy waits for all that DALI's stream was given before, later
-    batches included, and their work for the copy.
+    DALI overwrites an output in the order of its own stream as soon as its last reference is gone, though torch's
+    stream may still read it: the first layer's weight gradient does, at the end of the step. The caller therefore
+    holds `outputs` until this returns. DALI's `feed_ndarray` is no help: its copy waits for all earlier work on
+    DALI's stream, later batches included, and that work waits for the copy.
     """
     views = []
     for output in outputs:
@@ -282,8 +275,8 @@ def copy_outputs(outputs: Sequence[Any], copies: Copies, shared: Callable[[Any, 
 
 
 def _start(pipeline: Any, jpegs: NDArray[np.uint8], inputs: dict[str, NDArray[Any]]) -> None:
-    # Every sample gets the memory of all, and the graph cuts out its own. An object for each would be made with the
-    # interpreter's lock held, 10 ms for 1,024, and DALI's threads would take that lock as often to release them.
+    # Every sample gets the memory of the whole batch, and the graph cuts out its own part. Making an object for each
+    # would hold the interpreter's lock, 10 ms for 1,024, and DALI's threads would take it as often to release them.
     rows = len(inputs["jpeg_start"])
     pipeline.feed_input("jpegs", tensors.TensorListCPU.broadcast(tensors.TensorCPU(jpegs), rows))
     for name, values in inputs.items():

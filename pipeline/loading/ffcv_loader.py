@@ -29,8 +29,8 @@ from .reader import Reader, Reading, own_thread
 from .resample import resample_into
 
 Augmentation = Callable[[NDArray[np.float32], np.uint64], None]
-"""A numba-compiled function that changes a view in place. It gets pixels, float32 [3, H, W] in 0 … 255, and the view's
-key for `rng.uniform(key, draw)`; use draws from 1,000 on, since the recipe uses those below."""
+"""A numba-compiled function that changes a view in place. It receives pixels, float32 [3, H, W] in 0 … 255, and the
+view's key for `rng.uniform(key, draw)`; use draws from 1,000 on, since the recipe uses those below."""
 
 
 class ViewMemory:
@@ -42,7 +42,7 @@ class ViewMemory:
     def lend(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """Return an uninitialised array. Its memory returns to the pool once no view or tensor shares it."""
         try:
-            owned = self._spare.pop()  # not a length check first: another thread could take the last one in between
+            owned = self._spare.pop()  # no length check first: another thread could take the last array in between
         except IndexError:
             owned = np.empty(0, np.float32)
         if owned.size != prod(shape):
@@ -63,7 +63,7 @@ class _Pixels(NamedTuple):
 
 
 class ViewMaker:
-    """Makes the views of any samples. Batches may be kept: memory is reused only once nothing refers to it.
+    """Makes the views of any samples. Batches may be kept: memory is reused only once all references are gone.
 
     Uses threads, not processes: the kernels release the GIL, so nothing is copied between processes or left behind.
     """
@@ -89,7 +89,7 @@ class ViewMaker:
         local_size: side of the local views, in pixels. local_views: their number.
         workers: decoding threads; None: one per core. spare: number of batches whose memory is kept for reuse.
         augment: custom augmentation, applied after the recipe's operations and before normalisation.
-        captions: of a sample with several, draw one for each epoch, or always take the first.
+        captions: for a sample with several captions, draw one per epoch, or always take the first.
         """
         self._recipe, self._seed, self._augment = recipe, seed, augment
         self._gain = (1 / (255 * np.array(recipe.std))).astype(np.float32)
@@ -100,13 +100,13 @@ class ViewMaker:
         self._memory = ViewMemory(spare)
 
     def make(self, sample_ids: NDArray[np.int64], epoch: int) -> Batch:
-        """Return any samples as a batch with their views of that epoch; sample_ids int64 [b]."""
+        """Return the samples, int64 [b], as a batch with their views of that epoch."""
         return self._finish(*self._start(sample_ids, epoch))
 
     def close(self) -> None:
         """Stop the decoding threads after their current batch."""
         self._reader.close()
-        self._memory = ViewMemory(spare=0)  # batches still in use return to the old pool and are freed with it
+        self._memory = ViewMemory(spare=0)  # batches still in use go back to the old pool and are freed with it
 
     def __enter__(self) -> Self:
         return self
@@ -148,9 +148,9 @@ class ViewMaker:
 class FFCVLoader(ViewMaker):
     """Serves the batches of one rank in the sample order.
 
-    For a GPU, views are CUDA tensors on the stream that is current when the batch is requested; their copy is under way
-    beside what the GPU computes. They go there as bytes, a quarter of the memory and the copy, unless `augment` is
-    given, and so are rounded to whole levels. Ids stay on the CPU, as do tokens, in pinned memory.
+    For a GPU, views are CUDA tensors on the stream that is current when the batch is requested; the copy overlaps the
+    GPU's work. They are copied as bytes, rounded to whole levels, a quarter of the memory and time, unless `augment`
+    is given. Ids stay on the CPU, as do tokens, in pinned memory.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class FFCVLoader(ViewMaker):
         """Open a loader.
 
         ahead: number of batches to prefetch. device: where the views go; "cuda" is torch's current CUDA device.
-        The other arguments are those of ViewMaker.
+        Other arguments as for ViewMaker.
         Raises DatasetError if the order was made for another number of samples.
         """
         refuse_other_samples(order, dataset)
@@ -189,7 +189,7 @@ class FFCVLoader(ViewMaker):
             workers=workers,
             augment=augment,
             captions=captions,
-            spare=ahead + 2,  # those ahead, the one in use, the next one
+            spare=ahead + 2,  # batches ahead, the one in use, the next one
         )
         self.order, self._rank, self._world, self._ahead = order, rank, world, ahead
         device_id = torch.cuda.current_device() if device == "cuda" else None
@@ -199,10 +199,7 @@ class FFCVLoader(ViewMaker):
         self._starts = own_thread(device_id)
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch from first_step on.
-
-        A damaged sample raises DatasetError at the batch that contains it.
-        """
+        """As `Loader.epoch`."""
         under_way: deque[Future[tuple[_Pixels, Reading]]] = deque()
         try:
             for step in range(first_step, self.order.steps_per_epoch):
@@ -227,8 +224,8 @@ class FFCVLoader(ViewMaker):
     def _lend(self, values: int) -> Tensor:
         if self._copies is None:
             return super()._lend(values)
-        # A GPU copies from pinned memory while the host goes on. torch pools it, rounded up to a power of two, and
-        # reuses it only after the copies from it are done.
+        # A GPU copies from pinned memory asynchronously. torch pools such memory, rounded up to a power of two, and
+        # reuses it only after its copies are done.
         return torch.empty(values, dtype=self._dtype, pin_memory=True)
 
     def _finish(self, pixels: _Pixels, reading: Reading) -> Batch:
@@ -241,7 +238,7 @@ class FFCVLoader(ViewMaker):
 
 
 def normalised(views: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
-    """Return views [..., 3, H, W] as float32: bytes times `gain` plus `offset`, both [3, 1, 1]; others as they are."""
+    """Return views [..., 3, H, W] as float32: bytes times `gain` plus `offset`, both [3, 1, 1]; floats unchanged."""
     return views.float().mul_(gain).add_(offset) if views.dtype == torch.uint8 else views
 
 
@@ -272,7 +269,7 @@ def _make_augmented_rows(
     return row, fault
 
 
-@njit(nogil=True)  # not cached: each process has another type for a user's function
+@njit(nogil=True)  # not cached: a user's function has a different type in each process
 def _augment_rows(
     low: int,
     high: int,
@@ -295,7 +292,7 @@ def _augment_rows(
 
 @compiled
 def _view_at(views: Pixels, local: Pixels, place: int, row: int) -> Any:
-    """Return a row's view at this place, global ones first: [3, side, side]."""
+    """Return a row's view at this place, global views first: [3, side, side]."""
     view = views[place, row] if place < len(views) else local[place - len(views), row]
     return view
 
@@ -326,7 +323,7 @@ def _make_rows(
             return row, fault
         reduced = _reduction(drawn.box, row, views, local)
         height, width = -(-located.height[row] // reduced), -(-located.width[row] // reduced)
-        if len(memory) < 3 * height * width:  # the JPEG's header confirms them
+        if len(memory) < 3 * height * width:  # the JPEG's header confirms height and width
             memory = np.empty(3 * height * width, np.uint8)
         if not decode(jpeg[: located.jpeg_bytes[row]], located.height[row], located.width[row], memory, reduced):
             return row, UNDECODABLE

@@ -100,7 +100,7 @@ def _mirror(wide: NDArray[np.float32], row: NDArray[np.float32], reach: int) -> 
         wide[start + size - 1 + beyond] = row[size - 1 - beyond]
 
 
-# Three weights at a time: one at a time would spend most of the time reading and writing `out`.
+# Three weights at a time: with one, most of the time would go into reading and writing `out`.
 
 
 @compiled
@@ -161,7 +161,7 @@ def add_noise(view: NDArray[np.float32], deviation: float, key: np.uint64) -> No
 
 @compiled
 def noise_at(deviation: float, key: np.uint64, side: int, channel: int, y: int, x: int) -> np.float32:
-    """Return what is added to one value of a view, in levels of 255."""
+    """Return the noise for one value of a view, in levels of 255."""
     return np.float32(deviation * nearly_normal(key, np.uint64((channel * side + y) * side + x)))
 
 

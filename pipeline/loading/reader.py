@@ -19,7 +19,7 @@ from ..stored_sample import REASONS, SOUND, Located
 
 
 class Reading(NamedTuple):
-    """A batch that is being read: its samples, and a future for each thread's rows."""
+    """A batch being read: its samples, and a future for each thread's rows."""
 
     sample_ids: NDArray[np.int64]
     located: Located
@@ -31,7 +31,7 @@ class Reader:
     """Locates a dataset's samples by id and reads them, with few files open at a time."""
 
     def __init__(self, dataset: Dataset, threads: int, captions: Literal["draw", "first"], seed: int) -> None:
-        """captions: whether a sample's caption is drawn, from the seed, for each epoch, or always its first."""
+        """captions: draw a sample's caption, from the seed, for each epoch, or always take its first."""
         self._dataset, self._threads = dataset, threads
         self._draws = captions == "draw" and dataset.index.captions_per_sample > 1
         self._seed = np.uint64(seed)
@@ -56,10 +56,10 @@ class Reader:
         return located._replace(caption=draw_captions(self._seed, np.uint64(epoch), ids, located.captions))
 
     def start(self, ids: NDArray[np.int64], located: Located, kernel: Callable[..., Any], *given: Any) -> Reading:
-        """Let the threads share the rows of a batch and call kernel(located, low, high, *given).
+        """Share the rows of a batch among the threads, which call kernel(located, low, high, *given).
 
-        kernel: compiled; works on the samples low … high - 1, whose files are open, and returns the first damaged row
-        and its fault, or (high, SOUND).
+        kernel: compiled; processes samples low … high - 1, whose files are open, and returns the first damaged row and
+        its fault, or (high, SOUND).
         """
         shards, _ = self._dataset.locate(ids)
         held = self._dataset.files.hold(ids)
@@ -99,9 +99,9 @@ class Reader:
 
 
 def own_thread(device_id: int | None) -> ThreadPoolExecutor:
-    """Return a thread for what a loader does on the host, beside its caller's, with this CUDA device as the current."""
+    """Return a thread for a loader's host work, apart from its caller's thread, with this CUDA device as current."""
     name = "thermopile-batches"
     if device_id is None:
         return ThreadPoolExecutor(1, name)
-    # A thread begins with device 0, and would pin memory for it and take memory on it.
+    # A thread begins with device 0, and would pin memory for it and allocate on it.
     return ThreadPoolExecutor(1, name, torch.cuda.set_device, (device_id,))

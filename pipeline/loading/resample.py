@@ -29,7 +29,7 @@ def resample_into(
     """Resize a box of a picture, mirrored if flip is set.
 
     out: float32 [3, size, size], values 0 … 255. picture: uint8 [rows, columns, 3]. The box is in pixels and may start
-    between two. Filters use pixels beyond the box if the picture has them.
+    between two pixels. Filters use pixels beyond the box if the picture has them.
     """
     size = out.shape[1]
     rows, columns = picture.shape[0], picture.shape[1]

@@ -1,4 +1,4 @@
-"""Random batches instead of a dataset's: the speed that a training would have if its loader cost nothing."""
+"""Random batches instead of a dataset's: training speed if the loader cost nothing."""
 
 from collections.abc import Iterator
 from typing import Self
@@ -12,7 +12,7 @@ from . import refuse_other_samples
 
 ADVICE = "data.loader = 'synthetic': the views and tokens are random, so this run measures speed and learns nothing"
 _KEPT = 2
-"""Batches on the device, about as many as a real loader has there."""
+"""Number of batches on the device, about as many as a real loader's."""
 
 
 class SyntheticLoader:
@@ -31,11 +31,9 @@ class SyntheticLoader:
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        """Make the batches, of the shapes and dtypes that the dataset's own would have.
+        """Make batches with the shapes and dtypes of the dataset's own.
 
-        image_size: side of the square views, in pixels. views: 1 for pairs, 2 for images only.
-        local_size: side of the local views, in pixels. local_views: their number.
-        Raises DatasetError if the order was made for another number of samples.
+        Arguments as for ViewMaker. Raises DatasetError if the order was made for another number of samples.
         """
         refuse_other_samples(order, dataset)
         self.order, self._rank, self._world = order, rank, world
@@ -61,7 +59,6 @@ class SyntheticLoader:
             yield Batch(torch.from_numpy(ids), *self._kept[step % _KEPT])
 
     def close(self) -> None:
-        """Release the batches."""
         self._kept.clear()
 
     def __enter__(self) -> Self:

@@ -14,7 +14,7 @@ ROWS_WITHOUT_ORDER = 1024
 
 @dataclass(frozen=True)
 class Blocks:
-    """Ranges of ids, block k from starts[k] to starts[k + 1]; with a selection only the selected ones are read."""
+    """Ranges of ids, block k from starts[k] to starts[k + 1]; with a selection, only selected ids are read."""
 
     starts: Ids
     """int64 [blocks + 1], from 0 to the dataset's number of samples."""
@@ -22,12 +22,11 @@ class Blocks:
 
     @classmethod
     def without_order(cls, samples: int) -> Blocks:
-        """Return small blocks, for readers that go anywhere."""
+        """Return small blocks, for readers in any order."""
         return cls(np.append(np.arange(0, samples, ROWS_WITHOUT_ORDER), samples))
 
     @classmethod
     def of(cls, order: Order | Selected) -> Blocks:
-        """Return an order's own blocks."""
         positions = order.order if isinstance(order, Selected) else order
         firsts = np.arange(0, positions.samples, positions.block_rows)
         samples = order.samples
@@ -44,7 +43,7 @@ class Blocks:
         return np.searchsorted(self.starts, ids, side="right") - 1
 
     def ids(self, block: int) -> Ids:
-        """Return the ids to read of a block, int64 [k], ascending."""
+        """Return a block's ids to read, int64 [k], ascending."""
         if isinstance(self.order, Selected):
             positions, rows = self.order.order, self.order.order.block_rows
             first = block * rows

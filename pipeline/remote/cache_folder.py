@@ -1,4 +1,4 @@
-"""The folder of one process's cache, which goes with the process: what a killed one left, the next removes."""
+"""The cache folder of one process, removed with it; the next process removes a killed one's."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _PREFIX = "dataset-"
 
 
 def cache_root() -> Path:
-    """Return the folder of all caches: $THERMOPILE_CACHE, else the user's usual place."""
+    """Return the folder of all caches: $THERMOPILE_CACHE, else the user's usual cache folder."""
     if given := os.environ.get(VARIABLE):
         return Path(given)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "thermopile"
 
 
 def free_bytes() -> int:
-    """Return the free bytes of the disk that the caches are on."""
+    """Return the free bytes of the caches' disk."""
     root = cache_root()
     while not root.exists():
         root = root.parent
@@ -32,7 +32,7 @@ def free_bytes() -> int:
 class CacheFolder:
     """A new, empty folder that no other process uses; `remove` deletes it.
 
-    A lock beside it names its process. What belongs to none that lives is deleted first: it may be cut off anywhere.
+    A lock beside it names its process. Folders without a live process, which may be half-written, are deleted first.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,6 @@ class CacheFolder:
         self.path.mkdir(mode=0o700)
 
     def remove(self) -> None:
-        """Delete the folder and all in it."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock_path.unlink(missing_ok=True)
         self._lock.release()
@@ -53,7 +52,7 @@ class CacheFolder:
 def _new_lock(root: Path) -> tuple[Path, FileLock]:
     while True:
         path = root / f"{_PREFIX}{secrets.token_hex(8)}.lock"
-        with suppress(LockedError):  # by a process that cleans up, between the file's creation and its lock
+        with suppress(LockedError):  # locked by a process that cleans up, between the file's creation and its lock
             return path, FileLock(path)
 
 

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 _MAX_SCHEDULED = 1 << 17
 _MAX_OTHERS = 10_000
-"""Objects in the folder of the shards that are none of theirs: more would be a listing without end."""
+"""Limit of foreign objects in the shards' folder, against an endless listing."""
 
 
 class RemoteFiles:
-    """A dataset's files at an address, in a cache folder of this object's own, which goes with it.
+    """A dataset's files at an address, in this object's own cache folder, which is removed with it.
 
-    Nothing outlives the process: what is read was fetched by it. Thread-safe.
+    Nothing outlives the process: it reads only bytes that it fetched itself. Thread-safe.
     """
 
     def __init__(self, address: Address, index: DatasetIndex, open_shard: Callable[[int], Shard]) -> None:
@@ -51,9 +51,8 @@ class RemoteFiles:
 
     @cached_property
     def folder(self) -> Path:
-        """The cache."""
         with self._whole:
-            if (made := self.__dict__.get("folder")) is not None:  # by another thread meanwhile
+            if (made := self.__dict__.get("folder")) is not None:  # another thread made it meanwhile
                 return Path(made)
             folder = CacheFolder()
             weakref.finalize(self, folder.remove)
@@ -62,11 +61,10 @@ class RemoteFiles:
             return folder.path
 
     def names(self) -> Iterable[str]:
-        """Return the names of the shards' files."""
         return self.samples.sizes
 
     def whole(self, name: str) -> Path:
-        """Return the path of a small file, or of a table, fetched whole at its first use. Raises OSError."""
+        """Return the path of a small file or a table, fetched whole on first use. Raises OSError."""
         path = self.folder / name
         with self._whole:
             if not path.exists():
@@ -75,22 +73,19 @@ class RemoteFiles:
         return path
 
     def prepare(self, shard: int) -> None:
-        """Create a shard's files, if they are not there, with the header of its records."""
         self.samples.prepare(shard)
 
     def bring_records(self, shard: int) -> None:
-        """Fetch all records of a shard."""
         self.samples.bring_records(shard)
 
     def hold(self, ids: Ids) -> Held:
-        """As `CachedSamples.hold`."""
         return self.samples.hold(ids)
 
     @contextmanager
     def expect(self, windows: Iterable[Window], order: Order | Selected, limit: int) -> Iterator[None]:
-        """Read ahead, until the block ends, what windows need: within `limit` bytes on disk, which nothing exceeds.
+        """Until the block ends, read ahead for the windows, within `limit` bytes on disk, which nothing exceeds.
 
-        windows: of this process, of all steps to come, counted over all epochs. Call it before any sample is read.
+        windows: of this process, for all steps to come, counted over all epochs. Call before any sample is read.
         """
         blocks = Blocks.of(order)
         schedule = Schedule(windows, min(len(blocks), _MAX_SCHEDULED), order.steps_per_epoch)
@@ -102,21 +97,17 @@ class RemoteFiles:
             self._ahead.close()
 
     def finished(self, step: int) -> None:
-        """Record that the samples of all steps up to this one have been read."""
         if self._ahead is not None:
             self._ahead.finished(step)
 
     def seconds_waited(self) -> float:
-        """Return the seconds in which someone waited for samples to be fetched."""
         return self.samples.clock.seconds()
 
     def beton_bytes(self) -> NDArray[np.int64] | None:
-        """Return the sizes of the .beton files, int64 [shards]."""
         return np.array([self.samples.sizes[shard_name(shard, "beton")] for shard in range(self._shards)], np.int64)
 
     @contextmanager
     def whole_shard(self, shard: int) -> Iterator[None]:
-        """Have all bytes of a shard's files while the block runs."""
         self.prepare(shard)
         beton, rows, table = (f"{SHARD_FOLDER}/{shard_name(shard, suffix)}" for suffix in SHARD_SUFFIXES)
         for name in (beton, rows):
@@ -132,7 +123,7 @@ class RemoteFiles:
 
 
 def _sizes(folder: Address, shards: int) -> dict[str, int]:
-    """Return the bytes of the shards' files that are there, by name. Raises DatasetError for too many others."""
+    """Return the sizes of the existing shard files, by name. Raises DatasetError for too many other objects."""
     expected = {shard_name(shard, suffix) for shard in range(shards) for suffix in SHARD_SUFFIXES}
     found, others = dict[str, int](), 0
     for name, size in folder.objects():

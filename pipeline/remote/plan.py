@@ -1,4 +1,4 @@
-"""Which ranges of a shard's files hold which samples. Pure: no file and no store is touched."""
+"""Compute the ranges of a shard's files that hold given samples, without touching a file or the store."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 from ..row_records import MAX_BYTES, RECORD
 
 PAGE = 4096
-"""Bytes that a file system allocates and frees at once."""
+"""Allocation unit of a file system, in bytes."""
 RECORDS_PER_PAGE = PAGE // RECORD.itemsize
-"""A .rows file has a header as long as a record, so record r is the (r + 1)-th of these."""
+"""A .rows file has a header as long as a record, so record r is the (r + 1)-th unit of this size."""
 MAX_GAP = PAGE
-"""Bytes between two samples that are fetched with them, rather than in two requests."""
+"""Maximum gap in bytes between two samples that one request fetches together."""
 
 Ids = NDArray[np.int64]
 
 
 class Request(NamedTuple):
-    """A range of a file, and the places, among those planned, that it brings."""
+    """A range of a file, and the places, among the planned ones, that it covers."""
 
     start: int
     stop: int
@@ -31,12 +31,12 @@ class Request(NamedTuple):
 
 
 def pages_of_rows(rows: Ids) -> Ids:
-    """Return the pages of a .rows file that hold these records, int64, ascending and each once, and the header's."""
+    """Return the pages of a .rows file with these records and the header, int64, ascending, without repeats."""
     return np.unique(np.append((rows + 1) // RECORDS_PER_PAGE, 0))
 
 
 def spans_of(records: NDArray[np.void], tokens_bytes: int) -> tuple[Ids, Ids, int]:
-    """Return where the bytes of RECORD [k] begin and end in the .beton, int64 [k] both, and the first impossible one.
+    """Return the starts and ends of RECORD [k]'s bytes in the .beton, int64 [k] both, and the first impossible record.
 
     tokens_bytes: of one caption. The third number is k if all records are possible: a sample's picture and tokens lie
     in one page of the .beton, so that a sample cannot make the cache fetch more.
@@ -55,7 +55,7 @@ def spans_of(records: NDArray[np.void], tokens_bytes: int) -> tuple[Ids, Ids, in
 
 
 def requests(starts: Ids, stops: Ids, *, max_gap: int, max_bytes: int) -> list[Request]:
-    """Return the ranges that bring all of these spans, int64 [k] each: neighbours together, in at most `max_bytes`.
+    """Return ranges that cover all of these spans, int64 [k] each; neighbours share ranges of at most `max_bytes`.
 
     Spans that are not ascending, which only a hostile file has, get a request each.
     """
@@ -80,8 +80,8 @@ def _runs(apart: NDArray[np.bool_], count: int) -> list[tuple[int, int]]:
 def pages_within(start: int, stop: int, before: int, after: int) -> tuple[int, int]:
     """Return the range of whole pages, in bytes, that only the span start … stop uses.
 
-    before: where the last sample before the span ends, or 0; after: where the first one behind it begins, or a number
-    above all. Their pages stay.
+    before: end of the last sample before the span, or 0; after: start of the first sample after it, or a number above
+    all. Pages shared with these samples are left out.
     """
     low, high = start // PAGE * PAGE, -(-stop // PAGE) * PAGE
     if before > low:
@@ -92,5 +92,5 @@ def pages_within(start: int, stop: int, before: int, after: int) -> tuple[int, i
 
 
 def on_disk(starts: Ids, stops: Ids) -> int:
-    """Return how many bytes spans take on disk at most, each by itself."""
+    """Return an upper bound on the bytes that spans take on disk, each by itself."""
     return int(((-(-stops // PAGE) - starts // PAGE) * PAGE).sum())

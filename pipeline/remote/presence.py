@@ -1,4 +1,4 @@
-"""What a cache holds of each shard: which pages of its records, and which samples."""
+"""Tracks which pages of each shard's records, and which of its samples, a cache holds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Places(NamedTuple):
 
 
 class Presence:
-    """States of pages and samples, one byte each, for the shards of which anything is there.
+    """States of pages and samples, one byte each, for the shards that are partly cached.
 
     The lock guards everything, and `changed` is notified of every change.
     """
@@ -46,20 +46,20 @@ class Presence:
         return states
 
     def forget_if_empty(self, shard: int) -> None:
-        """Release the memory of a shard's samples if none is there."""
+        """Release the memory of a shard's samples if none is cached."""
         if not self.of(shard, "samples").any():
             del self._states[shard, "samples"]
 
     def are_here(self, wanted: Sequence[Places]) -> bool:
-        """Return whether all of these are there."""
+        """Return whether all of these are cached."""
         with self.changed:
             return all((self.of(shard, kind)[numbers] == HERE).all() for shard, kind, numbers in wanted)
 
     def claim(self, wanted: Sequence[Places], check: Callable[[], None], *, wait: bool = True) -> list[Places]:
-        """Return those to be fetched by the caller, which are COMING from now on; none once all of them are there.
+        """Return the places that the caller must fetch, now marked COMING; none once all are cached.
 
-        Waits for others that fetch the rest, unless `wait` is false. check: called before each look; raises what ends
-        the wait.
+        Waits for other callers that fetch the rest, unless `wait` is false. check: called before each look; raises to
+        end the wait.
         """
         with self.changed:
             while True:
@@ -77,11 +77,10 @@ class Presence:
                 self.changed.wait()
 
     def arrived(self, places: Places) -> None:
-        """Record what was fetched."""
         self._set(places, HERE)
 
     def failed(self, claimed: Sequence[Places]) -> None:
-        """Release what was claimed and has not come, for others to claim."""
+        """Release claimed places that have not arrived, for others to claim."""
         with self.changed:
             for shard, kind, numbers in claimed:
                 states = self.of(shard, kind)

@@ -1,4 +1,4 @@
-"""Reading ahead of a training what its coming windows need."""
+"""Read ahead of training the samples that its coming windows need."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .samples import CachedSamples
 from .schedule import Due, Schedule
 
 THREADS = 2
-"""One begins with the next blocks while the other's last ranges arrive."""
+"""Number of threads: one begins with the next blocks while the other's last ranges arrive."""
 LOT_BYTES = 32 << 20
-"""Blocks are fetched in lots of about this size: small ones together, for their requests take as long as large ones;
-large ones in parts, since whoever needs a sample on its way waits for its lot."""
+"""Blocks are fetched in lots of about this size: small blocks together, since their requests take as long as large
+ones; large blocks in parts, since a caller who needs a sample on its way waits for the whole lot."""
 
 
 class ReadAhead:
     """Threads that fetch the schedule's blocks in its order, as far as there is room.
 
-    What ends them is kept as the samples' `failure`, and raised to the next caller whose samples are missing.
+    Their error is kept as the samples' `failure`, and raised to the next caller whose samples are missing.
     """
 
     def __init__(self, samples: CachedSamples, schedule: Schedule) -> None:
@@ -40,7 +40,7 @@ class ReadAhead:
             self._samples.notify_all()
 
     def close(self) -> None:
-        """End the threads after what they are fetching."""
+        """End the threads after their current fetch."""
         with self._samples.lock:
             self._closed = True
             self._samples.notify_all()
@@ -77,7 +77,7 @@ class ReadAhead:
         return None
 
     def _fetch(self, number: int, lot: list[Due]) -> None:
-        """Fetch a lot: the records of all its blocks, then their samples, as soon as there is room for each."""
+        """Fetch a lot: the records of all its blocks, then each block's samples as soon as there is room."""
         samples = self._samples
         ids = {due: samples.blocks.ids(due.block) for due in lot}
         together, first_step = np.concatenate([*ids.values()]), lot[0].first_step
@@ -88,9 +88,9 @@ class ReadAhead:
                 try:
                     size = samples.size_on_disk(ids[due])
                 except DatasetError:
-                    continue  # a damaged record: the batch with this sample will raise it
+                    continue  # a damaged record, which the batch with this sample will raise
                 if not self._enter(number, due, size):
-                    self._bring(entered, ids)  # rather than let it wait for the next one's room
+                    self._bring(entered, ids)  # rather than let these blocks wait for the next one's room
                     if not self._wait_to_enter(number, due, size):
                         continue
                 entered.append(due)
@@ -129,7 +129,7 @@ class ReadAhead:
             raise RuntimeError("the reading ahead has ended")
 
     def _bring(self, entered: list[Due], ids: dict[Due, Ids]) -> None:
-        """Fetch the samples of blocks that have room, and leave them."""
+        """Fetch the samples of blocks that have room, then leave the blocks."""
         if not entered:
             return
         together = np.concatenate([ids[due] for due in entered])

@@ -1,4 +1,4 @@
-"""The cache's room: how much each block of samples takes, which are in use, and which makes way for another."""
+"""The cache's room: the size of each block of samples, the blocks in use, and which block to evict."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class CacheTooSmallError(DatasetError):
 
 
 class Room:
-    """Bytes on disk within a limit. Blocks in use stay; of the others the one needed last is dropped first.
+    """Bytes on disk within a limit. Blocks in use stay; of the others, the block needed last is evicted first.
 
-    All methods but `leave_later` take the lock, and notify `changed` when something may have room.
+    All methods but `leave_later` take the lock, and notify `changed` when room may have become free.
     """
 
     def __init__(self, lock: RLock, limit: int, drop: Callable[[int], None], schedule: Schedule | None = None) -> None:
         """drop: frees a block; called under the lock.
 
-        schedule: knows when blocks are needed; then nothing exceeds the limit. None: the block used longest ago makes
-        way, and what is in use may exceed the limit.
+        schedule: knows when blocks are needed; then nothing exceeds the limit. None: evict the least recently used
+        block; blocks in use may exceed the limit.
         """
         self.changed, self.limit, self._drop, self._firm = Condition(lock), limit, drop, schedule is not None
         self._next_use = schedule.next_use if schedule else self._last_use_negated
@@ -32,13 +32,13 @@ class Room:
         self._last_use: dict[int, int] = {}
         self._held: Counter[int] = Counter()
         self._whole: set[int] = set()
-        """Blocks whose room is that of all their samples, whether those are there or not."""
+        """Blocks whose room covers all their samples, cached or not."""
         self._in_use: Counter[int] = Counter()
         self._left: deque[tuple[int, ...]] = deque()
         self.bytes = self.peak_bytes = self._uses = self._callers = self._waiting = self._reading_ahead = 0
 
     def enter(self, blocks: Iterable[int], *, ahead: bool = False) -> None:
-        """Keep these blocks until `leave`. ahead: for the reader of coming windows, who leaves by itself."""
+        """Keep these blocks until `leave`. ahead: for the read-ahead threads, which leave by themselves."""
         with self.changed:
             self._in_use.update(blocks)
             self._uses += 1
@@ -60,10 +60,10 @@ class Room:
         self._left.append(blocks)
 
     def take(self, block: int | None, size: int) -> None:
-        """Take room for a caller who needs it now; block: None for what is never dropped.
+        """Take room for a caller who needs it now; block: None for bytes that are never dropped.
 
-        A block for which `take_ahead` has taken room needs no more. Waits for others where only they can make room.
-        Raises CacheTooSmallError if nobody can.
+        A block for which `take_ahead` has taken room needs no more. Waits if only other callers can make room. Raises
+        CacheTooSmallError if nobody can.
         """
         with self.changed:
             self._waiting += 1
@@ -81,15 +81,15 @@ class Room:
                 self._add(block, size)
 
     def take_ahead(self, block: int | None, size: int, first_step: int) -> bool:
-        """Take room for all of a block that a window from `first_step` on needs, if later ones can make it.
+        """Take room for a whole block, needed by a window from `first_step` on, if later blocks can make room.
 
-        block: None for what is never dropped.
+        block: None for bytes that are never dropped.
         """
         with self.changed:
             more = size if block is None else size - self._held[block]
             if not self._make_room(more, later_than=first_step):
                 return False
-            self._add(block, more)  # less than nothing if parts were fetched: neighbours share pages
+            self._add(block, more)  # negative if parts were fetched: neighbours share pages
             if block is not None:
                 self._whole.add(block)
             return True

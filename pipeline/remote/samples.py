@@ -1,4 +1,4 @@
-"""The samples of a dataset in an object store, in a cache that is filled as they are asked for."""
+"""The samples of a dataset in an object store, in a cache that fills on demand."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from ..shard import Shard
 
 DEFAULT_BYTES = 1 << 30
-"""Disk for samples that are read without an order; what is in use at once may take more."""
+"""Disk space for samples read without an order; samples in use at once may take more."""
 REQUEST_BYTES = 8 << 20
 _NEAR = 64
-"""Rows beside a block that may share a page with it: a picture has more than 64 bytes."""
+"""Rows next to a block that may share a page with it: a picture has more than 64 bytes."""
 
 
 class CachedSamples:
@@ -43,9 +43,9 @@ class CachedSamples:
         sizes: Mapping[str, int],
         open_shard: Callable[[int], Shard],
     ) -> None:
-        """address, folder: of the shards' files, whose names and bytes are `sizes`; the folder is made when needed.
+        """address, folder: of the shards' files, named in `sizes` with their bytes; the folder is made when needed.
 
-        open_shard: returns a shard whose files have been created.
+        open_shard: returns a shard whose files exist.
         """
         self.address, self.sizes = address, sizes
         self._folder, self._index, self._open_shard = folder, index, open_shard
@@ -56,18 +56,18 @@ class CachedSamples:
         self.blocks = Blocks.without_order(index.n)
         self.room = Room(self.lock, DEFAULT_BYTES, self._drop)
         self.failure: BaseException | None = None
-        """What ended the reading ahead."""
+        """The error that ended read-ahead."""
 
     @cached_property
     def _fetcher(self) -> Fetcher:
         return Fetcher(self.address, self._folder(), "fetch")
 
     def new_fetcher(self) -> Fetcher:
-        """Return threads of the caller's own, so that nobody queues behind it."""
+        """Return separate threads for a caller, so that nobody queues behind it."""
         return Fetcher(self.address, self._folder(), "read-ahead")
 
     def follow(self, blocks: Blocks, limit: int, schedule: Schedule) -> None:
-        """From now on keep these blocks within `limit` bytes, and drop the one first that the schedule needs last.
+        """From now on, keep these blocks within `limit` bytes, and drop first the block that the schedule needs last.
 
         Raises RuntimeError if samples have been read.
         """
@@ -78,7 +78,7 @@ class CachedSamples:
     def hold(self, ids: Ids) -> Held:
         """Fetch the samples, int64 [b] within the dataset, and keep them until the result is released.
 
-        Raises DatasetError for a damaged record and CacheTooSmallError; OSError, ObjectStoreError among them.
+        Raises DatasetError for a damaged record, CacheTooSmallError, OSError including ObjectStoreError.
         """
         blocks = tuple(np.unique(self.blocks.of_ids(ids)).tolist())
         self.room.enter(blocks)
@@ -91,17 +91,16 @@ class CachedSamples:
         return held
 
     def prepare(self, shard: int) -> None:
-        """Create a shard's files, if they are not there, with the header of its records."""
+        """Create a shard's files, unless they exist, with the header of its records."""
         self._bring_records([(shard, np.zeros(0, np.int64))])
 
     def bring_records(self, shard: int) -> None:
-        """Fetch all records of a shard."""
         self._bring_records([(shard, np.arange(self._rows_of(shard)))])
 
     def bring_ahead(self, ids: Ids, fetcher: Fetcher) -> None:
-        """Fetch samples for which the caller has taken room, but not those that others are fetching.
+        """Fetch samples for which the caller has taken room, except samples that others are fetching.
 
-        They may be waiting for the room that the caller has.
+        The others may be waiting for the caller's room.
         """
         wanted = [Places(shard, "samples", rows) for shard, rows in self._by_shard(ids)]
         claimed = self.presence.claim(wanted, self._refuse_if_ended, wait=False)
@@ -110,14 +109,14 @@ class CachedSamples:
     def bring_records_ahead(self, ids: Ids, first_step: int, fetcher: Fetcher, check: Callable[[], None]) -> None:
         """Fetch records of samples that a window from `first_step` on needs, as soon as there is room for them.
 
-        check: called before each look for room; raises what ends the wait.
+        check: called before each look for room; raises to end the wait.
         """
         pages = self._pages_of(self._by_shard(ids))
         while claimed := self._claim_ahead(pages, first_step, check):
             self._fetch(claimed, partial(self._page_jobs, charged=False), fetcher)
 
     def size_on_disk(self, ids: Ids) -> int:
-        """Return the bytes that a block takes on disk once its samples are there; their records are there already.
+        """Return the bytes that a block takes on disk once its samples are cached; its records are cached already.
 
         Raises DatasetError for a damaged record.
         """
@@ -130,12 +129,12 @@ class CachedSamples:
         return size
 
     def notify_all(self) -> None:
-        """Let all look again who wait for samples or for room."""
+        """Wake all callers who wait for samples or for room."""
         with self.lock:
             self.presence.changed.notify_all()
             self.room.changed.notify_all()
 
-    # What is not there.
+    # Missing samples and records.
 
     def _by_shard(self, ids: Ids) -> list[tuple[int, Ids]]:
         ids = np.unique(ids)
@@ -163,12 +162,12 @@ class CachedSamples:
         return [Places(shard, "pages", pages_of_rows(rows)) for shard, rows in by_shard]
 
     def _complete(self, wanted: list[Places], jobs_of: Callable[[Places], Iterable[Fetch]]) -> None:
-        """Fetch what is absent, and wait for what others are fetching."""
+        """Fetch missing places, and wait for places that others are fetching."""
         while claimed := self.presence.claim(wanted, self._refuse_if_ended):
             self._fetch(claimed, jobs_of, self._fetcher)
 
     def _claim_ahead(self, pages: list[Places], first_step: int, check: Callable[[], None]) -> list[Places]:
-        """Claim pages when there is room for them. Callers, who may have the room, do not wait for these until then."""
+        """Claim pages once there is room. Until then callers, who may hold the room, need not wait for these pages."""
         with self.lock:
             while claimed := self.presence.claim(pages, check):
                 if self.room.take_ahead(None, PAGE * sum(len(each.numbers) for each in claimed), first_step):
@@ -223,12 +222,12 @@ class CachedSamples:
         return starts, stops
 
     def all_came(self, shard: int) -> None:
-        """Record that a shard's files are there, every byte."""
+        """Record that every byte of a shard's files is cached."""
         with self.lock:
             self.presence.of(shard, "samples")[:] = self.presence.of(shard, "pages")[:] = HERE
 
     def drop_all(self, shard: int) -> None:
-        """Free a shard's samples; nobody may use them."""
+        """Free a shard's samples, none of which may be in use."""
         path = self._path(shard, "beton")
         with self.lock:
             self.presence.of(shard, "samples")[:] = ABSENT
@@ -236,7 +235,7 @@ class CachedSamples:
             sparse.drop(path, 0, -(-self.sizes[path.name] // PAGE) * PAGE)
 
     def _drop(self, block: int) -> None:
-        """Free a block's pages, except those that a sample of another block shares. Called under the lock."""
+        """Free a block's pages, except pages shared with a sample of another block. Called under the lock."""
         low, high = self.blocks.starts[block : block + 2].tolist()
         for shard in range(*(np.searchsorted(self.first_id, [low, high - 1], side="right") - [1, 0]).tolist()):
             first = max(0, low - int(self.first_id[shard]))

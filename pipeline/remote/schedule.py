@@ -1,4 +1,4 @@
-"""What coming windows need, and when: what to fetch next, and what to drop first."""
+"""The needs of coming windows: which block to fetch next, and which to drop first."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Due(NamedTuple):
 class Schedule:
     """The blocks of a run's windows, in the order in which they are needed; a block is in one window an epoch.
 
-    windows: of all steps to come, which are counted over all epochs. They are read as far ahead as `ahead` blocks. With
-    at least an epoch's blocks, the next use of each block is known.
-    max_steps: blocks of windows that begin more than this many steps after the last finished one are not taken yet.
+    windows: for all steps to come, counted over all epochs. They are read `ahead` blocks in advance; with at least an
+    epoch's blocks, the next use of each block is known.
+    max_steps: blocks of windows that begin more than this many steps after the last finished step are not taken yet.
     With an epoch's steps, memory is that of three epochs' blocks.
     """
 
@@ -42,7 +42,7 @@ class Schedule:
         self._taken: set[Due] = set()
 
     def take(self) -> Due | None:
-        """Return the next block to fetch, and go on to the one after it; None if there is none, or none yet."""
+        """Take and return the next block to fetch; None if there is none, or none yet."""
         while (due := self._first()) is not None and due.first_step - self._step <= self._max_steps:
             if self._again and self._again[0][1] is due:
                 heappop(self._again)
@@ -58,13 +58,12 @@ class Schedule:
         return self._first() is None
 
     def dropped(self, block: int) -> None:
-        """Record that a block must be fetched again for its next use, if it was taken for that."""
+        """Record that a dropped block must be fetched again for its next use, if it was taken for that use."""
         if self.next_use(block) < NEVER and (due := self._uses[block][0]) in self._taken:
             self._taken.remove(due)
             heappush(self._again, (due.first_step, due))
 
     def is_over(self, due: Due) -> bool:
-        """Return whether a block's window has ended."""
         return due.last_step <= self._step
 
     def finished(self, step: int) -> None:
@@ -72,7 +71,7 @@ class Schedule:
         self._step = max(self._step, step)
 
     def next_use(self, block: int) -> int:
-        """Return the first step of the block's current or next window; NEVER if none is known."""
+        """Return the first step of the block's current or next window; NEVER if unknown."""
         uses = self._uses.get(block)
         while uses and uses[0].last_step <= self._step:
             self._taken.discard(uses.popleft())

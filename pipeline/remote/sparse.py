@@ -1,4 +1,4 @@
-"""Files of which only parts are there: the rest takes no room on the disk and reads as zeros."""
+"""Sparse files, which hold only parts: the rest takes no disk space and reads as zeros."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def create(path: Path, size: int) -> None:
-    """Create a file of that size of which nothing is there, unless it exists."""
+    """Create an empty sparse file of that size, unless it exists."""
     descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
     try:
         os.ftruncate(descriptor, size)
@@ -23,7 +23,7 @@ def create(path: Path, size: int) -> None:
 
 
 def write(path: Path, start: int, data: bytes) -> None:
-    """Write a part of the file. Raises OSError, which names the cache's folder, if there is no space."""
+    """Write a part of the file. Raises OSError, naming the cache's folder, if there is no space."""
     descriptor = open_own(path, os.O_WRONLY)
     try:
         while data:
@@ -50,7 +50,7 @@ def refuse_if_whole(folder: Path) -> None:
 
 
 def drop(path: Path, start: int, stop: int) -> None:
-    """Free a part of the file, whole pages of the file system. Raises OSError where that cannot be done."""
+    """Free a part of the file, whole pages of the file system. Raises OSError if the file system cannot."""
     if start >= stop:
         return
     descriptor = open_own(path, os.O_WRONLY)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 MAX_MARKS = 16_384
-"""Each has one or two names of files: a plan of all stays far below what is read of one."""
+"""Each mark has one or two file names: a plan with all of them stays far below the read limit."""
 
 
 class Sample(NamedTuple):
@@ -26,13 +26,13 @@ class Sample(NamedTuple):
     group: str | None
     """Class or folder, if any."""
     further_captions: tuple[str, ...] = ()
-    """Its captions besides `caption`, if it has several."""
+    """Further captions besides `caption`."""
     altered: str | None = None
-    """How the source altered it on purpose; None if it did not."""
+    """How the source altered the sample on purpose; None if unaltered."""
 
     @property
     def captions(self) -> tuple[str, ...]:
-        """All its captions, `caption` first; empty if it has none."""
+        """All captions, `caption` first; empty if there are none."""
         return () if self.caption is None else (self.caption, *self.further_captions)
 
 
@@ -51,15 +51,15 @@ class Groups(NamedTuple):
 class Source(Protocol):
     """A listing of samples, sent to the worker processes: it must be compact and picklable.
 
-    source[i] raises BadSampleError if sample i cannot be read. A subclass inherits what is not abstract.
+    source[i] raises BadSampleError if sample i cannot be read. Subclasses inherit all that is not abstract.
     """
 
     mode: str
     """`images` or `pairs`."""
     alters: bool = False
-    """Whether it alters samples on purpose. Their samples table then has the column `altered`."""
+    """Whether the source alters samples on purpose. The samples table then has the column `altered`."""
     unchanged_since: int = 1 << 63
-    """When the conversion began, in nanoseconds since 1970. A file of a picture that was changed later is refused."""
+    """Start of the conversion, in nanoseconds since 1970. A picture file changed later is refused."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -99,19 +99,19 @@ class Source(Protocol):
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Return what dataset.json records about the source, as JSON values.
+        """Return dataset.json's record of the source, as JSON values.
 
-        If the listing can change, this includes `listing`, its sha256, by which a resumed conversion notices that the
-        source has changed.
+        If the listing can change, this includes `listing`, its sha256, by which a resumed conversion notices changes of
+        the source.
         """
 
     def marks(self) -> dict[str, str]:
-        """Return, by its name, what tells that a file has changed. A conversion goes on only if all are the same."""
+        """Return marks that reveal changed files, by name. A conversion is resumed only if all marks are equal."""
         return {}
 
 
 def marks_of(name_of: Callable[[int], str], versions: Sequence[object]) -> dict[str, str]:
-    """Return what Source.marks does, for files by their versions; above MAX_MARKS, a mark is of several neighbours."""
+    """Return Source.marks for files and their versions; above MAX_MARKS files, neighbours share a mark."""
     marks, together = {}, max(1, -(-len(versions) // MAX_MARKS))
     for first in range(0, len(versions), together):
         some = [*versions[first : first + together]]

@@ -1,6 +1,6 @@
 """CIFAR-10 and CIFAR-100 as published: python pickles or binary files, packed or unpacked.
 
-https://www.cs.toronto.edu/~kriz/cifar.html describes both. An archive is read in memory; nothing is unpacked to disk.
+https://www.cs.toronto.edu/~kriz/cifar.html describes both. An archive is read in memory and never unpacked to disk.
 """
 
 import gzip
@@ -23,7 +23,7 @@ from .tar_members import BrokenTarError, regular_members
 
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
-"""Bytes per picture: all red values, then all green, then all blue ones."""
+"""Bytes per picture: all red values, then all green, then all blue values."""
 
 MAX_UNPACKED = 256 << 20
 """Limit of an unpacked archive; the largest of the four has 186 MB."""
@@ -43,7 +43,7 @@ class _Layout(NamedTuple):
     labels_key: str = ""
     """Keys of the pickled dictionaries; empty for binary files."""
     label_bytes: int = 0
-    """Label bytes before the pixels of a binary record; the last one is the class."""
+    """Label bytes before the pixels of a binary record; the last of them is the class."""
 
 
 _TENTHS = tuple(f"data_batch_{i}" for i in range(1, 6))

@@ -1,6 +1,6 @@
-"""The rows of a csv or tsv file by number, in memory that does not grow with their texts: the file is the listing.
+"""The rows of a csv or tsv file by number, in memory independent of their texts' length: the file is the listing.
 
-One pass over the file finds where every 64th row begins. A row is then read with the 63 beside it.
+One pass over the file finds the start of every 64th row. A row is then read with its 63 neighbours.
 """
 
 import csv
@@ -18,24 +18,24 @@ from ..rng import compiled
 from .source_file import SourceFile
 
 STRIDE = 64
-"""Rows read at once."""
+"""Rows read together."""
 MAX_MALFORMED = 10_000
 """Limit of rows with a wrong number of columns; beyond it the separator must be wrong."""
 MAX_ROW_BYTES = 16 << 20
 PIECE_BYTES = 16 << 20
 """Bytes scanned at once."""
 
-# What the scan carries from one piece of the file to the next: an int64 each.
+# State of the scan between two pieces of the file: an int64 each.
 _MODE, _COLUMNS, _ROW_AT, _ROWS, _GOOD, _AFTER_CR, _LINE, _QUOTE_LINE, _SPANS, _MALFORMED, _FAULT, _WHERE = range(12)
 _FIELD_START, _PLAIN, _QUOTED, _CLOSED = range(4)
 _NO_FAULT, _UNCLOSED_QUOTE, _LONG_ROW, _MANY_MALFORMED = range(4)
 
 
 class CsvRows:
-    """The rows below the header, numbered from 0, without those that have a wrong number of columns.
+    """The rows below the header, numbered from 0, except rows with a wrong number of columns.
 
     columns: number of columns of the header. wanted: places of the columns to return.
-    Raises SourceError if a quote is never closed, a row exceeds MAX_ROW_BYTES, or too many are malformed.
+    Raises SourceError if a quote is never closed, a row exceeds MAX_ROW_BYTES, or too many rows are malformed.
     """
 
     def __init__(self, file: SourceFile, separator: str, columns: int, wanted: tuple[int, ...]) -> None:
@@ -52,7 +52,7 @@ class CsvRows:
         return self._count
 
     def __getitem__(self, row: int) -> tuple[bytes, ...]:
-        """Return the wanted columns of a row. Raises SourceError if the file was changed since it was listed."""
+        """Return the wanted columns of a row. Raises SourceError if the file has changed since it was listed."""
         block = row // STRIDE
         if self._kept[0] != block:
             self._kept = block, self._read(block)
@@ -140,7 +140,7 @@ def _scan(
     starts: NDArray[np.int64],
     malformed: NDArray[np.int64],
 ) -> int:
-    """Go over the bytes of a piece that begins at byte `at` of the file; return the number of `starts` filled in.
+    """Scan a piece that begins at byte `at` of the file; return the number of `starts` filled in.
 
     A quote opens quoted text only at the start of a field. After its closing quote more text may follow, unless the
     quoted text spans lines: then the quote was most likely never closed.
@@ -189,7 +189,7 @@ def _end_row(
     """Count the row that ends before byte `end`; return 1 if it begins a block, whose start is then filled in."""
     start, its_columns = state[_ROW_AT], state[_COLUMNS] + 1
     state[_ROW_AT], state[_COLUMNS] = end + 1, 0
-    if start == end:  # an empty line is no row
+    if start == end:  # skip empty lines
         return 0
     if end - start > MAX_ROW_BYTES:
         state[_FAULT] = _LONG_ROW

@@ -1,4 +1,4 @@
-"""A converted dataset as a source: its stored JPEGs, captions and tables, to write a smaller one."""
+"""A converted dataset as a source of stored JPEGs, captions and tables, to write a smaller dataset."""
 
 from collections.abc import Iterable
 from functools import cached_property
@@ -15,13 +15,13 @@ from . import Groups, Sample, Source
 from .listing import resolved_text, says_nothing_about_the_file
 
 ESTIMATED_FROM = 100
-"""Pictures, evenly spaced, from which the size of all is estimated."""
+"""Evenly spaced pictures from which the total size is estimated."""
 
 
 class DatasetSource(Source):
     """The samples of a dataset, whose indices are their ids. Raises SourceError if the directory is not a dataset.
 
-    A worker opens the dataset again, at the first use, and holds the samples table of one shard: see chunks().
+    A worker reopens the dataset on first use, and holds the samples table of one shard: see chunks().
     """
 
     def __init__(self, path: Place) -> None:
@@ -73,7 +73,7 @@ class DatasetSource(Source):
         return self.dataset.first_id
 
     def stored_bytes(self) -> int | None:
-        # From a few pictures: files are padded to pages of 2 MiB, and reading the size of each takes 64 bytes a sample.
+        # From a few pictures: files are padded to pages of 2 MiB, and reading each size takes 64 bytes a sample.
         ids = np.unique(np.linspace(0, self.dataset.n - 1, ESTIMATED_FROM).astype(np.int64))
         try:
             return int(np.mean([len(self.dataset.jpeg(int(id))) for id in ids]) * self.dataset.n)

@@ -32,7 +32,7 @@ class FolderSource(Source):
     mode = "images"
 
     def __init__(self, root: AnyPlace) -> None:
-        """root: a folder, or an address that the pictures' objects are below."""
+        """root: a folder, or an address above the pictures' objects."""
         root = place_of(root)
         if not root.is_folder():
             raise SourceError(f"{root} is not a folder; pass the folder that holds the pictures")
@@ -88,7 +88,7 @@ def _pictures_below(path: LocalPath) -> Iterator[bytes]:
 
 
 def _objects_below(root: Address, versions: array[int]) -> Iterator[bytes]:
-    """Yield the names of pictures; add a digest of each one's version."""
+    """Yield the names of pictures; append a digest of each picture's version to `versions`."""
     for path, size, tag in root.listing():
         if _is_picture(name := path.encode()):
             versions.append(int.from_bytes(hashlib.blake2b(f"{size} {tag}".encode(), digest_size=8).digest()))

@@ -2,7 +2,7 @@
 
 It has 100 characters in the DejaVu fonts shipped with matplotlib. Class sizes fall exponentially from 500 to 5, as in
 CIFAR100-LT with imbalance 100: 10,847 samples. The balanced test set has 20 samples per class. On request some captions
-are swapped and near-duplicates added, to see whether they are found.
+are swapped and near-duplicates added, to test whether they are found.
 """
 
 import io
@@ -20,8 +20,8 @@ from ..errors import SourceError
 from . import Groups, Sample, Source
 from .splits import swapped_between_classes
 
-# No two that differ only in size (o, O), nor look-alikes of different scripts (Latin B, Greek Β): drawings vary in
-# size and shift, so such pairs would be one class under two names.
+# No characters that differ only in size (o, O), nor look-alikes of different scripts (Latin B, Greek Β): drawings vary
+# in size and shift, so such pairs would be one class under two names.
 CHARACTERS = "23456789ABCDEFGHJKLMNPQRSTUVWXYZabdefghqrtyΓΔΛΞΠΣΦΨΩαβγδεζηθλμξπςστφψωБДЖИЛЦШЫЭЮЯ?!#$%&@€£¥§∂±÷√∫≈≠∞"
 FONTS = tuple(
     f"DejaVu{family}{style}.ttf"
@@ -41,10 +41,10 @@ def class_sizes() -> NDArray[np.int64]:
 
 
 class GlyphSource(Source):
-    """Class frequencies, all drawings and all alterations depend only on the seed.
+    """The seed alone determines class frequencies, all drawings and all alterations.
 
-    swap: share of the training samples whose caption is that of a sample of another class. duplicate: share whose
-    picture is added once more, magnified by 2 to 5 % and encoded at another quality, with another caption of its class.
+    swap: share of training samples that get the caption of a sample of another class. duplicate: share whose picture
+    is added once more, magnified by 2 to 5 % and encoded at another quality, with another caption of its class.
     No sample is both. The test set is never altered. Raises SourceError if the shares exceed 1, or too few to swap.
     """
 
@@ -60,15 +60,15 @@ class GlyphSource(Source):
         drawn: NDArray[np.int64] = np.repeat(by_rank, sizes)
         swapped, duplicated = self._altered(len(drawn))
         self._caption_of = np.arange(len(drawn) + len(duplicated))
-        """int64 [n]: the sample whose caption each one has."""
+        """int64 [n]: index of the sample that gives each its caption."""
         self._caption_of[swapped] = swapped_between_classes(swapped, drawn[swapped], np.random.default_rng([seed, 8]))
         self._picture_of = np.append(np.arange(len(drawn)), duplicated)
-        """int64 [n]: the sample whose picture each one has."""
+        """int64 [n]: index of the sample that gives each its picture."""
         self._characters = drawn[self._picture_of]
 
     def _altered(self, drawn: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the samples to swap, in random order, and those to duplicate; no sample is in both."""
-        if not sum(self._shares.values()) <= 1:  # NaN too
+        if not sum(self._shares.values()) <= 1:  # also refuses NaN
             raise SourceError("--swap and --duplicate alter different samples: their shares may add up to 1 at most")
         swap, duplicate = (round(self._shares.get(name, 0.0) * drawn) for name in ("swap", "duplicate"))
         chosen = np.random.default_rng([self.seed, 6]).permutation(drawn)[: swap + duplicate]

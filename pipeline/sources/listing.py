@@ -1,6 +1,6 @@
-"""Shared by sources: names and captions as text, classes, a digest that reveals changes, and files of untrusted names.
+"""Shared by sources: names and captions as text, classes, a digest that reveals changes, files with untrusted names.
 
-Names are one pyarrow array, not Python objects, since 10⁷ of them are sent to every worker.
+Names are one pyarrow array, not Python objects, since 10⁷ names are sent to every worker.
 """
 
 import errno
@@ -24,23 +24,23 @@ from . import Groups, Source
 MAX_CAPTION_BYTES = 1 << 20
 """Larger captions, classes and JSON members are refused."""
 MAX_CAPTIONS = 64
-"""More are refused: a run shows one per epoch, and a list as long as that is hardly one of captions."""
+"""More captions are refused: a run shows one per epoch, and such a long list is hardly one of captions."""
 MAX_PICTURE_BYTES = 256 << 20
-"""No photograph is larger; a worker would hold the file and its unpacked picture in memory."""
+"""Larger files are no photographs; a worker would hold the file and its unpacked picture in memory."""
 _ESTIMATED_FROM = 1000
 _NETWORK_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
-"""EIO is what a network disk mounted as "soft" answers if its server is away."""
+"""EIO is the error of a network disk mounted as "soft" while its server is unreachable."""
 
 
 def says_nothing_about_the_file(error: Exception) -> bool:
     """Return whether a store or a network disk failed, or a store refused access: the file itself may be sound."""
     if isinstance(error, PermissionError):
-        return error.errno is None  # of a store; a local file has its rights for itself
+        return error.errno is None  # a store's refusal; a local file's permissions concern that file alone
     return isinstance(error, ObjectStoreError) or (isinstance(error, OSError) and error.errno in _NETWORK_ERRORS)
 
 
 def as_text(name: bytes | str | Path) -> str:
-    """Decode a file name, which need not be UTF-8, for parquet and JSON, which must be."""
+    """Decode a file name, which need not be UTF-8, for parquet and JSON, which require it."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
@@ -57,7 +57,7 @@ def caption_text(raw: bytes | str | None) -> str:
 def caption_texts(raw: Sequence[bytes | str | None]) -> tuple[str, ...]:
     """Return the captions of a sample without surrounding white space, and without blank ones.
 
-    Raises BadSampleError if none is left, there are more than MAX_CAPTIONS, or one is not UTF-8 or exceeds
+    Raises BadSampleError if no caption is left, there are more than MAX_CAPTIONS, or a caption is not UTF-8 or exceeds
     MAX_CAPTION_BYTES.
     """
     texts = tuple(text for text in map(_stripped, raw) if text)
@@ -80,7 +80,7 @@ def _stripped(raw: bytes | str | None) -> str:
 
 
 def real_root(files: Sequence[Place]) -> str:
-    """Return the deepest folder that holds all files, without links, or address."""
+    """Return the deepest folder, without links, or address that holds all files."""
     return as_text(common_folder([file.parent.resolve() for file in files]))
 
 
@@ -92,27 +92,27 @@ def names_below_common_folder(files: Sequence[Place]) -> list[str]:
 
 
 def binary_array(names: Iterable[bytes]) -> pa.LargeBinaryArray:
-    """Collect names in one array, without a list of all of them."""
+    """Collect names in one array, without a list of them all."""
     return pa.concat_arrays([pa.array([], pa.large_binary()), *binary_arrays(names)])
 
 
 def binary_arrays(names: Iterable[bytes]) -> Iterator[pa.LargeBinaryArray]:
-    """Yield names in arrays of some thousands."""
+    """Yield names in arrays of a few thousand."""
     left = iter(names)
     while some := list(islice(left, 1 << 16)):
         yield pa.array(some, pa.large_binary())
 
 
 def locate(first: NDArray[np.int64], index: int) -> tuple[int, int]:
-    """Return the part that holds an index, and the place in it; first: prefix sums of the parts' sizes."""
+    """Return the part that holds an index, and the place in that part; first: prefix sums of the parts' sizes."""
     part = int(np.searchsorted(first, index, side="right")) - 1
     return part, index - int(first[part])
 
 
 def groups_by_name(parts: Iterable[pa.LargeBinaryArray]) -> Groups | None:
-    """Return the classes by the samples' names, in parts; empty names mean no class. None if all are empty.
+    """Return the classes, given the samples' class names in parts; empty names mean no class. None if all are empty.
 
-    Memory is that of a part and four bytes a sample.
+    Needs the memory of one part and four bytes a sample.
     """
     numbers, encoded = dict[bytes, int](), [np.empty(0, np.int32)]
     for part in parts:
@@ -149,14 +149,14 @@ def read_regular_file(path: bytes, unchanged_since: int = Source.unchanged_since
     """Return the bytes of a regular file with an untrusted name; links are followed.
 
     Raises BadSampleError for anything else, for unreadable files, and above MAX_PICTURE_BYTES; SourceChangedError if
-    it was changed since, see Source.unchanged_since; OSError if a disk fails.
+    the file has changed since, see Source.unchanged_since; OSError if a disk fails.
     """
     try:
         with open_regular(os.fsdecode(path)) as file:
             if (size := os.fstat(file.fileno()).st_size) > MAX_PICTURE_BYTES:
                 raise BadSampleError(f"{size:,} bytes, too large for a picture")
             data = file.read(size)
-            # Not st_mtime: what copies a file, such as rsync or tar, mostly sets it to that of the original.
+            # Not st_mtime: copying tools such as rsync or tar mostly set it to the original's.
             if os.fstat(file.fileno()).st_ctime_ns > unchanged_since:
                 raise SourceChangedError(as_text(path))
             return data
@@ -195,7 +195,7 @@ def read_picture(root: Place, name: bytes, unchanged_since: int) -> bytes:
 def estimated_bytes(root: Place, name_of: Callable[[int], bytes], files: int) -> int | None:
     """Estimate the total size of files below a root from a thousand: asking for all takes minutes on a network disk.
 
-    None in an object store, where even these take long.
+    None in an object store, where even a thousand take long.
     """
     if root.is_remote:
         return None

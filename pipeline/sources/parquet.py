@@ -34,11 +34,11 @@ from .source_file import SourceFile, Version
 class ParquetSource(Source):
     """Reads whole row groups, so rows are cheap only in sequence: see chunks().
 
-    image, caption, group: column names; of several separated by `;`, the first that fits. Pictures are bytes or Hugging
+    image, caption, group: column names; in a list separated by `;`, the first that fits. Pictures are bytes or Hugging
     Face's {bytes, path}; a path is used only without bytes, and only within the file's folder. Captions are text, or
     lists of text: several captions of a picture. Classes are text or integers, named by Hugging Face's ClassLabel if
-    present. caption None, or none of several found: images only.
-    Raises SourceError if a file is not parquet, lacks a column or has it in another type, or a row group is too large.
+    present. caption None, or none of several columns found: images only.
+    Raises SourceError if a file is not parquet, lacks a column or has another type in it, or a row group is too large.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ParquetSource(Source):
                     self._class_names = _class_names(parquet.schema_arrow, self._columns.group)
                 _Columns.choose(file, parquet.schema_arrow, *self._columns)
                 parts += row_groups_of(file, number, parquet.metadata, self._columns.image)
-                size = parquet.metadata.serialized_size + 8  # of the footer: it has offset and size of every page
+                size = parquet.metadata.serialized_size + 8  # the footer, with offset and size of every page
                 digest.update(opened.read(opened.size - size, size))
             versions.append(opened.version)
         self._listing = digest.hexdigest()
@@ -146,9 +146,9 @@ class ParquetSource(Source):
         return marks_of(self._file_names.__getitem__, self._row_groups.versions)
 
     def _column(self, name: str, wanted: NDArray[np.int64] | None = None) -> Iterator[tuple[int, pa.Array]]:
-        """Yield the column in parts, each with its first index; null where it cannot be read.
+        """Yield the column in parts, each with its first index; null where a row group cannot be read.
 
-        wanted: sorted indices; row groups that have none of them are left out.
+        wanted: sorted indices; row groups without any of them are left out.
         """
         for chunk, start in enumerate(self._chunks[:-1].tolist()):
             if wanted is not None and np.diff(np.searchsorted(wanted, self._chunks[chunk : chunk + 2])) == 0:
@@ -178,7 +178,7 @@ class _Columns(NamedTuple):
 
     @classmethod
     def choose(cls, file: Place, schema: pa.Schema, image: str, caption: str | None, group: str | None) -> Self:
-        """Raises SourceError if there is no picture column, or if a column given as the only choice does not fit."""
+        """Raises SourceError if there is no picture column, or if the only column given for an option does not fit."""
         pictures = _column_of(file, schema, image, _holds_pictures, "pictures: bytes or {bytes, path}")
         if pictures is None:
             raise SourceError(f"{file} has no pictures in any of {image}; {_columns_there(schema)}")

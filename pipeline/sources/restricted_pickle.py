@@ -1,4 +1,4 @@
-"""Read a pickle of plain values and numpy arrays, such as CIFAR's, without running anything that the file names.
+"""Read a pickle of plain values and numpy arrays, such as CIFAR's, without running any function that it names.
 
 A pickle is a program that names functions and calls them. Every name except those needed for arrays is refused, and
 those are replaced by plain records, so that hostile values do not even reach numpy's code.
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_OPCODES = 2_000_000
-"""Objects are larger than the opcodes that create them; the longest file, CIFAR-100's training set, has 300,000."""
+"""Objects outnumber the opcodes that create them; the longest file, CIFAR-100's training set, has 300,000."""
 MAX_CONTAINERS = 1000
 """Also bounds nesting: Python hashes a tuple by unbounded recursion in C."""
 
@@ -60,7 +60,7 @@ _LEAVES = frozenset(
         "STACK_GLOBAL",
     }
 )
-"""A memo entry made by one of these contains no other object. Numbers of up to four bytes are never memoised."""
+"""Memo entries made by these opcodes contain no other object. Numbers of up to four bytes are never memoised."""
 
 
 def load_restricted(data: bytes) -> Any:
@@ -73,7 +73,7 @@ def load_restricted(data: bytes) -> Any:
         return _Unpickler(io.BytesIO(data), encoding="latin1").load()
     except pickle.UnpicklingError:
         raise
-    except Exception as error:  # a hostile pickle can make nearly anything fail
+    except Exception as error:  # a hostile pickle can fail in nearly any way
         raise pickle.UnpicklingError(f"{type(error).__name__}: {error}") from error
 
 
@@ -105,7 +105,7 @@ class _PickledType:
 
 
 class _Latin1:
-    """How Python 3 writes an array's bytes in pickles that Python 2 can read."""
+    """Python 3's encoding of an array's bytes in pickles that Python 2 can read."""
 
     def __new__(cls, text: str, encoding: str) -> bytes:  # type: ignore[misc]
         if encoding != "latin1":

@@ -15,7 +15,7 @@ from .source_file import SourceFile, Version
 MAX_BYTES = 2 << 30
 """Limit of an unpacked row group, since a worker holds a whole one."""
 KEPT_BYTES = 1 << 30
-"""Recent row groups are cached up to this size, the last one always: samples are mixed over several."""
+"""Recent row groups are cached up to this size, the last one always: samples are mixed over several groups."""
 _ROWS_AT_ONCE = 32
 """Check the limit this often: a page of a few bytes can unpack to one picture a million times."""
 
@@ -49,7 +49,7 @@ def row_groups_of(path: Place, file: int, metadata: pq.FileMetaData, image: str)
 
 
 class RowGroups:
-    """Reads row groups of several files, each of a version; each process caches those read last."""
+    """Reads row groups of several files, each of a fixed version; each process caches the groups it read last."""
 
     def __init__(self, files: tuple[Place, ...], versions: list[Version], parts: list[RowGroup]) -> None:
         self._files, self.versions = files, versions
@@ -76,7 +76,7 @@ class RowGroups:
             yield from parquet.iter_batches(_ROWS_AT_ONCE, [group.number], columns, use_threads=False)
 
     def _load(self, part: int, columns: list[str]) -> pa.Table | str:
-        """Return the row group, or why it cannot be read."""
+        """Return the row group, or the reason why it cannot be read."""
         batches, size = [], 0
         try:
             for batch in self.batches(part, columns):

@@ -1,4 +1,4 @@
-"""A file of a source, local or in an object store, for reading at any place."""
+"""A file of a source, local or in an object store, for random access."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ...storage.place import Place, made_for
 from ..errors import SourceChangedError
 
 PIECE_BYTES = 256 << 10
-"""Least that is asked of an object store at once; the next members of an archive are mostly wanted next."""
+"""Minimum request to an object store: the next members of an archive are mostly wanted next."""
 MAX_PIECE_BYTES = 8 << 20
-"""Most that is read ahead where one piece follows the other."""
+"""Maximum read-ahead in sequential reading."""
 Version = tuple[int, int | str]
 """Size in bytes, and time of the last change in nanoseconds or the object's entity tag."""
 
 
 class SourceFile:
-    """Opened at construction, and again at the first use in another process.
+    """Opened at construction, and again on first use in another process.
 
-    version: that of an earlier listing; None for the one that is there.
-    Raises OSError, also FileNotFoundError and NotRegularFileError; SourceChangedError once it has another version.
+    version: an earlier listing's; None for the present version. Raises OSError, also FileNotFoundError and
+    NotRegularFileError; SourceChangedError once the version differs.
     """
 
     def __init__(self, place: Place, version: Version | None = None) -> None:
@@ -37,7 +37,7 @@ class SourceFile:
         return self.version[0]
 
     def read(self, at: int, count: int) -> bytes:
-        """Return `count` bytes from `at` on; fewer where the file ends."""
+        """Return `count` bytes from `at`; fewer at the end of the file."""
         return self._opened.read(at, count, self.version)
 
     def reader(self) -> io.BufferedReader:
@@ -70,13 +70,13 @@ class _LocalFile:
         except OSError as error:
             error.filename = str(self._path)
             raise
-        if self.version() != version:  # looked at afterwards: it may change while it is read
+        if self.version() != version:  # checked afterwards, since the file may change during the read
             raise SourceChangedError(self._path)
         return data
 
 
 class _Object:
-    """Holds the piece that was read last, and reads ahead while one piece follows the other."""
+    """Holds the last piece read, and reads ahead in sequential reading."""
 
     def __init__(self, object: Address) -> None:
         self._object = object

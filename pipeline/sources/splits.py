@@ -10,7 +10,7 @@ from ..errors import SourceError
 from . import Groups
 
 _HOLD_OUT, _LONG_TAIL, _WHOLE_CLASSES = 1, 2, 3
-"""Each draw has its own generator, so that they do not affect each other."""
+"""Each draw has its own generator, so that draws do not affect each other."""
 
 
 def hold_out(
@@ -20,7 +20,7 @@ def hold_out(
 
     count_or_fraction: size of the test set; below 1, its share of n. Every class gives the same number of samples, or
     all but one of its own if it has fewer; classes are taken whole only if that is not enough.
-    Raises SourceError if one of the sets would be empty.
+    Raises SourceError if either set would be empty.
     """
     count = round(count_or_fraction * n) if count_or_fraction < 1 else int(count_or_fraction)
     if not 0 < count < n:
@@ -59,9 +59,9 @@ def long_tail(indices: NDArray[np.int64], groups: Groups, ratio: float, seed: in
 def swapped_between_classes(
     chosen: NDArray[np.int64], classes: NDArray[np.int64], rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Return a random permutation of `chosen`, int64 [k], that replaces each by one of another class.
+    """Return a random permutation of `chosen`, int64 [k], that replaces each sample by one of another class.
 
-    classes: int64 [k], theirs. Raises SourceError if more than a quarter of them are of one class.
+    classes: int64 [k], the samples' classes. Raises SourceError if more than a quarter of them are of one class.
     """
     if 4 * (largest := int(np.bincount(classes).max(initial=0))) > len(chosen):
         raise SourceError(

@@ -15,7 +15,7 @@ _MAX_EXTENDED = 1 << 20
 _ADLER = 65_521
 _REGULAR = (b"0", b"\0", b"7")
 _WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")
-"""Links, devices, folders and pipes, whatever size their header gives."""
+"""Links, devices, folders and pipes, whatever size their header claims."""
 
 
 class TarMember(NamedTuple):
@@ -33,7 +33,7 @@ class BrokenTarError(Exception):
 def regular_members(read_at: Callable[[int, int], bytes], length: int) -> Iterator[TarMember]:
     """Yield the regular files of a tar of `length` bytes in order; sparse files are skipped.
 
-    read_at(offset, size) returns that part of the tar, less at its end.
+    read_at(offset, size) returns that part of the tar, fewer bytes at its end.
     Raises BrokenTarError if a header is damaged or the tar ends before its end mark.
     """
     position, extended = 0, dict[bytes, bytes]()

@@ -38,14 +38,14 @@ class TarPart(NamedTuple):
         return (member.offset, min(member.size, 2**31 - 1)) if member else (-1, 0)
 
     def text(self, raw: bytes) -> bytes | str:
-        """Return the member or its field, for a list its first entry; empty if there is none."""
+        """Return the member or its field, a list's first entry; empty if there is none."""
         if self.field is None:
             return raw
         value = self._field_of(raw)
         return self._as_text(value[0] if isinstance(value, list) and value else value)
 
     def texts(self, raw: bytes) -> list[bytes | str]:
-        """Return the lines of the member, or the texts of its field: one, or those of a list."""
+        """Return the lines of the member, or the text or texts of its field."""
         if self.field is None:
             return [*raw.split(b"\n")]
         value = self._field_of(raw)
@@ -77,10 +77,10 @@ class TarPart(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """The content of a shard; if it is broken, its last sample represents the damage."""
+    """The content of a tar shard; in a broken shard, the last sample represents the damage."""
 
     names: pa.LargeBinaryArray
-    """Names of each sample's picture, or of its first member."""
+    """Name of each sample's picture, or of its first member."""
     places: list[NDArray[np.void]]
     """PLACE [samples], for each part."""
     broken: str | None
@@ -119,7 +119,7 @@ def key_and_suffix(name: bytes) -> tuple[bytes, bytes]:
 
 
 def joined_places(places: list[NDArray[np.void]]) -> NDArray[np.void] | None:
-    """Return None if no sample has this part."""
+    """Concatenate the places; None if no sample has this part."""
     joined = np.concatenate(places)
     return joined if (joined["offset"] >= 0).any() else None
 

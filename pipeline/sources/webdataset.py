@@ -1,4 +1,4 @@
-"""WebDataset tar shards, such as img2dataset writes: consecutive members with the same key are a sample.
+"""WebDataset tar shards, such as img2dataset's: consecutive members with the same key are a sample.
 
 The tars are scanned once, header by header; members are then read by offset. Nothing is unpacked to disk.
 """
@@ -37,11 +37,11 @@ _IMAGE, _CAPTION, _GROUP = range(3)
 class WebDatasetSource(Source):
     """Lists the samples of all shards, in the order of the shards and of each tar.
 
-    image: suffixes of pictures; the first that a sample has is used. caption: suffixes of a text with one caption per
-    line, or json:FIELD for a field of the .json member, a text or a list of them; None for images only, which also
-    applies if no sample has such a member. group: likewise; a sample without one has no class. A damaged or truncated
-    shard gives the samples before the damage, plus one unreadable sample that says why. Calls on_progress with the
-    number of shards scanned.
+    image: suffixes of pictures; a sample's first match is used. caption: suffixes of a text with one caption per line,
+    or json:FIELD for a field of the .json member, a text or a list of texts; None for images only, which also applies
+    if no sample has such a member. group: likewise; a sample without such a member has no class. A damaged or
+    truncated shard gives the samples before the damage, plus one unreadable sample that says why. Calls on_progress
+    with the number of shards scanned.
     Raises SourceError if there is no sample at all, and for a compressed tar.
     """
 
@@ -152,7 +152,7 @@ class WebDatasetSource(Source):
 
 
 class _OpenFiles:
-    """Random reads from many files; each process keeps the most recently used ones open."""
+    """Random reads from many files; each process keeps the most recently used files open."""
 
     def __init__(self, paths: tuple[Place, ...], versions: tuple[Version | None, ...]) -> None:
         self._paths, self.versions = paths, versions
@@ -168,7 +168,7 @@ class _OpenFiles:
             return self._open[file].read(offset, size)
         except OSError as error:
             if says_nothing_about_the_file(error):
-                self._open.pop(file, None)  # whoever tries again needs a new descriptor
+                self._open.pop(file, None)  # a retry needs a new descriptor
                 raise
             raise BadSampleError(f"the archive cannot be read: {error.strerror or error}") from error
 

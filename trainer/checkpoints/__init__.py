@@ -1,1 +1,1 @@
-"""The files of checkpoints, and the copies on the host that they are written from."""
+"""The files of checkpoints, and the host copies from which they are written."""

@@ -1,9 +1,9 @@
-"""Checkpoints on disk: the model's part. The samples' state is in the snapshot that the checkpoint names.
+"""Checkpoints on disk: the model's part. The snapshot that a checkpoint names holds the samples' state.
 
-checkpoints/step-N/ holds `tensors.safetensors`, `training.json`, which describes where each tensor belongs, and
+checkpoints/step-N/ holds `tensors.safetensors`, `training.json`, which gives each tensor's place, and
 `checkpoint.json`, with the digests of both and its own checksum. checkpoints/latest names the newest checkpoint.
 
-A checkpoint appears whole; in a bucket checkpoint.json makes it one, and its name goes on with the writer's term.
+A checkpoint appears whole. In a bucket, writing checkpoint.json completes it, and its name ends in the writer's term.
 """
 
 import errno
@@ -29,7 +29,7 @@ INFO, _TENSORS, _REST = "checkpoint.json", "tensors.safetensors", "training.json
 _FILES = (_TENSORS, _REST, INFO)
 
 _NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, None}
-"""Errors that mean a missing or wrong file; others, such as those of a network disk, may be temporary."""
+"""Errors that mean a missing or wrong file; others, such as a network disk's, may be temporary."""
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class CheckpointInfo(BaseModel, frozen=True, extra="forbid"):
 
     format: Literal[2] = FORMAT
     step: NonNegativeInt
-    """Steps completed when it was taken."""
+    """Steps completed at the checkpoint."""
     snapshot: str
     """Id of the state snapshot taken at the same step boundary."""
     order_version: int
@@ -55,7 +55,7 @@ class CheckpointInfo(BaseModel, frozen=True, extra="forbid"):
     settings: dict[str, Any]
     """The run's resolved settings at that step, as in config.toml."""
     files: dict[str, FileDigest] = {}
-    """Digests of the other files by name; `save_checkpoint` fills it in."""
+    """Digests of the other files by name, filled in by `save_checkpoint`."""
 
 
 def save_checkpoint(folder: Place, info: CheckpointInfo, training: dict[str, Any]) -> Place:
@@ -163,10 +163,10 @@ class Loaded(NamedTuple):
 
 
 def load_latest(folder: Place, *, before: Place | None = None) -> Loaded | None:
-    """Return the newest intact checkpoint, or the newest one before another; None if there is none at all.
+    """Return the newest intact checkpoint, or the newest before another; None if there is no checkpoint at all.
 
-    Warns about every newer damaged one, and about `latest` if it names another. Raises RunError about the newest if all
-    are damaged, and if one has another format.
+    Warns about every newer damaged checkpoint, and about `latest` if it names another. Raises RunError about the newest
+    if all are damaged, and if one has another format.
     """
     found = {
         step: path for step, path in checkpoints_in(folder).items() if before is None or step < step_of(before.name)
@@ -195,7 +195,7 @@ def load_latest(folder: Place, *, before: Place | None = None) -> Loaded | None:
 
 
 def _named(folder: Place) -> str:
-    """Return what `latest` names, or a description if that is no checkpoint."""
+    """Return the checkpoint that `latest` names, or a description if it names none."""
     try:
         name = (folder / LATEST).read_bytes(max_bytes=100).decode("ascii", "replace").strip()
     except OSError as error:
@@ -204,7 +204,7 @@ def _named(folder: Place) -> str:
 
 
 def retained_steps(steps: Iterable[int], keep_last: int, keep_every: int) -> set[int]:
-    """Return which steps to keep of all snapshots' steps: the newest `keep_last`, and multiples of `keep_every`."""
+    """Return the snapshots' steps to keep: the newest `keep_last`, and multiples of `keep_every`."""
     ascending = sorted(steps)
     return {*ascending[-keep_last:], *(step for step in ascending if keep_every and step % keep_every == 0)}
 
@@ -212,7 +212,7 @@ def retained_steps(steps: Iterable[int], keep_last: int, keep_every: int) -> set
 def remove_checkpoints(folder: Place, *, keep: Collection[int]) -> None:
     """Remove checkpoints of steps not in `keep`, and leftovers of interrupted writes and removals.
 
-    In a bucket nothing newer than the newest of `keep`, which may be a later writer's.
+    In a bucket, keeps everything newer than the newest of `keep`: it may be a later writer's.
     """
     steps_in(folder, _FILES).remove(keep)
 

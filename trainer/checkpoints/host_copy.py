@@ -1,4 +1,4 @@
-"""A copy on the host of what a checkpoint is to hold. With pinned memory for it, it does not wait for the GPU."""
+"""A host copy of a checkpoint's content. With pinned memory, making it does not wait for the GPU."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _ALIGNED = 16
 
 
 def bytes_on_gpu(tree: Any) -> int:
-    """Return the size of the pinned memory that a copy of a tree takes: 0 without tensors on a GPU."""
+    """Return the size of the pinned memory for a copy of a tree: 0 without tensors on a GPU."""
     return sum(_padded(tensor) for tensor in _tensors(tree) if tensor.device.type == "cuda")
 
 
 class PinnedMemory:
-    """Memory of exactly this size that a GPU copies to while the host goes on; torch's own is rounded up."""
+    """Memory of exactly this size for asynchronous copies from a GPU; torch would round the size up."""
 
     def __init__(self, size: int, device: torch.device) -> None:
-        """size: in bytes; a second for some gigabytes. Raises RuntimeError if the driver refuses."""
+        """size: in bytes; a few gigabytes take a second. Raises RuntimeError if the driver refuses."""
         self.bytes, self._device = torch.empty(size, dtype=torch.uint8), device
         self._call("cudaHostRegister", size, 0)
 
     def close(self) -> None:
         """Unlock the memory; copies to it must be complete."""
-        with suppress(RuntimeError):  # after an error of the GPU, of which the caller is to hear
+        with suppress(RuntimeError):  # after a GPU error, which the caller must see instead
             self._call("cudaHostUnregister")
 
     def _call(self, name: str, *arguments: int) -> None:
@@ -43,7 +43,7 @@ class CopyOnHost:
     """A copy of the tensors in nested dicts and lists at construction."""
 
     def __init__(self, tree: Mapping[str, Any], pinned: Tensor | None = None) -> None:
-        """pinned: uint8 of at least bytes_on_gpu(tree), used until the result is; None: waits for the copies."""
+        """pinned: uint8, at least bytes_on_gpu(tree), in use until `result` returns; None: wait for the copies."""
         self._pinned, self._used = pinned, 0
         self._copied: torch.cuda.Event | None = None
         self._tree: dict[str, Any] = self._copy(tree)
@@ -68,14 +68,14 @@ class CopyOnHost:
             return value.detach().cpu()
         copy = placed(self._pinned, self._used, value).copy_(value.detach(), non_blocking=True)
         self._used += _padded(value)
-        # blocking: the thread that waits for it sleeps; by default it would spin on a core that the loader needs.
+        # blocking: the waiting thread sleeps; by default it would spin on a core that the loader needs.
         self._copied = self._copied or torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         self._copied.record()  # in the current stream, which orders the copy before the next change of the weights
         return copy
 
 
 def placed(memory: Tensor, at: int, like: Tensor) -> Tensor:
-    """Return a tensor of the shape, dtype and memory format of `like` in uint8 memory, from byte `at` on."""
+    """Return a tensor of `like`'s shape, dtype and memory format in uint8 memory, from byte `at`."""
     values = memory[at : at + like.numel() * like.element_size()].view(like.dtype)
     return values.as_strided(like.shape, torch.empty_like(like, device="meta").stride())
 

@@ -15,9 +15,9 @@ from ...storage.files import open_regular, sync
 def take_apart(tree: Any) -> tuple[dict[str, Tensor], Any]:
     """Return the contiguous tensors by path, such as `optimizer/weights/state/0/exp_avg`, and the rest of the tree.
 
-    tree: tensors, None, bool, int, float and str in dicts, lists and tuples; keys of dicts are plain values. In the
-    rest, an object with one member represents what JSON lacks: {"$tensor": name}, {"$tuple": [...]}, {"$float": "nan"},
-    and {"$items": [[key, value], ...]} for a dict with a key that is not a string or starts with $.
+    tree: tensors, None, bool, int, float and str in dicts, lists and tuples; dict keys are plain values. In the rest,
+    an object with one member encodes what JSON lacks: {"$tensor": name}, {"$tuple": [...]}, {"$float": "nan"}, and
+    {"$items": [[key, value], ...]} for a dict with a key that is not a string or starts with $.
     Raises TypeError for other values.
     """
     tensors: dict[str, Tensor] = {}
@@ -42,7 +42,7 @@ def join(tensors: Mapping[str, Tensor], rest: Any) -> Any:
 def _plain(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         name = "/".join(path)
-        while name in tensors:  # 0 and "0" are two keys
+        while name in tensors:  # 0 and "0" are different keys
             name += "'"
         tensors[name] = value.detach().contiguous()
         return {"$tensor": name}
@@ -62,7 +62,7 @@ def _plain(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any
 
 
 def _value(rest: Any, tensors: dict[str, Tensor]) -> Any:
-    """tensors: those not placed yet."""
+    """tensors: the tensors not placed yet."""
     if isinstance(rest, list):
         return [_value(each, tensors) for each in rest]
     if not isinstance(rest, dict):

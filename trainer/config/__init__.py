@@ -59,20 +59,20 @@ class TrainConfig(Section):
     canonical_shards: NonNegativeInt = 0
     """Number of id ranges in the order; 0 chooses 8, or fewer for small batches."""
     blocks_per_shard: NonNegativeInt = 0
-    """Blocks per range, each one chunk of the state; 0 chooses what suits the window."""
+    """Blocks per range, each one chunk of the state; 0 chooses a number that suits the window."""
     window_blocks: NonNegativeInt = 0
     """Blocks of a range that are shuffled together; 0 means all, or as many as suit `state.memory_budget`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "float32", "tf32", "bf16", "fp16"] = "auto"
     """Precision of the encoders' computation; weights, objective and state are always float32. auto is bf16 on a GPU
-    that has it, otherwise float32; with any but float32, a GPU's remaining float32 products use TF32."""
+    that supports it, otherwise float32; unless float32 is chosen, a GPU's remaining float32 products use TF32."""
     channels_last: Literal["auto"] | bool = "auto"
     """Store images and kernels in channels-last format, which half-precision convolutions prefer; auto: on a GPU."""
     cudnn_benchmark: Literal["auto"] | bool = "auto"
     """Time a GPU's convolution kernels in the first steps and use the fastest; auto: on a GPU."""
     deterministic: bool = False
-    """Use only those of a GPU's algorithms that give the same bits every time, so that a resumed run repeats what one
-    without a stop would give; slower, and an error where torch has none. CPUs do so anyway."""
+    """Use only deterministic GPU algorithms, so that a resumed run gives the same bits as an uninterrupted run; slower,
+    and an error if torch has no such algorithm. CPUs are always deterministic."""
     compile: bool = False
     """Compile the encoders with torch.compile, which takes minutes once and makes steps faster."""
     on_nan: Literal["stop", "skip"] = "stop"
@@ -87,7 +87,7 @@ class TrainConfig(Section):
     init_sides: Literal["both", "image", "text"] = "both"
     """Encoders that take their weights from `init_from`; the others start as they would without it."""
     init_state: bool = False
-    """Begin with the samples' state of `init_from` as well, whose dataset has grown by appending; `--grow`."""
+    """Start also from the samples' state of `init_from`, whose dataset has since grown by appending; `--grow`."""
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     objective: ObjectiveConfig = ObjectiveConfig()

@@ -1,4 +1,4 @@
-"""Merging settings from presets, TOML files and `key=value`, with the origin of each value."""
+"""Merge settings from presets, TOML files and `key=value`, with the origin of each value."""
 
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -14,13 +14,13 @@ from . import TrainConfig, flat, load_config, nearest
 
 PRESETS = Path(__file__).parents[1] / "presets"
 MAX_BYTES, MAX_DOTS = 1 << 18, 300
-"""Limits on a settings file and on dots per line: tomllib's memory grows with the square of a key's parts."""
+"""Limits on a settings file's size and on dots per line: tomllib's memory grows with the square of a key's parts."""
 MAX_DEPTH = 8
 """Maximum nesting of tables in a settings file; ours have four levels."""
 
 
 _RECIPE = "recipe"
-"""The setting that is a name, or a table of changed fields with the name in it."""
+"""Setting that is a name, or a table of changed fields that includes the name."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Layers:
     def _add(self, tree: Mapping[str, Any], origins: Mapping[str, str]) -> None:
         merge(self.tree, tree)
         known = {**self.origins, **origins}
-        # A name that has become a table, for changed fields, has it where it was: data.recipe in data.recipe.name.
+        # A name that has become a table of changed fields keeps its origin: data.recipe's is now data.recipe.name's.
         self.origins = {key: known.get(key) or known[key.removesuffix(".name")] for key in flat(self.tree)}
 
     def load(self) -> TrainConfig:
@@ -68,7 +68,7 @@ def parse_toml(text: bytes, path: Path | Place) -> dict[str, Any]:
         raise ConfigError(f"{path} is not a settings file: it has a line with more than {MAX_DOTS} dots")
     try:
         tree = tomllib.loads(text.decode())
-    except ValueError as error:  # also invalid UTF-8, and integers of thousands of digits
+    except ValueError as error:  # also for invalid UTF-8 and integers of thousands of digits
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     except RecursionError:
         raise ConfigError(f"{path} is not a settings file: it is nested too deeply") from None
@@ -97,7 +97,7 @@ def read_preset(name: str) -> dict[str, Any]:
 
 
 def preset_chain(name: str, extended_by: tuple[str, ...] = ()) -> list[tuple[str, dict[str, Any]]]:
-    """Return a preset and those it extends, each with its own file's settings; the base preset is first.
+    """Return a preset and the presets that it extends, each with its own file's settings; the base preset is first.
 
     Raises ConfigError for an unknown name, listing the presets, or if presets extend each other in a cycle.
     """
@@ -134,15 +134,15 @@ def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> None:
 
 
 def _as_table(key: str, value: Any) -> Any:
-    """Return a recipe's name as the table that its changed fields go into; other values as they are."""
+    """Return a recipe's name as the table for its changed fields; other values unchanged."""
     return {"name": value} if key == _RECIPE and isinstance(value, str) else value
 
 
 def merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
     """Merge `other` into `tree`, in place: tables are merged, values replaced.
 
-    A table that names another objective, encoder or recipe replaces the old one entirely, since its settings would not
-    apply. An optimiser of another name keeps schedule and decay; unknown settings are rejected later.
+    A table that names another objective, encoder or recipe replaces the old table entirely, since its settings would
+    not apply. If the optimiser's name changes, schedule and decay stay; unknown settings are rejected later.
     """
     for key, value in other.items():
         old = tree.get(key)

@@ -1,4 +1,4 @@
-"""A user's own code in settings: which they name, and whether it may be imported."""
+"""A user's own code in settings: which settings name it, and whether it may be imported."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ _log = logging.getLogger(__name__)
 
 CODE_OF_FEATURES = ("data.recipe", "data.recipe.name", "model.image.name", "model.text.name")
 CODE = ("data.augmentation", "objective.name", *CODE_OF_FEATURES)
-"""Settings that may name a user's own code, as `module:name`; the former are those that features depend on."""
+"""Settings that may name a user's own code, as `module:name`; features depend on CODE_OF_FEATURES."""
 
 
 def code_in(config: TrainConfig, keys: Iterable[str] = CODE) -> dict[str, str]:
@@ -27,7 +27,7 @@ def code_in(config: TrainConfig, keys: Iterable[str] = CODE) -> dict[str, str]:
 
 
 def refuse_code(named: Mapping[str, str], where: object) -> None:
-    """Raise ConfigError if there is any. named: as `code_in` returns it; where: the file that names it."""
+    """Raise ConfigError if `named` has any code. named: as `code_in` returns it; where: the file that names it."""
     if named:
         sets = " and ".join(f"{key} = {code!r}" for key, code in named.items())
         raise ConfigError(
@@ -36,6 +36,6 @@ def refuse_code(named: Mapping[str, str], where: object) -> None:
 
 
 def announce_code(named: Mapping[str, str]) -> None:
-    """Log what is about to be imported, and from where."""
+    """Log the code about to be imported, and its file."""
     for key, code in named.items():
         _log.warning("imports %s = %s from %s", key, code, file_of(code) or "a place that is not found")

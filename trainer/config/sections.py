@@ -36,7 +36,7 @@ class Section(BaseModel):
 
 
 class RecipeConfig(BaseModel):
-    """An augmentation recipe with some of its fields changed. All keys except the name are fields (docs/loading.md)."""
+    """An augmentation recipe with some fields changed. All keys except the name are fields (docs/loading.md)."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -75,34 +75,34 @@ _FilePath = Annotated[str, AfterValidator(lambda path: str(Path(path).resolve())
 
 
 class DataConfig(Section):
-    """The dataset and how it is turned into batches."""
+    """The dataset, and its conversion to batches."""
 
     path: str = ""
     """Dataset directory, or address in an object store, such as s3://bucket/cc12m; `--data`."""
     cache: _Size = None
-    """Disk for what each rank keeps of a dataset at an address: bytes, or a size such as 200GB. If its share of the
+    """Disk space for each rank's cache of a dataset at an address: bytes, or a size such as 200GB. If its share of the
     dataset does not fit, the order is windowed. none, the default: all of it, in at most half of the free disk."""
     select: _FilePath = ""
     """Parquet file with a column sample_id: train on these samples only; `--select`. Recorded with its number of rows
     and its sha256; the run has its own copy."""
     weights: _FilePath = ""
-    """Parquet file with the columns sample_id and weight: the factor of a sample's loss, relative to the mean of all;
+    """Parquet file with the columns sample_id and weight: the factor of a sample's loss, relative to the mean weight;
     `--weights`. Recorded likewise."""
     loader: Literal["auto", "ffcv", "dali", "synthetic"] = "auto"
-    """Loader that decodes and augments; auto is `dali` with a GPU, `ffcv` without one or without DALI, or with a custom
+    """Loader that decodes and augments. auto is `dali` with a GPU, but `ffcv` without a GPU or DALI, or with a custom
     augmentation.
 
-    A run keeps its loader on whatever machine it is resumed; `dali` also runs without a GPU. Their views differ by
-    about one level of 255. `synthetic` repeats random batches: it measures speed and learns nothing."""
+    A run keeps its loader when resumed on another machine; `dali` also runs without a GPU. Their views differ by about
+    one level of 255. `synthetic` repeats random batches: it measures speed and learns nothing."""
     recipe: str | RecipeConfig = "auto"
-    """Augmentation recipe: clip, crop_flip, simclr, simclr_cifar, moco_v3, vicreg, glyphs, or `module:name` for a
-    `thermopile.Recipe` of your own; auto is `clip` for pairs and `crop_flip` for images. Its fields can be changed:
+    """Augmentation recipe: clip, crop_flip, simclr, simclr_cifar, moco_v3, vicreg, glyphs, or `module:name` for your
+    own `thermopile.Recipe`; auto is `clip` for pairs and `crop_flip` for images. Its fields can be changed:
     `data.recipe.blur=0.5`."""
     augmentation: str = ""
     """Custom augmentation after the recipe's, as `module:function`; requires `ffcv`. A function compiled by numba that
     changes a view in place: (pixels float32 [3, H, W] in 0 … 255, key uint64)."""
     captions: Literal["draw", "first"] = "draw"
-    """Caption of a sample that has several: one drawn for each epoch, or always the first."""
+    """For a sample with several captions: draw one per epoch, or always take the first."""
     image_size: int = Field(default=224, ge=8)
     """Side length of a view in pixels."""
     local_views: int = Field(default=0, ge=0, le=64)
@@ -154,20 +154,20 @@ class ModelConfig(Section):
     dim: int = Field(default=64, ge=1, le=1 << 20)
     """Dimension d of the features."""
     head: Literal["linear", "simclr", "simclr_bn", "moco_v3", "moco_v3_resnet", "vicreg"] = "linear"
-    """Projection head of each encoder: one linear layer, SimCLR's two without or with batch norm, MoCo v3's three for
-    ViTs or two for ResNets, or VICReg's three, all with batch norm."""
+    """Projection head of each encoder: one linear layer; SimCLR's two layers, without or with batch norm; MoCo v3's
+    three for ViTs or two for ResNets, or VICReg's three, all with batch norm."""
     head_width: int = Field(default=0, ge=0, le=1 << 20)
     """Width of the hidden layers of head and predictor; 0 is the default: the encoder's width for simclr, 4096 for
     moco_v3, 8192 for vicreg."""
     momentum: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Weight of the old values in the momentum network's moving average at the run's first step, from where it rises
-    to 1 by a cosine; 0: no momentum network. MoCo v3 has 0.99 for 300 epochs."""
+    """Weight of the old values in the momentum network's moving average at the run's first step; it rises to 1 by a
+    cosine. 0: no momentum network. MoCo v3 uses 0.99 for 300 epochs."""
     predictor: Literal["none", "moco_v3", "moco_v3_resnet"] = "none"
-    """Two layers after the head of the trained network only; needs `momentum`. MoCo v3's for ViTs, or for ResNets,
-    without the last batch norm."""
+    """Two layers after the trained network's head only; requires `momentum`. MoCo v3's for ViTs, or for ResNets without
+    the last batch norm."""
     ema: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Weight of the old values in a moving average of the weights, such as 0.999, for evaluation and export; it starts
-    lower, so that short runs forget their first weights; 0: no average."""
+    lower, so that short runs forget their first weights. 0: no average."""
     activation_checkpointing: bool = False
     """Recompute the encoders' activations in backprop instead of keeping them: less memory, more time."""
     image: EncoderConfig = EncoderConfig()
@@ -199,7 +199,7 @@ class ObjectiveConfig(BaseModel):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The objective's own; `none` removes a preset's or a file's value."""
+        """The objective's own settings; `none` removes a preset's or a file's value."""
         return dict(self.model_extra or {})
 
 
@@ -213,7 +213,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "lamb": {"betas": (0.9, 0.999), "eps": 1e-6},
     "lion": {"betas": (0.9, 0.99)},
 }
-"""Name → the optimiser's own settings with their defaults, which are the library's except SGD's momentum."""
+"""Name → the optimiser's own settings with their defaults, the library's except for SGD's momentum."""
 
 
 class OptimizerConfig(Section):
@@ -233,20 +233,20 @@ class OptimizerConfig(Section):
     warmup_epochs: NonNegativeInt | None = None
     """Warm-up in epochs instead of steps."""
     weight_decay: NonNegativeFloat = 0.02
-    """Not applied to biases, norms and the objective's parameters."""
+    """Weight decay; not applied to biases, norms and the objective's parameters."""
     betas: tuple[_Beta, _Beta] | None = None
     """Decay rates of the gradient's mean and mean square (lion: of the update and the mean), each in [0, 1)."""
     eps: PositiveFloat | None = None
-    """Added to the root of the mean square."""
+    """Constant added to the root of the mean square."""
     momentum: _Beta | None = None
     """Decay rate of the update, in [0, 1)."""
     trust_coefficient: PositiveFloat | None = None
     """Norm of a layer's update relative to its weights' norm, at learning rate 1."""
     layer_decay: float = Field(default=1.0, gt=0, le=1)
-    """Factor by which each group of an encoder's layers learns more slowly than the next one, for fine-tuning, such as
-    0.75; the head has the full learning rate. 1 disables."""
+    """Factor by which each group of an encoder's layers learns more slowly than the next group, for fine-tuning, such
+    as 0.75; the head has the full learning rate. 1 disables."""
     grad_clip_norm: PositiveFloat | None = None
-    """Scale gradients down to this norm, over all weights together, if theirs is larger; none disables."""
+    """Maximum norm of the gradients of all weights together; larger gradients are scaled down. none disables."""
 
     @model_validator(mode="before")
     @classmethod
@@ -256,7 +256,7 @@ class OptimizerConfig(Section):
         settings = {key: value for key, value in given.items() if value is not None and value != "none"}
         name = str(settings.get("name", "adamw"))
         if name not in OPTIMIZERS:
-            return settings  # validation of the name reports it
+            return settings  # name validation reports it
         own = OPTIMIZERS[name]
         if foreign := sorted({key for each in OPTIMIZERS.values() for key in each} & settings.keys() - own.keys()):
             raise ValueError(
@@ -300,16 +300,16 @@ class CheckpointConfig(Section):
     """Also keep checkpoints whose step is a multiple of this; 0 disables."""
     keep_early: int = Field(default=3, ge=0, le=9)
     """Early snapshots of the state to keep for each tenfold of steps, without checkpoints; 0 disables. They show which
-    samples the model has learnt by heart since."""
+    samples the model has since learnt by heart."""
 
 
 class StateConfig(Section):
-    """The samples' state during training. Affects no result, except through the meaning of 0 in `window_blocks`."""
+    """The samples' state during training. Affects results only if `window_blocks` is 0."""
 
     memory_budget: _Size = None
     """RAM for the rows of one process: bytes, or a size such as 512MB or 2GiB; none, the default, holds all rows."""
     prefetch_steps: int = Field(default=2, ge=1, le=16)
-    """Steps ahead for which rows are gathered."""
+    """Number of coming steps whose rows are gathered in advance."""
 
 
 def checked_template(template: str) -> str:
@@ -325,7 +325,7 @@ class EvaluationConfig(Section):
     every_steps: NonNegativeInt = 0
     """Evaluate every N steps; 0 disables."""
     test: _DatasetPlace = ""
-    """The dataset to score, other than the one the run trains on."""
+    """The dataset to score, other than the training set."""
     train: _DatasetPlace = ""
     """The dataset that provides neighbours and the class sizes for the bands; empty: the run's own."""
     templates: tuple[Annotated[str, AfterValidator(checked_template)], ...] = ()

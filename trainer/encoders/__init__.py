@@ -63,7 +63,7 @@ class Encoder(nn.Module):
     def lock(self, unlocked_groups: int) -> None:
         """Keep all groups but the last `unlocked_groups` from changing: weights, and buffers of batch norms.
 
-        No gradient is computed for them, and no graph is built. Raises ValueError if there are fewer groups.
+        Builds no graph and computes no gradients for them. Raises ValueError if there are fewer groups.
         Source: LiT (Zhai et al., CVPR 2022); the groups follow open_clip.
         """
         if unlocked_groups > (count := len(self.groups())):
@@ -74,7 +74,7 @@ class Encoder(nn.Module):
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Self:
-        """Switch to training mode, except for what is locked."""
+        """Switch to training mode, except for locked groups."""
         super().train(mode)
         for group in self._locked():
             group.eval()
@@ -93,7 +93,7 @@ def create_encoder(side: str, config: ModelConfig, given: int | TokenizerInfo, *
     """Create an image encoder float32 [b, 3, H, W] → [b, dim], or a text encoder int [b, L] → [b, dim].
 
     given: the side length of an image in pixels, or the tokenizer. pretrained: load the weights of a local directory;
-    else initialise them, for a checkpoint to replace. Raises ConfigError for an unknown name or setting.
+    otherwise initialise them for a checkpoint to replace. Raises ConfigError for an unknown name or setting.
     """
     encoder, recompute = getattr(config, side), config.activation_checkpointing
     if encoder.name.startswith(HF):
@@ -123,19 +123,18 @@ def create_encoder(side: str, config: ModelConfig, given: int | TokenizerInfo, *
 
 
 class Features(NamedTuple):
-    """What the objective sees of a batch; each tensor is float32 [b, d]."""
+    """The objective's input from a batch; each tensor is float32 [b, d]."""
 
     first: Tensor
     """Features of the images, or of the first views."""
     second: Tensor
     """Features of the captions, or of the second views."""
     keys: tuple[Tensor, Tensor] | None = None
-    """Features of both views by the momentum network, without gradient; None without one."""
+    """The momentum network's features of both views, without gradient; None without such a network."""
     local: tuple[Tensor, ...] = ()
     """Features of the local views."""
 
     def tensors(self) -> list[Tensor]:
-        """Return all of them."""
         return [self.first, self.second, *(self.keys or ()), *self.local]
 
 
@@ -155,7 +154,7 @@ class Encoders(nn.Module):
         has_momentum: bool = False,
         unit_norm: bool = True,
     ) -> None:
-        """unit_norm: whether features are divided by their norm, as all objectives want that do not say otherwise."""
+        """unit_norm: whether features are divided by their norm, as most objectives require."""
         super().__init__()
         self.image = image
         self.text = text
@@ -196,14 +195,14 @@ class Encoders(nn.Module):
             raise ConfigError(f"the encoders cannot be created from the settings of `model`: {reason}") from error
 
     def forward(self, batch: Batch, *, keys: bool = True) -> Features:
-        """Return the batch's features, in rows of norm 1 unless the objective wants them raw.
+        """Return the batch's features, in rows of norm 1 unless the objective takes them raw.
 
-        keys: whether those of the momentum network, if there is one, are wanted.
+        keys: whether to compute the momentum network's features, if there is one.
         """
         if self.text is not None:
             return Features(self._finished(self.image(batch.views[0])), self._finished(self.text(batch.tokens)))
         views, of_momentum = torch.cat(batch.views), None
-        if self.momentum is not None and keys:  # first: no activations are held yet
+        if self.momentum is not None and keys:  # first, while no activations are held
             with torch.no_grad():
                 of_first, of_second = self._finished(self.momentum(views)).chunk(2)
             of_momentum = of_first, of_second
@@ -212,7 +211,7 @@ class Encoders(nn.Module):
         return Features(first, second, of_momentum, tuple(local))
 
     def _queries(self, views: Tensor) -> Tensor:
-        """float32 [b, 3, H, W] → [b, d], by the network that is trained."""
+        """float32 [b, 3, H, W] → [b, d], by the trained network."""
         features = self.image(views)
         return self._finished(features if self.predictor is None else self.predictor(features))
 
@@ -222,9 +221,9 @@ class Encoders(nn.Module):
         return F.normalize(precise, dim=-1) if self._unit_norm else precise
 
     def learning_rate_factors(self, layer_decay: float) -> dict[nn.Parameter, float]:
-        """Return weight → layer_decay to the power of the number of groups from its own to the head.
+        """Return weight → layer_decay to the power of the number of groups from the weight's group to the head.
 
-        Weights that are in no encoder, such as a predictor's, are left out. Source: BEiT (Bao et al., ICLR 2022).
+        Weights outside the encoders, such as a predictor's, are left out. Source: BEiT (Bao et al., ICLR 2022).
         """
         return {
             weight: layer_decay**distance
@@ -236,12 +235,12 @@ class Encoders(nn.Module):
 
     @torch.no_grad()
     def restart_momentum(self) -> None:
-        """Set the momentum network, if there is one, to the image encoder as it is."""
+        """Set the momentum network, if any, to the present image encoder."""
         if self.momentum is not None:
             self.momentum.load_state_dict(self.image.state_dict())
 
     def move_momentum(self, momentum: float) -> None:
-        """Move the momentum network, if there is one, to momentum · its weights + (1 - momentum) · the image encoder's.
+        """Move the momentum network, if any, to momentum · its weights + (1 - momentum) · the image encoder's.
 
         Its batch norms keep statistics of their own. Source: MoCo v3 (Chen et al., ICCV 2021), algorithm 1.
         """

@@ -1,4 +1,4 @@
-"""The moving average of the trained weights (EMA), which is evaluated and exported in their place."""
+"""The moving average of the trained weights (EMA), which evaluation and export use instead."""
 
 import copy
 from typing import Literal
@@ -15,10 +15,10 @@ Weights = Literal["averaged", "raw"]
 
 
 class AveragedEncoders(Encoders):
-    """Encoders with the moving averages of those that are trained, in evaluation mode; no predictor, no momentum.
+    """Encoders with the moving averages of the trained weights, in evaluation mode; no predictor, no momentum network.
 
-    Batch norms have averages of the trained ones' statistics: the newest ones belong to weights that the average
-    reaches only 1 / (1 - decay) steps later. Other buffers are copied.
+    Batch norms average the trained statistics: the newest statistics belong to weights that the average reaches only
+    1 / (1 - decay) steps later. Other buffers are copied.
     """
 
     def __init__(self, trained: Encoders, decay: float) -> None:
@@ -27,7 +27,7 @@ class AveragedEncoders(Encoders):
         self.requires_grad_(False).eval()
         self._decay = decay
         own, newest = _values(self), _values(trained)
-        # A counter has no average, nor has a mask with its -inf.
+        # A counter cannot be averaged, nor can a mask with -inf.
         statistics = [name for name in own if name.rpartition(".")[2] in ("running_mean", "running_var")]
         averaged = {*statistics, *dict(self.named_parameters())}
         self._averaged = [own[name] for name in averaged], [newest[name] for name in averaged]
@@ -51,7 +51,7 @@ def _values(encoders: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def chosen_weights(config: ModelConfig, asked: Weights | None) -> Weights:
-    """Return the weights to use: those asked for, or by default averaged ones where the run has them.
+    """Return the weights to use: the requested ones, or by default averaged weights if the run has them.
 
     Raises ConfigError if the run has no averaged weights.
     """

@@ -26,7 +26,7 @@ class Backbone(nn.Module):
     def groups(self) -> list[nn.Module]:
         """Return the layers in groups that may be locked or learn at their own rates, input first.
 
-        Each layer with weights or buffers is in one group, and a group depends on no later one.
+        Each layer with weights or buffers is in one group, and a group depends on no later group.
         """
         return [self]
 
@@ -50,7 +50,7 @@ class BuiltIn(OneBlock):
     body: nn.Sequential
 
     def groups(self) -> list[nn.Module]:
-        """Return each convolution, embedding or linear layer with what follows it."""
+        """Return each convolution, embedding or linear layer with the layers up to the next."""
         starts = [i for i, layer in enumerate(self.body) if isinstance(layer, nn.Conv2d | MeanOfTokens | nn.Linear)]
         return [self.body[first:end] for first, end in pairwise([*starts, len(self.body)])]
 
@@ -67,7 +67,7 @@ def conv(recompute: bool, width: int = 32, batch_norm: bool = False) -> BuiltIn:
 
 
 class PooledTo4(nn.AdaptiveAvgPool2d):
-    """Averages to 4 × 4; maps of that size, as of 32 pixels, stay as they are, which torch would take a while to do."""
+    """Averages to 4 × 4; skips maps of that size, as from 32 pixels, for which torch would take a while."""
 
     def forward(self, maps: Tensor) -> Tensor:
         """[b, c, H, W] → [b, c, 4, 4]."""
@@ -109,7 +109,7 @@ def caption_mask(tokens: Tensor, end_id: int) -> Tensor:
 
 
 def run_blocks(blocks: Iterable[nn.Module], inputs: Tensor, *, recompute: bool) -> Tensor:
-    """Apply the blocks in order; with `recompute` only the tensors between them are kept. The result is the same.
+    """Apply the blocks in order; with `recompute`, keep only the tensors between them. The result is the same.
 
     inputs: any tensor that the first block accepts; each block accepts the previous one's output.
     """
@@ -127,7 +127,7 @@ def _recomputed(block: nn.Module, inputs: Tensor) -> Tensor:
     return outputs
 
 
-# Norms over all ranks are not compiled, so a block that holds some is not either: tracing it would lose the context.
+# Norms over all ranks are not compiled, so blocks with such norms are not either: tracing would lose the context.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _recomputed_eagerly(block: nn.Module, inputs: Tensor) -> Tensor:
     outputs: Tensor = checkpoint(

@@ -24,9 +24,9 @@ def encoders_of_a_step(
 ) -> nn.Module:
     """Return a module to call in place of `encoders`, with the same parameters. Call it before creating the optimiser.
 
-    With several ranks it averages the gradients (torch's DDP), and `clock` is notified as each bucket of them is ready.
-    Batch norms then use statistics of all ranks on GPUs; on CPUs, where torch cannot, of each rank's own samples.
-    Raises ConfigError for what would fail on a GPU in the first steps.
+    With several ranks it averages the gradients (torch's DDP), and `clock` is notified as each bucket is ready. Batch
+    norms then use statistics of all ranks on GPUs; on CPUs, where torch cannot, of each rank's own samples.
+    Raises ConfigError for settings that would fail on a GPU in the first steps.
     """
     if config.channels_last is True:
         # Kernels only: a convolution converts its input to its kernel's memory format.
@@ -38,7 +38,7 @@ def encoders_of_a_step(
     if config.compile:
         if on_gpu:
             refuse_compiler()
-        # Each encoder separately and in place, so that checkpoints keep the names of their weights.
+        # Compile each encoder separately and in place, so that checkpoints keep the names of their weights.
         for encoder in encoders.children():
             encoder.compile()
     if world.size == 1:
@@ -48,18 +48,18 @@ def encoders_of_a_step(
         device_ids=[device.index] if on_gpu else None,
         gradient_as_bucket_view=True,
         # Otherwise DDP rebuilds its buckets after the first step. A gradient's bucket decides the order in which three
-        # or more ranks are summed, so a resumed run would not be bit-identical to an uninterrupted one, as it must be
-        # on CPUs and where the algorithms are deterministic.
+        # or more ranks are summed, so a resumed run would not be bit-identical to an uninterrupted run, as it must be
+        # on CPUs and with deterministic algorithms.
         find_unused_parameters=not on_gpu or config.deterministic,
     )
-    if on_gpu:  # the batch norms keep their statistics equal; on CPUs rank 0's count
+    if on_gpu:  # the batch norms keep their statistics equal on GPUs; on CPUs rank 0's count
         parallel.broadcast_buffers = False
     parallel.register_comm_hook(clock, _average)
     return parallel
 
 
 def refuse_unused_weights(encoders: nn.Module) -> None:
-    """Raise ConfigError if an encoder of a user's own has weights without a gradient: on GPUs, DDP waits for all."""
+    """Raise ConfigError if a user's encoder has weights without a gradient: on GPUs, DDP waits for all gradients."""
     for module in encoders.modules():
         if isinstance(module, OwnBackbone):
             module.refuse_unused_weights()
@@ -81,7 +81,7 @@ def refuse_compiler() -> None:
 def batch_norm_advice(encoders: nn.Module, device: torch.device, world: World, pieces: int) -> list[str]:
     """Warn about the encoders' batch norms with several ranks on CPUs, and with several pieces per batch.
 
-    Empty if there are none.
+    Empty without batch norms.
     """
     if not any(isinstance(module, _BatchNorm) and module.training for module in encoders.modules()):
         return []

@@ -1,6 +1,6 @@
 """A transformers model in a local directory, as written by save_pretrained: its architecture and weights.
 
-Nothing in it is executed: the architecture must be one of MODEL_TYPES, and the weights are safetensors.
+Nothing in it is executed: the architecture must be one of MODEL_TYPES, and the weights must be safetensors.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from ..config import EncoderConfig
 from ..errors import ConfigError
 
 MODEL_TYPES = {"image": ("resnet", "vit"), "text": ("distilbert", "clip_text_model")}
-"""Architectures, by their names in transformers, that each side's encoder may have."""
+"""Allowed architectures of each side's encoder, by their names in transformers."""
 MODEL_TYPE = "model_type"
 """Key under which a run's settings record a directory's architecture, next to its non-default settings."""
 _INDEX = "model.safetensors.index.json"
@@ -73,7 +73,7 @@ def _read_object(where: str, folder: Path, name: str) -> dict[str, Any]:
 
 
 def _check_index(where: str, folder: Path) -> None:
-    """Raise ConfigError unless an index names safetensors in the directory: transformers opens any, pickles too."""
+    """Raise ConfigError unless an index names safetensors in the directory: transformers opens even pickles."""
     index = _read_object(where, folder, _INDEX)
     files = index.get("weight_map")
     if not isinstance(files, dict) or not files or not isinstance(index.get("metadata"), dict):
@@ -87,9 +87,9 @@ def _check_index(where: str, folder: Path) -> None:
 
 
 def _architecture(model_type: str, stored: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings in a config.json in which the model differs from its type's default.
+    """Return the settings of a config.json that differ from the default of the model's type.
 
-    Leaves out settings common to all models (some name code to fetch or run), those for outputs other than features,
+    Leaves out settings common to all models (some name code to fetch or run), settings for outputs other than features,
     and token ids, which come from the run's tokenizer.
     """
     default = AutoConfig.for_model(model_type).to_dict()
@@ -140,7 +140,7 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress transformers' progress bars and reports; what they warn about is an error here."""
+    """Suppress transformers' progress bars and reports; its warnings are errors here."""
     log: Any = transformers_logging  # it has no types
     verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity_error()

@@ -63,7 +63,7 @@ class HFImageBackbone(Backbone):
         """pixels float32 [b, 3, H, W] → [b, width]."""
         if self.recomputes_resnet:
             return self._resnet_recomputed(pixels)
-        # Local views are smaller than the size that a ViT's positions are for.
+        # Local views are smaller than the size for which a ViT's positions are made.
         positions = {} if self.image_size in (None, pixels.shape[-1]) else {"interpolate_pos_encoding": True}
         pooled: Tensor = self.model(pixel_values=pixels, **positions).pooler_output.flatten(1)
         return pooled
@@ -108,7 +108,7 @@ def _is_true(own: dict[str, Any], key: str) -> bool:
 
 
 def _fix_patches(model: Any, *, drawn: bool) -> None:
-    """Exclude a ViT's patch projection from training, which is then stable: MoCo v3, section 4.2. drawn: at random."""
+    """Exclude a ViT's patch projection from training, for stability: MoCo v3, section 4.2. drawn: random weights."""
     projection = model.embeddings.patch_embeddings.projection
     if drawn:  # as MoCo v3's code; transformers' own weights would make its outputs half as large
         inputs, outputs = projection.weight[0].numel(), len(projection.weight)
@@ -125,7 +125,7 @@ class HFTextBackbone(Backbone):
         self, name: str, own: dict[str, Any], recompute: bool, tokenizer: TokenizerInfo, pretrained: bool
     ) -> None:
         where, model_type, defaults = _kind("text", TEXT_MODELS, name, own)
-        # No id means padding by itself: the attention mask marks padding.
+        # No token id alone means padding: the attention mask marks it.
         settings: dict[str, Any] = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": tokenizer.end_id}
         if not _is_directory(name):
             settings |= {"vocab_size": tokenizer.vocab_size, "max_position_embeddings": tokenizer.context_length}
@@ -149,8 +149,8 @@ class HFTextBackbone(Backbone):
         """tokens int [b, L] → [b, width]."""
         tokens = tokens.long()
         real = caption_mask(tokens, self.end_id)
-        # transformers uses a mask [b, 1, L, L] as it is; to see whether a [b, L] one hides anything, it would read from
-        # the device in every step. A causal model needs no mask: padding lies behind the token that is read.
+        # transformers uses a mask [b, 1, L, L] unchanged; to check whether a mask [b, L] hides any token, it would read
+        # from the device in every step. A causal model needs no mask: padding follows the token that is read.
         mask = None if self.reads_at_end else real[:, None, None, :].expand(-1, 1, tokens.shape[1], -1)
         states = self.model(input_ids=tokens, attention_mask=mask).last_hidden_state
         place = real.sum(1) - 1 if self.reads_at_end else 0
@@ -158,7 +158,7 @@ class HFTextBackbone(Backbone):
         return pooled
 
     def groups(self) -> list[nn.Module]:
-        """Return the embeddings, the blocks and, where there is one, the final norm."""
+        """Return the embeddings, the blocks and, if there is one, the final norm."""
         model: Any = self.model
         if self.reads_at_end:
             return [model.embeddings, *model.encoder.layers, model.final_layer_norm]
@@ -178,7 +178,7 @@ def _kind(
     """Return the model's name for errors, its type, and its differences from the type's default."""
     where = f"model.{side}.name = 'hf:{name}'"
     if _is_directory(name):
-        if (model_type := own.get(MODEL_TYPE)) not in MODEL_TYPES[side]:  # others may fetch models or code
+        if (model_type := own.get(MODEL_TYPE)) not in MODEL_TYPES[side]:  # other types may fetch models or code
             raise ConfigError(
                 f"{where}: model.{side}.config.{MODEL_TYPE} = {model_type!r}; available: {', '.join(MODEL_TYPES[side])}"
             )
@@ -213,6 +213,6 @@ def _model(where: str, name: str, config: Any, pretrained: bool) -> nn.Module:
 
 
 def _recompute(model: Any) -> None:
-    # transformers before 5.23 has the older name alone, which later ones warn of.
+    # transformers before 5.23 has only the older name, and later versions warn about it.
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})

@@ -1,4 +1,4 @@
-"""Initialising a new run's encoders from another run: `--init-from`."""
+"""Initialise a new run's encoders from another run: `--init-from`."""
 
 import logging
 import re
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 def pinned(source: str) -> str:
-    """Return RUN or RUN@step-N with an absolute path and a step; without a step, that of the latest checkpoint.
+    """Return RUN or RUN@step-N with an absolute path and a step, by default the latest checkpoint's.
 
     Raises RunError if the run or checkpoint does not exist, listing the existing ones.
     """
@@ -36,7 +36,7 @@ def pinned(source: str) -> str:
 
 
 def with_pinned_source(config: TrainConfig, world: World) -> TrainConfig:
-    """Return a new run's settings with `init_from` as `pinned` makes it. Called by all ranks; raises as `pinned`."""
+    """Return a new run's settings with `init_from` pinned by `pinned`. Called by all ranks; raises as `pinned`."""
     source = ""
     with agreement(world.control, RunError):
         if config.init_from and world.is_first:
@@ -49,7 +49,7 @@ def with_pinned_source(config: TrainConfig, world: World) -> TrainConfig:
 
 
 def is_same_source(source: str, recorded: str) -> bool:
-    """Return whether `source`, RUN or RUN@step-N, may mean the recorded, pinned one; reads nothing."""
+    """Return whether `source`, RUN or RUN@step-N, may mean the recorded, pinned source; reads nothing."""
     if not (source and recorded):
         return source == recorded
     (path, step), (recorded_path, recorded_step) = parts_of(source), parts_of(recorded)
@@ -59,10 +59,10 @@ def is_same_source(source: str, recorded: str) -> bool:
 def load_initial_weights(encoders: Encoders, source: str, sides: Literal["both", "image", "text"] = "both") -> None:
     """Load the weights of a checkpoint, as returned by `pinned`, into each network that both runs have.
 
-    sides: which encoders; a predictor belongs to the image's. An encoder asked for by name must be in both runs. Else,
-    a unimodal run has no text encoder, so a bimodal run that starts from it keeps a newly initialised one, with a
-    warning; a predictor likewise. A momentum network starts as the image encoder, as in every new run. Raises RunError
-    if the checkpoint is missing or damaged, ConfigError if its encoders have other shapes or lack the side.
+    sides: which encoders; a predictor belongs to the image side. An encoder named there must be in both runs. Any other
+    network that the other run lacks, such as a text encoder or a predictor, stays newly initialised, with a warning. A
+    momentum network starts as the image encoder, as in every new run. Raises RunError if the checkpoint is missing or
+    damaged, ConfigError if its encoders have other shapes or lack the side.
     """
     if sides == "text" and encoders.text is None:
         raise ConfigError("init_sides = 'text', but a run on images has no text encoder; use 'image'")

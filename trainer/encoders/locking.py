@@ -1,11 +1,11 @@
-"""Which encoders a run may lock, and what to say about locked ones."""
+"""Which encoders a run may lock, and warnings about locked encoders."""
 
 from ..config import ModelConfig, TrainConfig
 from ..errors import ConfigError
 
 
 def refuse_impossible_locks(config: ModelConfig, mode: str) -> None:
-    """Raise ConfigError if an encoder is locked that the run does not have, or if nothing would be left to train."""
+    """Raise ConfigError if a locked encoder is not in the run, or if nothing would be left to train."""
     if mode == "unimodal" and config.text.locked:
         raise ConfigError(
             "model.text.locked = true, but a run on images has no text encoder; remove "
@@ -20,7 +20,7 @@ def refuse_impossible_locks(config: ModelConfig, mode: str) -> None:
 
 
 def lock_advice(config: TrainConfig) -> list[str]:
-    """Return a warning for each locked encoder that keeps weights which nothing has trained. config: resolved."""
+    """Return a warning for each locked encoder that keeps untrained weights. config: resolved."""
     found = []
     sides = ("image", "text") if config.objective.mode == "bimodal" else ("image",)
     for side in sides:

@@ -1,6 +1,6 @@
-"""How a step encodes its batch: in one piece, or in several where its activations would not fit into memory.
+"""Encode a step's batch: in one piece, or in several pieces if its activations would not fit into memory.
 
-Source of the latter: GradCache (Gao, Zhang, Han and Callan, RepL4NLP 2021).
+Source of the second way: GradCache (Gao, Zhang, Han and Callan, RepL4NLP 2021).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -43,11 +43,10 @@ class OnePiece:
     """The loss's own backward pass reaches the weights."""
 
     def __init__(self, encode: nn.Module, precision: MixedPrecision, device: torch.device, clock: StepClock) -> None:
-        """encode: the encoders, or what stands for them in a step."""
+        """encode: the encoders, or the module that replaces them in a step."""
         self._encode, self._precision, self._device, self._clock = encode, precision, device, clock
 
     def encode(self, pieces: Iterable[Batch]) -> Encoded:
-        """Return the features of the only piece."""
         (batch,) = pieces
         with self._clock.computing("forward_backward"), self._precision.autocast():
             return Encoded(batch.sample_ids, self._encode(batch.to(self._device)))
@@ -59,11 +58,11 @@ class OnePiece:
 class MicroBatches(OnePiece):
     """Encodes every piece twice: without a graph for the features, and with one for the weights' gradients.
 
-    The objective sees the features of the whole batch and gives their gradients; those of the weights are sums over
-    pieces. Memory is that of one piece, the batch's features, and its pixels, which wait on the host.
+    The objective sees the features of the whole batch and gives their gradients; the weights' gradients are sums over
+    pieces. Memory holds one piece, the batch's features, and its pixels, which wait on the host.
 
-    Both times a piece has the same pixels and random numbers (dropout). A batch norm normalises by the statistics of
-    the piece, and its running means take in each piece once.
+    Both passes use the same pixels and random numbers (dropout). A batch norm normalises by the statistics of the
+    piece, and its running means take in each piece once.
     """
 
     def __init__(
@@ -75,14 +74,14 @@ class MicroBatches(OnePiece):
         clock: StepClock,
         seed: Callable[[int], None],
     ) -> None:
-        """seed: restarts torch's random numbers, for a piece from 1 on, or for the rest of the step, 0."""
+        """seed: restarts torch's random numbers: 1 or more for a piece, 0 for the rest of the step."""
         super().__init__(encode, precision, device, clock)
         self._encoders, self._seed = encoders, seed
         self._waiting: list[Batch] = []
         self._features: list[Tensor] = []
 
     def encode(self, pieces: Iterable[Batch]) -> Encoded:
-        """Return the features, whose gradients `finish_backward` takes; keeps the pieces until then."""
+        """Return the features, which collect gradients for `finish_backward`; keeps the pieces until then."""
         self._waiting, found = [], list[Features]()
         for number, piece in enumerate(pieces, 1):
             with self._clock.computing("forward_backward"), self._precision.autocast(), torch.no_grad():
@@ -97,9 +96,9 @@ class MicroBatches(OnePiece):
         return Encoded(torch.cat([piece.sample_ids for piece in self._waiting]), joined)
 
     def finish_backward(self) -> None:
-        """Encode the pieces again, each with the gradients of its features. With several ranks the last one averages.
+        """Encode the pieces again and backpropagate their features' gradients; the last piece averages over ranks.
 
-        Leaves nothing of the batch behind.
+        Releases the batch.
         """
         gradients = [torch.tensor_split(_gradient(features), len(self._waiting)) for features in self._features]
         self._waiting.reverse()
@@ -119,15 +118,15 @@ class MicroBatches(OnePiece):
         return nullcontext()
 
     def _on_device(self, piece: Batch) -> Batch:
-        """Return the piece as both passes see it: in float32, rounded to the precision of the encoders."""
+        """Return the piece for both passes: in float32, rounded to the encoders' precision."""
         return _with_pixels(piece.to(self._device), _at_least_float32)
 
     def _kept(self, view: Tensor) -> Tensor:
-        """Return the pixels on the host, in the precision of the encoders."""
+        """Return the pixels on the host, in the encoders' precision."""
         dtype = self._precision.dtype or view.dtype
         if self._device.type == "cpu":
             return view.to(dtype)
-        # From a GPU, or to one: both copies are in the order of its stream, and the host goes on.
+        # Pinned, so that copies from and to a GPU run in the order of its stream, and the host continues.
         pinned = torch.empty(view.shape, dtype=dtype, pin_memory=True)
         return pinned.copy_(view, non_blocking=True)
 
@@ -155,5 +154,5 @@ def _backward(features: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
 
 
 def _gradient(features: Tensor) -> Tensor:
-    """Zero where the loss does not depend on the features."""
+    """Return the gradient, zero if the loss does not depend on the features."""
     return torch.zeros_like(features) if features.grad is None else features.grad

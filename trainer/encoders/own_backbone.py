@@ -21,14 +21,13 @@ class OwnBackbone(OneBlock):
     """A backbone from a user's module."""
 
     def __init__(self, key: str, body: nn.Module, width: int, recompute: bool, given: int | TokenizerInfo) -> None:
-        """key: the setting that names it, for messages. given: as in create_encoder."""
+        """key: the setting that names the backbone, for messages. given: as in create_encoder."""
         super().__init__(body, width, recompute)
         self._key, self._given = key, given
         _try(key, body, width, given)
         self._groups = _groups_of(key, body)
 
     def check_side(self, pixels: int) -> None:
-        """Raise ConfigError if local views of this side in pixels do not fit."""
         _try(self._key, self.body, self.width, pixels)
 
     def refuse_unused_weights(self) -> None:
@@ -48,26 +47,26 @@ class OwnBackbone(OneBlock):
             )
 
     def groups(self) -> list[nn.Module]:
-        """Return the groups of layers that its method `groups` lists, or all as one if it has none."""
+        """Return the groups of layers from the body's method `groups`, or all layers as one group without it."""
         return [self.body] if self._groups is None else self._groups
 
 
 class ImageEncoder(Protocol):
-    """What `model.image.name = "module:name"` names: a class or function that makes a module."""
+    """The object that `model.image.name = "module:name"` names: a class or function that makes a module."""
 
     def __call__(self, *, image_size: int, **config: Any) -> nn.Module:
         """Return a module with an int attribute `width` that maps float32 [b, 3, image_size, image_size] to [b, width].
 
-        config: the settings `model.image.config`. The projection head (`model.head`) is added to it. Its weights are
-        drawn here, from torch's global generator, whose seed is the run's. With local views it gets them as well, at
-        their own size. A method `groups() -> list[nn.Module]`, input first, lets it be locked in part
-        (`model.image.unlocked_groups`) and its layers learn at rates of their own (`optimizer.layer_decay`).
+        config: the settings `model.image.config`. The projection head (`model.head`) is added to the module. It draws
+        its weights here, from torch's global generator, whose seed is the run's. It also receives local views, at their
+        own size. A method `groups() -> list[nn.Module]`, input first, allows locking it in part
+        (`model.image.unlocked_groups`) and learning rates per layer (`optimizer.layer_decay`).
         """
         ...
 
 
 class TextEncoder(Protocol):
-    """What `model.text.name = "module:name"` names: a class or function that makes a module."""
+    """The object that `model.text.name = "module:name"` names: a class or function that makes a module."""
 
     def __call__(self, *, tokenizer: TokenizerInfo, **config: Any) -> nn.Module:
         """Return a module with an int attribute `width` that maps tokens int32 [b, context_length] to [b, width].
@@ -108,7 +107,6 @@ def own_backbone(side: str, encoder: EncoderConfig, recompute: bool, given: int 
 
 @torch.no_grad()
 def _try(key: str, body: nn.Module, width: int, given: int | TokenizerInfo) -> None:
-    """Encode two samples."""
     inputs = _inputs(given, body)
     features = _encoded(key, body, inputs)
     if not isinstance(features, Tensor) or features.shape != (TRIED, width):
@@ -121,7 +119,7 @@ def _try(key: str, body: nn.Module, width: int, given: int | TokenizerInfo) -> N
 
 
 def _encoded(key: str, body: nn.Module, inputs: Tensor) -> Any:
-    """Return what a body makes of inputs in evaluation mode."""
+    """Return the body's output for inputs in evaluation mode."""
     try:
         with _evaluating(body):
             return body(inputs)
@@ -139,7 +137,7 @@ def _inputs(given: int | TokenizerInfo, body: nn.Module) -> Tensor:
 
 @contextmanager
 def _evaluating(body: nn.Module) -> Iterator[None]:
-    """Have a module in evaluation mode, in which a pass changes nothing in it and draws no random numbers."""
+    """Switch the module to evaluation mode, in which a pass changes nothing in it and draws no random numbers."""
     training = [module for module in body.modules() if module.training]
     body.eval()
     try:
@@ -150,7 +148,7 @@ def _evaluating(body: nn.Module) -> Iterator[None]:
 
 
 def _groups_of(key: str, body: nn.Module) -> list[nn.Module] | None:
-    """Return what its method `groups` lists; None without one. Raises ConfigError unless each weight is in one."""
+    """Return the groups from its method `groups`; None without it. Raises ConfigError unless each weight is in one."""
     if not callable(groups := getattr(body, "groups", None)):
         return None
     try:

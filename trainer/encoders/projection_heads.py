@@ -1,4 +1,4 @@
-"""Projection heads by name, from a backbone's features to the objective's space, and predictors behind them."""
+"""Projection heads by name, from a backbone's features to the objective's space, and predictors after them."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ def linear(width: int, dim: int, hidden: int | None = None) -> nn.Module:
 def simclr(width: int, dim: int, hidden: int | None = None) -> nn.Module:
     """Two layers; the hidden one has the backbone's width by default: W2 relu(W1 h).
 
-    Source: SimCLR (Chen et al., ICML 2020), section 2.1. The authors' code adds a batch norm after each layer, as
+    Source: SimCLR (Chen et al., ICML 2020), section 2.1. The authors' code adds a batch norm after each layer, like
     `simclr_bn`. The paper does not, and without it a sample's features are independent of its batch and of the number
     of ranks.
     """
@@ -25,7 +25,7 @@ def simclr(width: int, dim: int, hidden: int | None = None) -> nn.Module:
 
 
 def simclr_bn(width: int, dim: int, hidden: int | None = None) -> nn.Module:
-    """As `simclr`, with a batch norm after each layer; the last one scales, but does not shift.
+    """As `simclr`, with a batch norm after each layer; the last norm scales, but does not shift.
 
     Source: the code of SimCLR (Chen et al., ICML 2020).
     """
@@ -36,7 +36,7 @@ def simclr_bn(width: int, dim: int, hidden: int | None = None) -> nn.Module:
 
 
 def moco_v3(width: int, dim: int, hidden: int | None = None) -> nn.Module:
-    """Three layers, hidden ones with 4096 units by default, batch norm after each; the last one has no parameters.
+    """Three layers, by default with 4096 hidden units, each with batch norm; the last norm has no parameters.
 
     Source: MoCo v3 (Chen et al., ICCV 2021), section 4, for ViTs; `dim` = 256 there.
     """

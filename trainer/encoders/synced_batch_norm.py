@@ -1,7 +1,7 @@
 """Batch norms with the statistics of all ranks, which never read from the device.
 
-torch's SyncBatchNorm lets ranks have different numbers of samples. It drops those without any by a boolean index, and
-so waits for the device in every norm of every step. Here all ranks have equally many.
+torch's SyncBatchNorm allows ranks with different numbers of samples. It drops empty ranks by a boolean index, and so
+waits for the device in every norm of every step. Here all ranks have equally many samples.
 """
 
 from typing import Any
@@ -13,18 +13,18 @@ from torch.autograd.function import once_differentiable
 
 
 def synchronise_batch_norms(module: nn.Module) -> None:
-    """Let the batch norms inside a module on a GPU, which keep their names and weights, use the samples of all ranks.
+    """Make a module's batch norms on a GPU use the samples of all ranks; they keep their names and weights.
 
-    Every rank must pass equally many.
+    Every rank must pass equally many samples.
     """
     nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
     for norm in module.modules():
         if isinstance(norm, nn.SyncBatchNorm):
-            norm.__class__ = SyncedBatchNorm  # torch's conversion has no parameter for it
+            norm.__class__ = SyncedBatchNorm  # torch's conversion has no parameter for the class
 
 
 class SyncedBatchNorm(nn.SyncBatchNorm):
-    """A batch norm over the samples of all ranks; in evaluation mode an ordinary one."""
+    """A batch norm over the samples of all ranks; in evaluation mode an ordinary batch norm."""
 
     # A graph cannot hold the exchange between ranks.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -85,7 +85,7 @@ class _Normalised(torch.autograd.Function):
             gradient, inputs, mean, inverse_deviation, weight, *ctx.needs_input_grad[:3]
         )
         of_inputs = None
-        if ctx.needs_input_grad[0]:  # not where the inputs are pixels; there are no sums then
+        if ctx.needs_input_grad[0]:  # not if the inputs are pixels; then there are no sums
             of_all = torch.cat([sum_dy, sum_dy_xmu])
             dist.all_reduce(of_all)
             sum_dy, sum_dy_xmu = of_all.chunk(2)

@@ -1,1 +1,1 @@
-"""Measuring the features of a run: k-NN, linear probes, retrieval, zero-shot. Start at `evaluate.evaluate`."""
+"""Measure the features of a run: k-NN, linear probes, retrieval, zero-shot. Start at `evaluate.evaluate`."""

@@ -1,4 +1,4 @@
-"""Evaluating a run's checkpoint on a training and a test set."""
+"""Evaluate a run's checkpoint on a training and a test set."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -51,13 +51,13 @@ class Evaluation:
     weights: Weights = "raw"
 
     def add(self, method: str, variant: object, right: NDArray[np.bool_], of: NDArray[np.bool_] | None = None) -> None:
-        """Record which samples were right: bool, one per test sample, or per test sample in `of`, bool [m]."""
+        """Record which samples were right: bool, one value per test sample, or per test sample in `of`, bool [m]."""
         bands = self.classes.test_bands
         self.scores.setdefault(method, {})[str(variant)] = score(right, bands if of is None else bands[of])
 
     @property
     def not_classified(self) -> str | None:
-        """The reason why there are no class scores, or None if there are."""
+        """The reason for missing class scores, or None if there are scores."""
         for dataset, codes in ((self.train, self.classes.train), (self.test, self.classes.test)):
             if (codes == NONE).all():
                 return f"{dataset.place} has no classes"
@@ -85,12 +85,12 @@ def evaluate(
     """Evaluate a run's checkpoint, `latest` or step-N, by every method that its mode and the datasets allow.
 
     A unimodal run is scored on its backbone's features, before the projection head, which is discarded after training
-    (SimCLR, section 2.1 and Figure 8; iSogCLR, section 6.1). A bimodal run is scored on the features behind the heads,
+    (SimCLR, section 2.1 and Figure 8; iSogCLR, section 6.1). A bimodal run is scored on the features after the heads,
     the space shared by images and texts, for all methods.
-    data: where the run's dataset is now; None: the recorded path. Texts need its tokenizer. The run's dataset may
-    differ from both `train` and `test`. Nothing is fitted to or chosen by the test set.
-    network: the trained one, or the momentum network, which has only its own weights. weights: those of the trained
-    one; by default averaged ones, where the run has them. allow_code: as restore_encoders.
+    data: the present place of the run's dataset; None: the recorded path. Texts need its tokenizer. The run's dataset
+    may differ from both `train` and `test`. Nothing is fitted to or chosen by the test set.
+    network: the trained network, or the momentum network, which has only its own weights. weights: the trained
+    network's, by default averaged if the run has averages. allow_code: as restore_encoders.
     Raises RunError if the run or checkpoint does not exist, DatasetError if the datasets do not fit each other or
     the run, ConfigError if the run's encoders cannot be built or it has no momentum network or averaged weights.
     """
@@ -113,7 +113,7 @@ def evaluate(
         encoders = Encoders(encoders.momentum)
     elif encoders.momentum is not None:
         result.notes.append("Scores of the trained network; --network momentum gives those of its moving average.")
-    device = device_named("auto")  # a run trained on a GPU can be evaluated without one
+    device = device_named("auto")  # a run trained on a GPU can be evaluated without a GPU
     score_encoders(result, encoders.to(device), config.data, device, tokenizer, templates, on_progress=on_progress)
     return result
 

@@ -37,9 +37,9 @@ def restore_encoders(
 ) -> Encoders:
     """Return the encoders of a checkpoint, on the CPU, in evaluation mode.
 
-    training: as returned by load_checkpoint for `checkpoint`. tokenizer: that of the run's dataset. weights: those of
-    the image and the text encoder; by default averaged ones, where the run has them. allow_code: whether encoders and
-    recipe may be a user's own, which are then imported.
+    training: as returned by load_checkpoint for `checkpoint`. tokenizer: the run's dataset's. weights: of the image and
+    the text encoder, by default averaged if the run has averages. allow_code: whether encoders and recipe may be a
+    user's own, which are then imported.
     Raises RunError if the checkpoint does not fit these settings, ConfigError as chosen_weights, or for such code.
     """
     code = code_in(config, CODE_OF_FEATURES)
@@ -90,7 +90,7 @@ def sample_features(
     device: torch.device,
     on_progress: OnCount,
 ) -> list[Tensor]:
-    """Return what the heads give for chosen samples: for their images and, for pairs, their captions.
+    """Return the heads' features of chosen samples: of their images and, for pairs, their captions.
 
     sample_ids: int64 [m], at least one. Each result is float32 [m, d] on `device`, rows of norm 1.
     on_progress: called with the number of samples done, and m. Raises as image_features does.
@@ -114,7 +114,7 @@ def view_features(
     device: torch.device,
     on_progress: OnCount,
 ) -> list[Tensor]:
-    """Return what the head gives for two views of chosen images, as the recipe draws them; else as sample_features."""
+    """Return the head's features of two views of chosen images, as the recipe draws them; else as sample_features."""
 
     def embed(batch: Batch) -> list[Tensor]:
         return [encoders.image(view.to(device)) for view in batch.views]
@@ -131,7 +131,7 @@ def _of_samples(
     on_progress: OnCount,
     views: int = 1,
 ) -> list[Tensor]:
-    from ...pipeline.loading.ffcv_loader import ViewMaker  # it needs ffcv, and training does not
+    from ...pipeline.loading.ffcv_loader import ViewMaker  # needs ffcv, which training does not
 
     parts = []
     with ViewMaker(dataset, recipe=recipe, image_size=image_size, views=views) as maker, torch.inference_mode():

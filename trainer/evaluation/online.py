@@ -1,4 +1,4 @@
-"""Scoring the encoders during training, at regular steps."""
+"""Score the encoders during training, at regular steps."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +43,7 @@ class OnlineEvaluation:
 
     @classmethod
     def open(cls, config: TrainConfig, dataset: Dataset, device: torch.device) -> Self | None:
-        """Return what the settings of a run on `dataset` ask for, on its device; None if they ask for no evaluation.
+        """Return the evaluation that the settings of a run on `dataset` request, on its device; None without a request.
 
         Raises DatasetError if a dataset is missing or they do not fit each other, ConfigError if there is nothing to
         score.
@@ -73,8 +73,8 @@ class OnlineEvaluation:
     ) -> dict[str, dict[str, Scores]] | None:
         """Return the scores of the encoders after `step`, as `Evaluation.scores`.
 
-        Returns None if should_stop, polled many times a minute, ended it, or if it failed, which is logged as a
-        warning; the training can continue.
+        Returns None if should_stop, polled many times a minute, ended it, or if it failed, which logs a warning; the
+        training can continue.
         """
         sets = self._sets
         result = Evaluation(f"step-{step}", sets.train, sets.test, sets.classes)

@@ -1,4 +1,4 @@
-"""Temperatures that a run's objective predicts for the samples of a dataset that it was not trained on."""
+"""Temperatures that a run's objective predicts for the samples of a dataset outside its training set."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from .features import BATCH, evaluation_recipe, restore_encoders
 
 
 def predicts(config: TrainConfig, *, allow_code: bool) -> bool:
-    """Return whether the run's objective predicts temperatures; one of the user's own only if its code is allowed."""
+    """Return whether the run's objective predicts temperatures; a user's objective only if its code is allowed."""
     name = config.objective.name
     return (allow_code or not is_plugin(name)) and objective_class(name).predicts
 
@@ -46,10 +46,9 @@ class Predictor:
 
     @classmethod
     def restore(cls, run: RunDirectory, at: str, *, allow_code: bool) -> Self:
-        """Read a checkpoint, `latest` or step-N. The encoders have the weights that the objective learned on, averaged
-        ones or not.
+        """Read a checkpoint, `latest` or step-N. The encoders have the trained weights, on which the objective learned.
 
-        Raises RunError if there is no such checkpoint or it does not fit the settings, DatasetError if the run's own
+        Raises RunError if the checkpoint does not exist or does not fit the settings, DatasetError if the run's own
         dataset, whose tokenizer its text encoder needs, is not at its recorded path, ConfigError for code not allowed.
         """
         config = run.config()
@@ -70,17 +69,17 @@ class Predictor:
         return cls(config, checkpoint, info, encoders.to(device), objective.to(device), tokenizer, device)
 
     def sides(self, dataset: Dataset) -> tuple[str, ...]:
-        """Return the sides whose temperatures are predicted: the captions' only if there are captions."""
+        """Return the sides with predicted temperatures: the captions' only if there are captions."""
         return self.objective.sides[: 1 if dataset.index.mode == "images" else 2]
 
     def batches(self, dataset: Dataset) -> Iterator[dict[str, NDArray[np.float32]]]:
         """Yield the temperatures of all samples by side, float32 [m], in id order, 256 at a time.
 
-        Pictures are the largest central square, without augmentation; captions the first of a sample, in the tokens of
-        the run's own tokenizer. Raises DatasetError for an image that does not decode, RunError for features that are
-        not finite.
+        Pictures are the largest central square, without augmentation; captions are each sample's first, in the tokens
+        of the run's own tokenizer. Raises DatasetError for an image that does not decode, RunError for features that
+        are not finite.
         """
-        from ...pipeline.loading.ffcv_loader import ViewMaker  # it needs ffcv, and training does not
+        from ...pipeline.loading.ffcv_loader import ViewMaker  # needs ffcv, which training does not
 
         recipe, sides = evaluation_recipe(recipe_named(self.config.data.recipe)), self.sides(dataset)
         captions = dataset.tables(["caption"], BATCH) if "text" in sides else repeat(None)

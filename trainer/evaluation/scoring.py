@@ -77,7 +77,7 @@ def sgd_probe(train: Tensor, labels: Tensor, test: Tensor, on_progress: OnCount,
 
     train, test: float32 [n, d] and [m, d], rows of norm 1, which this high a learning rate requires. labels: int64 [n],
     from 0. Returns int64 [m], from the last epoch's classifier. `seed` determines the order of the samples.
-    Source: iSogCLR (ICML 2023), which does not state the momentum; 0.9 as in MoCo, whose recipe it is.
+    Source: iSogCLR (ICML 2023), which does not state the momentum; 0.9 as in MoCo, the recipe's origin.
     """
     model = nn.Linear(train.shape[1], int(labels.max()) + 1, device=train.device)
     nn.init.zeros_(model.weight)  # the loss is convex: there is no symmetry to break

@@ -1,1 +1,1 @@
-"""What a run measures of itself: metrics.jsonl, its times and what they hint at."""
+"""A run's own measurements: metrics.jsonl, its times, and hints derived from them."""

@@ -1,4 +1,4 @@
-"""The file metrics.jsonl: reading its end and a sample of the rest in bounded memory, and cutting it back to a step.
+"""The file metrics.jsonl: read its end and a sample of the rest in bounded memory, and cut it back to a step.
 
 A reader skips partial lines, and lines that do not match their checksum: the file may grow meanwhile, and resuming the
 run may truncate it.
@@ -22,9 +22,9 @@ from ...storage.sealed_json import DamagedJSONError, verify
 
 BLOCK_BYTES = 1 << 20
 MAX_BYTES = 32 << 20
-"""How far back from its end the file is searched: some 50,000 steps."""
+"""Bytes of the end of the file that are searched: some 50,000 steps."""
 GLANCE_BYTES = 1 << 13
-"""Bytes read per point of the curve if the file is too long to read entirely."""
+"""Bytes read per point of the curve if the file is too long to read whole."""
 MAX_LINE_BYTES = 1 << 20
 """Upper bound for the length of a valid line."""
 
@@ -49,7 +49,7 @@ class Tail(NamedTuple):
 def last_lines(log: Log, steps: int, evaluations: int) -> Tail:
     """Return the last `steps` step lines and the last `evaluations` evaluation lines.
 
-    source: the file, or its parts in a bucket. There are fewer if the last MAX_BYTES contain fewer. Raises OSError.
+    log: the file, or its parts in a bucket. Returns fewer if the last MAX_BYTES contain fewer. Raises OSError.
     """
     of_steps: list[dict[str, Any]] = []
     of_evaluations: list[dict[str, Any]] = []
@@ -57,7 +57,7 @@ def last_lines(log: Log, steps: int, evaluations: int) -> Tail:
     with log.opened() as file:
         for place, text in enumerate(_lines_from_the_end(file)):
             if len(of_steps) == steps and _EVALUATION not in text:
-                continue  # most lines of a long run
+                continue  # skips most lines of a long run
             line = _parsed(text)
             if not line:
                 damaged += place > 0 or _CLOSING in text  # text after the last newline is still being written
@@ -73,7 +73,7 @@ def last_lines(log: Log, steps: int, evaluations: int) -> Tail:
 def loss_curve(log: Log, points: int) -> list[float]:
     """Return at most `points` means of the loss over neighbouring steps, from the first step to the last.
 
-    For a long file, each mean covers only the few lines at one place. Raises OSError.
+    In a long file, each mean covers only the few lines at one place. Raises OSError.
     """
     with log.opened() as file:
         size = file.size
@@ -88,7 +88,7 @@ def loss_curve(log: Log, points: int) -> list[float]:
 
 
 def numbers_in(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the numbers of a line, or of an evaluation, as (name, value); nested ones are named table/name."""
+    """Yield the numbers of a line, or of an evaluation, as (name, value); nested numbers are named table/name."""
     for name, value in tree.items():
         if isinstance(value, Mapping):
             yield from numbers_in(value, f"{prefix}{name}/")
@@ -97,7 +97,7 @@ def numbers_in(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def _lines_from_the_end(file: LogReader) -> Iterator[bytes]:
-    """Yield the lines in the last MAX_BYTES, last one first; the final one may be partial."""
+    """Yield the lines in the last MAX_BYTES, last line first; the final one may be partial."""
     end = file.size
     stop, carried = max(0, end - MAX_BYTES), b""  # the end of a line that starts in the previous block
     while end > stop:
@@ -128,7 +128,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 
 def _finite(number: str) -> float | None:
-    value = float(number)  # integers too: they may be too large to compute with
+    value = float(number)  # integers too, which may be too large to compute with
     return value if math.isfinite(value) else None
 
 
@@ -193,7 +193,7 @@ def _set_aside(path: Path) -> None:
 
 
 def _rewrite(path: Path, keep_steps: int) -> None:
-    """Replace the file by one with only the lines to keep."""
+    """Replace the file by a copy with only the lines to keep."""
     with open_regular(path) as file, written_aside(path) as kept:
         kept.writelines(line + b"\n" for line, step in _lines(file) if step is not None and step <= keep_steps)
 

@@ -1,4 +1,4 @@
-"""Writing metrics.jsonl and RUN/tensorboard/: each step and evaluation, although the device is read only now and then.
+"""Write metrics.jsonl and RUN/tensorboard/: every step and evaluation, with only occasional reads from the device.
 
 Each line of metrics.jsonl ends with its own checksum.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 Scalar = Tensor | float | Callable[[], float] | None
-"""A value on any device, or a function that returns one once the device is done."""
+"""A value on any device, or a function that returns a value once the device is done."""
 
 FLUSH_SECONDS = 30
 QUEUE = 10_000
@@ -43,7 +43,7 @@ class MetricsLog:
     """
 
     def __init__(self, path: Path | None, tensorboard: Path | None = None, *, keep_steps: int) -> None:
-        """Open the log after dropping lines of steps after keep_steps, as `cut_back` does. None: no file.
+        """Open the log, and drop lines of steps after keep_steps, as `cut_back` does. None: no file.
 
         tensorboard: a directory for the same numbers. Raises OSError if they cannot be written, or are links.
         """
@@ -94,7 +94,7 @@ class MetricsLog:
     def add_evaluation(self, step: int, scores: Mapping[str, Any], *, averaged: bool = False) -> dict[str, Any]:
         """Write the scores after a flushed step, and return their line. On a full disk, as `flush`.
 
-        scores: tables of finite numbers or None. averaged: whether they are those of averaged weights.
+        scores: tables of finite numbers or None. averaged: whether they are the averaged weights' scores.
         """
         assert not self._waiting
         line = {"step": step, "evaluation": scores} | ({"weights": "averaged"} if averaged else {})
@@ -134,7 +134,7 @@ class MetricsLog:
 
 
 def _read_back(scalars: list[Tensor]) -> list[float]:
-    """Return the values of scalars, each device's in one copy."""
+    """Return the values of scalars, with one copy per device."""
     places: dict[torch.device, list[int]] = {}
     for place, scalar in enumerate(scalars):
         places.setdefault(scalar.device, []).append(place)
@@ -147,12 +147,12 @@ def _read_back(scalars: list[Tensor]) -> list[float]:
 
 
 def _ready(value: Any) -> Any:
-    """Return a number; a lazy one is available because `flush` has synchronised."""
+    """Return a number; a lazy value is available because `flush` has synchronised."""
     return value() if callable(value) else value
 
 
 class TensorBoardLog:
-    """Writes each number of a line as a scalar at the line's step; those of an evaluation as evaluation/….
+    """Writes each number of a line as a scalar at the line's step, an evaluation's as evaluation/….
 
     If the disk is full the log ends with a warning, but the run continues: metrics.jsonl has the same numbers.
     """

@@ -1,4 +1,4 @@
-"""Timing the parts of a step without synchronising with the device."""
+"""Time the parts of a step without synchronising with the device."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -13,8 +13,8 @@ Seconds = float | Callable[[], float]
 Mark = float | torch.cuda.Event
 
 WAITS = ("data_wait", "fetch_wait", "store_wait")
-"""Parts in which the process waits; a dataset on disk has no `fetch_wait`. A GPU may still be busy then, so they are
-upper bounds on the step's delay."""
+"""Parts in which the process waits; a dataset on disk has no `fetch_wait`. A GPU may still be busy meanwhile, so they
+are upper bounds on the step's delay."""
 COMPUTATION = ("forward_backward", "optimizer", "communication")
 """Parts computed by the device. Communication happens within forward and backward, and is subtracted from these."""
 
@@ -40,7 +40,7 @@ class StepClock:
             self._waits[part] += time.perf_counter() - began
 
     def reassign(self, part: str, to: str, seconds: float) -> None:
-        """Count as many seconds of one wait as another: the part of it that had this cause."""
+        """Move these seconds from one wait to the wait that caused them."""
         moved = min(seconds, self._waits[part])
         self._waits[part] -= moved
         self._waits[to] += moved
@@ -99,7 +99,7 @@ def _seconds(spans: list[tuple[Mark, Mark]], without: list[tuple[Mark, Mark]]) -
 
 def _between(began: Mark, ended: Mark) -> float:
     if isinstance(began, torch.cuda.Event) and isinstance(ended, torch.cuda.Event):
-        ended.synchronize()  # no wait if the log has read a value back, but skipped steps have none
+        ended.synchronize()  # no wait if the log has read a value back, but skipped steps have no values
         return float(began.elapsed_time(ended)) / 1000
     assert isinstance(began, float)
     assert isinstance(ended, float)

@@ -13,7 +13,7 @@ PARTS = ("data_wait", "fetch_wait", "store_wait", "forward_backward", "optimizer
 TOO_LONG = 0.1
 """Share of the time above which a wait gets a hint."""
 TOO_SILENT = 0.01
-"""Share of anchors above which those that give no gradient get a hint."""
+"""Share of anchors without gradient above which they get a hint."""
 
 _HINTS = {
     "data_wait": "batches arrive late. Convert with fewer pixels (`thermopile convert … --max-size`), use more cores "
@@ -37,7 +37,7 @@ def split(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         return {}
     shares = {
         name: sum(line.get(f"{name}_seconds") or 0.0 for line in timed) / total
-        for name in (*PARTS, "write_backlog")  # the backlog is written concurrently, so it is no part of a step
+        for name in (*PARTS, "write_backlog")  # the backlog is written concurrently, so it is not part of a step
         if any(line.get(f"{name}_seconds") is not None for line in timed)
     }
     # The clocks are read at slightly different times, so the sum of the parts may slightly exceed the total.
@@ -53,7 +53,7 @@ def share_silent(lines: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def hints(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return a hint for each wait above TOO_LONG, and for TOO_SILENT anchors, by name: what it means and a cure."""
+    """Return a hint for each wait above TOO_LONG, and for TOO_SILENT anchors, by name: its meaning and a cure."""
     shares, silent = split(lines), share_silent(lines)
     found = {
         name: f"{name.replace('_', ' ')} {shares[name]:.0%}: {advice}"
@@ -79,13 +79,13 @@ class StepReport:
     loss: float
     """Loss of the last step."""
     tau_mean: float | None
-    """Mean temperature of the last batch over its sides, or the global one; None if it is not learned."""
+    """Mean temperature of the last batch over its sides, or the global temperature; None if it is not learned."""
     samples_per_second: float
     """Over all ranks."""
     split: dict[str, float]
     """Part of a step -> its share of time, 0 … 1, on this rank; see `split`."""
     hints: dict[str, str]
-    """Name of a problem -> what it means and a cure; see `hints`."""
+    """Name of a problem -> its meaning and a cure; see `hints`."""
 
 
 def report_of(lines: Sequence[Mapping[str, Any]], total_steps: int, batch_size: int, seconds: float) -> StepReport:

@@ -1,4 +1,4 @@
-"""The losses, by name. To add one: a file here, a line in OBJECTIVES, a test; or `module:name`, with no line here."""
+"""The losses, by name. To add a loss: a file, a line in OBJECTIVES, a test; or `module:name`, with no line here."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -57,7 +57,7 @@ def create_objective(name: str, mode: str = "bimodal", **settings: Any) -> Objec
 
     settings: keyword arguments of its settings model, `settings_of_mode[mode]` of its class; "none" is the default.
     Raises ValueError for an unknown name, mode or setting, and for a value out of range; for `module:name`, also if
-    that is no objective or cannot take a step.
+    the object is no objective or cannot take a step.
     """
     known = objective_class(name)
     models = known.settings_of_mode
@@ -70,7 +70,7 @@ def create_objective(name: str, mode: str = "bimodal", **settings: Any) -> Objec
 def objective_class(name: str) -> type[Objective]:
     """Return the class of that name, or the user's own for `module:name`, which runs that module.
 
-    Raises ValueError if there is none.
+    Raises ValueError if the class does not exist.
     """
     if not is_plugin(name):
         if name not in OBJECTIVES:
@@ -97,7 +97,7 @@ def objective_class(name: str) -> type[Objective]:
 
 
 def _tried(name: str, mode: str, settings: Settings) -> Objective:
-    """Create a user's objective and take one step, so that what is wrong with it shows before the run begins."""
+    """Create a user's objective and take one step, so that its errors appear before the run begins."""
     try:
         objective = objective_class(name)(mode, settings)
         features = torch.nn.functional.normalize(torch.eye(2, 8)[:, None].repeat(1, 4, 1) + torch.eye(4, 8), dim=2)

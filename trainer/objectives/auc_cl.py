@@ -19,7 +19,7 @@ class AucClSettings(Settings, frozen=True):
     a: float = Field(default=1.0, gt=0.0, le=20.0)
     """Target similarity of positives, in (0, 20]; fixed. AUC-CL eq 8; 10 in the authors' code."""
     b: float = Field(default=0.0, ge=-1.0, le=1.0)
-    """Target similarity of negatives, in [-1, 1]; its initial value if it is learned. AUC-CL eq 8."""
+    """Target similarity of negatives, in [-1, 1]; the initial value if it is learned. AUC-CL eq 8."""
     learn_b: bool = True
     """Learn b, as in eq 8; the authors' ImageNet runs keep it at 0."""
     alpha: float = Field(default=0.5, ge=0.0)
@@ -39,8 +39,8 @@ class AucCl(Objective):
     """Squared AUC loss of two views; no temperature, no per-sample state.
 
     Value: mean over anchors of (s - a)² + w sum_z (s_z - b)² + 2 alpha (1 - s + w sum_z s_z) - alpha², with s the
-    similarity of the anchor to its positive, s_z those to its negatives, and w the weight of a negative. AUC-CL eq 8.
-    With keys: the sum over both directions. With local views: the mean over directions, with keys twice that.
+    similarity of the anchor to its positive, s_z its similarities to its negatives, and w the weight of a negative.
+    AUC-CL eq 8. With keys: the sum over both directions. With local views: the mean over directions, doubled with keys.
     """
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"unimodal": AucClSettings}
@@ -74,7 +74,7 @@ class AucCl(Objective):
         weight = 1.0 if settings.negatives == "sum" else settings.p / (pairs.batch * (1 if self.across else 2))
 
         def weigh(similarities: Tensor, rows: slice, block: Block) -> None:
-            # Where both ends of a pair are anchors, it counts twice in a mean over twice as many.
+            # If both ends of a pair are anchors, it counts twice in a mean over twice as many.
             excess = torch.sub(self._similarity(similarities), b - settings.alpha, out=similarities)
             excess.mul_(2 * weight * self._slope)
             pairs.fill_own(similarities, rows, block, 0.0)

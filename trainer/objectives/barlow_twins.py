@@ -14,8 +14,6 @@ from .pairs import Pairs
 
 
 class BarlowTwinsSettings(Settings, frozen=True):
-    """Settings of Barlow Twins."""
-
     redundancy: float = Field(default=0.0051, ge=0.0)
     """Weight of the correlations of different columns, 0 or more; 0.0051 in the authors' code, 0.005 in the paper."""
     eps: float = Field(default=1e-5, gt=0.0)
@@ -42,7 +40,7 @@ class BarlowTwins(Objective):
         first, second = views.div_(deviations)
         own, diagonal = views[:, pairs.own], (first * second).mean(0)
 
-        # Sums of C_kl² and products with C_kl over l != k, of each view's columns k; one pass gives both.
+        # Sums of C_kl² and products with C_kl over l != k, for each view's columns k, in one pass.
         squares, products = torch.zeros_like(deviations), torch.empty_like(own)
         products[1] = 0.0
         for columns, c in off_diagonal_products(first, second, self.settings.budget_on(first.device)):
@@ -55,7 +53,7 @@ class BarlowTwins(Objective):
         def feature_gradients() -> Tensor:
             pull = 2 * (diagonal - 1)
             in_normalised = 2 * redundancy * products + pull * own.flip(0)
-            # Moving a feature moves its column's mean and deviation too; in_normalised has mean 0 over the batch.
+            # Moving a feature also moves its column's mean and deviation; in_normalised has mean 0 over the batch.
             along = 2 * redundancy * squares + pull * diagonal
             gradients: Tensor = (in_normalised - along * own) * batch.world / (samples * deviations)
             return gradients

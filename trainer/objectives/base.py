@@ -1,4 +1,4 @@
-"""The interface of an objective: settings, inputs, outcome; and the step that all of them share."""
+"""The interface of an objective: settings, inputs, outcome; and the step shared by all objectives."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,16 +16,16 @@ from .gathering import GlobalBatch
 from .pairs import Pairs
 
 WEIGHT = "weight"
-"""Key of the state with the factor of each sample's loss, [b], 0 or more; absent if all samples count the same."""
+"""State key of each sample's loss factor, [b], 0 or more; absent if all samples count the same."""
 
 
 class FeaturesError(ValueError):
-    """Features are not what the objective takes: unit-norm rows, or finite ones. NaN and infinity are neither."""
+    """Features do not suit the objective, which takes unit-norm rows, or finite rows; NaN and infinity are neither."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far training has come. Every schedule of an objective is a pure function of it."""
+    """Progress of training. Every schedule of an objective is a pure function of it."""
 
     step: int
     """Completed steps: 0 during the first step of a run."""
@@ -66,41 +66,41 @@ class Settings(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
     similarity_budget: int = Field(default=0, ge=0)
     """Memory for similarities in bytes; 0 is 256 MiB on a CPU and 4 GiB on a GPU, for 8,192 and 32,768 pairs in
-    float32. What does not fit is computed twice, in chunks; results differ by round-off only."""
+    float32. Larger similarities are computed twice, in chunks; results differ by round-off only."""
 
     def budget_on(self, device: torch.device) -> int:
-        """Return `similarity_budget`, or the device's."""
+        """Return `similarity_budget`, or the device's default."""
         return self.similarity_budget or (2**32 if device.type == "cuda" else 2**28)
 
 
 @dataclass(frozen=True)
 class TemperatureRate:
-    """How an objective's own parameters learn if they are a temperature's: by an AdamW without weight decay."""
+    """Learning rule of an objective's own parameters if they are a temperature's: AdamW without weight decay."""
 
     lr: float
     """Learning rate, 0 or more."""
     betas: tuple[float, float]
     """AdamW's betas."""
     slow_below: float | None = None
-    """The learning rate is divided by 3 while the only parameter, a temperature, is below this; None: never."""
+    """Divide the learning rate by 3 while the only parameter, a temperature, is below this; None: never."""
     decay: float = 1.0
     """Factor of the learning rate from one epoch to the next."""
 
 
 @dataclass
 class Computed:
-    """What an objective computes from the similarities of the global batch.
+    """An objective's results from the similarities of the global batch.
 
-    With keys or local views, value and gradients are those of the mean over directions (see `Directed`).
+    With keys or local views, value and gradients are means over directions (see `Directed`).
     """
 
     value: Tensor
     """Scalar: the reported loss."""
     feature_gradients: Callable[[], Tensor]
-    """Returns those of this rank's features, [2, n, d], or with local views [2 + m, n, d], times the number of ranks:
-    DDP averages over ranks."""
+    """Returns the gradients of this rank's features, [2, n, d], or with local views [2 + m, n, d], times the number of
+    ranks: DDP averages over ranks."""
     parameter_gradients: list[Tensor] = field(default_factory=list)
-    """In the order of `parameters()`."""
+    """Gradients in the order of `parameters()`."""
     state: dict[str, Tensor] = field(default_factory=dict)
     """New rows of this rank's samples, without `visits`."""
     metrics: dict[str, Tensor] = field(default_factory=dict)
@@ -110,8 +110,8 @@ class Objective(nn.Module):
     """A loss on two batches of features that reads and updates the state of the batch's samples.
 
     `objective(first, second, state, progress)` takes features [b, d] of the same b distinct samples in the same order
-    (bimodal: image and text; unimodal: two views), unit-norm where `unit_norm` is set, and the state of those samples,
-    each tensor [b]. With `weight` in the state, a sample's terms of the loss have this factor; its new rows do not.
+    (bimodal: image and text; unimodal: two views), unit-norm if `unit_norm` is set, and these samples' state, each
+    tensor [b]. `weight` in the state multiplies a sample's terms of the loss, but not its new rows.
     """
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]]
@@ -136,13 +136,13 @@ class Objective(nn.Module):
     """Set if the objective's own parameters are a global temperature, or a network that predicts temperatures."""
 
     predicts: ClassVar[bool] = False
-    """Whether `predict` gives the temperatures of samples that have no state."""
+    """Whether `predict` gives temperatures of samples without state."""
 
     unit_norm: bool = True
-    """Whether features are to be normalised; False: they are taken as they are, finite and of any norm."""
+    """Whether features must be normalised; False: they are used as they are, finite and of any norm."""
 
     pairs_of: type[Pairs] = Pairs
-    """How similar two features are: by their product, or by a subclass."""
+    """Defines similarity: the product of two features, or a subclass's."""
 
     communicating: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
     """Context manager around every exchange with other ranks; the trainer uses it for timing."""
@@ -154,7 +154,7 @@ class Objective(nn.Module):
         super().__init__()
         self.settings = settings
         self.sides = ("image", "text") if mode == "bimodal" else ("sample",)
-        self.across = mode == "bimodal"  # whether similarities within a side are left out
+        self.across = mode == "bimodal"  # whether similarities within a side are excluded
         self.row_fields = tuple(initial)
         self.fields = {f"{side}/{name}": value for side in self.sides for name, value in initial.items()}
 
@@ -162,7 +162,7 @@ class Objective(nn.Module):
         """Clamp the objective's own parameters to their range, in place. Every step starts with this."""
 
     def advice(self, batch_size: int, *, keys: bool = False) -> list[str]:
-        """Return warnings for a run with global batches of this size, with a momentum encoder's keys or without."""
+        """Return warnings for a run with global batches of this size, with or without a momentum encoder's keys."""
         return []
 
     def predict(self, side: str, features: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ class Objective(nn.Module):
         raise NotImplementedError(f"{self._name} predicts no temperatures")
 
     def check_frame(self, keys: bool, local: int) -> None:
-        """Raise ValueError unless the objective takes this frame.
+        """Raise ValueError unless the objective supports these keys and local views.
 
         keys: whether each step has the keys of a momentum encoder; local: number of local views.
         """
@@ -185,7 +185,7 @@ class Objective(nn.Module):
             raise ValueError(f"{self._name} takes no local views; valid: {_names('has_local', False)}")
 
     def check_weights(self) -> None:
-        """Raise ValueError unless the objective takes weights of samples; a user's own takes none."""
+        """Raise ValueError unless the objective supports sample weights; a user's objective never does."""
         from . import OBJECTIVES  # late: the registry imports this module
 
         if not self.takes_weights or type(self) not in OBJECTIVES.values():
@@ -204,7 +204,7 @@ class Objective(nn.Module):
         """Return the mean loss of this rank's samples, their new state and metrics; autograd differentiates the loss.
 
         For objectives that need no closed form: override this instead of `compute`. first, second: features of the
-        global batch, [b, d]; own: the rows of this rank's samples in them. state: as in `forward`, of those samples.
+        global batch, [b, d]; own: the rows of this rank's samples in them. state: these samples', as in `forward`.
         Outcome.state needs no `visits`.
         """
         raise NotImplementedError(f"{self._name} has neither `loss` nor `compute`; write one of them")
@@ -212,8 +212,8 @@ class Objective(nn.Module):
     def compute(self, pairs: Pairs, batch: GlobalBatch, state: Mapping[str, Tensor], progress: Progress) -> Computed:
         """Return value, gradients and new state. Called without autograd; all ranks of the batch make the same calls.
 
-        state: as in `forward`, this rank's. Objectives with a closed form override this; the rest have `loss`, whose
-        gradients are summed over the ranks' samples.
+        state: this rank's, as in `forward`. Objectives with a closed form override this; the rest override `loss`,
+        whose gradients are summed over the ranks' samples.
         """
         features, parameters = pairs.features.detach().requires_grad_(), list(self.parameters())
         with torch.enable_grad():
@@ -244,8 +244,8 @@ class Objective(nn.Module):
         """Return loss, gradients and new state of one step. Computes in the features' dtype, at least float32.
 
         keys: the momentum encoder's features of the same two views; no gradient reaches them. local: features of local
-        views. All are unit-norm [b, d], as `first`. Raises ValueError for shapes, state, keys or local views that do
-        not fit, and FeaturesError.
+        views. All are unit-norm [b, d], like `first`. Raises ValueError for wrong shapes, state, keys or local views,
+        and FeaturesError.
         """
         self.check_frame(keys is not None, len(local))
         batch = GlobalBatch.of_this_process(self.communicating)
@@ -265,15 +265,15 @@ class Objective(nn.Module):
                 gradients = [*gradients, *computed.feature_gradients()]
         loss = attach_gradients(computed.value, inputs, gradients)
         if keys is not None:
-            # The sum of both directions: a positive pulls at an anchor alone, and keeps the size that it has without
-            # keys, where it pulls at both ends with half the weight.
+            # The sum of both directions: a positive then pulls at only one anchor, as strongly as without keys, when it
+            # pulls at both ends with half the weight.
             loss = 2 * loss
         # Through int64, because torch cannot add in uint32.
         visits = {name: (old.to(torch.int64) + 1).to(old.dtype) for name, old in state.items() if name == "visits"}
         return Outcome(loss, computed.state | visits, computed.metrics)
 
     def _pairs(self, views: list[Tensor], keys: tuple[Tensor, Tensor] | None, batch: GlobalBatch) -> Pairs:
-        """Gather what anchors are compared with; the step's first exchange."""
+        """Gather the features that anchors are compared with; the step's first exchange."""
         dtype = torch.float32
         for features in (*views, *(keys or ())):
             dtype = torch.promote_types(dtype, features.dtype)
@@ -319,7 +319,7 @@ class Objective(nn.Module):
 
 
 def _names(attribute: str, without: object) -> str:
-    """Return the names of the objectives whose attribute has another value."""
+    """Return the names of the objectives whose attribute has another value than `without`."""
     from . import OBJECTIVES  # late: the registry imports this module
 
     return ", ".join(sorted(name for name, known in OBJECTIVES.items() if getattr(known, attribute) != without))
@@ -364,7 +364,7 @@ def row_norms(features: Tensor) -> tuple[Tensor, Tensor]:
     """Return the norm of every row of `features` [b, d], and whether it is 1 within the round-off of its dtype."""
     norms = torch.linalg.vector_norm(features.detach(), dim=1, dtype=torch.promote_types(features.dtype, torch.float32))
     slack = 1e-3 if features.dtype in (torch.float32, torch.float64) else 1e-2
-    return norms, (norms - 1).abs() <= slack  # a NaN norm is not
+    return norms, (norms - 1).abs() <= slack  # False for a NaN norm
 
 
 def check_finite(name: str, features: Tensor) -> None:

@@ -20,8 +20,6 @@ LOG_LOGIT_SCALE_MAX = math.log(100.0)
 
 
 class ClipSettings(DoubtSettings, frozen=True):
-    """Settings of CLIP's loss."""
-
     log_logit_scale: float = Field(default=math.log(1 / 0.07), ge=0.0, le=LOG_LOGIT_SCALE_MAX)
     """Initial log of the learned logit scale (1/tau), in [0, ln 100]. Source: CLIP (Radford et al., 2021)."""
 
@@ -49,7 +47,7 @@ class Clip(Contrastive):
         return self.log_logit_scale.neg().exp().to(like)
 
     def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
-        # The positive is a candidate as well, with exponent 0.
+        # The positive is a candidate too, with exponent 0.
         cross_entropy, share = F.softplus(anchors.log_sum), anchors.log_sum.sigmoid()
         weight = share / anchors.tau * self.share(anchors) / 2
         in_scale = anchors.weighted(share * anchors.mean_exponent).mean()
@@ -63,8 +61,6 @@ class Clip(Contrastive):
 
 
 class CyclipSettings(ClipSettings, frozen=True):
-    """Settings of CyCLIP."""
-
     in_modal: float = Field(default=0.25, ge=0.0)
     """Weight of (1/b) sum_ij (x_i·x_j - t_i·t_j)², 0 or more. CyCLIP eq 4; 0.25 in the authors' command."""
     cross_modal: float = Field(default=0.25, ge=0.0)
@@ -74,13 +70,13 @@ class CyclipSettings(ClipSettings, frozen=True):
 class Cyclip(Clip):
     """CLIP's loss, and consistency of similarities within and across the sides (CyCLIP, Goel et al., NeurIPS 2022).
 
-    Neither term moves the logit scale. Both and their gradients follow from products [d, d] of the features, so no
-    matrix [b, b] is made for them: for X, T [b, d], |X Xᵀ - T Tᵀ|² = |XᵀX|² - 2 |XᵀT|² + |TᵀT|² and |X Tᵀ - T Xᵀ|² =
+    Neither term moves the logit scale. Both and their gradients follow from products [d, d] of the features, so they
+    need no matrix [b, b]: for X, T [b, d], |X Xᵀ - T Tᵀ|² = |XᵀX|² - 2 |XᵀT|² + |TᵀT|² and |X Tᵀ - T Xᵀ|² =
     2 <XᵀX, TᵀT> - 2 <XᵀT, TᵀX>.
     """
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": CyclipSettings}
-    takes_weights = False  # consistency is one of pairs of samples
+    takes_weights = False  # consistency concerns pairs of samples
 
     settings: CyclipSettings
 

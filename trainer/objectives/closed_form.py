@@ -1,4 +1,4 @@
-"""A loss with given gradients instead of autograd's, and full precision to compute them in."""
+"""A loss with given gradients instead of autograd's, and full precision for computing them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +13,8 @@ from torch.autograd.function import once_differentiable
 def full_precision(device_type: str) -> Iterator[None]:
     """Disable autocast and compute float32 products in true float32; restores the caller's settings at the end.
 
-    A similarity in bfloat16 errs by 4e-3, which at a temperature of 0.005 is 0.8 in the exponent; TF32 by an eighth of
-    it.
+    A similarity in bfloat16 errs by 4e-3, which at a temperature of 0.005 is 0.8 in the exponent; TF32's error is an
+    eighth of that.
     """
     # Each backend's own switch: torch.get_float32_matmul_precision raises once the caller has used these.
     # torch's stubs do not know that the mkldnn module has `matmul`.

@@ -1,4 +1,4 @@
-"""Columns of the global batch's features, for losses that compare the d columns of a view and not its b rows."""
+"""Columns of the global batch's features, for losses that compare a view's d columns instead of its b rows."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ def centred(features: Tensor) -> Tensor:
 def off_diagonal_products(left: Tensor, right: Tensor, budget: int) -> Iterator[tuple[slice, Tensor]]:
     """Yield leftᵀ · right, [d, d] with 0 on its diagonal, in chunks of rows within `budget` bytes.
 
-    left, right: [b, d]. A chunk is valid until the next one: the columns of `left` that its rows stand for, [rows, d].
+    left, right: [b, d]. A chunk, [rows, d], belongs to the columns of `left` in its slice; it is valid until the next.
     """
     width = left.shape[1]
     height = min(width, max(1, budget // (width * left.element_size())))

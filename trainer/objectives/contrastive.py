@@ -1,4 +1,4 @@
-"""The step shared by all softmax-like objectives; each defines value and gradient weights from its anchors' sums."""
+"""The step shared by all softmax-like objectives; each derives value and gradient weights from its anchors' sums."""
 
 import math
 from abc import abstractmethod
@@ -42,7 +42,7 @@ class Anchors(NamedTuple):
     weight: Tensor | None
     """Factors of the samples' terms, [b]; None: all are 1."""
     doubted: Tensor | None
-    """Whether a sample's factor is 0 for doubt, bool [b]; None without `doubt_after`."""
+    """Whether doubt has set a sample's factor to 0, bool [b]; None without `doubt_after`."""
 
     def weighted(self, values: Tensor) -> Tensor:
         """Return values of anchors or of sides, [k, b], times their samples' factors: the terms of a mean."""
@@ -51,7 +51,7 @@ class Anchors(NamedTuple):
 
 @dataclass
 class Step:
-    """What an objective computes from the anchors of a batch."""
+    """An objective's results from the anchors of a batch."""
 
     value: Tensor
     """Scalar: the reported loss."""
@@ -72,7 +72,7 @@ class Contrastive(Objective):
     Bimodal: an anchor's candidates are the other samples' features of the other side; each side has its own state.
     Unimodal: the candidates are both views of every other sample; both anchors share the sample's row of state.
 
-    With keys, its candidates are the other samples' keys of the target, and both anchors share the sample's row.
+    With keys, the candidates are the other samples' keys of the target; both anchors still share the sample's row.
 
     With several ranks, one exchange gathers the features or keys and a second the anchors' sums and states, a few
     scalars per sample. Each rank then computes the same step, keeps its own samples' new state and forms its own
@@ -83,13 +83,13 @@ class Contrastive(Objective):
     takes_weights = True
 
     doubt_keeps_mean: ClassVar[bool] = False
-    """Whether the factors of the others rise where samples are doubted, so that their mean stays 1."""
+    """Whether other samples' factors rise when samples are doubted, so that the mean stays 1."""
 
     reads_visits: ClassVar[bool] = False
     """Whether `rows` also holds `visits`, the counts before the step."""
 
     def __init__(self, mode: str, settings: Settings, **initial: float) -> None:
-        """initial: as in Objective. With `doubt_after`, log g is kept where there is no log s.
+        """initial: as in Objective. With `doubt_after`, log g is kept if there is no log s.
 
         Raises ValueError if `doubt_after` is set and the objective takes no weights, or the mode is unimodal.
         """
@@ -113,12 +113,12 @@ class Contrastive(Objective):
     def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         """Return value, gradient weights, new state and metrics of a step, from the global batch's old state `rows`.
 
-        `share` has the samples' weights; the terms of the value and of the parameters' gradients have them by
-        `anchors.weighted`. State and metrics do not.
+        `share` includes the samples' weights; `anchors.weighted` applies them to the terms of the value and of the
+        parameters' gradients. They do not affect state and metrics.
         """
 
     def further_sums(self, pairs: Pairs) -> Rows:
-        """Return values of this rank's samples, [k, n] each. `compute_step` gets the global batch's, in `rows`."""
+        """Return values of this rank's samples, [k, n] each; `compute_step` receives the global batch's, in `rows`."""
         return {}
 
     def pool(self, of_anchors: Tensor) -> Tensor:
@@ -132,13 +132,12 @@ class Contrastive(Objective):
     def share(self, anchors: Anchors) -> float | Tensor:
         """Return the weight of one anchor that turns a sum over anchors into a mean over samples, summed over sides.
 
-        With weights of samples, [b]: each times its factor.
+        With sample weights, [b]: each times its factor.
         """
         share = len(self.sides) / anchors.tau.numel()
         return share if anchors.weight is None else share * anchors.weight
 
     def candidates(self, batch_size: int) -> int:
-        """Return the number of candidates per anchor."""
         return (batch_size - 1) * (1 if self.across else 2)
 
     def compute(self, pairs: Pairs, batch: GlobalBatch, state: Mapping[str, Tensor], progress: Progress) -> Computed:
@@ -172,9 +171,9 @@ class Contrastive(Objective):
         )
 
     def _weights(self, rows: Rows, progress: Progress) -> tuple[Tensor | None, Tensor | None, dict[str, Tensor]]:
-        """Take the samples' weights, [1, b], from `rows`; return them with those of doubted pairs 0.
+        """Take the samples' weights, [1, b], from `rows`; return them with doubted pairs' set to 0.
 
-        Also which pairs are doubted, bool [b], and metrics of the doubt.
+        Also returns which pairs are doubted, bool [b], and metrics of the doubt.
         """
         weight = rows.pop(WEIGHT, None)
         if self.doubt_after is None:

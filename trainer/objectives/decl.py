@@ -18,20 +18,18 @@ from .softmax_sums import accumulate
 
 
 class DeclSettings(AverageSettings, SimilaritySettings, DoubtSettings, frozen=True):
-    """Settings of DeCL."""
-
     tau: float = Field(default=0.1, ge=1e-4, le=100.0)
     """Temperature, 0.0001 to 100."""
     auxiliary: Literal["sample", "mean"] = "sample"
     """The auxiliary variable U_i: a draw from its posterior Gamma(1, rate), or the posterior mean. DeCL algorithm 1."""
     mixing: Literal["loss1", "loss2", "alternate", "decay"] = "loss1"
-    """Which of its two losses a step uses: loss1 (as on ImageNet), loss2, both in turn (as with OpenCLIP), or a mixture
-    in which loss1 has the weight 1 / (1 + t / t0). DeCL algorithm 1."""
+    """Loss of a step: loss1 (as on ImageNet), loss2, both in turn (as with OpenCLIP), or a mixture in which loss1 has
+    the weight 1 / (1 + t / t0). DeCL algorithm 1."""
     t0: float = Field(default=1000.0, gt=0.0)
     """Steps until loss1 has half the weight, above 0; used only with mixing = "decay"."""
     rate: Literal["moving_average", "momentum"] = "moving_average"
-    """Where a sample's rate comes from: a moving average over steps, or a momentum encoder, whose keys of the batch are
-    then anchors and negatives alike; without keys, momentum is refused. DeCL section 2.2.3."""
+    """Source of a sample's rate: a moving average over steps, or a momentum encoder, whose keys of the batch are then
+    both anchors and negatives; without keys, momentum is refused. DeCL section 2.2.3."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Seed of the draws, which depend only on it and the step: 0 to 2³¹ - 1; used only with auxiliary = "sample"."""
 
@@ -54,8 +52,8 @@ class Decl(CosineOrDistance):
     With r_i the mean of exp(sim / tau) over an anchor's negatives and rate a moving average of it:
     loss1 = mean_i(U_i · r_i - positive / tau), U_i = e_i / rate_i not differentiated, e_i of Exp(1) or 1 (`auxiliary`);
     loss2 = mean_i(log sum of exp(sim / tau) over negatives - positive / tau). Bimodal: the sum of both sides.
-    State: log_rate of each side; with rate = "momentum" that of the last batch, which no step reads;
-    with `doubt_after` also log_g.
+    State: log_rate of each side; with rate = "momentum" the last batch's, which no step reads; with `doubt_after` also
+    log_g.
     """
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": DeclSettings, "unimodal": DeclSettings}

@@ -1,4 +1,4 @@
-"""Similarities of a step with a momentum encoder or local views, where anchors and their candidates are different rows.
+"""Similarities of a step with a momentum encoder or local views: anchors and their candidates are different rows.
 
 A direction is an anchor view v and a target a, v != a: a loss of its own. Targets are the keys of both global views, or
 without a momentum encoder the global views themselves. Keys are constants; global views as targets are differentiated.
@@ -17,7 +17,7 @@ class Directed(Pairs):
     """The similarities of this rank's anchors with the targets of the global batch.
 
     `directions` lists (v, a) by anchor view. If candidates are one target's rows, every direction has a block; if they
-    are both targets' rows, every view has one, and its directions differ by their positives only.
+    are both targets' rows, every view has a block, and its directions differ only in their positives.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class Directed(Pairs):
     def gradients(self, grad_weights: Callable[[Tensor, slice, Block], None], in_positives: Tensor) -> Tensor:
         """As Pairs', [v, n, d], of this rank's views; in_positives: [directions, b].
 
-        Where targets are differentiated, the ranks sum their contributions to them, [2, b, d]: fewer numbers than all
-        local views' features, of which there are more than targets.
+        If targets are differentiated, the ranks sum their contributions to the targets, [2, b, d]: fewer numbers than
+        all local views' features.
         """
         gradients, in_targets = torch.zeros_like(self.views), torch.zeros_like(self.table)
         for view, block in zip(self._view_of_block, self.blocks, strict=True):

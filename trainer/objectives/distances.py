@@ -16,8 +16,8 @@ from .pairs import Block, Pairs, split
 class Distances(Pairs):
     """The similarities -|x - y| of a global batch.
 
-    Between samples |x - y|² = |x|² + |y|² - 2 x·y, with the features' mean taken away first: far from the origin that
-    difference would lose its digits. A sample's own two features may be very close, so theirs is computed directly.
+    Between samples |x - y|² = |x|² + |y|² - 2 x·y, after subtracting the features' mean: far from the origin that
+    difference would lose its digits. A sample's own two features may be very close, so |x - y| is computed directly.
     """
 
     def __init__(self, features: Tensor, own: slice, *, across: bool, budget: int) -> None:
@@ -36,7 +36,7 @@ class Distances(Pairs):
             piece.add_(self._squares[piece_rows].unsqueeze(1)).clamp_(min=0).sqrt_().neg_()
 
     def gradients(self, grad_weights: Callable[[Tensor, slice, Block], None], in_positives: Tensor) -> Tensor:
-        """As of products. The gradient of -|x - y| in x is (y - x) / |x - y|, and 0 where x = y."""
+        """As for products. The gradient of -|x - y| in x is (y - x) / |x - y|, and 0 where x = y."""
         sums = torch.zeros_like(self.features[:, self.own, :1])
 
         def over_distances(similarities: Tensor, rows: slice, block: Block) -> None:
@@ -61,11 +61,11 @@ def _divide(weights: Tensor, distances: Tensor) -> Tensor:
 
 
 class SimilaritySettings(Settings, frozen=True):
-    """Settings of an objective that takes cosines or distances."""
+    """Settings of an objective that uses cosines or distances."""
 
     similarity: Literal["cos", "distance"] = "cos"
-    """The cosine of unit-norm features, or the negative Euclidean distance of features as they are, for which tau is
-    0.5 unless given. DeCL section 4.1 and table 1."""
+    """The cosine of unit-norm features, or the negative Euclidean distance of raw features, for which tau is 0.5 unless
+    given. DeCL section 4.1 and table 1."""
 
     @model_validator(mode="before")
     @classmethod
@@ -74,7 +74,7 @@ class SimilaritySettings(Settings, frozen=True):
 
 
 class CosineOrDistance(Contrastive):
-    """An objective that takes cosines or distances, by its setting `similarity`."""
+    """An objective that uses cosines or distances, by its setting `similarity`."""
 
     def __init__(self, mode: str, settings: SimilaritySettings, **initial: float) -> None:
         super().__init__(mode, settings, **initial)

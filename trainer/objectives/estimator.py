@@ -13,11 +13,11 @@ from .contrastive import Anchors, Contrastive, Rows
 _LOG_G_GAMMA = 0.8
 """Weight of the new value in the average of g."""
 SILENT = 0.01
-"""Sum of an anchor's weights below which it gives its features next to no gradient; about 1 where s follows g."""
+"""Sum of an anchor's weights below which its features get next to no gradient; about 1 where s follows g."""
 
 
 class AverageSettings(Settings, frozen=True):
-    """How fast a moving average follows the batches."""
+    """Speed at which a moving average follows the batches."""
 
     gamma: float = Field(default=0.8, gt=0.0, le=1.0)
     """Weight of the new value in the average, in (0, 1]; 1 keeps no memory; unused with gamma_decay_epochs.
@@ -71,14 +71,14 @@ class Estimate(NamedTuple):
     log_s_eps: Tensor
     """[sides, b], log(s + eps)."""
     weight: Tensor
-    """[2, b], the weights p of each anchor, summed: g / (s + eps); times the anchor's share of the mean."""
+    """[2, b], sum of each anchor's weights p: g / (s + eps); times the anchor's share of the mean."""
     exponent: Tensor
     """[sides, b], sum_j p_ij · h_ij / tau_i."""
     metrics: dict[str, Tensor]
 
 
 class GlobalContrastive(Contrastive):
-    """A loss whose inner values are those of the whole dataset, estimated by a moving average s of each sample."""
+    """A loss on inner values of the whole dataset, estimated by a moving average s of each sample."""
 
     settings: EstimatorSettings
 
@@ -101,8 +101,8 @@ class GlobalContrastive(Contrastive):
     def advice_on_rho(self, rho: float, batch_size: int, keys: bool = False) -> list[str]:
         """Warn of a rho that may never bind: the KL divergence of weights from uniform is at most log(negatives).
 
-        The moving average covers more than one batch, so the papers exceed that a little with batches of 1,024 and
-        more.
+        The moving average covers more than one batch, so the papers slightly exceed this bound with batches of 1,024
+        and more.
         """
         negatives = batch_size - 1 if keys else self.candidates(batch_size)
         if rho < math.log(negatives):
@@ -130,7 +130,7 @@ def update_log_s(log_s: Tensor, log_g: Tensor, gamma: float) -> Tensor:
 
 
 def log_g_rows(anchors: Anchors, rows: Rows) -> Rows:
-    """Return the new log g, [2, b], of an objective that keeps it for `doubt_after` alone; nothing without."""
+    """Return the new log g, [2, b], of an objective that keeps it only for `doubt_after`; empty if that is unset."""
     if "log_g" not in rows:
         return {}
     return {"log_g": update_log_s(rows["log_g"], anchors.log_sum - math.log(anchors.candidates), _LOG_G_GAMMA)}

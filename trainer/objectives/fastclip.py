@@ -30,8 +30,6 @@ class FastclipSettings(EstimatorSettings, DoubtSettings, frozen=True):
 
 
 class GlobalTau(BoundedTau, frozen=True):
-    """One learned temperature."""
-
     first_tau: ClassVar[str] = "tau"
 
     tau: float = Field(default=0.03, gt=0.0)
@@ -60,8 +58,6 @@ class FastclipV2Settings(FastclipSettings, RobustSettings, frozen=True):
 
 
 class FastclipV3Settings(FastclipSettings, GlobalTau, frozen=True):
-    """Settings of version 3."""
-
     tau: float = Field(default=0.07, gt=0.0)
     """Initial temperature; dimensionless, within tau_min and tau_max. FastCLIP Appendix B."""
     eta: float = Field(default=2e-4, ge=0.0)
@@ -114,15 +110,15 @@ class FastclipV1(Sogclr):
     """Global contrastive loss with one constant temperature: SogCLR on image-text pairs with FastCLIP's settings."""
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": FastclipV1Settings}
-    keys = "never"  # SogCLR's unimodal mode takes them
+    keys = "never"  # SogCLR's unimodal mode takes keys
 
 
 class FastclipV2(IndividualTemperature):
     """iSogCLR's loss, with each temperature moved by its own Adam.
 
     Adam's bias correction counts the sample's own visits. The paper's procedure 5 uses the global step and its code the
-    epoch; both are wrong for a sample that is first seen late. The gradient is clipped before Adam, as in the code; the
-    paper does not mention it. State: log_s, tau, m, v of each side.
+    epoch; both are wrong for a sample first seen late. The gradient is clipped before Adam, as in the code; the paper
+    does not mention clipping. State: log_s, tau, m, v of each side.
     """
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": FastclipV2Settings}

@@ -1,4 +1,4 @@
-"""Gathering and summing values of all ranks; objectives exchange nothing else."""
+"""Gather and sum values of all ranks, the only exchanges of objectives."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class GlobalBatch:
 
     @classmethod
     def of_this_process(cls, communicating: Callable[[], AbstractContextManager[None]] = nullcontext) -> GlobalBatch:
-        """Return the ranks of torch.distributed's default group, or a single rank if there is none."""
+        """Return the ranks of torch.distributed's default group, or a single rank without a group."""
         if not (dist.is_available() and dist.is_initialized()):
             return cls(0, 1)
         return cls(dist.get_rank(), dist.get_world_size(), communicating)
 
     def own(self, rows: int) -> slice:
-        """Return where this rank's `rows` rows are in the global batch."""
+        """Return the slice of this rank's `rows` rows in the global batch."""
         return slice(self.rank * rows, (self.rank + 1) * rows)
 
     def gather(self, values: Tensor) -> Tensor:

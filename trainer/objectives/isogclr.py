@@ -38,7 +38,7 @@ class IndividualTau(BoundedTau, frozen=True):
     tau_step: float | None = Field(default=None, gt=0.0)
     """Trust region: a step changes tau by a factor between exp(-tau_step) and exp(tau_step); unset: as in the papers.
     One step of the papers' rule may take a sample to tau_min, where its s, estimated at another tau, is far above any
-    batch's g: the sample gives its features no gradient, and stays so for tens of visits. Ours."""
+    batch's g: the sample then gives its features no gradient for tens of visits. Ours."""
 
     @model_validator(mode="after")
     def _cosine_falls(self) -> Self:
@@ -107,7 +107,7 @@ class IndividualTemperature(GlobalContrastive):
         gradient = est.log_s_eps + settings.rho - est.exponent
         moved = self.move(rows, gradient.clamp(-settings.grad_clip, settings.grad_clip), progress)
         if anchors.doubted is not None:
-            # Else tau would fall to its floor, where a single near negative keeps the doubt up.
+            # Otherwise tau would fall to its floor, where a single near negative maintains the doubt.
             moved = {name: torch.where(anchors.doubted, rows[name], values) for name, values in moved.items()}
         tau = moved["tau"]
         metrics = self.by_side(
@@ -125,7 +125,7 @@ class IndividualTemperature(GlobalContrastive):
         return self.advice_on_rho(self.settings.rho, batch_size, keys)
 
     def advice_on_repeats(self, content: Content) -> list[str]:
-        """Warn of a caption or picture that so many samples share that rho cannot bind for them.
+        """Warn of a caption or picture shared by so many samples that rho cannot bind for them.
 
         With a share c of negatives as close as the positive, the KL divergence of weights is at most log(1/c).
         """

@@ -11,8 +11,6 @@ from .contrastive import Anchors, Contrastive, Rows, Step
 
 
 class MocoV3Settings(Settings, frozen=True):
-    """Settings of MoCo v3."""
-
     tau: float = Field(default=0.2, ge=1e-4, le=100.0)
     """Temperature, 0.0001 to 100. 0.2 with ViT; 1.0 in the ResNet-50 runs of the authors' code."""
 
@@ -34,6 +32,6 @@ class MocoV3(Contrastive):
         return like.new_full((), self.settings.tau)
 
     def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
-        # The positive is a candidate as well, with exponent 0.
+        # The positive is a candidate too, with exponent 0.
         weight = 2 * anchors.log_sum.sigmoid() * self.share(anchors)
         return Step(2 * self.settings.tau * anchors.weighted(F.softplus(anchors.log_sum)).mean(), weight)

@@ -14,8 +14,6 @@ from .distances import CosineOrDistance, SimilaritySettings
 
 
 class NtxentSettings(Settings, frozen=True):
-    """Settings of NT-Xent."""
-
     tau: float = Field(default=0.1, ge=1e-4, le=100.0)
     """Temperature, 0.0001 to 100. iSogCLR tunes SimCLR's in {0.1, 0.3, 0.5, 0.7} (section 6)."""
 
@@ -25,8 +23,6 @@ class SimclrSettings(NtxentSettings, SimilaritySettings, frozen=True):
 
 
 class DclwSettings(NtxentSettings, frozen=True):
-    """Settings of the weighted decoupled loss."""
-
     sigma: float = Field(default=0.5, gt=0.0)
     """Width of the von Mises-Fisher weights, above 0. DCL (Yeh et al., ECCV 2022), section 3."""
 
@@ -50,7 +46,7 @@ class Simclr(_Views, CosineOrDistance):
     has_local = True
 
     def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
-        # The positive is a candidate as well, with exponent 0.
+        # The positive is a candidate too, with exponent 0.
         weight = anchors.log_sum.sigmoid() / self.settings.tau * self.share(anchors)
         return Step(anchors.weighted(F.softplus(anchors.log_sum)).mean(), weight)
 
@@ -66,7 +62,7 @@ class Dcl(_Views):
 
 
 class Flatnce(Dcl):
-    """FlatNCE (Chen et al., 2021): DCL's gradient, and NT-Xent's value for reading, since its own is always 1."""
+    """FlatNCE (Chen et al., 2021): DCL's gradient, and NT-Xent's value for display, since its own is always 1."""
 
     def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         value = anchors.weighted(F.softplus(anchors.log_sum)).mean()

@@ -42,7 +42,7 @@ class Pairs:
     """
 
     def __init__(self, features: Tensor, own: slice, *, across: bool, budget: int) -> None:
-        """features: [2, b, d], float32 or float64, of the global batch; own: the samples that this rank holds.
+        """features: [2, b, d], float32 or float64, of the global batch; own: the slice of this rank's samples.
 
         across: a row's candidates are the rows of the other half (image against text) instead of all rows.
         """
@@ -61,7 +61,7 @@ class Pairs:
         self._divide_budget()
 
     def _divide_budget(self) -> None:
-        """Choose between blocks that are kept and chunks that are recomputed."""
+        """Choose between kept blocks and recomputed chunks."""
         rows, columns = self.own.stop - self.own.start, self.blocks[0].columns.stop - self.blocks[0].columns.start
         row_bytes = columns * self.features.element_size()
         self._keep = len(self.blocks) * rows * row_bytes <= self.budget
@@ -100,7 +100,7 @@ class Pairs:
         return self.positives, list(whole)
 
     def of_directions(self, of_blocks: Tensor) -> Tensor:
-        """Return values of each set of anchors, [anchor_sets, b], once for each positive that an anchor has."""
+        """Return values of each set of anchors, [anchor_sets, b], once for each of an anchor's positives."""
         return of_blocks
 
     def visit(self, block: Block) -> Iterator[tuple[slice, Tensor]]:

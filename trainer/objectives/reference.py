@@ -1,7 +1,7 @@
 """iSogCLR as the paper writes it: one line an equation, whole matrices, differentiated by torch. Read this first.
 
 Nobody trains with it. `isogclr.py` computes the same in closed form, in less memory and on several ranks;
-`tests/trainer/objectives/test_reference.py` holds it against this file, and `benchmarks/objective.py` compares their
+`tests/trainer/objectives/test_reference.py` compares it with this file, and `benchmarks/objective.py` compares their
 speed. Source: Z.-H. Qiu et al., ICML 2023, algorithm 1; all equation numbers are the paper's.
 """
 
@@ -14,7 +14,7 @@ from .isogclr import IsogclrSettings
 
 State = dict[str, Tensor]
 """Tensors [n], one row for each of the n samples: log_s, tau and u of each side, `image/…` and `text/…`, or of
-`sample/…` where the two views of an image share a row."""
+`sample/…` if the two views of an image share a row."""
 
 
 def isogclr_step(first: Tensor, second: Tensor, sample_ids: Tensor, state: State, settings: IsogclrSettings) -> Tensor:
@@ -31,7 +31,7 @@ def isogclr_step(first: Tensor, second: Tensor, sample_ids: Tensor, state: State
         exponents = (h.detach() / tau.unsqueeze(1)).masked_fill(is_own, -math.inf)
         negatives = int((~is_own[0]).sum())
 
-        # eq 11, 15, 16: g, the batch's inner value. In logs, as exp(h / tau) may exceed what a float holds.
+        # eq 11, 15, 16: g, the batch's inner value. In logs, since exp(h / tau) may overflow a float.
         log_g = exponents.logsumexp((0, 2)) - math.log(len(h) * negatives)
         # eq 12, 17, 18: s, its moving average over the steps that saw the sample.
         log_keep = math.log1p(-settings.gamma) if settings.gamma < 1 else -math.inf
@@ -54,8 +54,8 @@ def isogclr_step(first: Tensor, second: Tensor, sample_ids: Tensor, state: State
 
 
 def _anchors(first: Tensor, second: Tensor, *, bimodal: bool) -> list[tuple[str, Tensor, Tensor]]:
-    """For each side its name, the similarities [anchors of a sample, b, candidates], and which candidates are the
-    sample itself, bool [b, candidates]."""
+    """Return each side's name, similarities [anchors of a sample, b, candidates], and which candidates are the sample
+    itself, bool [b, candidates]."""
     own = torch.eye(len(first), dtype=torch.bool, device=first.device)
     if bimodal:
         similarities = first @ second.T

@@ -20,7 +20,7 @@ class SiglipSettings(Settings, frozen=True):
     log_logit_scale: float = Field(default=math.log(10.0), ge=-10.0, le=10.0)
     """Initial log of the learned logit scale, in [-10, 10]. SigLIP algorithm 1."""
     logit_bias: float = Field(default=-10.0, ge=-100.0, le=100.0)
-    """Initial value of the learned bias, in [-100, 100]: at first, few pairs are taken for positive. Algorithm 1."""
+    """Initial value of the learned bias, in [-100, 100]: at first, few pairs count as positive. Algorithm 1."""
 
 
 class Siglip(Objective):
@@ -59,7 +59,7 @@ class Siglip(Objective):
 
 
 def _own_sums(pairs: Pairs, scale: Tensor, bias: Tensor) -> Tensor:
-    """Return [5, n]: sums over the negatives of this rank's images of the loss, of its derivative w by the logit and of
+    """Return [5, n]: sums over the negatives of this rank's images of the loss, its derivative w by the logit and
     w · S, and the largest similarity of this rank's images and captions to a negative.
     """
     sums = pairs.table.new_zeros((5, pairs.own.stop - pairs.own.start))
@@ -71,7 +71,7 @@ def _own_sums(pairs: Pairs, scale: Tensor, bias: Tensor) -> Tensor:
             if pairs.mirrored:
                 peaks[1] = torch.maximum(peaks[1], similarities.amax(0))
             if half == 0:
-                logits = similarities * scale + bias  # so far below 0 at the positives that they add nothing
+                logits = similarities * scale + bias  # so negative at the positives that they add nothing
                 weights = logits.sigmoid()
                 sums[:3, own] = torch.stack(
                     [F.softplus(logits).sum(1), weights.sum(1), weights.mul_(similarities).sum(1)]

@@ -18,8 +18,6 @@ _TINY = -36.0
 
 
 class SimcoSettings(NtxentSettings, frozen=True):
-    """Settings of SimCo."""
-
     tau_beta: float = Field(default=1.0, ge=1e-4, le=100.0)
     """Temperature of the anchors' weights, 0.0001 to 100; ten times tau in the authors' code."""
 
@@ -49,6 +47,6 @@ class Simco(Contrastive):
 
     def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         weight, log_sum = rows["log_sum_beta"].sigmoid(), anchors.log_sum
-        # The positive is a candidate as well, with exponent 0: W = sigmoid(log sum).
+        # The positive is a candidate too, with exponent 0: W = sigmoid(log sum).
         loss = torch.where(log_sum < _TINY, 1.0, F.softplus(log_sum) / log_sum.clamp(min=_TINY).sigmoid())
         return Step(anchors.weighted(weight * loss).mean(), weight / self.settings.tau * self.share(anchors))

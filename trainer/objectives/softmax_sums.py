@@ -42,7 +42,7 @@ class Weights(NamedTuple):
 
 def accumulate(pairs: Pairs, tau: Tensor) -> Sums:
     """Return the sums over candidates of this rank's anchors; tau and results are [anchor_sets, n], float32 or 64."""
-    # Allocated before the pieces: small results between freed temporaries would fragment the heap, by gigabytes.
+    # Allocate before the pieces: small results between freed temporaries would fragment the heap, by gigabytes.
     sums = Sums(torch.full_like(tau, EXCLUDED), torch.zeros_like(tau), torch.zeros_like(tau))
     tau_ln2 = tau * LN2
     for half, block in enumerate(pairs.blocks):

@@ -14,18 +14,16 @@ from .pairs import Block, Pairs
 
 
 class SpectralSettings(Settings, frozen=True):
-    """Settings of the spectral contrastive loss."""
-
     mu: float = Field(default=1.0, gt=0.0)
-    """Largest squared norm, above 0: longer features are shortened to it. In the authors' code 1 on CIFAR-10 and 10 on
-    ImageNet."""
+    """Largest squared norm, above 0: longer features are shortened to it. The authors' code uses 1 on CIFAR-10 and 10
+    on ImageNet."""
 
 
 class Spectral(Objective):
     """Spectral loss of two views; features of any norm, no per-sample state.
 
     With y = z where |z|² < mu, otherwise √mu · z / |z|, value: (1/mu) · (-2 mean_i y_i·y'_i + mean of (y_i·y'_j)² over
-    i != j). Eq 6 of the paper; the ball and 1/mu are the authors' code's.
+    i != j). Eq 6 of the paper; the ball and 1/mu come from the authors' code.
     """
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"unimodal": SpectralSettings}

@@ -22,10 +22,10 @@ class TemperatureNetwork(nn.Module):
     """
 
     def __init__(self, width: int, prototypes: int, tau_min: float, tau_max: float, generator: torch.Generator) -> None:
-        """width: d. generator: of the initial weights, on the CPU."""
+        """width: d. generator: draws the initial weights, on the CPU."""
         super().__init__()
         self._tau_min, self._range = tau_min, tau_max - tau_min
-        bound = 1 / math.sqrt(width)  # torch's for a linear layer
+        bound = 1 / math.sqrt(width)  # torch's bound for a linear layer
         self.transform = nn.Parameter(torch.empty(width, width).uniform_(-bound, bound, generator=generator))
         self.shift = nn.Parameter(torch.empty(width).uniform_(-bound, bound, generator=generator))
         self.prototypes = nn.Parameter(torch.empty(prototypes, width).normal_(generator=generator))
@@ -35,10 +35,10 @@ class TemperatureNetwork(nn.Module):
 
     @torch.no_grad()
     def start_at(self, features: Tensor) -> None:
-        """Put the prototypes at features, [m, d], the first ones, again from the start if there are too few.
+        """Set the prototypes to the first of the features, [m, d], repeating them if there are too few.
 
-        With random ones, the prototype that is most alike to every v takes the softmax, and all samples have about the
-        same tau. The features of untrained encoders are so much alike that q depends on the sample.
+        With random prototypes, the prototype most similar to every v takes the softmax, and all samples have about the
+        same tau. Features of untrained encoders are so similar that q depends on the sample.
         """
         count = len(self.prototypes)
         self.prototypes.copy_(features.repeat(-(-count // len(features)), 1)[:count])

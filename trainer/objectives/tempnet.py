@@ -73,7 +73,7 @@ class Tempnet(GlobalContrastive):
     that the network reads. The network's gradient is that of (1/b) sum over samples and sides of G_i tau_i, with G_i,
     the derivative of the value in tau_i, held constant: log(s' + eps) + rho - sum_j p_ij h_ij / tau_i (iSogCLR eq 13).
     Unimodal: a sample's tau is the mean of those predicted from its two views.
-    State: log_s and tau of each side; tau is the one that the sample's last step used, and no step reads it.
+    State: log_s and tau of each side; tau is the value used in the sample's last step, and no step reads it.
     """
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {
@@ -82,7 +82,7 @@ class Tempnet(GlobalContrastive):
     }
 
     predicts = True
-    takes_weights = False  # what a weight would mean for the network's gradient is nobody's definition
+    takes_weights = False  # nobody has defined the effect of a weight on the network's gradient
     settings: TempnetSettings
 
     def __init__(self, mode: str, settings: TempnetSettings) -> None:
@@ -109,14 +109,14 @@ class Tempnet(GlobalContrastive):
                 f"objective 'tempnet': features have {given} numbers, but width is {self.settings.width}; "
                 "make it the features'"
             )
-        if progress.step == 0:  # an image network's at the captions, and the other way round, as in the authors' code
+        if progress.step == 0:  # an image network's at the captions, and vice versa, as in the authors' code
             for side, features in zip(self.sides, pairs.features.flip(0), strict=False):
                 self._network(side).start_at(features)
         with torch.enable_grad():
             tau = self._predicted(pairs, progress)
         of_side = {f"{side}/tau": values for side, values in zip(self.sides, tau.detach(), strict=True)}
         computed = super().compute(pairs, batch, {**state, **of_side}, progress)
-        (of_tau,) = computed.parameter_gradients  # of the whole batch's, as `compute_step` returns it
+        (of_tau,) = computed.parameter_gradients  # for the whole batch, as `compute_step` returns it
         parameters = list(self.parameters())
         own = torch.autograd.grad(tau, parameters, of_tau[:, pairs.own])
         summed = batch.sum(torch.cat([gradient.flatten() for gradient in own]))
@@ -163,7 +163,7 @@ class Tempnet(GlobalContrastive):
     def _kept(self, features: Tensor, progress: Progress) -> Tensor:
         """Return dropout's factors of the global batch, [2, b, d]; the same on every rank and after a resume."""
         keep, generator = 1.0 - self.settings.dropout, _generator(self.settings.seed, progress.step, features.device)
-        # Not empty_like: how gathered features lie in memory depends on the ranks, and values are drawn in that order.
+        # Not empty_like: the memory layout of gathered features, the order of drawing, depends on the ranks.
         drawn = torch.empty(features.shape, dtype=features.dtype, device=features.device)
         return drawn.bernoulli_(keep, generator=generator).div_(keep)
 

@@ -14,7 +14,7 @@ from .pairs import Pairs
 
 
 class VicregSettings(Settings, frozen=True):
-    """Settings of VICReg; the weights are those of the authors' code."""
+    """Settings of VICReg; the default weights are the authors' code's."""
 
     invariance: float = Field(default=25.0, ge=0.0)
     """Weight of the mean squared difference of the views, over samples and columns; 0 or more."""
@@ -47,7 +47,7 @@ class Vicreg(Objective):
         deviations = (views.square().sum(1, keepdim=True) / (samples - 1) + settings.eps).sqrt()
         missing = (1 - deviations).clamp(min=0)
 
-        # The sum of squared covariances, and products with them; one pass gives both.
+        # The sum of squared covariances, and products with them, in one pass.
         squares, products = views.new_zeros(()), torch.empty_like(own)
         for view, of_view, of_own in zip(views, products, own, strict=True):
             for columns, covariances in off_diagonal_products(view, view, settings.budget_on(views.device)):

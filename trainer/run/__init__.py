@@ -1,1 +1,1 @@
-"""A run: its directory, what it is built of, how it begins and is resumed."""
+"""A run: its directory, its parts, its start and its resume."""

@@ -1,4 +1,4 @@
-"""Resolving a run's settings and building its parts."""
+"""Resolve a run's settings and build its parts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
     """
     pairs = dataset.index.mode == "pairs"
     mode = config.objective.mode
-    if mode == "auto":  # what fits the data, or the objective's only mode
+    if mode == "auto":  # the objective's only mode, or the mode that fits the data
         modes = _modes_of(config.objective.name)
         mode = "bimodal" if (pairs and "bimodal" in modes) or modes == {"bimodal"} else "unimodal"
     if mode == "bimodal" and not pairs:
@@ -75,7 +75,7 @@ def _modes_of(objective: str) -> Set[str]:
 
 
 def _check_frame(config: TrainConfig, objective: Objective) -> None:
-    """Raise ConfigError unless momentum network, local views and weights are what the objective takes."""
+    """Raise ConfigError unless the objective supports the momentum network, local views and weights."""
     momentum, local = config.model.momentum, config.data.local_views
     if config.data.weights:
         try:
@@ -108,12 +108,12 @@ def _resolve_data(config: TrainConfig, dataset: Dataset, mode: str) -> DataConfi
 def _has_dali() -> bool:
     try:
         return find_spec("nvidia.dali") is not None
-    except ModuleNotFoundError:  # without any package of NVIDIA's
+    except ModuleNotFoundError:  # without any NVIDIA package
         return False
 
 
 def recipe_named(asked: str | RecipeConfig) -> Recipe:
-    """Return the recipe of the views, no longer `auto`, with its changed fields.
+    """Return the views' recipe, which is no longer `auto`, with its changed fields.
 
     For `module:name` this runs that module. Raises ConfigError for an unknown name or field, or a value out of range.
     """
@@ -159,9 +159,9 @@ def windows_from(steps_done: int, order: Order, epochs: int, world: World = ALON
 def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, world: World = ALONE) -> Order:
     """Create the configured order, windowed if the settings leave that open and the memory budget requires it.
 
-    A dataset in an object store also requires it if it does not fit in data.cache bytes; the narrower window counts.
-    Without that setting it must fit: an order does not depend on how full a disk is.
-    With a selection, which is pinned by now, it is the order of the selected samples' positions.
+    A dataset in an object store that exceeds data.cache bytes also requires windows; the narrower window counts.
+    Without that setting it must fit: an order must not depend on how full a disk is.
+    With a selection, pinned by now, this is the order of the selected samples' positions.
     Raises ConfigError if batch size, memory budget or cache does not fit the dataset, or the number of ranks does not
     divide the order's shards.
     """
@@ -202,7 +202,7 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
 
 
 def pieces_per_step(config: TrainConfig, world: World = ALONE) -> int:
-    """Return in how many pieces a rank encodes its share of a batch: 1 if `micro_batch` is 0 or no smaller.
+    """Return the number of pieces in which a rank encodes its share of a batch: 1 if `micro_batch` is 0 or no smaller.
 
     Raises ConfigError if `micro_batch` does not divide the share.
     """
@@ -220,7 +220,7 @@ def pieces_per_step(config: TrainConfig, world: World = ALONE) -> int:
 
 
 def objective_of(config: TrainConfig) -> Objective:
-    """Create the objective, whose mode is no longer `auto`; its `width`, if it has one, is that of the features.
+    """Create the objective, whose mode is no longer `auto`; its `width`, if it has one, is the features'.
 
     Raises ConfigError for an invalid setting.
     """
@@ -246,7 +246,7 @@ def open_loader(
 ) -> Loader:
     """Open the loader for a rank's share of the dataset in this order: one view per sample if bimodal, else two.
 
-    pieces: how many batches the loader makes of a step's.
+    pieces: number of the loader's batches per step.
 
     Raises ConfigError if the loader's package is missing or the user's augmentation cannot be loaded.
     """
@@ -294,7 +294,7 @@ def _workers_beside_others(loader: str, world: World) -> int | None:
 
 
 def _augmentation_named(name: str) -> Augmentation:
-    """Import the compiled function `module:function`. Raises ConfigError if there is none that fits."""
+    """Import the compiled function `module:function`. Raises ConfigError if it is missing or does not fit."""
     from numba import float32, uint64
     from numba.core.dispatcher import Dispatcher
     from numba.core.errors import NumbaError

@@ -1,4 +1,4 @@
-"""Scheduling and writing checkpoints in the background; all ranks agree on the outcome."""
+"""Schedule and write checkpoints in the background; all ranks agree on the outcome."""
 
 import hashlib
 import logging
@@ -29,7 +29,7 @@ RETRY_SECONDS = 60.0
 """Delay before a failed checkpoint is retried."""
 
 LAST_ATTEMPTS = 4
-"""How often the last checkpoint of a run in a bucket is tried: the store may be away for ten minutes."""
+"""Attempts at the last checkpoint of a run in a bucket: the store may be unreachable for ten minutes."""
 
 _NOT_REMOVED = "old checkpoints could not be removed: %s. The next checkpoint tries again"
 
@@ -46,7 +46,7 @@ class WriteState(IntEnum):
 
 
 class Checkpointer:
-    """Writes one checkpoint at a time in a thread. All ranks make the same calls, and agree on how it went."""
+    """Writes one checkpoint at a time in a thread. All ranks make the same calls, and agree on the outcome."""
 
     def __init__(
         self,
@@ -57,24 +57,24 @@ class Checkpointer:
         world: World,
         dataset_fingerprint: str,
     ) -> None:
-        """log: made durable before each checkpoint, up to the checkpoint's step, and shown with the run's warnings."""
+        """log: made durable before each checkpoint, up to the checkpoint's step, and put with the run's warnings."""
         self._config, self._run, self._store, self._log, self._world = config, run, store, log, world
         self._keep, self._dataset_fingerprint = config.checkpoint, dataset_fingerprint
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="thermopile-checkpoint")
         self._begun_at = time.monotonic()
-        self._retry_at: float | None = None  # set if the last one could not be written
+        self._retry_at: float | None = None  # set if the last checkpoint could not be written
         self._step = 0
         self._writing: Future[None] | None = None
         self._pinned: Future[PinnedMemory] | None = None
 
     def reserve(self, training_state: Callable[[], dict[str, Any]]) -> None:
-        """Let the thread pin memory for copies from a GPU, once, when there is a step's optimiser state to measure.
+        """Let the thread pin memory for copies from a GPU, once, when a step's optimiser state can be measured.
 
-        It takes seconds in a large run. A checkpoint before its end, or one that is larger, is copied without it.
+        This takes seconds in a large run. A checkpoint before its end, or a larger checkpoint, is copied without it.
         """
         if self._pinned is None and self._world.is_first:
             size = bytes_on_gpu(training_state())
-            # The index: in another thread, "cuda" may be another GPU.
+            # Give the index: in another thread, "cuda" may be another GPU.
             device = torch.device("cuda", torch.cuda.current_device())
             self._pinned = self._thread.submit(PinnedMemory, size, device)
             self._pinned.add_done_callback(_warn_of_no_memory)
@@ -83,7 +83,7 @@ class Checkpointer:
         pinned = self._pinned
         if pinned is None or not pinned.done() or pinned.exception():
             return CopyOnHost(state)
-        if len(memory := pinned.result().bytes) < bytes_on_gpu(state):  # the first step was skipped, say
+        if len(memory := pinned.result().bytes) < bytes_on_gpu(state):  # for example, the first step was skipped
             pinned.result().close()
             self._pinned = None
             return CopyOnHost(state)
@@ -108,7 +108,7 @@ class Checkpointer:
     def save(self, step: int, epoch: int, training_state: Callable[[], dict[str, Any]], *, is_last: bool) -> None:
         """Cut the state and copy the model at this step boundary; both are written while training continues.
 
-        A previous checkpoint is waited for. is_last: wait for this one too; it must succeed, or SnapshotError or
+        Waits for a previous checkpoint. is_last: wait for this checkpoint too; it must succeed, or SnapshotError or
         OSError is raised, in a bucket after LAST_ATTEMPTS.
         """
         self.finish()
@@ -125,7 +125,7 @@ class Checkpointer:
             time.sleep(RETRY_SECONDS)
 
     def _snapshot(self, step: int, epoch: int, config_hash: str) -> Future[Snapshot]:
-        """Cut the state; one that is committed already, whose checkpoint could not be written, is taken again."""
+        """Cut the state, or reuse a committed snapshot whose checkpoint could not be written."""
         if (committed := self._store.last_snapshot).step == step > 0:
             taken: Future[Snapshot] = Future()
             taken.set_result(committed)
@@ -142,7 +142,7 @@ class Checkpointer:
         self._writing = self._thread.submit(self._write, step, snapshot, training)
 
     def _write(self, step: int, snapshot: Future[Snapshot], training: CopyOnHost | None) -> None:
-        state = None if training is None else training.result()  # first: an error must not end the copies' memory
+        state = None if training is None else training.result()  # first: an error must not free memory still in use
         committed = snapshot.result()
         if state is None:
             return
@@ -165,7 +165,7 @@ class Checkpointer:
         try:
             snapshots = (snapshot.step for snapshot in list_snapshots(self._run.state))
             kept = retained_steps(snapshots, keep_last, keep_every) | {newest}
-            if keep_every:  # including those whose snapshot is damaged: the weights are intact
+            if keep_every:  # includes steps with a damaged snapshot: the weights are intact
                 kept |= {step for step in checkpoints_in(self._run.checkpoints) if step % keep_every == 0}
             remove_checkpoints(self._run.checkpoints, keep=kept)
         except StoreLockedError:
@@ -174,7 +174,7 @@ class Checkpointer:
             _log.warning(_NOT_REMOVED, error)
 
     def wait(self) -> bool:
-        """Wait for the pending checkpoint, successful or not; return False if there is none."""
+        """Wait for the pending checkpoint, successful or not; return False without one."""
         if self._writing is None:
             return False
         wait([self._writing])
@@ -189,8 +189,8 @@ class Checkpointer:
     def settle(self, of_ranks: list[int], *, must_succeed: bool = False) -> None:
         """Clear the checkpoint once every rank has finished it, and drop the snapshots that it replaces.
 
-        of_ranks: `write_state` of each rank. A failed one is logged as a warning and due again after RETRY_SECONDS;
-        with must_succeed its error is raised: SnapshotError or OSError.
+        of_ranks: `write_state` of each rank. A failed checkpoint is logged as a warning and due again after
+        RETRY_SECONDS; with must_succeed its error is raised: SnapshotError or OSError.
         """
         if self._writing is None or WriteState.WRITING in of_ranks:
             return
@@ -203,7 +203,7 @@ class Checkpointer:
             removed = self._store.retain(keep.keep_last, keep.keep_every, keep.keep_early)
             removed.add_done_callback(_warn_of_failure)
             return
-        lost = isinstance(error, StoreLockedError)  # to another process: no later attempt would succeed
+        lost = isinstance(error, StoreLockedError)  # to another process: later attempts would fail too
         if must_succeed or lost or not isinstance(error, SnapshotError | StateStoreError | OSError):
             raise error
         self._retry_at = time.monotonic() + RETRY_SECONDS

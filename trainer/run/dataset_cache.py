@@ -1,4 +1,4 @@
-"""What a cache of `data.cache` bytes allows the sample order of a dataset in an object store."""
+"""The limits that a cache of `data.cache` bytes sets for the sample order of a dataset in an object store."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..errors import ConfigError
 from ..world import World
 
 RECORD_BYTES, PAGE = 64, 4096
-"""A sample's record, which stays in the cache; the unit in which disks allocate."""
+"""Size of a sample's record, which stays in the cache; allocation unit of disks."""
 
 
 @dataclass(frozen=True)
 class DatasetCache:
-    """The cache of each rank, and what orders need of it."""
+    """The cache of each rank, and orders' needs of it."""
 
     place: str
     limit: int
@@ -43,13 +43,13 @@ class DatasetCache:
 
     @property
     def rows(self) -> int:
-        """Rows that the caches of all ranks hold, of mean size."""
+        """Rows of mean size that the caches of all ranks hold."""
         return int(self.limit * self.ranks // (RECORD_BYTES + self.beton_bytes.sum() / self.first_id[-1]))
 
     def narrowed(self, order: Order, rows: int) -> int:
-        """Return the rows to plan for: fewer than those that `order` was planned for if it needs too much.
+        """Return the rows to plan for: fewer than `rows`, for which `order` was planned, if it needs too much.
 
-        A sixteenth fewer than in proportion, for an order's blocks do not come in all sizes.
+        A sixteenth fewer than in proportion, because an order's blocks do not come in all sizes.
         """
         needed, records = self.needed(order), self._needed_by_records(order)
         if needed <= self.limit:
@@ -59,7 +59,7 @@ class DatasetCache:
     def needed(self, order: Order) -> int:
         """Return the bytes that an order needs in the cache of any one rank: its live blocks, and all its records.
 
-        Blocks are taken to have their share of the shards' bytes, an eighth more if not all of a rank's are live.
+        Blocks are assumed to have their share of the shards' bytes, plus an eighth if not all of a rank's are live.
         Selected samples lie apart, so each takes parts of two pages of the disk besides its own bytes.
         """
         shards, live = order.canonical_shards, min(order.window_blocks + 2, order.blocks_per_shard)
@@ -74,7 +74,7 @@ class DatasetCache:
         return int(of_ranks.max() * (9 / 8 if windowed else 1)) + self._needed_by_records(order)
 
     def _needed_by_records(self, order: Order) -> int:
-        """Return the bytes of the pages that hold a rank's records; of a selection, a page each if there are enough."""
+        """Return the bytes of the pages with a rank's records; for a selection, a page per sample, at most all."""
         rows = -(-order.samples // self.ranks)
         pages = self.first_id[-1] * RECORD_BYTES // PAGE
         own = RECORD_BYTES * rows if self._all_in(order) else PAGE * int(min(rows, pages))
@@ -84,7 +84,7 @@ class DatasetCache:
         return bool(order.samples == self.first_id[-1])
 
     def check(self, order: Order, narrowest: Order) -> None:
-        """Raise ConfigError if the order needs more. narrowest: another that could be chosen, to name the least."""
+        """Raise ConfigError if the order needs more. narrowest: an alternative order, to name the least possible."""
         needed, least = self.needed(order), min(self.needed(order), self.needed(narrowest))
         if needed <= self.limit:
             return

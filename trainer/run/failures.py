@@ -1,4 +1,4 @@
-"""Messages for runs that had to end: the cause, what is intact and what to do."""
+"""Messages for runs that had to end: the cause, what is intact and the cure."""
 
 from ...pipeline.order import AnyOrder
 from ..checkpoints.checkpoint_files import latest_checkpoint
@@ -28,7 +28,7 @@ def samples_after(steps_done: int, order: AnyOrder) -> str:
 
 
 def ranks_lost(run: RunDirectory, lost: str, step: int) -> RanksLostError:
-    """Return the error for a step in which other ranks are missing, described by `lost`; names the last checkpoint."""
+    """Return the error for a step with missing ranks, described by `lost`; names the last checkpoint."""
     last = latest_checkpoint(run.checkpoints)
     left = f"--resume continues from the last checkpoint, {last}" if last else "There is no checkpoint yet"
     return RanksLostError(f"lost {lost} at step {step:,}; see its messages. {left}")

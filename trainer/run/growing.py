@@ -1,4 +1,4 @@
-"""A run with more samples than the one that it starts from: `--init-from RUN --grow`."""
+"""A run with more samples than the run it starts from: `--init-from RUN --grow`."""
 
 from ...pipeline.dataset import Dataset
 from ...state_store import StateReader
@@ -11,7 +11,7 @@ from ..run_directory import RunDirectory
 
 
 def state_to_grow(config: TrainConfig, dataset: Dataset, objective: Objective) -> StateReader:
-    """Return the state of `init_from`, which the first samples of the dataset begin with.
+    """Return the state of `init_from`, the initial state of the dataset's first samples.
 
     Raises ConfigError unless the dataset is that run's, or grew from it by appending, and both keep the same fields;
     RunError and StateStoreError if the state cannot be read.

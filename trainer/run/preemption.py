@@ -6,7 +6,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-"""Ctrl-C, and what schedulers send some time before they kill."""
+"""Ctrl-C, and the signals that schedulers send some time before they kill."""
 EXIT_CODE = 75
 """EX_TEMPFAIL in sysexits.h: try again later, with --resume."""
 
@@ -15,7 +15,7 @@ class StopRequest:
     """Records the first of SIGNALS during the `with` block. Main thread only.
 
     The first signal restores the default handlers, so that a second one ends the process even inside a blocking library
-    call. That is safe: a file that is being written at that moment does not look complete.
+    call. That is safe: a half-written file never looks complete.
     """
 
     def __init__(self, on_request: Callable[[str], None] = lambda name: None) -> None:

@@ -1,4 +1,4 @@
-"""Opening a run: what its ranks start from, which must be the same, and the samples' state at that point."""
+"""Open a run: its ranks' common starting point, and the samples' state at that point."""
 
 import logging
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 def find_start(config: TrainConfig, run: RunDirectory, world: World, *, resume: bool) -> tuple[Dataset, Loaded | None]:
-    """Return the run's dataset, and the newest intact checkpoint if it is to resume from one. Called by all ranks.
+    """Return the run's dataset, and the newest intact checkpoint when resuming. Called by all ranks.
 
     Writes nothing. Raises ConfigError, RunError, DatasetError, OSError; on every rank if one fails or they differ.
     """
@@ -65,14 +65,14 @@ def take_lock(run: RunDirectory, start: Loaded | None, world: World, *, resume: 
     """Take the run's writer lock on rank 0, before anything is written. Called by all ranks.
 
     start: the checkpoint to resume from. until: releases the lock. Raises RunExistsError for a new run as
-    `refuse_existing`, and if another start is just making it; StoreLockedError for a run that another process writes,
-    RunError if it has written a checkpoint after `start`; OSError.
+    `refuse_existing`, and if another start is just creating it; StoreLockedError if another process writes the run,
+    RunError if that process has written a checkpoint after `start`; OSError.
     """
     with agreement(world.control, RunError):
         if not world.is_first:
             return None
         if not resume:
-            run.refuse_existing()  # a directory with something else gets no lock
+            run.refuse_existing()  # an occupied directory gets no lock
         try:
             lock = writer_lock(run.state)
         except StoreLockedError as error:
@@ -98,7 +98,7 @@ def open_store(
     """Open the state at a checkpoint's snapshot; if damaged, at an earlier checkpoint's, which is returned with it.
 
     Without a checkpoint the state is created, or returned to its initial values if a run was killed before its first
-    one. Called by all ranks. Raises RunError, StateStoreError, OSError.
+    checkpoint. Called by all ranks. Raises RunError, StateStoreError, OSError.
     """
     settings: dict[str, Any] = {
         "samples": order.samples,
@@ -122,7 +122,7 @@ def open_store(
     while True:
         try:
             store = StateStore.open(run.state, at=start.info.snapshot, **settings)
-        except Exception as error:  # whatever fails on one rank, fails on all
+        except Exception as error:  # any failure on one rank makes all ranks fail
             is_damaged = world.any_rank(isinstance(error, DamagedChunkError | SnapshotNotFoundError))
             if not is_damaged or (earlier := _earlier(config, run, world, start)) is None:
                 raise
@@ -186,7 +186,7 @@ def _check_settings(config: TrainConfig, start: Loaded, world: World) -> None:
 def refuse_differences(world: World, config: TrainConfig, dataset: Dataset, checkpoint: CheckpointInfo | None) -> None:
     """Raise ConfigError on every rank, naming rank and setting, if the ranks differ. Called by all ranks.
 
-    config: resolved. checkpoint: the one to resume from.
+    config: resolved. checkpoint: the checkpoint to resume from.
     """
     own = facts(config, dataset, checkpoint)
     if found := differences(world.control.broadcast(world.control.gather(own))):
@@ -210,7 +210,7 @@ def facts(config: TrainConfig, dataset: Dataset, checkpoint: CheckpointInfo | No
 
 
 def differences(of_ranks: Sequence[dict[str, Any]]) -> list[str]:
-    """Describe each difference from rank 0: which rank, which fact, both values."""
+    """Describe each difference from rank 0: rank, fact, both values."""
     first, *others = of_ranks
 
     def shown(value: object) -> str:

@@ -55,8 +55,6 @@ FREE_TO_CHANGE = (
 
 
 class Change(NamedTuple):
-    """A changed setting."""
-
     key: str
     before: object
     after: object
@@ -71,7 +69,7 @@ class Change(NamedTuple):
 
 
 def differences(run: TrainConfig, asked: TrainConfig) -> list[Change]:
-    """Return the settings in which `asked` affects a run's results; None for a side that lacks the setting."""
+    """Return the result-affecting settings that `asked` changes; None for a side that lacks the setting."""
     have, want = flat(to_tree(run)), flat(to_tree(asked))
     return [
         Change(key, have.get(key), want.get(key))
@@ -85,7 +83,7 @@ def _shown(value: object) -> str:
 
 
 def as_recorded(asked: TrainConfig, recorded: TrainConfig) -> TrainConfig:
-    """Return `asked` with its sources as the run recorded them, if they are the same ones.
+    """Return `asked` with its sources as the run recorded them, if they are the same.
 
     So the command that started a run also resumes it, even if the source run has newer checkpoints by now, or the
     directory of a local model or a file of selected samples is gone. Reads nothing; `asked` is not resolved yet.
@@ -117,10 +115,10 @@ def _encoder_as_recorded(asked: EncoderConfig, recorded: EncoderConfig) -> Encod
 def resumed_config(
     directory: RunDirectory, given: Layers, dataset: Dataset, world: World, allow_change: Collection[str]
 ) -> TrainConfig:
-    """Return a run's settings with the changes among the given ones. Raises ConfigError for changes not allowed."""
+    """Return a run's settings with the given changes. Raises ConfigError for changes not allowed."""
     recorded, named = directory.config_to_resume(accept_edits=False), code_in(given.load())
     for key, code in code_in(recorded).items():
-        if named.get(key) != code:  # before it is imported
+        if named.get(key) != code:  # before the import
             raise ConfigError(
                 f"{directory.config_file} sets {key} = {code!r}, which imports that module and runs its "
                 "code. If you trust it, name it in your settings, too"
@@ -135,7 +133,7 @@ def resumed_config(
 def resolved_changes(
     run: Place, recorded: TrainConfig, asked: TrainConfig, dataset: Dataset, world: World, allowed: Collection[str]
 ) -> tuple[TrainConfig, list[Change]]:
-    """Return the settings to resume a run with, resolved, and what they change; arguments as `allowed_changes`.
+    """Return the resolved settings to resume a run with, and their changes; arguments as `allowed_changes`.
 
     recorded, asked: not resolved yet. Raises ConfigError as `resolve` and `allowed_changes`.
     """
@@ -165,8 +163,8 @@ def allowed_changes(run: Place, recorded: TrainConfig, asked: TrainConfig, allow
 def changes_since(checkpoint: Place, settings: Mapping[str, Any], now: TrainConfig) -> list[Change]:
     """Return the changes that affect results between a checkpoint's settings and the run's resolved settings `now`.
 
-    settings: those in checkpoint.json. Raises ConfigError naming every change that no resumed run can make, RunError
-    if this version does not know the settings.
+    settings: from checkpoint.json. Raises ConfigError naming every change that no resumed run can make, RunError if
+    this version does not know the settings.
     """
     try:
         before = load_config(settings)
@@ -185,11 +183,11 @@ def changes_since(checkpoint: Place, settings: Mapping[str, Any], now: TrainConf
 
 
 def _impossible(changes: list[Change], recorded: TrainConfig) -> dict[str, str]:
-    """Return key → why a change cannot be made, for those that cannot: FIXED, and values that the objective learns."""
+    """Return key → reason for each impossible change: of FIXED settings, and of values that the objective learns."""
     learned = []
-    if all(change.key != "objective.name" for change in changes):  # which is impossible, and may name code to import
+    if all(change.key != "objective.name" for change in changes):  # impossible, and the name may be code to import
         objective = objective_of(recorded)
-        learned = [name for name, _ in objective.named_parameters()]  # their initial values no longer matter
+        learned = [name for name, _ in objective.named_parameters()]  # initial values no longer matter
         if objective.temperature_rate is not None:
             learned += ["eta", "betas"]  # the checkpoint restores the temperature's optimiser
     reasons = FIXED | {f"objective.{name}": _RESTORED for name in learned}

@@ -1,4 +1,4 @@
-"""A run's parts and records, for any training loop: `Trainer` is ours, and a loop of one's own works the same way."""
+"""A run's parts and records, for any training loop: `Trainer` has ours, and a user's loop works the same way."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ class Stateful(Protocol):
 class Run:
     """A run, new or resumed: dataset, order, encoders, objective, samples' state, metrics and checkpoints.
 
-    In a loop of one's own, each step takes a batch of `batches()`, its state from `take`, gives the new state to `put`
-    before backprop, and ends with `end_step`, which writes the log and the checkpoints that are due. Optimisers and the
-    like become part of the checkpoints by `attach`. So `inspect`, `status`, `eval` and `export` work on the run.
+    In a user's loop, each step takes a batch from `batches()` and its state from `take`, passes the new state to `put`
+    before backprop, and ends with `end_step`, which writes the log and due checkpoints. `attach` makes optimisers and
+    the like part of the checkpoints. So `inspect`, `status`, `eval` and `export` work on the run.
 
-    Random numbers (dropout) are those of the step, so a resumed run neither repeats nor omits anything. With several
-    ranks, each has a run, and all make the same calls.
+    Random numbers (dropout) depend on the step, so a resumed run neither repeats nor omits any. With several ranks,
+    each has a run, and all make the same calls.
 
-    Steps are counted as steps done: `steps_done` is the number before a step while it is made. The step that makes it n
-    is step n in metrics.jsonl, in the state and in the names of checkpoints.
+    `steps_done` counts completed steps, so during a step it excludes that step. The step that raises it to n is step n
+    in metrics.jsonl, in the state and in the names of checkpoints.
     """
 
     def __init__(self, config: TrainConfig, run: RunDirectory, world: World, *, resume: bool) -> None:
@@ -87,7 +87,7 @@ class Run:
         if config.data.local_views:
             self.encoders.image.backbone.check_side(config.data.local_size)
         self.selection = Selection(run.selection) if config.data.select or config.data.weights else None
-        # The same order in ids of the dataset, for the loader and for messages; the state counts as `order` does.
+        # The same order as ids of the dataset, for the loader and for messages; the state uses `order`'s numbers.
         self.served = Selected(self.order, self.selection, self.dataset.n) if self.selection else self.order
         self.total_steps = config.epochs * self.order.steps_per_epoch
         self.steps_done = self._refused_rows = self._refused_before = 0
@@ -96,7 +96,7 @@ class Run:
         self._pace = Pace(CudaDevice(self.device)) if self.device.type == "cuda" else None
         self.objective.communicating = partial(self._clock.computing, "communication")
         self._parts: dict[str, Stateful] = {"encoders": self.encoders, "objective": self.objective}
-        self._start: Loaded | None = None  # the checkpoint to restore parts from, until the first step
+        self._start: Loaded | None = None  # the checkpoint from which parts are restored, until the first step
         self._has_stepped = False
         with ExitStack() as opened:
             opened.enter_context(fast_kernels(config))
@@ -123,7 +123,7 @@ class Run:
                 self.steps_done, self._start = start.info.step, start
             self.store.expect(windows_from(self.steps_done, self.order, config.epochs, world))
             self._expect_samples(opened)
-            self._prefetched = self.steps_done + 1  # the rows of that many steps need no prefetch
+            self._prefetched = self.steps_done + 1  # number of steps whose rows need no prefetch
             with agreement(world.slow_group, RunError):  # reading a long log takes a while
                 if world.is_first:
                     run.remove_leftovers()
@@ -140,7 +140,7 @@ class Run:
             self._resources = opened.pop_all()
 
     def _expect_samples(self, opened: ExitStack) -> None:
-        """Let a dataset in an object store be read ahead, until the run is closed."""
+        """Let a dataset in an object store read ahead until the run is closed."""
         cache = DatasetCache.of(self.config.data, self.dataset, self.world)
         if cache is not None and self.config.data.loader != "synthetic":
             windows = windows_from(self.steps_done, self.order, self.config.epochs, self.world)
@@ -159,10 +159,10 @@ class Run:
     ) -> Self:
         """Start the run in the directory or at the address `path`, or resume it there.
 
-        What `settings` leaves out, a resumed run keeps.
-        data: the dataset, a path or an address. settings: a tree as in a TOML file, over those of the preset.
-        allow_change: settings, or tables of settings, that may differ from the run's, such as `epochs`. world: as
-        `joined_world` yields it under torchrun; all ranks call this.
+        A resumed run keeps the settings that `settings` leaves out.
+        data: the dataset, a path or an address. settings: a tree as in a TOML file, over the preset's.
+        allow_change: settings, or tables of settings, that may differ from the run's, such as `epochs`. world: from
+        `joined_world` under torchrun; all ranks call this.
         Raises ConfigError, also for other changes, RunError, DatasetError, StateStoreError, OSError.
         """
         directory, given = RunDirectory(place_of(path)), Layers()
@@ -189,7 +189,7 @@ class Run:
         return run
 
     def _prepare(self) -> None:
-        """Make what a subclass needs, before anything is written. Called by all ranks.
+        """Make a subclass's own parts, before anything is written. Called by all ranks.
 
         Raises ConfigError for settings that only the trainer's loop can follow.
         """
@@ -202,7 +202,7 @@ class Run:
 
     @property
     def progress(self) -> Progress:
-        """How far the training is, for schedules."""
+        """The training's progress, for schedules."""
         return Progress(self.steps_done, self.order.steps_per_epoch)
 
     def attach(self, **parts: Stateful) -> None:
@@ -219,11 +219,11 @@ class Run:
             restore(self._start, self.store, parts)
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the batches of all steps to come, on the run's device; ids stay on the CPU.
+        """Yield the batches of all coming steps, on the run's device; ids stay on the CPU.
 
-        Raises RuntimeError unless `end_step` was called once for each.
+        Raises RuntimeError unless `end_step` was called once for each batch.
         """
-        self._clock.end_step()  # what came before belongs to no step
+        self._clock.end_step()  # earlier time belongs to no step
         for pieces in self._steps():
             (batch,), before = pieces, self.steps_done
             self._seed_random_numbers()
@@ -234,14 +234,14 @@ class Run:
                 )
 
     def take(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the state of the batch's samples, each field [b] on the device, and prefetch that of coming ones.
+        """Return the state of the batch's samples, each field [b] on the device, and prefetch coming samples' state.
 
-        Their weights are `weight` in it, if the run has some.
+        With sample weights, it includes them as `weight`.
         """
         return self._take(batch.sample_ids)
 
     def put(self, batch: Batch, state: Mapping[str, Tensor]) -> None:
-        """Give back the new state of the batch's samples; it is written while the step goes on.
+        """Store the new state of the batch's samples; it is written while the step continues.
 
         Call it before backprop: the new state depends on the forward pass alone.
         """
@@ -268,7 +268,7 @@ class Run:
             state = self.store.take(rows)
         if self.selection is not None and self.selection.weights is not None:
             weights = torch.from_numpy(self.selection.weights[rows])
-            if self.device.type == "cuda":  # a copy from other memory would wait for what the GPU has still to do
+            if self.device.type == "cuda":  # a copy from other memory would wait for all queued work of the GPU
                 weights = weights.pin_memory()
             state[WEIGHT] = weights.to(self.device, non_blocking=True)
         self._prefetch()
@@ -280,7 +280,7 @@ class Run:
             self.store.put(rows, state, step=self.steps_done + 1)  # asynchronous: written during backprop
 
     def _rows_of(self, sample_ids: Tensor) -> NDArray[np.int64] | Tensor:
-        """Return the ids under which the store has the samples: their positions, if the run selects samples."""
+        """Return the samples' ids in the store: their positions if the run selects samples."""
         if self.selection is None:
             return sample_ids
         return self.selection.positions(sample_ids.numpy(), expected=self._positions(self.steps_done))
@@ -291,7 +291,7 @@ class Run:
         return self.order.batch_ids(*place, self.world.rank, self.world.size)
 
     def _steps(self) -> Iterator[Iterator[Batch]]:
-        """Yield the batches of all steps to come, each as its pieces."""
+        """Yield the batches of all coming steps, each as its pieces."""
         while self.steps_done < self.total_steps:
             epoch, step = divmod(self.steps_done, self.order.steps_per_epoch)
             pieces = self._awaited(self.loader.epoch(epoch, step * self._pieces))
@@ -310,9 +310,9 @@ class Run:
             yield piece
 
     def _seed_random_numbers(self, piece: int = 0) -> None:
-        """Derive random numbers, e.g. for dropout, from the step, so that nothing needs saving; ranks differ.
+        """Seed random numbers, e.g. for dropout, from the step, so that nothing needs saving; ranks differ.
 
-        piece: from 1 on if the numbers are for one piece of the batch.
+        piece: 1 or more for the numbers of one piece of the batch.
         """
         key = f"{self.config.seed}/{self.steps_done}/{self.world.rank}{f'/{piece}' if piece else ''}"
         seed = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest())
@@ -321,7 +321,7 @@ class Run:
             torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)
 
     def _prefetch(self) -> None:
-        """Let the store gather the rows of coming steps, each step's once."""
+        """Let the store gather the rows of coming steps, once for each step."""
         end = min(self.steps_done + 1 + self.config.state.prefetch_steps, self.total_steps)
         for steps_done in range(self._prefetched, end):
             rows = self._positions(steps_done)
@@ -340,7 +340,7 @@ class Run:
         self.log.add({"step": self.steps_done, **scalars, "refused_rows": self._refused_rows} | times | backlog)
 
     def _begin_step(self) -> None:
-        """Drop the checkpoint that the run was resumed from, which parts are no longer restored from."""
+        """Drop the checkpoint that the run was resumed from: no part may be restored from it any more."""
         self._start, self._has_stepped = None, True
 
     def _agree(self, stop: bool) -> tuple[bool, bool]:
@@ -368,7 +368,7 @@ class Run:
 
     def _not_finite(self, steps_done: int, why: str) -> TrainingError:
         """steps_done: number before the bad step."""
-        self.checkpointer.wait()  # on this rank only: the others may not know yet
+        self.checkpointer.wait()  # on this rank only, since the others may not know yet
         return not_finite(self.run_directory, self.served, steps_done, why)
 
     def close(self) -> None:

@@ -25,9 +25,9 @@ RECENT_STEPS = 100
 """Number of steps to average over."""
 CURVE_POINTS = 60
 EVALUATIONS, WARNINGS = 10, 5
-"""Number of the last evaluations and warnings to read."""
+"""Number of latest evaluations and warnings to read."""
 SILENT_SECONDS = 600.0
-"""A run that is quiet for this long, and for ten times its usual interval between writes, may be hung."""
+"""A run quiet for this long, and for ten times its usual interval between writes, may be hung."""
 COVERAGE_BLOCKS = 16
 """Evenly spaced blocks of the state from which the share of visited samples is estimated."""
 
@@ -36,7 +36,7 @@ _WARNING_BYTES = 1 << 14
 
 @dataclass(frozen=True)
 class StepsStatus:
-    """Content of metrics.jsonl; None for values it lacks, as in runs of older versions."""
+    """Content of metrics.jsonl; None for missing values, as in runs of older versions."""
 
     step: int
     """Steps written so far."""
@@ -62,12 +62,10 @@ class StepsStatus:
 
 @dataclass(frozen=True)
 class StateStatus:
-    """Status of the samples' state."""
-
     samples: int
     """Samples that the run trains on."""
     dataset_samples: int
-    """All samples of its dataset; more if the run selects some."""
+    """All samples of its dataset; more than `samples` if the run selects some."""
     snapshots: list[str]
     """Tags, oldest first."""
     coverage: float
@@ -84,20 +82,18 @@ class CheckpointStatus:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """The status of a run."""
-
     run: str
     state: str
     """running; silent (a process holds the lock but has been quiet); stopped; finished; never started."""
     writer: str | None
-    """`pid N on HOST`: the process that is training, or, if stopped, the one that was killed."""
+    """`pid N on HOST`: the training process, or, if stopped, the killed process."""
     epochs: int
     batch_size: int
     total_steps: int | None
     """None if the state, which knows the number of samples, cannot be read."""
     samples_per_second: float | None
     seconds_left: float | None
-    """Only for a running run."""
+    """Only while running."""
     steps: StepsStatus | None
     """None before the first line."""
     checkpoints: list[CheckpointStatus]
@@ -108,7 +104,7 @@ class RunStatus:
     warnings: list[str]
     """The last lines of warnings.log."""
     notes: list[str]
-    """What could not be read, and why."""
+    """Files that could not be read, and the reasons."""
 
 
 def read_status(run: RunDirectory) -> RunStatus:
@@ -140,7 +136,7 @@ def read_status(run: RunDirectory) -> RunStatus:
 
 
 def _writer(run: RunDirectory, notes: list[str]) -> tuple[str | None, float | None]:
-    """Return the process that the lock names, and if it holds it, the seconds since it wrote anything."""
+    """Return the process that the lock names and, if it holds the lock, the seconds since its last write."""
     try:
         lock = lock_status(run.state_lock)
     except OSError as error:
@@ -162,7 +158,7 @@ def _state(
     total: int | None,
     silence: float | None,
 ) -> str:
-    """every_steps: after which the run writes something. silence: seconds since it did; None if no process runs it."""
+    """every_steps: steps between the run's writes. silence: seconds since its last write; None without a process."""
     if silence is not None:
         between_writings = every_steps * (steps.step_seconds or 0.0) if steps else 0.0
         return "silent" if silence > max(SILENT_SECONDS, 10 * between_writings) else "running"
@@ -172,7 +168,7 @@ def _state(
 
 
 def _every_steps(run: RunDirectory, config: TrainConfig, checkpoints: Sequence[CheckpointStatus]) -> int:
-    """Return after how many steps the run writes something: lines, or in a bucket a part of them at each checkpoint."""
+    """Return the steps between the run's writes: of lines, or in a bucket of a part of them at each checkpoint."""
     if not run.metrics.is_late or not checkpoints:
         return config.log_every
     return checkpoints[-1].step - (checkpoints[-2].step if len(checkpoints) > 1 else 0)

@@ -1,4 +1,4 @@
-"""Training on selected samples, and with weights: from the user's Parquet files to the run's own copy."""
+"""Train on selected or weighted samples: from the user's Parquet files to the run's own copy."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -19,24 +19,24 @@ from ..config import DataConfig
 from ..errors import ConfigError
 
 SELECTING = ("select", "weights")
-"""Settings of `data`, and options of the command, that name a file."""
+"""Settings of `data`, and command-line options, that name a file."""
 SAMPLE_ID, WEIGHT = "sample_id", "weight"
 
 ROWS_AT_ONCE = 1 << 18
 MAX_UNSORTED = 1 << 26
-"""Rows that are sorted in memory, in about a gigabyte. A longer file must be in the order of its ids."""
+"""Rows sorted in memory, in about a gigabyte. A longer file must be in the order of its ids."""
 
 _PINNED = re.compile(r"(?P<path>.+)@(?P<rows>[0-9]+)-(?P<sha256>[0-9a-f]{64})", re.DOTALL)
 
 Ids = NDArray[np.int64]
 Rows = tuple[Ids, NDArray[np.float64]]
-"""Ascending ids [m], and their weights [m]; no weights are read where none are asked for."""
+"""Ascending ids [m], and their weights [m], which are read only on request."""
 
 
 def pinned(file: str, option: str) -> str:
-    """Return FILE as FILE@ROWS-SHA256, by which another file is recognised; unchanged if it is that already.
+    """Return FILE as FILE@ROWS-SHA256, which reveals another file; unchanged if pinned already.
 
-    option: `select` or `weights`, for messages. Raises ConfigError if it cannot be read or lacks a column.
+    option: `select` or `weights`, for messages. Raises ConfigError if the file cannot be read or lacks a column.
     """
     if not file or _PINNED.fullmatch(file):
         return file
@@ -53,7 +53,7 @@ def rows_of(pinned: str) -> int:
 
 
 def as_recorded_file(asked: str, recorded: str) -> str:
-    """Return the recorded, pinned file for an asked one that has the same path and is gone: the run has its copy."""
+    """Return the recorded, pinned file if the asked file has its path and is gone: the run has its own copy."""
     parts = _PINNED.fullmatch(recorded)
     return recorded if parts is not None and asked == parts["path"] and not Path(asked).exists() else asked
 
@@ -95,7 +95,7 @@ def write_selection(data: DataConfig, dataset: DatasetIndex, folder: Place) -> N
 
 
 def check_own_copy(data: DataConfig, selection: Selection) -> None:
-    """Raise SelectionError unless a run's own copy is whole and of these files. Reads all of it."""
+    """Raise SelectionError unless a run's own copy is complete and made from these files. Reads all of it."""
     about = selection.about
     kept = rows_of(data.select) if data.select else about.samples
     if (about.kept, bool(about.ids), bool(about.weights)) != (kept, bool(data.select), bool(data.weights)):
@@ -175,7 +175,7 @@ def _sorted(file: Path, option: str, dataset: DatasetIndex) -> Iterator[Rows]:
 
 
 def _checked(piece: pa.Table, where: str, samples: int) -> Rows:
-    """Return a piece's ids, int64 [m], and weights, float64 [m]. Raises ConfigError if one is not possible."""
+    """Return a piece's ids, int64 [m], and weights, float64 [m]. Raises ConfigError for an impossible value."""
     for name, column in zip(piece.column_names, piece.columns, strict=True):
         if column.null_count:
             raise ConfigError(f"{where} has rows without a {name} (null); remove them")
@@ -203,7 +203,7 @@ def _as_table(batch: pa.RecordBatch) -> pa.Table:
 
 @contextmanager
 def _opened(path: Path, option: str) -> Iterator[pq.ParquetFile]:
-    """Open a file with the option's columns. Raises ConfigError if it is no such file or has no rows."""
+    """Open a file with the option's columns. Raises ConfigError if it is not Parquet or has no rows."""
     try:
         with open_regular(path) as file, pq.ParquetFile(file) as parquet:
             _check_columns(parquet.schema_arrow, [SAMPLE_ID, *([WEIGHT] if option == "weights" else [])], path, option)
@@ -218,7 +218,7 @@ def _opened(path: Path, option: str) -> Iterator[pq.ParquetFile]:
 
 
 def _check_dataset(schema: pa.Schema, dataset: DatasetIndex, where: str) -> None:
-    """Raise ConfigError if a file says that its ids are those of another dataset; one of a user's own need not say."""
+    """Raise ConfigError if a file says that its ids belong to another dataset; a user's file need not say so."""
     named = (schema.metadata or {}).get(FINGERPRINT.encode())
     if named is not None and named != dataset.fingerprint.encode():
         raise ConfigError(

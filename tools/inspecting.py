@@ -42,8 +42,9 @@ from .progress import progress_bar, task_bars, working
 from .report.duplicates import duplicate_facts, write_duplicates_page
 from .report.neighbourhood import listed_ids, listings
 from .report.neighbourhood import rows as table_of
-from .report.page import history_table, write_report, write_samples
+from .report.page import write_report, write_samples
 from .report.sheets import facts
+from .report.tables import history
 from .terminal import print_facts, print_table
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def print_samples(
         click.echo()
         print_facts(facts(sample))
         if sample.history:
-            head, rows = history_table(sample)
+            head, rows = history(sample)
             titles = [head[0], *(f">{word}" for word in head[1:])]
             print_table(titles, [[cell if isinstance(cell, str) else cell.shown for cell in row] for row in rows])
         if found := around.get(sample.sample_id):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from .confirmation import Confirmation
 from .correlation import Correlation
@@ -158,6 +158,13 @@ def sparkline(values: Distribution) -> str:
     most = max(1, int(counts.max()))
     # Round up, so that every non-empty bar is visible.
     return "".join(_BARS[-(-int(count) * (len(_BARS) - 1) // most)] if count else "·" for count in counts)
+
+
+def per_side(figures: Mapping[str, str]) -> str:
+    """Return `+0.93 (image) and +0.92 (text)`, or just the figure if there is one side."""
+    if len(figures) == 1:
+        return next(iter(figures.values()))
+    return " and ".join(f"{figure} ({side})" for side, figure in figures.items())
 
 
 def tau(value: float | None) -> str:

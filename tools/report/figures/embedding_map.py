@@ -56,6 +56,11 @@ def colour_legend(colouring: Colouring) -> list[tuple[str, str, str]]:
     return list(zip(CLASS_COLOURS, drawn, colouring.names, strict=False))
 
 
+def class_names(colouring: Colouring) -> str:
+    """Return which class each label in the figure stands for."""
+    return "; ".join(f"{drawn}: {name}" for _, drawn, name in colour_legend(colouring))
+
+
 def _draw_tau(figure: Figure, axes: Axes, shown: EmbeddingMap, sides: list[Side], style: Style) -> None:
     tau = np.concatenate([points.tau for points in shown.points.values()])
     low, high = np.quantile(tau, (_CLIPPED, 1 - _CLIPPED))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ...pipeline.errors import DatasetError
 from ...trainer.errors import ConfigError, RunError
 from .checkpoint_encoders import load_encoders
+from .json_fields import Hidden, Shown, named
 from .kinds import KIND_NAMES, KIND_SHEET_SAMPLES, MISFIT, STUCK, Codes, KindRules, SampleKinds
 from .run import Inspection
 from .state_blocks import Rows
@@ -36,29 +37,34 @@ OnProgress = Callable[[int, int], None]
 """Samples embedded, total."""
 
 
+def _number(mask: NDArray[np.bool_]) -> int:
+    return int(mask.sum())
+
+
 @dataclass(frozen=True)
 class Confirmation:
     """What a forward pass says about the suspects, m of them."""
 
-    sample_ids: NDArray[np.int64]
-    """int64 [m], ascending; the next six are in this order."""
-    state_kinds: Codes
-    """int8 [m]: their kinds by the state alone."""
-    kinds: Codes
-    """int8 [m]: their kinds by the forward pass."""
-    silent: NDArray[np.bool_]
-    """bool [m]: on a side, the weights of the sample's negatives sum to less than 0.01, so its gradient is nothing."""
-    misfit: NDArray[np.bool_]
-    """bool [m]: on every side, a negative is above the positive."""
-    score: NDArray[np.float64]
-    """float64 [m]: mean of log s and log g, summed over the sides; the state's alone without tau."""
-    margin: NDArray[np.float32]
-    """float32 [m]: cosine of the pair minus that of its hardest negative, on the side where that is lowest."""
-    negatives: int
-    """Number of samples that each was compared with."""
     checkpoint: str
     """Checkpoint of the encoders: step-N."""
-    weights: Weights
+    weights: str
+    """`averaged` or `raw`."""
+    negatives: int
+    """Number of samples that each was compared with."""
+    sample_ids: Annotated[NDArray[np.int64], Shown(len), named("suspects")]
+    """int64 [m], ascending; the next six are in this order."""
+    misfit: Annotated[NDArray[np.bool_], Shown(_number)]
+    """bool [m]: on every side, a negative is above the positive."""
+    silent: Annotated[NDArray[np.bool_], Shown(_number)]
+    """bool [m]: on a side, the weights of the sample's negatives sum to less than 0.01, so its gradient is nothing."""
+    state_kinds: Hidden[Codes]
+    """int8 [m]: their kinds by the state alone."""
+    kinds: Hidden[Codes]
+    """int8 [m]: their kinds by the forward pass."""
+    score: Hidden[NDArray[np.float64]]
+    """float64 [m]: mean of log s and log g, summed over the sides; the state's alone without tau."""
+    margin: Hidden[NDArray[np.float32]]
+    """float32 [m]: cosine of the pair minus that of its hardest negative, on the side where that is lowest."""
 
 
 class Compared(NamedTuple):
@@ -115,9 +121,17 @@ def _confirmed(
     misfit = np.maximum.reduce(margins) < -LEAST_LEAD
     stuck = kinds.rules.is_stuck(rows) & silent
     return Confirmation(
-        suspects, kinds.rules.kinds(rows), kinds.rules.first_kind(rows, stuck, misfit),
-        silent, misfit, score, np.minimum.reduce(margins), len(negatives), found.checkpoint.name, found.weights,
-    )  # fmt: skip
+        checkpoint=found.checkpoint.name,
+        weights=found.weights,
+        negatives=len(negatives),
+        sample_ids=suspects,
+        misfit=misfit,
+        silent=silent,
+        state_kinds=kinds.rules.kinds(rows),
+        kinds=kinds.rules.first_kind(rows, stuck, misfit),
+        score=score,
+        margin=np.minimum.reduce(margins),
+    )
 
 
 def compared_ids(survey: Survey, kinds: SampleKinds) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from typing import NamedTuple
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from .distribution import Distribution
 
@@ -34,6 +37,9 @@ class Joint(NamedTuple):
     """Rank correlation over the samples; None if either value is constant."""
 
 
+SPEARMAN = attrgetter("spearman")
+
+
 class JointCounts:
     """Counts pairs of temperatures and sums up their ranks, block by block; their distributions must be complete."""
 
@@ -59,7 +65,8 @@ class JointCounts:
         return Joint(self._counts, self._edges, both / (first * second) ** 0.5 if first and second else None)
 
 
-class Correlation(NamedTuple):
+@dataclass(frozen=True)
+class Correlation:
     """Spearman's rank correlation of group size and the group's mean tau, over the groups."""
 
     spearman: float
@@ -105,6 +112,10 @@ class Correlation(NamedTuple):
     def verdict(self) -> str:
         """Strength and certainty: `strong and certain`, `weak but certain`."""
         return f"{self.strength} {'and' if self.is_strong == self.is_likely else 'but'} {self.certainty}"
+
+    @model_serializer(mode="wrap")
+    def _in_json(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {**fields(self), "strength": self.strength, "certainty": self.certainty}
 
 
 def correlate(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .json_fields import Shown
+
+QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 MANTISSA_BITS = 11
 RELATIVE_PRECISION = 2.0**-MANTISSA_BITS
 """Two values that differ by less than this share of themselves, 0.05 %, may count as equal."""
@@ -111,6 +115,17 @@ class Distribution:
         # If all values are equal, draw one bar of visible width.
         margin = 0.0 if high > low else abs(low) * 0.005 or 0.005
         return np.linspace(low - margin, high + margin, bars + 1)
+
+    def figures(self) -> dict[str, float] | None:
+        """Return the number of finite values, their mean, extremes and quantiles; None without any."""
+        if not self.count:
+            return None
+        quantiles = {f"q{share:.2f}": self.quantile(share) for share in QUANTILES}
+        return {"count": self.count, "mean": self.mean, "min": self.min, **quantiles, "max": self.max}
+
+
+Figures = Annotated[Distribution, Shown(Distribution.figures)]
+"""A distribution that JSON has as its figures."""
 
 
 def _place(values: NDArray[np.float32]) -> NDArray[np.int64]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +13,9 @@ from numpy.typing import NDArray
 from ...state_store import Snapshot, StateReader, list_snapshots
 from ...state_store.schema import VISITS
 from ...trainer.errors import ConfigError
-from .correlation import Joint, JointCounts
-from .distribution import Distribution, Smallest
+from .correlation import SPEARMAN, Joint, JointCounts
+from .distribution import Distribution, Figures, Smallest
+from .json_fields import BY_NAME, Hidden, Shown, named
 from .run import Inspection
 from .state_blocks import read_blocks
 from .survey import with_tau
@@ -24,7 +26,8 @@ Tau = dict[str, NDArray[np.float32]]
 """Side -> float32 [m]."""
 
 
-class Mover(NamedTuple):
+@dataclass(frozen=True)
+class Mover:
     """A sample whose tau moved, with its tau at both snapshots."""
 
     sample_id: int
@@ -36,11 +39,11 @@ class Mover(NamedTuple):
 class SideDrift:
     """How one side's tau moved, over the samples visited in both snapshots."""
 
-    name: str
+    name: Hidden[str]
     """As in the state: `image`, `text` or `sample`."""
-    joint: Joint
+    joint: Annotated[Joint, Shown(SPEARMAN), named("spearman")]
     """Tau at the earlier snapshot (rows) against tau at the later one, and their rank correlation."""
-    change: Distribution
+    change: Figures
     """Later tau minus earlier tau."""
     share_risen: float
     """0 … 1."""
@@ -54,11 +57,11 @@ class SideDrift:
 class Drift:
     """Drift from the snapshot with the lower step to the other, in whichever order they were named."""
 
-    earlier: Snapshot
-    later: Snapshot
+    earlier: Annotated[Snapshot, Shown(attrgetter("tag")), named("from")]
+    later: Annotated[Snapshot, Shown(attrgetter("tag")), named("to")]
     visited: int
     """Samples visited by both snapshots."""
-    sides: list[SideDrift]
+    sides: Annotated[list[SideDrift], BY_NAME]
 
 
 def drift(inspection: Inspection, against: str, on_progress: Callable[[int], None] = lambda done: None) -> Drift | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from ...trainer.evaluation.bands import BANDS, band_of_class
 from .checkpoint_encoders import CheckpointEncoders, load_encoders
 from .correlation import NO_GROUP
 from .groups import CLASS_COLUMN, Groups
+from .json_fields import Hidden, Shown
 from .run import Inspection
 from .survey import Pool, Survey
 
@@ -68,19 +69,19 @@ class Colouring(NamedTuple):
 class EmbeddingMap:
     """t-SNE of the features that the objective compares, after the projection heads."""
 
-    sample_ids: NDArray[np.int64]
-    """int64 [m], ascending."""
-    points: dict[str, Points]
-    """Side of the state -> points."""
-    colouring: Colouring | None
-    """None if the dataset has fewer than two classes."""
-    similarity: NDArray[np.float32] | None
-    """float32 [m]: cosine similarity of each picture and its caption; None without captions."""
     checkpoint: str
     """Checkpoint of the encoders: step-N."""
+    weights: str
+    """Which of the checkpoint's weights the encoders have: `averaged` or `raw`."""
     perplexity: float
-    weights: Weights
-    """Which of the checkpoint's weights the encoders have."""
+    sample_ids: Annotated[NDArray[np.int64], Shown(np.ndarray.tolist)]
+    """int64 [m], ascending."""
+    points: Annotated[dict[str, Points], Shown(lambda sides: {side: at.xy.tolist() for side, at in sides.items()})]
+    """Side of the state -> points."""
+    colouring: Hidden[Colouring | None]
+    """None if the dataset has fewer than two classes."""
+    similarity: Hidden[NDArray[np.float32] | None]
+    """float32 [m]: cosine similarity of each picture and its caption; None without captions."""
 
 
 def embedding_map(

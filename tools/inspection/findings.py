@@ -21,6 +21,7 @@ from .confirmation import Confirmation, compared_ids, confirm, with_confirmed
 from .drift import Drift, drift, in_order
 from .embedding_map import EmbeddingMap, embedding_map
 from .groups import CLASS_COLUMN
+from .json_fields import Hidden
 from .kinds import CROWDED, KIND_NAMES, MANY_AT_BOUND, MISFIT, STUCK, hardly_differs
 from .predicted import other_dataset, predict, refuse_other_dataset
 from .run import LATEST, Inspection, read_run
@@ -50,17 +51,17 @@ MANY_MISFITS = 0.05
 class Findings:
     """A run and its findings; parts that do not exist or were not requested are None, and notes say why."""
 
-    inspection: Inspection
+    inspection: Hidden[Inspection]
     survey: Survey | None
-    drift: Drift | None = None
-    samples: Mapping[int, Sample] = field(default_factory=dict)
-    """The samples shown with pictures, by id."""
-    through_time: ThroughTime | None = None
-    map: EmbeddingMap | None = None
     confirmation: Confirmation | None = None
     """The forward pass behind some of the survey's kinds."""
+    through_time: ThroughTime | None = None
+    drift: Drift | None = None
+    map: EmbeddingMap | None = None
     said_first: Sequence[str] = ()
     """Sentences on the coldest samples where these are a crowd or have something in common."""
+    samples: Hidden[Mapping[int, Sample]] = field(default_factory=dict)
+    """The samples shown with pictures, by id."""
 
     @property
     def warnings(self) -> list[str]:
@@ -104,7 +105,7 @@ def look(
                 moved = drift(inspection, against, on_progress)
         samples = read_samples(inspection, shown_ids(found, moved))
         first = said_first(inspection, found, samples)
-        return Findings(inspection, found, moved, samples, confirmation=confirmation, said_first=first)
+        return Findings(inspection, found, drift=moved, samples=samples, confirmation=confirmation, said_first=first)
 
     findings = read_again(read, run, at, data, allow_code=allow_code)
     inspection, found = findings.inspection, findings.survey
@@ -218,7 +219,7 @@ def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
 
 def _warnings_of_side(inspection: Inspection, side: Side) -> Iterator[str]:
     bounds, rho = inspection.tau, inspection.config.objective.settings.get("rho")
-    low, high = side.at_floor or 0.0, side.at_ceiling or 0.0
+    low, high = side.share_at_tau_min or 0.0, side.share_at_tau_max or 0.0
     if low >= MANY_AT_BOUND:
         yield (f"rho{'' if rho is None else f' = {rho:g}'} seems never to bind: {low:.0%} of the {side.name} "
                f"temperatures are at their floor, tau_min = {bounds.lowest:g}. The weights of their negatives "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,7 @@ from ...pipeline.dataset import PLACE_IN_SHARD, Dataset
 from ...trainer.errors import ConfigError
 from ...trainer.evaluation.bands import BANDS, band_of_class
 from .correlation import NO_GROUP, Correlation, correlate
+from .json_fields import Hidden, Shown, named
 from .state_blocks import ROWS_AT_ONCE
 
 MAX_GROUPS = 100_000
@@ -43,7 +44,8 @@ class GroupTau(NamedTuple):
     """int64 [groups]: samples at or above the 95 % quantile of all."""
 
 
-class Band(NamedTuple):
+@dataclass(frozen=True)
+class Band:
     """A third of the groups by size (head, medium, tail): the numbers of iSogCLR Figure 5, left."""
 
     name: str
@@ -54,7 +56,8 @@ class Band(NamedTuple):
     """By side."""
 
 
-class BandTau(NamedTuple):
+@dataclass(frozen=True)
+class BandTau:
     """Tau over the visited samples of a band; None if there are too few, as in GroupTau."""
 
     mean: float | None
@@ -69,17 +72,17 @@ class Groups:
     """Size and tau of every group, largest group first, then by name."""
 
     column: str
-    names: list[str]
-    sizes: NDArray[np.int64]
+    names: Annotated[list[str], Shown(len), named("groups")]
+    sizes: Hidden[NDArray[np.int64]]
     """int64 [groups]: samples of the group in the dataset, visited or not."""
-    visited: NDArray[np.int64]
+    visited: Hidden[NDArray[np.int64]]
     """int64 [groups]."""
-    tau: dict[str, GroupTau]
+    tau: Hidden[dict[str, GroupTau]]
     """By side."""
     correlation: dict[str, Correlation | None]
     """Side -> correlation; None with fewer than two sizes or two mean temperatures to rank."""
     bands: list[Band]
-    pool_codes: NDArray[np.int64]
+    pool_codes: Hidden[NDArray[np.int64]]
     """int64 [pool]: index in `names` of each sample of the survey's pool, -1 without a group."""
 
     @property

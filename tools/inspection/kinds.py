@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import model_serializer
 
 from ...state_store.schema import VISITS
 from .distribution import Distribution, Smallest
+from .json_fields import Hidden
 from .run import Inspection, TauSettings
 from .state_blocks import Rows, read_blocks
 
@@ -222,17 +225,24 @@ def hardly_differs(tau: Distribution, bounds: TauSettings) -> bool:
 class SampleKinds:
     """The kinds of a snapshot's samples."""
 
-    rules: KindRules
+    rules: Hidden[KindRules]
     counts: dict[str, int]
     """Kind -> number of samples; only those that the state's fields allow."""
     sheets: dict[str, list[int]]
     """Kind -> ids to show, the most typical first; of ordinary samples, random ones."""
     crowding: float | None
     """Share of the negatives that are near-copies, 0 … 1, as s of the crowded samples tells; None without any."""
-    suspects: NDArray[np.int64]
+    suspects: Hidden[NDArray[np.int64]]
     """int64: stuck and misfit samples, the most suspicious first, as many as were asked for."""
     confirmed: dict[str, int] = field(default_factory=dict)
     """Kind -> how many of `counts` a forward pass decided."""
+
+    @model_serializer
+    def _in_json(self) -> dict[str, Any]:
+        return {
+            name: {"samples": number, "confirmed": self.confirmed.get(name, 0), "first": self.sheets[name]}
+            for name, number in self.counts.items()
+        }
 
     @property
     def worth_showing(self) -> bool:

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from .confirmation import Confirmation
 from .correlation import Correlation
-from .distribution import Distribution
+from .distribution import QUANTILES, Distribution
 from .drift import Drift
 from .kinds import SampleKinds
 from .run import Inspection
 from .survey import Survey
 from .whole_run import Doubted
 
-QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 TERMINAL_QUANTILES = (0.05, 0.5, 0.95)
 SETTINGS = ("rho", "gamma", "eta", "tau_step", "tau_init", "tau_min", "tau_max")
 _BARS = "▁▂▃▄▅▆▇█"
@@ -95,9 +94,9 @@ def table(inspection: Inspection, survey: Survey, quantiles: Sequence[float] = Q
         rows.append([label, *(tau(of_side.quantile(at)) for of_side in taus)])
     rows.append(["highest", *(tau(of_side.max) for of_side in taus)])
     if (low := bounds.lowest) is not None:
-        rows.append([f"share at tau_min ({low:g})", *(share(side.at_floor) for side in survey.sides)])
+        rows.append([f"share at tau_min ({low:g})", *(share(side.share_at_tau_min) for side in survey.sides)])
     if (high := bounds.highest) is not None:
-        rows.append([f"share at tau_max ({high:g})", *(share(side.at_ceiling) for side in survey.sides)])
+        rows.append([f"share at tau_max ({high:g})", *(share(side.share_at_tau_max) for side in survey.sides)])
     for groups in survey.groups:
         found, word = [groups.correlation[side.name] for side in survey.sides], groups.word
         rows += [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from ...state_store import StateReader
 from ...state_store.schema import LAST_STEP, VISITS
 from .correlation import Joint, JointCounts
-from .distribution import Distribution, Smallest
+from .distribution import Distribution, Figures, Smallest
 from .groups import CLASS_COLUMN, GroupCounts, Groups, Labels, TooManyGroupsError, check_columns
+from .json_fields import BY_NAME, Hidden, Shown, named
 from .kinds import KindCounts, SampleKinds, TauCounts
 from .run import Inspection, TauSettings
 from .state_blocks import Rows, read_blocks
@@ -35,14 +36,13 @@ ENDS: tuple[End, End] = ("lowest", "highest")
 class Side:
     """One side of the pairs, or the only side of a run on images."""
 
-    name: str
+    name: Hidden[str]
     """As in the state: `image`, `text` or `sample`."""
-    tau: Distribution
+    tau: Figures
     """Tau of the visited samples."""
-    at_floor: float | None
-    """Share of them at tau_min, 0 … 1; None if the objective has none."""
-    at_ceiling: float | None
-    """Share of them at tau_max."""
+    share_at_tau_min: float | None
+    """Of them, 0 … 1; None if the objective has none."""
+    share_at_tau_max: float | None
 
 
 class Sheet(NamedTuple):
@@ -80,19 +80,21 @@ class Survey:
     """Samples that the run trains on: all of the dataset, or those selected. All figures are of them."""
     dataset_samples: int
     """All samples of the dataset."""
+    share_visited: float
+    """0 … 1."""
     never_visited: list[int]
     """The lowest ids, ten at most."""
-    visits: Distribution
+    visits: Figures
     """Visits of all samples."""
-    staleness: Distribution
+    staleness: Annotated[Figures, named("staleness_steps")]
     """Steps since the last visit, for visited samples."""
-    fields: dict[str, Distribution]
+    fields: dict[str, Figures]
     """Field name, such as `image/log_s` -> values of the visited samples."""
-    sides: list[Side]
+    sides: Annotated[list[Side], BY_NAME]
     """Empty if the objective keeps no tau or no sample was visited."""
-    joint: Joint | None
-    sheets: list[Sheet]
-    pool: Pool
+    joint: Annotated[Joint | None, Shown(lambda joint: joint and joint.spearman), named("image_and_text_spearman")]
+    sheets: Hidden[list[Sheet]]
+    pool: Hidden[Pool]
     groups: list[Groups]
     """One entry per requested column that has groups."""
     kinds: SampleKinds | None
@@ -103,10 +105,6 @@ class Survey:
     @property
     def visited(self) -> int:
         return self.staleness.count
-
-    @property
-    def share_visited(self) -> float:
-        return self.visited / self.samples
 
 
 def survey(
@@ -144,7 +142,8 @@ def survey(
     if kinds and kinds.worth_showing and kinds.unknown:
         notes.append(f"The objective keeps too little state to tell which samples are {' or '.join(kinds.unknown)}.")
     return Survey(
-        reader.kept, reader.samples, first.never_visited, first.visits, first.staleness, first.fields, sides,
+        reader.kept, reader.samples, first.staleness.count / reader.kept, first.never_visited,
+        first.visits, first.staleness, first.fields, sides,
         second.joint.result() if second.joint else None, second.sheets(), pool, second.groups(pool), kinds,
         whole_run.doubted() if whole_run and "doubt_after" in inspection.config.objective.settings else None,
     )  # fmt: skip

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from ...state_store import DamagedChunkError, Snapshot, SnapshotNotFoundError, StateReader, list_snapshots
 from ...state_store.durable import Repository
 from ...state_store.schema import VISITS
 from .distribution import Distribution
+from .json_fields import Hidden, named
 from .run import Inspection
 from .state_blocks import pieces
 
@@ -21,7 +24,8 @@ MAX_ROWS = 200_000_000
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
-class TauAt(NamedTuple):
+@dataclass(frozen=True)
+class TauAt:
     """One side's tau at one snapshot, over the samples visited by then."""
 
     quantiles: tuple[float, ...]
@@ -29,29 +33,39 @@ class TauAt(NamedTuple):
     share_at_tau_min: float | None
     """0 … 1; None if the objective has no tau_min."""
 
+    @model_serializer
+    def _in_json(self) -> dict[str, float | None]:
+        quantiles = zip(QUANTILES, self.quantiles, strict=True)
+        return {f"q{share:.2f}": value for share, value in quantiles} | {"share_at_tau_min": self.share_at_tau_min}
 
-class Moment(NamedTuple):
+
+@dataclass(frozen=True)
+class Moment:
     """One snapshot."""
 
-    snapshot: Snapshot
+    snapshot: Hidden[Snapshot]
     visited: int
     """Visited samples among those read."""
     tau: dict[str, TauAt]
     """By side."""
+
+    @model_serializer(mode="wrap")
+    def _in_json(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {"tag": self.snapshot.tag, "step": self.snapshot.step, **fields(self)}
 
 
 @dataclass(frozen=True)
 class ThroughTime:
     """The snapshots of a run that have visited samples, at least one, oldest first."""
 
-    sides: tuple[str, ...]
+    sides: Hidden[tuple[str, ...]]
     """As in the state: `image` and `text`, or `sample`."""
-    moments: list[Moment]
-    every: int
+    every: Annotated[int, named("one_block_of")]
     """1: every sample was read. N: one in N blocks of rows, the same ones in every snapshot. Conversion permutes
     sample ids, so this is a fair sample."""
     samples_read: int
     """Per snapshot."""
+    moments: Annotated[list[Moment], named("snapshots")]
 
 
 def through_time(inspection: Inspection, on_progress: Progress = lambda done: None) -> ThroughTime | None:
@@ -72,7 +86,7 @@ def through_time(inspection: Inspection, on_progress: Progress = lambda done: No
         return _read_moment(reader.of_rows(), blocks, sides, inspection.tau.lowest)
 
     moments = [moment for moment in read_every_snapshot(inspection, read, on_progress) if moment]
-    return ThroughTime(sides, moments, every, sum(map(len, blocks))) if moments else None
+    return ThroughTime(sides, every, sum(map(len, blocks)), moments) if moments else None
 
 
 def read_every_snapshot(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,8 @@ PRECISION = (
 """What readers of a list of misfits are told about it."""
 
 
-class Doubted(NamedTuple):
+@dataclass(frozen=True)
+class Doubted:
     """Which pairs a run with `doubt_after` doubted, as far as its snapshots show."""
 
     shares: dict[int, float]

@@ -25,9 +25,8 @@ def points(seed):
 @pytest.fixture
 def shown():
     classes = Colouring(["head", "medium", "tail"], np.arange(60) % 3, are_classes=False)
-    return EmbeddingMap(
-        np.arange(60), {"image": points(0), "text": points(1)}, classes, np.ones(60, np.float32), "step-5", 30.0, "raw"
-    )
+    sides = {"image": points(0), "text": points(1)}
+    return EmbeddingMap("step-5", "raw", 30.0, np.arange(60), sides, classes, np.ones(60, np.float32))
 
 
 def drawn(draw, *data_and_style):

@@ -68,6 +68,12 @@ def test_a_run_that_doubts_pairs_has_their_share_and_how_many_came_back(hostile_
     assert "Doubted pairs" not in page._following(shown[1])
 
 
+def test_a_run_whose_samples_have_too_few_visits_to_be_doubted_has_a_page(hostile_dataset, write_state, tmp_path):
+    n = hostile_dataset.n
+    run = write_state(tmp_path / "run", hostile_dataset, {"image/tau": np.full(n, 0.1)}, np.ones(n, int), doubt_after=1)
+    assert "Doubted pairs" not in page._following(look(run.path))
+
+
 def test_a_run_on_images_is_told_of_one_side_and_of_no_caption(images_dataset, write_state, tmp_path):
     n = images_dataset.n
     columns = {"sample/tau": np.linspace(0.1, 0.2, n), "sample/log_s": np.where(np.arange(n) == 4, 3.0, -1.0)}

@@ -39,7 +39,7 @@ def through_time():
         Moment(snapshot(step), 60, {side: TauAt(tuple(found.tolist()), None) for side in SIDES})
         for step, found in zip((200, 400, 440), quantiles, strict=True)
     ]
-    return ThroughTime(SIDES, moments, every=1, samples_read=60)
+    return ThroughTime(SIDES, every=1, samples_read=60, moments=moments)
 
 
 @pytest.fixture(scope="module")

@@ -43,8 +43,7 @@ from .report.duplicates import duplicate_facts, write_duplicates_page
 from .report.neighbourhood import listed_ids, listings
 from .report.neighbourhood import rows as table_of
 from .report.page import write_report, write_samples
-from .report.sheets import facts
-from .report.tables import history
+from .report.sheets import facts, number, state_word
 from .terminal import print_facts, print_table
 
 if TYPE_CHECKING:
@@ -148,9 +147,8 @@ def print_samples(
         click.echo()
         print_facts(facts(sample))
         if sample.history:
-            head, rows = history(sample)
-            titles = [head[0], *(f">{word}" for word in head[1:])]
-            print_table(titles, [[cell if isinstance(cell, str) else cell.shown for cell in row] for row in rows])
+            titles = ["snapshot", *(f">{state_word(column)}" for column in sample.history[0].values)]
+            print_table(titles, [[at.snapshot.tag, *map(number, at.values.values())] for at in sample.history])
         if found := around.get(sample.sample_id):
             for listing in listings(sample, found):
                 click.echo(f"{listing.title}. {listing.words}".rstrip())

@@ -14,6 +14,16 @@ Known = Mapping[str, Correlation]
 """Side -> correlation of group size and mean tau."""
 
 
+MAX_GROUP_ROWS = 1000
+"""More rows make the page slow to open; beyond this, only the largest and the smallest groups are shown."""
+
+
+def shown(groups: Groups) -> list[int]:
+    """Return the places of the groups to list."""
+    places, half = list(range(len(groups.names))), MAX_GROUP_ROWS // 2
+    return places if len(places) <= MAX_GROUP_ROWS else places[:half] + places[-half:]
+
+
 def known(survey: Survey, groups: Groups) -> Known:
     return {side.name: found for side in survey.sides if (found := groups.correlation[side.name])}
 

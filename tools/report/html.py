@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from ..inspection.kinds import MIN_VISITS
 from ..inspection.through_time import QUANTILES
 from ..inspection.whole_run import PRECISION
 from ..plain_text import plain_text
-from . import grouping, kinds, neighbourhood, sheets, tables
+from . import grouping, kinds, neighbourhood, sheets
 from .figures import by_group, embedding_map, histograms, over_time
 from .figures.style import DARK, LIGHT, PIXELS_PER_INCH, narrow, png_of
 from .sheets import data_uri
@@ -84,9 +85,10 @@ def _environment() -> Environment:
         finalize=lambda value: value if isinstance(value, Markup) else _cut(value),
     )
     made.filters |= {"cut": _cut, "thousands": "{:,}".format, "tau": summary.tau, "share": summary.share,
-                     "sort_key": _sort_key}  # fmt: skip
+                     "sort_key": _sort_key,
+                     "state_word": sheets.state_word}  # fmt: skip
     made.globals |= {
-        "forms": forms, "summary": summary, "grouping": grouping, "tables": tables, "sheets": sheets, "kinds": kinds,
+        "forms": forms, "summary": summary, "grouping": grouping, "sheets": sheets, "kinds": kinds,
         "neighbourhood": neighbourhood, "by_group": by_group, "embedding_map": embedding_map,
         "histograms": histograms, "over_time": over_time, "MIN_FOR_INTERVAL": MIN_FOR_INTERVAL,
         "MIN_VISITS": MIN_VISITS, "QUANTILES": QUANTILES, "PRECISION": PRECISION,
@@ -100,5 +102,5 @@ def _cut(words: object, most: int = 1000) -> Markup:
 
 
 def _sort_key(value: float | None) -> str:
-    """Return a number as the page's script reads it; empty for None."""
-    return "" if value is None else f"{value:.9g}".replace("inf", "Infinity")
+    """Return a number as the page's script reads it; empty for None and NaN."""
+    return "" if value is None or math.isnan(value) else f"{value:.9g}".replace("inf", "Infinity")

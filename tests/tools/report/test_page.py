@@ -15,7 +15,7 @@ from thermopile.tools.inspection.correlation import Correlation
 from thermopile.tools.inspection.findings import look
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.survey import survey
-from thermopile.tools.report import grouping, tables
+from thermopile.tools.report import grouping
 from thermopile.tools.report import page as page_module
 from thermopile.tools.report.figures.by_group import draw_tau_by_group
 from thermopile.tools.report.figures.style import DARK, LIGHT, png_of
@@ -231,7 +231,7 @@ def test_a_cell_brings_the_number_by_which_it_is_sorted(found):
 
 
 def test_above_the_limit_only_the_largest_and_the_smallest_classes_are_listed(found, monkeypatch):
-    monkeypatch.setattr(tables, "MAX_GROUP_ROWS", 4)
+    monkeypatch.setattr(grouping, "MAX_GROUP_ROWS", 4)
     table = part("groups.html", "group_table", found.sides, found.groups[0])
     assert [row[0] for row in rows_of(table)] == ["34", "16", "2", "1"]
     caption = Page(table).text("caption")

@@ -173,7 +173,7 @@ def _cosines(inspection: Inspection) -> tuple[NDArray[np.float32], NDArray[np.fl
     largest of its picture with another caption, or of its caption with another picture."""
     dataset, data, reader = _dataset(inspection), inspection.config.data, inspection.reader
     assert reader is not None
-    encoders = load_encoders(inspection, reader.snapshot, dataset, None, False).encoders
+    encoders = load_encoders(inspection, reader.snapshot, dataset, None, False, "margins are by").encoders
     pictures, captions = sample_features(
         encoders, dataset, np.arange(dataset.n), recipe_named(data.recipe), data.image_size, torch.device("cpu"),
         lambda done, total: None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from pydantic import TypeAdapter
 
 from .duplicates import THRESHOLDS, Duplicates
 from .findings import Findings
-from .neighbours import Neighbours, Ranking
+from .neighbours import Neighbours
 from .run import Inspection
 from .samples import Sample
 from .summary import SETTINGS
@@ -57,6 +58,8 @@ def samples_to_json(
 
     around: neighbours by id, where they were asked for.
     """
+    in_json = partial(TypeAdapter(Neighbours).dump_python, mode="json", by_alias=True, exclude_none=True)
+    neighbours = {id: {"pair_similarity": None} | in_json(found) for id, found in around.items()}
     return {
         **_about(inspection),
         "samples": [
@@ -65,7 +68,7 @@ def samples_to_json(
                 "share_with_lower_tau": sample.ranks, "kind": sample.kind,
                 "history": [{"tag": at.snapshot.tag, "step": at.snapshot.step, **_finite(at.values)}
                             for at in sample.history],
-                **({"neighbours": _neighbours(around[sample.sample_id])} if sample.sample_id in around else {}),
+                **({"neighbours": neighbours[sample.sample_id]} if sample.sample_id in around else {}),
             }
             for sample in samples
         ],
@@ -82,19 +85,6 @@ def duplicates_to_json(inspection: Inspection, found: Duplicates, rows: Path) ->
         "copies": sum(found.sizes.values()) - len(found.sizes), "compared": found.compared,
         "thresholds": dict(THRESHOLDS), "pairs": str(rows), "notes": inspection.notes,
     }  # fmt: skip
-
-
-def _neighbours(found: Neighbours) -> dict[str, Any]:
-    return {
-        "pair_similarity": found.pair_similarity,
-        "nearest": {kind: _ranking(ranking) for kind, ranking in found.nearest.items()},
-        "negatives": {side: _ranking(ranking) for side, ranking in found.negatives.items()},
-    }
-
-
-def _ranking(ranking: Ranking) -> dict[str, Any]:
-    weights = {} if ranking.weights is None else {"p": ranking.weights.tolist()}
-    return {"sample_ids": ranking.sample_ids.tolist(), "similarity": ranking.similarity.tolist(), **weights}
 
 
 def _finite(values: Mapping[str, float | int]) -> dict[str, float | int | None]:

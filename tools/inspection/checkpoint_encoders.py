@@ -24,14 +24,14 @@ class CheckpointEncoders(NamedTuple):
     """That of the snapshot's step, else the latest."""
     weights: Weights
     """Which of the checkpoint's weights they have."""
-    foreign_to: str | None
-    """Tag of the snapshot if the checkpoint is of another one, for a note; else None."""
 
 
 def load_encoders(
-    inspection: Inspection, snapshot: Snapshot, dataset: Dataset, weights: Weights | None, allow_code: bool
+    inspection: Inspection, snapshot: Snapshot, dataset: Dataset, weights: Weights | None, allow_code: bool, use: str
 ) -> CheckpointEncoders:
     """Load the encoders of a snapshot's checkpoint. weights, allow_code: as restore_encoders.
+
+    use: what they are used for, in a note if none belongs to the snapshot, such as `its kinds are confirmed by`.
 
     Raises RunError, ConfigError, OSError.
     """
@@ -43,4 +43,7 @@ def load_encoders(
     checkpoint = checkpoints_in(run.checkpoints).get(snapshot.step) or find_checkpoint(run, LATEST)
     info, training = load_found(checkpoint)
     encoders = restore_encoders(config, checkpoint, training, dataset.index.tokenizer, weights, allow_code=allow_code)
-    return CheckpointEncoders(encoders, checkpoint, weights, None if info.snapshot == snapshot.id else snapshot.tag)
+    if info.snapshot != snapshot.id:
+        note = f"No checkpoint belongs to the snapshot {snapshot.tag}: {use} checkpoint {checkpoint.name}."
+        inspection.notes.append(note)
+    return CheckpointEncoders(encoders, checkpoint, weights)

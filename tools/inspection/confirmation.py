@@ -66,6 +66,11 @@ class Confirmation:
     margin: Hidden[NDArray[np.float32]]
     """float32 [m]: cosine of the pair minus that of its hardest negative, on the side where that is lowest."""
 
+    @property
+    def margins(self) -> dict[int, float]:
+        """By id."""
+        return dict(zip(self.sample_ids.tolist(), self.margin.tolist(), strict=True))
+
 
 class Compared(NamedTuple):
     """One side of the suspects against the negatives, [m] each."""
@@ -107,10 +112,8 @@ def _confirmed(
     suspects, negatives = compared_ids(survey, kinds)
     if len(negatives) < MIN_NEGATIVES:
         raise RunError(f"it needs {MIN_NEGATIVES} visited samples, but there are only {len(negatives)}; try later")
-    found = load_encoders(inspection, reader.snapshot, dataset, weights, allow_code)
-    if found.foreign_to:
-        inspection.notes.append(f"No checkpoint belongs to the snapshot {found.foreign_to}: its kinds are confirmed "
-                                f"by the encoders of checkpoint {found.checkpoint.name}.")  # fmt: skip
+    use = "its kinds are confirmed by the encoders of"
+    found = load_encoders(inspection, reader.snapshot, dataset, weights, allow_code, use)
     rows = reader.rows_at(suspects, kinds.rules.columns)
     shown = np.union1d(suspects, negatives)
     features = _features(inspection, found.encoders, shown, on_progress)

@@ -18,7 +18,7 @@ from ...trainer.evaluation.bands import BANDS, band_of_class
 from .checkpoint_encoders import CheckpointEncoders, load_encoders
 from .correlation import NO_GROUP
 from .groups import CLASS_COLUMN, Groups
-from .json_fields import Hidden, Shown
+from .json_fields import TO_LIST, Hidden, Shown
 from .run import Inspection
 from .survey import Pool, Survey
 
@@ -74,7 +74,7 @@ class EmbeddingMap:
     weights: str
     """Which of the checkpoint's weights the encoders have: `averaged` or `raw`."""
     perplexity: float
-    sample_ids: Annotated[NDArray[np.int64], Shown(np.ndarray.tolist)]
+    sample_ids: Annotated[NDArray[np.int64], TO_LIST]
     """int64 [m], ascending."""
     points: Annotated[dict[str, Points], Shown(lambda sides: {side: at.xy.tolist() for side, at in sides.items()})]
     """Side of the state -> points."""
@@ -115,7 +115,8 @@ def _made(
     classes = next((g for g in survey.groups if g.column == CLASS_COLUMN), None)
     ends = {side.name: _ends(pool.tau[side.name]) for side in survey.sides}
     places = np.union1d(_stratified(pool, classes), np.concatenate([end for both in ends.values() for end in both]))
-    found = load_encoders(inspection, inspection.reader.snapshot, inspection.dataset, weights, allow_code)
+    use = "the map shows its temperatures on the embeddings of"
+    found = load_encoders(inspection, inspection.reader.snapshot, inspection.dataset, weights, allow_code, use)
     features = _embed(inspection, found, inspection.dataset, pool.sample_ids[places], on_progress)
     perplexity = min(PERPLEXITY, (len(features) * len(places) - 1) / 3)
     on_progress("t-SNE", 0, 1)
@@ -184,9 +185,6 @@ def _embed(
     from ...trainer.evaluation.features import sample_features
 
     data = inspection.config.data
-    if found.foreign_to:
-        inspection.notes.append(f"No checkpoint belongs to the snapshot {found.foreign_to}: the map shows its "
-                                f"temperatures on the embeddings of checkpoint {found.checkpoint.name}.")  # fmt: skip
     features = sample_features(
         found.encoders, dataset, sample_ids, recipe_named(data.recipe), data.image_size, torch.device("cpu"),
         partial(on_progress, "embeddings"),

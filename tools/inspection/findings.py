@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -101,8 +100,9 @@ def look(
             return Findings(inspection, found)
         found, confirmation = confirm_with_progress(inspection, found, suspects, weights, allow_code)
         if against and found.sides:
-            with _progress("comparing snapshots", 2 * found.dataset_samples, 2 * found.dataset_samples) as on_progress:
-                moved = drift(inspection, against, on_progress)
+            rows = 2 * found.dataset_samples
+            with progress_bar("comparing snapshots", rows, hidden=rows < ROWS_IN_TWO_SECONDS) as bar:
+                moved = drift(inspection, against, bar.update)
         samples = read_samples(inspection, shown_ids(found, moved))
         first = said_first(inspection, found, samples)
         return Findings(inspection, found, drift=moved, samples=samples, confirmation=confirmation, said_first=first)
@@ -112,8 +112,8 @@ def look(
     if found is None or not found.sides or inspection.prediction:
         return findings
     history = Repository.open(inspection.run.state).history()
-    with _progress("reading all snapshots", len(history), found.samples) as on_progress:
-        findings = replace(findings, through_time=through_time(inspection, on_progress))
+    with progress_bar("reading all snapshots", len(history), hidden=found.samples < ROWS_IN_TWO_SECONDS) as bar:
+        findings = replace(findings, through_time=through_time(inspection, bar.update))
     if with_map:
         with working("map of the embeddings") as status:
 
@@ -152,11 +152,12 @@ def survey_with_progress(
 ) -> Survey | None:
     """Survey the snapshot. over_run: sort misfits and suspects by the whole run."""
     samples, whole_run = inspection.reader.samples if inspection.reader else 0, None
+    hidden = 2 * samples < ROWS_IN_TWO_SECONDS
     if over_run and samples and not inspection.prediction:
-        with task_bars(hidden=2 * samples < ROWS_IN_TWO_SECONDS) as show:
+        with task_bars(hidden=hidden) as show:
             whole_run = WholeRun(inspection, partial(show, "reading all snapshots"))
-    with _progress("reading the state", 2 * samples, 2 * samples) as on_progress:
-        return survey(inspection, by, on_progress, suspects=suspects, whole_run=whole_run)
+    with progress_bar("reading the state", 2 * samples, hidden=hidden) as bar:
+        return survey(inspection, by, bar.update, suspects=suspects, whole_run=whole_run)
 
 
 def confirm_with_progress(
@@ -171,12 +172,6 @@ def confirm_with_progress(
             inspection, survey, lambda done, total: bar.update(done), weights=weights, allow_code=allow_code
         )
     return (replace(survey, kinds=with_confirmed(survey.kinds, found)) if found else survey), found
-
-
-@contextmanager
-def _progress(title: str, total: int, rows: int) -> Iterator[Callable[[int], None]]:
-    with progress_bar(title, total, hidden=rows < ROWS_IN_TWO_SECONDS) as bar:
-        yield bar.update
 
 
 def shown_ids(survey: Survey, drift: Drift | None) -> list[int]:

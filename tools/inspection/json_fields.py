@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, GetCoreSchemaHandler, WrapSerializer
@@ -24,6 +25,7 @@ class Shown:
 
 Hidden = Annotated[T, Shown(bool), Field(exclude=True)]
 """A field that JSON does not have."""
+TO_LIST = Shown(methodcaller("tolist"))
 BY_NAME = WrapSerializer(lambda parts, show: {part.name: shown for part, shown in zip(parts, show(parts), strict=True)})
 
 

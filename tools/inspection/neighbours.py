@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from ...pipeline.cores import cores
 from ...trainer.errors import ConfigError
 from .features_file import FeaturesFile
+from .json_fields import TO_LIST, Shown, named
 
 PICTURES, CAPTIONS = "pictures", "captions"
 _KINDS = (PICTURES, CAPTIONS)
@@ -28,18 +30,20 @@ _Places = tuple[int, int]
 """Side of the features of the anchor, and of the samples that it is compared with."""
 
 
-class Ranking(NamedTuple):
+@dataclass(frozen=True)
+class Ranking:
     """Other samples, the most similar first; of ties, the lowest ids first."""
 
-    sample_ids: NDArray[np.int64]
+    sample_ids: Annotated[NDArray[np.int64], TO_LIST]
     """int64 [k]."""
-    similarity: NDArray[np.float32]
+    similarity: Annotated[NDArray[np.float32], TO_LIST]
     """float32 [k]: cosine similarity of the features."""
-    weights: NDArray[np.float64] | None = None
+    weights: Annotated[NDArray[np.float64] | None, Shown(lambda p: p if p is None else p.tolist()), named("p")] = None
     """float64 [k]: p*, the softmax over all negatives; None without a temperature."""
 
 
-class Neighbours(NamedTuple):
+@dataclass(frozen=True)
+class Neighbours:
     """What surrounds a sample."""
 
     nearest: dict[str, Ranking]
@@ -81,7 +85,7 @@ def find_neighbours(features: FeaturesFile, sample_id: int, count: int, tau: Map
         for places, found in best.items():
             found.join(other[places])
     return Neighbours(
-        nearest={_KINDS[kind]: best[kind, kind].ranking()._replace(weights=None) for kind in range(len(own))},
+        nearest={_KINDS[kind]: replace(best[kind, kind].ranking(), weights=None) for kind in range(len(own))},
         negatives={side: best[_places(side, len(own))].ranking() for side in tau},
         pair_similarity=float(own[0] @ own[1]) if len(own) == 2 else None,
     )

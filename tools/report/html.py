@@ -18,7 +18,7 @@ from ..inspection.kinds import MIN_VISITS
 from ..inspection.through_time import QUANTILES
 from ..inspection.whole_run import PRECISION
 from ..plain_text import plain_text
-from . import grouping, kinds, neighbourhood, sheets
+from . import grouping, neighbourhood, sheets
 from .figures import by_group, embedding_map, histograms, over_time
 from .figures.style import DARK, LIGHT, PIXELS_PER_INCH, narrow, png_of
 from .sheets import data_uri
@@ -85,10 +85,9 @@ def _environment() -> Environment:
         finalize=lambda value: value if isinstance(value, Markup) else _cut(value),
     )
     made.filters |= {"cut": _cut, "thousands": "{:,}".format, "tau": summary.tau, "share": summary.share,
-                     "sort_key": _sort_key,
-                     "state_word": sheets.state_word}  # fmt: skip
+                     "sort_key": _sort_key, "state_word": sheets.state_word}  # fmt: skip
     made.globals |= {
-        "forms": forms, "summary": summary, "grouping": grouping, "sheets": sheets, "kinds": kinds,
+        "forms": forms, "summary": summary, "grouping": grouping, "sheets": sheets,
         "neighbourhood": neighbourhood, "by_group": by_group, "embedding_map": embedding_map,
         "histograms": histograms, "over_time": over_time, "MIN_FOR_INTERVAL": MIN_FOR_INTERVAL,
         "MIN_VISITS": MIN_VISITS, "QUANTILES": QUANTILES, "PRECISION": PRECISION,

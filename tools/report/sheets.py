@@ -22,6 +22,10 @@ _TABLE = {"group": "class", "caption": "caption", "uri": "uri", "key": "key", "w
 EDGES = (384, 288, 224, 160, 112, 80, 48)
 """Sizes to try for a picture's longer side, in pixels, from clear to barely recognisable."""
 JPEG_QUALITY = 80
+_VISITS, _LOG_S, _TAU = ("visits", "{:,}"), ("log_s", "{:+.2f}"), ("tau", "{:.4f}")
+_FIGURES = {"too_few_visits": (_VISITS,), "stuck": (_LOG_S,), "misfit": (_LOG_S,), "crowded": (_TAU,),
+            "rare": (_TAU,), "ordinary": (_TAU, _LOG_S, _VISITS)}  # fmt: skip
+"""Kind -> field of the state and format of the figure on a card; the first that the state has."""
 SMALL_BYTES = 1 << 15
 """A small picture in a larger file is re-encoded to drop what else the file holds."""
 
@@ -62,6 +66,12 @@ def by_side(sample: Sample, field: str, form: str) -> str:
     """Return a field of the state of each side, `+0.93 (image) and +0.92 (text)`; empty if no side has it."""
     columns = {column: value for column, value in sample.state.items() if column.rpartition("/")[2] == field}
     return per_side({column.rpartition("/")[0]: form.format(value) for column, value in columns.items()})
+
+
+def kind_figure(kind: str, sample: Sample) -> str:
+    """Return the figure that a sample of this kind is known by, per side."""
+    shown = ((state_word(field), by_side(sample, field, form)) for field, form in _FIGURES[kind])
+    return next((f"{word} {figures}" for word, figures in shown if figures), "")
 
 
 def number(value: float | int) -> str:

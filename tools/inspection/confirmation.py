@@ -37,10 +37,6 @@ OnProgress = Callable[[int, int], None]
 """Samples embedded, total."""
 
 
-def _number(mask: NDArray[np.bool_]) -> int:
-    return int(mask.sum())
-
-
 @dataclass(frozen=True)
 class Confirmation:
     """What a forward pass says about the suspects, m of them."""
@@ -53,9 +49,9 @@ class Confirmation:
     """Number of samples that each was compared with."""
     sample_ids: Annotated[NDArray[np.int64], Shown(len), named("suspects")]
     """int64 [m], ascending; the next six are in this order."""
-    misfit: Annotated[NDArray[np.bool_], Shown(_number)]
+    misfit: Annotated[NDArray[np.bool_], Shown(np.count_nonzero)]
     """bool [m]: on every side, a negative is above the positive."""
-    silent: Annotated[NDArray[np.bool_], Shown(_number)]
+    silent: Annotated[NDArray[np.bool_], Shown(np.count_nonzero)]
     """bool [m]: on a side, the weights of the sample's negatives sum to less than 0.01, so its gradient is nothing."""
     state_kinds: Hidden[Codes]
     """int8 [m]: their kinds by the state alone."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,9 +34,6 @@ class Joint(NamedTuple):
     """Bin edges of the first and of the second value, float64 [bins + 1]."""
     spearman: float | None
     """Rank correlation over the samples; None if either value is constant."""
-
-
-SPEARMAN = attrgetter("spearman")
 
 
 class JointCounts:

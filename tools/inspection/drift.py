@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ...state_store import Snapshot, StateReader, list_snapshots
 from ...state_store.schema import VISITS
 from ...trainer.errors import ConfigError
-from .correlation import SPEARMAN, Joint, JointCounts
+from .correlation import Joint, JointCounts
 from .distribution import Distribution, Figures, Smallest
 from .json_fields import BY_NAME, Hidden, Shown, named
 from .run import Inspection
@@ -41,7 +41,7 @@ class SideDrift:
 
     name: Hidden[str]
     """As in the state: `image`, `text` or `sample`."""
-    joint: Annotated[Joint, Shown(SPEARMAN), named("spearman")]
+    joint: Annotated[Joint, Shown(attrgetter("spearman")), named("spearman")]
     """Tau at the earlier snapshot (rows) against tau at the later one, and their rank correlation."""
     change: Figures
     """Later tau minus earlier tau."""

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from markupsafe import Markup
 
 from ...files import write_atomically
 from ...pipeline.dataset import Dataset
@@ -47,11 +46,11 @@ def write_duplicates_page(inspection: Inspection, dataset: Dataset, found: Dupli
     # Without the state: a run that trains may have deleted the snapshot meanwhile.
     cards = Cards(read_samples(replace(inspection, reader=None), shown), data_uris(pictures, shown, MAX_BYTES), 100)
     agreement = _best_figures(found)
-
-    def sheet(cluster: int) -> Markup:
-        return part("sections.html", "cluster", cluster, members[cluster], MEMBERS, cards, agreement)
-
-    parts = {title: Markup().join(map(sheet, clusters)) for title, clusters in groups.items() if clusters}
+    parts = {
+        title: part("sections.html", "clusters", clusters, members, MEMBERS, cards, agreement)
+        for title, clusters in groups.items()
+        if clusters
+    }
     parts["Figures"] = part("elements.html", "facts", duplicate_facts(found))
     name = inspection.run.path.resolve().name
     lede = f"{len(found.sizes):,} clusters of samples with the same picture."

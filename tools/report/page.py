@@ -55,8 +55,10 @@ def _prefix(inspection: Inspection) -> str:
 def build_page(findings: Findings) -> str:
     """Return the whole page. Pictures that cannot be shown are added to the findings' notes."""
     inspection, survey = findings.inspection, findings.survey
-    leading = {f"By {groups.word}": part("groups.html", "tau_by_group", inspection, survey, groups)
-               for groups in survey.groups} if survey else {}  # fmt: skip
+    leading = {
+        f"By {groups.word}": part("groups.html", "tau_by_group", inspection, survey, groups)
+        for groups in (survey.groups if survey else ())
+    }
     following = _following(findings)
     used = sum(len(content.encode()) for content in (*leading.values(), *following.values()))
     ends, of_kinds, movers = _sheets(findings, MAX_BYTES - used)

@@ -19,13 +19,13 @@ from ..inspection.summary import kind_words, per_side, share
 _TABLE = {"group": "class", "caption": "caption", "uri": "uri", "key": "key", "width": "width (pixels)",
           "height": "height (pixels)", "altered": "altered"}  # fmt: skip
 """Columns of the samples table shown on a card -> their labels."""
-EDGES = (384, 288, 224, 160, 112, 80, 48)
-"""Sizes to try for a picture's longer side, in pixels, from clear to barely recognisable."""
-JPEG_QUALITY = 80
 _VISITS, _LOG_S, _TAU = ("visits", "{:,}"), ("log_s", "{:+.2f}"), ("tau", "{:.4f}")
 _FIGURES = {"too_few_visits": (_VISITS,), "stuck": (_LOG_S,), "misfit": (_LOG_S,), "crowded": (_TAU,),
             "rare": (_TAU,), "ordinary": (_TAU, _LOG_S, _VISITS)}  # fmt: skip
 """Kind -> field of the state and format of the figure on a card; the first that the state has."""
+EDGES = (384, 288, 224, 160, 112, 80, 48)
+"""Sizes to try for a picture's longer side, in pixels, from clear to barely recognisable."""
+JPEG_QUALITY = 80
 SMALL_BYTES = 1 << 15
 """A small picture in a larger file is re-encoded to drop what else the file holds."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,7 @@ class JointCounts:
         return Joint(self._counts, self._edges, both / (first * second) ** 0.5 if first and second else None)
 
 
+@final
 @dataclass(frozen=True)
 class Correlation:
     """Spearman's rank correlation of group size and the group's mean tau, over the groups."""

@@ -17,8 +17,11 @@ from ..trainer.errors import RunError
 from ..trainer.run_directory import RunDirectory
 from .inspection import summary
 from .inspection.as_json import duplicates_to_json, samples_to_json, to_json
-from .inspection.duplicates import DUPLICATES, find_duplicates, write_duplicates
-from .inspection.features_file import NAME, FeaturesFile
+from .inspection.duplicates.finding import DUPLICATES, find_duplicates, write_duplicates
+from .inspection.duplicates.representatives import read_scores
+from .inspection.features.features_file import NAME, FeaturesFile
+from .inspection.features.neighbours import ANCHORS, Neighbours, find_neighbours
+from .inspection.features.run_features import features_with_progress, open_features
 from .inspection.findings import (
     ROWS_IN_TWO_SECONDS,
     Findings,
@@ -27,16 +30,13 @@ from .inspection.findings import (
     read_again,
     survey_with_progress,
 )
-from .inspection.kinds import KIND_NAMES, MISFIT
-from .inspection.neighbours import ANCHORS, Neighbours, find_neighbours
-from .inspection.predicted import refuse_other_dataset
-from .inspection.representatives import read_scores
+from .inspection.reading.opening import Inspection
+from .inspection.reading.predicted import refuse_other_dataset
 from .inspection.rows_export import check_target, export_rows
-from .inspection.run import Inspection
-from .inspection.run_features import features_with_progress, open_features
-from .inspection.samples import Sample, read_histories, read_samples
-from .inspection.survey import Survey
-from .inspection.whole_run import PRECISION
+from .inspection.temperatures.kinds import KIND_NAMES, MISFIT
+from .inspection.temperatures.samples import Sample, read_histories, read_samples
+from .inspection.temperatures.survey import Survey
+from .inspection.temperatures.whole_run import PRECISION
 from .plain_text import plain_text
 from .progress import progress_bar, task_bars, working
 from .report.duplicates import duplicate_facts, write_duplicates_page

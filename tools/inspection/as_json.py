@@ -10,12 +10,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from .duplicates import THRESHOLDS, Duplicates
+from .duplicates.finding import THRESHOLDS, Duplicates
+from .features.neighbours import Neighbours
 from .findings import Findings
-from .neighbours import Neighbours
-from .run import Inspection
-from .samples import Sample
+from .reading.opening import Inspection
 from .summary import SETTINGS
+from .temperatures.samples import Sample
 
 NO_VISITS: dict[str, Any] = dict.fromkeys(["share_visited", "never_visited", "visits", "staleness_steps"])
 NO_SURVEY: dict[str, Any] = {

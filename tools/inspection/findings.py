@@ -16,18 +16,18 @@ from ...trainer.crowds import against_crowds
 from ...trainer.run_directory import RunDirectory
 from ..progress import progress_bar, task_bars, working
 from .cold import MANY_CROWDED, said_first
-from .confirmation import Confirmation, compared_ids, confirm, with_confirmed
-from .drift import Drift, drift, in_order
-from .embedding_map import EmbeddingMap, embedding_map
-from .groups import CLASS_COLUMN
+from .features.confirmation import Confirmation, compared_ids, confirm, with_confirmed
+from .features.embedding_map import EmbeddingMap, embedding_map
 from .json_fields import Hidden
-from .kinds import CROWDED, KIND_NAMES, MANY_AT_BOUND, MISFIT, STUCK, hardly_differs
-from .predicted import other_dataset, predict, refuse_other_dataset
-from .run import LATEST, Inspection, read_run
-from .samples import Sample, read_samples
-from .survey import Side, Survey, survey
-from .through_time import ThroughTime, through_time
-from .whole_run import WholeRun
+from .reading.opening import LATEST, Inspection, read_run
+from .reading.predicted import other_dataset, predict, refuse_other_dataset
+from .temperatures.drift import Drift, drift, in_order
+from .temperatures.groups import CLASS_COLUMN
+from .temperatures.kinds import CROWDED, KIND_NAMES, MANY_AT_BOUND, MISFIT, STUCK, hardly_differs
+from .temperatures.samples import Sample, read_samples
+from .temperatures.survey import Side, Survey, survey
+from .temperatures.through_time import ThroughTime, through_time
+from .temperatures.whole_run import WholeRun
 
 if TYPE_CHECKING:
     from ...trainer.encoders.averaging import Weights

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .confirmation import Confirmation
-from .correlation import Correlation
-from .distribution import QUANTILES, Distribution
-from .drift import Drift
-from .kinds import SampleKinds
-from .run import Inspection
-from .survey import Survey
-from .whole_run import Doubted
+from .features.confirmation import Confirmation
+from .reading.opening import Inspection
+from .temperatures.correlation import Correlation
+from .temperatures.distribution import QUANTILES, Distribution
+from .temperatures.drift import Drift
+from .temperatures.kinds import SampleKinds
+from .temperatures.survey import Survey
+from .temperatures.whole_run import Doubted
 
 TERMINAL_QUANTILES = (0.05, 0.5, 0.95)
 SETTINGS = ("rho", "gamma", "eta", "tau_step", "tau_init", "tau_min", "tau_max")

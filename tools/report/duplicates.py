@@ -9,9 +9,9 @@ import numpy as np
 
 from ...files import write_atomically
 from ...pipeline.dataset import Dataset
-from ..inspection.duplicates import NEAR, THRESHOLDS, Duplicates
-from ..inspection.run import Inspection
-from ..inspection.samples import read_samples
+from ..inspection.duplicates.finding import NEAR, THRESHOLDS, Duplicates
+from ..inspection.reading.opening import Inspection
+from ..inspection.temperatures.samples import read_samples
 from .html import document, part
 from .sheets import Cards, data_uris, read_pictures
 

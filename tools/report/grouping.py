@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..inspection import summary
-from ..inspection.correlation import NEGLIGIBLE, Correlation
-from ..inspection.groups import Groups
 from ..inspection.summary import per_side
-from ..inspection.survey import Survey
+from ..inspection.temperatures.correlation import NEGLIGIBLE, Correlation
+from ..inspection.temperatures.groups import Groups
+from ..inspection.temperatures.survey import Survey
 
 Known = Mapping[str, Correlation]
 """Side -> correlation of group size and mean tau."""

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from markupsafe import Markup, escape
 
 from ..inspection import summary
-from ..inspection.groups import MIN_FOR_INTERVAL
-from ..inspection.kinds import MIN_VISITS
-from ..inspection.through_time import QUANTILES
-from ..inspection.whole_run import PRECISION
+from ..inspection.temperatures.groups import MIN_FOR_INTERVAL
+from ..inspection.temperatures.kinds import MIN_VISITS
+from ..inspection.temperatures.through_time import QUANTILES
+from ..inspection.temperatures.whole_run import PRECISION
 from ..plain_text import plain_text
 from . import grouping, neighbourhood, sheets
 from .figures import by_group, embedding_map, histograms, over_time

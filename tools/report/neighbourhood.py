@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ..inspection.neighbours import PICTURES, Neighbours, Ranking
-from ..inspection.samples import Sample
+from ..inspection.features.neighbours import PICTURES, Neighbours, Ranking
 from ..inspection.summary import share
+from ..inspection.temperatures.samples import Sample
 from ..plain_text import plain_text
 from .sheets import number
 

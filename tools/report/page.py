@@ -11,10 +11,10 @@ from markupsafe import Markup
 from ...files import write_atomically
 from ..inspection import summary
 from ..inspection.findings import Findings, shown_ids
-from ..inspection.groups import CLASS_COLUMN
-from ..inspection.run import Inspection
-from ..inspection.samples import Sample
-from ..inspection.survey import Survey
+from ..inspection.reading.opening import Inspection
+from ..inspection.temperatures.groups import CLASS_COLUMN
+from ..inspection.temperatures.samples import Sample
+from ..inspection.temperatures.survey import Survey
 from .figures.by_group import draw_tau_by_group
 from .figures.style import LIGHT, png_of
 from .grouping import lede

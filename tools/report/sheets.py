@@ -13,8 +13,8 @@ from PIL import Image, UnidentifiedImageError
 from ...pipeline.dataset import Dataset
 from ...pipeline.errors import DatasetError
 from ...state_store.schema import VISITS
-from ..inspection.samples import Sample
 from ..inspection.summary import kind_words, per_side, share
+from ..inspection.temperatures.samples import Sample
 
 _TABLE = {"group": "class", "caption": "caption", "uri": "uri", "key": "key", "width": "width (pixels)",
           "height": "height (pixels)", "altered": "altered"}  # fmt: skip

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from matplotlib.collections import PathCollection
 
-from thermopile.tools.inspection.distribution import Distribution
-from thermopile.tools.inspection.groups import GroupCounts
-from thermopile.tools.inspection.survey import Side
+from thermopile.tools.inspection.temperatures.distribution import Distribution
+from thermopile.tools.inspection.temperatures.groups import GroupCounts
+from thermopile.tools.inspection.temperatures.survey import Side
 from thermopile.tools.report.figures.by_group import draw_tau_by_group
 from thermopile.tools.report.figures.style import DARK, LIGHT, narrow, png_of
 from thermopile.tools.report.html import part

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageColor
 
-from thermopile.tools.inspection.distribution import Distribution
-from thermopile.tools.inspection.embedding_map import Colouring, EmbeddingMap, Points
-from thermopile.tools.inspection.survey import Side
+from thermopile.tools.inspection.features.embedding_map import Colouring, EmbeddingMap, Points
+from thermopile.tools.inspection.temperatures.distribution import Distribution
+from thermopile.tools.inspection.temperatures.survey import Side
 from thermopile.tools.report.figures.embedding_map import CLASS_COLOURS, colour_legend, draw_embedding_map
 from thermopile.tools.report.figures.style import DARK, LIGHT, narrow, png_of
 

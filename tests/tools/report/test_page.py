@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageColor
 
-from thermopile.tools.inspection.correlation import Correlation
 from thermopile.tools.inspection.findings import look
-from thermopile.tools.inspection.run import read_run
-from thermopile.tools.inspection.survey import survey
+from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.temperatures.correlation import Correlation
+from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.tools.report import grouping
 from thermopile.tools.report import page as page_module
 from thermopile.tools.report.figures.by_group import draw_tau_by_group

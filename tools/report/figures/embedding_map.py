@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...inspection.correlation import NO_GROUP
-from ...inspection.embedding_map import Colouring, EmbeddingMap
-from ...inspection.survey import Side
+from ...inspection.features.embedding_map import Colouring, EmbeddingMap
+from ...inspection.temperatures.correlation import NO_GROUP
+from ...inspection.temperatures.survey import Side
 from .style import COLOUR_MAP, MARKERS, Style, legend, panels
 
 if TYPE_CHECKING:

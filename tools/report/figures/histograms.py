@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...inspection.correlation import Joint
-from ...inspection.distribution import Distribution
-from ...inspection.drift import Drift
-from ...inspection.survey import Side, Survey
+from ...inspection.temperatures.correlation import Joint
+from ...inspection.temperatures.distribution import Distribution
+from ...inspection.temperatures.drift import Drift
+from ...inspection.temperatures.survey import Side, Survey
 from .style import COLOUR_MAP, DARK, Style, finish, legend, panels
 
 if TYPE_CHECKING:

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...objects import Place
-from ...pipeline.dataset import Dataset
-from ...pipeline.errors import DatasetError
-from ...trainer.errors import ConfigError, RunError
-from ...trainer.evaluation.bands import BANDS, band_of_class
+from ....objects import Place
+from ....pipeline.dataset import Dataset
+from ....pipeline.errors import DatasetError
+from ....trainer.errors import ConfigError, RunError
+from ....trainer.evaluation.bands import BANDS, band_of_class
+from ..json_fields import TO_LIST, Hidden, Shown
+from ..reading.opening import Inspection
+from ..temperatures.correlation import NO_GROUP
+from ..temperatures.groups import CLASS_COLUMN, Groups
+from ..temperatures.survey import Pool, Survey
 from .checkpoint_encoders import CheckpointEncoders, load_encoders
-from .correlation import NO_GROUP
-from .groups import CLASS_COLUMN, Groups
-from .json_fields import TO_LIST, Hidden, Shown
-from .run import Inspection
-from .survey import Pool, Survey
 
 if TYPE_CHECKING:
-    from ...trainer.encoders.averaging import Weights
+    from ....trainer.encoders.averaging import Weights
 
 MAX_SAMPLES = 2000
 MIN_OF_CLASS = 10
@@ -181,8 +181,8 @@ def _embed(
     """Return each side's features, float32 [m, d], rows of norm 1. Raises RunError, DatasetError."""
     import torch
 
-    from ...trainer.build import recipe_named
-    from ...trainer.evaluation.features import sample_features
+    from ....trainer.build import recipe_named
+    from ....trainer.evaluation.features import sample_features
 
     data = inspection.config.data
     features = sample_features(

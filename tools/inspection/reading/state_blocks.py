@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ...state_store import StateReader
+from ....state_store import StateReader
 
 ROWS_AT_ONCE = 1 << 18
 

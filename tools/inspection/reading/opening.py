@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...objects import Place
-from ...pipeline.dataset import Dataset
-from ...pipeline.errors import DatasetError
-from ...state_store import StateReader, StoreNotFoundError
-from ...state_store.durable import Repository
-from ...trainer.checkpoint import latest_checkpoint, read_info
-from ...trainer.config import ObjectiveConfig, TrainConfig
-from ...trainer.errors import DamagedCheckpointError, RunError
-from ...trainer.run_directory import RunDirectory
+from ....objects import Place
+from ....pipeline.dataset import Dataset
+from ....pipeline.errors import DatasetError
+from ....state_store import StateReader, StoreNotFoundError
+from ....state_store.durable import Repository
+from ....trainer.checkpoint import latest_checkpoint, read_info
+from ....trainer.config import ObjectiveConfig, TrainConfig
+from ....trainer.errors import DamagedCheckpointError, RunError
+from ....trainer.run_directory import RunDirectory
 
 LATEST = "latest"
 

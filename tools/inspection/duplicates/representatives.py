@@ -8,12 +8,12 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from ...state_store.schema import VISITS
-from .features_file import FeaturesFile
-from .kinds import MIN_VISITS, KindRules
-from .run import Inspection
+from ....state_store.schema import VISITS
+from ..features.features_file import FeaturesFile
+from ..reading.opening import Inspection
+from ..reading.state_blocks import read_blocks
+from ..temperatures.kinds import MIN_VISITS, KindRules
 from .similar_pairs import Pairs, most_similar
-from .state_blocks import read_blocks
 
 _REPRESENTATIVES = 1024
 """Compared with each sample of a crowd, so that time does not grow with the square of its samples."""

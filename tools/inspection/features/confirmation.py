@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...pipeline.errors import DatasetError
-from ...trainer.errors import ConfigError, RunError
+from ....pipeline.errors import DatasetError
+from ....trainer.errors import ConfigError, RunError
+from ..json_fields import Hidden, Shown, named
+from ..reading.opening import Inspection
+from ..reading.state_blocks import Rows
+from ..temperatures.kinds import KIND_NAMES, KIND_SHEET_SAMPLES, MISFIT, STUCK, Codes, KindRules, SampleKinds
+from ..temperatures.survey import Survey
 from .checkpoint_encoders import load_encoders
-from .json_fields import Hidden, Shown, named
-from .kinds import KIND_NAMES, KIND_SHEET_SAMPLES, MISFIT, STUCK, Codes, KindRules, SampleKinds
-from .run import Inspection
-from .state_blocks import Rows
-from .survey import Survey
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ...trainer.encoders import Encoders
-    from ...trainer.encoders.averaging import Weights
+    from ....trainer.encoders import Encoders
+    from ....trainer.encoders.averaging import Weights
 
 MAX_NEGATIVES = 4096
 MIN_NEGATIVES = 16
@@ -146,8 +146,8 @@ def _features(
     """Return the features of pictures and captions, or of two views, float32 [m, d] each, rows of norm 1."""
     import torch
 
-    from ...trainer.build import recipe_named
-    from ...trainer.evaluation.features import sample_features, view_features
+    from ....trainer.build import recipe_named
+    from ....trainer.evaluation.features import sample_features, view_features
 
     data, dataset = inspection.config.data, inspection.dataset
     assert dataset is not None
@@ -201,7 +201,7 @@ def _weighed(
     rules: KindRules, rows: Rows, compared: Mapping[str, Compared], eps: float
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """Return which samples are silent on a side, bool [m], and their scores, float64 [m]; from the sides with tau."""
-    from ...trainer.objectives.estimator import SILENT
+    from ....trainer.objectives.estimator import SILENT
 
     score = rules.score(rows)
     silent = np.zeros(len(score), np.bool_)

@@ -8,13 +8,13 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
-from ...state_store import DamagedChunkError, Snapshot, SnapshotNotFoundError, StateReader, list_snapshots
-from ...state_store.durable import Repository
-from ...state_store.schema import VISITS
+from ....state_store import DamagedChunkError, Snapshot, SnapshotNotFoundError, StateReader, list_snapshots
+from ....state_store.durable import Repository
+from ....state_store.schema import VISITS
+from ..json_fields import Hidden, named
+from ..reading.opening import Inspection
+from ..reading.state_blocks import pieces
 from .distribution import Distribution
-from .json_fields import Hidden, named
-from .run import Inspection
-from .state_blocks import pieces
 
 T = TypeVar("T")
 Progress = Callable[[int], None]

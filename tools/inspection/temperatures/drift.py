@@ -10,14 +10,14 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from ...state_store import Snapshot, StateReader, list_snapshots
-from ...state_store.schema import VISITS
-from ...trainer.errors import ConfigError
+from ....state_store import Snapshot, StateReader, list_snapshots
+from ....state_store.schema import VISITS
+from ....trainer.errors import ConfigError
+from ..json_fields import BY_NAME, Hidden, Shown, named
+from ..reading.opening import Inspection
+from ..reading.state_blocks import read_blocks
 from .correlation import Joint, JointCounts
 from .distribution import Distribution, Figures, Smallest
-from .json_fields import BY_NAME, Hidden, Shown, named
-from .run import Inspection
-from .state_blocks import read_blocks
 from .survey import with_tau
 
 MOVERS = 24

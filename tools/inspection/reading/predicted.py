@@ -14,21 +14,21 @@ from weakref import finalize
 
 import numpy as np
 
-from ...objects import Place
-from ...pipeline.dataset import Dataset
-from ...pipeline.errors import DatasetError
-from ...state_store import SnapshotError, StateReader
-from ...state_store.commit import ColumnPart
-from ...state_store.durable import Repository
-from ...state_store.ranks import Ranks
-from ...state_store.schema import LAST_STEP, VISITS, Description, Schema
-from ...trainer.errors import ConfigError, RunError
-from ...trainer.run_directory import RunDirectory
-from .run import Inspection, Prediction
+from ....objects import Place
+from ....pipeline.dataset import Dataset
+from ....pipeline.errors import DatasetError
+from ....state_store import SnapshotError, StateReader
+from ....state_store.commit import ColumnPart
+from ....state_store.durable import Repository
+from ....state_store.ranks import Ranks
+from ....state_store.schema import LAST_STEP, VISITS, Description, Schema
+from ....trainer.errors import ConfigError, RunError
+from ....trainer.run_directory import RunDirectory
+from .opening import Inspection, Prediction
 from .state_blocks import ROWS_AT_ONCE
 
 if TYPE_CHECKING:
-    from ...trainer.evaluation.prediction import Predictor
+    from ....trainer.evaluation.prediction import Predictor
 
 
 def other_dataset(run: RunDirectory, data: Place | None, *, allow_code: bool) -> Dataset | None:
@@ -43,7 +43,7 @@ def other_dataset(run: RunDirectory, data: Place | None, *, allow_code: bool) ->
     dataset = Dataset(data)
     if dataset.index.fingerprint == StateReader.open(run.state).dataset_fingerprint:
         return None
-    from ...trainer.evaluation.prediction import predicts  # imports torch, which an inspection does not need
+    from ....trainer.evaluation.prediction import predicts  # imports torch, which an inspection does not need
 
     return dataset if predicts(config, allow_code=allow_code) else None
 
@@ -63,7 +63,7 @@ def predict(
     Memory does not grow with the samples: their temperatures are on disk until the inspection is released.
     Calls on_progress with the number of samples done. Raises as Predictor does.
     """
-    from ...trainer.evaluation.prediction import Predictor
+    from ....trainer.evaluation.prediction import Predictor
 
     predictor = Predictor.restore(run, at, allow_code=allow_code)
     with ExitStack() as folder:

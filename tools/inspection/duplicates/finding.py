@@ -14,12 +14,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ...files import open_regular, refuse_link, written_aside
-from ...pipeline.dataset import Dataset
-from ...pipeline.dataset_index import FINGERPRINT
-from ...trainer.errors import RunError
+from ....files import open_regular, refuse_link, written_aside
+from ....pipeline.dataset import Dataset
+from ....pipeline.dataset_index import FINGERPRINT
+from ....trainer.errors import RunError
+from ..features.features_file import FeaturesFile
 from .exact_copies import blank_pictures, exact_copies
-from .features_file import FeaturesFile
 from .picture_agreement import EDGE, MAX_DIFFERENCE, MIN_CORRELATION, NO_AGREEMENT, Agreement, agreement, prepare
 from .representatives import Star, represent, star
 from .similar_pairs import MIN_SIMILARITY, NO_PAIRS, Pairs, similar_pairs
@@ -138,8 +138,8 @@ class Thumbnails:
     """Decodes the pictures of pairs: the largest central square, reduced to what `agreement` compares."""
 
     def __init__(self, dataset: Dataset) -> None:
-        from ...pipeline.augment import Recipe
-        from ...pipeline.loading.ffcv_loader import ViewMaker
+        from ....pipeline.augment import Recipe
+        from ....pipeline.loading.ffcv_loader import ViewMaker
 
         plain = Recipe(scale=(1, 1), ratio=(1, 1), flip=0, mean=(0, 0, 0), std=(1 / 255,) * 3)
         self._maker = ViewMaker(dataset, recipe=plain, image_size=EDGE, views=1)

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ...files import refuse_link, written_aside
-from ...pipeline.raw_bytes import Descriptor
-from ...pipeline.rng import compiled
-from ...sealed_json import DamagedJSONError, seal_line, unseal
-from ...trainer.errors import RunError
+from ....files import refuse_link, written_aside
+from ....pipeline.raw_bytes import Descriptor
+from ....pipeline.rng import compiled
+from ....sealed_json import DamagedJSONError, seal_line, unseal
+from ....trainer.errors import RunError
 
 NAME = "features.f16"
 HEADER_BYTES = 4096

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...state_store import SnapshotNotFoundError, StateReader, list_snapshots
-from ...state_store.schema import VISITS
+from ....state_store import SnapshotNotFoundError, StateReader, list_snapshots
+from ....state_store.schema import VISITS
+from ..reading.opening import Inspection
+from ..reading.state_blocks import Rows, read_blocks
 from .distribution import Distribution
 from .kinds import KindRules
-from .run import Inspection
-from .state_blocks import Rows, read_blocks
 from .through_time import read_every_snapshot
 
 MAX_SNAPSHOTS = 16

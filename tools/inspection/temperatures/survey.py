@@ -11,15 +11,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ...state_store import StateReader
-from ...state_store.schema import LAST_STEP, VISITS
+from ....state_store import StateReader
+from ....state_store.schema import LAST_STEP, VISITS
+from ..json_fields import BY_NAME, Hidden, Shown, named
+from ..reading.opening import Inspection, TauSettings
+from ..reading.state_blocks import Rows, read_blocks
 from .correlation import Joint, JointCounts
 from .distribution import Distribution, Figures, Smallest
 from .groups import CLASS_COLUMN, GroupCounts, Groups, Labels, TooManyGroupsError, check_columns
-from .json_fields import BY_NAME, Hidden, Shown, named
 from .kinds import KindCounts, SampleKinds, TauCounts
-from .run import Inspection, TauSettings
-from .state_blocks import Rows, read_blocks
 from .whole_run import Doubted, WholeRun
 
 SHEET_SAMPLES = 72

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ...pipeline.dataset import PLACE_IN_SHARD, Dataset
-from ...trainer.errors import ConfigError
-from ...trainer.evaluation.bands import BANDS, band_of_class
+from ....pipeline.dataset import PLACE_IN_SHARD, Dataset
+from ....trainer.errors import ConfigError
+from ....trainer.evaluation.bands import BANDS, band_of_class
+from ..json_fields import Hidden, Shown, named
+from ..reading.state_blocks import ROWS_AT_ONCE
 from .correlation import NO_GROUP, Correlation, correlate
-from .json_fields import Hidden, Shown, named
-from .state_blocks import ROWS_AT_ONCE
 
 MAX_GROUPS = 100_000
 CONFIDENCE = 0.95

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...pipeline.dataset import PLACE_IN_SHARD
-from ...state_store import Snapshot, StateReader
-from ...state_store.schema import VISITS
-from ...trainer.errors import ConfigError
-from .run import Inspection
+from ....pipeline.dataset import PLACE_IN_SHARD
+from ....state_store import Snapshot, StateReader
+from ....state_store.schema import VISITS
+from ....trainer.errors import ConfigError
+from ..reading.opening import Inspection
 from .survey import Survey
 from .through_time import read_every_snapshot
 

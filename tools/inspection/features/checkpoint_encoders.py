@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...objects import Place
-from ...pipeline.dataset import Dataset
-from ...state_store import Snapshot
-from ...trainer.checkpoint import LATEST, checkpoints_in
-from ...trainer.run_directory import find_checkpoint, load_found
-from .run import Inspection
+from ....objects import Place
+from ....pipeline.dataset import Dataset
+from ....state_store import Snapshot
+from ....trainer.checkpoint import LATEST, checkpoints_in
+from ....trainer.run_directory import find_checkpoint, load_found
+from ..reading.opening import Inspection
 
 if TYPE_CHECKING:
-    from ...trainer.encoders import Encoders
-    from ...trainer.encoders.averaging import Weights
+    from ....trainer.encoders import Encoders
+    from ....trainer.encoders.averaging import Weights
 
 
 class CheckpointEncoders(NamedTuple):
@@ -35,8 +35,8 @@ def load_encoders(
 
     Raises RunError, ConfigError, OSError.
     """
-    from ...trainer.encoders.averaging import chosen_weights
-    from ...trainer.evaluation.features import restore_encoders
+    from ....trainer.encoders.averaging import chosen_weights
+    from ....trainer.evaluation.features import restore_encoders
 
     run, config = inspection.run, inspection.config
     weights = chosen_weights(config.model, weights)

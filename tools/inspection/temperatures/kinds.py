@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import model_serializer
 
-from ...state_store.schema import VISITS
+from ....state_store.schema import VISITS
+from ..json_fields import Hidden
+from ..reading.opening import Inspection, TauSettings
+from ..reading.state_blocks import Rows, read_blocks
 from .distribution import Distribution, Smallest
-from .json_fields import Hidden
-from .run import Inspection, TauSettings
-from .state_blocks import Rows, read_blocks
 
 TOO_FEW_VISITS, STUCK, MISFIT, CROWDED, RARE, ORDINARY = range(6)
 KIND_NAMES = ("too_few_visits", "stuck", "misfit", "crowded", "rare", "ordinary")

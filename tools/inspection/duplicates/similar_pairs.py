@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...trainer.errors import ConfigError
-from .features_file import FeaturesFile
+from ....trainer.errors import ConfigError
+from ..features.features_file import FeaturesFile
 
 if TYPE_CHECKING:
     import faiss

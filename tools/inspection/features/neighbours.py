@@ -11,10 +11,10 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from ...pipeline.cores import cores
-from ...trainer.errors import ConfigError
+from ....pipeline.cores import cores
+from ....trainer.errors import ConfigError
+from ..json_fields import TO_LIST, Shown, named
 from .features_file import FeaturesFile
-from .json_fields import TO_LIST, Shown, named
 
 PICTURES, CAPTIONS = "pictures", "captions"
 _KINDS = (PICTURES, CAPTIONS)

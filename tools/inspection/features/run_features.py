@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ...objects import Place
-from ...pipeline.dataset import Dataset
-from ...trainer.checkpoint import LATEST, checkpoints_in, read_info
-from ...trainer.config import TrainConfig
-from ...trainer.errors import RunError
-from ...trainer.run_directory import find_checkpoint, load_found
-from ..progress import progress_bar
+from ....objects import Place
+from ....pipeline.dataset import Dataset
+from ....trainer.checkpoint import LATEST, checkpoints_in, read_info
+from ....trainer.config import TrainConfig
+from ....trainer.errors import RunError
+from ....trainer.run_directory import find_checkpoint, load_found
+from ...progress import progress_bar
+from ..reading.opening import Inspection
 from .features_file import NAME, FeaturesFile, FeaturesOf, UnusableFeaturesError, write_features
-from .run import Inspection
 
 if TYPE_CHECKING:
-    from ...trainer.encoders.averaging import Weights
+    from ....trainer.encoders.averaging import Weights
 
 SAMPLES_AT_ONCE = 1 << 14
 
@@ -71,7 +71,7 @@ def features_with_progress(
 
 def _wanted(inspection: Inspection, weights: Weights | None) -> tuple[Dataset, Place, FeaturesOf]:
     """Return the dataset, the snapshot's checkpoint, and what determines its features."""
-    from ...trainer.encoders.averaging import chosen_weights
+    from ....trainer.encoders.averaging import chosen_weights
 
     if (dataset := inspection.dataset) is None:
         raise RunError("the features of all samples need the run's dataset; pass its path with --data")
@@ -96,8 +96,8 @@ def _batches(
     config: TrainConfig, dataset: Dataset, checkpoint: Place, of: FeaturesOf, allow_code: bool, on_progress: OnProgress
 ) -> Iterator[NDArray[np.float32]]:
     """Yield the features of all samples, float32 [up to SAMPLES_AT_ONCE, sides, d]."""
-    from ...trainer.build import device_named, recipe_named
-    from ...trainer.evaluation.features import restore_encoders, sample_features
+    from ....trainer.build import device_named, recipe_named
+    from ....trainer.evaluation.features import restore_encoders, sample_features
 
     _, training = load_found(checkpoint)
     tokenizer, recipe = dataset.index.tokenizer, recipe_named(config.data.recipe)

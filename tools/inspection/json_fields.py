@@ -25,7 +25,7 @@ class Shown:
 
 Hidden = Annotated[T, Shown(bool), Field(exclude=True)]
 """A field that JSON does not have."""
-TO_LIST = Shown(methodcaller("tolist"))
+TO_LIST, HOW_MANY = Shown(methodcaller("tolist")), Shown(lambda mask: int(mask.sum()))
 BY_NAME = WrapSerializer(lambda parts, show: {part.name: shown for part, shown in zip(parts, show(parts), strict=True)})
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ....pipeline.errors import DatasetError
 from ....trainer.errors import ConfigError, RunError
-from ..json_fields import Hidden, Shown, named
+from ..json_fields import HOW_MANY, Hidden, Shown, named
 from ..reading.opening import Inspection
 from ..reading.state_blocks import Rows
 from ..temperatures.kinds import KIND_NAMES, KIND_SHEET_SAMPLES, MISFIT, STUCK, Codes, KindRules, SampleKinds
@@ -49,9 +49,9 @@ class Confirmation:
     """Number of samples that each was compared with."""
     sample_ids: Annotated[NDArray[np.int64], Shown(len), named("suspects")]
     """int64 [m], ascending; the next six are in this order."""
-    misfit: Annotated[NDArray[np.bool_], Shown(np.count_nonzero)]
+    misfit: Annotated[NDArray[np.bool_], HOW_MANY]
     """bool [m]: on every side, a negative is above the positive."""
-    silent: Annotated[NDArray[np.bool_], Shown(np.count_nonzero)]
+    silent: Annotated[NDArray[np.bool_], HOW_MANY]
     """bool [m]: on a side, the weights of the sample's negatives sum to less than 0.01, so its gradient is nothing."""
     state_kinds: Hidden[Codes]
     """int8 [m]: their kinds by the state alone."""

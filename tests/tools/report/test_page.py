@@ -6,6 +6,7 @@ import shutil
 from functools import partial
 from html.parser import HTMLParser
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -104,6 +105,12 @@ def test_hostile_text_is_shown_as_text(page):
     assert "\U0001f468\u200d\U0001f469\u200d\U0001f467 and \u0645\u0631\u062d\u0628\u0627" in cards
     assert "class 0 <script>alert(1)</script>" in page.text("table")
     assert "مرحبا [U+202E]<b>" in page.text("h1")
+
+
+def test_no_template_lets_a_value_through_unescaped():
+    templates = list(Path(grouping.__file__).with_name("templates").glob("*.html"))
+    assert templates
+    assert [path for path in templates if re.search(r"\|\s*safe|autoescape", path.read_text("utf-8"))] == []
 
 
 def test_control_and_bidi_characters_are_shown_as_their_codes(html, page):

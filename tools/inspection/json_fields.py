@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Shown:
-    """Says what JSON has in place of a value."""
+    """Annotates a field whose value JSON has in another form."""
 
     of: Callable[[Any], Any]
 
@@ -24,7 +24,7 @@ class Shown:
 
 
 Hidden = Annotated[T, Shown(bool), Field(exclude=True)]
-"""A field that JSON does not have."""
+"""A field that JSON does not have. pydantic need not know its type."""
 TO_LIST, HOW_MANY = Shown(methodcaller("tolist")), Shown(lambda mask: int(mask.sum()))
 BY_NAME = WrapSerializer(lambda parts, show: {part.name: shown for part, shown in zip(parts, show(parts), strict=True)})
 

@@ -40,8 +40,7 @@ from .inspection.temperatures.whole_run import PRECISION
 from .plain_text import plain_text
 from .progress import progress_bar, task_bars, working
 from .report.duplicates import duplicate_facts, write_duplicates_page
-from .report.neighbourhood import listed_ids, listings
-from .report.neighbourhood import rows as table_of
+from .report.neighbourhood import listed_ids, listings, table_of
 from .report.page import write_report, write_samples
 from .report.sheets import facts, number, state_word
 from .terminal import print_facts, print_table

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from markupsafe import Markup, escape
 
 from ..inspection import summary
-from ..inspection.temperatures.groups import MIN_FOR_INTERVAL
 from ..inspection.temperatures.kinds import MIN_VISITS
 from ..inspection.temperatures.through_time import QUANTILES
 from ..inspection.temperatures.whole_run import PRECISION
@@ -87,9 +86,8 @@ def _environment() -> Environment:
     made.filters |= {"cut": _cut, "thousands": "{:,}".format, "tau": summary.tau, "share": summary.share,
                      "sort_key": _sort_key, "state_word": sheets.state_word}  # fmt: skip
     made.globals |= {
-        "forms": forms, "summary": summary, "grouping": grouping, "sheets": sheets,
-        "neighbourhood": neighbourhood, "by_group": by_group, "embedding_map": embedding_map,
-        "histograms": histograms, "over_time": over_time, "MIN_FOR_INTERVAL": MIN_FOR_INTERVAL,
+        "forms": forms, "summary": summary, "grouping": grouping, "sheets": sheets, "neighbourhood": neighbourhood,
+        "by_group": by_group, "embedding_map": embedding_map, "histograms": histograms, "over_time": over_time,
         "MIN_VISITS": MIN_VISITS, "QUANTILES": QUANTILES, "PRECISION": PRECISION,
     }  # fmt: skip
     return made

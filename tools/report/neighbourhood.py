@@ -44,7 +44,7 @@ def _weighed(sample: Sample, side: str, ranking: Ranking) -> str:
             f"these have {share(float(ranking.weights.sum()))} together.")  # fmt: skip
 
 
-def rows(listing: Listing, samples: Mapping[int, Sample]) -> tuple[list[str], list[list[str]]]:
+def table_of(listing: Listing, samples: Mapping[int, Sample]) -> tuple[list[str], list[list[str]]]:
     """Return head and rows of a table for the terminal; samples: those listed, by id."""
     ids, weights = listing.ranking.sample_ids.tolist(), listing.ranking.weights
     columns = {">id": list(map(str, ids)), ">similarity": [f"{value:.4f}" for value in listing.ranking.similarity]}

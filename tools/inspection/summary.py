@@ -17,8 +17,6 @@ TERMINAL_QUANTILES = (0.05, 0.5, 0.95)
 SETTINGS = ("rho", "gamma", "eta", "tau_step", "tau_init", "tau_min", "tau_max")
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKLINE = 16
-
-
 Row = list[str]
 """One line of a summary table: its label, and a cell per side."""
 

@@ -26,7 +26,7 @@ from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.tools.bench.machine import describe_machine, words_of
 from thermopile.tools.cli import main as thermopile
 from thermopile.tools.inspection.findings import look
-from thermopile.tools.inspection.kinds import KIND_NAMES, read_rules
+from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES, read_rules
 from thermopile.tools.report.grouping import lede
 from thermopile.trainer.run.preemption import EXIT_CODE
 

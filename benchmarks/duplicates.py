@@ -20,11 +20,11 @@ from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.tools.cli import main as thermopile
-from thermopile.tools.inspection.duplicates import Thumbnails
-from thermopile.tools.inspection.features_file import NAME, FeaturesFile, FeaturesOf, write_features
-from thermopile.tools.inspection.neighbours import find_neighbours
-from thermopile.tools.inspection.picture_agreement import MIN_CORRELATION, Agreement, agreement
-from thermopile.tools.inspection.similar_pairs import Pairs, similar_pairs
+from thermopile.tools.inspection.duplicates.finding import Thumbnails
+from thermopile.tools.inspection.duplicates.picture_agreement import MIN_CORRELATION, Agreement, agreement
+from thermopile.tools.inspection.duplicates.similar_pairs import Pairs, similar_pairs
+from thermopile.tools.inspection.features.features_file import NAME, FeaturesFile, FeaturesOf, write_features
+from thermopile.tools.inspection.features.neighbours import find_neighbours
 
 from harness import Figure, Measured, Part, script, timed
 

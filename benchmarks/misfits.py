@@ -29,12 +29,12 @@ from thermopile.state_store import list_snapshots
 from thermopile.state_store.durable import Repository
 from thermopile.tools.bench.machine import describe_machine, words_of
 from thermopile.tools.cli import main as thermopile
-from thermopile.tools.inspection.checkpoint_encoders import load_encoders
-from thermopile.tools.inspection.confirmation import Confirmation, confirm
-from thermopile.tools.inspection.kinds import KIND_NAMES, MISFIT, RARE, STUCK, KindRules, read_rules
-from thermopile.tools.inspection.run import Inspection, read_run
-from thermopile.tools.inspection.survey import survey
-from thermopile.tools.inspection.whole_run import MAX_SNAPSHOTS, WholeRun
+from thermopile.tools.inspection.features.checkpoint_encoders import load_encoders
+from thermopile.tools.inspection.features.confirmation import Confirmation, confirm
+from thermopile.tools.inspection.reading.opening import Inspection, read_run
+from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES, MISFIT, RARE, STUCK, KindRules, read_rules
+from thermopile.tools.inspection.temperatures.survey import survey
+from thermopile.tools.inspection.temperatures.whole_run import MAX_SNAPSHOTS, WholeRun
 from thermopile.trainer.config import CheckpointConfig
 from thermopile.trainer.evaluation.features import sample_features
 from thermopile.trainer.run.build import recipe_named
@@ -173,7 +173,7 @@ def _cosines(inspection: Inspection) -> tuple[NDArray[np.float32], NDArray[np.fl
     largest of its picture with another caption, or of its caption with another picture."""
     dataset, data, reader = _dataset(inspection), inspection.config.data, inspection.reader
     assert reader is not None
-    encoders = load_encoders(inspection, reader.snapshot, dataset, None, False).encoders
+    encoders = load_encoders(inspection, reader.snapshot, dataset, None, False, "margins are by").encoders
     pictures, captions = sample_features(
         encoders, dataset, np.arange(dataset.n), recipe_named(data.recipe), data.image_size, torch.device("cpu"),
         lambda done, total: None,

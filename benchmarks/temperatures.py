@@ -25,8 +25,8 @@ from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.state_store import StateReader
 from thermopile.tools.bench.machine import describe_machine, words_of
 from thermopile.tools.cli import main as thermopile
-from thermopile.tools.inspection.run import read_run
-from thermopile.tools.inspection.survey import survey
+from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.trainer.run.preemption import EXIT_CODE
 from thermopile.trainer.run_directory import RunDirectory
 

@@ -76,17 +76,8 @@ def curate(
     found, dropped = curate_run(run, keep, rules, at=at, data=data, overwrite=overwrite)
     counts = found.counts
     if as_json:
-        click.echo(
-            json.dumps(
-                {
-                    "keep": str(keep),
-                    "dropped": str(dropped),
-                    "snapshot": found.tag,
-                    "samples": counts,
-                    "notes": found.notes,
-                }
-            )
-        )
+        written = {"keep": str(keep), "dropped": str(dropped), "snapshot": found.tag}
+        click.echo(json.dumps(written | {"samples": counts, "notes": found.notes}))
         return
     print_facts([("note", note) for note in found.notes])
     print_table(["", ">samples"], [[name.replace("_", " "), f"{count:,}"] for name, count in counts.items()])

@@ -20,16 +20,16 @@ from ..storage.place import Place
 from ..trainer.errors import ConfigError, RunError
 from ..trainer.run.selection_files import SAMPLE_ID, WEIGHT, selected_ids
 from ..trainer.run_directory import RunDirectory
-from .inspection.correlation import NO_GROUP
-from .inspection.duplicates import DUPLICATES, NO_CLUSTERS, Clusters, read_clusters
+from .inspection.duplicates.finding import DUPLICATES, NO_CLUSTERS, Clusters, read_clusters
 from .inspection.findings import read_again
-from .inspection.groups import CLASS_COLUMN, check_columns, codes_of
-from .inspection.kinds import CROWDED, MIN_VISITS, MISFIT, STUCK, TOO_FEW_VISITS, Codes, read_rules
-from .inspection.predicted import other_dataset
+from .inspection.reading.opening import Inspection
+from .inspection.reading.predicted import other_dataset
+from .inspection.reading.state_blocks import read_blocks
 from .inspection.rows_export import check_target
-from .inspection.run import Inspection
-from .inspection.state_blocks import read_blocks
-from .inspection.whole_run import PRECISION, WholeRun
+from .inspection.temperatures.correlation import NO_GROUP
+from .inspection.temperatures.groups import CLASS_COLUMN, check_columns, codes_of
+from .inspection.temperatures.kinds import CROWDED, MIN_VISITS, MISFIT, STUCK, TOO_FEW_VISITS, Codes, read_rules
+from .inspection.temperatures.whole_run import PRECISION, WholeRun
 from .progress import task_bars
 
 KEPT, LISTED, IS_MISFIT, DUPLICATE, CLASS_FULL, NOT_TRAINED_ON = range(6)

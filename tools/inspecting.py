@@ -17,8 +17,11 @@ from ..trainer.errors import RunError
 from ..trainer.run_directory import RunDirectory
 from .inspection import summary
 from .inspection.as_json import duplicates_to_json, samples_to_json, to_json
-from .inspection.duplicates import DUPLICATES, find_duplicates, write_duplicates
-from .inspection.features_file import NAME, FeaturesFile
+from .inspection.duplicates.finding import DUPLICATES, find_duplicates, write_duplicates
+from .inspection.duplicates.representatives import read_scores
+from .inspection.features.features_file import NAME, FeaturesFile
+from .inspection.features.neighbours import ANCHORS, Neighbours, find_neighbours
+from .inspection.features.run_features import features_with_progress, open_features
 from .inspection.findings import (
     ROWS_IN_TWO_SECONDS,
     Findings,
@@ -27,23 +30,19 @@ from .inspection.findings import (
     read_again,
     survey_with_progress,
 )
-from .inspection.kinds import KIND_NAMES, MISFIT
-from .inspection.neighbours import ANCHORS, Neighbours, find_neighbours
-from .inspection.predicted import refuse_other_dataset
-from .inspection.representatives import read_scores
+from .inspection.reading.opening import Inspection
+from .inspection.reading.predicted import refuse_other_dataset
 from .inspection.rows_export import check_target, export_rows
-from .inspection.run import Inspection
-from .inspection.run_features import features_with_progress, open_features
-from .inspection.samples import Sample, read_histories, read_samples
-from .inspection.survey import Survey
-from .inspection.whole_run import PRECISION
+from .inspection.temperatures.kinds import KIND_NAMES, MISFIT
+from .inspection.temperatures.samples import Sample, read_histories, read_samples
+from .inspection.temperatures.survey import Survey
+from .inspection.temperatures.whole_run import PRECISION
 from .plain_text import plain_text
 from .progress import progress_bar, task_bars, working
 from .report.duplicates import duplicate_facts, write_duplicates_page
-from .report.neighbourhood import listed_ids, listings
-from .report.neighbourhood import rows as table_of
-from .report.page import history_table, write_report, write_samples
-from .report.sheets import facts
+from .report.neighbourhood import listed_ids, listings, table_of
+from .report.page import write_report, write_samples
+from .report.sheets import facts, number, state_word
 from .terminal import print_facts, print_table
 
 if TYPE_CHECKING:
@@ -147,9 +146,8 @@ def print_samples(
         click.echo()
         print_facts(facts(sample))
         if sample.history:
-            head, rows = history_table(sample)
-            titles = [head[0], *(f">{word}" for word in head[1:])]
-            print_table(titles, [[cell if isinstance(cell, str) else cell.shown for cell in row] for row in rows])
+            titles = ["snapshot", *(f">{state_word(column)}" for column in sample.history[0].values)]
+            print_table(titles, [[at.snapshot.tag, *map(number, at.values.values())] for at in sample.history])
         if found := around.get(sample.sample_id):
             for listing in listings(sample, found):
                 click.echo(f"{listing.title}. {listing.words}".rstrip())

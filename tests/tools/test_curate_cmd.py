@@ -14,10 +14,10 @@ from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.storage.selection import Selection
 from thermopile.tools.cli import main
-from thermopile.tools.inspection.duplicates import REASONS, Duplicates, write_duplicates
-from thermopile.tools.inspection.picture_agreement import Agreement
-from thermopile.tools.inspection.similar_pairs import Pairs
-from thermopile.tools.inspection.whole_run import PRECISION
+from thermopile.tools.inspection.duplicates.finding import REASONS, Duplicates, write_duplicates
+from thermopile.tools.inspection.duplicates.picture_agreement import Agreement
+from thermopile.tools.inspection.duplicates.similar_pairs import Pairs
+from thermopile.tools.inspection.temperatures.whole_run import PRECISION
 from thermopile.trainer.config import load_config
 from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run.selection_files import write_selection

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from thermopile.state_store import StateReader
 from thermopile.tools.cli import main
-from thermopile.tools.inspection.features_file import FeaturesFile
+from thermopile.tools.inspection.features.features_file import FeaturesFile
 from thermopile.tools.serving import server as server_module
 from thermopile.trainer.run_directory import RunDirectory
 

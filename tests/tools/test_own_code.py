@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from thermopile.pipeline.dataset import Dataset
 from thermopile.tools.cli import main
-from thermopile.tools.inspection import embedding_map
+from thermopile.tools.inspection.features import embedding_map
 from thermopile.trainer.config.own_code import CODE
 from thermopile.trainer.run_directory import RunDirectory
 

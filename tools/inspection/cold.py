@@ -12,12 +12,12 @@ import numpy as np
 
 from ...trainer.errors import RunError
 from ..plain_text import plain_text
-from .duplicates import DUPLICATES, read_clusters
-from .groups import CLASS_COLUMN
-from .kinds import CROWDED, KIND_NAMES, RARE
-from .run import Inspection
-from .samples import Sample
-from .survey import Survey
+from .duplicates.finding import DUPLICATES, read_clusters
+from .reading.opening import Inspection
+from .temperatures.groups import CLASS_COLUMN
+from .temperatures.kinds import CROWDED, KIND_NAMES, RARE
+from .temperatures.samples import Sample
+from .temperatures.survey import Survey
 
 MANY_CROWDED = 0.01
 """Share of the samples."""

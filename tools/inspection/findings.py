@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -17,17 +16,18 @@ from ...trainer.crowds import against_crowds
 from ...trainer.run_directory import RunDirectory
 from ..progress import progress_bar, task_bars, working
 from .cold import MANY_CROWDED, said_first
-from .confirmation import Confirmation, compared_ids, confirm, with_confirmed
-from .drift import Drift, drift, in_order
-from .embedding_map import EmbeddingMap, embedding_map
-from .groups import CLASS_COLUMN
-from .kinds import CROWDED, KIND_NAMES, MANY_AT_BOUND, MISFIT, STUCK, hardly_differs
-from .predicted import other_dataset, predict, refuse_other_dataset
-from .run import LATEST, Inspection, read_run
-from .samples import Sample, read_samples
-from .survey import Side, Survey, survey
-from .through_time import ThroughTime, through_time
-from .whole_run import WholeRun
+from .features.confirmation import Confirmation, compared_ids, confirm, with_confirmed
+from .features.embedding_map import EmbeddingMap, embedding_map
+from .json_fields import Hidden
+from .reading.opening import LATEST, Inspection, read_run
+from .reading.predicted import other_dataset, predict, refuse_other_dataset
+from .temperatures.drift import Drift, drift, in_order
+from .temperatures.groups import CLASS_COLUMN
+from .temperatures.kinds import CROWDED, KIND_NAMES, MANY_AT_BOUND, MISFIT, STUCK, hardly_differs
+from .temperatures.samples import Sample, read_samples
+from .temperatures.survey import Side, Survey, survey
+from .temperatures.through_time import ThroughTime, through_time
+from .temperatures.whole_run import WholeRun
 
 if TYPE_CHECKING:
     from ...trainer.encoders.averaging import Weights
@@ -50,17 +50,17 @@ MANY_MISFITS = 0.05
 class Findings:
     """A run and its findings; parts that do not exist or were not requested are None, and notes say why."""
 
-    inspection: Inspection
+    inspection: Hidden[Inspection]
     survey: Survey | None
-    drift: Drift | None = None
-    samples: Mapping[int, Sample] = field(default_factory=dict)
-    """The samples shown with pictures, by id."""
-    through_time: ThroughTime | None = None
-    map: EmbeddingMap | None = None
     confirmation: Confirmation | None = None
     """The forward pass behind some of the survey's kinds."""
+    through_time: ThroughTime | None = None
+    drift: Drift | None = None
+    map: EmbeddingMap | None = None
     said_first: Sequence[str] = ()
     """Sentences on the coldest samples where these are a crowd or have something in common."""
+    samples: Hidden[Mapping[int, Sample]] = field(default_factory=dict)
+    """The samples shown with pictures, by id."""
 
     @property
     def warnings(self) -> list[str]:
@@ -100,19 +100,20 @@ def look(
             return Findings(inspection, found)
         found, confirmation = confirm_with_progress(inspection, found, suspects, weights, allow_code)
         if against and found.sides:
-            with _progress("comparing snapshots", 2 * found.dataset_samples, 2 * found.dataset_samples) as on_progress:
-                moved = drift(inspection, against, on_progress)
+            rows = 2 * found.dataset_samples
+            with progress_bar("comparing snapshots", rows, hidden=rows < ROWS_IN_TWO_SECONDS) as bar:
+                moved = drift(inspection, against, bar.update)
         samples = read_samples(inspection, shown_ids(found, moved))
         first = said_first(inspection, found, samples)
-        return Findings(inspection, found, moved, samples, confirmation=confirmation, said_first=first)
+        return Findings(inspection, found, drift=moved, samples=samples, confirmation=confirmation, said_first=first)
 
     findings = read_again(read, run, at, data, allow_code=allow_code)
     inspection, found = findings.inspection, findings.survey
     if found is None or not found.sides or inspection.prediction:
         return findings
     history = Repository.open(inspection.run.state).history()
-    with _progress("reading all snapshots", len(history), found.samples) as on_progress:
-        findings = replace(findings, through_time=through_time(inspection, on_progress))
+    with progress_bar("reading all snapshots", len(history), hidden=found.samples < ROWS_IN_TWO_SECONDS) as bar:
+        findings = replace(findings, through_time=through_time(inspection, bar.update))
     if with_map:
         with working("map of the embeddings") as status:
 
@@ -151,11 +152,12 @@ def survey_with_progress(
 ) -> Survey | None:
     """Survey the snapshot. over_run: sort misfits and suspects by the whole run."""
     samples, whole_run = inspection.reader.samples if inspection.reader else 0, None
+    hidden = 2 * samples < ROWS_IN_TWO_SECONDS
     if over_run and samples and not inspection.prediction:
-        with task_bars(hidden=2 * samples < ROWS_IN_TWO_SECONDS) as show:
+        with task_bars(hidden=hidden) as show:
             whole_run = WholeRun(inspection, partial(show, "reading all snapshots"))
-    with _progress("reading the state", 2 * samples, 2 * samples) as on_progress:
-        return survey(inspection, by, on_progress, suspects=suspects, whole_run=whole_run)
+    with progress_bar("reading the state", 2 * samples, hidden=hidden) as bar:
+        return survey(inspection, by, bar.update, suspects=suspects, whole_run=whole_run)
 
 
 def confirm_with_progress(
@@ -170,12 +172,6 @@ def confirm_with_progress(
             inspection, survey, lambda done, total: bar.update(done), weights=weights, allow_code=allow_code
         )
     return (replace(survey, kinds=with_confirmed(survey.kinds, found)) if found else survey), found
-
-
-@contextmanager
-def _progress(title: str, total: int, rows: int) -> Iterator[Callable[[int], None]]:
-    with progress_bar(title, total, hidden=rows < ROWS_IN_TWO_SECONDS) as bar:
-        yield bar.update
 
 
 def shown_ids(survey: Survey, drift: Drift | None) -> list[int]:
@@ -218,7 +214,7 @@ def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
 
 def _warnings_of_side(inspection: Inspection, side: Side) -> Iterator[str]:
     bounds, rho = inspection.tau, inspection.config.objective.settings.get("rho")
-    low, high = side.at_floor or 0.0, side.at_ceiling or 0.0
+    low, high = side.share_at_tau_min or 0.0, side.share_at_tau_max or 0.0
     if low >= MANY_AT_BOUND:
         yield (f"rho{'' if rho is None else f' = {rho:g}'} seems never to bind: {low:.0%} of the {side.name} "
                f"temperatures are at their floor, tau_min = {bounds.lowest:g}. The weights of their negatives "

@@ -18,10 +18,10 @@ from ...storage.place import Place, place_of
 from ...trainer.config import TrainConfig
 from ...trainer.errors import RunError
 from ...trainer.run_directory import RunDirectory
-from .kinds import KIND, KindRules, names_of, read_rules
+from .reading.opening import LATEST, Inspection, read_run
+from .reading.state_blocks import ROWS_AT_ONCE
 from .rows_export import SAMPLE_ID, sample_columns
-from .run import LATEST, Inspection, read_run
-from .state_blocks import ROWS_AT_ONCE
+from .temperatures.kinds import KIND, KindRules, names_of, read_rules
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,10 +16,10 @@ from ...pipeline.dataset_index import FINGERPRINT
 from ...state_store import StateReader
 from ...storage.files import written_aside
 from ...trainer.errors import ConfigError, RunError
-from .confirmation import Confirmation
-from .kinds import KIND, KIND_NAMES, Codes, KindRules, read_rules
-from .run import Inspection
-from .state_blocks import read_blocks
+from .features.confirmation import Confirmation
+from .reading.opening import Inspection
+from .reading.state_blocks import read_blocks
+from .temperatures.kinds import KIND, KIND_NAMES, Codes, KindRules, read_rules
 
 SAMPLE_ID, KIND_FROM, MARGIN = "sample_id", "kind_from", "margin"
 LEVELS = ("state", "forward_pass")

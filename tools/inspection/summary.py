@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from .confirmation import Confirmation
-from .correlation import Correlation
-from .distribution import Distribution
-from .drift import Drift
-from .kinds import SampleKinds
-from .run import Inspection
-from .survey import Survey
-from .whole_run import Doubted
+from .features.confirmation import Confirmation
+from .reading.opening import Inspection
+from .temperatures.correlation import Correlation
+from .temperatures.distribution import QUANTILES, Distribution
+from .temperatures.drift import Drift
+from .temperatures.kinds import SampleKinds
+from .temperatures.survey import Survey
+from .temperatures.whole_run import Doubted
 
-QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 TERMINAL_QUANTILES = (0.05, 0.5, 0.95)
 SETTINGS = ("rho", "gamma", "eta", "tau_step", "tau_init", "tau_min", "tau_max")
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKLINE = 16
-
-
 Row = list[str]
 """One line of a summary table: its label, and a cell per side."""
 
@@ -95,9 +92,9 @@ def table(inspection: Inspection, survey: Survey, quantiles: Sequence[float] = Q
         rows.append([label, *(tau(of_side.quantile(at)) for of_side in taus)])
     rows.append(["highest", *(tau(of_side.max) for of_side in taus)])
     if (low := bounds.lowest) is not None:
-        rows.append([f"share at tau_min ({low:g})", *(share(side.at_floor) for side in survey.sides)])
+        rows.append([f"share at tau_min ({low:g})", *(share(side.share_at_tau_min) for side in survey.sides)])
     if (high := bounds.highest) is not None:
-        rows.append([f"share at tau_max ({high:g})", *(share(side.at_ceiling) for side in survey.sides)])
+        rows.append([f"share at tau_max ({high:g})", *(share(side.share_at_tau_max) for side in survey.sides)])
     for groups in survey.groups:
         found, word = [groups.correlation[side.name] for side in survey.sides], groups.word
         rows += [
@@ -158,6 +155,13 @@ def sparkline(values: Distribution) -> str:
     most = max(1, int(counts.max()))
     # Round up, so that every non-empty bar is visible.
     return "".join(_BARS[-(-int(count) * (len(_BARS) - 1) // most)] if count else "·" for count in counts)
+
+
+def per_side(figures: Mapping[str, str]) -> str:
+    """Return `+0.93 (image) and +0.92 (text)`, or just the figure if there is one side."""
+    if len(figures) == 1:
+        return next(iter(figures.values()))
+    return " and ".join(f"{figure} ({side})" for side, figure in figures.items())
 
 
 def tau(value: float | None) -> str:

@@ -9,10 +9,10 @@ import numpy as np
 
 from ...pipeline.dataset import Dataset
 from ...storage.files import write_atomically
-from ..inspection.duplicates import NEAR, THRESHOLDS, Duplicates
-from ..inspection.run import Inspection
-from ..inspection.samples import read_samples
-from .html import document, facts_list
+from ..inspection.duplicates.finding import NEAR, THRESHOLDS, Duplicates
+from ..inspection.reading.opening import Inspection
+from ..inspection.temperatures.samples import read_samples
+from .html import document, part
 from .sheets import Cards, data_uris, read_pictures
 
 PAGE = "duplicates.html"
@@ -45,20 +45,16 @@ def write_duplicates_page(inspection: Inspection, dataset: Dataset, found: Dupli
     pictures = read_pictures(dataset, shown, inspection.notes)
     # Without the state: a run that trains may have deleted the snapshot meanwhile.
     cards = Cards(read_samples(replace(inspection, reader=None), shown), data_uris(pictures, shown, MAX_BYTES), 100)
-    best = _best_figures(found)
-
-    def sheet(cluster: int) -> str:
-        ids = members[cluster]
-        more = f" The first {MEMBERS} are shown." if len(ids) > MEMBERS else ""
-        return cards.sheet(f"Cluster {cluster}", f"{len(ids):,} samples.{more}", [
-            (id, "representative" if id == cluster else best.get(id, "exact copy of another")) for id in ids[:MEMBERS]
-        ])  # fmt: skip
-
-    parts = {title: "".join(map(sheet, clusters)) for title, clusters in groups.items() if clusters}
-    parts["Figures"] = facts_list(duplicate_facts(found))
+    agreement = _best_figures(found)
+    parts = {
+        title: part("sections.html", "clusters", clusters, members, MEMBERS, cards, agreement)
+        for title, clusters in groups.items()
+        if clusters
+    }
+    parts["Figures"] = part("elements.html", "facts", duplicate_facts(found))
     name = inspection.run.path.resolve().name
     lede = f"{len(found.sizes):,} clusters of samples with the same picture."
-    html = document("Duplicates among the samples of {}", name, lede, "", inspection.notes, parts)
+    html = document("Duplicates among the samples of", name, lede, "", inspection.notes, parts)
     write_atomically(folder / PAGE, html.encode())
     return folder / PAGE
 

@@ -1,15 +1,15 @@
-"""The neighbours and hardest negatives of a sample, as lists for the terminal and as contact sheets for the page."""
+"""The neighbours and hardest negatives of a sample, as lists for the terminal and for the pages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ..inspection.neighbours import PICTURES, Neighbours, Ranking
-from ..inspection.samples import Sample
+from ..inspection.features.neighbours import PICTURES, Neighbours, Ranking
 from ..inspection.summary import share
+from ..inspection.temperatures.samples import Sample
 from ..plain_text import plain_text
-from .sheets import Cards, number
+from .sheets import number
 
 Around = Mapping[int, Neighbours]
 """Sample id -> its neighbours."""
@@ -44,7 +44,7 @@ def _weighed(sample: Sample, side: str, ranking: Ranking) -> str:
             f"these have {share(float(ranking.weights.sum()))} together.")  # fmt: skip
 
 
-def rows(listing: Listing, samples: Mapping[int, Sample]) -> tuple[list[str], list[list[str]]]:
+def table_of(listing: Listing, samples: Mapping[int, Sample]) -> tuple[list[str], list[list[str]]]:
     """Return head and rows of a table for the terminal; samples: those listed, by id."""
     ids, weights = listing.ranking.sample_ids.tolist(), listing.ranking.weights
     columns = {">id": list(map(str, ids)), ">similarity": [f"{value:.4f}" for value in listing.ranking.similarity]}
@@ -55,14 +55,6 @@ def rows(listing: Listing, samples: Mapping[int, Sample]) -> tuple[list[str], li
         if any(text is not None for text in texts):
             columns[title] = [plain_text(text or "", 80) for text in texts]
     return list(columns), [list(row) for row in zip(*columns.values(), strict=True)]
-
-
-def sheets(sample: Sample, found: Neighbours, cards: Cards) -> str:
-    """Return the contact sheets of a sample's rankings."""
-    return "".join(
-        cards.sheet(title, words, list(zip(ranking.sample_ids.tolist(), figures(ranking), strict=True)))
-        for title, words, ranking in listings(sample, found)
-    )
 
 
 def figures(ranking: Ranking) -> list[str]:

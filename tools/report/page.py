@@ -6,22 +6,21 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from markupsafe import Markup
+
 from ...storage.files import write_atomically
 from ..inspection import summary
 from ..inspection.findings import Findings, shown_ids
-from ..inspection.groups import CLASS_COLUMN
-from ..inspection.run import Inspection
-from ..inspection.samples import Sample
-from ..inspection.survey import Survey
-from . import grouping, sections
+from ..inspection.reading.opening import Inspection
+from ..inspection.temperatures.groups import CLASS_COLUMN
+from ..inspection.temperatures.samples import Sample
+from ..inspection.temperatures.survey import Survey
 from .figures.by_group import draw_tau_by_group
-from .figures.over_time import draw_history
 from .figures.style import LIGHT, png_of
-from .html import MAX_CHARACTERS, Cell, Row, data_uri, document, facts_list, figure, table
-from .kinds import kinds
-from .neighbourhood import Around, listed_ids
-from .neighbourhood import sheets as neighbour_sheets
-from .sheets import Cards, data_uris, facts, number, read_pictures, state_word
+from .grouping import lede
+from .html import MAX_CHARACTERS, document, part
+from .neighbourhood import Around, listed_ids, listings
+from .sheets import Cards, data_uri, data_uris, read_pictures
 
 PAGE, SAMPLES_PAGE = "report.html", "samples.html"
 LEADING_FIGURE = "tau_by_class.png"
@@ -56,8 +55,10 @@ def _prefix(inspection: Inspection) -> str:
 def build_page(findings: Findings) -> str:
     """Return the whole page. Pictures that cannot be shown are added to the findings' notes."""
     inspection, survey = findings.inspection, findings.survey
-    leading = {f"By {groups.word}": grouping.by_group(inspection, survey, groups)
-               for groups in survey.groups} if survey else {}  # fmt: skip
+    leading = {
+        f"By {groups.word}": part("groups.html", "tau_by_group", inspection, survey, groups)
+        for groups in (survey.groups if survey else ())
+    }
     following = _following(findings)
     used = sum(len(content.encode()) for content in (*leading.values(), *following.values()))
     ends, of_kinds, movers = _sheets(findings, MAX_BYTES - used)
@@ -70,50 +71,47 @@ def build_page(findings: Findings) -> str:
     dataset = inspection.dataset.name if inspection.dataset else Path(inspection.config.data.path).name
     facts = f"{dataset}: {summary.what(inspection, survey)}" if survey else ""
     name, notes = inspection.run.path.resolve().name, [*findings.warnings, *findings.notes]
-    title, lede = "Temperatures of {}", " ".join([*findings.said_first, grouping.lede(survey)])
+    title, first = "Temperatures of", " ".join([*findings.said_first, lede(survey)])
     if inspection.prediction:
-        title, lede = "Temperatures predicted by {}", f"Predicted, not trained. {lede}"
-    return document(title, name, lede, facts, notes, leading | following)
+        title, first = "Temperatures predicted by", f"Predicted, not trained. {first}"
+    return document(title, name, first, facts, notes, leading | following)
 
 
-def _following(findings: Findings) -> dict[str, str]:
+def _following(findings: Findings) -> dict[str, Markup]:
     """Return the sections after the contact sheets, by title."""
     inspection, survey = findings.inspection, findings.survey
-    parts: dict[str, str] = {}
+    section, parts = partial(part, "sections.html"), dict[str, Markup]()
     if survey and survey.sides:
-        parts["Distribution"] = sections.distribution(inspection, survey)
+        parts["Distribution"] = section("distribution", inspection, survey)
         for groups in survey.groups:
-            tables = (grouping.band_table(survey.sides, groups), grouping.group_table(survey.sides, groups))
-            parts[f"Table by {groups.word}"] = "".join(tables)
+            parts[f"Table by {groups.word}"] = part("groups.html", "group_tables", survey.sides, groups)
     if findings.through_time:
-        parts["Through time"] = sections.through_time(inspection, findings.through_time)
-    if survey and survey.doubted:
-        parts["Doubted pairs"] = sections.doubted(survey.doubted)
+        parts["Through time"] = section("through_time", inspection, findings.through_time)
+    if survey and survey.doubted and survey.doubted.shares:
+        parts["Doubted pairs"] = section("doubted", survey.doubted)
     if findings.drift:
-        parts["Drift"] = sections.drift(inspection, findings.drift)
+        parts["Drift"] = section("drift", inspection, findings.drift)
     if survey and findings.map:
-        parts["Map"] = sections.embedding_map(inspection, survey, findings.map)
-    if survey and survey.visited and (averages := sections.moving_averages(inspection, survey)):
+        parts["Map"] = section("map", inspection, survey, findings.map)
+    if survey and survey.visited and (averages := section("moving_averages", inspection, survey)):
         parts["Moving averages"] = averages
-    parts["Run"] = facts_list(summary.facts(inspection, survey))
-    if survey and survey.visited and not inspection.prediction:
-        parts["Run"] += sections.coverage(inspection, survey)
+    parts["Run"] = section("run", inspection, survey)
     return parts
 
 
-def _sheets(findings: Findings, room: int) -> tuple[str, str, str]:
+def _sheets(findings: Findings, room: int) -> tuple[Markup, Markup, Markup]:
     """Return contact sheets of the ends of tau, of the kinds and of the samples that moved most; empty without them.
 
     They fit `room` bytes: texts are cut to at most half of it, pictures are reduced.
     """
     survey, drift = findings.survey, findings.drift
     if survey is None or not findings.samples:
-        return "", "", ""
+        return Markup(), Markup(), Markup()
 
-    def built(pictures: Mapping[int, str], longest: int) -> tuple[str, str, str]:
-        cards = Cards(findings.samples, pictures, longest)
-        of_kinds = kinds(survey, findings.confirmation, cards)
-        return sections.sheets(survey, cards), of_kinds, sections.movers(drift, cards) if drift else ""
+    def built(pictures: Mapping[int, Markup], longest: int) -> tuple[Markup, Markup, Markup]:
+        cards, section = Cards(findings.samples, pictures, longest), partial(part, "sections.html")
+        ends, movers = section("ends", survey, cards), section("movers", drift, cards)
+        return ends, section("of_kinds", survey.kinds, findings.confirmation, cards), movers
 
     for longest in LONGEST_TEXTS:
         size = sum(len(sheets.encode()) for sheets in built({}, longest))
@@ -141,41 +139,15 @@ def write_samples(
     uris = data_uris(pictures, neighbours := listed_ids(around.values()), MAX_BYTES)
     if neighbours and pictures and not uris:
         inspection.notes.append("There is no room for pictures of neighbours on the page; ask for fewer.")
-    cards = Cards(listed, uris, LONGEST_TEXTS[-1])
-    parts = {}
+    parts, cards = {}, Cards(listed, uris, LONGEST_TEXTS[-1])
     for sample in samples:
-        parts[f"Sample {sample.sample_id}"] = _part(inspection, sample, pictures)
-        if found := around.get(sample.sample_id):
-            parts[f"Sample {sample.sample_id}"] += neighbour_sheets(sample, found, cards)
-    name, lede = inspection.run.path.resolve().name, f"Everything recorded about {len(ids):,} samples."
-    shown = summary.what(inspection, survey) if survey else ""
-    html = document("Samples of {}", name, lede, shown, inspection.notes, parts)
+        jpeg, found = pictures.get(sample.sample_id), around.get(sample.sample_id)
+        picture = data_uri(jpeg, "image/jpeg") if jpeg else ""
+        shown = listings(sample, found) if found else []
+        title = f"Sample {sample.sample_id}"
+        parts[title] = part("sections.html", "sample", inspection, sample, picture, shown, cards)
+    name, first = inspection.run.path.resolve().name, f"Everything recorded about {len(ids):,} samples."
+    facts = summary.what(inspection, survey) if survey else ""
     path = folder / (_prefix(inspection) + SAMPLES_PAGE)
-    write_atomically(path, html.encode())
+    write_atomically(path, document("Samples of", name, first, facts, inspection.notes, parts).encode())
     return path
-
-
-def _part(inspection: Inspection, sample: Sample, pictures: Mapping[int, bytes]) -> str:
-    content = ""
-    if jpeg := pictures.get(sample.sample_id):
-        uri, words = data_uri(jpeg, "image/jpeg"), f"picture of sample {sample.sample_id}"
-        content = f'<p class="picture"><img src="{uri}" alt="{words}"></p>'
-    content += facts_list(facts(sample))
-    if not sample.history:
-        return content
-    if inspection.sides:
-        caption = (
-            f"Tau of sample {sample.sample_id} at every snapshot ({len(sample.history)}); hollow before its first "
-            f"visit. {summary.settings(inspection)}."
-        )
-        draw = partial(draw_history, sample.history, inspection.sides)
-        content += figure(draw, f"Tau of sample {sample.sample_id}", caption)
-    return content + table("Its state at every snapshot.", *history_table(sample))
-
-
-def history_table(sample: Sample) -> tuple[list[str], list[Row]]:
-    """Return head and rows of a table, one row per snapshot (at least one), oldest first."""
-    rows: list[Row] = [
-        [at.snapshot.tag, *(Cell(number(value), float(value)) for value in at.values.values())] for at in sample.history
-    ]
-    return ["snapshot", *map(state_word, sample.history[0].values)], rows

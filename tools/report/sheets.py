@@ -1,23 +1,28 @@
-"""Contact sheets of samples with their pictures and facts. The page's script adds paging and enlarging."""
+"""Samples on contact sheets: their pictures and facts. The page's script adds paging and enlarging."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 
+from markupsafe import Markup
 from PIL import Image, UnidentifiedImageError
 
 from ...pipeline.dataset import Dataset
 from ...pipeline.errors import DatasetError
 from ...state_store.schema import VISITS
-from ..inspection.samples import Sample
-from ..inspection.summary import kind_words, share
-from .html import data_uri, facts_list, text
+from ..inspection.summary import kind_words, per_side, share
+from ..inspection.temperatures.samples import Sample
 
 _TABLE = {"group": "class", "caption": "caption", "uri": "uri", "key": "key", "width": "width (pixels)",
           "height": "height (pixels)", "altered": "altered"}  # fmt: skip
 """Columns of the samples table shown on a card -> their labels."""
+_VISITS, _LOG_S, _TAU = ("visits", "{:,}"), ("log_s", "{:+.2f}"), ("tau", "{:.4f}")
+_FIGURES = {"too_few_visits": (_VISITS,), "stuck": (_LOG_S,), "misfit": (_LOG_S,), "crowded": (_TAU,),
+            "rare": (_TAU,), "ordinary": (_TAU, _LOG_S, _VISITS)}  # fmt: skip
+"""Kind -> field of the state and format of the figure on a card; the first that the state has."""
 EDGES = (384, 288, 224, 160, 112, 80, 48)
 """Sizes to try for a picture's longer side, in pixels, from clear to barely recognisable."""
 JPEG_QUALITY = 80
@@ -27,30 +32,13 @@ SMALL_BYTES = 1 << 15
 
 @dataclass(frozen=True)
 class Cards:
-    """Builds the cards of samples."""
+    """What the cards of samples show."""
 
     samples: Mapping[int, Sample]
-    pictures: Mapping[int, str]
+    pictures: Mapping[int, Markup]
     """Id -> data URI; some may be missing."""
     longest: int
     """Characters of a text shown in full."""
-
-    def sheet(self, title: str, words: str, cards: Sequence[tuple[int, str]]) -> str:
-        """Return a heading, a sentence (may be empty), and a card per id with its figure, such as `tau 0.0050`."""
-        items = "".join(self._card(sample_id, figure) for sample_id, figure in cards)
-        sentence = f"<p>{text(words, most=1000)}</p>" if words else ""
-        return f'<h3>{text(title)}</h3>{sentence}<ul class="sheet" aria-label="{text(title)}">{items}</ul>'
-
-    def _card(self, sample_id: int, figure: str) -> str:
-        sample, picture = self.samples[sample_id], self.pictures.get(sample_id)
-        group, caption = sample.table.get("group"), sample.table.get("caption")
-        image = f'<img src="{picture}" alt="picture of sample {sample_id}" loading="lazy">' if picture else ""
-        named = f'<bdi class="group">{text(group)}</bdi>' if group is not None else ""
-        said = f'<bdi class="caption">{text(caption)}</bdi>' if caption is not None else ""
-        return (
-            f'<li>{image}<b>{text(figure)}</b>{named}{said}<span class="id">id {sample_id}</span>'
-            f"<details><summary>all</summary>{facts_list(facts(sample), self.longest)}</details></li>"
-        )
 
 
 def facts(sample: Sample) -> list[tuple[str, str]]:
@@ -74,6 +62,18 @@ def state_word(column: str) -> str:
     return f"{side} {field}".strip().replace("_", " ")
 
 
+def by_side(sample: Sample, field: str, form: str) -> str:
+    """Return a field of the state of each side, `+0.93 (image) and +0.92 (text)`; empty if no side has it."""
+    columns = {column: value for column, value in sample.state.items() if column.rpartition("/")[2] == field}
+    return per_side({column.rpartition("/")[0]: form.format(value) for column, value in columns.items()})
+
+
+def kind_figure(kind: str, sample: Sample) -> str:
+    """Return the figure that a sample of this kind is known by, per side."""
+    shown = ((state_word(field), by_side(sample, field, form)) for field, form in _FIGURES[kind])
+    return next((f"{word} {figures}" for word, figures in shown if figures), "")
+
+
 def number(value: float | int) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
 
@@ -94,13 +94,18 @@ def read_pictures(dataset: Dataset, sample_ids: Iterable[int], notes: list[str])
     return found
 
 
-def data_uris(pictures: Mapping[int, bytes], shown: Sequence[int], max_bytes: int) -> dict[int, str]:
+def data_uri(data: bytes, kind: str) -> Markup:
+    """Return a file as an attribute of HTML."""
+    return Markup(f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}")
+
+
+def data_uris(pictures: Mapping[int, bytes], shown: Sequence[int], max_bytes: int) -> dict[int, Markup]:
     """Return pictures by id at the largest of EDGES at which all fit `max_bytes`; empty if none fits.
 
     pictures: JPEGs by id, from `read_pictures`. shown: ids, repeated as often as shown; some may have no picture.
     """
     for edge in EDGES:
-        found: dict[int, str] = {}
+        found: dict[int, Markup] = {}
         left = max_bytes
         for sample_id in shown:
             if sample_id in pictures and sample_id not in found:

@@ -20,13 +20,13 @@ from ...pipeline.dataset_index import FINGERPRINT
 from ...pipeline.errors import DatasetError
 from ...state_store import StateReader
 from ...trainer.errors import ConfigError
-from ..inspection.confirmation import MAX_NEGATIVES
-from ..inspection.features_file import FeaturesFile
-from ..inspection.neighbours import ANCHORS, find_neighbours
-from ..inspection.run import Inspection
-from ..inspection.samples import Row, Sample
-from ..inspection.through_time import read_every_snapshot
-from ..inspection.whole_run import PRECISION
+from ..inspection.features.confirmation import MAX_NEGATIVES
+from ..inspection.features.features_file import FeaturesFile
+from ..inspection.features.neighbours import ANCHORS, find_neighbours
+from ..inspection.reading.opening import Inspection
+from ..inspection.temperatures.samples import Row, Sample
+from ..inspection.temperatures.through_time import read_every_snapshot
+from ..inspection.temperatures.whole_run import PRECISION
 from ..plain_text import plain_text
 from ..report.neighbourhood import Listing, figures, listings
 from .catalogue import SERVED_KINDS, Catalogue

@@ -22,14 +22,14 @@ from ...state_store.schema import VISITS
 from ...storage.files import open_regular, own_directory, read_regular, refuse_link, write_atomically
 from ...storage.sealed_json import DamagedJSONError, seal_line, unseal
 from ...trainer.errors import RunError
-from ..inspection.correlation import NO_GROUP
-from ..inspection.features_file import FeaturesFile
-from ..inspection.groups import CLASS_COLUMN, TooManyGroupsError, codes_of
-from ..inspection.kinds import KIND_NAMES, read_rules
-from ..inspection.margins import margins
-from ..inspection.run import Inspection
-from ..inspection.state_blocks import read_blocks
-from ..inspection.whole_run import WholeRun
+from ..inspection.features.features_file import FeaturesFile
+from ..inspection.features.margins import margins
+from ..inspection.reading.opening import Inspection
+from ..inspection.reading.state_blocks import read_blocks
+from ..inspection.temperatures.correlation import NO_GROUP
+from ..inspection.temperatures.groups import CLASS_COLUMN, TooManyGroupsError, codes_of
+from ..inspection.temperatures.kinds import KIND_NAMES, read_rules
+from ..inspection.temperatures.whole_run import WholeRun
 from .texts import Texts, damaged, write_texts
 
 INDEX = "index"

@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from thermopile.tools.cli import main
 from thermopile.tools.inspection.findings import Findings
-from thermopile.tools.inspection.run import read_run
-from thermopile.tools.inspection.survey import survey
+from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.temperatures.survey import survey
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thermopile.tools.inspection import distribution as module
-from thermopile.tools.inspection.distribution import Smallest
+from thermopile.tools.inspection.temperatures import distribution as module
+from thermopile.tools.inspection.temperatures.distribution import Smallest
 
 
 @pytest.fixture(autouse=True)

@@ -13,12 +13,12 @@ from saved_encoders import IMAGE_SIZE, save_encoders
 
 from thermopile.pipeline.augment import RECIPES
 from thermopile.tools.cli import main
-from thermopile.tools.inspection import confirmation as module
-from thermopile.tools.inspection.confirmation import compared_ids, confirm, with_confirmed
-from thermopile.tools.inspection.kinds import KIND_NAMES
-from thermopile.tools.inspection.run import read_run
-from thermopile.tools.inspection.survey import survey
-from thermopile.tools.inspection.whole_run import PRECISION
+from thermopile.tools.inspection.features import confirmation as module
+from thermopile.tools.inspection.features.confirmation import compared_ids, confirm, with_confirmed
+from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES
+from thermopile.tools.inspection.temperatures.survey import survey
+from thermopile.tools.inspection.temperatures.whole_run import PRECISION
 from thermopile.trainer.evaluation.features import sample_features, view_features
 from thermopile.trainer.run_directory import RunDirectory
 

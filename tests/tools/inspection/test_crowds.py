@@ -12,8 +12,8 @@ from torch.nn.functional import normalize
 
 from thermopile.tools.cli import main
 from thermopile.tools.inspection.findings import look
-from thermopile.tools.inspection.kinds import KIND_NAMES, read_rules
-from thermopile.tools.inspection.run import read_run
+from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES, read_rules
 from thermopile.trainer.objectives import Progress, create_objective
 
 N, VISITS = 2000, 60

@@ -1,7 +1,7 @@
 import numpy as np
 
-from thermopile.tools.inspection.run import read_run
-from thermopile.tools.inspection.samples import read_samples
+from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.temperatures.samples import read_samples
 
 
 def test_a_sample_has_its_row_of_the_state_and_of_the_table(hostile_run, hostile_dataset, tau_by_class_size):

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thermopile.tools.inspection import distribution as module
-from thermopile.tools.inspection.distribution import RELATIVE_PRECISION, Distribution, Smallest
+from thermopile.tools.inspection.temperatures import distribution as module
+from thermopile.tools.inspection.temperatures.distribution import RELATIVE_PRECISION, Distribution, Smallest
 
 NUMBERS = st.floats(-(2.0**40), 2.0**40, width=32)
 

@@ -3,9 +3,9 @@ import pytest
 from scipy.stats import spearmanr
 
 from thermopile.state_store import SnapshotNotFoundError
-from thermopile.tools.inspection import state_blocks
-from thermopile.tools.inspection.drift import MOVERS, Mover, drift
-from thermopile.tools.inspection.run import read_run
+from thermopile.tools.inspection.reading import state_blocks
+from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.temperatures.drift import MOVERS, Mover, drift
 from thermopile.trainer.errors import ConfigError
 
 # Few values, so that many samples are equal before, after, or in how far they moved.

@@ -12,13 +12,13 @@ from PIL import Image
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.parquet import ParquetSource
-from thermopile.tools.inspection import exact_copies as exact_module
-from thermopile.tools.inspection.duplicates import REASONS, find_duplicates, read_clusters, write_duplicates
-from thermopile.tools.inspection.exact_copies import blank_pictures, exact_copies
-from thermopile.tools.inspection.features_file import NAME, FeaturesFile, FeaturesOf, write_features
+from thermopile.tools.inspection.duplicates import exact_copies as exact_module
+from thermopile.tools.inspection.duplicates.exact_copies import blank_pictures, exact_copies
+from thermopile.tools.inspection.duplicates.finding import REASONS, find_duplicates, read_clusters, write_duplicates
+from thermopile.tools.inspection.duplicates.similar_pairs import NEAREST, similar_pairs
+from thermopile.tools.inspection.features.features_file import NAME, FeaturesFile, FeaturesOf, write_features
 from thermopile.tools.inspection.findings import look
-from thermopile.tools.inspection.run import read_run
-from thermopile.tools.inspection.similar_pairs import NEAREST, similar_pairs
+from thermopile.tools.inspection.reading.opening import read_run
 from thermopile.trainer.errors import ConfigError, RunError
 
 from copies import magnified
@@ -97,7 +97,7 @@ def test_equal_checksums_of_other_bytes_are_no_copies(dataset, monkeypatch):
 
 
 def test_near_duplicates_are_the_similar_pairs_whose_pixels_agree(dataset, id_of, features, tmp_path, monkeypatch):
-    monkeypatch.setattr("thermopile.tools.inspection.similar_pairs.NEAREST", dataset.n)
+    monkeypatch.setattr("thermopile.tools.inspection.duplicates.similar_pairs.NEAREST", dataset.n)
     found = find_duplicates(dataset, features, NO_SCORE, tmp_path)
     exact = {tuple(pair) for pair in np.stack(found.pairs[:2], 1)[found.reason == REASONS.index("exact")].tolist()}
     near = {tuple(pair) for pair in np.stack(found.pairs[:2], 1)[found.reason == REASONS.index("near")].tolist()}

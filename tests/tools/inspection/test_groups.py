@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 from scipy.stats import t as student
 
-from thermopile.tools.inspection import groups as groups_module
-from thermopile.tools.inspection.correlation import PERMUTATIONS, Correlation, correlate, mean_by_group
-from thermopile.tools.inspection.groups import GroupCounts, TooManyGroupsError
 from thermopile.tools.inspection.summary import correlation_in_words
+from thermopile.tools.inspection.temperatures import groups as groups_module
+from thermopile.tools.inspection.temperatures.correlation import PERMUTATIONS, Correlation, correlate, mean_by_group
+from thermopile.tools.inspection.temperatures.groups import GroupCounts, TooManyGroupsError
 
 LIMITS = {"image": (0.3, 0.15, 0.55)}
 """The side's mean, what the coldest lie below, what the hottest do not lie below."""

@@ -3,9 +3,9 @@ import pytest
 
 from thermopile.state_store import StateReader
 from thermopile.state_store.durable import Repository
-from thermopile.tools.inspection.run import read_run
-from thermopile.tools.inspection.samples import read_histories
-from thermopile.tools.inspection.survey import survey
+from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.temperatures.samples import read_histories
+from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.trainer.errors import ConfigError
 
 TAU = np.repeat(np.linspace(0.01, 0.1, 33), 2)

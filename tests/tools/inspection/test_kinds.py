@@ -11,14 +11,14 @@ from click.testing import CliRunner
 import thermopile
 from thermopile.state_store.errors import FieldError
 from thermopile.tools.cli import main
-from thermopile.tools.inspection import kinds as module
-from thermopile.tools.inspection import state_blocks
 from thermopile.tools.inspection.findings import look
-from thermopile.tools.inspection.kinds import KIND_NAMES, names_of, read_rules
+from thermopile.tools.inspection.reading import state_blocks
+from thermopile.tools.inspection.reading.opening import read_run
 from thermopile.tools.inspection.rows_export import export_rows
-from thermopile.tools.inspection.run import read_run
-from thermopile.tools.inspection.samples import read_histories
-from thermopile.tools.inspection.survey import survey
+from thermopile.tools.inspection.temperatures import kinds as module
+from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES, names_of, read_rules
+from thermopile.tools.inspection.temperatures.samples import read_histories
+from thermopile.tools.inspection.temperatures.survey import survey
 
 N, APART = 2000, 70
 COLD = 0.02

@@ -1,8 +1,8 @@
 import pyarrow as pa
 import pytest
 
-from thermopile.tools.inspection import groups as groups_module
-from thermopile.tools.inspection.groups import Labels, check_columns
+from thermopile.tools.inspection.temperatures import groups as groups_module
+from thermopile.tools.inspection.temperatures.groups import Labels, check_columns
 from thermopile.trainer.errors import ConfigError
 
 URIS = ["cats/a.png", "cats/b.png", "dogs/young/c.png", "d.png", "data.tar#1"]

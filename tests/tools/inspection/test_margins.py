@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from thermopile.tools.inspection import margins as module
-from thermopile.tools.inspection.features_file import ROWS_AT_ONCE, FeaturesFile, FeaturesOf, write_features
-from thermopile.tools.inspection.margins import margins
+from thermopile.tools.inspection.features import margins as module
+from thermopile.tools.inspection.features.features_file import ROWS_AT_ONCE, FeaturesFile, FeaturesOf, write_features
+from thermopile.tools.inspection.features.margins import margins
 
 N = ROWS_AT_ONCE + 200
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from thermopile.tools.inspection import neighbours as module
-from thermopile.tools.inspection.features_file import NAME, FeaturesFile, FeaturesOf, write_features
-from thermopile.tools.inspection.neighbours import find_neighbours
+from thermopile.tools.inspection.features import neighbours as module
+from thermopile.tools.inspection.features.features_file import NAME, FeaturesFile, FeaturesOf, write_features
+from thermopile.tools.inspection.features.neighbours import find_neighbours
 from thermopile.trainer.errors import ConfigError
 
 SAMPLES = 3000

@@ -5,7 +5,13 @@ import pytest
 from PIL import Image, ImageDraw, ImageEnhance
 
 from thermopile.pipeline.sources.glyphs import GlyphSource
-from thermopile.tools.inspection.picture_agreement import EDGE, MAX_DIFFERENCE, MIN_CORRELATION, agreement, prepare
+from thermopile.tools.inspection.duplicates.picture_agreement import (
+    EDGE,
+    MAX_DIFFERENCE,
+    MIN_CORRELATION,
+    agreement,
+    prepare,
+)
 
 from copies import encoded, magnified
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.tokenizer import load_tokenizer
 from thermopile.tools.cli import main
-from thermopile.tools.inspection import predicted
+from thermopile.tools.inspection.reading import predicted
 from thermopile.trainer.evaluation.features import image_features, restore_encoders, text_features
 from thermopile.trainer.run.build import objective_of, recipe_named
 from thermopile.trainer.run_directory import RunDirectory, find_checkpoint, load_found

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from thermopile.tools.inspection import representatives as module
-from thermopile.tools.inspection.features_file import NAME, FeaturesFile, FeaturesOf, write_features
-from thermopile.tools.inspection.picture_agreement import EDGE, agreement, prepare
-from thermopile.tools.inspection.representatives import represent, star
-from thermopile.tools.inspection.similar_pairs import NEAREST, NO_PAIRS, Pairs
+from thermopile.tools.inspection.duplicates import representatives as module
+from thermopile.tools.inspection.duplicates.picture_agreement import EDGE, agreement, prepare
+from thermopile.tools.inspection.duplicates.representatives import represent, star
+from thermopile.tools.inspection.duplicates.similar_pairs import NEAREST, NO_PAIRS, Pairs
+from thermopile.tools.inspection.features.features_file import NAME, FeaturesFile, FeaturesOf, write_features
 
 
 def stored(folder, rows):

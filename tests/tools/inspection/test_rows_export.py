@@ -19,14 +19,15 @@ from thermopile.state_store.durable import Repository
 from thermopile.state_store.ranks import Ranks
 from thermopile.state_store.schema import Description, Schema
 from thermopile.storage.files import writer_name
-from thermopile.storage.local import LocalPath
-from thermopile.tools.inspection import state_blocks
-from thermopile.tools.inspection.kinds import KIND_NAMES
+from thermopile.tools.inspection.reading import state_blocks
+from thermopile.tools.inspection.reading.opening import Inspection, read_run
 from thermopile.tools.inspection.rows_export import check_target, export_rows
-from thermopile.tools.inspection.run import Inspection, read_run
+from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError, RunError
 from thermopile.trainer.run_directory import RunDirectory
+
+from ....storage.local import LocalPath
 
 TEXTS = ["key", "uri", "caption", "group"]
 TABLE = pa.schema([(name, pa.string()) for name in TEXTS] + [("width", pa.int32()), ("height", pa.int32())])

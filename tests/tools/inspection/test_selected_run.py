@@ -10,12 +10,12 @@ import pytest
 from thermopile.state_store.check import check_snapshot
 from thermopile.tools.curation import NOT_TRAINED_ON, CurationRules, curate
 from thermopile.tools.inspection import summary
-from thermopile.tools.inspection.duplicates import NO_CLUSTERS
+from thermopile.tools.inspection.duplicates.finding import NO_CLUSTERS
 from thermopile.tools.inspection.opened_run import open_run
-from thermopile.tools.inspection.run import read_run
-from thermopile.tools.inspection.samples import read_histories
-from thermopile.tools.inspection.survey import survey
-from thermopile.tools.inspection.through_time import through_time
+from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.temperatures.samples import read_histories
+from thermopile.tools.inspection.temperatures.survey import survey
+from thermopile.tools.inspection.temperatures.through_time import through_time
 from thermopile.tools.serving.answers import Answers
 from thermopile.tools.serving.catalogue import open_catalogue
 from thermopile.tools.serving.queries import Finder, Query

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from thermopile.tools.inspection.distribution import Distribution
 from thermopile.tools.inspection.summary import p_value, share, sparkline
+from thermopile.tools.inspection.temperatures.distribution import Distribution
 
 
 @pytest.mark.parametrize(

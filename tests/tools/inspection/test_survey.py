@@ -3,12 +3,12 @@ import pytest
 from scipy.stats import spearmanr
 
 from thermopile.state_store import StateReader
-from thermopile.tools.inspection import distribution as distribution_module
-from thermopile.tools.inspection import state_blocks
-from thermopile.tools.inspection import survey as survey_module
 from thermopile.tools.inspection.findings import look
-from thermopile.tools.inspection.run import read_run
-from thermopile.tools.inspection.survey import survey
+from thermopile.tools.inspection.reading import state_blocks
+from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.temperatures import distribution as distribution_module
+from thermopile.tools.inspection.temperatures import survey as survey_module
+from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.tools.report import page as page_module
 from thermopile.trainer.errors import ConfigError
 

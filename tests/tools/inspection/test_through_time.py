@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from thermopile.state_store.durable import Repository
-from thermopile.tools.inspection import state_blocks
-from thermopile.tools.inspection import through_time as module
-from thermopile.tools.inspection.run import read_run
-from thermopile.tools.inspection.through_time import QUANTILES, through_time
+from thermopile.tools.inspection.reading import state_blocks
+from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.temperatures import through_time as module
+from thermopile.tools.inspection.temperatures.through_time import QUANTILES, through_time
 
 TAUS = {
     side: {step: np.random.default_rng((seed, step)).uniform(0.006, 0.2, 66).astype(np.float32) for step in (5, 9, 12)}

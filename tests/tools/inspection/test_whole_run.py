@@ -6,13 +6,13 @@ import torch
 
 from thermopile.state_store import StateReader, StateStore
 from thermopile.state_store.durable import Repository
-from thermopile.tools.inspection import state_blocks
-from thermopile.tools.inspection import whole_run as module
-from thermopile.tools.inspection.distribution import Distribution
 from thermopile.tools.inspection.findings import look
-from thermopile.tools.inspection.kinds import MIN_VISITS
-from thermopile.tools.inspection.run import read_run
-from thermopile.tools.inspection.whole_run import WholeRun
+from thermopile.tools.inspection.reading import state_blocks
+from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.temperatures import whole_run as module
+from thermopile.tools.inspection.temperatures.distribution import Distribution
+from thermopile.tools.inspection.temperatures.kinds import MIN_VISITS
+from thermopile.tools.inspection.temperatures.whole_run import WholeRun
 
 N, STEPS = 66, (5, 6, 7, 8)
 LATE = np.arange(N) >= 60

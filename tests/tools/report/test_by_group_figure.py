@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 from matplotlib.collections import PathCollection
 
-from thermopile.tools.inspection.distribution import Distribution
-from thermopile.tools.inspection.groups import GroupCounts
-from thermopile.tools.inspection.survey import Side
-from thermopile.tools.report import grouping
+from thermopile.tools.inspection.temperatures.distribution import Distribution
+from thermopile.tools.inspection.temperatures.groups import GroupCounts
+from thermopile.tools.inspection.temperatures.survey import Side
 from thermopile.tools.report.figures.by_group import draw_tau_by_group
 from thermopile.tools.report.figures.style import DARK, LIGHT, narrow, png_of
+from thermopile.tools.report.html import part
 
 SIDES = [Side(name, Distribution(), None, None) for name in ("image", "text")]
 
@@ -66,13 +66,13 @@ def test_only_classes_of_five_visited_samples_have_an_interval_and_the_others_ar
     ]  # fmt: skip
     bars = axes.containers[0].lines[2][0].get_segments()
     assert [bar[0, 0] for bar in bars] == [40, 6, 5]
-    assert "Hollow: fewer than 5 visited samples" in grouping._legend(few)
+    assert "Hollow: fewer than 5 visited samples" in part("groups.html", "legend", few)
 
 
 def test_where_all_classes_have_an_interval_the_caption_says_nothing_of_hollow_dots():
     large = groups_of([6, 5], np.linspace(0.1, 0.2, 11))
     assert not any(map(is_hollow, dots_of(drawn(large))))
-    assert "ollow" not in grouping._legend(large)
+    assert "ollow" not in part("groups.html", "legend", large)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_among_many_classes_every_size_has_its_median_and_quartiles(many):
         means = many.tau["image"].mean[many.sizes == size]
         assert medians[place] == pytest.approx(np.median(means))
         assert segments[place][:, 1] == pytest.approx(np.quantile(means, (0.25, 0.75)))
-    assert "medians of classes of about one size" in grouping._legend(many)
+    assert "medians of classes of about one size" in part("groups.html", "legend", many)
 
 
 def test_many_sizes_are_taken_together_in_a_few_ranges():

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageColor
 
-from thermopile.tools.inspection.distribution import Distribution
-from thermopile.tools.inspection.embedding_map import Colouring, EmbeddingMap, Points
-from thermopile.tools.inspection.survey import Side
+from thermopile.tools.inspection.features.embedding_map import Colouring, EmbeddingMap, Points
+from thermopile.tools.inspection.temperatures.distribution import Distribution
+from thermopile.tools.inspection.temperatures.survey import Side
 from thermopile.tools.report.figures.embedding_map import CLASS_COLOURS, colour_legend, draw_embedding_map
 from thermopile.tools.report.figures.style import DARK, LIGHT, narrow, png_of
 
@@ -25,9 +25,8 @@ def points(seed):
 @pytest.fixture
 def shown():
     classes = Colouring(["head", "medium", "tail"], np.arange(60) % 3, are_classes=False)
-    return EmbeddingMap(
-        np.arange(60), {"image": points(0), "text": points(1)}, classes, np.ones(60, np.float32), "step-5", 30.0, "raw"
-    )
+    sides = {"image": points(0), "text": points(1)}
+    return EmbeddingMap("step-5", "raw", 30.0, np.arange(60), sides, classes, np.ones(60, np.float32))
 
 
 def drawn(draw, *data_and_style):

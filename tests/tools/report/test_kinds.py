@@ -51,7 +51,7 @@ def test_every_kind_has_a_sheet_with_what_it_means_and_the_figure_that_made_it(s
 
 def test_hostile_captions_on_the_sheets_are_escaped(shown):
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in shown[0]
-    assert "&quot;&gt;&lt;img src=x onerror=alert(1)&gt;" in shown[0]
+    assert "&#34;&gt;&lt;img src=x onerror=alert(1)&gt;" in shown[0]
     assert not re.search(r"<(script|img src=x|style)\b", shown[0])
     assert not re.search(r"[\x00-\x08\x1b\u202a-\u202e\u2066-\u2069]", shown[0])
     assert 'alt="picture of sample 30"' in shown[0]
@@ -66,6 +66,12 @@ def test_a_run_that_doubts_pairs_has_their_share_and_how_many_came_back(hostile_
     assert findings.survey.doubted.shares == {5: 1.0}
     assert "0 that were above 0 at an earlier snapshot came back since" in page._following(findings)["Doubted pairs"]
     assert "Doubted pairs" not in page._following(shown[1])
+
+
+def test_a_run_whose_samples_have_too_few_visits_to_be_doubted_has_a_page(hostile_dataset, write_state, tmp_path):
+    n = hostile_dataset.n
+    run = write_state(tmp_path / "run", hostile_dataset, {"image/tau": np.full(n, 0.1)}, np.ones(n, int), doubt_after=1)
+    assert "Doubted pairs" not in page._following(look(run.path))
 
 
 def test_a_run_on_images_is_told_of_one_side_and_of_no_caption(images_dataset, write_state, tmp_path):

@@ -8,11 +8,11 @@ import pytest
 from PIL import Image, ImageColor
 
 from thermopile.state_store import Snapshot
-from thermopile.tools.inspection.correlation import JointCounts
-from thermopile.tools.inspection.distribution import Distribution
-from thermopile.tools.inspection.drift import Drift, SideDrift
-from thermopile.tools.inspection.samples import StateAt
-from thermopile.tools.inspection.through_time import Moment, TauAt, ThroughTime
+from thermopile.tools.inspection.temperatures.correlation import JointCounts
+from thermopile.tools.inspection.temperatures.distribution import Distribution
+from thermopile.tools.inspection.temperatures.drift import Drift, SideDrift
+from thermopile.tools.inspection.temperatures.samples import StateAt
+from thermopile.tools.inspection.temperatures.through_time import Moment, TauAt, ThroughTime
 from thermopile.tools.report.figures.histograms import draw_drift
 from thermopile.tools.report.figures.over_time import draw_history, draw_tau_over_time
 from thermopile.tools.report.figures.style import DARK, LIGHT, narrow, png_of
@@ -39,7 +39,7 @@ def through_time():
         Moment(snapshot(step), 60, {side: TauAt(tuple(found.tolist()), None) for side in SIDES})
         for step, found in zip((200, 400, 440), quantiles, strict=True)
     ]
-    return ThroughTime(SIDES, moments, every=1, samples_read=60)
+    return ThroughTime(SIDES, every=1, samples_read=60, moments=moments)
 
 
 @pytest.fixture(scope="module")

@@ -6,20 +6,22 @@ import shutil
 from functools import partial
 from html.parser import HTMLParser
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image, ImageColor
 
-from thermopile.tools.inspection.correlation import Correlation
 from thermopile.tools.inspection.findings import look
-from thermopile.tools.inspection.run import read_run
-from thermopile.tools.inspection.survey import survey
+from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.temperatures.correlation import Correlation
+from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.tools.report import grouping
-from thermopile.tools.report import html as html_module
 from thermopile.tools.report import page as page_module
 from thermopile.tools.report.figures.by_group import draw_tau_by_group
 from thermopile.tools.report.figures.style import DARK, LIGHT, png_of
+from thermopile.tools.report.html import forms as forms_of
+from thermopile.tools.report.html import part
 from thermopile.tools.report.page import write_report
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -105,6 +107,12 @@ def test_hostile_text_is_shown_as_text(page):
     assert "مرحبا [U+202E]<b>" in page.text("h1")
 
 
+def test_no_template_lets_a_value_through_unescaped():
+    templates = list(Path(grouping.__file__).with_name("templates").glob("*.html"))
+    assert templates
+    assert [path for path in templates if re.search(r"\|\s*safe|autoescape", path.read_text("utf-8"))] == []
+
+
 def test_control_and_bidi_characters_are_shown_as_their_codes(html, page):
     assert not re.findall(r"[\x00-\x09\x0b-\x1f\u202a-\u202e\u2066-\u2069]", html)
     assert "[U+202E]gnp.elif" in page.text("li")
@@ -126,16 +134,15 @@ def test_every_picture_has_words_and_every_table_its_caption_and_scopes(page):
 
 
 def test_a_figure_has_a_form_for_each_width_and_each_colour_scheme_of_the_screen(every_form):
-    seen = Page(html_module.figure(lambda figure, style: None, "nothing", "Nothing."))
+    drawn = forms_of(lambda figure, style: None)
     phone, dark = "(max-width: 640px)", "(prefers-color-scheme: dark)"
-    forms = {source["media"]: picture_in(source["srcset"]) for source in seen.of("source")}
-    (image,) = seen.of("img")
-    forms[""] = picture_in(image["src"])
+    forms = {media: picture_in(uri) for media, uri in drawn.sources.items()}
+    forms[""] = picture_in(drawn.wide)
     assert list(forms) == [f"{phone} and {dark}", phone, dark, ""]  # the first that fits is shown
     for media, picture in forms.items():
         assert (picture.width < 1000) == (phone in media)
         assert picture.convert("RGB").getpixel((0, 0)) == (ImageColor.getrgb((DARK if dark in media else LIGHT).paper))
-    assert int(image["width"]) == forms[""].width * 120 // 200
+    assert drawn.width == forms[""].width * 120 // 200
 
 
 def picture_in(uri):
@@ -173,7 +180,7 @@ def test_every_figure_says_how_many_samples_of_which_snapshot_with_which_setting
 def test_other_groups_have_their_correlation_in_the_caption(hostile_run):
     inspection = read_run(hostile_run)
     found = survey(inspection, ("group", "uri"))
-    (caption,) = Page(grouping.by_group(inspection, found, found.groups[1])).within("figcaption")
+    (caption,) = Page(part("groups.html", "tau_by_group", inspection, found, found.groups[1])).within("figcaption")
     assert re.search(r"Spearman’s correlation: .* and \w+: [+-]\d.* p .*chance up to ", caption)
 
 
@@ -212,25 +219,27 @@ def found(hostile_run):
 
 
 def test_classes_are_listed_by_size_with_the_mean_tau_of_both_sides(found):
-    rows = rows_of(grouping.group_table(found.sides, found.groups[0]))
+    rows = rows_of(part("groups.html", "group_table", found.sides, found.groups[0]))
     assert [row[0] for row in rows] == ["34", "16", "8", "4", "2", "1"]
     assert rows[0] == ["34", "34", "0.1000", "0.0000", "0.0%", "100.0%", "0.0500", "0.0000", "100.0%", "0.0%"]
     assert [row[3] for row in rows] == ["0.0000", "0.0000", "0.0000", "–", "–", "–"]
 
 
 def test_a_table_says_which_classes_have_no_interval_and_why(found):
-    assert "±95% needs 5 visited samples." in Page(grouping.group_table(found.sides, found.groups[0])).text("caption")
+    assert "±95% needs 5 visited samples." in Page(
+        part("groups.html", "group_table", found.sides, found.groups[0])
+    ).text("caption")
 
 
 def test_a_cell_brings_the_number_by_which_it_is_sorted(found):
-    cells = Page(grouping.group_table(found.sides, found.groups[0])).of("td")
+    cells = Page(part("groups.html", "group_table", found.sides, found.groups[0])).of("td")
     assert [cell["data-value"] for cell in cells[:3]] == ["34", "34", "0.100000001"]
     assert cells[-3]["data-value"] == ""
 
 
 def test_above_the_limit_only_the_largest_and_the_smallest_classes_are_listed(found, monkeypatch):
     monkeypatch.setattr(grouping, "MAX_GROUP_ROWS", 4)
-    table = grouping.group_table(found.sides, found.groups[0])
+    table = part("groups.html", "group_table", found.sides, found.groups[0])
     assert [row[0] for row in rows_of(table)] == ["34", "16", "2", "1"]
     caption = Page(table).text("caption")
     assert "Mean tau by class, 6 in all" in caption
@@ -243,7 +252,7 @@ def test_the_name_of_a_column_is_drawn_as_it_is(found):
 
 
 def test_head_medium_and_tail_are_a_row_each(found):
-    rows = rows_of(grouping.band_table(found.sides, found.groups[0]))
+    rows = rows_of(part("groups.html", "band_table", found.sides, found.groups[0]))
     assert [row[:2] for row in rows] == [["2", "50"], ["2", "12"], ["2", "3"]]
     assert rows[0][3] == f"{(34 * 0.1 + 16 * (0.01 + 0.09 * 16 / 34)) / 50:.4f}"
 

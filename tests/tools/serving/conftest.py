@@ -6,8 +6,8 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from thermopile.tools.inspection.features_file import FeaturesFile, FeaturesOf, write_features
-from thermopile.tools.inspection.run import read_run
+from thermopile.tools.inspection.features.features_file import FeaturesFile, FeaturesOf, write_features
+from thermopile.tools.inspection.reading.opening import read_run
 from thermopile.tools.serving.answers import Answers
 from thermopile.tools.serving.catalogue import open_catalogue, with_margins
 from thermopile.tools.serving.server import PageServer

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from thermopile.storage.files import NotRegularFileError
-from thermopile.tools.inspection.features_file import FeaturesFile, FeaturesOf, write_features
-from thermopile.tools.inspection.kinds import KIND_NAMES
-from thermopile.tools.inspection.run import read_run
+from thermopile.tools.inspection.features.features_file import FeaturesFile, FeaturesOf, write_features
+from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES
 from thermopile.tools.serving import texts as texts_module
 from thermopile.tools.serving.answers import Answers
 from thermopile.tools.serving.catalogue import open_catalogue, with_margins

@@ -6,7 +6,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
-from thermopile.tools.inspection.neighbours import find_neighbours
+from thermopile.tools.inspection.features.neighbours import find_neighbours
 
 pytestmark = pytest.mark.wide
 

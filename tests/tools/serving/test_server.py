@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from thermopile.tools.cli import main
-from thermopile.tools.inspection.neighbours import find_neighbours
+from thermopile.tools.inspection.features.neighbours import find_neighbours
 from thermopile.tools.inspection.summary import share
 from thermopile.tools.report.sheets import number
 from thermopile.tools.serving.answers import PAGE_SAMPLES

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...inspection.groups import MIN_FOR_INTERVAL, Groups
-from ...inspection.survey import Side
+from ...inspection.temperatures.groups import MIN_FOR_INTERVAL, Groups
+from ...inspection.temperatures.survey import Side
 from ...plain_text import plain_text
 from .style import MARKERS, Style, finish, legend
 

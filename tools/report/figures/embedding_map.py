@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...inspection.correlation import NO_GROUP
-from ...inspection.embedding_map import Colouring, EmbeddingMap
-from ...inspection.survey import Side
+from ...inspection.features.embedding_map import Colouring, EmbeddingMap
+from ...inspection.temperatures.correlation import NO_GROUP
+from ...inspection.temperatures.survey import Side
 from .style import COLOUR_MAP, MARKERS, Style, legend, panels
 
 if TYPE_CHECKING:
@@ -54,6 +54,11 @@ def colour_legend(colouring: Colouring) -> list[tuple[str, str, str]]:
         for place, name in enumerate(colouring.names, start=1)
     ]
     return list(zip(CLASS_COLOURS, drawn, colouring.names, strict=False))
+
+
+def class_names(colouring: Colouring) -> str:
+    """Return which class each label in the figure stands for."""
+    return "; ".join(f"{drawn}: {name}" for _, drawn, name in colour_legend(colouring))
 
 
 def _draw_tau(figure: Figure, axes: Axes, shown: EmbeddingMap, sides: list[Side], style: Style) -> None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...inspection.correlation import Joint
-from ...inspection.distribution import Distribution
-from ...inspection.drift import Drift
-from ...inspection.survey import Side
+from ...inspection.temperatures.correlation import Joint
+from ...inspection.temperatures.distribution import Distribution
+from ...inspection.temperatures.drift import Drift
+from ...inspection.temperatures.survey import Side, Survey
 from .style import COLOUR_MAP, DARK, Style, finish, legend, panels
 
 if TYPE_CHECKING:
@@ -35,6 +35,27 @@ class Panel(NamedTuple):
     values: Distribution
     axis: str
     whole_numbers: bool = False
+
+
+def moving_averages(survey: Survey) -> dict[str, list[Panel]]:
+    """Return log s, and u if the objective has a temperature per sample, by side; none with neither."""
+    axes = {"log_s": "log s (natural log, no unit)", "u": "u, momentum of tau’s gradient (no unit)"}
+    return {
+        side: [
+            Panel(f"{side} {name.replace('_', ' ')}", survey.fields[f"{side}/{name}"], axis)
+            for name, axis in axes.items()
+            if f"{side}/{name}" in survey.fields
+        ]
+        for side in dict.fromkeys(name.rpartition("/")[0] for name in survey.fields)
+    }
+
+
+def coverage(survey: Survey) -> list[Panel]:
+    """Return how often and how long ago the samples were visited."""
+    return [
+        Panel("visits", survey.visits, "visits (steps that updated the sample)", whole_numbers=True),
+        Panel("staleness", survey.staleness, "staleness (steps since the last visit)", whole_numbers=True),
+    ]
 
 
 def draw_tau_histograms(sides: list[Side], tau_init: float | None, figure: Figure, style: Style) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....state_store.schema import VISITS
-from ...inspection.samples import StateAt
-from ...inspection.through_time import ThroughTime
+from ...inspection.temperatures.samples import StateAt
+from ...inspection.temperatures.through_time import ThroughTime
 from .style import MARKERS, Style, finish, legend, panels
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Which samples have the same picture."""

@@ -1,0 +1,94 @@
+"""Samples whose stored JPEG is the same, byte for byte, as that of an earlier sample, or has one colour."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from io import BytesIO
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from ....pipeline.dataset import Dataset
+
+_ROWS = 1 << 16
+"""Records read at once."""
+_BLANK_BYTES, _PIXELS_A_BYTE = 4096, 16
+"""A larger JPEG, by a byte for so many pixels, is not of one colour, or full of metadata: it is not decoded."""
+_BLANK_RANGE = 2
+"""Levels of 255 between the darkest and the lightest pixel of one colour."""
+
+
+def exact_copies(
+    dataset: Dataset, on_progress: Callable[[int], None] = lambda done: None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the samples that repeat an earlier one, ascending, and the first sample with these bytes, int64 [k] each.
+
+    The checksums of the JPEGs, 8 bytes per sample, are sorted in memory; where two are equal, the pictures are read
+    and their sha256 compared. on_progress: called with the records read, twice n in all.
+    Raises DatasetError, OSError.
+    """
+    keys = np.empty(dataset.n, np.uint64)
+    for first, checksums in _checksums(dataset):
+        keys[first : first + len(checksums)] = checksums
+        on_progress(first + len(checksums))
+    keys.sort()
+    repeated = np.unique(keys[1:][keys[1:] == keys[:-1]])
+    del keys
+    suspects: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+    for first, checksums in _checksums(dataset):
+        at = np.searchsorted(repeated, checksums)
+        hit = repeated[np.minimum(at, len(repeated) - 1)] == checksums if len(repeated) else np.zeros(0, np.bool_)
+        suspects.append(first + np.flatnonzero(hit))
+        on_progress(dataset.n + first + len(checksums))
+    return _confirmed(dataset, np.concatenate(suspects))
+
+
+def _checksums(dataset: Dataset) -> Iterator[tuple[int, NDArray[np.uint64]]]:
+    """Yield the first id and the checksums of pieces of all samples."""
+    for number in range(dataset.shards):
+        dataset.files.bring_records(number)
+        shard, first = dataset.shard(number), int(dataset.first_id[number])
+        for row in range(0, len(shard), _ROWS):
+            records = shard.records(np.arange(row, min(row + _ROWS, len(shard))))
+            yield first + row, records["jpeg_checksum"]
+
+
+def _confirmed(dataset: Dataset, suspects: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Compare the bytes of samples with repeated checksums, ids ascending: a checksum can be forged or collide."""
+    first_with: dict[bytes, int] = {}
+    copies, originals = [], []
+    for sample_id in suspects.tolist():
+        digest = hashlib.sha256(dataset.jpeg(sample_id)).digest()
+        if (original := first_with.setdefault(digest, sample_id)) != sample_id:
+            copies.append(sample_id)
+            originals.append(original)
+    return np.array(copies, np.int64), np.array(originals, np.int64)
+
+
+def blank_pictures(dataset: Dataset, on_progress: Callable[[int], None] = lambda done: None) -> NDArray[np.int64]:
+    """Return the samples whose picture has one colour, ascending, int64 [k]. Raises DatasetError, OSError.
+
+    on_progress: called with the samples done.
+    """
+    found = []
+    for number, first in enumerate(dataset.first_id[:-1].tolist()):
+        records = dataset.records(number)
+        area = records["height"].astype(np.int64) * records["width"]
+        small = np.flatnonzero(records["jpeg_bytes"] <= _BLANK_BYTES + area // _PIXELS_A_BYTE)
+        for sample_id in (first + small).tolist():
+            jpeg = dataset.jpeg(sample_id)
+            # The draft lets the decoder skip detail, which may be a thin or small drawing.
+            if _has_one_colour(jpeg, draft=True) and _has_one_colour(jpeg):
+                found.append(sample_id)
+            on_progress(sample_id)
+        on_progress(first + len(records))
+    return np.array(found, np.int64)
+
+
+def _has_one_colour(jpeg: bytes, *, draft: bool = False) -> bool:
+    with Image.open(BytesIO(jpeg), formats=["JPEG"]) as picture:
+        if draft:
+            picture.draft("RGB", (64, 64))
+        return bool(np.ptp(np.asarray(picture.convert("RGB")), axis=(0, 1)).max() <= _BLANK_RANGE)

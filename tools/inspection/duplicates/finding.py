@@ -1,0 +1,237 @@
+"""Duplicates among a run's samples: exact copies, near ones whose pixels agree once aligned, and blank pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from ....pipeline.dataset import Dataset
+from ....pipeline.dataset_index import FINGERPRINT
+from ....storage.files import open_regular, refuse_link, written_aside
+from ....trainer.errors import RunError
+from ..features.features_file import FeaturesFile
+from .exact_copies import blank_pictures, exact_copies
+from .picture_agreement import EDGE, MAX_DIFFERENCE, MIN_CORRELATION, NO_AGREEMENT, Agreement, agreement, prepare
+from .representatives import Star, represent, star
+from .similar_pairs import MIN_SIMILARITY, NO_PAIRS, Pairs, similar_pairs
+
+DUPLICATES = "duplicates.parquet"
+"""Name of the file in RUN/report."""
+THRESHOLDS = {"similarity": MIN_SIMILARITY, "correlation": MIN_CORRELATION, "difference": MAX_DIFFERENCE}
+"""What near duplicates keep to: at least, at least, at most."""
+_METADATA = {f"thermopile.threshold.{name}".encode(): str(value).encode() for name, value in THRESHOLDS.items()}
+EXACT, NEAR, BLANK = range(3)
+REASONS = ("exact", "near", "blank")
+"""By code."""
+_PAIRS_AT_ONCE = 256
+MAX_PAIRS = 1 << 28
+"""Read from a file: some gigabytes of memory."""
+
+OnProgress = Callable[[str, int, int], None]
+"""Task, done, total."""
+
+
+class Clusters(NamedTuple):
+    """Samples that are duplicates of others, m of them."""
+
+    sample_ids: NDArray[np.int64]
+    """int64 [m], ascending."""
+    cluster: NDArray[np.int64]
+    """int64 [m]: the representative of each, which is the same for all of a cluster."""
+
+
+NO_CLUSTERS = Clusters(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """Pairs of duplicates, sorted by cluster and ids. Arrays have one element per pair."""
+
+    pairs: Pairs
+    """similarity: NaN for exact copies and blank pictures, whose features need no comparison."""
+    reason: NDArray[np.int8]
+    """Places in REASONS. Exact copies and blank pictures are in pairs with their representative only."""
+    agreement: Agreement
+    """How well the aligned pictures agree; 1 and 0 for exact copies, NaN for blank pictures."""
+    cluster: NDArray[np.int64]
+    """Id of the sample that represents both; -1, last, if they have different representatives."""
+    compared: int
+    """Candidates whose pixels were compared."""
+    samples: int
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Return the number of pairs by reason."""
+        return dict(zip(REASONS, np.bincount(self.reason, minlength=len(REASONS)).tolist(), strict=True))
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        """Return the number of samples of each cluster, the largest first."""
+        names, counts = np.unique(
+            _members(self.pairs.first, self.pairs.second, self.cluster).cluster, return_counts=True
+        )
+        order = np.argsort(-counts, kind="stable")
+        return dict(zip(names[order].tolist(), counts[order].tolist(), strict=True))
+
+    def members(self, clusters: list[int]) -> dict[int, list[int]]:
+        """Return the ids of the samples of these clusters: the representative, then the others, ascending."""
+        ids, of = _members(self.pairs.first, self.pairs.second, self.cluster)
+        return {cluster: [cluster, *ids[(of == cluster) & (ids != cluster)].tolist()] for cluster in clusters}
+
+
+def find_duplicates(
+    dataset: Dataset, features: FeaturesFile, score: NDArray[np.float32], scratch: Path,
+    on_progress: OnProgress = lambda what, done, total: None,
+) -> Duplicates:  # fmt: skip
+    """Look for duplicates among all samples.
+
+    Exact copies have the same JPEG. Near duplicates are similar by their features and agree in their pixels but for a
+    scale of a few per cent, a shift, brightness, contrast and encoding: a correlation of MIN_CORRELATION or more and a
+    difference of at most MAX_DIFFERENCE. Blank pictures, of one colour, are duplicates of each other alone.
+    score: float32 [n], the lowest of duplicates represents the others; if empty, ids decide. scratch: a directory.
+    Memory: 13 bytes per sample, and 40 per pair found.
+    Raises DatasetError, RunError, OSError, ConfigError as similar_pairs.
+    """
+    n = dataset.n
+    score = score if len(score) else np.zeros(n, np.float32)
+    copies, originals = exact_copies(dataset, lambda done: on_progress("checksums", done, 2 * n))
+    flat = blank_pictures(dataset, lambda done: on_progress("blank pictures", done, n))
+    blank = star(flat, np.zeros(len(flat), np.int64), score)
+    left_out = np.zeros(n, np.bool_)
+    left_out[flat] = True
+    copies, originals = copies[~left_out[copies]], originals[~left_out[copies]]
+    firsts = np.unique(originals)
+    exact = star(np.concatenate([firsts, copies]), np.concatenate([firsts, originals]), score)
+    left_out[exact[0]] = True
+    near, agreed, compared = [NO_PAIRS], [NO_AGREEMENT], 0
+    with Thumbnails(dataset) as thumbnails:
+
+        def confirmed(candidates: Pairs) -> Pairs:
+            nonlocal compared
+            before = len(near)
+            for start in range(0, len(candidates.first), _PAIRS_AT_ONCE):
+                pairs = candidates.of(np.arange(start, min(start + _PAIRS_AT_ONCE, len(candidates.first))))
+                found = agreement(*thumbnails.of(pairs))
+                near.append(pairs.of(found.same))
+                agreed.append(found.of(found.same))
+            compared += len(candidates.first)
+            return Pairs.joined([NO_PAIRS, *near[before:]])
+
+        for done, candidates in similar_pairs(features, left_out, scratch):
+            confirmed(candidates)
+            on_progress("similar pictures", done, n)
+        on_walk = partial(on_progress, "clusters of duplicates")
+        representative = represent(Pairs.joined(near), score, features, confirmed, on_walk)
+    return _sorted(exact, blank, Pairs.joined(near), Agreement.joined(agreed), representative, compared)
+
+
+class Thumbnails:
+    """Decodes the pictures of pairs: the largest central square, reduced to what `agreement` compares."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        from ....pipeline.augment import Recipe
+        from ....pipeline.loading.ffcv_loader import ViewMaker
+
+        plain = Recipe(scale=(1, 1), ratio=(1, 1), flip=0, mean=(0, 0, 0), std=(1 / 255,) * 3)
+        self._maker = ViewMaker(dataset, recipe=plain, image_size=EDGE, views=1)
+
+    def of(self, pairs: Pairs) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return the prepared pictures of the first and of the second samples, float32 [p, 32, 32] each.
+
+        Raises DatasetError for a picture that does not decode.
+        """
+        ids, places = np.unique(np.concatenate([pairs.first, pairs.second]), return_inverse=True)
+        pictures = prepare(self._maker.make(ids, epoch=0).views[0].numpy())
+        first, second = np.split(places, 2)
+        return pictures[first], pictures[second]
+
+    def __enter__(self) -> Thumbnails:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._maker.close()
+
+
+def _sorted(
+    exact: Star, blank: Star, near: Pairs, agreed: Agreement, representative: NDArray[np.int64], compared: int
+) -> Duplicates:
+    samples = len(representative)
+    # An index may find a pair from both ends.
+    _, once = np.unique(near.first * samples + near.second, return_index=True)
+    ends = np.concatenate([exact, blank, [near.first[once], near.second[once]]], axis=1)
+    reason = np.repeat(np.array([EXACT, BLANK, NEAR], np.int8), [len(exact[0]), len(blank[0]), len(once)])
+    figures = np.full((3, len(reason)), np.nan, np.float32)
+    figures[1:, reason == EXACT] = [[1], [0]]
+    figures[:, reason == NEAR] = np.stack([near.similarity, *agreed])[:, once]
+    # Those that are no candidates are represented as the second one of their pair.
+    one, other = np.where(reason == NEAR, representative[ends], representative[ends[1]])
+    cluster = np.where(one == other, one, -1)
+    first, second = np.sort(ends, axis=0)
+    order = np.lexsort((second, first, cluster, cluster < 0))
+    pairs = Pairs(first, second, figures[0]).of(order)
+    return Duplicates(pairs, reason[order], Agreement(*figures[1:]).of(order), cluster[order], compared, samples)
+
+
+def _members(first: NDArray[np.int64], second: NDArray[np.int64], cluster: NDArray[np.int64]) -> Clusters:
+    """Return the samples in pairs of a cluster, and their clusters."""
+    is_in_one = cluster >= 0
+    ids, places = np.unique(np.concatenate([first[is_in_one], second[is_in_one]]), return_index=True)
+    return Clusters(ids, np.tile(cluster[is_in_one], 2)[places])
+
+
+def read_clusters(path: Path, dataset: Dataset, most: int = MAX_PAIRS) -> Clusters:
+    """Read the clusters in a file of write_duplicates, of up to `most` pairs.
+
+    Raises RunError if it is missing, damaged or another dataset's, NotRegularFileError if it is a link, OSError.
+    """
+    refuse_link(path)
+    try:
+        with open_regular(path) as file, pq.ParquetFile(file) as parquet:
+            if parquet.metadata.num_rows > most:
+                raise _unusable(path, f"it has {parquet.metadata.num_rows:,} pairs, more than {most:,}")
+            table = parquet.read(columns=["cluster", "first_id", "second_id"])
+        table = table.filter(pc.is_valid(table["cluster"]))
+        columns = [column.to_numpy() for column in table.columns]
+    except FileNotFoundError:
+        raise RunError(f"{path} does not exist; make it with `thermopile inspect RUN --duplicates`") from None
+    except (pa.ArrowException, ValueError, KeyError) as error:  # KeyError: a column is missing
+        raise _unusable(path, " ".join(str(error).split())[:200]) from error
+    if table.schema.types != [pa.int64()] * 3 or any(column.null_count for column in table.columns):
+        raise _unusable(path, "its ids are not whole numbers")
+    metadata = table.schema.metadata or {}
+    if metadata.get(FINGERPRINT.encode()) != dataset.index.fingerprint.encode():
+        raise _unusable(path, f"it is not of the dataset {dataset.place}")
+    if any(len(column) and not 0 <= column.min() <= column.max() < dataset.n for column in columns):
+        raise _unusable(path, f"it names samples that {dataset.place} does not have")
+    if not _METADATA.items() <= metadata.items():
+        raise _unusable(path, "another version made it, by other thresholds")
+    cluster, first, second = columns
+    return _members(first, second, cluster)
+
+
+def _unusable(path: Path, why: str) -> RunError:
+    return RunError(f"{path} cannot be used: {why}. Make it again with `thermopile inspect RUN --duplicates`")
+
+
+def write_duplicates(path: Path, found: Duplicates, fingerprint: str) -> None:
+    """Write one row per pair as Parquet, atomically; docs/formats.md describes the columns. Raises OSError."""
+    near, blank = found.reason == NEAR, found.reason == BLANK
+    table = pa.table({
+        "cluster": pa.array(found.cluster, mask=found.cluster < 0),
+        "first_id": found.pairs.first, "second_id": found.pairs.second,
+        "reason": pa.DictionaryArray.from_arrays(found.reason, list(REASONS)).dictionary_decode(),
+        "similarity": pa.array(found.pairs.similarity, mask=~near),
+        "correlation": pa.array(found.agreement.correlation, mask=blank),
+        "difference": pa.array(found.agreement.difference, mask=blank),
+    })  # fmt: skip
+    with written_aside(path) as file:
+        pq.write_table(table.replace_schema_metadata(_METADATA | {FINGERPRINT: fingerprint}), file)

@@ -1,0 +1,204 @@
+"""t-SNE map of a few thousand embeddings, with the samples' temperatures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....pipeline.dataset import Dataset
+from ....pipeline.errors import DatasetError
+from ....storage.place import Place
+from ....trainer.errors import ConfigError, RunError
+from ....trainer.evaluation.bands import BANDS, band_of_class
+from ..json_fields import TO_LIST, Hidden, Shown
+from ..reading.opening import Inspection
+from ..temperatures.correlation import NO_GROUP
+from ..temperatures.groups import CLASS_COLUMN, Groups
+from ..temperatures.survey import Pool, Survey
+from .checkpoint_encoders import CheckpointEncoders, load_encoders
+
+if TYPE_CHECKING:
+    from ....trainer.encoders.averaging import Weights
+
+MAX_SAMPLES = 2000
+MIN_OF_CLASS = 10
+"""Samples drawn of each class first, so that rare classes are visible; fewer if there are very many classes."""
+MIN_SAMPLES = 16
+MARKED = 30
+"""Coldest and hottest samples of each side, at most a tenth of all."""
+MAX_CLASSES = 6
+"""More cannot be distinguished by colour."""
+PERPLEXITY = 30.0
+SEED = 2023
+_TAU_STRATA = 20
+_LEAST_SPREAD = 1e-6
+
+OnProgress = Callable[[str, int, int], None]
+"""Task, done, total."""
+
+
+class Points(NamedTuple):
+    """One side of the samples on the map: their pictures, or their captions."""
+
+    xy: NDArray[np.float32]
+    """float32 [m, 2], no unit: both sides lie in one map."""
+    tau: NDArray[np.float32]
+    """float32 [m]."""
+    coldest: NDArray[np.bool_]
+    """bool [m]: the lowest tau of this side. All False if every tau is the same, also in `hottest`."""
+    hottest: NDArray[np.bool_]
+
+
+class Colouring(NamedTuple):
+    """How samples are coloured: by class, or by class frequency if there are many classes."""
+
+    names: list[str]
+    """Class names, the largest class first; or head, medium and tail."""
+    codes: NDArray[np.int64]
+    """int64 [m]: each sample's index in `names`, -1 without a class."""
+    are_classes: bool
+    """Whether `names` are class names, which come from the data."""
+
+
+@dataclass(frozen=True)
+class EmbeddingMap:
+    """t-SNE of the features that the objective compares, after the projection heads."""
+
+    checkpoint: str
+    """Checkpoint of the encoders: step-N."""
+    weights: str
+    """Which of the checkpoint's weights the encoders have: `averaged` or `raw`."""
+    perplexity: float
+    sample_ids: Annotated[NDArray[np.int64], TO_LIST]
+    """int64 [m], ascending."""
+    points: Annotated[dict[str, Points], Shown(lambda sides: {side: at.xy.tolist() for side, at in sides.items()})]
+    """Side of the state -> points."""
+    colouring: Hidden[Colouring | None]
+    """None if the dataset has fewer than two classes."""
+    similarity: Hidden[NDArray[np.float32] | None]
+    """float32 [m]: cosine similarity of each picture and its caption; None without captions."""
+
+
+def embedding_map(
+    inspection: Inspection, survey: Survey, on_progress: OnProgress = lambda what, done, total: None, *,
+    weights: Weights | None = None, allow_code: bool = False,
+) -> EmbeddingMap | None:  # fmt: skip
+    """Embed up to 2,000 stratified samples and the coldest and hottest of each side, and project them by t-SNE.
+
+    weights: by default averaged ones, where the run has them. allow_code: as restore_encoders.
+    All samples come from the survey's pool. Runs on the CPU, since the run may still be training on the GPU. Returns
+    None if no map can be made; the inspection's notes get the reason, and any caveat about a map.
+    Source: iSogCLR (ICML 2023) Figures 5 and 6, right.
+    """
+    try:
+        return _made(inspection, survey, weights, allow_code, on_progress)
+    except (RunError, ConfigError, DatasetError, OSError) as error:
+        inspection.notes.append(f"There is no map of the embeddings: {error}")
+        return None
+
+
+def _made(
+    inspection: Inspection, survey: Survey, weights: Weights | None, allow_code: bool, on_progress: OnProgress
+) -> EmbeddingMap:
+    pool, visited = survey.pool, len(survey.pool.sample_ids)
+    if not survey.sides or inspection.reader is None:
+        raise RunError("no sample has a temperature to show")
+    if inspection.dataset is None:
+        raise RunError("it needs the run's dataset; pass its path with --data")
+    if visited < MIN_SAMPLES:
+        raise RunError(f"it needs {MIN_SAMPLES} visited samples, but there are only {visited}; try again later")
+    classes = next((g for g in survey.groups if g.column == CLASS_COLUMN), None)
+    ends = {side.name: _ends(pool.tau[side.name]) for side in survey.sides}
+    places = np.union1d(_stratified(pool, classes), np.concatenate([end for both in ends.values() for end in both]))
+    use = "the map shows its temperatures on the embeddings of"
+    found = load_encoders(inspection, inspection.reader.snapshot, inspection.dataset, weights, allow_code, use)
+    features = _embed(inspection, found, inspection.dataset, pool.sample_ids[places], on_progress)
+    perplexity = min(PERPLEXITY, (len(features) * len(places) - 1) / 3)
+    on_progress("t-SNE", 0, 1)
+    xy = np.split(_project(np.concatenate(features), perplexity, found.checkpoint), len(features))
+    on_progress("t-SNE", 1, 1)
+    return EmbeddingMap(
+        sample_ids=pool.sample_ids[places],
+        points={
+            name: Points(at, pool.tau[name][places], np.isin(places, coldest), np.isin(places, hottest))
+            for at, (name, (coldest, hottest)) in zip(xy, ends.items(), strict=True)
+        },
+        colouring=_colouring(classes, places),
+        similarity=(features[0] * features[1]).sum(1) if len(features) == 2 else None,
+        checkpoint=found.checkpoint.name,
+        perplexity=perplexity,
+        weights=found.weights,
+    )
+
+
+def _ends(tau: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the indices of the coldest and of the hottest samples; among equals, the first."""
+    count = min(MARKED, len(tau) // 10) if np.ptp(tau) else 0
+    return np.argsort(tau, kind="stable")[:count], np.argsort(-tau, kind="stable")[:count]
+
+
+def _stratified(pool: Pool, classes: Groups | None) -> NDArray[np.int64]:
+    """Return indices of up to MAX_SAMPLES samples of the pool: a few per class, the others drawn from all.
+
+    Without classes, samples are drawn evenly from twenty quantile bins of tau.
+    """
+    size = len(pool.sample_ids)
+    if classes:
+        strata = classes.pool_codes
+        fewest = max(1, min(MIN_OF_CLASS, MAX_SAMPLES // (2 * len(classes.names))))
+    else:
+        tau = next(iter(pool.tau.values()))
+        strata = np.empty(size, np.int64)
+        strata[np.argsort(tau, kind="stable")] = np.arange(size) * _TAU_STRATA // size
+        fewest = MAX_SAMPLES // _TAU_STRATA
+    shuffled = np.random.default_rng(SEED).permutation(size)
+    by_stratum = np.argsort(strata[shuffled], kind="stable")
+    _, starts, sizes = np.unique(strata[shuffled][by_stratum], return_index=True, return_counts=True)
+    comes_first = np.empty(size, np.bool_)
+    comes_first[by_stratum] = np.arange(size) - np.repeat(starts, sizes) < fewest
+    return shuffled[np.argsort(~comes_first, kind="stable")[:MAX_SAMPLES]]
+
+
+def _colouring(classes: Groups | None, places: NDArray[np.int64]) -> Colouring | None:
+    if classes is None:
+        return None
+    codes = classes.pool_codes[places]
+    if len(classes.names) <= MAX_CLASSES:
+        return Colouring(classes.names, codes, are_classes=True)
+    # NO_GROUP, -1, indexes the last element.
+    return Colouring(list(BANDS), np.append(band_of_class(classes.sizes), NO_GROUP)[codes], are_classes=False)
+
+
+def _embed(
+    inspection: Inspection, found: CheckpointEncoders, dataset: Dataset, sample_ids: NDArray[np.int64],
+    on_progress: OnProgress,
+) -> list[NDArray[np.float32]]:  # fmt: skip
+    """Return each side's features, float32 [m, d], rows of norm 1. Raises RunError, DatasetError."""
+    import torch
+
+    from ....trainer.evaluation.features import sample_features
+    from ....trainer.run.build import recipe_named
+
+    data = inspection.config.data
+    features = sample_features(
+        found.encoders, dataset, sample_ids, recipe_named(data.recipe), data.image_size, torch.device("cpu"),
+        partial(on_progress, "embeddings"),
+    )  # fmt: skip
+    return [of_side.numpy() for of_side in features]
+
+
+def _project(features: NDArray[np.float32], perplexity: float, checkpoint: Place) -> NDArray[np.float32]:
+    """Project features, float32 [points, d], to float32 [points, 2]. Raises RunError if all are the same."""
+    from sklearn.manifold import TSNE
+
+    if features.shape[1] < 2 or np.ptp(features, axis=0).max() < _LEAST_SPREAD:
+        raise RunError(f"the encoders of {checkpoint} give all samples the same features; choose another with --at")
+    # For rows of norm 1 the squared distance is 2 - 2 cosine.
+    tsne = TSNE(perplexity=perplexity, init="pca", learning_rate="auto", random_state=SEED)
+    xy: NDArray[np.float32] = tsne.fit_transform(features)
+    return xy

@@ -1,0 +1,164 @@
+"""features.f16: the features of all samples of a run, made once and read a few megabytes at a time.
+
+A header of 4096 bytes, one line of sealed JSON padded with spaces, and the features, float16 [n, sides, d], row i those
+of sample i. The file is read with pread, so that one that shrinks meanwhile is an error, not a signal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ....pipeline.raw_bytes import Descriptor
+from ....pipeline.rng import compiled
+from ....storage.files import refuse_link, written_aside
+from ....storage.sealed_json import DamagedJSONError, seal_line, unseal
+from ....trainer.errors import RunError
+
+NAME = "features.f16"
+HEADER_BYTES = 4096
+ROWS_AT_ONCE = 1024
+"""Few enough that a block, as float32, stays in the processor's cache."""
+_LARGEST = np.uint32(0x3C01)
+"""The float16 above 1: no element of a row of norm 1 is larger."""
+
+
+class UnusableFeaturesError(RunError):
+    """The file is missing, damaged, or holds the features of other encoders; they can be made again."""
+
+
+class FeaturesOf(BaseModel):
+    """Whose features a file holds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    format: Literal[1] = 1
+    samples: int = Field(ge=1, lt=1 << 40)
+    checkpoint: str = Field(max_length=100)
+    """step-N."""
+    weights: Literal["averaged", "raw"]
+    digest: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """sha256 of everything that determines the features: the checkpoint's digests and the settings of the encoders."""
+
+
+class _Header(FeaturesOf):
+    sides: int = Field(ge=1, le=2)
+    """1: pictures only; 2: pictures and captions."""
+    dim: int = Field(ge=1, le=1 << 16)
+
+
+class FeaturesFile:
+    """Features of norm 1 of all samples; side 0 holds the pictures', side 1 the captions'. Thread-safe."""
+
+    def __init__(self, path: Path, of: FeaturesOf | None = None) -> None:
+        """Open a file; of: whose features it must hold.
+
+        Raises UnusableFeaturesError, NotRegularFileError for a link or anything but a file, OSError.
+        """
+        refuse_link(path)
+        try:
+            self._file = Descriptor(path)
+        except FileNotFoundError:
+            raise UnusableFeaturesError(f"{path} does not exist") from None
+        self.path, header = path, self._read_header(path)
+        self.of = FeaturesOf(**header.model_dump(exclude={"sides", "dim"}))
+        self.samples, self.sides, self.dim = header.samples, header.sides, header.dim
+        if self._file.bytes != (expected := HEADER_BYTES + self.samples * self._row_bytes):
+            raise UnusableFeaturesError(f"{path} has {self._file.bytes:,} bytes, not {expected:,}: it was cut short")
+        if of is not None and self.of != of:
+            raise UnusableFeaturesError(f"{path} holds the features of {self._described(self.of)}, which differ from "
+                                        f"those of {self._described(of)}")  # fmt: skip
+
+    def rows(self, sample_ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the features of samples, ids int64 [m] in 0 … n - 1, float32 [m, sides, d].
+
+        Raises RunError if they cannot be read or are damaged.
+        """
+        stored = np.empty((len(sample_ids), self.sides * self.dim), np.uint16)
+        for place, sample_id in enumerate(sample_ids.tolist()):
+            self._read(sample_id, stored[place : place + 1])
+        return self._decoded(stored, np.empty(stored.shape, np.float32))
+
+    def blocks(self, start: int = 0, stop: int | None = None, rows: int = ROWS_AT_ONCE) -> Iterator[
+        tuple[int, NDArray[np.float32]]
+    ]:  # fmt: skip
+        """Yield the id of the first sample of each block and its features, float32 [rows or fewer, sides, d].
+
+        The next block overwrites the memory of the one before. Raises as `rows`.
+        """
+        stop = self.samples if stop is None else stop
+        stored = np.empty((rows, self.sides * self.dim), np.uint16)
+        decoded = np.empty(stored.shape, np.float32)
+        for first in range(start, stop, rows):
+            count = min(rows, stop - first)
+            self._read(first, stored[:count])
+            yield first, self._decoded(stored[:count], decoded[:count])
+
+    @property
+    def _row_bytes(self) -> int:
+        return 2 * self.sides * self.dim
+
+    def _read(self, first: int, stored: NDArray[np.uint16]) -> None:
+        if not self._file.read(HEADER_BYTES + first * self._row_bytes, stored.reshape(-1).view(np.uint8)):
+            raise RunError(f"{self.path} cannot be read at sample {first}: it was cut short or the disk is failing")
+
+    def _decoded(self, stored: NDArray[np.uint16], into: NDArray[np.float32]) -> NDArray[np.float32]:
+        if not _decode(stored, into.view(np.uint32)):
+            raise RunError(f"{self.path} is damaged: it holds features that are not of norm 1; remove it")
+        return into.reshape(-1, self.sides, self.dim)
+
+    def _read_header(self, path: Path) -> _Header:
+        text = np.empty(HEADER_BYTES, np.uint8)
+        try:
+            if not self._file.read(0, text):
+                raise DamagedJSONError("it was cut short")
+            return _Header.model_validate(unseal(text.tobytes().rstrip()))
+        except (DamagedJSONError, ValidationError) as error:
+            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            raise UnusableFeaturesError(f"{path} is not a file of features: {reason}") from error
+
+    @staticmethod
+    def _described(of: FeaturesOf) -> str:
+        return f"{of.checkpoint} ({of.weights} weights, {of.samples:,} samples, {of.digest[:12]}…)"
+
+
+def write_features(path: Path, of: FeaturesOf, batches: Iterable[NDArray[np.float32]]) -> None:
+    """Write the features of all samples atomically. batches: float32 [any, sides, d] in id order, rows of norm 1.
+
+    A file or link at `path` is replaced. Raises OSError, and what `batches` raises; then nothing is left behind.
+    """
+    with written_aside(path) as file:
+        written = 0
+        for batch in batches:
+            if not written:
+                header = _Header(**of.model_dump(), sides=batch.shape[1], dim=batch.shape[2])
+                file.write(seal_line(header.model_dump()).ljust(HEADER_BYTES))
+            file.write(batch.astype("<f2").tobytes())
+            written += len(batch)
+        if written != of.samples:
+            raise RunError(f"features of {written:,} samples were made, not of {of.samples:,}")
+
+
+@compiled
+def _decode(stored: NDArray[np.uint16], into: NDArray[np.uint32]) -> bool:
+    """Write the bits of float16 as those of float32, both [m, d]. Returns whether all are -1 … 1, hence no NaN.
+
+    The exponent is re-biased by a product with 2¹¹², which is exact, for subnormal numbers too. numpy (2.4) takes six
+    times as long where the processor has no AVX-512.
+    """
+    rows, width = stored.shape
+    values, largest = into.view(np.float32), np.uint32(0)
+    for row in range(rows):
+        for k in range(width):
+            bits = np.uint32(stored[row, k])
+            magnitude = bits & np.uint32(0x7FFF)
+            largest = max(largest, magnitude)
+            into[row, k] = (magnitude << np.uint32(13)) | ((bits & np.uint32(0x8000)) << np.uint32(16))
+        for k in range(width):
+            values[row, k] *= np.float32(2.0**112)
+    return bool(largest <= _LARGEST)

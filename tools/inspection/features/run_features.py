@@ -1,0 +1,114 @@
+"""The features of all samples of a run at the inspected snapshot: made once, then read from the report's directory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....pipeline.dataset import Dataset
+from ....storage.place import Place
+from ....trainer.checkpoints.checkpoint_files import LATEST, checkpoints_in, read_info
+from ....trainer.config import TrainConfig
+from ....trainer.errors import RunError
+from ....trainer.run_directory import find_checkpoint, load_found
+from ...progress import progress_bar
+from ..reading.opening import Inspection
+from .features_file import NAME, FeaturesFile, FeaturesOf, UnusableFeaturesError, write_features
+
+if TYPE_CHECKING:
+    from ....trainer.encoders.averaging import Weights
+
+SAMPLES_AT_ONCE = 1 << 14
+
+OnProgress = Callable[[int, int], None]
+"""Samples done, total."""
+
+
+def run_features(
+    inspection: Inspection, folder: Path, *, weights: Weights | None = None, allow_code: bool = False,
+    on_progress: OnProgress = lambda done, total: None,
+) -> FeaturesFile:  # fmt: skip
+    """Open the features of all samples in `folder`, an existing directory; make them first where they do not fit.
+
+    They are those of the checkpoint of the snapshot's step, else of the latest, which is noted. weights: by default
+    averaged ones, where the run has them. allow_code: as restore_encoders.
+    Raises RunError, ConfigError, DatasetError, OSError; NotRegularFileError if the file is a link.
+    """
+    dataset, checkpoint, of = _wanted(inspection, weights)
+    path = folder / NAME
+    try:
+        return FeaturesFile(path, of)
+    except UnusableFeaturesError as error:
+        if path.exists():
+            inspection.notes.append(f"The features were made again: {error}.")
+    write_features(path, of, _batches(inspection.config, dataset, checkpoint, of, allow_code, on_progress))
+    return FeaturesFile(path, of)
+
+
+def open_features(inspection: Inspection, folder: Path) -> FeaturesFile:
+    """Open the features of all samples in `folder` as `run_features` does with default weights, but never make them.
+
+    Raises UnusableFeaturesError if they do not fit, RunError, OSError; NotRegularFileError if the file is a link.
+    """
+    *_, of = _wanted(inspection, None)
+    return FeaturesFile(folder / NAME, of)
+
+
+def features_with_progress(
+    inspection: Inspection, folder: Path, weights: Weights | None, allow_code: bool
+) -> FeaturesFile:
+    """Do as `run_features`, with progress on stderr."""
+    with progress_bar("features", inspection.dataset.n if inspection.dataset else 0) as bar:
+        return run_features(inspection, folder, weights=weights, allow_code=allow_code,
+                            on_progress=lambda done, total: bar.update(done))  # fmt: skip
+
+
+def _wanted(inspection: Inspection, weights: Weights | None) -> tuple[Dataset, Place, FeaturesOf]:
+    """Return the dataset, the snapshot's checkpoint, and what determines its features."""
+    from ....trainer.encoders.averaging import chosen_weights
+
+    if (dataset := inspection.dataset) is None:
+        raise RunError("the features of all samples need the run's dataset; pass its path with --data")
+    run, config, snapshot = inspection.run, inspection.config, inspection.reader and inspection.reader.snapshot
+    named = checkpoints_in(run.checkpoints).get(snapshot.step) if snapshot else None
+    checkpoint = named or find_checkpoint(run, LATEST)
+    info = read_info(checkpoint)
+    if info.dataset_fingerprint != dataset.index.fingerprint:
+        raise RunError(f"{checkpoint} belongs to another dataset than {dataset.place}; it may be another run's")
+    if snapshot and info.snapshot != snapshot.id:
+        inspection.notes.append(f"No checkpoint belongs to the snapshot {snapshot.tag}: its temperatures are combined "
+                                f"with the features of checkpoint {checkpoint.name}.")  # fmt: skip
+    weights = chosen_weights(config.model, weights)
+    view = config.data.model_dump(mode="json", include={"recipe", "image_size"})
+    tree = [info.model_dump(mode="json"), weights, config.model.model_dump(mode="json"), view]
+    digest = hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+    of = FeaturesOf(samples=dataset.n, checkpoint=checkpoint.name, weights=weights, digest=digest)
+    return dataset, checkpoint, of
+
+
+def _batches(
+    config: TrainConfig, dataset: Dataset, checkpoint: Place, of: FeaturesOf, allow_code: bool, on_progress: OnProgress
+) -> Iterator[NDArray[np.float32]]:
+    """Yield the features of all samples, float32 [up to SAMPLES_AT_ONCE, sides, d]."""
+    from ....trainer.evaluation.features import restore_encoders, sample_features
+    from ....trainer.run.build import device_named, recipe_named
+
+    _, training = load_found(checkpoint)
+    tokenizer, recipe = dataset.index.tokenizer, recipe_named(config.data.recipe)
+    encoders = restore_encoders(config, checkpoint, training, tokenizer, of.weights, allow_code=allow_code)
+    device = device_named("auto")
+    encoders.to(device)
+    for first in range(0, of.samples, SAMPLES_AT_ONCE):
+        sample_ids = np.arange(first, min(first + SAMPLES_AT_ONCE, of.samples))
+
+        def show(done: int, total: int, first: int = first) -> None:
+            on_progress(first + done, of.samples)
+
+        features = sample_features(encoders, dataset, sample_ids, recipe, config.data.image_size, device, show)
+        yield np.stack([of_side.cpu().numpy() for of_side in features], axis=1)

@@ -1,0 +1,137 @@
+"""Open a finished or running run read-only: settings, state and dataset, with notes on what is missing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ....pipeline.dataset import Dataset
+from ....pipeline.errors import DatasetError
+from ....state_store import StateReader, StoreNotFoundError
+from ....state_store.durable import Repository
+from ....storage.place import Place
+from ....trainer.checkpoints.checkpoint_files import latest_checkpoint, read_info
+from ....trainer.config import ObjectiveConfig, TrainConfig
+from ....trainer.errors import DamagedCheckpointError, RunError
+from ....trainer.run_directory import RunDirectory
+
+LATEST = "latest"
+
+
+@dataclass(frozen=True)
+class TauSettings:
+    """Initial value and bounds of tau; None if the objective does not define one."""
+
+    start: float | None
+    lowest: float | None
+    highest: float | None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Where temperatures come from that were predicted, for a dataset that the run was not trained on."""
+
+    checkpoint: str
+    """step-N: of the encoders and the objective."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A run as far as it could be opened. `notes` say why parts are missing."""
+
+    run: RunDirectory
+    config: TrainConfig
+    reader: StateReader | None
+    """The state of all samples at the requested snapshot."""
+    dataset: Dataset | None
+    notes: list[str]
+    prediction: Prediction | None = None
+    """Set if `reader` has predicted temperatures of another dataset, in place of the run's own."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of the state to show: without its counters where no step has updated it."""
+        if self.reader is None:
+            return ()
+        return self.reader.fields if self.prediction else self.reader.columns
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """Sides of the state that have a tau: `image` and `text`, or `sample`."""
+        fields = self.reader.fields if self.reader else ()
+        return tuple(name.removesuffix("/tau") for name in fields if name.endswith("/tau"))
+
+    @property
+    def tau(self) -> TauSettings:
+        settings = self.config.objective.settings
+        return TauSettings(*(settings.get(name) for name in ("tau_init", "tau_min", "tau_max")))
+
+
+def read_run(run: RunDirectory, *, at: str = LATEST, data: Place | None = None) -> Inspection:
+    """Open a run's state at a tag, a snapshot id or `latest`, and its dataset.
+
+    data: path of the dataset; None: the path recorded by the run. A state without a snapshot, or an unreadable dataset
+    at the recorded path, adds a note.
+    Raises RunError if `run` is not a run or its state is another run's, StateStoreError if the requested snapshot is
+    missing, DatasetError if `data` is not the run's dataset.
+    """
+    config = run.config()
+    notes: list[str] = []
+    reader = _open_state(run, config.objective, at, notes)
+    dataset = _open_dataset(config, reader, data, notes)
+    return Inspection(run, config, reader, dataset, notes)
+
+
+def _open_state(run: RunDirectory, objective: ObjectiveConfig, at: str, notes: list[str]) -> StateReader | None:
+    _check_own_state(run)
+    if at == LATEST and not run.has_state:
+        notes.append("The run has no snapshot of its state yet, so there are no temperatures; the first checkpoint "
+                     "writes one.")  # fmt: skip
+        return None
+    reader = StateReader.open(run.state, at)
+    if reader.selection is not None:
+        reader.selection.verify()
+    if not any(name.endswith("/tau") for name in reader.fields):
+        notes.append(f"Objective {objective.name} has no temperature per sample, so there is none to show.")
+    return reader
+
+
+def _check_own_state(run: RunDirectory) -> None:
+    """Raise RunError if the run's latest checkpoint names a snapshot that its state does not have."""
+    if (latest := latest_checkpoint(run.checkpoints)) is None:
+        return
+    try:
+        named = read_info(latest).snapshot
+        is_there = Repository.open(run.state).holds(named)
+    except (DamagedCheckpointError, StoreNotFoundError):
+        return  # nothing to compare the state with
+    if not is_there and latest_checkpoint(run.checkpoints) == latest:  # otherwise the run has moved on meanwhile
+        raise RunError(
+            f"{run.state} is not this run's state: {latest.name} belongs to the snapshot {named}, "
+            "which is missing. Restore the run's own state, or inspect the run that this state belongs to"
+        )
+
+
+def _open_dataset(
+    config: TrainConfig, reader: StateReader | None, data: Place | None, notes: list[str]
+) -> Dataset | None:
+    path = data or config.data.path
+    try:
+        dataset = Dataset(path)
+        if reader and dataset.index.fingerprint != reader.dataset_fingerprint:
+            raise DatasetError(
+                f"{path} is not the dataset that the run was trained on: its fingerprint is "
+                f"{dataset.index.fingerprint[:12]}…, the state has {reader.dataset_fingerprint[:12]}…. Temperatures of "
+                "another dataset can only be predicted, by a run of tempnet, or of your own such objective with "
+                "--allow-code"
+            )
+        if reader and dataset.n != reader.samples:
+            raise DatasetError(f"{path} holds {dataset.n:,} samples, the state {reader.samples:,}: one is damaged")
+    except (DatasetError, OSError) as error:
+        if data is not None:
+            raise
+        notes.append(f"The run's dataset cannot be used, so there are no classes and no pictures: {error} "
+                     "If it was moved, pass its new path with --data.")  # fmt: skip
+        return None
+    if dataset.index.mode == "images":
+        notes.append("The samples have no captions: the dataset holds images only.")
+    return dataset

@@ -1,0 +1,1 @@
+"""What the state says: distributions, groups, kinds, and how they change over the run."""

@@ -1,0 +1,150 @@
+"""Compare two snapshots of a run sample by sample: how far tau moved, and for which samples most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....state_store import Snapshot, StateReader, list_snapshots
+from ....state_store.schema import VISITS
+from ....trainer.errors import ConfigError
+from ..json_fields import BY_NAME, Hidden, Shown, named
+from ..reading.opening import Inspection
+from ..reading.state_blocks import read_blocks
+from .correlation import Joint, JointCounts
+from .distribution import Distribution, Figures, Smallest
+from .survey import with_tau
+
+MOVERS = 24
+
+Tau = dict[str, NDArray[np.float32]]
+"""Side -> float32 [m]."""
+
+
+@dataclass(frozen=True)
+class Mover:
+    """A sample whose tau moved, with its tau at both snapshots."""
+
+    sample_id: int
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class SideDrift:
+    """How one side's tau moved, over the samples visited in both snapshots."""
+
+    name: Hidden[str]
+    """As in the state: `image`, `text` or `sample`."""
+    joint: Annotated[Joint, Shown(attrgetter("spearman")), named("spearman")]
+    """Tau at the earlier snapshot (rows) against tau at the later one, and their rank correlation."""
+    change: Figures
+    """Later tau minus earlier tau."""
+    share_risen: float
+    """0 … 1."""
+    share_fallen: float
+    most_risen: list[Mover]
+    """At most 24, the largest rise first; among equals, the lowest id."""
+    most_fallen: list[Mover]
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Drift from the snapshot with the lower step to the other, in whichever order they were named."""
+
+    earlier: Annotated[Snapshot, Shown(attrgetter("tag")), named("from")]
+    later: Annotated[Snapshot, Shown(attrgetter("tag")), named("to")]
+    visited: int
+    """Samples visited by both snapshots."""
+    sides: Annotated[list[SideDrift], BY_NAME]
+
+
+def drift(inspection: Inspection, against: str, on_progress: Callable[[int], None] = lambda done: None) -> Drift | None:
+    """Compare the inspection's snapshot with another one of its run, given by tag or id, in two passes over both.
+
+    Returns None, with a note, if no sample was visited by both, and None if the run has no tau. Memory does not grow
+    with the samples. Calls on_progress with the rows read so far, out of twice the number of samples.
+    Raises ConfigError if both are the same snapshot, SnapshotNotFoundError if the other does not exist or the run
+    deletes one meanwhile, DamagedChunkError.
+    """
+    if inspection.reader is None or not inspection.sides:
+        return None
+    earlier, later = in_order(inspection, inspection.reader, against)
+    counts = {name: _SideCounts() for name in inspection.sides}
+    for block, ids, before, after in _blocks(earlier, later, inspection.sides):
+        for name, side in counts.items():
+            side.add(ids, before[name], after[name])
+        on_progress(block.stop)
+    visited = counts[inspection.sides[0]].change.count
+    if not visited:
+        inspection.notes.append(f"No sample was visited by both {earlier.snapshot.tag} and {later.snapshot.tag}, so "
+                                "there is no drift to show.")  # fmt: skip
+        return None
+    joints = {name: JointCounts(side.before, side.after) for name, side in counts.items()}
+    for block, _, before, after in _blocks(earlier, later, inspection.sides):
+        for name, joint in joints.items():
+            joint.add(before[name], after[name])
+        on_progress(earlier.samples + block.stop)
+    sides = [
+        SideDrift(
+            name, joints[name].result(), side.change, side.risen / visited, side.fallen / visited,
+            *(_movers(earlier, later, f"{name}/tau", most) for most in (side.most_risen, side.most_fallen)),
+        )
+        for name, side in counts.items()
+    ]  # fmt: skip
+    return Drift(earlier.snapshot, later.snapshot, visited, sides)
+
+
+def in_order(inspection: Inspection, reader: StateReader, against: str) -> tuple[StateReader, StateReader]:
+    """Return both snapshots, the earlier one first. Raises ConfigError, SnapshotNotFoundError, as `drift` does."""
+    other = StateReader.open(inspection.run.state, against)
+    if other.snapshot.id == reader.snapshot.id:
+        tags = ", ".join(snapshot.tag for snapshot in list_snapshots(inspection.run.state))
+        raise ConfigError(
+            f"cannot compare {reader.snapshot.tag} with itself (the other snapshot was given as {against}). "
+            f"Choose another one of: {tags}"
+        )
+    return (other, reader) if other.snapshot.step < reader.snapshot.step else (reader, other)
+
+
+def _blocks(
+    earlier: StateReader, later: StateReader, sides: Sequence[str]
+) -> Iterator[tuple[range, NDArray[np.int64], Tau, Tau]]:
+    """Yield per block the samples visited by both: ids, int64 [m], and tau at each snapshot."""
+    columns = [*(f"{side}/tau" for side in sides), VISITS]
+    blocks = zip(read_blocks(earlier, columns), read_blocks(later, columns), strict=True)
+    for (block, before), (_, after) in blocks:
+        seen = with_tau(before, sides) & with_tau(after, sides)
+        tau_before, tau_after = ({side: rows[f"{side}/tau"][seen] for side in sides} for rows in (before, after))
+        yield block, np.flatnonzero(seen) + block.start, tau_before, tau_after
+
+
+class _SideCounts:
+    """Figures of one side from the first pass over all rows."""
+
+    def __init__(self) -> None:
+        self.before, self.after, self.change = Distribution(), Distribution(), Distribution()
+        self.risen = self.fallen = 0
+        self.most_risen, self.most_fallen = Smallest(MOVERS), Smallest(MOVERS)
+
+    def add(self, ids: NDArray[np.int64], before: NDArray[np.float32], after: NDArray[np.float32]) -> None:
+        change = after - before
+        self.before.add(before)
+        self.after.add(after)
+        self.change.add(change)
+        rose, fell = change > 0, change < 0
+        self.risen += int(rose.sum())
+        self.fallen += int(fell.sum())
+        self.most_risen.add(ids[rose], -change[rose])
+        self.most_fallen.add(ids[fell], change[fell])
+
+
+def _movers(earlier: StateReader, later: StateReader, column: str, most: Smallest) -> list[Mover]:
+    ids = most.chosen()[0]
+    before, after = (reader.rows_at(ids, [column])[column].tolist() for reader in (earlier, later))
+    return list(map(Mover, ids.tolist(), before, after))

@@ -1,0 +1,102 @@
+"""Single samples: their rows of the samples table and of the state, at one snapshot and at all of a run's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ....pipeline.dataset import PLACE_IN_SHARD
+from ....state_store import Snapshot, StateReader
+from ....state_store.schema import VISITS
+from ....trainer.errors import ConfigError
+from ..reading.opening import Inspection
+from .survey import Survey
+from .through_time import read_every_snapshot
+
+Row = dict[str, float | int]
+"""Column of the state -> value: the fields, `visits`, `last_step`. log_s is -inf while visits is 0."""
+
+
+class StateAt(NamedTuple):
+    """A sample's row at one snapshot."""
+
+    snapshot: Snapshot
+    values: Row
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample of a run."""
+
+    sample_id: int
+    state: Row
+    """At the inspected snapshot; empty before the first one."""
+    table: dict[str, Any]
+    """Column of the samples table -> value: uri, key, caption, group, …; empty without the dataset."""
+    history: list[StateAt] = field(default_factory=list)
+    """Oldest first; empty if the run has no snapshot, if only the inspected one was read, and for predictions."""
+    ranks: dict[str, float] = field(default_factory=dict)
+    """Side -> share of the visited samples with a lower tau at the inspected snapshot, 0 … 1. Empty if the sample
+    was not visited or no survey was given."""
+    kind: str | None = None
+    """By the state alone. None without a survey, if its kinds say too little, or if the run does not train on it."""
+
+
+def read_samples(inspection: Inspection, sample_ids: Iterable[int]) -> dict[int, Sample]:
+    """Return samples at the inspected snapshot by id, 0 … n - 1, each once.
+
+    Raises DatasetError, DamagedChunkError, SnapshotNotFoundError.
+    """
+    ids = sorted(set(sample_ids))
+    rows = inspection.dataset.rows(ids) if inspection.dataset else [{} for _ in ids]
+    for row in rows:
+        row.pop(PLACE_IN_SHARD, None)
+    state = read_rows(inspection.reader, ids, inspection.columns) if inspection.reader else {}
+    return {id: Sample(id, state.get(id, {}), row) for id, row in zip(ids, rows, strict=True)}
+
+
+def read_histories(inspection: Inspection, sample_ids: Sequence[int], survey: Survey | None = None) -> list[Sample]:
+    """Read samples at every snapshot, in the order of the ids, each once. `survey`: to rank by, and to tell kinds by.
+
+    A snapshot that is damaged, or that the run deletes meanwhile, is left out and noted.
+    Raises ConfigError for an id that neither the state nor the dataset has, and as `read_samples` does.
+    """
+    reader, dataset = inspection.reader, inspection.dataset
+    count = reader.samples if reader else dataset.n if dataset else None
+    if count is not None and (unknown := [str(id) for id in sample_ids if not 0 <= id < count]):
+        raise ConfigError(
+            f"no such sample: {', '.join(unknown)}; the run has {count:,} samples, with ids 0 … {count - 1}"
+        )
+    for id in dict.fromkeys(sample_ids):
+        if reader and not _is_kept(inspection, id):
+            inspection.notes.append(f"Sample {id} is not among the {reader.kept:,} that the run trains on.")
+    samples = read_samples(inspection, sample_ids)
+    rules = survey.kinds.rules if survey and survey.kinds and survey.kinds.worth_showing else None
+
+    def read(reader: StateReader) -> tuple[Snapshot, dict[int, Row]]:
+        return reader.snapshot, read_rows(reader, list(samples), reader.columns)
+
+    found = read_every_snapshot(inspection, read) if reader and not inspection.prediction else []
+    return [
+        replace(
+            sample, history=[StateAt(snapshot, rows[sample.sample_id]) for snapshot, rows in found],
+            ranks={side.name: side.tau.share_below(sample.state[f"{side.name}/tau"])
+                   for side in (survey.sides if survey else ()) if sample.state.get(VISITS, 1)},
+            kind=rules.kind(sample.state) if rules and _is_kept(inspection, sample.sample_id) else None,
+        )
+        for sample in map(samples.__getitem__, dict.fromkeys(sample_ids))
+    ]  # fmt: skip
+
+
+def _is_kept(inspection: Inspection, sample_id: int) -> bool:
+    return inspection.reader is not None and bool(inspection.reader.is_kept(sample_id, sample_id + 1).all())
+
+
+def read_rows(reader: StateReader, sample_ids: Sequence[int], columns: Sequence[str]) -> dict[int, Row]:
+    """Return rows of the state by id."""
+    found = reader.rows_at(np.array(sample_ids, np.int64), columns)
+    values = zip(*(column.tolist() for column in found.values()), strict=True)
+    return {id: dict(zip(found, row, strict=True)) for id, row in zip(sample_ids, values, strict=True)}

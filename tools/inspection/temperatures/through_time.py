@@ -1,0 +1,135 @@
+"""Distribution of tau at every snapshot of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
+
+from ....state_store import DamagedChunkError, Snapshot, SnapshotNotFoundError, StateReader, list_snapshots
+from ....state_store.durable import Repository
+from ....state_store.schema import VISITS
+from ..json_fields import Hidden, named
+from ..reading.opening import Inspection
+from ..reading.state_blocks import pieces
+from .distribution import Distribution
+
+T = TypeVar("T")
+Progress = Callable[[int], None]
+
+MAX_ROWS = 200_000_000
+"""Limit over all snapshots together: about ten seconds on one core."""
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+@dataclass(frozen=True)
+class TauAt:
+    """One side's tau at one snapshot, over the samples visited by then."""
+
+    quantiles: tuple[float, ...]
+    """At QUANTILES."""
+    share_at_tau_min: float | None
+    """0 … 1; None if the objective has no tau_min."""
+
+    @model_serializer
+    def _in_json(self) -> dict[str, float | None]:
+        quantiles = zip(QUANTILES, self.quantiles, strict=True)
+        return {f"q{share:.2f}": value for share, value in quantiles} | {"share_at_tau_min": self.share_at_tau_min}
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One snapshot."""
+
+    snapshot: Hidden[Snapshot]
+    visited: int
+    """Visited samples among those read."""
+    tau: dict[str, TauAt]
+    """By side."""
+
+    @model_serializer(mode="wrap")
+    def _in_json(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {"tag": self.snapshot.tag, "step": self.snapshot.step, **fields(self)}
+
+
+@dataclass(frozen=True)
+class ThroughTime:
+    """The snapshots of a run that have visited samples, at least one, oldest first."""
+
+    sides: Hidden[tuple[str, ...]]
+    """As in the state: `image` and `text`, or `sample`."""
+    every: Annotated[int, named("one_block_of")]
+    """1: every sample was read. N: one in N blocks of rows, the same ones in every snapshot. Conversion permutes
+    sample ids, so this is a fair sample."""
+    samples_read: int
+    """Per snapshot."""
+    moments: Annotated[list[Moment], named("snapshots")]
+
+
+def through_time(inspection: Inspection, on_progress: Progress = lambda done: None) -> ThroughTime | None:
+    """Read tau at every snapshot of the inspection's run; None if there is no tau or no sample was ever visited.
+
+    Memory does not grow with the samples. A snapshot that is damaged, or that the run deletes meanwhile, is left out
+    and noted. Calls on_progress after each snapshot with the number done.
+    """
+    reader, sides = inspection.reader, inspection.sides
+    if reader is None or not sides:
+        return None
+    # Whose the rows are does not matter here, so only those of the run are read.
+    whole, snapshots = pieces(reader.of_rows()), len(list_snapshots(inspection.run.state))
+    every = min(len(whole), -(-reader.kept * snapshots // MAX_ROWS))
+    blocks = whole[::every]
+
+    def read(reader: StateReader) -> Moment | None:
+        return _read_moment(reader.of_rows(), blocks, sides, inspection.tau.lowest)
+
+    moments = [moment for moment in read_every_snapshot(inspection, read, on_progress) if moment]
+    return ThroughTime(sides, every, sum(map(len, blocks)), moments) if moments else None
+
+
+def read_every_snapshot(
+    inspection: Inspection, read: Callable[[StateReader], T], on_progress: Progress = lambda done: None
+) -> list[T]:
+    """Apply `read` to every snapshot of the inspection's run, oldest first.
+
+    A snapshot that is damaged, or that the run deletes meanwhile, is left out and noted.
+    """
+    found, path = [], inspection.run.state
+    for done, entry in enumerate(Repository.open(path).history(), start=1):
+        try:
+            # Reopen each time, so that snapshots deleted since the listing are noticed.
+            if isinstance(entry, Snapshot):
+                found.append(read(StateReader.open(path, entry.id)))
+            else:
+                inspection.notes.append(f"{entry.tag} is left out: {entry}.")
+        except SnapshotNotFoundError:
+            inspection.notes.append(f"{entry.tag} is left out: the run deleted it while it was being read.")
+        except DamagedChunkError as error:
+            inspection.notes.append(f"{entry.tag} is left out: {error}.")
+        on_progress(done)
+    inspection.notes[:] = dict.fromkeys(inspection.notes)  # another reading may have noted the same
+    return found
+
+
+def _read_moment(
+    reader: StateReader, blocks: list[range], sides: tuple[str, ...], tau_min: float | None
+) -> Moment | None:
+    """Return None if no sample was visited yet."""
+    tau = {side: Distribution() for side in sides}
+    visited = 0
+    for block in blocks:
+        rows = reader.rows(block.start, block.stop, [*(f"{side}/tau" for side in sides), VISITS])
+        seen = rows[VISITS] > 0
+        visited += int(seen.sum())
+        for side, distribution in tau.items():
+            distribution.add(rows[f"{side}/tau"][seen])
+    if not all(distribution.count for distribution in tau.values()):
+        return None
+    found = {
+        side: TauAt(tuple(map(of_side.quantile, QUANTILES)),
+                    None if tau_min is None else of_side.share_at_most(tau_min))
+        for side, of_side in tau.items()
+    }  # fmt: skip
+    return Moment(reader.snapshot, visited, found)

@@ -28,7 +28,7 @@ COMMANDS = {
     "show": (".show:show", "Draw samples of a dataset and their augmented views."),
     "train": (".train:train", "Train encoders with a temperature per sample."),
     "status": (".status:status", "Show whether a run trains, and its progress."),
-    "inspect": (".inspect_cmd:inspect", "Summarise the temperatures of a run."),
+    "inspect": (".inspect:inspect", "Summarise the temperatures of a run."),
     "curate": (".curate:curate", "Choose what to train on next."),
     "eval": (".eval:eval_", "Score the features of a run's encoders."),
     "export": (".export:export", "Write a run's encoders to files."),

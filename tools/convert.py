@@ -88,43 +88,96 @@ def _part_number(context: click.Context, parameter: click.Parameter, value: str 
 def _options(kind: Kind) -> Iterator[click.Option]:
     """Yield the options shared by several kinds, named as the parameters of `run_conversion`."""
     if not (kind.own_test or kind.is_dataset):
-        yield click.Option(["--holdout"], type=float, callback=_number_or_share, metavar="N|FRACTION",
-                           help="Hold out this many samples, or fraction, as OUT-test, class-balanced.")  # fmt: skip
+        yield click.Option(
+            ["--holdout"],
+            type=float,
+            callback=_number_or_share,
+            metavar="N|FRACTION",
+            help="Hold out this many samples, or fraction, as OUT-test, class-balanced.",
+        )
     if not (kind.own_test or kind.is_dataset):
-        yield click.Option(["--append"], is_flag=True,
-                           help="Append the samples to the dataset OUT, with its tokenizer and picture sizes; its own "
-                           "samples keep their ids.")  # fmt: skip
+        yield click.Option(
+            ["--append"],
+            is_flag=True,
+            help="Append the samples to the dataset OUT, with its tokenizer and picture sizes; its own "
+            "samples keep their ids.",
+        )
     if kind.src and not kind.is_dataset:
-        yield click.Option(["--longtail"], type=click.FloatRange(1, min_open=True), metavar="RATIO",
-                           help="Cut the classes to an exponential long tail: the first is RATIO times the last. "
-                           "Applied after --holdout; samples without a class are kept.")  # fmt: skip
+        yield click.Option(
+            ["--longtail"],
+            type=click.FloatRange(1, min_open=True),
+            metavar="RATIO",
+            help="Cut the classes to an exponential long tail: the first is RATIO times the last. "
+            "Applied after --holdout; samples without a class are kept.",
+        )
     if kind.captions:
-        yield click.Option(["--vocab-size"], type=click.IntRange(300), default=1024, show_default=True,
-                           help="Vocabulary size of the tokenizer trained on the captions.")  # fmt: skip
-        yield click.Option(["--tokenizer"], type=click.Path(exists=True, dir_okay=False, path_type=Path),
-                           help="Use this tokenizer.json instead of training one.")  # fmt: skip
-        yield click.Option(["--context-length"], type=click.IntRange(4), default=32, show_default=True,
-                           help="Tokens per caption.")  # fmt: skip
+        yield click.Option(
+            ["--vocab-size"],
+            type=click.IntRange(300),
+            default=1024,
+            show_default=True,
+            help="Vocabulary size of the tokenizer trained on the captions.",
+        )
+        yield click.Option(
+            ["--tokenizer"],
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="Use this tokenizer.json instead of training one.",
+        )
+        yield click.Option(
+            ["--context-length"], type=click.IntRange(4), default=32, show_default=True, help="Tokens per caption."
+        )
     if not kind.is_dataset:
-        yield click.Option(["--max-size"], type=click.IntRange(8), default=512, show_default=True,
-                           help="Downscale pictures whose short side is longer, in pixels.")  # fmt: skip
-        yield click.Option(["--quality"], type=click.IntRange(1, 100), default=90, show_default=True,
-                           help="JPEG quality of re-encoded pictures.")  # fmt: skip
-    yield click.Option(["--on-error"], type=click.Choice(["skip", "fail"]), default="skip", show_default=True,
-                       help="Leave out samples that cannot be used, or fail at the first.")  # fmt: skip
-    yield click.Option(["--max-error-rate"], type=click.FloatRange(0, 1), default=0.1, show_default=True,
-                       help="Fail if a larger share of the samples cannot be used.")  # fmt: skip
-    yield click.Option(["--seed"], type=click.IntRange(0), default=0, show_default=True,
-                       help="Seed of the shuffle and of all draws; same seed, same dataset.")  # fmt: skip
+        yield click.Option(
+            ["--max-size"],
+            type=click.IntRange(8),
+            default=512,
+            show_default=True,
+            help="Downscale pictures whose short side is longer, in pixels.",
+        )
+        yield click.Option(
+            ["--quality"],
+            type=click.IntRange(1, 100),
+            default=90,
+            show_default=True,
+            help="JPEG quality of re-encoded pictures.",
+        )
+    yield click.Option(
+        ["--on-error"],
+        type=click.Choice(["skip", "fail"]),
+        default="skip",
+        show_default=True,
+        help="Leave out samples that cannot be used, or fail at the first.",
+    )
+    yield click.Option(
+        ["--max-error-rate"],
+        type=click.FloatRange(0, 1),
+        default=0.1,
+        show_default=True,
+        help="Fail if a larger share of the samples cannot be used.",
+    )
+    yield click.Option(
+        ["--seed"],
+        type=click.IntRange(0),
+        default=0,
+        show_default=True,
+        help="Seed of the shuffle and of all draws; same seed, same dataset.",
+    )
     yield click.Option(["--workers"], type=click.IntRange(1), help="Worker processes. Default: one per core.")
     yield click.Option(["--resume"], is_flag=True, help="Continue an interrupted conversion.")
     yield click.Option(["--overwrite"], is_flag=True, help="Replace OUT if it is a dataset.")
-    yield click.Option(["--part"], callback=_part_number, metavar="I/K",
-                       help="Convert only part I of K, beside other parts, on any machine that shares the files. "
-                       "Repeat it after an interruption.")  # fmt: skip
-    yield click.Option(["--on"], type=click.Choice(["ray"]),
-                       help="Convert on the Ray cluster that RAY_ADDRESS names, or on a local one of --workers cores. "
-                       "Repeat it after an interruption.")  # fmt: skip
+    yield click.Option(
+        ["--part"],
+        callback=_part_number,
+        metavar="I/K",
+        help="Convert only part I of K, beside other parts, on any machine that shares the files. "
+        "Repeat it after an interruption.",
+    )
+    yield click.Option(
+        ["--on"],
+        type=click.Choice(["ray"]),
+        help="Convert on the Ray cluster that RAY_ADDRESS names, or on a local one of --workers cores. "
+        "Repeat it after an interruption.",
+    )
     yield click.Option(["--finish"], is_flag=True, help="Make the dataset of all parts, once they are converted.")
 
 
@@ -137,9 +190,12 @@ def _command(kind: Kind) -> click.Command:
     src = [click.Argument(["src"], type=kind.src, nargs=-1 if many else 1, required=True)] if kind.src else []
     out = click.Argument(["out"], type=ANY_PLACE)
     return click.Command(
-        kind.name, params=[*src, out, *kind.options, *_options(kind)], callback=run, help=kind.help,
+        kind.name,
+        params=[*src, out, *kind.options, *_options(kind)],
+        callback=run,
+        help=kind.help,
         epilog=f"\b\nExample:\n  thermopile convert {kind.name} {kind.example}",
-    )  # fmt: skip
+    )
 
 
 for _kind in KINDS:
@@ -228,10 +284,22 @@ class Split(NamedTuple):
 
 
 def run_conversion(
-    kind: Kind, src: Any, own: dict[str, Any], out: Place, *, workers: int | None, resume: bool, overwrite: bool,
-    part: tuple[int, int] | None, on: str | None, finish: bool, append: bool = False, holdout: float | None = None,
-    longtail: float | None = None, **options: Any,
-) -> None:  # fmt: skip
+    kind: Kind,
+    src: Any,
+    own: dict[str, Any],
+    out: Place,
+    *,
+    workers: int | None,
+    resume: bool,
+    overwrite: bool,
+    part: tuple[int, int] | None,
+    on: str | None,
+    finish: bool,
+    append: bool = False,
+    holdout: float | None = None,
+    longtail: float | None = None,
+    **options: Any,
+) -> None:
     """Convert `src`, opened with the kind's `own` options, or a part of it, to `out` and perhaps `out`-test."""
     _refuse_contradictions(out, _paths(src, own), part, on, finish)
     grown = _to_append_to(out, holdout) if append else None
@@ -286,13 +354,14 @@ def run_conversion(
     if to_finish:
         click.echo("next: when all parts are done, the same command with --finish in place of --part")
     else:
-        click.echo(f"next: thermopile show {out} --out {out.name}.png; "
-                   f"thermopile train --data {out} --out runs/{out.name}")  # fmt: skip
+        click.echo(
+            f"next: thermopile show {out} --out {out.name}.png; thermopile train --data {out} --out runs/{out.name}"
+        )
 
 
 def _refuse_contradictions(
     out: Place, reads: Iterable[Path], part: tuple[int, int] | None, on: str | None, finish: bool
-) -> None:  # fmt: skip
+) -> None:
     if part and finish:
         raise click.UsageError("--part and --finish exclude each other: finish after all parts")
     if on and (part or finish):
@@ -422,17 +491,25 @@ def _announce(splits: list[Split]) -> None:
     folder = next(folder for folder in (out, *out.parents) if folder.exists())
     free = shutil.disk_usage(folder).free
     if needed > free:
-        click.echo(f"Warning: this needs up to {in_units(needed)}, but only {in_units(free)} are free in {folder}; "
-                   "free some space or lower --max-size. If the disk fills up, continue with --resume.",
-                   err=True)  # fmt: skip
+        click.echo(
+            f"Warning: this needs up to {in_units(needed)}, but only {in_units(free)} are free in {folder}; "
+            "free some space or lower --max-size. If the disk fills up, continue with --resume.",
+            err=True,
+        )
 
 
 def _convert(convert: Callable[..., Summary], split: Split, settings: ConvertSettings, **how: Any) -> None:
     try:
         with progress_bar(f"converting {split.shown.name}", split.samples) as bar:
             bar.update(0, "preparing")
-            summary = convert(split.source, split.out, settings, selection=split.selection,
-                              on_progress=_Shown(bar.update, split.samples), **how)  # fmt: skip
+            summary = convert(
+                split.source,
+                split.out,
+                settings,
+                selection=split.selection,
+                on_progress=_Shown(bar.update, split.samples),
+                **how,
+            )
     except DatasetExistsError:
         raise
     except (Exception, KeyboardInterrupt) as error:
@@ -449,8 +526,9 @@ def _convert_part(split: Split, settings: ConvertSettings, part: PartNumber, **h
     name = f"part {part} of {split.shown.name}"
     with progress_bar(f"converting {name}", split.samples_of(part)) as bar:
         bar.update(0, "preparing")
-        done = convert_part(split.source, split.out, settings, part, selection=split.selection,
-                            on_progress=_Shown(bar.update), **how)  # fmt: skip
+        done = convert_part(
+            split.source, split.out, settings, part, selection=split.selection, on_progress=_Shown(bar.update), **how
+        )
     if not done.samples and part.number <= done.shards:
         click.echo(f"all shards of {split.shown} are done; nothing to convert")
         return split.grown is not None
@@ -516,11 +594,15 @@ def _say_content(place: Place, content: Content | None) -> None:
         if not place.is_remote:  # else a table would be fetched
             row = Dataset(place).take(np.array([content.caption_sample]), [CAPTION]).to_pylist()[0]
             caption = f"“{plain_text(row[CAPTION] or '', 60)}”"
-        click.echo(f"  samples that share their caption with another: {content.sharing_captions:,}; the most frequent, "
-                   f"{caption}, occurs {content.with_caption:,} times")  # fmt: skip
+        click.echo(
+            f"  samples that share their caption with another: {content.sharing_captions:,}; the most frequent, "
+            f"{caption}, occurs {content.with_caption:,} times"
+        )
     if content and content.copies:
-        click.echo(f"  exact copies of earlier pictures: {content.copies:,}; the most frequent picture occurs "
-                   f"{content.most_copied:,} times")  # fmt: skip
+        click.echo(
+            f"  exact copies of earlier pictures: {content.copies:,}; the most frequent picture occurs "
+            f"{content.most_copied:,} times"
+        )
     if content and content.blank != 0:
         blank = f"{content.blank:,}" if content.blank else "unknown, as an earlier version converted some samples"
         click.echo(f"  blank pictures, of one colour: {blank}")

@@ -65,8 +65,9 @@ def _users_source(name: str, src: str, **options: Any) -> Source:
     except SourceError:
         raise
     except Exception as error:  # a user's code may raise anything
-        raise SourceError(f"{name} cannot be created with SRC {src!r} and options {options}: {type(error).__name__}: "
-                          f"{error}") from error  # fmt: skip
+        raise SourceError(
+            f"{name} cannot be created with SRC {src!r} and options {options}: {type(error).__name__}: {error}"
+        ) from error
     if missing := [part for part in _OF_A_SOURCE if not hasattr(source, part)]:
         raise SourceError(f"{name} lacks {', '.join(missing)}; derive it from thermopile.Source")
     if (mode := getattr(source, "mode", None)) not in ("images", "pairs"):
@@ -96,9 +97,18 @@ _EITHER = PlaceType(_LOCAL)
 
 
 _OF_A_SOURCE = (
-    "__len__", "__getitem__", "uri", "key", "groups", "captions", "chunks", "stored_bytes", "describe", "marks",
+    "__len__",
+    "__getitem__",
+    "uri",
+    "key",
+    "groups",
+    "captions",
+    "chunks",
+    "stored_bytes",
+    "describe",
+    "marks",
     "alters",
-)  # fmt: skip
+)
 
 
 def _to_options(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

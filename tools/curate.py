@@ -33,32 +33,79 @@ def _number(context: click.Context, parameter: click.Parameter, value: float) ->
     "  thermopile train --data data/cc3m --select weighted.parquet --weights weighted.parquet --out runs/cc3m-weighted",
 )
 @RUN
-@click.option("--keep", required=True, type=click.Path(path_type=Path), metavar="NAME.parquet",
-              help="Write the kept samples to this file, for train --select; the dropped ones and the reasons to "
-              "NAME.dropped.parquet beside it.")  # fmt: skip
-@click.option("--drop", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.parquet",
-              help="Drop the samples with a `sample_id` in this file, such as one from the served page.")  # fmt: skip
-@click.option("--drop-misfits", "misfits", type=click.IntRange(1), is_flag=False, flag_value=ALL, default=None,
-              metavar="[N]", help="Drop the N samples with the highest log s over the whole run; without N, all "
-              "that are misfits now. RUN comes first.")  # fmt: skip
-@click.option("--thin", "per_cluster", type=click.IntRange(1), metavar="K",
-              help="Keep at most K samples of each cluster that inspect --duplicates has found.")  # fmt: skip
-@click.option("--cap", "per_class", type=click.IntRange(1), metavar="N",
-              help="Keep at most N samples of each class, drawn at random.")  # fmt: skip
-@click.option("--by", "class_column", metavar="COLUMN", show_default="group, the class",
-              help="With --cap: the column of the samples table that holds the classes, or `folder`.")  # fmt: skip
-@click.option("--tau-power", type=click.FloatRange(-4, 4), default=0.0, metavar="P", callback=_number,
-              help="Weight each sample by its tau to this power: below 0 a low tau counts more, above 0 a high one. "
-              "Pass the file to train --weights too.")  # fmt: skip
+@click.option(
+    "--keep",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="NAME.parquet",
+    help="Write the kept samples to this file, for train --select; the dropped ones and the reasons to "
+    "NAME.dropped.parquet beside it.",
+)
+@click.option(
+    "--drop",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE.parquet",
+    help="Drop the samples with a `sample_id` in this file, such as one from the served page.",
+)
+@click.option(
+    "--drop-misfits",
+    "misfits",
+    type=click.IntRange(1),
+    is_flag=False,
+    flag_value=ALL,
+    default=None,
+    metavar="[N]",
+    help="Drop the N samples with the highest log s over the whole run; without N, all "
+    "that are misfits now. RUN comes first.",
+)
+@click.option(
+    "--thin",
+    "per_cluster",
+    type=click.IntRange(1),
+    metavar="K",
+    help="Keep at most K samples of each cluster that inspect --duplicates has found.",
+)
+@click.option(
+    "--cap",
+    "per_class",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Keep at most N samples of each class, drawn at random.",
+)
+@click.option(
+    "--by",
+    "class_column",
+    metavar="COLUMN",
+    show_default="group, the class",
+    help="With --cap: the column of the samples table that holds the classes, or `folder`.",
+)
+@click.option(
+    "--tau-power",
+    type=click.FloatRange(-4, 4),
+    default=0.0,
+    metavar="P",
+    callback=_number,
+    help="Weight each sample by its tau to this power: below 0 a low tau counts more, above 0 a high one. "
+    "Pass the file to train --weights too.",
+)
 @click.option("--at", default="latest", show_default=True, metavar="TAG|ID", help="The snapshot to judge by.")
-@click.option("--data", type=DatasetPath(),
-              help="New path of the run's dataset, if it was moved.")  # fmt: skip
+@click.option("--data", type=DatasetPath(), help="New path of the run's dataset, if it was moved.")
 @click.option("--overwrite", is_flag=True, help="Replace existing files.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was kept and dropped as one JSON object.")
 def curate(
-    run: Place, keep: Path, drop: Path | None, misfits: int | None, per_cluster: int | None, per_class: int | None,
-    class_column: str | None, tau_power: float, at: str, data: Place | None, overwrite: bool, as_json: bool,
-) -> None:  # fmt: skip
+    run: Place,
+    keep: Path,
+    drop: Path | None,
+    misfits: int | None,
+    per_cluster: int | None,
+    per_class: int | None,
+    class_column: str | None,
+    tau_power: float,
+    at: str,
+    data: Place | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
     """Choose samples of RUN's dataset by what RUN says of them, and write their ids and weights.
 
     The rules apply in the order of the options; a sample has one reason at most to be dropped. Works while the run

@@ -155,8 +155,10 @@ def curate(
         weights = _weights(np.where(is_crowded, np.nan, state.log_tau[kept]), rules.tau_power)
     notes = [*inspection.notes, *([PRECISION] if rules.misfits is not None else [])]
     if crowded := int(is_crowded.sum()) if rules.tau_power else 0:
-        notes.append(f"Crowded samples keep the weight 1: {crowded:,}. Their tau is low because they have near-copies, "
-                     "not because they are rare; --thin drops copies.")  # fmt: skip
+        notes.append(
+            f"Crowded samples keep the weight 1: {crowded:,}. Their tau is low because they have near-copies, "
+            "not because they are rare; --thin drops copies."
+        )
     if few := int(state.is_new[kept].sum()):
         notes.append(f"Kept samples with fewer than {MIN_VISITS} visits, too few to be judged: {few:,}.")
     return Curation(reasons, misfits, clusters, weights, notes, reader.dataset_fingerprint, reader.snapshot.tag)
@@ -249,14 +251,23 @@ def write_curation(found: Curation, keep: Path, dropped: Path) -> None:
     is_thinned = found.reasons[found.clusters.sample_ids] == DUPLICATE
     cluster[np.searchsorted(ids, found.clusters.sample_ids[is_thinned])] = found.clusters.cluster[is_thinned]
     reasons = pa.DictionaryArray.from_arrays(found.reasons[ids], list(REASONS)).dictionary_decode()
-    table = pa.table({
-        SAMPLE_ID: ids, "reason": reasons,
-        "rank": pa.array(rank, mask=rank == 0), "cluster": pa.array(cluster, mask=cluster < 0),
-    })  # fmt: skip
+    table = pa.table(
+        {
+            SAMPLE_ID: ids,
+            "reason": reasons,
+            "rank": pa.array(rank, mask=rank == 0),
+            "cluster": pa.array(cluster, mask=cluster < 0),
+        }
+    )
     with written_aside(dropped) as file:
         pq.write_table(table.replace_schema_metadata(metadata), file)
     columns: dict[str, NDArray[Any]] = {SAMPLE_ID: np.flatnonzero(found.reasons == KEPT)}
     columns |= {} if found.weights is None else {WEIGHT: found.weights}
     with written_aside(keep) as file:
-        pq.write_table(pa.table(columns).replace_schema_metadata(metadata), file, use_dictionary=False,
-                       column_encoding={SAMPLE_ID: "DELTA_BINARY_PACKED"}, row_group_size=ROWS_AT_ONCE)  # fmt: skip
+        pq.write_table(
+            pa.table(columns).replace_schema_metadata(metadata),
+            file,
+            use_dictionary=False,
+            column_encoding={SAMPLE_ID: "DELTA_BINARY_PACKED"},
+            row_group_size=ROWS_AT_ONCE,
+        )

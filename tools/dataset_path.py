@@ -25,6 +25,10 @@ class _Directory(click.Path):
             from ..pipeline.conversion.partial import Partial
 
             if Partial(LocalPath(value)).in_progress:
-                self.fail(f"{value} is incomplete: its conversion was interrupted or is still running; continue it "
-                          f"with `thermopile convert … {value} --resume`", param, ctx)  # fmt: skip
+                self.fail(
+                    f"{value} is incomplete: its conversion was interrupted or is still running; continue it "
+                    f"with `thermopile convert … {value} --resume`",
+                    param,
+                    ctx,
+                )
         return super().convert(value, param, ctx)

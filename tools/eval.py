@@ -19,9 +19,12 @@ if TYPE_CHECKING:
     from ..trainer.evaluation.evaluate import Evaluation, Network
 
 LABELS = {
-    "knn": "k-NN, k = {}", "probe": "linear probe, {}", "image_to_text": "image to text, R@{}",
-    "text_to_image": "text to image, R@{}", "zero_shot": "zero-shot",
-}  # fmt: skip
+    "knn": "k-NN, k = {}",
+    "probe": "linear probe, {}",
+    "image_to_text": "image to text, R@{}",
+    "text_to_image": "text to image, R@{}",
+    "zero_shot": "zero-shot",
+}
 """Scoring method → its label, with a placeholder for the variant."""
 _PROBES = {"lbfgs": "L-BFGS", "sgd": "SGD"}
 
@@ -43,25 +46,55 @@ def _with_place(context: click.Context, option: click.Parameter, templates: tupl
     '  thermopile eval runs/cc3m --train data/cifar --test data/cifar-test --template "a photo of a {}"',
 )
 @RUN
-@click.option("--train", required=True, type=DatasetPath(),
-              help="The dataset to fit classifiers on; its class sizes define the bands.")  # fmt: skip
+@click.option(
+    "--train",
+    required=True,
+    type=DatasetPath(),
+    help="The dataset to fit classifiers on; its class sizes define the bands.",
+)
 @click.option("--test", required=True, type=DatasetPath(), help="The dataset to score.")
 @click.option("--at", default="latest", show_default=True, metavar="step-N", help="The checkpoint to evaluate.")
-@click.option("--network", type=click.Choice(["online", "momentum"]), default="online", show_default=True,
-              help="The trained network, or its moving average where the run has one (model.momentum).")  # fmt: skip
-@click.option("--weights", type=click.Choice(["averaged", "raw"]), show_default="averaged, where the run has them",
-              help="The moving average of the trained network (model.ema), or its weights themselves.")  # fmt: skip
-@click.option("--template", "templates", multiple=True, default=("a photo of a {}",), show_default=True,
-              callback=_with_place,
-              help="Zero-shot prompt; {} is the class name, {lower} the name in lower case. Repeatable.")  # fmt: skip
-@click.option("--data", type=DatasetPath(),
-              help="New path of the run's dataset, if it was moved; text encoders need its tokenizer.")  # fmt: skip
+@click.option(
+    "--network",
+    type=click.Choice(["online", "momentum"]),
+    default="online",
+    show_default=True,
+    help="The trained network, or its moving average where the run has one (model.momentum).",
+)
+@click.option(
+    "--weights",
+    type=click.Choice(["averaged", "raw"]),
+    show_default="averaged, where the run has them",
+    help="The moving average of the trained network (model.ema), or its weights themselves.",
+)
+@click.option(
+    "--template",
+    "templates",
+    multiple=True,
+    default=("a photo of a {}",),
+    show_default=True,
+    callback=_with_place,
+    help="Zero-shot prompt; {} is the class name, {lower} the name in lower case. Repeatable.",
+)
+@click.option(
+    "--data",
+    type=DatasetPath(),
+    help="New path of the run's dataset, if it was moved; text encoders need its tokenizer.",
+)
 @ALLOW
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as one JSON object, from 0 to 1.")
 def eval_(
-    run: Place, train: Place, test: Place, at: str, network: Network, weights: Weights | None,
-    templates: tuple[str, ...], data: Place | None, allow_code: bool, as_json: bool,
-) -> None:  # fmt: skip
+    run: Place,
+    train: Place,
+    test: Place,
+    at: str,
+    network: Network,
+    weights: Weights | None,
+    templates: tuple[str, ...],
+    data: Place | None,
+    allow_code: bool,
+    as_json: bool,
+) -> None:
     """Score the features of RUN's latest checkpoint: k-NN, linear probes, retrieval, zero-shot.
 
     Classes are the datasets' groups. Scores are given for all test samples and for head, medium and tail: the thirds of
@@ -76,9 +109,16 @@ def eval_(
 
     with task_bars() as on_progress:
         evaluation = evaluate(
-            directory, *sets, at=at, data=data, network=network, weights=weights, templates=templates,
-            allow_code=allow_code, on_progress=on_progress,
-        )  # fmt: skip
+            directory,
+            *sets,
+            at=at,
+            data=data,
+            network=network,
+            weights=weights,
+            templates=templates,
+            allow_code=allow_code,
+            on_progress=on_progress,
+        )
     if as_json:
         used = {"network": network, "weights": evaluation.weights}
         click.echo(json.dumps(used | _to_json(run, evaluation), allow_nan=False))
@@ -106,9 +146,14 @@ def _print_scores(run: Place, network: Network, evaluation: Evaluation) -> None:
     print_facts([*facts, *(("note", note) for note in evaluation.notes)])
     if evaluation.scores:
         bands = (f">{band} ({classes:,})" for band, classes in evaluation.classes_of_band.items())
-        print_table(["% right", ">all", *bands], [
-            [LABELS[method].format(_PROBES.get(variant, variant)),
-             *("–" if share is None else f"{100 * share:.1f}" for share in scores.values())]
-            for method, variants in evaluation.scores.items()
-            for variant, scores in variants.items()
-        ])  # fmt: skip
+        print_table(
+            ["% right", ">all", *bands],
+            [
+                [
+                    LABELS[method].format(_PROBES.get(variant, variant)),
+                    *("–" if share is None else f"{100 * share:.1f}" for share in scores.values()),
+                ]
+                for method, variants in evaluation.scores.items()
+                for variant, scores in variants.items()
+            ],
+        )

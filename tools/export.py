@@ -23,19 +23,35 @@ if TYPE_CHECKING:
 )
 @RUN
 @click.option("--to", required=True, type=click.Path(path_type=Path), help="The directory to write; must not exist.")
-@click.option("--format", "format_", required=True, type=click.Choice(["hf", "safetensors"]),
-              help="hf: one directory per encoder, loaded by transformers. safetensors: one file per encoder, for any "
-              "encoder.")  # fmt: skip
+@click.option(
+    "--format",
+    "format_",
+    required=True,
+    type=click.Choice(["hf", "safetensors"]),
+    help="hf: one directory per encoder, loaded by transformers. safetensors: one file per encoder, for any encoder.",
+)
 @click.option("--at", default="latest", show_default=True, metavar="step-N", help="The checkpoint to export.")
-@click.option("--weights", type=click.Choice(["averaged", "raw"]), show_default="averaged, where the run has them",
-              help="The moving average of the weights (model.ema), or the weights themselves.")  # fmt: skip
-@click.option("--data", type=DatasetPath(),
-              help="New path of the run's dataset, if it was moved; text encoders need its tokenizer.")  # fmt: skip
+@click.option(
+    "--weights",
+    type=click.Choice(["averaged", "raw"]),
+    show_default="averaged, where the run has them",
+    help="The moving average of the weights (model.ema), or the weights themselves.",
+)
+@click.option(
+    "--data",
+    type=DatasetPath(),
+    help="New path of the run's dataset, if it was moved; text encoders need its tokenizer.",
+)
 @ALLOW
 def export(
-    run: Place, to: Path, format_: Literal["hf", "safetensors"], at: str, weights: Weights | None, data: Place | None,
+    run: Place,
+    to: Path,
+    format_: Literal["hf", "safetensors"],
+    at: str,
+    weights: Weights | None,
+    data: Place | None,
     allow_code: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Write the encoders of RUN's latest checkpoint into a new directory.
 
     Works while the run trains and changes nothing.

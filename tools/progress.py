@@ -70,9 +70,12 @@ def progress_bar(title: str, total: int, *, hidden: bool = False) -> Iterator[Pr
         yield ProgressBar(console, title, total, None)
         return
     columns = (
-        TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(),
-        TimeElapsedColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with _BarAboveWords(*columns, console=console) as bar:
         yield ProgressBar(console, title, total, bar)
 

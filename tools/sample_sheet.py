@@ -61,26 +61,36 @@ def shown_samples(
     """
     recipe, rows = RECIPES[recipe_name], dataset.rows(sample_ids.tolist())
     pairs = dataset.index.mode == "pairs"
-    drawn = [(epoch, 0, f"epoch {epoch}"), (epoch + 1, 0, f"epoch {epoch + 1}")] if pairs else [
-        (epoch, 0, "view 1"), (epoch, 1, "view 2"),
-    ]  # fmt: skip
+    drawn = (
+        [(epoch, 0, f"epoch {epoch}"), (epoch + 1, 0, f"epoch {epoch + 1}")]
+        if pairs
+        else [
+            (epoch, 0, "view 1"),
+            (epoch, 1, "view 2"),
+        ]
+    )
     heights, widths = (np.array([row[side] for row in rows], np.int64) for side in ("height", "width"))
     columns = []
     with ViewMaker(dataset, seed=seed, recipe=recipe, image_size=image_size, views=1 if pairs else 2) as maker:
         for of_epoch, view, name in drawn:
             pixels = maker.make(sample_ids, of_epoch).views[view]
             boxes = view_parameters(recipe, seed, of_epoch, sample_ids, heights, widths, view).box
-            columns.append([
-                ShownView(name, _picture(one, recipe), (left, top, left + width, top + height))
-                for one, (top, left, height, width) in zip(pixels, boxes.tolist(), strict=True)
-            ])  # fmt: skip
+            columns.append(
+                [
+                    ShownView(name, _picture(one, recipe), (left, top, left + width, top + height))
+                    for one, (top, left, height, width) in zip(pixels, boxes.tolist(), strict=True)
+                ]
+            )
     return [
         ShownSample(
-            row["sample_id"], plain_text(row["group"] or ""), plain_text(row["caption"] or ""),
-            Image.open(BytesIO(dataset.jpeg(row["sample_id"])), formats=["JPEG"]), views,
+            row["sample_id"],
+            plain_text(row["group"] or ""),
+            plain_text(row["caption"] or ""),
+            Image.open(BytesIO(dataset.jpeg(row["sample_id"])), formats=["JPEG"]),
+            views,
         )
         for row, *views in zip(rows, *columns, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _picture(pixels: torch.Tensor, recipe: Recipe) -> Image.Image:
@@ -117,9 +127,14 @@ def draw_sheet(title: str, facts: str, samples: list[ShownSample]) -> Image.Imag
 
 
 def _draw_sample(
-    sheet: Image.Image, draw: ImageDraw.ImageDraw, corner: tuple[int, int], side: int, width: int, sample: ShownSample,
+    sheet: Image.Image,
+    draw: ImageDraw.ImageDraw,
+    corner: tuple[int, int],
+    side: int,
+    width: int,
+    sample: ShownSample,
     small: Lettering,
-) -> None:  # fmt: skip
+) -> None:
     (left, top), below = corner, corner[1] + LINE + side + GAP
     tiny, bold = replace(small, size=13), replace(small, bold=True)
     tiny.draw(draw, (left, top), f"stored {sample.stored.width}×{sample.stored.height}", FAINT)

@@ -36,20 +36,36 @@ def _parse_ids(context: click.Context, option: click.Parameter, value: str | Non
 )
 @click.argument("dataset", type=DatasetPath())
 @click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The PNG file to write.")
-@click.option("--recipe", type=click.Choice(RECIPE_NAMES), help="Augmentation. Default: as in training, clip "
-              "for pairs and crop_flip for images only.")  # fmt: skip
-@click.option("--samples", type=click.IntRange(1, MAX_SAMPLES), default=12, show_default=True,
-              help="Number of samples, drawn with the seed.")  # fmt: skip
+@click.option(
+    "--recipe",
+    type=click.Choice(RECIPE_NAMES),
+    help="Augmentation. Default: as in training, clip for pairs and crop_flip for images only.",
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(1, MAX_SAMPLES),
+    default=12,
+    show_default=True,
+    help="Number of samples, drawn with the seed.",
+)
 @click.option("--ids", metavar="ID,ID,…", callback=_parse_ids, help="Show these samples instead.")
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True, help="Seed, as in training.")
 @click.option("--epoch", type=click.IntRange(0, 2**32), default=0, show_default=True, help="Epoch, counted from 0.")
-@click.option("--image-size", type=click.IntRange(8, 1024), default=224, show_default=True,
-              help="Side of the views, in pixels.")  # fmt: skip
+@click.option(
+    "--image-size", type=click.IntRange(8, 1024), default=224, show_default=True, help="Side of the views, in pixels."
+)
 @click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 def show(
-    dataset: Place, out: Path, recipe: str | None, samples: int, ids: list[int] | None, seed: int, epoch: int,
-    image_size: int, overwrite: bool,
-) -> None:  # fmt: skip
+    dataset: Place,
+    out: Path,
+    recipe: str | None,
+    samples: int,
+    ids: list[int] | None,
+    seed: int,
+    epoch: int,
+    image_size: int,
+    overwrite: bool,
+) -> None:
     """Draw samples of DATASET on one sheet: the stored picture, two augmented views, id, caption and class.
 
     The views are the ones that training with this seed makes in this epoch; frames on the stored picture mark the

@@ -36,9 +36,15 @@ if TYPE_CHECKING:
     from ..trainer.run.resume_settings import Change
 
 SHOWN = {
-    "data_wait": "data wait", "fetch_wait": "fetch wait", "store_wait": "store wait", "write_backlog": "backlog",
-    "forward_backward": "fwd+bwd", "optimizer": "optim", "communication": "comm", "other": "other",
-}  # fmt: skip
+    "data_wait": "data wait",
+    "fetch_wait": "fetch wait",
+    "store_wait": "store wait",
+    "write_backlog": "backlog",
+    "forward_backward": "fwd+bwd",
+    "optimizer": "optim",
+    "communication": "comm",
+    "other": "other",
+}
 """Part of a step -> its name in the progress line."""
 STEADY_STEPS = 50
 """Steps until start-up waits have passed."""
@@ -74,27 +80,41 @@ class _TrainCommand(click.Command):
     "  thermopile train --data data/own --out runs/own --config runs/cc3m/config.toml --init-from runs/cc3m",
 )
 @click.option("--data", type=ANY_PLACE, help="The dataset: a directory, or an address such as s3://bucket/cc12m.")
-@click.option("--out", type=ANY_PLACE,
-              help="The run directory, or s3://BUCKET/PATH; optional with --print-config.")  # fmt: skip
+@click.option("--out", type=ANY_PLACE, help="The run directory, or s3://BUCKET/PATH; optional with --print-config.")
 @click.option("--preset", help="Start from these named settings; an unknown name lists the presets.")
 @click.option("--config", "config_file", type=click.Path(path_type=Path), help="A TOML file of settings.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one setting. Repeatable.")
 @click.option("--init-from", metavar="RUN[@step-N]", help="Initialise the encoders from another run's checkpoint.")
-@click.option("--grow", is_flag=True,
-              help="With --init-from: also begin with its samples' state; --data extends its dataset.")  # fmt: skip
-@click.option("--select", type=click.Path(path_type=Path), metavar="FILE",
-              help="Train on the samples in this Parquet file's column sample_id.")  # fmt: skip
-@click.option("--weights", type=click.Path(path_type=Path), metavar="FILE",
-              help="Weigh each sample's loss by this Parquet file's columns sample_id and weight.")  # fmt: skip
-@click.option("--on-nan", type=click.Choice(["stop", "skip"]),
-              help="If a loss is not finite: stop the run, or skip the step and continue.")  # fmt: skip
+@click.option(
+    "--grow", is_flag=True, help="With --init-from: also begin with its samples' state; --data extends its dataset."
+)
+@click.option(
+    "--select",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Train on the samples in this Parquet file's column sample_id.",
+)
+@click.option(
+    "--weights",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Weigh each sample's loss by this Parquet file's columns sample_id and weight.",
+)
+@click.option(
+    "--on-nan",
+    type=click.Choice(["stop", "skip"]),
+    help="If a loss is not finite: stop the run, or skip the step and continue.",
+)
 @click.option("--resume", is_flag=True, help="Resume the run in OUT; start it if there is none.")
-@click.option("--allow-change", "allowed", multiple=True, metavar="KEY",
-              help="With --resume: allow this setting, or table of settings, to change. Repeatable.")  # fmt: skip
-@click.option("--accept-config", is_flag=True,
-              help="With --resume: accept your manual edits of OUT/config.toml.")  # fmt: skip
-@click.option("--allow-code", is_flag=True,
-              help="Allow OUT's settings or --config to import code: `module:name`.")  # fmt: skip
+@click.option(
+    "--allow-change",
+    "allowed",
+    multiple=True,
+    metavar="KEY",
+    help="With --resume: allow this setting, or table of settings, to change. Repeatable.",
+)
+@click.option("--accept-config", is_flag=True, help="With --resume: accept your manual edits of OUT/config.toml.")
+@click.option("--allow-code", is_flag=True, help="Allow OUT's settings or --config to import code: `module:name`.")
 @click.option("--print-config", is_flag=True, help="Print every setting and its origin; train nothing.")
 def train(**options: Any) -> None:
     """Train encoders with a temperature per sample.
@@ -334,9 +354,11 @@ def _in_words(trainer: Trainer) -> str:
         speed = f" in {config.precision}{slow}"
     kind = "pairs" if trainer.mode == "bimodal" else "pictures"
     weighted = ", with weights" if config.data.weights else ""
-    return (f"{selected}{dataset.n:,} {kind} from {dataset.place}{weighted}, "
-            f"{trainer.device}{speed}{ranks}, {parameters:,} encoder parameters, {trainer.total_steps:,} steps in "
-            f"{config.epochs:,} {'epoch' if config.epochs == 1 else 'epochs'}")  # fmt: skip
+    return (
+        f"{selected}{dataset.n:,} {kind} from {dataset.place}{weighted}, "
+        f"{trainer.device}{speed}{ranks}, {parameters:,} encoder parameters, {trainer.total_steps:,} steps in "
+        f"{config.epochs:,} {'epoch' if config.epochs == 1 else 'epochs'}"
+    )
 
 
 def _acknowledge(signal_name: str) -> None:

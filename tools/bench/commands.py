@@ -29,9 +29,11 @@ def bench() -> None:
 
 
 _DIRECTORY = click.option(
-    "--dir", "directory", type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
+    "--dir",
+    "directory",
+    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
     help="Where temporary files go.",
-)  # fmt: skip
+)
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
@@ -44,11 +46,17 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
     "  thermopile bench step --device cuda --image hf:vit-b --text hf:distilbert --batch 1024 \\\n"
     "      --set data.image_size=224 --set model.image.config.patch_size=32"
 )
-@click.option("--image", "images", multiple=True, metavar="NAME",
-              help="An image encoder, as model.image.name; repeatable. Default: the preset's.")  # fmt: skip
+@click.option(
+    "--image",
+    "images",
+    multiple=True,
+    metavar="NAME",
+    help="An image encoder, as model.image.name; repeatable. Default: the preset's.",
+)
 @click.option("--text", metavar="NAME", help="The text encoder, as model.text.name. Default: the preset's.")
-@click.option("--device", "devices", multiple=True, type=click.Choice(["cpu", "cuda"]),
-              help="Repeatable. Default: auto.")  # fmt: skip
+@click.option(
+    "--device", "devices", multiple=True, type=click.Choice(["cpu", "cuda"]), help="Repeatable. Default: auto."
+)
 @click.option("--data", type=DatasetPath(), help="Also train on this dataset, and compare.")
 @click.option("--batch", type=click.IntRange(min=16), help="Batch size. Default: the preset's.")
 @click.option("--preset", default="glyphs", show_default=True, help="Where all other settings come from.")
@@ -57,9 +65,17 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 @_DIRECTORY
 @_JSON
 def step(
-    images: tuple[str, ...], text: str | None, devices: tuple[str, ...], data: Place | None, batch: int | None,
-    preset: str, overrides: tuple[str, ...], steps: int, directory: Path | None, as_json: bool,
-) -> None:  # fmt: skip
+    images: tuple[str, ...],
+    text: str | None,
+    devices: tuple[str, ...],
+    data: Place | None,
+    batch: int | None,
+    preset: str,
+    overrides: tuple[str, ...],
+    steps: int,
+    directory: Path | None,
+    as_json: bool,
+) -> None:
     """Measure what a training step costs with these encoders on these devices, and where its time goes.
 
     The trainer takes real steps, objective, optimizer and state store included, on random batches that lie on the
@@ -110,11 +126,18 @@ def _print_steps(costs: list[StepCost]) -> None:
     for cost in costs:
         memory = "" if cost.peak_gpu_bytes is None else f", {cost.peak_gpu_bytes / 1e9:.2f} GB of GPU memory"
         encoders = cost.image + (f" and {cost.text}" if cost.text else "")
-        click.echo(f"\n{encoders} on {cost.device}, {cost.parameters / 1e6:,.1f} million parameters, "
-                   f"batch {cost.batch_size:,}, {cost.loader} data: {cost.step_ms:,.1f} ms a step, "
-                   f"{cost.samples_per_second:,.0f} samples a second{memory}")  # fmt: skip
-        parts = {"data_wait": "data wait", "store_wait": "store wait", "forward_backward": "forward and backward",
-                 "optimizer": "optimizer", "other": "other"}  # fmt: skip
+        click.echo(
+            f"\n{encoders} on {cost.device}, {cost.parameters / 1e6:,.1f} million parameters, "
+            f"batch {cost.batch_size:,}, {cost.loader} data: {cost.step_ms:,.1f} ms a step, "
+            f"{cost.samples_per_second:,.0f} samples a second{memory}"
+        )
+        parts = {
+            "data_wait": "data wait",
+            "store_wait": "store wait",
+            "forward_backward": "forward and backward",
+            "optimizer": "optimizer",
+            "other": "other",
+        }
         click.echo("  " + ", ".join(f"{words} {cost.shares.get(part, 0):.1%}" for part, words in parts.items()))
     for real in costs[1:]:
         click.echo(f"  real data {real.samples_per_second / costs[0].samples_per_second:.0%} of synthetic")
@@ -128,18 +151,27 @@ def _print_steps(costs: list[StepCost]) -> None:
     "  thermopile bench loader --recipe crop_flip --views 1 --json"
 )
 @click.option("--data", type=DatasetPath(), help="Your dataset. Default: photographs of 400×300, made for the purpose.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
-              help="Where the batches are wanted; dali decodes there.")  # fmt: skip
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="Where the batches are wanted; dali decodes there.",
+)
 @click.option("--recipe", default="simclr", show_default=True, help="How views are made, as data.recipe.")
 @click.option("--views", type=click.IntRange(1, 2), default=2, show_default=True, help="Views of an image.")
 @click.option("--image-size", type=click.IntRange(min=8), default=224, show_default=True, help="Pixels of a side.")
 @click.option("--batch", type=click.IntRange(min=16), default=64, show_default=True, help="Batch size.")
 @click.option("--images", type=click.IntRange(min=16), default=2048, show_default=True, help="Photographs to make.")
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Turns of each loader.")
-@click.option("--image", metavar="NAME", help="Also train this image encoder, as model.image.name, through each "
-              "loader and on random batches, and compare.")  # fmt: skip
-@click.option("--steps", type=click.IntRange(min=1), default=30, show_default=True,
-              help="Steps of a training that are timed.")  # fmt: skip
+@click.option(
+    "--image",
+    metavar="NAME",
+    help="Also train this image encoder, as model.image.name, through each loader and on random batches, and compare.",
+)
+@click.option(
+    "--steps", type=click.IntRange(min=1), default=30, show_default=True, help="Steps of a training that are timed."
+)
 @_DIRECTORY
 @_JSON
 def loader(directory: Path | None, as_json: bool, **options: Any) -> None:
@@ -167,10 +199,16 @@ def loader(directory: Path | None, as_json: bool, **options: Any) -> None:
 
 def _print_fed(fed: Fed, asked: FeedingOptions) -> None:
     size, views = asked.image_size, asked.views
-    click.echo(f"\n{fed.samples:,} images as {views} view{'s'[: views - 1]} of {asked.recipe}, {size}×{size}, "
-               f"batches of {asked.batch}; images a second, medians of {asked.rounds} rounds")  # fmt: skip
-    words = {"ffcv": "ffcv", "dali": f"dali on the {'GPU' if fed.device == 'cuda' else 'CPU'}",
-             "decode": "libjpeg-turbo, decoding alone", "training": "training"}  # fmt: skip
+    click.echo(
+        f"\n{fed.samples:,} images as {views} view{'s'[: views - 1]} of {asked.recipe}, {size}×{size}, "
+        f"batches of {asked.batch}; images a second, medians of {asked.rounds} rounds"
+    )
+    words = {
+        "ffcv": "ffcv",
+        "dali": f"dali on the {'GPU' if fed.device == 'cuda' else 'CPU'}",
+        "decode": "libjpeg-turbo, decoding alone",
+        "training": "training",
+    }
     for name, rate in fed.images_per_second.items():
         share = f"   {rate / decode:.0%}" if (decode := fed.images_per_second.get("decode")) else ""
         click.echo(f"{words[name]:<30} {rate:>8,.0f}{share}")
@@ -178,9 +216,12 @@ def _print_fed(fed: Fed, asked: FeedingOptions) -> None:
         click.echo(f"{words[name]:<30} not measured: {why}")
     if ms := fed.ffcv_ms_per_image:
         dearest = max(ms, key=lambda part: ms[part])
-        click.echo(f"\nffcv spends {sum(ms.values()):.2f} ms of a core on an image, most of it on {dearest}: "
-                   + ", ".join(f"{part} {of_part:.2f}" for part, of_part in ms.items()))  # fmt: skip
+        click.echo(
+            f"\nffcv spends {sum(ms.values()):.2f} ms of a core on an image, most of it on {dearest}: "
+            + ", ".join(f"{part} {of_part:.2f}" for part, of_part in ms.items())
+        )
     for name, trained in fed.training_samples_per_second.items():
         of_synthetic = trained / fed.training_samples_per_second["synthetic"]
-        click.echo(f"training {asked.image} on {name} data: {trained:,.0f} samples a second, "
-                   f"{of_synthetic:.0%} of synthetic")  # fmt: skip
+        click.echo(
+            f"training {asked.image} on {name} data: {trained:,.0f} samples a second, {of_synthetic:.0%} of synthetic"
+        )

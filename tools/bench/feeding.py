@@ -41,9 +41,11 @@ class FeedingOptions:
     def settings(self) -> dict[str, Any]:
         """Settings of a training as in a run's config.toml."""
         return {
-            "device": self.device, "batch_size": self.batch, "model": {"image": {"name": self.image}},
+            "device": self.device,
+            "batch_size": self.batch,
+            "model": {"image": {"name": self.image}},
             "data": {"recipe": self.recipe, "image_size": self.image_size},
-        }  # fmt: skip
+        }
 
 
 @dataclass
@@ -76,8 +78,10 @@ def measure(asked: FeedingOptions, temporary: Path) -> Fed:
     order = Order.create(dataset.n, asked.batch)
     batches = min(_MAX_BATCHES, order.steps_per_epoch - WARM_UP)
     if batches < 1:
-        raise ValueError(f"{dataset.n:,} images make {order.steps_per_epoch} batches of {asked.batch}, but "
-                         f"{WARM_UP + 1} are needed; choose a smaller --batch")  # fmt: skip
+        raise ValueError(
+            f"{dataset.n:,} images make {order.steps_per_epoch} batches of {asked.batch}, but "
+            f"{WARM_UP + 1} are needed; choose a smaller --batch"
+        )
     work = Work(dataset, order, asked.recipe, asked.views, asked.image_size, batches, device)
     contenders = {name: contender for name, contender in LOADERS.items() if name not in lacking}
     fed = Fed(dataset.n, device.type, missing=lacking)

@@ -32,8 +32,10 @@ def _version(package: str) -> str:
 def words_of(machine: dict[str, Any]) -> str:
     """Return what describe_machine found, in one line."""
     versions = (f"{name} {machine[name]}" for name in machine if name not in ("cpu", "cores", "ram_bytes", "gpu"))
-    return (f"{machine['cpu']}, {machine['cores']} cores, {machine['ram_bytes'] / 1e9:,.0f} GB, "
-            f"GPU: {machine['gpu'] or 'none'}; {', '.join(versions)}")  # fmt: skip
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['ram_bytes'] / 1e9:,.0f} GB, "
+        f"GPU: {machine['gpu'] or 'none'}; {', '.join(versions)}"
+    )
 
 
 def proc_bytes(file: str, key: str) -> int:

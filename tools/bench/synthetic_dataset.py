@@ -35,9 +35,16 @@ def synthetic_dataset(
     if pairs:
         (path / TOKENIZER_FILE).touch()
     index: dict[str, Any] = {
-        "n": samples, "mode": mode, "captions_per_sample": int(pairs), "first_id": [0, samples], "image": {},
-        "tokenizer": tokenizer.model_dump() if pairs else None, "tokenizer_digest": nothing if pairs else None,
-        "shard_digests": [dict.fromkeys(SHARD_SUFFIXES, nothing)], "grown_from": None, "source": {"kind": "synthetic"},
-    }  # fmt: skip
+        "n": samples,
+        "mode": mode,
+        "captions_per_sample": int(pairs),
+        "first_id": [0, samples],
+        "image": {},
+        "tokenizer": tokenizer.model_dump() if pairs else None,
+        "tokenizer_digest": nothing if pairs else None,
+        "shard_digests": [dict.fromkeys(SHARD_SUFFIXES, nothing)],
+        "grown_from": None,
+        "source": {"kind": "synthetic"},
+    }
     (path / INDEX_FILE).write_bytes(seal_index(index))
     return Dataset(path)

@@ -19,9 +19,16 @@ from .temperatures.samples import Sample
 
 NO_VISITS: dict[str, Any] = dict.fromkeys(["share_visited", "never_visited", "visits", "staleness_steps"])
 NO_SURVEY: dict[str, Any] = {
-    "samples": None, "dataset_samples": None, **NO_VISITS, "fields": None, "sides": {},
-    "image_and_text_spearman": None, "groups": [], "kinds": None, "doubted": None,
-}  # fmt: skip
+    "samples": None,
+    "dataset_samples": None,
+    **NO_VISITS,
+    "fields": None,
+    "sides": {},
+    "image_and_text_spearman": None,
+    "groups": [],
+    "kinds": None,
+    "doubted": None,
+}
 
 
 def to_json(findings: Findings) -> dict[str, Any]:
@@ -33,11 +40,16 @@ def to_json(findings: Findings) -> dict[str, Any]:
         if sheet.side:
             survey["sides"][sheet.side.name][sheet.end] = sheet.sample_ids
     return {
-        "run": about["run"], "dataset": dataset.absolute if dataset else None, **about,
+        "run": about["run"],
+        "dataset": dataset.absolute if dataset else None,
+        **about,
         "objective": {"name": objective.name} | {name: objective.settings.get(name) for name in SETTINGS},
-        **survey, **(NO_VISITS if inspection.prediction else {}), **found,
-        "warnings": findings.warnings, "notes": findings.notes,
-    }  # fmt: skip
+        **survey,
+        **(NO_VISITS if inspection.prediction else {}),
+        **found,
+        "warnings": findings.warnings,
+        "notes": findings.notes,
+    }
 
 
 def _about(inspection: Inspection) -> dict[str, Any]:
@@ -46,9 +58,11 @@ def _about(inspection: Inspection) -> dict[str, Any]:
     return {
         "run": str(inspection.run.path.resolve()),
         "snapshot": {name: getattr(snapshot, name) for name in ("tag", "id", "step", "epoch")}
-        | {"written_at": snapshot.written_at.isoformat()} if snapshot and not predicted else None,
+        | {"written_at": snapshot.written_at.isoformat()}
+        if snapshot and not predicted
+        else None,
         "predicted_by": predicted and predicted.checkpoint,
-    }  # fmt: skip
+    }
 
 
 def samples_to_json(
@@ -64,27 +78,37 @@ def samples_to_json(
         **_about(inspection),
         "samples": [
             {
-                "sample_id": sample.sample_id, **sample.table, "state": _finite(sample.state),
-                "share_with_lower_tau": sample.ranks, "kind": sample.kind,
-                "history": [{"tag": at.snapshot.tag, "step": at.snapshot.step, **_finite(at.values)}
-                            for at in sample.history],
+                "sample_id": sample.sample_id,
+                **sample.table,
+                "state": _finite(sample.state),
+                "share_with_lower_tau": sample.ranks,
+                "kind": sample.kind,
+                "history": [
+                    {"tag": at.snapshot.tag, "step": at.snapshot.step, **_finite(at.values)} for at in sample.history
+                ],
                 **({"neighbours": neighbours[sample.sample_id]} if sample.sample_id in around else {}),
             }
             for sample in samples
         ],
         "notes": inspection.notes,
-    }  # fmt: skip
+    }
 
 
 def duplicates_to_json(inspection: Inspection, found: Duplicates, rows: Path) -> dict[str, Any]:
     """Return what `inspect --duplicates` found; the pairs are in the file `rows`."""
     about = _about(inspection)
     return {
-        "run": about["run"], "snapshot": about["snapshot"], "samples": found.samples,
-        **{f"{reason}_pairs": count for reason, count in found.counts.items()}, "clusters": len(found.sizes),
-        "copies": sum(found.sizes.values()) - len(found.sizes), "compared": found.compared,
-        "thresholds": dict(THRESHOLDS), "pairs": str(rows), "notes": inspection.notes,
-    }  # fmt: skip
+        "run": about["run"],
+        "snapshot": about["snapshot"],
+        "samples": found.samples,
+        **{f"{reason}_pairs": count for reason, count in found.counts.items()},
+        "clusters": len(found.sizes),
+        "copies": sum(found.sizes.values()) - len(found.sizes),
+        "compared": found.compared,
+        "thresholds": dict(THRESHOLDS),
+        "pairs": str(rows),
+        "notes": inspection.notes,
+    }
 
 
 def _finite(values: Mapping[str, float | int]) -> dict[str, float | int | None]:

@@ -46,12 +46,17 @@ def said_first(inspection: Inspection, survey: Survey, samples: Mapping[int, Sam
     lists = {"coldest": list(dict.fromkeys(ends)), "coldest rare": kinds.sheets.get(KIND_NAMES[RARE], [])}
     columns = _columns(inspection, samples)
     for which, ids in lists.items():
-        shared = [(*common, name) for name, values in columns.items()
-                  if (common := _in_common([values[id] for id in ids], [values[id] for id in random]))]  # fmt: skip
+        shared = [
+            (*common, name)
+            for name, values in columns.items()
+            if (common := _in_common([values[id] for id in ids], [values[id] for id in random]))
+        ]
         if shared:
             count, value, chance, name = max(shared, key=itemgetter(0))
-            said.append(f"Of the {len(ids)} {which} samples, {count} have the {name} “{value}”, of {len(random)} "
-                        f"random ones {chance}.")  # fmt: skip
+            said.append(
+                f"Of the {len(ids)} {which} samples, {count} have the {name} “{value}”, of {len(random)} "
+                f"random ones {chance}."
+            )
     return said
 
 

@@ -73,10 +73,17 @@ class Findings:
 
 
 def look(
-    run: Place, *, at: str = LATEST, against: str | None = None, by: Sequence[str] = (CLASS_COLUMN,),
-    with_map: bool = False, suspects: int = 0, weights: Weights | None = None, allow_code: bool = False,
+    run: Place,
+    *,
+    at: str = LATEST,
+    against: str | None = None,
+    by: Sequence[str] = (CLASS_COLUMN,),
+    with_map: bool = False,
+    suspects: int = 0,
+    weights: Weights | None = None,
+    allow_code: bool = False,
     data: Place | None = None,
-) -> Findings:  # fmt: skip
+) -> Findings:
     """Inspect a run at one snapshot, and its history up to it.
 
     at, against: tags, ids, or `latest`. by: columns to group the samples by. suspects: how many samples to confirm by a
@@ -128,7 +135,7 @@ def look(
 
 def read_again(
     read: Callable[[Inspection], T], run: Place, at: str, data: Place | None, *, allow_code: bool = False
-) -> T:  # fmt: skip
+) -> T:
     """Return `read` of a run's snapshot; if `latest` is deleted meanwhile, retry with the new latest.
 
     If `data` is another dataset than the run's and its objective predicts, `read` gets predicted temperatures.
@@ -185,26 +192,36 @@ def shown_ids(survey: Survey, drift: Drift | None) -> list[int]:
 
 def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
     if 0 < survey.share_visited < FEW_VISITED:
-        yield (f"Only {survey.visited:,} of the {survey.samples:,} samples have been visited. All figures cover those; "
-               "the others still hold their initial values.")  # fmt: skip
+        yield (
+            f"Only {survey.visited:,} of the {survey.samples:,} samples have been visited. All figures cover those; "
+            "the others still hold their initial values."
+        )
     for name, values in survey.fields.items():
         if values.not_finite:
-            yield (f"{values.not_finite:,} visited samples have a non-finite {name} and are left out. "
-                   f"`thermopile state check {inspection.run.path}` lists them.")  # fmt: skip
+            yield (
+                f"{values.not_finite:,} visited samples have a non-finite {name} and are left out. "
+                f"`thermopile state check {inspection.run.path}` lists them."
+            )
     stuck = survey.kinds.counts.get(KIND_NAMES[STUCK], 0) / survey.samples if survey.kinds else 0.0
     if stuck >= MANY_STUCK:
-        yield (f"{stuck:.1%} of the samples are stuck at tau_min, where they hardly learn: tau moved too fast. "
-               "Limit them with objective.tau_step, 0.1 for example, or lower eta.")  # fmt: skip
+        yield (
+            f"{stuck:.1%} of the samples are stuck at tau_min, where they hardly learn: tau moved too fast. "
+            "Limit them with objective.tau_step, 0.1 for example, or lower eta."
+        )
     kinds = survey.kinds if survey.kinds and survey.kinds.worth_showing else None
     if kinds and kinds.crowding and kinds.counts[KIND_NAMES[CROWDED]] >= MANY_CROWDED * survey.samples:
-        yield (f"Some {kinds.crowding:.0%} of the negatives of crowded samples are near-copies: rho cannot bind there, "
-               f"and tau falls to tau_min. {against_crowds(kinds.crowding, pairs=len(survey.sides) > 1)}")  # fmt: skip
+        yield (
+            f"Some {kinds.crowding:.0%} of the negatives of crowded samples are near-copies: rho cannot bind there, "
+            f"and tau falls to tau_min. {against_crowds(kinds.crowding, pairs=len(survey.sides) > 1)}"
+        )
     if kinds and (share := kinds.counts.get(KIND_NAMES[MISFIT], 0) / survey.samples) >= MANY_MISFITS:
         cure = ""
         if len(survey.sides) > 1 and "doubt_after" not in inspection.config.objective.settings:
             cure = " For wrong captions, objective.doubt_after = 4, for example, leaves such pairs out of the loss."
-        yield (f"{share:.0%} of the samples are misfits: as many captions are wrong, or the run has not learnt them "
-               f"yet. Train longer before you drop any.{cure}")  # fmt: skip
+        yield (
+            f"{share:.0%} of the samples are misfits: as many captions are wrong, or the run has not learnt them "
+            f"yet. Train longer before you drop any.{cure}"
+        )
     if survey.sides and inspection.config.objective.settings.get("eta") == 0:
         yield "eta is 0: every tau keeps its initial value."
     else:
@@ -216,14 +233,20 @@ def _warnings_of_side(inspection: Inspection, side: Side) -> Iterator[str]:
     bounds, rho = inspection.tau, inspection.config.objective.settings.get("rho")
     low, high = side.share_at_tau_min or 0.0, side.share_at_tau_max or 0.0
     if low >= MANY_AT_BOUND:
-        yield (f"rho{'' if rho is None else f' = {rho:g}'} seems never to bind: {low:.0%} of the {side.name} "
-               f"temperatures are at their floor, tau_min = {bounds.lowest:g}. The weights of their negatives "
-               "never move as far from uniform as rho allows, so nothing raises tau. "
-               "Lower rho or raise the batch size.")  # fmt: skip
+        yield (
+            f"rho{'' if rho is None else f' = {rho:g}'} seems never to bind: {low:.0%} of the {side.name} "
+            f"temperatures are at their floor, tau_min = {bounds.lowest:g}. The weights of their negatives "
+            "never move as far from uniform as rho allows, so nothing raises tau. "
+            "Lower rho or raise the batch size."
+        )
     if high >= SOME_AT_TOP:
-        yield (f"{high:.0%} of the {side.name} temperatures are at their ceiling, tau_max = {bounds.highest:g}, "
-               "and no longer distinguish these samples. Raise rho or tau_max, or lower eta.")  # fmt: skip
+        yield (
+            f"{high:.0%} of the {side.name} temperatures are at their ceiling, tau_max = {bounds.highest:g}, "
+            "and no longer distinguish these samples. Raise rho or tau_max, or lower eta."
+        )
     if hardly_differs(side.tau, bounds):
         cold, hot = side.tau.quantile(0.05), side.tau.quantile(0.95)
-        yield (f"The {side.name} temperatures hardly differ: 90% lie between {cold:.4f} and {hot:.4f}. "
-               "Train longer or raise eta.")  # fmt: skip
+        yield (
+            f"The {side.name} temperatures hardly differ: 90% lie between {cold:.4f} and {hot:.4f}. "
+            "Train longer or raise eta."
+        )

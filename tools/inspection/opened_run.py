@@ -140,8 +140,10 @@ class Temperatures:
             return np.arange(*(sample_ids or slice(None)).indices(self.samples), dtype=np.int64)
         ids = np.asarray(sample_ids)
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-            raise SampleIdError(f"sample ids are {ids.dtype} of shape {ids.shape}; pass a slice, or a sequence of "
-                                "integers (for a mask, np.flatnonzero(mask))")  # fmt: skip
+            raise SampleIdError(
+                f"sample ids are {ids.dtype} of shape {ids.shape}; pass a slice, or a sequence of "
+                "integers (for a mask, np.flatnonzero(mask))"
+            )
         if ids.size and not 0 <= ids.min() <= ids.max() < self.samples:
             raise SampleIdError(
                 f"sample ids {ids.min()} to {ids.max()} are out of range; the run has 0 to {self.samples - 1}"

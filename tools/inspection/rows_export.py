@@ -49,9 +49,11 @@ def check_target(to: Path, suffixes: Collection[str] = tuple(_WRITERS), *, overw
 
 
 def export_rows(
-    inspection: Inspection, to: Path, on_progress: Callable[[int], None] = lambda done: None,
+    inspection: Inspection,
+    to: Path,
+    on_progress: Callable[[int], None] = lambda done: None,
     confirmation: Confirmation | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Write one row per sample, ordered by id, as Parquet or CSV by the suffix of `to`.
 
     Columns: sample_id, int64; those of the samples table, if the dataset could be opened; every field of the state,
@@ -62,8 +64,10 @@ def export_rows(
     snapshot meanwhile, DatasetError, OSError.
     """
     if inspection.reader is None:
-        raise RunError(f"{inspection.run.path} has no snapshot of its state yet, so there is nothing to export; "
-                       "the first checkpoint writes one")  # fmt: skip
+        raise RunError(
+            f"{inspection.run.path} has no snapshot of its state yet, so there is nothing to export; "
+            "the first checkpoint writes one"
+        )
     schema = _schema(inspection, inspection.reader, with_margin=confirmation is not None)
     rules = None if inspection.prediction else read_rules(inspection)
     with written_aside(to) as file, _WRITERS[to.suffix](file, schema) as writer:
@@ -88,9 +92,11 @@ def _schema(inspection: Inspection, reader: StateReader, *, with_margin: bool) -
     table = [dataset.schema.field(name) for name in sample_columns(inspection)] if dataset else []
     state = [(name, pa.float32() if name in reader.fields else pa.uint32()) for name in inspection.columns]
     metadata = {
-        "thermopile.snapshot": snapshot.id, "thermopile.tag": snapshot.tag, "thermopile.step": str(snapshot.step),
+        "thermopile.snapshot": snapshot.id,
+        "thermopile.tag": snapshot.tag,
+        "thermopile.step": str(snapshot.step),
         FINGERPRINT: reader.dataset_fingerprint,
-    }  # fmt: skip
+    }
     if inspection.prediction:
         del metadata["thermopile.snapshot"]
         metadata["thermopile.predicted_by"] = inspection.prediction.checkpoint
@@ -100,9 +106,12 @@ def _schema(inspection: Inspection, reader: StateReader, *, with_margin: bool) -
 
 
 def _tables(
-    inspection: Inspection, reader: StateReader, schema: pa.Schema, rules: KindRules | None,
+    inspection: Inspection,
+    reader: StateReader,
+    schema: pa.Schema,
+    rules: KindRules | None,
     confirmation: Confirmation | None,
-) -> Iterator[pa.Table]:  # fmt: skip
+) -> Iterator[pa.Table]:
     """Yield all rows of the export, block by block."""
     dataset, names = inspection.dataset, sample_columns(inspection)
     samples: Iterator[pa.Table] | None = None

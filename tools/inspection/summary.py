@@ -30,14 +30,17 @@ def facts(inspection: Inspection, survey: Survey | None) -> list[tuple[str, str]
         lines += [
             ("predicted by", f"{inspection.prediction.checkpoint}; the run was not trained on this dataset"),
             ("samples", f"{survey.samples:,}"),
-        ]  # fmt: skip
+        ]
     elif inspection.reader and survey:
         snapshot = inspection.reader.snapshot
         lines += [
-            ("snapshot", f"{snapshot.tag} (step {snapshot.step:,}, epoch {snapshot.epoch}), "
-                         f"written {snapshot.written_at:%Y-%m-%d %H:%M} UTC"),
+            (
+                "snapshot",
+                f"{snapshot.tag} (step {snapshot.step:,}, epoch {snapshot.epoch}), "
+                f"written {snapshot.written_at:%Y-%m-%d %H:%M} UTC",
+            ),
             ("samples", _coverage(survey)),
-        ]  # fmt: skip
+        ]
     lines.append(("objective", settings(inspection)))
     return lines
 
@@ -46,10 +49,14 @@ def what(inspection: Inspection, survey: Survey) -> str:
     """Describe a figure's data: number of samples, snapshot and settings. Requires a snapshot."""
     assert inspection.reader is not None
     if inspection.prediction:
-        return (f"{survey.samples:,} samples, predicted by {inspection.prediction.checkpoint} and never trained on, "
-                f"{settings(inspection)}")  # fmt: skip
-    return (f"{survey.visited:,} visited of {survey.samples:,} samples, {inspection.reader.snapshot.tag}, "
-            f"{settings(inspection)}")  # fmt: skip
+        return (
+            f"{survey.samples:,} samples, predicted by {inspection.prediction.checkpoint} and never trained on, "
+            f"{settings(inspection)}"
+        )
+    return (
+        f"{survey.visited:,} visited of {survey.samples:,} samples, {inspection.reader.snapshot.tag}, "
+        f"{settings(inspection)}"
+    )
 
 
 def head(inspection: Inspection) -> str:
@@ -131,9 +138,11 @@ def came_back(doubted: Doubted) -> str:
 
 def confirmation(found: Confirmation) -> str:
     """Describe a forward pass and what it found."""
-    return (f"{len(found.sample_ids):,} suspects compared with {found.negatives:,} random samples, by the "
-            f"{found.weights} weights of checkpoint {found.checkpoint}: {found.misfit.sum():,} have a negative above "
-            f"their positive, {found.silent.sum():,} are silent (w < 0.01)")  # fmt: skip
+    return (
+        f"{len(found.sample_ids):,} suspects compared with {found.negatives:,} random samples, by the "
+        f"{found.weights} weights of checkpoint {found.checkpoint}: {found.misfit.sum():,} have a negative above "
+        f"their positive, {found.silent.sum():,} are silent (w < 0.01)"
+    )
 
 
 def drift_table(found: Drift) -> list[Row]:

@@ -32,9 +32,12 @@ def duplicate_facts(found: Duplicates) -> list[tuple[str, str]]:
         ("exact", f"{pairs['exact']:,} samples have the JPEG of another"),
         ("near", f"{pairs['near']:,} pairs, of {found.compared:,} similar ones compared by pixels"),
         ("blank", f"{pairs['blank'] + 1:,} pictures of one colour" if pairs["blank"] else "at most one picture"),
-        ("thresholds", "near: similarity of the features ≥ {similarity:g}; once aligned, correlation ≥ {correlation:g} "
-                       "and difference ≤ {difference:g} grey levels".format(**THRESHOLDS)),
-    ]  # fmt: skip
+        (
+            "thresholds",
+            "near: similarity of the features ≥ {similarity:g}; once aligned, correlation ≥ {correlation:g} "
+            "and difference ≤ {difference:g} grey levels".format(**THRESHOLDS),
+        ),
+    ]
 
 
 def write_duplicates_page(inspection: Inspection, dataset: Dataset, found: Duplicates, folder: Path) -> Path:

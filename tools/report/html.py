@@ -66,10 +66,21 @@ def document(title: str, name: str, lede: str, facts: str, notes: Sequence[str],
     """
     css, script = (Path(__file__).with_name(file).read_text("utf-8") for file in ("report.css", "report.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return _environment().get_template("page.html").render(
-        title=title, name=name, lede=lede, facts=facts, notes=notes, parts=parts,
-        css=Markup(css), script=Markup(script), digest=digest,
-    )  # fmt: skip
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            title=title,
+            name=name,
+            lede=lede,
+            facts=facts,
+            notes=notes,
+            parts=parts,
+            css=Markup(css),
+            script=Markup(script),
+            digest=digest,
+        )
+    )
 
 
 @cache
@@ -83,13 +94,28 @@ def _environment() -> Environment:
         trim_blocks=True,
         finalize=lambda value: value if isinstance(value, Markup) else _cut(value),
     )
-    made.filters |= {"cut": _cut, "thousands": "{:,}".format, "tau": summary.tau, "share": summary.share,
-                     "sort_key": _sort_key, "state_word": sheets.state_word}  # fmt: skip
+    made.filters |= {
+        "cut": _cut,
+        "thousands": "{:,}".format,
+        "tau": summary.tau,
+        "share": summary.share,
+        "sort_key": _sort_key,
+        "state_word": sheets.state_word,
+    }
     made.globals |= {
-        "forms": forms, "summary": summary, "grouping": grouping, "sheets": sheets, "neighbourhood": neighbourhood,
-        "by_group": by_group, "embedding_map": embedding_map, "histograms": histograms, "over_time": over_time,
-        "MIN_VISITS": MIN_VISITS, "QUANTILES": QUANTILES, "PRECISION": PRECISION,
-    }  # fmt: skip
+        "forms": forms,
+        "summary": summary,
+        "grouping": grouping,
+        "sheets": sheets,
+        "neighbourhood": neighbourhood,
+        "by_group": by_group,
+        "embedding_map": embedding_map,
+        "histograms": histograms,
+        "over_time": over_time,
+        "MIN_VISITS": MIN_VISITS,
+        "QUANTILES": QUANTILES,
+        "PRECISION": PRECISION,
+    }
     return made
 
 

@@ -28,8 +28,10 @@ def listings(sample: Sample, found: Neighbours) -> list[Listing]:
     """Return every ranking of a sample in the order shown."""
     pair = found.pair_similarity
     words = "" if pair is None else f"The sample's own picture and caption have a similarity of {pair:.3f}."
-    shown = [Listing(f"Nearest {kind}", words if kind == PICTURES else "", ranking)
-             for kind, ranking in found.nearest.items()]  # fmt: skip
+    shown = [
+        Listing(f"Nearest {kind}", words if kind == PICTURES else "", ranking)
+        for kind, ranking in found.nearest.items()
+    ]
     for side, ranking in found.negatives.items():
         of_side = {"image": ": captions for its picture", "text": ": pictures for its caption"}.get(side, "")
         shown.append(Listing(f"Hardest negatives{of_side}", _weighed(sample, side, ranking), ranking))
@@ -40,8 +42,10 @@ def _weighed(sample: Sample, side: str, ranking: Ranking) -> str:
     if ranking.weights is None:
         return "Without a temperature of the sample's own, they have no weights."
     tau = sample.state[f"{side}/tau"]
-    return (f"p* is the weight of a negative among all of them at {side} tau {number(tau)}; "
-            f"these have {share(float(ranking.weights.sum()))} together.")  # fmt: skip
+    return (
+        f"p* is the weight of a negative among all of them at {side} tau {number(tau)}; "
+        f"these have {share(float(ranking.weights.sum()))} together."
+    )
 
 
 def table_of(listing: Listing, samples: Mapping[int, Sample]) -> tuple[list[str], list[list[str]]]:

@@ -126,9 +126,13 @@ def _sheets(findings: Findings, room: int) -> tuple[Markup, Markup, Markup]:
 
 
 def write_samples(
-    inspection: Inspection, survey: Survey | None, samples: Sequence[Sample], folder: Path,
-    around: Around, listed: Mapping[int, Sample],
-) -> Path:  # fmt: skip
+    inspection: Inspection,
+    survey: Survey | None,
+    samples: Sequence[Sample],
+    folder: Path,
+    around: Around,
+    listed: Mapping[int, Sample],
+) -> Path:
     """Write the page into `folder` atomically and return its path. Pictures that cannot be shown are noted.
 
     around: neighbours of the samples, where they were asked for. listed: all samples that those name, by id.

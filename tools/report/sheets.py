@@ -16,12 +16,25 @@ from ...state_store.schema import VISITS
 from ..inspection.summary import kind_words, per_side, share
 from ..inspection.temperatures.samples import Sample
 
-_TABLE = {"group": "class", "caption": "caption", "uri": "uri", "key": "key", "width": "width (pixels)",
-          "height": "height (pixels)", "altered": "altered"}  # fmt: skip
+_TABLE = {
+    "group": "class",
+    "caption": "caption",
+    "uri": "uri",
+    "key": "key",
+    "width": "width (pixels)",
+    "height": "height (pixels)",
+    "altered": "altered",
+}
 """Columns of the samples table shown on a card -> their labels."""
 _VISITS, _LOG_S, _TAU = ("visits", "{:,}"), ("log_s", "{:+.2f}"), ("tau", "{:.4f}")
-_FIGURES = {"too_few_visits": (_VISITS,), "stuck": (_LOG_S,), "misfit": (_LOG_S,), "crowded": (_TAU,),
-            "rare": (_TAU,), "ordinary": (_TAU, _LOG_S, _VISITS)}  # fmt: skip
+_FIGURES = {
+    "too_few_visits": (_VISITS,),
+    "stuck": (_LOG_S,),
+    "misfit": (_LOG_S,),
+    "crowded": (_TAU,),
+    "rare": (_TAU,),
+    "ordinary": (_TAU, _LOG_S, _VISITS),
+}
 """Kind -> field of the state and format of the figure on a card; the first that the state has."""
 EDGES = (384, 288, 224, 160, 112, 80, 48)
 """Sizes to try for a picture's longer side, in pixels, from clear to barely recognisable."""

@@ -44,9 +44,12 @@ class Answers:
     """Answers for one snapshot of a run. Thread-safe."""
 
     def __init__(
-        self, inspection: Inspection, catalogue: Catalogue, features: FeaturesFile | None = None,
+        self,
+        inspection: Inspection,
+        catalogue: Catalogue,
+        features: FeaturesFile | None = None,
         neighbours: int = NEIGHBOURS,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """features: of all samples; without them there are no neighbours. neighbours: length of each list of them."""
         self._inspection, self._catalogue, self._finder = inspection, catalogue, Finder(catalogue)
         self._features, self._count, self._comparing = features, neighbours, Lock()
@@ -114,7 +117,7 @@ class Answers:
             "state": {name: _number(value) for name, value in state.items()},
             "history": self._history(sample_id),
             "views": self._recipe() in RECIPES and dataset is not None,
-        }  # fmt: skip
+        }
 
     def neighbours(self, sample_id: int) -> Json:
         """Return the lists of a sample's neighbours and hardest negatives.
@@ -138,8 +141,9 @@ class Answers:
         """Return a row of the state. Raises ConfigError for an unknown id."""
         index = self._catalogue
         if not 0 <= sample_id < index.samples:
-            raise ConfigError(f"no such sample: {sample_id}; the run has {index.samples:,} samples, with ids "
-                              f"0 … {index.samples - 1}")  # fmt: skip
+            raise ConfigError(
+                f"no such sample: {sample_id}; the run has {index.samples:,} samples, with ids 0 … {index.samples - 1}"
+            )
         return {name: values[sample_id].item() for name, values in index.columns.items()}
 
     def _history(self, sample_id: int) -> list[Json]:
@@ -167,8 +171,14 @@ class Answers:
         dataset, config = self._dataset(), self._inspection.config
         if not 0 <= sample_id < dataset.n:
             raise ConfigError(f"no such sample: {sample_id}")
-        (shown,) = shown_samples(dataset, np.array([sample_id]), self._recipe(), seed=config.seed, epoch=epoch,
-                                 image_size=config.data.image_size)  # fmt: skip
+        (shown,) = shown_samples(
+            dataset,
+            np.array([sample_id]),
+            self._recipe(),
+            seed=config.seed,
+            epoch=epoch,
+            image_size=config.data.image_size,
+        )
         file = BytesIO()
         Image.fromarray(np.hstack([np.asarray(view.picture) for view in shown.views])).save(file, "PNG")
         return file.getvalue()

@@ -140,21 +140,25 @@ def _opened(inspection: Inspection, of_state: Path, of_texts: Path | None) -> Ca
     count = reader.samples
     about = _check(of_state, {"samples": count, "snapshot": reader.snapshot.id})
     inspection.notes[:] = dict.fromkeys([*inspection.notes, *map(str, about.get("notes", ()))])
-    columns = {name: _mapped(of_state / _file(name), np.float32 if name in reader.fields else np.uint32, count)
-               for name in reader.columns}  # fmt: skip
+    columns = {
+        name: _mapped(of_state / _file(name), np.float32 if name in reader.fields else np.uint32, count)
+        for name in reader.columns
+    }
     has_score = any(name.endswith("/log_s") for name in reader.fields)
     classes: list[str] = []
     if of_texts:
         about = _check(of_texts, {"samples": count, "fingerprint": reader.dataset_fingerprint})
         classes = [str(name) for name in about["classes"]]
     return Catalogue(
-        columns, _mapped(of_state / _KIND, np.int8, count),
+        columns,
+        _mapped(of_state / _KIND, np.int8, count),
         {side: _mapped(of_state / f"{side}.coldest.npy", np.uint32, count) for side in sides},
         {side: _mapped(of_state / f"{side}.tau-sorted.npy", np.float32, count) for side in sides},
         _mapped(of_state / _MISFITS, np.uint32, count) if has_score else np.empty(0, np.uint32),
-        classes, _mapped(of_texts / _GROUPS, np.int32, count) if of_texts and classes else None,
+        classes,
+        _mapped(of_texts / _GROUPS, np.int32, count) if of_texts and classes else None,
         Texts(_regular(of_texts / _TEXTS)) if of_texts else None,
-    )  # fmt: skip
+    )
 
 
 def _index_state(inspection: Inspection, folder: Path, on_progress: OnProgress) -> None:
@@ -162,8 +166,10 @@ def _index_state(inspection: Inspection, folder: Path, on_progress: OnProgress) 
     assert reader is not None
     count = reader.samples
     rules = read_rules(inspection, lambda done: on_progress("reading tau", done, count))
-    new = {name: _new(folder / _file(name), np.float32 if name in reader.fields else np.uint32, count)
-           for name in reader.columns}  # fmt: skip
+    new = {
+        name: _new(folder / _file(name), np.float32 if name in reader.fields else np.uint32, count)
+        for name in reader.columns
+    }
     kinds, ranks = _new(folder / _KIND, np.int8, count), np.empty(count, np.float32)
     whole_run = WholeRun(inspection, partial(on_progress, "reading all snapshots"))
     for block, rows in read_blocks(reader, reader.columns):

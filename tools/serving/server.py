@@ -22,8 +22,11 @@ from .queries import Query
 HOST = "127.0.0.1"
 _MAX_BODY = 64 << 20
 """Bytes of a selection that is to be downloaded: some millions of ids."""
-_STATIC = {"": ("page.html", "text/html; charset=utf-8"), "page.css": ("page.css", "text/css; charset=utf-8"),
-           "page.js": ("page.js", "text/javascript; charset=utf-8")}  # fmt: skip
+_STATIC = {
+    "": ("page.html", "text/html; charset=utf-8"),
+    "page.css": ("page.css", "text/css; charset=utf-8"),
+    "page.js": ("page.js", "text/javascript; charset=utf-8"),
+}
 _NUMBER = re.compile("[0-9]{1,18}")
 _JSON, _PARQUET = "application/json", "application/vnd.apache.parquet"
 _HEADERS = {

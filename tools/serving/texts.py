@@ -45,8 +45,9 @@ class Texts:
         self._path, self._lock, self._turns = path, Lock(), 0
         # The file lies in a run directory, which may come from anyone: it is not written to, and runs nothing. A view,
         # a trigger or a generated column would.
-        self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True,
-                                           check_same_thread=False)  # fmt: skip
+        self._connection = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True, check_same_thread=False
+        )
         self._connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
         self._connection.set_progress_handler(self._is_endless, _STEPS)
         self._ask("PRAGMA trusted_schema = OFF")
@@ -63,8 +64,9 @@ class Texts:
         quoted = ['"{}"'.format(word.replace('"', '""').replace("\0", "")) for word in words.split()]
         if not quoted:
             return np.empty(0, np.int64)
-        rows = self._ask("SELECT rowid FROM words WHERE words MATCH ? ORDER BY rowid LIMIT ?",
-                         (" ".join(quoted) + "*", MAX_MATCHES))  # fmt: skip
+        rows = self._ask(
+            "SELECT rowid FROM words WHERE words MATCH ? ORDER BY rowid LIMIT ?", (" ".join(quoted) + "*", MAX_MATCHES)
+        )
         return np.fromiter((id for (id,) in rows), np.int64, len(rows))
 
     def of(self, sample_ids: Sequence[int]) -> list[Text]:

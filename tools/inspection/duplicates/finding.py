@@ -89,9 +89,12 @@ class Duplicates:
 
 
 def find_duplicates(
-    dataset: Dataset, features: FeaturesFile, score: NDArray[np.float32], scratch: Path,
+    dataset: Dataset,
+    features: FeaturesFile,
+    score: NDArray[np.float32],
+    scratch: Path,
     on_progress: OnProgress = lambda what, done, total: None,
-) -> Duplicates:  # fmt: skip
+) -> Duplicates:
     """Look for duplicates among all samples.
 
     Exact copies have the same JPEG. Near duplicates are similar by their features and agree in their pixels but for a
@@ -225,13 +228,16 @@ def _unusable(path: Path, why: str) -> RunError:
 def write_duplicates(path: Path, found: Duplicates, fingerprint: str) -> None:
     """Write one row per pair as Parquet, atomically; docs/formats.md describes the columns. Raises OSError."""
     near, blank = found.reason == NEAR, found.reason == BLANK
-    table = pa.table({
-        "cluster": pa.array(found.cluster, mask=found.cluster < 0),
-        "first_id": found.pairs.first, "second_id": found.pairs.second,
-        "reason": pa.DictionaryArray.from_arrays(found.reason, list(REASONS)).dictionary_decode(),
-        "similarity": pa.array(found.pairs.similarity, mask=~near),
-        "correlation": pa.array(found.agreement.correlation, mask=blank),
-        "difference": pa.array(found.agreement.difference, mask=blank),
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "cluster": pa.array(found.cluster, mask=found.cluster < 0),
+            "first_id": found.pairs.first,
+            "second_id": found.pairs.second,
+            "reason": pa.DictionaryArray.from_arrays(found.reason, list(REASONS)).dictionary_decode(),
+            "similarity": pa.array(found.pairs.similarity, mask=~near),
+            "correlation": pa.array(found.agreement.correlation, mask=blank),
+            "difference": pa.array(found.agreement.difference, mask=blank),
+        }
+    )
     with written_aside(path) as file:
         pq.write_table(table.replace_schema_metadata(_METADATA | {FINGERPRINT: fingerprint}), file)

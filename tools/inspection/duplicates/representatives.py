@@ -45,9 +45,12 @@ def star(ids: NDArray[np.int64], group: NDArray[np.int64], score: NDArray[np.flo
 
 
 def represent(
-    near: Pairs, score: NDArray[np.float32], features: FeaturesFile, confirm: Callable[[Pairs], Pairs],
+    near: Pairs,
+    score: NDArray[np.float32],
+    features: FeaturesFile,
+    confirm: Callable[[Pairs], Pairs],
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> NDArray[np.int64]:  # fmt: skip
+) -> NDArray[np.int64]:
     """Return the representative of every sample, int64 [n]: itself, or one that a confirmed pair links it with.
 
     Samples in `near`, the confirmed pairs, are walked by ascending score, float32 [n], then id: each joins the first

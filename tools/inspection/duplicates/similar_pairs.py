@@ -112,8 +112,9 @@ def build_index(features: FeaturesFile, folder: Path) -> faiss.IndexIVFScalarQua
     try:
         import faiss
     except ImportError:
-        raise ConfigError(f"a search among more than {EXACT_SAMPLES:,} samples needs faiss: "
-                          "pip install thermopile[neighbours]") from None  # fmt: skip
+        raise ConfigError(
+            f"a search among more than {EXACT_SAMPLES:,} samples needs faiss: pip install thermopile[neighbours]"
+        ) from None
     cells = max(1, min(1 << 14, int(4 * features.samples**0.5)))
     index = faiss.IndexIVFScalarQuantizer(
         faiss.IndexFlatIP(features.dim), features.dim, cells, faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT

@@ -78,9 +78,13 @@ class Compared(NamedTuple):
 
 
 def confirm(
-    inspection: Inspection, survey: Survey, on_progress: OnProgress = lambda done, total: None, *,
-    weights: Weights | None = None, allow_code: bool = False,
-) -> Confirmation | None:  # fmt: skip
+    inspection: Inspection,
+    survey: Survey,
+    on_progress: OnProgress = lambda done, total: None,
+    *,
+    weights: Weights | None = None,
+    allow_code: bool = False,
+) -> Confirmation | None:
     """Embed the survey's suspects and up to 4,096 random visited samples, and decide the suspects' kinds again.
 
     A stuck sample stays stuck if it is silent, w = g / (s + eps) < 0.01, with g as in training but against these
@@ -216,8 +220,11 @@ def _weighed(
 def with_confirmed(kinds: SampleKinds, found: Confirmation) -> SampleKinds:
     """Return the kinds of all samples, those of the suspects by the forward pass."""
     before, after = (np.bincount(codes, minlength=len(KIND_NAMES)) for codes in (found.state_kinds, found.kinds))
-    counts = {name: kinds.counts[name] + int(after[code] - before[code])
-              for code, name in enumerate(KIND_NAMES) if name in kinds.counts}  # fmt: skip
+    counts = {
+        name: kinds.counts[name] + int(after[code] - before[code])
+        for code, name in enumerate(KIND_NAMES)
+        if name in kinds.counts
+    }
     sheets, checked = dict(kinds.sheets), set(found.sample_ids.tolist())
     for code in (STUCK, MISFIT):
         if (name := KIND_NAMES[code]) in sheets:

@@ -85,9 +85,13 @@ class EmbeddingMap:
 
 
 def embedding_map(
-    inspection: Inspection, survey: Survey, on_progress: OnProgress = lambda what, done, total: None, *,
-    weights: Weights | None = None, allow_code: bool = False,
-) -> EmbeddingMap | None:  # fmt: skip
+    inspection: Inspection,
+    survey: Survey,
+    on_progress: OnProgress = lambda what, done, total: None,
+    *,
+    weights: Weights | None = None,
+    allow_code: bool = False,
+) -> EmbeddingMap | None:
     """Embed up to 2,000 stratified samples and the coldest and hottest of each side, and project them by t-SNE.
 
     weights: by default averaged ones, where the run has them. allow_code: as restore_encoders.
@@ -175,9 +179,12 @@ def _colouring(classes: Groups | None, places: NDArray[np.int64]) -> Colouring |
 
 
 def _embed(
-    inspection: Inspection, found: CheckpointEncoders, dataset: Dataset, sample_ids: NDArray[np.int64],
+    inspection: Inspection,
+    found: CheckpointEncoders,
+    dataset: Dataset,
+    sample_ids: NDArray[np.int64],
     on_progress: OnProgress,
-) -> list[NDArray[np.float32]]:  # fmt: skip
+) -> list[NDArray[np.float32]]:
     """Return each side's features, float32 [m, d], rows of norm 1. Raises RunError, DatasetError."""
     import torch
 
@@ -186,9 +193,14 @@ def _embed(
 
     data = inspection.config.data
     features = sample_features(
-        found.encoders, dataset, sample_ids, recipe_named(data.recipe), data.image_size, torch.device("cpu"),
+        found.encoders,
+        dataset,
+        sample_ids,
+        recipe_named(data.recipe),
+        data.image_size,
+        torch.device("cpu"),
         partial(on_progress, "embeddings"),
-    )  # fmt: skip
+    )
     return [of_side.numpy() for of_side in features]
 
 

@@ -71,8 +71,10 @@ class FeaturesFile:
         if self._file.bytes != (expected := HEADER_BYTES + self.samples * self._row_bytes):
             raise UnusableFeaturesError(f"{path} has {self._file.bytes:,} bytes, not {expected:,}: it was cut short")
         if of is not None and self.of != of:
-            raise UnusableFeaturesError(f"{path} holds the features of {self._described(self.of)}, which differ from "
-                                        f"those of {self._described(of)}")  # fmt: skip
+            raise UnusableFeaturesError(
+                f"{path} holds the features of {self._described(self.of)}, which differ from "
+                f"those of {self._described(of)}"
+            )
 
     def rows(self, sample_ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the features of samples, ids int64 [m] in 0 … n - 1, float32 [m, sides, d].
@@ -84,9 +86,9 @@ class FeaturesFile:
             self._read(sample_id, stored[place : place + 1])
         return self._decoded(stored, np.empty(stored.shape, np.float32))
 
-    def blocks(self, start: int = 0, stop: int | None = None, rows: int = ROWS_AT_ONCE) -> Iterator[
-        tuple[int, NDArray[np.float32]]
-    ]:  # fmt: skip
+    def blocks(
+        self, start: int = 0, stop: int | None = None, rows: int = ROWS_AT_ONCE
+    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Yield the id of the first sample of each block and its features, float32 [rows or fewer, sides, d].
 
         The next block overwrites the memory of the one before. Raises as `rows`.

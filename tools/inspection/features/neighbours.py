@@ -68,8 +68,10 @@ def find_neighbours(features: FeaturesFile, sample_id: int, count: int, tau: Map
     Raises ConfigError for an unknown id, RunError for a damaged file.
     """
     if not 0 <= sample_id < features.samples:
-        raise ConfigError(f"no such sample: {sample_id}; the run has {features.samples:,} samples, with ids 0 … "
-                          f"{features.samples - 1}")  # fmt: skip
+        raise ConfigError(
+            f"no such sample: {sample_id}; the run has {features.samples:,} samples, with ids 0 … "
+            f"{features.samples - 1}"
+        )
     (own,) = features.rows(np.array([sample_id]))
     wanted: dict[_Places, float | None] = {(one, other): None for one in range(len(own)) for other in range(len(own))}
     wanted |= {_places(side, len(own)): value for side, value in tau.items()}

@@ -31,9 +31,13 @@ OnProgress = Callable[[int, int], None]
 
 
 def run_features(
-    inspection: Inspection, folder: Path, *, weights: Weights | None = None, allow_code: bool = False,
+    inspection: Inspection,
+    folder: Path,
+    *,
+    weights: Weights | None = None,
+    allow_code: bool = False,
     on_progress: OnProgress = lambda done, total: None,
-) -> FeaturesFile:  # fmt: skip
+) -> FeaturesFile:
     """Open the features of all samples in `folder`, an existing directory; make them first where they do not fit.
 
     They are those of the checkpoint of the snapshot's step, else of the latest, which is noted. weights: by default
@@ -65,8 +69,9 @@ def features_with_progress(
 ) -> FeaturesFile:
     """Do as `run_features`, with progress on stderr."""
     with progress_bar("features", inspection.dataset.n if inspection.dataset else 0) as bar:
-        return run_features(inspection, folder, weights=weights, allow_code=allow_code,
-                            on_progress=lambda done, total: bar.update(done))  # fmt: skip
+        return run_features(
+            inspection, folder, weights=weights, allow_code=allow_code, on_progress=lambda done, total: bar.update(done)
+        )
 
 
 def _wanted(inspection: Inspection, weights: Weights | None) -> tuple[Dataset, Place, FeaturesOf]:
@@ -82,8 +87,10 @@ def _wanted(inspection: Inspection, weights: Weights | None) -> tuple[Dataset, P
     if info.dataset_fingerprint != dataset.index.fingerprint:
         raise RunError(f"{checkpoint} belongs to another dataset than {dataset.place}; it may be another run's")
     if snapshot and info.snapshot != snapshot.id:
-        inspection.notes.append(f"No checkpoint belongs to the snapshot {snapshot.tag}: its temperatures are combined "
-                                f"with the features of checkpoint {checkpoint.name}.")  # fmt: skip
+        inspection.notes.append(
+            f"No checkpoint belongs to the snapshot {snapshot.tag}: its temperatures are combined "
+            f"with the features of checkpoint {checkpoint.name}."
+        )
     weights = chosen_weights(config.model, weights)
     view = config.data.model_dump(mode="json", include={"recipe", "image_size"})
     tree = [info.model_dump(mode="json"), weights, config.model.model_dump(mode="json"), view]

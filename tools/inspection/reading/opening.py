@@ -84,8 +84,9 @@ def read_run(run: RunDirectory, *, at: str = LATEST, data: Place | None = None) 
 def _open_state(run: RunDirectory, objective: ObjectiveConfig, at: str, notes: list[str]) -> StateReader | None:
     _check_own_state(run)
     if at == LATEST and not run.has_state:
-        notes.append("The run has no snapshot of its state yet, so there are no temperatures; the first checkpoint "
-                     "writes one.")  # fmt: skip
+        notes.append(
+            "The run has no snapshot of its state yet, so there are no temperatures; the first checkpoint writes one."
+        )
         return None
     reader = StateReader.open(run.state, at)
     if reader.selection is not None:
@@ -129,8 +130,10 @@ def _open_dataset(
     except (DatasetError, OSError) as error:
         if data is not None:
             raise
-        notes.append(f"The run's dataset cannot be used, so there are no classes and no pictures: {error} "
-                     "If it was moved, pass its new path with --data.")  # fmt: skip
+        notes.append(
+            f"The run's dataset cannot be used, so there are no classes and no pictures: {error} "
+            "If it was moved, pass its new path with --data."
+        )
         return None
     if dataset.index.mode == "images":
         notes.append("The samples have no captions: the dataset holds images only.")

@@ -52,13 +52,15 @@ def other_dataset(run: RunDirectory, data: Place | None, *, allow_code: bool) ->
 def refuse_other_dataset(option: str, run: RunDirectory, data: Place | None, *, allow_code: bool = False) -> None:
     """Raise ConfigError if temperatures would be predicted for `data`. option: what cannot be had for another."""
     if other_dataset(run, data, allow_code=allow_code):
-        raise ConfigError(f"{option} is for the dataset that the run was trained on; leave it out to see temperatures "
-                          "predicted for another")  # fmt: skip
+        raise ConfigError(
+            f"{option} is for the dataset that the run was trained on; leave it out to see temperatures "
+            "predicted for another"
+        )
 
 
 def predict(
     run: RunDirectory, dataset: Dataset, at: str, *, allow_code: bool, on_progress: Callable[[int], None]
-) -> Inspection:  # fmt: skip
+) -> Inspection:
     """Return an inspection of the dataset with temperatures predicted by a checkpoint, `latest` or step-N.
 
     Memory does not grow with the samples: their temperatures are on disk until the inspection is released.
@@ -72,8 +74,10 @@ def predict(
         _write(path, predictor, dataset, on_progress)
         reader = StateReader.open(path)
         finalize(reader, folder.pop_all().close)
-    notes = [f"Temperatures predicted for {dataset.place}, which the run was not trained on, by "
-             f"{predictor.checkpoint.name}; no step has updated them."]  # fmt: skip
+    notes = [
+        f"Temperatures predicted for {dataset.place}, which the run was not trained on, by "
+        f"{predictor.checkpoint.name}; no step has updated them."
+    ]
     if dataset.index.mode == "images":
         notes.append("The samples have no captions: the dataset holds images only.")
     return Inspection(run, predictor.config, reader, dataset, notes, Prediction(predictor.checkpoint.name))
@@ -95,7 +99,7 @@ def _write(path: Path, predictor: Predictor, dataset: Dataset, on_progress: Call
 
 def _parts(
     predictor: Predictor, dataset: Dataset, description: Description, step: int, on_progress: Callable[[int], None]
-) -> Iterator[ColumnPart]:  # fmt: skip
+) -> Iterator[ColumnPart]:
     """Yield whole blocks of predicted rows; they count as visited, because the figures leave out what was not."""
     start, held, pending = 0, 0, []
     for batch in predictor.batches(dataset):

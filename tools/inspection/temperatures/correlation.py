@@ -168,7 +168,9 @@ def _p_value(sizes: NDArray[np.int64], mean_tau: NDArray[np.float64]) -> float:
     # Student's t, which spearmanr uses, is inaccurate for few groups.
     ranks = rankdata(mean_tau[known])
     found = permutation_test(
-        (rankdata(sizes[known]),), lambda of_sizes, axis: (of_sizes * ranks).sum(axis=axis),
-        permutation_type="pairings", rng=np.random.default_rng(0),
-    )  # fmt: skip
+        (rankdata(sizes[known]),),
+        lambda of_sizes, axis: (of_sizes * ranks).sum(axis=axis),
+        permutation_type="pairings",
+        rng=np.random.default_rng(0),
+    )
     return float(found.pvalue)

@@ -82,8 +82,10 @@ def drift(inspection: Inspection, against: str, on_progress: Callable[[int], Non
         on_progress(block.stop)
     visited = counts[inspection.sides[0]].change.count
     if not visited:
-        inspection.notes.append(f"No sample was visited by both {earlier.snapshot.tag} and {later.snapshot.tag}, so "
-                                "there is no drift to show.")  # fmt: skip
+        inspection.notes.append(
+            f"No sample was visited by both {earlier.snapshot.tag} and {later.snapshot.tag}, so "
+            "there is no drift to show."
+        )
         return None
     joints = {name: JointCounts(side.before, side.after) for name, side in counts.items()}
     for block, _, before, after in _blocks(earlier, later, inspection.sides):
@@ -92,11 +94,15 @@ def drift(inspection: Inspection, against: str, on_progress: Callable[[int], Non
         on_progress(earlier.samples + block.stop)
     sides = [
         SideDrift(
-            name, joints[name].result(), side.change, side.risen / visited, side.fallen / visited,
+            name,
+            joints[name].result(),
+            side.change,
+            side.risen / visited,
+            side.fallen / visited,
             *(_movers(earlier, later, f"{name}/tau", most) for most in (side.most_risen, side.most_fallen)),
         )
         for name, side in counts.items()
-    ]  # fmt: skip
+    ]
     return Drift(earlier.snapshot, later.snapshot, visited, sides)
 
 

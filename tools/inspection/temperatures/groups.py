@@ -112,9 +112,12 @@ class GroupCounts:
         self._pool: list[NDArray[np.int64]] = []
 
     def add(
-        self, labels: pa.Array, visited: NDArray[np.bool_], tau: Mapping[str, NDArray[np.float32]],
+        self,
+        labels: pa.Array,
+        visited: NDArray[np.bool_],
+        tau: Mapping[str, NDArray[np.float32]],
         pooled: NDArray[np.int64],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Count a block of m samples: labels are strings (null: no group), visited is bool, tau is float32 by side.
 
         pooled: indices within the block of samples in the pool. Raises TooManyGroupsError beyond 100,000 groups.
@@ -216,8 +219,10 @@ def check_columns(dataset: Dataset, columns: Sequence[str]) -> None:
     """Raise ConfigError for a column that samples cannot be grouped by."""
     known = [name for name in dataset.schema.names if name != PLACE_IN_SHARD] + [FOLDER]
     if unknown := [column for column in columns if column not in known]:
-        raise ConfigError(f"samples cannot be grouped by {', '.join(map(repr, unknown))}: {dataset.place} has the "
-                          f"columns {', '.join(known)}")  # fmt: skip
+        raise ConfigError(
+            f"samples cannot be grouped by {', '.join(map(repr, unknown))}: {dataset.place} has the "
+            f"columns {', '.join(known)}"
+        )
 
 
 class Labels:

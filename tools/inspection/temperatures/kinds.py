@@ -201,8 +201,11 @@ class TauCounts:
     def rules(self) -> KindRules:
         """Return the rules once all rows are counted, and note why no kinds are told where there are none."""
         # Where most are near, as early in a run, that tells none of them from the others.
-        cold = {side: tau.lower_edge(COLD_SHARE, near if 2 * near.count < tau.count else Distribution())
-                for side, (tau, near) in self._tau.items() if side in self._rules.log_s and tau.count}  # fmt: skip
+        cold = {
+            side: tau.lower_edge(COLD_SHARE, near if 2 * near.count < tau.count else Distribution())
+            for side, (tau, near) in self._tau.items()
+            if side in self._rules.log_s and tau.count
+        }
         taus = [tau for tau, _ in self._tau.values() if tau.count]
         moves = not self._inspection.prediction and self._inspection.config.objective.settings.get("eta") != 0
         same = taus and moves and all(hardly_differs(tau, self._inspection.tau) for tau in taus)
@@ -286,13 +289,18 @@ class KindCounts:
         self._suspects.add(places + block.start, suspicion[places])
 
     def result(self) -> SampleKinds:
-        found = {name: (int(count), shown.chosen()[0].tolist())
-                 for name, count, shown in zip(KIND_NAMES, self._counts, self._shown, strict=True)}  # fmt: skip
+        found = {
+            name: (int(count), shown.chosen()[0].tolist())
+            for name, count, shown in zip(KIND_NAMES, self._counts, self._shown, strict=True)
+        }
         told, crowded = self._rules.decidable, self._counts[CROWDED]
         return SampleKinds(
-            self._rules, {name: found[name][0] for name in told}, {name: found[name][1] for name in told},
-            float(np.exp(self._log_s_of_crowded / crowded)) if crowded else None, self._suspects.chosen()[0],
-        )  # fmt: skip
+            self._rules,
+            {name: found[name][0] for name in told},
+            {name: found[name][1] for name in told},
+            float(np.exp(self._log_s_of_crowded / crowded)) if crowded else None,
+            self._suspects.chosen()[0],
+        )
 
 
 def read_rules(inspection: Inspection, on_progress: Callable[[int], None] = lambda done: None) -> KindRules:

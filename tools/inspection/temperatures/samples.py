@@ -82,13 +82,17 @@ def read_histories(inspection: Inspection, sample_ids: Sequence[int], survey: Su
     found = read_every_snapshot(inspection, read) if reader and not inspection.prediction else []
     return [
         replace(
-            sample, history=[StateAt(snapshot, rows[sample.sample_id]) for snapshot, rows in found],
-            ranks={side.name: side.tau.share_below(sample.state[f"{side.name}/tau"])
-                   for side in (survey.sides if survey else ()) if sample.state.get(VISITS, 1)},
+            sample,
+            history=[StateAt(snapshot, rows[sample.sample_id]) for snapshot, rows in found],
+            ranks={
+                side.name: side.tau.share_below(sample.state[f"{side.name}/tau"])
+                for side in (survey.sides if survey else ())
+                if sample.state.get(VISITS, 1)
+            },
             kind=rules.kind(sample.state) if rules and _is_kept(inspection, sample.sample_id) else None,
         )
         for sample in map(samples.__getitem__, dict.fromkeys(sample_ids))
-    ]  # fmt: skip
+    ]
 
 
 def _is_kept(inspection: Inspection, sample_id: int) -> bool:

@@ -108,9 +108,13 @@ class Survey:
 
 
 def survey(
-    inspection: Inspection, by: Sequence[str] = (CLASS_COLUMN,), on_progress: Callable[[int], None] = lambda done: None,
-    *, suspects: int = 0, whole_run: WholeRun | None = None,
-) -> Survey | None:  # fmt: skip
+    inspection: Inspection,
+    by: Sequence[str] = (CLASS_COLUMN,),
+    on_progress: Callable[[int], None] = lambda done: None,
+    *,
+    suspects: int = 0,
+    whole_run: WholeRun | None = None,
+) -> Survey | None:
     """Survey the inspection's whole snapshot; None if it has none. `by`: columns to group the samples by.
 
     suspects: how many of the samples that may be stuck or misfits to name, for a forward pass. whole_run: what these
@@ -142,11 +146,21 @@ def survey(
     if kinds and kinds.worth_showing and kinds.unknown:
         notes.append(f"The objective keeps too little state to tell which samples are {' or '.join(kinds.unknown)}.")
     return Survey(
-        reader.kept, reader.samples, first.staleness.count / reader.kept, first.never_visited,
-        first.visits, first.staleness, first.fields, sides,
-        second.joint.result() if second.joint else None, second.sheets(), pool, second.groups(pool), kinds,
+        reader.kept,
+        reader.samples,
+        first.staleness.count / reader.kept,
+        first.never_visited,
+        first.visits,
+        first.staleness,
+        first.fields,
+        sides,
+        second.joint.result() if second.joint else None,
+        second.sheets(),
+        pool,
+        second.groups(pool),
+        kinds,
         whole_run.doubted() if whole_run and "doubt_after" in inspection.config.objective.settings else None,
-    )  # fmt: skip
+    )
 
 
 def with_tau(rows: Rows, sides: Iterable[str]) -> NDArray[np.bool_]:
@@ -200,10 +214,14 @@ class _FirstPass:
             return []
         low, high = bounds.lowest, bounds.highest
         return [
-            Side(name, tau, None if low is None else tau.share_at_most(low),
-                 None if high is None else tau.share_at_least(high))
+            Side(
+                name,
+                tau,
+                None if low is None else tau.share_at_most(low),
+                None if high is None else tau.share_at_least(high),
+            )
             for name, tau in taus.items()
-        ]  # fmt: skip
+        ]
 
 
 class _SecondPass:

@@ -128,8 +128,9 @@ def _read_moment(
     if not all(distribution.count for distribution in tau.values()):
         return None
     found = {
-        side: TauAt(tuple(map(of_side.quantile, QUANTILES)),
-                    None if tau_min is None else of_side.share_at_most(tau_min))
+        side: TauAt(
+            tuple(map(of_side.quantile, QUANTILES)), None if tau_min is None else of_side.share_at_most(tau_min)
+        )
         for side, of_side in tau.items()
-    }  # fmt: skip
+    }
     return Moment(reader.snapshot, visited, found)

@@ -86,8 +86,10 @@ class WholeRun:
                 of, seen = self._scores(reader.rows(block.start, block.stop, self._columns))
             except SnapshotNotFoundError:
                 self._snapshots.remove((reader, scores))
-                self._notes.append(f"{reader.snapshot.tag} is left out from sample {block.start:,} on: the run deleted "
-                                   "it while it was being read.")  # fmt: skip
+                self._notes.append(
+                    f"{reader.snapshot.tag} is left out from sample {block.start:,} on: the run deleted "
+                    "it while it was being read."
+                )
                 continue
             total[seen] += 1 - scores.ranks(of)
             times += seen

@@ -60,13 +60,26 @@ def _draw_few(axes: Axes, groups: Groups, side: str, look: dict[str, Any]) -> No
     colour = look["color"]
     axes.scatter(groups.sizes[~few], tau.mean[~few], s=26, alpha=0.75, linewidths=0, zorder=3, **look)
     axes.scatter(
-        groups.sizes[few], tau.mean[few],
-        s=22, marker=look["marker"], facecolors="none", edgecolors=colour, alpha=0.75, linewidths=1, zorder=3,
-    )  # fmt: skip
+        groups.sizes[few],
+        tau.mean[few],
+        s=22,
+        marker=look["marker"],
+        facecolors="none",
+        edgecolors=colour,
+        alpha=0.75,
+        linewidths=1,
+        zorder=3,
+    )
     axes.errorbar(
-        groups.sizes[~few], tau.mean[~few], yerr=tau.half_width[~few],
-        fmt="none", ecolor=colour, alpha=0.35, elinewidth=1, zorder=2,
-    )  # fmt: skip
+        groups.sizes[~few],
+        tau.mean[~few],
+        yerr=tau.half_width[~few],
+        fmt="none",
+        ecolor=colour,
+        alpha=0.35,
+        elinewidth=1,
+        zorder=2,
+    )
 
 
 def _draw_many(
@@ -89,10 +102,17 @@ def _draw_many(
     middles = np.array([np.exp(np.log(sizes[level == one]).mean()) for one in np.unique(level)])
     low, median, high = quartiles.T
     axes.errorbar(
-        middles * np.exp(way * widest / 2), median, yerr=(median - low, high - median),
-        fmt=look["marker"], color=look["color"], label=look["label"], markersize=6, markeredgecolor=style.paper,
-        elinewidth=2, zorder=3,
-    )  # fmt: skip
+        middles * np.exp(way * widest / 2),
+        median,
+        yerr=(median - low, high - median),
+        fmt=look["marker"],
+        color=look["color"],
+        label=look["label"],
+        markersize=6,
+        markeredgecolor=style.paper,
+        elinewidth=2,
+        zorder=3,
+    )
 
 
 def _level(sizes: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -67,8 +67,18 @@ def _draw_tau(figure: Figure, axes: Axes, shown: EmbeddingMap, sides: list[Side]
     drawn: Any = None
     for side, marker in zip(sides, MARKERS, strict=False):
         points = shown.points[side.name]
-        drawn = _scatter(axes, points.xy, c=points.tau, cmap=COLOUR_MAP, vmin=low, vmax=high, s=_DOT, marker=marker,
-                         edgecolors=style.ink, linewidths=_RIM)  # fmt: skip
+        drawn = _scatter(
+            axes,
+            points.xy,
+            c=points.tau,
+            cmap=COLOUR_MAP,
+            vmin=low,
+            vmax=high,
+            s=_DOT,
+            marker=marker,
+            edgecolors=style.ink,
+            linewidths=_RIM,
+        )
         if len(sides) > 1:
             axes.scatter([], [], s=2 * _DOT, marker=marker, color=style.ink, label=side.name)
     location = "bottom" if style.narrow else "right"
@@ -87,8 +97,15 @@ def _draw_classes(axes: Axes, shown: EmbeddingMap, colouring: Colouring, sides: 
         if chosen.any():
             axes.scatter([], [], s=2 * _DOT, marker="s", color=colour, label=name)
             for side, marker in zip(sides, MARKERS, strict=False):
-                _scatter(axes, shown.points[side.name].xy[chosen], s=_DOT, color=colour, marker=marker,
-                         edgecolors=style.paper, linewidths=_RIM)  # fmt: skip
+                _scatter(
+                    axes,
+                    shown.points[side.name].xy[chosen],
+                    s=_DOT,
+                    color=colour,
+                    marker=marker,
+                    edgecolors=style.paper,
+                    linewidths=_RIM,
+                )
 
 
 def _mark(axes: Axes, shown: EmbeddingMap, colours: Sequence[str], labels: Sequence[str | None]) -> None:

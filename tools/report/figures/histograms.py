@@ -68,8 +68,14 @@ def draw_tau_histograms(sides: list[Side], tau_init: float | None, figure: Figur
         axes.stairs(side.tau.histogram(edges), edges, fill=True, color=colour, zorder=3)
         axes.set_title(side.name, loc="left")
         if tau_init is not None:
-            axes.axvline(tau_init, color=style.ink, linewidth=1, linestyle=(0, (3, 2)), zorder=4,
-                         label=f"start, tau_init = {tau_init:g}")  # fmt: skip
+            axes.axvline(
+                tau_init,
+                color=style.ink,
+                linewidth=1,
+                linestyle=(0, (3, 2)),
+                zorder=4,
+                label=f"start, tau_init = {tau_init:g}",
+            )
         finish(axes, style)
         axes.locator_params(axis="x", nbins=5)
         axes.yaxis.set_major_formatter("{x:,.0f}")

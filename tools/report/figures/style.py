@@ -78,12 +78,23 @@ def png_of(draw: Draw, style: Style, note: str = "") -> bytes:
     settings: dict[Any, Any] = {
         # Otherwise the last tick of one panel touches the first of the next.
         "figure.constrained_layout.wspace": 0.06,
-        "figure.constrained_layout.w_pad": MARGIN, "figure.constrained_layout.h_pad": MARGIN,
-        "font.size": font, "axes.labelsize": font, "figure.labelsize": font, "axes.titlesize": font + 1,
-        "axes.titleweight": "bold", "legend.fontsize": font, "legend.frameon": False,
-        "text.color": style.ink, "axes.labelcolor": style.ink, "axes.edgecolor": style.ink,
-        "xtick.color": style.ink, "ytick.color": style.ink, "axes.facecolor": style.paper, "grid.color": style.grid,
-    }  # fmt: skip
+        "figure.constrained_layout.w_pad": MARGIN,
+        "figure.constrained_layout.h_pad": MARGIN,
+        "font.size": font,
+        "axes.labelsize": font,
+        "figure.labelsize": font,
+        "axes.titlesize": font + 1,
+        "axes.titleweight": "bold",
+        "legend.fontsize": font,
+        "legend.frameon": False,
+        "text.color": style.ink,
+        "axes.labelcolor": style.ink,
+        "axes.edgecolor": style.ink,
+        "xtick.color": style.ink,
+        "ytick.color": style.ink,
+        "axes.facecolor": style.paper,
+        "grid.color": style.grid,
+    }
     with matplotlib.rc_context(settings):
         figure = Figure((style.width, style.height), PIXELS_PER_INCH, facecolor=style.paper, layout="constrained")
         draw(figure, style)

@@ -1,0 +1,465 @@
+"""`thermopile inspect`: a run's temperatures in the terminal, as an HTML page, as rows, or served to a browser."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from ..storage.files import refuse_link
+from ..storage.place import Place
+from ..trainer.errors import RunError
+from ..trainer.run_directory import RunDirectory
+from .dataset_path import DatasetPath
+from .inspection import summary
+from .inspection.as_json import duplicates_to_json, samples_to_json, to_json
+from .inspection.duplicates.finding import DUPLICATES, find_duplicates, write_duplicates
+from .inspection.duplicates.representatives import read_scores
+from .inspection.features.features_file import NAME, FeaturesFile
+from .inspection.features.neighbours import ANCHORS, Neighbours, find_neighbours
+from .inspection.features.run_features import features_with_progress, open_features
+from .inspection.findings import (
+    ROWS_IN_TWO_SECONDS,
+    Findings,
+    confirm_with_progress,
+    look,
+    read_again,
+    survey_with_progress,
+)
+from .inspection.reading.opening import Inspection
+from .inspection.reading.predicted import refuse_other_dataset
+from .inspection.rows_export import check_target, export_rows
+from .inspection.temperatures.kinds import KIND_NAMES, MISFIT
+from .inspection.temperatures.samples import Sample, read_histories, read_samples
+from .inspection.temperatures.survey import Survey
+from .inspection.temperatures.whole_run import PRECISION
+from .own_code import ALLOW
+from .plain_text import plain_text
+from .progress import progress_bar, task_bars, working
+from .report.duplicates import duplicate_facts, write_duplicates_page
+from .report.neighbourhood import listed_ids, listings, table_of
+from .report.page import write_report, write_samples
+from .report.sheets import facts, number, state_word
+from .run_place import RUN
+from .terminal import print_facts, print_table
+
+if TYPE_CHECKING:
+    from ..trainer.encoders.averaging import Weights
+    from .serving.answers import Answers
+    from .serving.server import PageServer
+
+
+LATEST = "latest"
+_OPTIONS = {
+    "--export": ["rows_file", "overwrite", "suspects"],
+    "--serve": ["serves", "port", "neighbours", "to"],
+    "--duplicates": ["duplicates", "to", "as_json"],
+    "--sample": ["ids", "neighbours", "to", "as_json"],
+    "a report": ["against", "by", "with_map", "suspects", "to", "as_json"],
+}
+"""What is shown -> options that have an effect on it, besides those of all."""
+
+
+@dataclass(frozen=True)
+class InspectOptions:
+    """The options of `thermopile inspect`."""
+
+    run: Place
+    ids: tuple[int, ...]
+    neighbours: int | None
+    duplicates: bool
+    rows_file: Path | None
+    serves: bool
+    port: int
+    at: str
+    against: str | None
+    by: tuple[str, ...]
+    with_map: bool
+    suspects: int
+    weights: Weights | None
+    overwrite: bool
+    data: Place | None
+    to: Path | None
+    allow_code: bool
+    as_json: bool
+
+    @property
+    def mode(self) -> str:
+        """What to show; a key of _OPTIONS."""
+        given = {
+            "--export": self.rows_file,
+            "--serve": self.serves,
+            "--duplicates": self.duplicates,
+            "--sample": self.ids,
+        }
+        return next((mode for mode, asked in given.items() if asked), "a report")
+
+
+@click.command(
+    short_help="Summarise the temperatures of a run.",
+    epilog="\b\nExamples:\n"
+    "  thermopile inspect runs/cc3m\n"
+    "  thermopile inspect runs/cc3m --at step-12000 --against step-4000\n"
+    "  thermopile inspect runs/cc3m --by folder --map\n"
+    "  thermopile inspect runs/cc3m --confirm 5000\n"
+    "  thermopile inspect runs/cc3m --sample 1204 77\n"
+    "  thermopile inspect runs/cc3m --sample 1204 --neighbours 20\n"
+    "  thermopile inspect runs/cc3m --duplicates\n"
+    "  thermopile inspect runs/cc3m --serve\n"
+    "  thermopile inspect runs/cc3m --serve --neighbours 20\n"
+    "  thermopile inspect runs/cc3m --export rows.parquet\n"
+    "  thermopile inspect runs/cc3m-tempnet --data data/cc12m",
+)
+@RUN
+@click.argument("more_ids", type=click.IntRange(min=0), nargs=-1, metavar="[MORE IDS]...")
+@click.option("--at", default=LATEST, show_default=True, metavar="TAG|ID", help="The snapshot to inspect.")
+@click.option(
+    "--against", metavar="TAG|ID", help="Compare with this snapshot: how far tau moved, and for which samples most."
+)
+@click.option(
+    "--by",
+    multiple=True,
+    default=("group",),
+    metavar="COLUMN",
+    show_default="group, the class",
+    help="Group by a column of the samples table, or by `folder`. Repeatable.",
+)
+@click.option("--map", "with_map", is_flag=True, help="Add a t-SNE map of the encoders' embeddings.")
+@click.option(
+    "--confirm",
+    "suspects",
+    type=click.IntRange(1),
+    is_flag=False,
+    flag_value=20_000,
+    default=None,
+    metavar="[N]",
+    help="Decide the kinds of the N most suspicious samples (20,000 without a number) by a "
+    "forward pass of the encoders.",
+)
+@click.option(
+    "--weights",
+    type=click.Choice(["averaged", "raw"]),
+    show_default="averaged, where the run has them",
+    help="Weights of the encoders, where needed: the moving average (model.ema), or not.",
+)
+@click.option(
+    "--sample",
+    "ids",
+    type=click.IntRange(min=0),
+    multiple=True,
+    metavar="ID [ID…]",
+    help="Show everything about these samples instead; RUN comes first.",
+)
+@click.option(
+    "--neighbours",
+    type=click.IntRange(1, 100),
+    metavar="K",
+    help="With --sample or --serve: add the K nearest pictures and captions, and the K hardest negatives, by "
+    "features of all samples, which are made once.",
+)
+@click.option(
+    "--duplicates",
+    is_flag=True,
+    help="Look for duplicates instead: write RUN/report/duplicates.parquet and duplicates.html.",
+)
+@click.option(
+    "--export",
+    "rows_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE.parquet|csv",
+    help="Write one row per sample instead.",
+)
+@click.option(
+    "--serve",
+    "serves",
+    is_flag=True,
+    help="Serve a page of all samples to this machine's browser instead: search, page through, select.",
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default="a free one", help="Port of --serve.")
+@click.option("--overwrite", is_flag=True, help="Let --export replace an existing file.")
+@click.option(
+    "--data",
+    type=DatasetPath(),
+    help="New path of the run's dataset, if it was moved; or another dataset, for which a run of tempnet "
+    "predicts temperatures.",
+)
+@click.option(
+    "--to",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIRECTORY",
+    help="Directory of the page. Default: RUN/report.",
+)
+@ALLOW
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object and write no page.")
+@click.pass_context
+def inspect(context: click.Context, /, more_ids: tuple[int, ...], **options: Any) -> None:
+    """Summarise the temperatures of RUN and write RUN/report/report.html; with --json, only print.
+
+    Works while the run trains: reads the latest snapshot and changes nothing else. Needs no GPU.
+    """
+    asked = InspectOptions(**options | {"suspects": options["suspects"] or 0})
+    if more_ids and not asked.ids:
+        raise click.UsageError(f"unexpected argument {more_ids[0]}; sample ids come after --sample")
+    if asked.neighbours and not (asked.ids or asked.serves):
+        raise click.UsageError("--neighbours needs samples: --sample ID --neighbours K, or --serve --neighbours K")
+    _refuse_others(context, asked.mode, _used(asked))
+    asked = replace(asked, ids=(*asked.ids, *more_ids), by=tuple(dict.fromkeys(asked.by)))
+    _SHOW[asked.mode](asked)
+
+
+def _used(asked: InspectOptions) -> set[str]:
+    """Return the names of the options that have an effect."""
+    used = {"run", "more_ids", "at", "data", *_OPTIONS[asked.mode]}
+    if asked.with_map or asked.suspects or asked.neighbours or asked.duplicates:
+        used |= {"weights", "allow_code"}
+    if asked.data:  # whose temperatures may be predicted, by encoders of one's own
+        used.add("allow_code")
+    if asked.as_json and not (asked.neighbours or asked.duplicates):
+        used -= {"to"}
+    return used
+
+
+def _refuse_others(context: click.Context, mode: str, used: set[str]) -> None:
+    """Refuse options that would have no effect."""
+    given = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    if extra := [option for option in context.command.params if option.name in given - used]:
+        names, beside = ", ".join(option.opts[0] for option in extra), mode
+        if "as_json" in given & used and extra[0].name == "to":
+            beside = "--json"
+        elif {option.name for option in extra} <= {"weights", "allow_code"}:
+            beside = f"{mode} that needs no encoders"
+        raise click.UsageError(f"{names} has no effect with {beside}; leave out one of them")
+
+
+def report(asked: InspectOptions) -> None:
+    """Print a summary and write the report, or print the findings as JSON."""
+    folder = None if asked.as_json else _writable(asked.run, asked.to)
+    findings = look(
+        asked.run,
+        at=asked.at,
+        against=asked.against,
+        by=asked.by,
+        with_map=asked.with_map,
+        suspects=asked.suspects,
+        weights=asked.weights,
+        allow_code=asked.allow_code,
+        data=asked.data,
+    )
+    if folder is None:
+        click.echo(json.dumps(to_json(findings), allow_nan=False))
+        return
+    with working("drawing the report"):
+        path = write_report(findings, folder)
+    _print_summary(findings)
+    click.echo(path)
+
+
+def _writable(run: Place, to: Path | None) -> Path:
+    """Return the page's directory. Raises RunError if it is not writable: now rather than after minutes of work.
+
+    Raises NotRegularFileError if RUN/report is a link.
+    """
+    folder = to or RunDirectory(run).report
+    if to is None:
+        refuse_link(folder)
+    here = RunDirectory(run).report.parent
+    nearest = folder if folder.exists() else here
+    if here.is_dir() and not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+        raise RunError(f"the page cannot be written to {folder}; choose another directory with --to")
+    return folder
+
+
+def _print_summary(findings: Findings) -> None:
+    survey = findings.survey
+    said = [("warning", warning) for warning in findings.warnings] + [("note", note) for note in findings.notes]
+    print_facts(
+        [*(("coldest", first) for first in findings.said_first), *summary.facts(findings.inspection, survey), *said]
+    )
+    if survey is None:
+        return
+    if survey.sides:
+        _print_tau(findings, survey)
+    if survey.kinds is None or not survey.kinds.worth_showing:
+        return
+    head, rows = summary.kinds_table(survey.kinds)
+    print_table([head[0], *(f">{title}" for title in head[1:])], rows)
+    if survey.kinds.counts.get(KIND_NAMES[MISFIT]):
+        print_facts([("misfits", PRECISION)])
+    if survey.doubted:
+        print_facts([("doubted", summary.came_back(survey.doubted))])
+    if found := findings.confirmation:
+        print_facts([("forward pass", summary.confirmation(found))])
+
+
+def _print_tau(findings: Findings, survey: Survey) -> None:
+    names = [f">{side.name}" for side in survey.sides]
+    ends = ["lowest … highest", *(summary.sparkline(side.tau) for side in survey.sides)]
+    rows = [*summary.table(findings.inspection, survey, summary.TERMINAL_QUANTILES), ends]
+    print_table([summary.head(findings.inspection), *names], rows)
+    if drift := findings.drift:
+        print_table([f"from {drift.earlier.tag} to {drift.later.tag}", *names], summary.drift_table(drift))
+
+
+def print_samples(asked: InspectOptions) -> None:
+    """Print single samples with their history and write their page, or print them as JSON."""
+
+    def read(inspection: Inspection) -> tuple[Inspection, Survey | None, list[Sample]]:
+        survey = survey_with_progress(inspection, ())
+        return inspection, survey, read_histories(inspection, asked.ids, survey)
+
+    if asked.neighbours:
+        refuse_other_dataset("--neighbours", RunDirectory(asked.run), asked.data)
+    folder = None if asked.as_json and not asked.neighbours else _writable(asked.run, asked.to)
+    inspection, survey, samples = read_again(read, asked.run, asked.at, asked.data, allow_code=asked.allow_code)
+    around: dict[int, Neighbours] = {}
+    if folder and asked.neighbours:
+        around = _around(inspection, samples, folder, asked.neighbours, asked.weights, asked.allow_code)
+    if folder is None or asked.as_json:
+        click.echo(json.dumps(samples_to_json(inspection, samples, around), allow_nan=False))
+        return
+    # Without the state: a run that trains may have deleted the snapshot while features were made.
+    listed = read_samples(replace(inspection, reader=None), listed_ids(around.values()))
+    path = write_samples(inspection, survey, samples, folder, around, listed)
+    print_facts([*summary.facts(inspection, survey), *(("note", note) for note in inspection.notes)])
+    for sample in samples:
+        click.echo()
+        print_facts(facts(sample))
+        if sample.history:
+            titles = ["snapshot", *(f">{state_word(column)}" for column in sample.history[0].values)]
+            print_table(titles, [[past.snapshot.tag, *map(number, past.values.values())] for past in sample.history])
+        if found := around.get(sample.sample_id):
+            for listing in listings(sample, found):
+                click.echo(f"{listing.title}. {listing.words}".rstrip())
+                print_table(*table_of(listing, listed))
+    click.echo(path)
+
+
+def _around(
+    inspection: Inspection, samples: list[Sample], folder: Path, count: int, weights: Weights | None, allow_code: bool
+) -> dict[int, Neighbours]:
+    """Return the neighbours of samples by id. Makes the features of all samples first where `folder` has none."""
+    folder.mkdir(exist_ok=True)
+    features = features_with_progress(inspection, folder, weights, allow_code)
+    found = {}
+    with progress_bar("comparing", len(samples), hidden=len(samples) * features.samples < ROWS_IN_TWO_SECONDS) as bar:
+        for done, sample in enumerate(samples, start=1):
+            tau = {side: sample.state.get(f"{side}/tau") for side in inspection.sides or ANCHORS[features.sides]}
+            found[sample.sample_id] = find_neighbours(features, sample.sample_id, count, tau)
+            bar.update(done)
+    return found
+
+
+def report_duplicates(asked: InspectOptions) -> None:
+    """Look for duplicates, write them as rows, and print a summary and write a page, or print JSON."""
+    refuse_other_dataset("--duplicates", RunDirectory(asked.run), asked.data)
+    folder = _writable(asked.run, asked.to)
+    inspection, score = read_again(read_scores, asked.run, asked.at, asked.data)
+    if (dataset := inspection.dataset) is None:
+        raise RunError(f"duplicates need the run's dataset. {' '.join(inspection.notes)}")
+    folder.mkdir(exist_ok=True)
+    features = features_with_progress(inspection, folder, asked.weights, asked.allow_code)
+    with task_bars() as show:
+        found = find_duplicates(dataset, features, score, folder, show)
+    rows = folder / DUPLICATES
+    write_duplicates(rows, found, dataset.index.fingerprint)
+    if asked.as_json:
+        click.echo(json.dumps(duplicates_to_json(inspection, found, rows), allow_nan=False))
+        return
+    page = write_duplicates_page(inspection, dataset, found, folder)
+    print_facts(
+        [*summary.facts(inspection, None), *duplicate_facts(found), *(("note", note) for note in inspection.notes)]
+    )
+    click.echo(rows)
+    click.echo(page)
+
+
+def write_rows(asked: InspectOptions) -> None:
+    """Write one row per sample to a file, with kinds confirmed by a forward pass if there are to be suspects."""
+
+    assert (to := asked.rows_file) is not None
+
+    def write(inspection: Inspection) -> tuple[Inspection, int]:
+        samples, confirmation = inspection.reader.samples if inspection.reader else 0, None
+        if asked.suspects and (survey := survey_with_progress(inspection, (), asked.suspects, over_run=True)):
+            _, confirmation = confirm_with_progress(inspection, survey, asked.suspects, asked.weights, asked.allow_code)
+        with progress_bar("exporting", samples) as bar:
+            export_rows(inspection, to, bar.update, confirmation)
+        return inspection, samples
+
+    check_target(to, overwrite=asked.overwrite)
+    inspection, samples = read_again(write, asked.run, asked.at, asked.data, allow_code=asked.allow_code)
+    print_facts([("note", note) for note in inspection.notes])
+    click.echo(f"{plain_text(str(to), most=1000)}: {samples:,} rows, {to.stat().st_size / 1e6:,.1f} MB")
+
+
+def serve(asked: InspectOptions) -> None:
+    """Serve the page of all samples until Ctrl-C, after making its index.
+
+    Without --neighbours, a sample's neighbours are shown only if the features of all samples are there already.
+    """
+    from .serving.answers import NEIGHBOURS, Answers
+    from .serving.catalogue import Catalogue, open_catalogue, with_margins
+
+    refuse_other_dataset("--serve", RunDirectory(asked.run), asked.data)
+    folder = _writable(asked.run, asked.to)
+
+    def opened(inspection: Inspection) -> tuple[Inspection, Catalogue]:
+        with task_bars() as on_progress:
+            return inspection, open_catalogue(inspection, folder, on_progress)
+
+    inspection, catalogue = read_again(opened, asked.run, asked.at, asked.data)
+    with closing(catalogue):
+        features = (
+            features_with_progress(inspection, folder, asked.weights, asked.allow_code)
+            if asked.neighbours
+            else _features_there(inspection, folder)
+        )
+        if features and features.sides == 2:
+            with task_bars() as on_progress:
+                catalogue = with_margins(catalogue, features, folder, on_progress)
+        with _listening(Answers(inspection, catalogue, features, asked.neighbours or NEIGHBOURS), asked.port) as server:
+            print_facts([("note", note) for note in inspection.notes])
+            try:
+                click.echo(
+                    f"{server.address}\nOnly this machine, and whoever has this address, can open the page. "
+                    "Ctrl-C ends it."
+                )
+                server.serve_forever()
+            except KeyboardInterrupt:
+                os._exit(0)  # leaving otherwise waits for threads that are computing or inside SQLite
+
+
+def _features_there(inspection: Inspection, folder: Path) -> FeaturesFile | None:
+    """Open the features of all samples if `folder` has them. Others are noted; a link raises NotRegularFileError."""
+    if not (folder / NAME).exists():
+        return None
+    try:
+        return open_features(inspection, folder)
+    except RunError as error:
+        inspection.notes.append(f"No neighbours are shown: {error}. --neighbours makes the features again.")
+    return None
+
+
+def _listening(answers: Answers, port: int) -> PageServer:
+    from .serving.server import PageServer
+
+    try:
+        return PageServer(answers, port)
+    except OSError as error:
+        raise RunError(f"port {port} cannot be used: {error.strerror}; choose another one with --port") from error
+
+
+_SHOW = {
+    "--export": write_rows,
+    "--serve": serve,
+    "--duplicates": report_duplicates,
+    "--sample": print_samples,
+    "a report": report,
+}
+"""What is shown -> the function that shows it."""

@@ -382,7 +382,8 @@ def report_duplicates(asked: InspectOptions) -> None:
 def write_rows(asked: InspectOptions) -> None:
     """Write one row per sample to a file, with kinds confirmed by a forward pass if there are to be suspects."""
 
-    assert (to := asked.rows_file) is not None
+    to = asked.rows_file
+    assert to is not None
 
     def write(inspection: Inspection) -> tuple[Inspection, int]:
         samples, confirmation = inspection.reader.samples if inspection.reader else 0, None

@@ -28,7 +28,7 @@ from thermopile.pipeline.dataset_index import ImagePolicy
 from thermopile.pipeline.sources.webdataset import WebDatasetSource
 from thermopile.tools.bench.photographs import HEIGHT, WIDTH, jpegs
 
-from harness import Figure, Measured, Part, ratios, script, take_turns, timed
+from .harness import Figure, Measured, Part, ratios, script, take_turns, timed
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ For every seed, share and rho: glyphs and a crowd of one drawing with one captio
 with the demo's preset. Datasets and runs stay in FOLDER, so a later call makes only what is missing.
 
 Examples:
-  python benchmarks/crowds.py crowds
-  python benchmarks/crowds.py crowds --seed 3 --share 0.19 --rho 2
+  python -m benchmarks.crowds crowds
+  python -m benchmarks.crowds crowds --seed 3 --share 0.19 --rho 2
 """
 
 from __future__ import annotations

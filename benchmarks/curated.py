@@ -7,7 +7,7 @@ which only a test knows. R@1 is that of the unaltered test set. Everything stays
 what is missing.
 
 Examples:
-  python benchmarks/curated.py curated
+  python -m benchmarks.curated curated
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from thermopile.tools.inspection.neighbours import find_neighbours
 from thermopile.tools.inspection.picture_agreement import MIN_CORRELATION, Agreement, agreement
 from thermopile.tools.inspection.similar_pairs import Pairs, similar_pairs
 
-from harness import Figure, Measured, Part, script, timed
+from .harness import Figure, Measured, Part, script, timed
 
 
 @dataclass(frozen=True)

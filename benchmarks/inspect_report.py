@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness import Figure, Measured, Part, counted, isolated, peak_memory, ratios, script, timed
+from .harness import Figure, Measured, Part, counted, isolated, peak_memory, ratios, script, timed
 
 if TYPE_CHECKING:
     from thermopile.pipeline.dataset import Dataset
@@ -111,7 +111,7 @@ def make_run(rows: int, directory: Path) -> tuple[int, int]:
     from thermopile.trainer.config import load_config
     from thermopile.trainer.run_directory import RunDirectory
 
-    from made import make_pairs
+    from .made import make_pairs
 
     shards = shard_count(rows, None)
     dataset = make_pairs(directory / "dataset", -(-rows // shards), shards)

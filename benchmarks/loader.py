@@ -25,8 +25,8 @@ from thermopile.pipeline.cores import cores
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.order import Order
 
-from harness import Figure, Measured, Part, isolated, memory_in_use, ratios, script
-from made import make_pairs
+from .harness import Figure, Measured, Part, isolated, memory_in_use, ratios, script
+from .made import make_pairs
 
 if TYPE_CHECKING:
     from thermopile.pipeline.loading.dali_loader import DALILoader
@@ -83,8 +83,8 @@ def rate(sizes: RateSizes, directory: Path) -> Measured:
     from thermopile.tools.bench.work import Work
     from thermopile.trainer.build import device_named
 
-    from ffcv_rival import ffcv_own_loader
-    from pillow_views import pillow
+    from .ffcv_rival import ffcv_own_loader
+    from .pillow_views import pillow
 
     dataset = photographs(directory, sizes.images)
     order = Order.create(sizes.images, sizes.batch)

@@ -17,7 +17,7 @@ from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource
 
-from harness import Figure, Measured, Part, counted, isolated, peak_memory, script
+from .harness import Figure, Measured, Part, counted, isolated, peak_memory, script
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ first n that are swapped. Rules were chosen on seeds 1 and 2. Datasets and runs 
 only what is missing.
 
 Examples:
-  python benchmarks/misfits.py misfits
-  python benchmarks/misfits.py misfits --swap 0.4
-  python benchmarks/misfits.py misfits --set epochs=40
+  python -m benchmarks.misfits misfits
+  python -m benchmarks.misfits misfits --swap 0.4
+  python -m benchmarks.misfits misfits --set epochs=40
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from thermopile.trainer.config import EncoderConfig, ModelConfig
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.objectives import Progress, create_objective
 
-from harness import Figure, Measured, Part, script, take_turns, timed
+from .harness import Figure, Measured, Part, script, take_turns, timed
 
 
 @dataclass(frozen=True)

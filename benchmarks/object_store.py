@@ -18,8 +18,8 @@ from typing import Any
 
 from thermopile.objects import Address
 
-from harness import Figure, Measured, Part, ratios, script, take_turns
-from object_server import object_server
+from .harness import Figure, Measured, Part, ratios, script, take_turns
+from .object_server import object_server
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ time    turn by turn; each batch size for about a minute
 memory  the peak above features and state, each contender in a process of its own
 
 Examples:
-  python benchmarks/objective.py --set name=simclr --set mode=unimodal --set device=cuda
+  python -m benchmarks.objective --set name=simclr --set mode=unimodal --set device=cuda
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from thermopile.tools.bench.machine import proc_bytes
 from thermopile.trainer.objectives import Progress, create_objective
 from thermopile.trainer.objectives.reference import isogclr_step
 
-from harness import Figure, Measured, Part, counted, isolated, memory_in_use, peak_memory, ratios, script, timed
+from .harness import Figure, Measured, Part, counted, isolated, memory_in_use, peak_memory, ratios, script, timed
 
 OURS, PRODUCTS, AUTOGRAD = "ours", "products", "autograd"
 WORDS = {PRODUCTS: "three bare products", AUTOGRAD: "plain autograd"}

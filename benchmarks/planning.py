@@ -23,7 +23,7 @@ from thermopile.pipeline.sources import Source
 from thermopile.pipeline.sources.csv_source import CsvSource
 from thermopile.pipeline.sources.parquet import ParquetSource
 
-from harness import Figure, Measured, Part, peak_memory, script
+from .harness import Figure, Measured, Part, peak_memory, script
 
 WORDS = "a an the red blue old small large photo picture of with and on in front dog cat house tree street person"
 AT_ONCE = 100_000

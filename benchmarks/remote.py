@@ -29,9 +29,9 @@ from thermopile.trainer.config import DataConfig
 from thermopile.trainer.dataset_cache import DatasetCache
 from thermopile.trainer.world import ALONE
 
-from harness import Figure, Measured, Part, script
-from made import PairSource, repeat_shard
-from object_server import Server, object_server, uploaded
+from .harness import Figure, Measured, Part, script
+from .made import PairSource, repeat_shard
+from .object_server import Server, object_server, uploaded
 
 STEP_SECONDS = 0.1
 

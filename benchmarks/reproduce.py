@@ -19,9 +19,9 @@ from thermopile.pipeline.cores import cores
 from thermopile.trainer.errors import RunError
 from thermopile.trainer.preemption import EXIT_CODE
 
-from reproduction.claims import planned
-from reproduction.results import Results
-from reproduction.schedule import Part, missing, runs_of
+from .reproduction.claims import planned
+from .reproduction.results import Results
+from .reproduction.schedule import Part, missing, runs_of
 
 COMMITTED = Path(__file__).parent / "reproduction" / "results.jsonl"
 
@@ -47,7 +47,7 @@ def main(
         raise click.ClickException(str(error)) from error
     stopped = not page_only and not make_runs(plan, results, results_file, work, processes)
     if len(results):
-        from reproduction.page import write_page  # which imports matplotlib
+        from .reproduction.page import write_page  # which imports matplotlib
 
         click.echo(write_page(results, page))
     elif page_only:
@@ -59,7 +59,7 @@ def main(
 
 def make_runs(plan: list[Part], results: Results, file: Path, work: Path, processes: int) -> bool:
     """Make what is missing; False if a signal stopped it."""
-    from reproduction.running import Made, StoppedError, commit, make_missing  # which imports torch
+    from .reproduction.running import Made, StoppedError, commit, make_missing  # which imports torch
 
     if results.commit not in (None, commit()):
         raise click.ClickException(f"{file} holds runs of commit {results.commit}, and this is {commit()}: check that "

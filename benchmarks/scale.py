@@ -21,7 +21,6 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from state import FIELDS, ROW_BYTES
 
 from thermopile.objects import Address
 from thermopile.pipeline.conversion.plan import MAX_SHARD_ROWS
@@ -34,9 +33,10 @@ from thermopile.trainer.config import DataConfig
 from thermopile.trainer.dataset_cache import RECORD_BYTES, DatasetCache
 from thermopile.trainer.world import ALONE
 
-from harness import Figure, Measured, Part, counted, peak_memory, script, timed
-from made import make_pairs
-from object_server import object_server
+from .harness import Figure, Measured, Part, counted, peak_memory, script, timed
+from .made import make_pairs
+from .object_server import object_server
+from .state import FIELDS, ROW_BYTES
 
 BLOCK_ROWS = 65_536
 

@@ -28,7 +28,7 @@ from thermopile.pipeline.order import Order, Window
 from thermopile.state_store import StateStore
 from thermopile.state_store.schema import Schema
 
-from harness import Figure, Measured, Part, counted, peak_memory, ratios, script, take_turns, timed
+from .harness import Figure, Measured, Part, counted, peak_memory, ratios, script, take_turns, timed
 
 FIELDS = {f"{side}/{name}": value for side in ("image", "text")
           for name, value in (("log_s", float("-inf")), ("tau", 0.05), ("u", 0.0))}  # fmt: skip

@@ -4,8 +4,8 @@ Every cell is trained with three seeds on glyphs drawn with a seed of their own,
 the demo's are left alone. Finished runs are lines of FOLDER/results.jsonl, so a later call makes only what is missing.
 
 Examples:
-  python benchmarks/temperatures.py temperatures
-  python benchmarks/temperatures.py temperatures --seeds 1 --epochs 2
+  python -m benchmarks.temperatures temperatures
+  python -m benchmarks.temperatures temperatures --seeds 1 --epochs 2
 """
 
 from __future__ import annotations

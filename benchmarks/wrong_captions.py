@@ -16,9 +16,9 @@ from thermopile.pipeline.cores import cores
 from thermopile.trainer.errors import RunError
 from thermopile.trainer.preemption import EXIT_CODE
 
-from reproduce import make_runs
-from reproduction.results import Results
-from reproduction.wrong import parts
+from .reproduce import make_runs
+from .reproduction.results import Results
+from .reproduction.wrong import parts
 
 
 @click.command(help=__doc__)
@@ -42,7 +42,7 @@ def main(
     except RunError as error:
         raise click.ClickException(str(error)) from error
     stopped = not page_only and not make_runs(parts(), results, results_file, work, processes)
-    from reproduction.wrong_page import write_page  # which imports matplotlib
+    from .reproduction.wrong_page import write_page  # which imports matplotlib
 
     click.echo(write_page(results, page))
     if stopped:

@@ -10,9 +10,8 @@ import pytest
 from obstore.exceptions import PreconditionError
 
 from thermopile import objects
+from thermopile.benchmarks.object_server import CREDENTIALS
 from thermopile.objects import Address, AddressError, MissingBucketError, ObjectStoreError, is_address
-
-from object_server import CREDENTIALS
 
 wide = pytest.mark.wide
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from thermopile.files import write_atomically
 
-from on_gpu.running import Outcome
+from .running import Outcome
 
 
 def write_page(path: Path, machine: dict[str, Any], outcomes: Sequence[Outcome]) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 
 from thermopile.files import write_atomically
 
-from reproduction import claims
-from reproduction import plan as plans
-from reproduction.comparison import Comparison, Estimate
-from reproduction.figures import draw
-from reproduction.plan import BASELINES, EPOCHS, METHOD, MODES, RATE, Method, Mode
-from reproduction.results import KNN, PROBE, RETRIEVAL, ZERO_SHOT, Measure, Result, Results
-from reproduction.schedule import (
+from . import claims
+from . import plan as plans
+from .comparison import Comparison, Estimate
+from .figures import draw
+from .plan import BASELINES, EPOCHS, METHOD, MODES, RATE, Method, Mode
+from .results import KNN, PROBE, RETRIEVAL, ZERO_SHOT, Measure, Result, Results
+from .schedule import (
     BATCHES,
     BESIDE,
     DRAWN,
@@ -31,8 +31,8 @@ from reproduction.schedule import (
     runs_of,
     swept,
 )
-from reproduction.search import search
-from reproduction.sets import TEST_SETS, test_samples
+from .search import search
+from .sets import TEST_SETS, test_samples
 
 WORDS = Path(__file__).with_name("page.md")
 COMMAND = "make reproduce FULL=1"

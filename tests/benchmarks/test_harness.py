@@ -5,7 +5,7 @@ from importlib import import_module
 import pytest
 from click.testing import CliRunner
 
-from harness import Figure, plain, take_turns
+from thermopile.benchmarks.harness import Figure, plain, take_turns
 
 
 def figure(ours, alternative=None, **asked):
@@ -51,7 +51,7 @@ def test_contenders_take_turns_and_the_first_round_only_warms_up():
 
 OWN = """
 from dataclasses import dataclass
-from harness import Figure, Measured, Part, script
+from thermopile.benchmarks.harness import Figure, Measured, Part, script
 
 @dataclass(frozen=True)
 class Sizes:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).parents[2] / "benchmarks"
+CHECKOUT = Path(__file__).parents[2]
 FIGURES = {
     ("state", "rows"): {"take_ns", "put_ns", "take_and_put_ns"},
     ("state", "windowed"): {"peak_memory_gb", "wait_percent", "blocks_read", "blocks_written"},
@@ -49,8 +49,8 @@ QUICKEST = {("objective", "time")}
 
 
 def run(script, *words, directory):
-    command = [sys.executable, SCRIPTS / f"{script}.py", "--json", "--dir", directory, *words]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    command = [sys.executable, "-m", f"benchmarks.{script}", "--json", "--dir", directory, *words]
+    done = subprocess.run(list(map(str, command)), cwd=CHECKOUT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert list(directory.iterdir()) == []
     return [json.loads(line) for line in done.stdout.splitlines()]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.sources import Groups, Sample, Source
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.tools.bench.machine import describe_machine, words_of
-from thermopile.tools.cli import main as thermopile
 from thermopile.tools.inspection.findings import look
 from thermopile.tools.inspection.kinds import KIND_NAMES, read_rules
 from thermopile.tools.report.grouping import lede
-from thermopile.trainer.preemption import EXIT_CODE
+
+from .glyph_runs import converted, trained
+from .markdown import table
 
 CROWD = "CROWD"
 CAPTION = "a starburst clip art"
@@ -85,28 +86,16 @@ class CrowdSource(Source):
 @click.option("--rho", "rhos", multiple=True, default=(1.0, 2.0), show_default=True)
 def main(folder: Path, seeds: tuple[int, ...], shares: tuple[float, ...], rhos: tuple[float, ...]) -> None:
     folder.mkdir(exist_ok=True)
-    click.echo(words_of(describe_machine("torch")) + "\n")
-    click.echo("| share | rho | exp(-rho) | seed | of the crowd | of small classes | others crowded | said first |")
-    click.echo("|---" * 8 + "|")
-    for share in shares:
-        for rho in rhos:
-            for seed in seeds:
-                if (run := _trained(folder, seed, share, rho)) is None:
-                    return
-                click.echo(f"| {share:.0%} | {rho:g} | {math.exp(-rho):.1%} | {seed} | {_row(run)} |")
+    rows = []
+    for share, rho, seed in product(shares, rhos, seeds):
+        data = converted(CrowdSource(seed, share), folder / f"data-{share:g}-{seed}", seed)
+        run = trained(data, folder / f"run-{share:g}-{rho:g}-{seed}", {"seed": seed, "objective.rho": f"{rho:g}"})
+        rows.append((f"{share:.0%}", f"{rho:g}", f"{math.exp(-rho):.1%}", str(seed), *_found(run)))
+    heading = ("share", "rho", "exp(-rho)", "seed", "of the crowd", "of small classes", "others crowded", "said first")
+    click.echo(f"{words_of(describe_machine('torch'))}\n\n{table(heading, rows)}")
 
 
-def _trained(folder: Path, seed: int, share: float, rho: float) -> Path | None:
-    """Return the run, trained; None if training was stopped."""
-    data, run = folder / f"data-{share:g}-{seed}", folder / f"run-{share:g}-{rho:g}-{seed}"
-    if not data.exists():
-        convert(CrowdSource(seed, share), data, ConvertSettings(seed=seed), workers=1)
-    given = ["train", "--preset", "glyphs", "--data", str(data), "--out", str(run), "--resume",
-             "--set", f"seed={seed}", "--set", f"objective.rho={rho:g}"]  # fmt: skip
-    return None if thermopile(given, standalone_mode=False) == EXIT_CODE else run
-
-
-def _row(run: Path) -> str:
+def _found(run: Path) -> tuple[str, str, str, str]:
     """The kinds of the crowd, how many samples of small classes are rare, and what the report says first."""
     found = look(run)
     inspection, reader, dataset = found.inspection, found.inspection.reader, found.inspection.dataset
@@ -120,7 +109,7 @@ def _row(run: Path) -> str:
     shares = [f"{name} {share:.1%}" for name in KIND_NAMES if (share := (kinds[is_crowd] == name).mean())]
     others = int((kinds[~is_crowd] == "crowded").sum())
     said = " ".join([*found.said_first, lede(found.survey)])
-    return f"{', '.join(shares)} | {(small == 'rare').sum()} of {len(small)} rare | {others} | {said}"
+    return ", ".join(shares), f"{(small == 'rare').sum()} of {len(small)} rare", f"{others}", said
 
 
 if __name__ == "__main__":

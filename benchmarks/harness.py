@@ -45,6 +45,15 @@ class Figure:
     ratios: tuple[float, ...] = ()
     """How many times better ours was, round by round."""
 
+    @classmethod
+    def of_rounds(
+        cls, name: str, label: str, unit: str, ours: Sequence[float], others: Sequence[float], **asked: Any
+    ) -> Figure:
+        """Compare the medians of rounds in turn. asked: more_is_better, at_most, ratio_at_least."""
+        pairs = zip(ours, others, strict=True)
+        ratios = tuple(one / other if asked.get("more_is_better") else other / one for one, other in pairs)
+        return cls(name, label, unit, median(ours), median(others), ratios=ratios, **asked)
+
     @property
     def ratio(self) -> float | None:
         """How many times better ours is: the median of the rounds; None without an alternative, or where infinite."""
@@ -58,9 +67,8 @@ class Figure:
     @property
     def asked(self) -> str:
         """In words; empty where nothing is."""
-        if self.at_most is not None:
-            return f"≤ {plain(self.at_most)} {self.unit}"
-        return "" if self.ratio_at_least is None else f"ratio ≥ {plain(self.ratio_at_least)}"
+        bound = [] if self.at_most is None else [f"≤ {plain(self.at_most)} {self.unit}"]
+        return ", ".join(bound if self.ratio_at_least is None else [*bound, f"ratio ≥ {plain(self.ratio_at_least)}"])
 
     @property
     def held(self) -> bool | None:
@@ -164,11 +172,6 @@ def take_turns(title: str, measures: Mapping[str, Callable[[int], float]], round
             if number > 0:
                 found[contender].append(value)
     return found
-
-
-def ratios(rates: Sequence[float], others: Sequence[float]) -> tuple[float, ...]:
-    """How many times larger the first was, round by round."""
-    return tuple(rate / other for rate, other in zip(rates, others, strict=True))
 
 
 def timed(call: Callable[..., object], *arguments: Any, **named: Any) -> float:

@@ -195,10 +195,12 @@ def _epoch(sizes: EpochSizes, state: Path, objects: FolderStore) -> Measured:
         taken.take(0, min(steps_of_window + 2, steps - 1))
         taken.count_from_here()
         taken.take(min(steps_of_window + 2, steps - 1), steps)
+    shard_bytes = dataset.files.beton_bytes()
+    assert shard_bytes is not None
     return Measured(
         f"{steps - taken.first:,} of {order.steps_per_epoch:,} steps of {sizes.step_ms:g} ms, after the first window's "
         f"{taken.first:,}; {dataset.n:,} ids in {dataset.shards:,} shards of "
-        f"{dataset.files.beton_bytes()[0] / 1e6:,.0f} MB, batch {order.batch_size:,}; windows of {order.window_blocks} "
+        f"{shard_bytes[0] / 1e6:,.0f} MB, batch {order.batch_size:,}; windows of {order.window_blocks} "
         f"of {order.blocks_per_shard:,} blocks of {order.block_rows:,} rows in {order.canonical_shards} shards; "
         f"{sizes.latency * 1e3:g} ms a request",
         "",

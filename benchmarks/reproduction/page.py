@@ -5,13 +5,14 @@ Its words are in page.md; here are its figures and tables. It is made of the res
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 from thermopile.files import write_atomically
 
+from ..markdown import table
 from . import claims
 from . import plan as plans
 from .comparison import Comparison, Estimate
@@ -202,8 +203,3 @@ def wrapped(block: str) -> str:
         for item in block.replace("\n- ", "\0- ").split("\0")
     ]  # fmt: skip
     return "\n".join(filled)
-
-
-def table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heading, ["---"] * len(heading), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

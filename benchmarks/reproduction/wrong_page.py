@@ -10,9 +10,10 @@ from matplotlib.axes import Axes
 
 from thermopile.files import write_atomically
 
+from ..markdown import table
 from .comparison import Comparison, Estimate
 from .figures import COLOURS, MUTED, figure
-from .page import chosen_words, table, wrapped
+from .page import chosen_words, wrapped
 from .plan import Method, On, Run, Settings
 from .results import Result, Results
 from .schedule import missing, runs_of

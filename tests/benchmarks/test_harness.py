@@ -24,6 +24,7 @@ def test_the_ratio_says_how_many_times_better_ours_is():
     [(figure(20.0, at_most=20), "≤ 20 ms", True), (figure(20.1, at_most=20), "≤ 20 ms", False),
      (figure(10.0, 80.0, ratio_at_least=8), "ratio ≥ 8", True),
      (figure(10.1, 80.0, ratio_at_least=8), "ratio ≥ 8", False),
+     (figure(20.0, 19.0, at_most=20, ratio_at_least=1), "≤ 20 ms, ratio ≥ 1", False),
      (figure(1.0, 2.0), "", None)],
 )  # fmt: skip
 def test_a_bound_is_asked_of_ours_or_of_the_ratio(measured, asked, held):

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from thermopile.pipeline.sources import Groups, Sample, Source
+from thermopile.pipeline.sources import Groups, Sample
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.tools.bench.machine import describe_machine, words_of
 from thermopile.tools.inspection.findings import look
@@ -37,43 +37,36 @@ RARE_CLASS = 10
 """Samples of a class that counts as rare, at most."""
 
 
-class CrowdSource(Source):
+class CrowdSource(GlyphSource):
     """Glyphs and a crowd: one drawing, `share` of all samples, each copy with its own noise of 6 grey levels."""
 
-    mode = "pairs"
-
     def __init__(self, seed: int, share: float) -> None:
-        self.glyphs, self.seed, self.share = GlyphSource(seed), seed, share
-        self.copies = round(len(self.glyphs) * share / (1 - share))
+        super().__init__(seed)
+        self.glyphs, self.share = super().__len__(), share
+        self.copies = round(self.glyphs * share / (1 - share))
         rng = np.random.default_rng([seed, 20])
         self.drawing = np.kron(rng.integers(0, 256, (8, 8, 3)), np.ones((4, 4, 1)))
 
     def __len__(self) -> int:
-        return len(self.glyphs) + self.copies
+        return self.glyphs + self.copies
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "crowd", "seed": self.seed, "share": self.share}
 
     def groups(self) -> Groups:
-        names, of_sample = self.glyphs.groups()
+        names, of_sample = super().groups()
         crowd = np.full(self.copies, len(names), np.int32)
         return Groups((*names, CROWD), np.concatenate([of_sample, crowd]))
 
     def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:
         return (self[index].caption or "" for index in indices.tolist())
 
-    def stored_bytes(self) -> int:
-        return len(self) * 32**2 * 3
-
     def uri(self, index: int) -> str:
-        return f"crowd:{index}"
-
-    def key(self, index: int) -> str:
-        return f"{index:08d}"
+        return super().uri(index) if index < self.glyphs else f"crowd:{index}"
 
     def __getitem__(self, index: int) -> Sample:
-        if index < len(self.glyphs):
-            return self.glyphs[index]
+        if index < self.glyphs:
+            return super().__getitem__(index)
         noise = np.random.default_rng([self.seed, 21, index]).normal(0, 6, self.drawing.shape)
         picture = Image.fromarray(np.clip(self.drawing + noise, 0, 255).astype(np.uint8), "RGB")
         return Sample(self.uri(index), self.key(index), picture, CAPTION, CROWD)

@@ -53,9 +53,8 @@ Ids = NDArray[np.int64]
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Another setting than the preset's.")
 def main(folder: Path, seeds: tuple[int, ...], share: float, changes: tuple[str, ...]) -> None:
     folder.mkdir(exist_ok=True)
-    settings = {f"checkpoint.{key}": value for key, value in SNAPSHOTS.items()} | dict(
-        change.split("=", 1) for change in changes
-    )
+    settings: dict[str, object] = {f"checkpoint.{key}": value for key, value in SNAPSHOTS.items()}
+    settings |= dict(change.split("=", 1) for change in changes)
     lists: dict[str, list[list[float]]] = {}
     """By list: for every seed its precision, and the share of near-duplicates in it."""
     visits: dict[str, list[tuple[float, float]]] = {}
@@ -65,7 +64,7 @@ def main(folder: Path, seeds: tuple[int, ...], share: float, changes: tuple[str,
         source = GlyphSource(seed, swap=share, duplicate=DUPLICATES)
         data = converted(source, folder / f"glyphs-{share:g}-{seed}", seed)
         out = folder / "-".join(["run", f"{share:g}", str(seed), *changes])
-        run = RunDirectory(trained(data, out, {"seed": seed} | settings))
+        run = RunDirectory(trained(data, out, settings | {"seed": seed}))
         inspection = read_run(run, data=data)
         told = _told(inspection)
         swapped, duplicate = told == "swapped", np.char.startswith(told, "duplicate")

@@ -32,8 +32,10 @@ def measure(sizes: Sizes, directory: Path) -> Measured:
     """Turns of the step and its parts."""
     torch.manual_seed(0)
     conv = EncoderConfig(name="conv", config={"width": sizes.width, "batch_norm": True})
-    head = {"head": "moco_v3", "head_width": sizes.head_width, "predictor": "moco_v3"}
-    encoders = Encoders.create(ModelConfig(dim=sizes.dim, momentum=0.99, image=conv, **head), "unimodal", 32, None)
+    config = ModelConfig(
+        dim=sizes.dim, head="moco_v3", head_width=sizes.head_width, momentum=0.99, predictor="moco_v3", image=conv
+    )
+    encoders = Encoders.create(config, "unimodal", 32, None)
     trained, momentum = Encoders(encoders.image, None, encoders.predictor), encoders.momentum
     assert momentum is not None
     views = (torch.randn(sizes.batch, 3, 32, 32), torch.randn(sizes.batch, 3, 32, 32))

@@ -25,7 +25,7 @@ from .markdown import table
 
 GLYPHS_SEED, SEEDS, EPOCHS, STEPS_PER_EPOCH = 1, 3, 20, 42
 
-CELLS: list[dict[str, object]] = [
+CELLS: list[dict[str, float]] = [
     {"eta": eta} | ({} if step is None else {"tau_step": step})
     for eta, step in product((0.02, 0.005, 0.002), (None, 0.1, 0.3))
 ]
@@ -42,7 +42,7 @@ def main(folder: Path) -> None:
     rows = []
     for cell in CELLS:
         words = ", ".join(f"{key} {value}" for key, value in cell.items())
-        settings = {f"objective.{key}": value for key, value in ({"tau_step": "none"} | cell).items()}
+        settings: dict[str, object] = {"objective.tau_step": "none"} | {f"objective.{key}": cell[key] for key in cell}
         settings |= {"epochs": EPOCHS, "checkpoint.every_steps": 0, "log_every": 100, "evaluation.test": test}
         settings |= {"evaluation.every_steps": STEPS_PER_EPOCH * EPOCHS}  # after the last step
         name = words.replace(", ", "-").replace(" ", "-")

@@ -22,11 +22,11 @@ def describe() -> dict[str, Any]:
     for number in range(torch.cuda.device_count()):
         found = torch.cuda.get_device_properties(number)
         gpus.append({"name": found.name, "bytes": found.total_memory, "capability": f"{found.major}.{found.minor}"})
-    found = describe_machine(*PACKAGES)
+    machine = describe_machine(*PACKAGES)
     return {
         "gpus": gpus, "driver": _driver(), "cuda": torch.version.cuda, "python": platform.python_version(),
-        "cpu": found["cpu"], "cores": found["cores"], "ram_bytes": found["ram_bytes"],
-        "versions": {package: found[package] for package in PACKAGES},
+        "cpu": machine["cpu"], "cores": machine["cores"], "ram_bytes": machine["ram_bytes"],
+        "versions": {package: machine[package] for package in PACKAGES},
     }  # fmt: skip
 
 

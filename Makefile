@@ -28,7 +28,7 @@ demo: .venv/ready
 RESULTS = benchmarks/reproduction/results.jsonl
 PAGE = docs/reproduction.md
 reproduce: .venv/ready
-	.venv/bin/python benchmarks/reproduce.py $(RESULTS) --page $(PAGE) $(if $(FULL),--full)
+	.venv/bin/python -m benchmarks.reproduce $(RESULTS) --page $(PAGE) $(if $(FULL),--full)
 
 # What one runs before a commit: in five minutes, within a budget of CPU seconds (tests/cpu_budget.py). Lint runs beside.
 test: .venv/ready
@@ -65,13 +65,13 @@ test-lowest test-newest: .venv/ready link
 # a folder that `make gpu-wheels` has filled where there is a network: it is put on the path for as long as this runs.
 MINUTES = 9
 gpu: link
-	@PYTHONPATH=$(CURDIR)/build/types$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON) benchmarks/gpu.py --page docs/gpu.md \
+	@PYTHONPATH=$(CURDIR)/build/types$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON) -m benchmarks.gpu --page docs/gpu.md \
 	  --minutes $(MINUTES) $(if $(WHEELS),--wheels $(WHEELS))
 
 # For a machine with a GPU, torch and transformers, but no network: 55 MB of wheels for its Python, and pairs to train on.
 gpu-wheels: .venv/ready
 	@.venv/bin/python setup/gpu_wheels.py build/gpu-wheels 3.12
-	@.venv/bin/python benchmarks/openclipart.py build/openclipart --small build/gpu-wheels/pairs
+	@.venv/bin/python -m benchmarks.openclipart build/openclipart --small build/gpu-wheels/pairs
 
 # Gives every module its real name, thermopile.…, whatever the checkout is called.
 link:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import median
 
 from PIL import Image
 
@@ -28,7 +27,7 @@ from thermopile.pipeline.dataset_index import ImagePolicy
 from thermopile.pipeline.sources.webdataset import WebDatasetSource
 from thermopile.tools.bench.photographs import HEIGHT, WIDTH, jpegs
 
-from harness import Figure, Measured, Part, ratios, script, take_turns, timed
+from .harness import Figure, Measured, Part, script, take_turns, timed
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,8 @@ def measure(sizes: Sizes, directory: Path) -> Measured:
         f"the same processes that only read the tars, {'decode' if kept else 'decode, reduce and encode with Pillow'} "
         "and write one file for each tar",
         (
-            Figure("images_per_second", "converted", "/s", median(rates["convert"]), median(rates["plain"]),
-                   more_is_better=True, ratio_at_least=0.8, ratios=ratios(rates["convert"], rates["plain"])),
+            Figure.of_rounds("images_per_second", "converted", "/s", rates["convert"], rates["plain"],
+                             more_is_better=True, ratio_at_least=0.8),
             Figure("start_up_seconds", "import of what workers need", "s", max(0.0, cold - warm)),
         ),
         notes=["Imports, once in a process, count for neither; starting the workers counts for both."],

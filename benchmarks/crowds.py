@@ -4,14 +4,15 @@ For every seed, share and rho: glyphs and a crowd of one drawing with one captio
 with the demo's preset. Datasets and runs stay in FOLDER, so a later call makes only what is missing.
 
 Examples:
-  python benchmarks/crowds.py crowds
-  python benchmarks/crowds.py crowds --seed 3 --share 0.19 --rho 2
+  python -m benchmarks.crowds crowds
+  python -m benchmarks.crowds crowds --seed 3 --share 0.19 --rho 2
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
-from thermopile.pipeline.sources import Groups, Sample, Source
+from thermopile.pipeline.sources import Groups, Sample
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.tools.bench.machine import describe_machine, words_of
-from thermopile.tools.cli import main as thermopile
 from thermopile.tools.inspection.findings import look
 from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES, read_rules
 from thermopile.tools.report.grouping import lede
-from thermopile.trainer.run.preemption import EXIT_CODE
+
+from ..storage.local import LocalPath
+from .glyph_runs import converted, trained
+from .markdown import table
 
 CROWD = "CROWD"
 CAPTION = "a starburst clip art"
@@ -36,43 +38,36 @@ RARE_CLASS = 10
 """Samples of a class that counts as rare, at most."""
 
 
-class CrowdSource(Source):
+class CrowdSource(GlyphSource):
     """Glyphs and a crowd: one drawing, `share` of all samples, each copy with its own noise of 6 grey levels."""
 
-    mode = "pairs"
-
     def __init__(self, seed: int, share: float) -> None:
-        self.glyphs, self.seed, self.share = GlyphSource(seed), seed, share
-        self.copies = round(len(self.glyphs) * share / (1 - share))
+        super().__init__(seed)
+        self.glyphs, self.share = super().__len__(), share
+        self.copies = round(self.glyphs * share / (1 - share))
         rng = np.random.default_rng([seed, 20])
         self.drawing = np.kron(rng.integers(0, 256, (8, 8, 3)), np.ones((4, 4, 1)))
 
     def __len__(self) -> int:
-        return len(self.glyphs) + self.copies
+        return self.glyphs + self.copies
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "crowd", "seed": self.seed, "share": self.share}
 
     def groups(self) -> Groups:
-        names, of_sample = self.glyphs.groups()
+        names, of_sample = super().groups()
         crowd = np.full(self.copies, len(names), np.int32)
         return Groups((*names, CROWD), np.concatenate([of_sample, crowd]))
 
     def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:
         return (self[index].caption or "" for index in indices.tolist())
 
-    def stored_bytes(self) -> int:
-        return len(self) * 32**2 * 3
-
     def uri(self, index: int) -> str:
-        return f"crowd:{index}"
-
-    def key(self, index: int) -> str:
-        return f"{index:08d}"
+        return super().uri(index) if index < self.glyphs else f"crowd:{index}"
 
     def __getitem__(self, index: int) -> Sample:
-        if index < len(self.glyphs):
-            return self.glyphs[index]
+        if index < self.glyphs:
+            return super().__getitem__(index)
         noise = np.random.default_rng([self.seed, 21, index]).normal(0, 6, self.drawing.shape)
         picture = Image.fromarray(np.clip(self.drawing + noise, 0, 255).astype(np.uint8), "RGB")
         return Sample(self.uri(index), self.key(index), picture, CAPTION, CROWD)
@@ -85,30 +80,18 @@ class CrowdSource(Source):
 @click.option("--rho", "rhos", multiple=True, default=(1.0, 2.0), show_default=True)
 def main(folder: Path, seeds: tuple[int, ...], shares: tuple[float, ...], rhos: tuple[float, ...]) -> None:
     folder.mkdir(exist_ok=True)
-    click.echo(words_of(describe_machine("torch")) + "\n")
-    click.echo("| share | rho | exp(-rho) | seed | of the crowd | of small classes | others crowded | said first |")
-    click.echo("|---" * 8 + "|")
-    for share in shares:
-        for rho in rhos:
-            for seed in seeds:
-                if (run := _trained(folder, seed, share, rho)) is None:
-                    return
-                click.echo(f"| {share:.0%} | {rho:g} | {math.exp(-rho):.1%} | {seed} | {_row(run)} |")
+    rows = []
+    for share, rho, seed in product(shares, rhos, seeds):
+        data = converted(CrowdSource(seed, share), folder / f"data-{share:g}-{seed}", seed)
+        run = trained(data, folder / f"run-{share:g}-{rho:g}-{seed}", {"seed": seed, "objective.rho": f"{rho:g}"})
+        rows.append((f"{share:.0%}", f"{rho:g}", f"{math.exp(-rho):.1%}", str(seed), *_found(run)))
+    heading = ("share", "rho", "exp(-rho)", "seed", "of the crowd", "of small classes", "others crowded", "said first")
+    click.echo(f"{words_of(describe_machine('torch'))}\n\n{table(heading, rows)}")
 
 
-def _trained(folder: Path, seed: int, share: float, rho: float) -> Path | None:
-    """Return the run, trained; None if training was stopped."""
-    data, run = folder / f"data-{share:g}-{seed}", folder / f"run-{share:g}-{rho:g}-{seed}"
-    if not data.exists():
-        convert(CrowdSource(seed, share), data, ConvertSettings(seed=seed), workers=1)
-    given = ["train", "--preset", "glyphs", "--data", str(data), "--out", str(run), "--resume",
-             "--set", f"seed={seed}", "--set", f"objective.rho={rho:g}"]  # fmt: skip
-    return None if thermopile(given, standalone_mode=False) == EXIT_CODE else run
-
-
-def _row(run: Path) -> str:
+def _found(run: Path) -> tuple[str, str, str, str]:
     """The kinds of the crowd, how many samples of small classes are rare, and what the report says first."""
-    found = look(run)
+    found = look(LocalPath(run))
     inspection, reader, dataset = found.inspection, found.inspection.reader, found.inspection.dataset
     assert reader is not None
     assert dataset is not None
@@ -120,7 +103,7 @@ def _row(run: Path) -> str:
     shares = [f"{name} {share:.1%}" for name in KIND_NAMES if (share := (kinds[is_crowd] == name).mean())]
     others = int((kinds[~is_crowd] == "crowded").sum())
     said = " ".join([*found.said_first, lede(found.survey)])
-    return f"{', '.join(shares)} | {(small == 'rare').sum()} of {len(small)} rare | {others} | {said}"
+    return ", ".join(shares), f"{(small == 'rare').sum()} of {len(small)} rare", f"{others}", said
 
 
 if __name__ == "__main__":

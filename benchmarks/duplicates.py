@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource
-from thermopile.tools.cli import main as thermopile
 from thermopile.tools.inspection.duplicates.finding import Thumbnails
 from thermopile.tools.inspection.duplicates.picture_agreement import MIN_CORRELATION, Agreement, agreement
 from thermopile.tools.inspection.duplicates.similar_pairs import Pairs, similar_pairs
 from thermopile.tools.inspection.features.features_file import NAME, FeaturesFile, FeaturesOf, write_features
 from thermopile.tools.inspection.features.neighbours import find_neighbours
 
-from harness import Figure, Measured, Part, script, timed
+from .glyph_runs import thermopile, trained
+from .harness import Figure, Measured, Part, script, timed
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,8 @@ def find(sizes: Glyphs, directory: Path) -> Measured:
     """Train, let `inspect --duplicates` write its pairs, and compare them with what was made."""
     data, run = directory / "data", directory / "run"
     convert(GlyphSource(sizes.seed, duplicate=sizes.share), data, ConvertSettings(), workers=2)
-    settings = (f"seed={sizes.seed}", f"epochs={sizes.epochs}", "checkpoint.every_steps=0")
-    words = [word for setting in settings for word in ("--set", setting)]
-    call("train", "--preset", "glyphs", "--data", data, "--out", run, *words)
-    call("inspect", run, "--duplicates")
+    trained(data, run, {"seed": sizes.seed, "epochs": sizes.epochs, "checkpoint.every_steps": 0})
+    thermopile("inspect", run, "--duplicates")
     table = pq.read_table(run / "report" / "duplicates.parquet")
     dataset = Dataset(data)
     truth = made_pairs(dataset)
@@ -70,10 +68,6 @@ def find(sizes: Glyphs, directory: Path) -> Measured:
         "a threshold of the correlation alone",
         figures,
     )
-
-
-def call(*words: object) -> None:
-    thermopile([str(word) for word in words], standalone_mode=False)
 
 
 def made_pairs(dataset: Dataset) -> set[tuple[int, int]]:

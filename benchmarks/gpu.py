@@ -20,10 +20,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from on_gpu.findings import Findings
-from on_gpu.page import write_page
-from on_gpu.parts import PARTS
-from on_gpu.running import Runner
+from .on_gpu.findings import Findings
+from .on_gpu.page import write_page
+from .on_gpu.parts import PARTS
+from .on_gpu.running import Runner
 
 MINUTES = 9.0
 """Ten minutes are what rented machines often give a command."""
@@ -72,7 +72,7 @@ def _measure(asked: argparse.Namespace, folder: Path) -> int:
         why = machine if isinstance(machine, str) else f"no GPU: torch {machine['versions']['torch']} finds none"
         print(f"Nothing was measured. {why}", file=sys.stderr)
         return 1
-    script = [sys.executable, __file__, "--device", asked.device, *(["--small"] if asked.small else [])]
+    script = [sys.executable, "-m", "benchmarks.gpu", "--device", asked.device, *(["--small"] if asked.small else [])]
     runner = Runner([*script, "--folder", str(folder)], folder, 60 * asked.minutes)
     for part in (part for part in PARTS if asked.part is None or part.name in asked.part):
         # The limits are a GPU's.
@@ -90,7 +90,7 @@ def _work(asked: argparse.Namespace) -> None:
     (part,) = (part for part in PARTS if part.name == asked.worker)
     module, function = part.function.split(":")
     found = Findings(part.name, Path(asked.folder), asked.device, asked.small)
-    getattr(importlib.import_module(f"on_gpu.{module}"), function)(found, *part.arguments)
+    getattr(importlib.import_module(f".on_gpu.{module}", __package__), function)(found, *part.arguments)
     found.save()
 
 
@@ -99,7 +99,7 @@ def _machine() -> dict[str, Any] | str:
 
     A process of its own: this one holds no memory of the GPU.
     """
-    command = [sys.executable, str(Path(__file__).with_name("on_gpu") / "machine.py")]
+    command = [sys.executable, "-m", "benchmarks.on_gpu.machine"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         return (done.stderr.strip().splitlines() or ["the Python that runs this was killed"])[-1]

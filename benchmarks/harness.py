@@ -20,12 +20,11 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import click
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 
 from thermopile.tools.bench.machine import describe_machine, proc_bytes, words_of
 from thermopile.tools.progress import progress_bar
+
+from .markdown import table
 
 T = TypeVar("T")
 
@@ -45,6 +44,15 @@ class Figure:
     ratios: tuple[float, ...] = ()
     """How many times better ours was, round by round."""
 
+    @classmethod
+    def of_rounds(
+        cls, name: str, label: str, unit: str, ours: Sequence[float], others: Sequence[float], **asked: Any
+    ) -> Figure:
+        """Compare the medians of rounds in turn. asked: more_is_better, at_most, ratio_at_least."""
+        pairs = zip(ours, others, strict=True)
+        ratios = tuple(one / other if asked.get("more_is_better") else other / one for one, other in pairs)
+        return cls(name, label, unit, median(ours), median(others), ratios=ratios, **asked)
+
     @property
     def ratio(self) -> float | None:
         """How many times better ours is: the median of the rounds; None without an alternative, or where infinite."""
@@ -58,19 +66,16 @@ class Figure:
     @property
     def asked(self) -> str:
         """In words; empty where nothing is."""
-        if self.at_most is not None:
-            return f"≤ {plain(self.at_most)} {self.unit}"
-        return "" if self.ratio_at_least is None else f"ratio ≥ {plain(self.ratio_at_least)}"
+        bound = [] if self.at_most is None else [f"≤ {plain(self.at_most)} {self.unit}"]
+        return ", ".join(bound if self.ratio_at_least is None else [*bound, f"ratio ≥ {plain(self.ratio_at_least)}"])
 
     @property
     def held(self) -> bool | None:
         """Whether the figure is what was asked; None where nothing was."""
         if not self.asked:
             return None
-        ratio = self.ratio or 0.0
-        return (self.at_most is None or self.ours <= self.at_most) and (
-            self.ratio_at_least is None or ratio >= self.ratio_at_least
-        )
+        is_low = self.at_most is None or self.ours <= self.at_most
+        return is_low and (self.ratio_at_least is None or (self.ratio or 0.0) >= self.ratio_at_least)
 
 
 @dataclass(frozen=True)
@@ -166,11 +171,6 @@ def take_turns(title: str, measures: Mapping[str, Callable[[int], float]], round
     return found
 
 
-def ratios(rates: Sequence[float], others: Sequence[float]) -> tuple[float, ...]:
-    """How many times larger the first was, round by round."""
-    return tuple(rate / other for rate, other in zip(rates, others, strict=True))
-
-
 def timed(call: Callable[..., object], *arguments: Any, **named: Any) -> float:
     """Seconds of one call."""
     began = time.perf_counter()
@@ -213,18 +213,15 @@ def _to_json(measured: Measured, judged: bool) -> dict[str, Any]:
 
 def _print(part: str, measured: Measured, took: str, judged: bool) -> None:
     click.echo(f"\n{part}: {measured.title}\nalternative: {measured.versus or 'none'}; {took}")
-    table = Table("figure", box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("ours", "alternative", "ratio", "asked"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    rows = []
     for figure in measured.figures:
-        ours, alternative = (
-            "" if value is None else f"{plain(value)} {figure.unit}" for value in (figure.ours, figure.alternative)
-        )
+        values = (figure.ours, figure.alternative)
+        both = ("" if value is None else f"{plain(value)} {figure.unit}" for value in values)
         ratio = "" if figure.ratio is None else plain(figure.ratio)
         if figure.ratios:
             ratio += f" ({plain(min(figure.ratios))}–{plain(max(figure.ratios))})"
         verdict = "" if figure.held is None or not judged else ": held" if figure.held else ": missed"
-        table.add_row(figure.label, ours, alternative, ratio, figure.asked + verdict)
-    Console(highlight=False).print(table)
+        rows.append((figure.label, *both, ratio, figure.asked + verdict))
+    click.echo(table(("figure", "ours", "alternative", "ratio", "asked"), rows))
     for note in measured.notes:
         click.echo(note)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness import Figure, Measured, Part, counted, isolated, peak_memory, ratios, script, timed
+from .harness import Figure, Measured, Part, counted, isolated, peak_memory, script, timed
 
 if TYPE_CHECKING:
     from thermopile.pipeline.dataset import Dataset
@@ -63,16 +63,21 @@ def measure(sizes: Sizes, directory: Path) -> Measured:
         if sizes.pandas:
             theirs.append(took(write_page, exported, page))
     seconds, their_seconds = ([each.seconds for each in some] for some in (ours, theirs))
-    peaks, their_peaks = ([each.peak_bytes / 1e6 for each in some] for some in (ours, theirs))
-    figures = [
-        Figure("seconds", "time", "s", median(seconds), median(their_seconds) if theirs else None,
-               at_most=30 if sizes.pandas else None, ratios=ratios(their_seconds, seconds) if theirs else ()),
-        Figure("peak_megabytes", "peak memory", "MB", max(peaks), max(their_peaks) if theirs else None, at_most=1000),
-        Figure("page_megabytes", "the page", "MB", (run / "report" / "report.html").stat().st_size / 1e6,
-               page.stat().st_size / 1e6 if theirs else None, at_most=8),
-    ]  # fmt: skip
+    peak, page_bytes = max(each.peak_bytes for each in ours), (run / "report" / "report.html").stat().st_size
     if sizes.pandas:
-        figures.append(Figure("export_seconds", "export, for pandas", "s", export_seconds))
+        figures = [
+            Figure.of_rounds("seconds", "time", "s", seconds, their_seconds, at_most=30),
+            Figure("peak_megabytes", "peak memory", "MB", peak / 1e6, max(each.peak_bytes for each in theirs) / 1e6,
+                   at_most=1000),
+            Figure("page_megabytes", "the page", "MB", page_bytes / 1e6, page.stat().st_size / 1e6, at_most=8),
+            Figure("export_seconds", "export, for pandas", "s", export_seconds),
+        ]  # fmt: skip
+    else:
+        figures = [
+            Figure("seconds", "time", "s", median(seconds)),
+            Figure("peak_megabytes", "peak memory", "MB", peak / 1e6, at_most=1000),
+            Figure("page_megabytes", "the page", "MB", page_bytes / 1e6, at_most=8),
+        ]
     return Measured(
         f"a report on {samples:,} pairs of six fields in {shards:,} shards, {1 + SNAPSHOTS} snapshots; medians of "
         f"{sizes.rounds}, of memory the most",
@@ -111,7 +116,7 @@ def make_run(rows: int, directory: Path) -> tuple[int, int]:
     from thermopile.trainer.run.build import create_order, objective_of, resolve
     from thermopile.trainer.run_directory import RunDirectory
 
-    from made import make_pairs
+    from .made import make_pairs
 
     shards = shard_count(rows, None)
     dataset = make_pairs(directory / "dataset", -(-rows // shards), shards)

@@ -15,7 +15,6 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -25,8 +24,8 @@ from thermopile.pipeline.cores import cores
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.order import Order
 
-from harness import Figure, Measured, Part, isolated, memory_in_use, ratios, script
-from made import make_pairs
+from .harness import Figure, Measured, Part, isolated, memory_in_use, script
+from .made import make_pairs
 
 if TYPE_CHECKING:
     from thermopile.pipeline.loading.dali_loader import DALILoader
@@ -83,8 +82,8 @@ def rate(sizes: RateSizes, directory: Path) -> Measured:
     from thermopile.tools.bench.work import Work
     from thermopile.trainer.run.build import device_named
 
-    from ffcv_rival import ffcv_own_loader
-    from pillow_views import pillow
+    from .ffcv_rival import ffcv_own_loader
+    from .pillow_views import pillow
 
     dataset = photographs(directory, sizes.images)
     order = Order.create(sizes.images, sizes.batch)
@@ -99,9 +98,9 @@ def rate(sizes: RateSizes, directory: Path) -> Measured:
         f"{sizes.batches} batches each",
         "as named; ratios are the median of the rounds (lowest–highest)",
         [
-            Figure(f"{ours}_over_{other}", f"{LABELS[ours]}, beside {LABELS[other]}", "/s", median(found[ours]),
-                   median(found[other]), more_is_better=True, ratios=ratios(found[ours], found[other]),
-                   ratio_at_least=ASKED.get((sizes.recipe, sizes.views, ours, other)))
+            Figure.of_rounds(f"{ours}_over_{other}", f"{LABELS[ours]}, beside {LABELS[other]}", "/s", found[ours],
+                             found[other], more_is_better=True,
+                             ratio_at_least=ASKED.get((sizes.recipe, sizes.views, ours, other)))
             for ours, other in sizes.pairs
         ],
         notes=["Each on all cores, with two batches ahead. ffcv and dali decode a JPEG once for all its views, FFCV's "

@@ -6,9 +6,9 @@ first n that are swapped. Rules were chosen on seeds 1 and 2. Datasets and runs 
 only what is missing.
 
 Examples:
-  python benchmarks/misfits.py misfits
-  python benchmarks/misfits.py misfits --swap 0.4
-  python benchmarks/misfits.py misfits --set epochs=40
+  python -m benchmarks.misfits misfits
+  python -m benchmarks.misfits misfits --swap 0.4
+  python -m benchmarks.misfits misfits --set epochs=40
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.state_store import list_snapshots
 from thermopile.state_store.durable import Repository
 from thermopile.tools.bench.machine import describe_machine, words_of
-from thermopile.tools.cli import main as thermopile
 from thermopile.tools.inspection.features.checkpoint_encoders import load_encoders
 from thermopile.tools.inspection.features.confirmation import Confirmation, confirm
 from thermopile.tools.inspection.reading.opening import Inspection, read_run
@@ -38,11 +36,14 @@ from thermopile.tools.inspection.temperatures.whole_run import MAX_SNAPSHOTS, Wh
 from thermopile.trainer.config import CheckpointConfig
 from thermopile.trainer.evaluation.features import sample_features
 from thermopile.trainer.run.build import recipe_named
-from thermopile.trainer.run.preemption import EXIT_CODE
 from thermopile.trainer.run_directory import RunDirectory
 
+from ..storage.local import LocalPath
+from .glyph_runs import converted, trained
+from .markdown import table
+
 DUPLICATES = 0.02
-SNAPSHOTS = ("every_steps=20", "keep_every=20", "every_minutes=0")
+SNAPSHOTS = {"every_steps": 20, "keep_every": 20, "every_minutes": 0}
 Ids = NDArray[np.int64]
 
 
@@ -53,15 +54,18 @@ Ids = NDArray[np.int64]
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Another setting than the preset's.")
 def main(folder: Path, seeds: tuple[int, ...], share: float, changes: tuple[str, ...]) -> None:
     folder.mkdir(exist_ok=True)
+    settings: dict[str, object] = {f"checkpoint.{key}": value for key, value in SNAPSHOTS.items()}
+    settings |= dict(change.split("=", 1) for change in changes)
     lists: dict[str, list[list[float]]] = {}
     """By list: for every seed its precision, and the share of near-duplicates in it."""
-    visits: dict[str, list[list[float]]] = {}
+    visits: dict[str, list[tuple[float, float]]] = {}
     """By snapshot: for every seed its visits, and the precision of the state's misfits then."""
     sizes: list[str] = []
     for seed in seeds:
-        data = folder / f"glyphs-{share:g}-{seed}"
-        if (run := _trained(folder, data, seed, share, changes)) is None:
-            return
+        source = GlyphSource(seed, swap=share, duplicate=DUPLICATES)
+        data = LocalPath(converted(source, folder / f"glyphs-{share:g}-{seed}", seed))
+        out = folder / "-".join(["run", f"{share:g}", str(seed), *changes])
+        run = RunDirectory(trained(data, out, settings | {"seed": seed}))
         inspection = read_run(run, data=data)
         told = _told(inspection)
         swapped, duplicate = told == "swapped", np.char.startswith(told, "duplicate")
@@ -70,31 +74,20 @@ def main(folder: Path, seeds: tuple[int, ...], share: float, changes: tuple[str,
             lists.setdefault(name, []).append([float(of[ids[:n]].sum() / n) for of in (swapped, duplicate)])
         for snapshot in list_snapshots(run.state)[5::10]:
             then = read_run(run, at=snapshot.tag, data=data)
-            found = [_visits(then), float(swapped[_by_log_s(then)[:n]].sum() / n)]
-            visits.setdefault(snapshot.tag, []).append(found)
+            precision = float(swapped[_by_log_s(then)[:n]].sum() / n)
+            visits.setdefault(snapshot.tag, []).append((_visits(then), precision))
         sizes.append(_sizes(inspection, swapped, duplicate, n))
     click.echo(words_of(describe_machine("torch")) + "\n\n" + "\n".join(sizes) + "\n")
     of_seeds = ", ".join(map(str, seeds))
-    click.echo(f"| list, seeds {of_seeds} | swapped | of each seed | near-duplicates\n|---|---|---|---|")
+    rows = []
     for name, found in lists.items():
-        precision, copies = zip(*found, strict=True)
-        of_each = ", ".join(f"{value:.3f}" for value in precision)
-        click.echo(f"| {name} | {fmean(precision):.3f} | {of_each} | {fmean(copies):.3f} |")
-    click.echo("\n| snapshot | visits, median | first n by log s that are swapped |\n|---|---|---|")
-    for tag, found in visits.items():
-        click.echo(f"| {tag} | {found[0][0]:.0f} | {', '.join(f'{of_seed[1]:.3f}' for of_seed in found)} |")
-
-
-def _trained(folder: Path, data: Path, seed: int, share: float, changes: tuple[str, ...]) -> RunDirectory | None:
-    """Return the run of a seed, trained; None if training was stopped."""
-    run = folder / "-".join(["run", f"{share:g}", str(seed), *changes])
-    if not data.exists():
-        convert(GlyphSource(seed, swap=share, duplicate=DUPLICATES), data, ConvertSettings(seed=seed), workers=1)
-    snapshots = [f"checkpoint.{setting}" for setting in SNAPSHOTS]
-    words = [word for change in (f"seed={seed}", *snapshots, *changes) for word in ("--set", change)]
-    given = ["train", "--preset", "glyphs", "--data", str(data), "--out", str(run), "--resume", *words]
-    stopped = thermopile(given, standalone_mode=False) == EXIT_CODE
-    return None if stopped else RunDirectory(run)
+        precisions, copies = zip(*found, strict=True)
+        of_each = ", ".join(f"{value:.3f}" for value in precisions)
+        rows.append((name, f"{fmean(precisions):.3f}", of_each, f"{fmean(copies):.3f}"))
+    click.echo(table((f"list, seeds {of_seeds}", "swapped", "of each seed", "near-duplicates"), rows) + "\n")
+    then_rows = [(tag, f"{of_seeds[0][0]:.0f}", ", ".join(f"{precision:.3f}" for _, precision in of_seeds))
+                 for tag, of_seeds in visits.items()]  # fmt: skip
+    click.echo(table(("snapshot", "visits, median", "first n by log s that are swapped"), then_rows))
 
 
 def _told(inspection: Inspection) -> NDArray[np.str_]:
@@ -128,7 +121,7 @@ def _lists(inspection: Inspection, seed: int) -> dict[str, Ids]:
 
 
 def _by_log_s(inspection: Inspection) -> Ids:
-    rules, reader = KindRules.of(inspection, {}), inspection.reader
+    rules, reader = KindRules.of(inspection), inspection.reader
     assert reader is not None
     return np.argsort(-rules.score(reader.rows(0, reader.samples, rules.columns)), kind="stable")
 
@@ -141,9 +134,10 @@ def _as_kept_by_default(inspection: Inspection) -> Inspection:
     """A copy of the run with the snapshots that it would have without `keep_every`."""
     path, keep = inspection.run.path, CheckpointConfig()
     assert isinstance(path, Path)
-    copy = RunDirectory(path.with_name(f"kept-{path.name}"))
-    shutil.rmtree(copy.path, ignore_errors=True)
-    shutil.copytree(path, copy.path, ignore=shutil.ignore_patterns("checkpoints"))
+    kept = path.with_name(f"kept-{path.name}")
+    shutil.rmtree(kept, ignore_errors=True)
+    shutil.copytree(path, kept, ignore=shutil.ignore_patterns("checkpoints"))
+    copy = RunDirectory(kept)
     Repository.open(copy.state).retain(keep.keep_last, keep.keep_every, keep.keep_early)
     return read_run(copy, data=_dataset(inspection).place)
 

@@ -1,17 +1,9 @@
-"""Overhead of a step of moco_v3 over the sum of its parts.
-
-\b
-step      encoders, keys, objective, backward and the moving average, as a run makes them
-encoders  forward and backward of both views by the trained network alone
-keys      forward of both views by the momentum network, and its moving average
-products  of queries and keys, and of their weights and keys, in both directions
-"""
+"""Overhead of a step of moco_v3 over the sum of its parts, each alone: the trained network, its keys, the products."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 import torch
 from torch.nn.functional import normalize
@@ -21,15 +13,14 @@ from thermopile.trainer.config import EncoderConfig, ModelConfig
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.objectives import Progress, create_objective
 
-from harness import Figure, Measured, Part, script, take_turns, timed
+from .harness import Figure, Measured, Part, script, take_turns, timed
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """A batch, and encoders for it."""
+    """A batch of pictures of 32 pixels, and encoders for it."""
 
     batch: int = 256
-    image_size: int = 32
     dim: int = 256
     width: int = 64
     """Channels of the first convolution."""
@@ -44,48 +35,34 @@ def measure(sizes: Sizes, directory: Path) -> Measured:
     config = ModelConfig(
         dim=sizes.dim, head="moco_v3", head_width=sizes.head_width, momentum=0.99, predictor="moco_v3", image=conv
     )
-    encoders = Encoders.create(config, "unimodal", sizes.image_size, None)
-    online = Encoders(encoders.image, None, encoders.predictor)
-    views = tuple(torch.randn(sizes.batch, 3, sizes.image_size, sizes.image_size) for _ in range(2))
-    batch = Batch(torch.arange(sizes.batch), views)
-    objective, progress = create_objective("moco_v3", "unimodal"), Progress(0, 1)
+    encoders = Encoders.create(config, "unimodal", 32, None)
+    trained, momentum = Encoders(encoders.image, None, encoders.predictor), encoders.momentum
+    assert momentum is not None
+    views = (torch.randn(sizes.batch, 3, 32, 32), torch.randn(sizes.batch, 3, 32, 32))
+    batch, objective = Batch(torch.arange(sizes.batch), views), create_objective("moco_v3", "unimodal")
     queries, keys = (normalize(torch.randn(2, sizes.batch, sizes.dim), dim=2) for _ in range(2))
 
     def step() -> None:
         features = encoders(batch)
-        objective(features.first, features.second, {}, progress, features.keys).loss.backward()
+        objective(features.first, features.second, {}, Progress(0, 1), features.keys).loss.backward()
         encoders.move_momentum(0.99)
 
-    def of_encoders() -> None:
-        features = online(batch)
+    def parts() -> None:
+        features = trained(batch)
         torch.autograd.backward([features.first, features.second], list(queries))
+        with torch.no_grad():
+            normalize(momentum(torch.cat(views)), dim=1)
+            encoders.move_momentum(0.99)
+            for direction in (0, 1):
+                (queries[direction] @ keys[1 - direction].T) @ keys[1 - direction]
 
-    @torch.no_grad()
-    def of_keys() -> None:
-        assert encoders.momentum is not None
-        normalize(encoders.momentum(torch.cat(views)), dim=1)
-        encoders.move_momentum(0.99)
-
-    @torch.no_grad()
-    def products() -> None:
-        for direction in (0, 1):
-            (queries[direction] @ keys[1 - direction].T) @ keys[1 - direction]
-
-    calls = {"step": step, "encoders": of_encoders, "keys": of_keys, "products": products}
-    took = take_turns("rounds", {name: lambda _, call=call: timed(call) for name, call in calls.items()}, sizes.rounds)
-    parts = [sum(of_round) for of_round in zip(*(took[name] for name in calls if name != "step"), strict=True)]
-    over = [whole / sum_ for whole, sum_ in zip(took["step"], parts, strict=True)]
+    turns = {"step": lambda _: 1e3 * timed(step), "parts": lambda _: 1e3 * timed(parts)}
+    took = take_turns("rounds", turns, sizes.rounds)
     return Measured(
-        f"a step of moco_v3, batch {sizes.batch}, {sizes.image_size} px, conv of width {sizes.width} with a head of "
+        f"a step of moco_v3, batch {sizes.batch}, 32 px, conv of width {sizes.width} with a head of "
         f"{sizes.head_width} units, {torch.get_num_threads()} threads; medians of {sizes.rounds} rounds",
         "its parts, each alone",
-        [
-            Figure(
-                "step_ms", "step, beside the sum of its parts", "ms", 1e3 * median(took["step"]), 1e3 * median(parts)
-            ),
-            Figure("over", "step over its parts", "×", median(over), at_most=1.05),
-            *(Figure(f"{name}_ms", name, "ms", 1e3 * median(took[name])) for name in calls if name != "step"),
-        ],
+        [Figure.of_rounds("step_ms", "step", "ms", took["step"], took["parts"], ratio_at_least=1 / 1.05)],
     )
 
 

@@ -16,7 +16,7 @@ import click
 from fontTools.ttLib import TTFont
 from PIL import Image
 
-from openclipart import fetch, write_pairs
+from .openclipart import fetch, write_pairs
 
 PACKAGE = "fonts-noto-color-emoji"
 FONT = Path("usr/share/fonts/truetype/noto/NotoColorEmoji.ttf")

@@ -18,8 +18,8 @@ from typing import Any
 
 from thermopile.storage.bucket import Address
 
-from harness import Figure, Measured, Part, ratios, script, take_turns
-from object_server import object_server
+from .harness import Figure, Measured, Part, script, take_turns
+from .object_server import object_server
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,7 @@ def measure(sizes: Sizes, directory: Path) -> Measured:
         f"{sizes.objects} objects of 64 MiB in ranges of {sizes.range_bytes >> 10:,} KiB, {sizes.at_once} at once",
         "s3fs",
         [
-            Figure("rate", "read", "MB/s", median(rates["obstore"]), median(rates["s3fs"]), more_is_better=True,
-                   ratios=ratios(rates["obstore"], rates["s3fs"])),
+            Figure.of_rounds("rate", "read", "MB/s", rates["obstore"], rates["s3fs"], more_is_better=True),
             Figure("cpu", "CPU of the client", "s/GB", median(cpu["obstore"]), median(cpu["s3fs"])),
         ],
     )  # fmt: skip

@@ -8,7 +8,7 @@ time    turn by turn; each batch size for about a minute
 memory  the peak above features and state, each contender in a process of its own
 
 Examples:
-  python benchmarks/objective.py --set name=simclr --set mode=unimodal --set device=cuda
+  python -m benchmarks.objective --set name=simclr --set mode=unimodal --set device=cuda
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from thermopile.tools.bench.machine import proc_bytes
 from thermopile.trainer.objectives import Progress, create_objective
 from thermopile.trainer.objectives.reference import isogclr_step
 
-from harness import Figure, Measured, Part, counted, isolated, memory_in_use, peak_memory, ratios, script, timed
+from .harness import Figure, Measured, Part, counted, isolated, memory_in_use, peak_memory, script, timed
 
 OURS, PRODUCTS, AUTOGRAD = "ours", "products", "autograd"
 WORDS = {PRODUCTS: "three bare products", AUTOGRAD: "plain autograd"}
@@ -71,11 +70,11 @@ def time(sizes: Sizes, directory: Path) -> Measured:
             if done >= 5 and clock.monotonic() > deadline:
                 break  # the machine became slower since the warm-up
             for name, step in steps.items():
-                took[name].append(_seconds(step))
+                took[name].append(1e3 * _seconds(step))
         asked = {PRODUCTS: 1 / 1.35} if (batch, sizes.dim, sizes.device) == (2048, 512, "cpu") else {}
         figures += [
-            Figure(f"{batch}_{name}_ms", f"{batch:,}: beside {WORDS[name]}", "ms", 1e3 * median(took[OURS]),
-                   1e3 * median(took[name]), ratio_at_least=asked.get(name), ratios=ratios(took[name], took[OURS]))
+            Figure.of_rounds(f"{batch}_{name}_ms", f"{batch:,}: beside {WORDS[name]}", "ms", took[OURS], took[name],
+                             ratio_at_least=asked.get(name))
             for name in steps if name != OURS
         ]  # fmt: skip
     return _measured("forward, backward and new state", sizes, figures)

@@ -7,7 +7,6 @@ parquet  files of a million rows with captions, in row groups of a thousand
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -24,17 +23,21 @@ from thermopile.pipeline.sources.csv_source import CsvSource
 from thermopile.pipeline.sources.parquet import ParquetSource
 from thermopile.storage.local import LocalPath
 
-from harness import Figure, Measured, Part, peak_memory, script
+from .harness import Figure, Measured, Part, peak_memory, script
 
 WORDS = "a an the red blue old small large photo picture of with and on in front dog cat house tree street person"
 AT_ONCE = 100_000
 CLASSES = 1_000
+STEPS = {"list": "list the source", "classes": "read its classes", "plan": "make the plan",
+         "tokenizer": "train the tokenizer", "cut": "cut into shards"}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Rows of the source."""
+    """Rows of a source."""
 
+    source: str
+    """tsv or parquet."""
     rows: int = 100_000_000
 
 
@@ -45,7 +48,7 @@ def captions(count: int) -> list[str]:
     return [f"{' '.join(words)} {number:x}" for words, number in zip(common.tolist(), rare.tolist(), strict=True)]
 
 
-def write_tsv(folder: Path, rows: int) -> Path:
+def write_tsv(folder: Path, rows: int) -> list[Path]:
     """Write a list of `rows` pictures that do not exist."""
     texts = enumerate(captions(AT_ONCE))
     lines = [f"images/@@@@@@/{place:05d}.jpg\t{text}\tclass {place % CLASSES}\n" for place, text in texts]
@@ -54,7 +57,7 @@ def write_tsv(folder: Path, rows: int) -> Path:
         file.write(b"filepath\ttitle\tclass\n")
         for number in range(rows // AT_ONCE):
             file.write(block.replace(b"@@@@@@", b"%06d" % number))
-    return folder / "list.tsv"
+    return [folder / "list.tsv"]
 
 
 def write_parquet(folder: Path, rows: int) -> list[Path]:
@@ -70,29 +73,17 @@ def write_parquet(folder: Path, rows: int) -> list[Path]:
     return paths
 
 
-def measure_tsv(sizes: Sizes, directory: Path) -> Measured:
-    """Plan for a tsv."""
-    file = write_tsv(directory, sizes.rows)
-    return _measure(
-        lambda: CsvSource(file, group="class"), sizes, directory, f"a tsv of {file.stat().st_size / 1e9:.1f} GB"
-    )
-
-
-def measure_parquet(sizes: Sizes, directory: Path) -> Measured:
-    """Plan for parquet files."""
-    files = write_parquet(directory, sizes.rows)
-    size = sum(file.stat().st_size for file in files)
-    return _measure(lambda: ParquetSource(files), sizes, directory, f"{len(files)} parquet files, {size / 1e9:.1f} GB")
-
-
-def _measure(open_source: Callable[[], Source], sizes: Sizes, directory: Path, what: str) -> Measured:
+def measure(sizes: Sizes, directory: Path) -> Measured:
+    """Do what a conversion does before it writes, step by step."""
+    is_tsv = sizes.source == "tsv"
+    files = (write_tsv if is_tsv else write_parquet)(directory, sizes.rows)
     seconds, began = {}, perf_counter()
 
     def lap(name: str) -> None:
         nonlocal began
         seconds[name], began = perf_counter() - began, perf_counter()
 
-    source = open_source()
+    source: Source = CsvSource(files[0], group="class") if is_tsv else ParquetSource(files)
     lap("list")
     groups = source.groups()  # which a conversion holds on to
     lap("classes")
@@ -103,28 +94,22 @@ def _measure(open_source: Callable[[], Source], sizes: Sizes, directory: Path, w
     prepare_tokenizer(job, partial)
     lap("tokenizer")
     listings = Listings(len(source), None, source.chunks(), 0, job.plan.shards)
-    if sum(map(len, listings)) != sizes.rows:
-        raise AssertionError("rows are missing")
+    assert sum(map(len, listings)) == sizes.rows
     lap("cut")
-    if groups is not None and len(groups.of_sample) != sizes.rows:
-        raise AssertionError("classes are missing")
+    assert groups is None or len(groups.of_sample) == sizes.rows
+    size = sum(file.stat().st_size for file in files)
     return Measured(
-        f"{sizes.rows:,} rows, {what}",
+        f"{sizes.rows:,} rows, {len(files)} {sizes.source} files, {size / 1e9:.1f} GB",
         "",
         [
-            *(Figure(f"{name}_seconds", label, "s", seconds[name]) for name, label in {
-                "list": "list the source", "classes": "read its classes", "plan": "make the plan",
-                "tokenizer": "train the tokenizer", "cut": "cut into shards"}.items()),
+            *(Figure(f"{name}_seconds", label, "s", seconds[name]) for name, label in STEPS.items()),
             Figure("minutes", "together", "min", sum(seconds.values()) / 60, at_most=15),
             Figure("peak_gb", "peak memory", "GB", peak_memory() / 1e9, at_most=2),
         ],
     )  # fmt: skip
 
 
-PARTS = {
-    "tsv": Part(measure_tsv, Sizes(), Sizes(rows=AT_ONCE)),
-    "parquet": Part(measure_parquet, Sizes(), Sizes(rows=AT_ONCE)),
-}
+PARTS = {source: Part(measure, Sizes(source), Sizes(source, AT_ONCE)) for source in ("tsv", "parquet")}
 
 if __name__ == "__main__":
     script(__doc__, PARTS, "pyarrow", "tokenizers")()

@@ -29,9 +29,9 @@ from thermopile.trainer.run.build import windows_from
 from thermopile.trainer.run.dataset_cache import DatasetCache
 from thermopile.trainer.world import ALONE
 
-from harness import Figure, Measured, Part, script
-from made import PairSource, repeat_shard
-from object_server import Server, object_server, uploaded
+from .harness import Figure, Measured, Part, script
+from .made import PairSource, repeat_shard
+from .object_server import Server, object_server, uploaded
 
 STEP_SECONDS = 0.1
 
@@ -87,8 +87,8 @@ def _measured(sizes: RemoteSizes, address: Address, gateway: Server, total: int)
     order = Order.for_memory(min(cache.rows, dataset.n), dataset.n, sizes.batch)
     assert cache.needed(order) <= cache.limit
     first_windows = max(window.last_step for window in islice(order.windows(0), order.canonical_shards))
-    steady, bytes_of_epochs, on_disk, step = Waits(), [], 0, 0
-    first_batch = 0.0
+    bytes_of_epochs, on_disk, step = [], 0, 0
+    first_batch = data_wait = fetch_wait = 0.0
     with (
         FFCVLoader(dataset, order, recipe=RECIPES["clip"], image_size=32, views=1) as loader,
         files.expect(windows_from(0, order, sizes.epochs), order, cache.limit),
@@ -105,11 +105,13 @@ def _measured(sizes: RemoteSizes, address: Address, gateway: Server, total: int)
                 step += 1
                 files.finished(step)
                 if step > first_windows + 1:
-                    steady.add(wait, fetch)
+                    fetch_wait += min(fetch, wait)
+                    data_wait += wait - min(fetch, wait)
                 if step % 10 == 0:
                     on_disk = max(on_disk, disk_bytes(dataset.path))
                 time.sleep(STEP_SECONDS)
             bytes_of_epochs.append((gateway.stats()["bytes"] - before) / total)
+    slept = STEP_SECONDS * (step - first_windows - 1)
     return Measured(
         f"{dataset.n:,} pairs in {dataset.shards} shards, {total / 1e6:,.0f} MB; cache of {sizes.share:.0%}, "
         f"windows of {order.window_blocks} of {order.blocks_per_shard} blocks of {order.block_rows} rows in "
@@ -119,9 +121,9 @@ def _measured(sizes: RemoteSizes, address: Address, gateway: Server, total: int)
         "",
         [
             Figure("bytes", "bytes fetched in an epoch / dataset's, mean", "", mean(bytes_of_epochs), at_most=1.05),
-            Figure("data_wait", "data wait / step", "", steady.data / steady.steps / STEP_SECONDS),
-            Figure("fetch_wait", "fetch wait / step", "", steady.fetch / steady.steps / STEP_SECONDS),
-            Figure("waits", "both", "", steady.total / steady.steps / STEP_SECONDS, at_most=0.05),
+            Figure("data_wait", "data wait / step", "", data_wait / slept),
+            Figure("fetch_wait", "fetch wait / step", "", fetch_wait / slept),
+            Figure("waits", "both", "", (data_wait + fetch_wait) / slept, at_most=0.05),
             Figure("first_batch", "first batch", "s", first_batch),
             Figure("disk", "most bytes on disk / data.cache", "", on_disk / cache.limit, at_most=1.0),
             Figure("floor", "least data.cache for this order / dataset", "", cache.needed(order) / total),
@@ -136,25 +138,6 @@ def sample_bytes(dataset: Dataset) -> int:
     """The bytes of all samples, without padding, and of their records."""
     records, length = dataset.records(0), dataset.index.tokenizer.context_length if dataset.index.tokenizer else 0
     return dataset.shards * int((records["jpeg_bytes"] + records["captions"] * 4 * length + 64).sum())
-
-
-class Waits:
-    """Seconds in which batches were waited for, and for what."""
-
-    def __init__(self) -> None:
-        self.data = self.fetch = 0.0
-        self.steps = 0
-
-    @property
-    def total(self) -> float:
-        """Both."""
-        return self.data + self.fetch
-
-    def add(self, wait: float, fetch: float) -> None:
-        """Add a step's wait, `fetch` seconds of it for the object store."""
-        self.fetch += min(fetch, wait)
-        self.data += wait - min(fetch, wait)
-        self.steps += 1
 
 
 def disk_bytes(folder: Path) -> int:

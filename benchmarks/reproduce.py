@@ -10,6 +10,7 @@ Exit codes: 75, stopped by a signal; the same command goes on.
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -19,47 +20,64 @@ from thermopile.pipeline.cores import cores
 from thermopile.trainer.errors import RunError
 from thermopile.trainer.run.preemption import EXIT_CODE
 
-from reproduction.claims import planned
-from reproduction.results import Results
-from reproduction.schedule import Part, missing, runs_of
+from .reproduction.claims import planned
+from .reproduction.results import Results
+from .reproduction.schedule import Part, missing, runs_of
 
 COMMITTED = Path(__file__).parent / "reproduction" / "results.jsonl"
 
 
+def options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add what both reproductions take: the results, where the page goes, and how runs are made."""
+    file, folder = click.Path(dir_okay=False, path_type=Path), click.Path(file_okay=False, path_type=Path)
+    for option in (
+        click.option("--work", default="reproduction", show_default=True, type=folder,
+                     help="Where the datasets go, and runs while they are made."),
+        click.option("--processes", default=cores(), show_default="cores", type=click.IntRange(1),
+                     help="Runs at a time."),
+        click.option("--page-only", is_flag=True, help="Make no run."),
+        click.option("--page", required=True, type=file, help="Where the page goes, its pictures beside it."),
+        click.argument("results_file", metavar="RESULTS", type=file),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
 @click.command(help=__doc__)
-@click.argument("results_file", metavar="RESULTS", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--page", required=True, type=click.Path(dir_okay=False, path_type=Path),
-              help="Where the page goes, its pictures beside it.")  # fmt: skip
+@options
 @click.option("--full", is_flag=True, help="Every search and comparison: a day of one core.")
-@click.option("--page-only", is_flag=True, help="Make no run.")
-@click.option("--processes", default=cores(), show_default="cores", type=click.IntRange(1), help="Runs at a time.")
-@click.option("--work", default="reproduction", show_default=True, type=click.Path(file_okay=False, path_type=Path),
-              help="Where the datasets go, and runs while they are made.")  # fmt: skip
-@click.pass_context
-def main(
-    context: click.Context, results_file: Path, page: Path, full: bool, page_only: bool, processes: int, work: Path
-) -> None:
-    try:
-        results, plan = Results.read(results_file), planned(full=full)
-        if not full:
-            results.take_searches(Results.read(COMMITTED))
-    except RunError as error:
-        raise click.ClickException(str(error)) from error
+def main(results_file: Path, page: Path, page_only: bool, processes: int, work: Path, full: bool) -> None:
+    results, plan = read(results_file), planned(full=full)
+    if not full:
+        results.take_searches(read(COMMITTED))
     stopped = not page_only and not make_runs(plan, results, results_file, work, processes)
     if len(results):
-        from reproduction.page import write_page  # which imports matplotlib
+        from .reproduction.page import write_page  # which imports matplotlib
 
         click.echo(write_page(results, page))
     elif page_only:
         raise click.ClickException(f"{results_file} has no runs to make a page of; leave out --page-only to make some")
+    exit_if(stopped, results, results_file)
+
+
+def read(file: Path) -> Results:
+    """Return the results of a file."""
+    try:
+        return Results.read(file)
+    except RunError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def exit_if(stopped: bool, results: Results, file: Path) -> None:
+    """Exit if a signal stopped the runs."""
     if stopped:
-        click.echo(f"stopped with {len(results)} runs in {results_file}; the same command goes on", err=True)
-        context.exit(EXIT_CODE)
+        click.echo(f"stopped with {len(results)} runs in {file}; the same command goes on", err=True)
+        raise SystemExit(EXIT_CODE)
 
 
 def make_runs(plan: list[Part], results: Results, file: Path, work: Path, processes: int) -> bool:
     """Make what is missing; False if a signal stopped it."""
-    from reproduction.running import Made, StoppedError, commit, make_missing  # which imports torch
+    from .reproduction.running import Made, StoppedError, commit, make_missing  # which imports torch
 
     if results.commit not in (None, commit()):
         raise click.ClickException(f"{file} holds runs of commit {results.commit}, and this is {commit()}: check that "

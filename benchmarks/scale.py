@@ -20,8 +20,6 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from state import FIELDS, ROW_BYTES
 
 from thermopile.pipeline.conversion.plan import MAX_SHARD_ROWS
 from thermopile.pipeline.dataset import Dataset
@@ -34,9 +32,10 @@ from thermopile.trainer.run.build import windows_from
 from thermopile.trainer.run.dataset_cache import RECORD_BYTES, DatasetCache
 from thermopile.trainer.world import ALONE
 
-from harness import Figure, Measured, Part, counted, peak_memory, script, timed
-from made import make_pairs
-from object_server import object_server
+from .harness import Figure, Measured, Part, counted, peak_memory, script, timed
+from .made import make_pairs
+from .object_server import object_server
+from .state import FIELDS, ROW_BYTES
 
 BLOCK_ROWS = 65_536
 
@@ -191,19 +190,21 @@ def _epoch(sizes: EpochSizes, state: Path, objects: FolderStore) -> Measured:
         dataset.files.expect(windows_from(0, order, 1), order, limit),
     ):  # fmt: skip
         store.expect(windows_from(0, order, 1))
-        taken = _Steps(order, store, dataset, objects, sizes.step_ms)
-        taken.take(0, min(steps_of_window + 2, steps - 1))
-        taken.count_from_here()
-        taken.take(min(steps_of_window + 2, steps - 1), steps)
+        first = min(steps_of_window + 2, steps - 1)
+        take_steps = partial(_take_steps, order, store, dataset, objects, sizes.step_ms)
+        take_steps(range(first))  # their figures are not counted
+        figures = take_steps(range(first, steps))
+    shard_bytes = dataset.files.beton_bytes()
+    assert shard_bytes is not None
     return Measured(
-        f"{steps - taken.first:,} of {order.steps_per_epoch:,} steps of {sizes.step_ms:g} ms, after the first window's "
-        f"{taken.first:,}; {dataset.n:,} ids in {dataset.shards:,} shards of "
-        f"{dataset.files.beton_bytes()[0] / 1e6:,.0f} MB, batch {order.batch_size:,}; windows of {order.window_blocks} "
+        f"{steps - first:,} of {order.steps_per_epoch:,} steps of {sizes.step_ms:g} ms, after the first window's "
+        f"{first:,}; {dataset.n:,} ids in {dataset.shards:,} shards of "
+        f"{shard_bytes[0] / 1e6:,.0f} MB, batch {order.batch_size:,}; windows of {order.window_blocks} "
         f"of {order.blocks_per_shard:,} blocks of {order.block_rows:,} rows in {order.canonical_shards} shards; "
         f"{sizes.latency * 1e3:g} ms a request",
         "",
         [
-            *taken.figures(),
+            *figures,
             Figure("floor_gb", "least data.cache", "GB", floor / 1e9),
             Figure("records_gb", "of it for all samples' records", "GB", RECORD_BYTES * dataset.n / 1e9),
             Figure("open_seconds", "open the dataset, make the order", "s", opened, at_most=60),
@@ -212,64 +213,39 @@ def _epoch(sizes: EpochSizes, state: Path, objects: FolderStore) -> Measured:
     )
 
 
-class _Steps:
-    """Steps as a trainer takes them: samples held, rows taken and put."""
+def _take_steps(
+    order: Order, store: StateStore, dataset: Dataset, objects: FolderStore, step_ms: float, steps: range
+) -> list[Figure]:
+    """Take steps as a trainer does: samples held, rows taken and put; what one took, on the average."""
 
-    def __init__(
-        self, order: Order, store: StateStore, dataset: Dataset, objects: FolderStore, step_ms: float
-    ) -> None:  # fmt: skip
-        self._order, self._store, self._dataset, self._objects = order, store, dataset, objects
-        self._seconds = step_ms / 1e3
-        self._state = {name: torch.rand(order.batch_size) for name in store.fields}
-        self.count_from_here()
-        self.first = 0
+    def counts() -> tuple[int, int, int, int]:
+        return objects.requests, objects.bytes, store.blocks_read, store.blocks_written
 
-    def count_from_here(self) -> None:
-        """Leave what came before out of the figures."""
-        self.state_wait = self.fetch_wait = self.hold_seconds = self.order_seconds = self.whole = 0.0
-        self.steps = 0
-        self._before = self._counts()
-
-    def take(self, first: int, last: int) -> None:
-        """Take the steps first … last - 1."""
-        self.first = first
-        for step in counted("epoch", last - first):
-            began = time.perf_counter()
-            ids = self._order.batch_ids(0, first + step)
-            self.order_seconds += time.perf_counter() - began
-            fetching = self._dataset.files.seconds_waited()
-            self.hold_seconds += timed(self._hold, ids)
-            self.fetch_wait += self._dataset.files.seconds_waited() - fetching
-            rows = torch.from_numpy(ids)
-            self.state_wait += timed(self._store.take, rows)
-            time.sleep(self._seconds)
-            self.state_wait += timed(self._store.put, rows, self._state, step=1 + first + step)
-            self._dataset.files.finished(1 + first + step)
-            self.steps += 1
-            self.whole += time.perf_counter() - began
-
-    def _hold(self, ids: NDArray[np.int64]) -> None:
-        self._dataset.files.hold(ids).release()
-
-    def figures(self) -> list[Figure]:
-        """What one step took, on the average."""
-        count, size, read, written = (
-            (end - start) / self.steps for end, start in zip(self._counts(), self._before, strict=True)
-        )
-        batch = self._order.batch_size
-        return [
-            Figure("order_ms", "ids of a step", "ms", 1e3 * self.order_seconds / self.steps),
-            Figure("requests", "requests a step", "", count),
-            Figure("bytes_a_sample", "bytes fetched, a sample", "B", size / batch),
-            Figure("blocks_read", "the state's blocks read, a step", "", read),
-            Figure("blocks_written", "the state's blocks written, a step", "", written),
-            Figure("hold_ms", "finding the samples of a step in the cache", "ms", 1e3 * self.hold_seconds / self.steps),
-            Figure("fetch_wait_percent", "waiting for samples", "%", 100 * self.fetch_wait / self.whole),
-            Figure("state_wait_percent", "waiting for the state", "%", 100 * self.state_wait / self.whole),
-        ]
-
-    def _counts(self) -> tuple[int, int, int, int]:
-        return self._objects.requests, self._objects.bytes, self._store.blocks_read, self._store.blocks_written
+    state = {name: torch.rand(order.batch_size) for name in store.fields}
+    order_seconds = hold_seconds = state_wait = 0.0
+    before, fetching, began = counts(), dataset.files.seconds_waited(), time.perf_counter()
+    for done in counted("epoch", len(steps)):
+        step, making = steps[done], time.perf_counter()
+        ids = order.batch_ids(0, step)
+        order_seconds += time.perf_counter() - making
+        hold_seconds += timed(lambda ids: dataset.files.hold(ids).release(), ids)
+        rows = torch.from_numpy(ids)
+        state_wait += timed(store.take, rows)
+        time.sleep(step_ms / 1e3)
+        state_wait += timed(store.put, rows, state, step=1 + step)
+        dataset.files.finished(1 + step)
+    whole, fetch_wait = time.perf_counter() - began, dataset.files.seconds_waited() - fetching
+    count, size, read, written = ((end - start) / len(steps) for end, start in zip(counts(), before, strict=True))
+    return [
+        Figure("order_ms", "ids of a step", "ms", 1e3 * order_seconds / len(steps)),
+        Figure("requests", "requests a step", "", count),
+        Figure("bytes_a_sample", "bytes fetched, a sample", "B", size / order.batch_size),
+        Figure("blocks_read", "the state's blocks read, a step", "", read),
+        Figure("blocks_written", "the state's blocks written, a step", "", written),
+        Figure("hold_ms", "finding the samples of a step in the cache", "ms", 1e3 * hold_seconds / len(steps)),
+        Figure("fetch_wait_percent", "waiting for samples", "%", 100 * fetch_wait / whole),
+        Figure("state_wait_percent", "waiting for the state", "%", 100 * state_wait / whole),
+    ]
 
 
 def _cache(dataset: Dataset, limit: int) -> DatasetCache:

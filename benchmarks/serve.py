@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
-from inspect_report import make_run
-
-from harness import Figure, Measured, Part, counted, isolated, script
+from .harness import Figure, Measured, Part, counted, isolated, script
+from .inspect_report import make_run
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint
 from thermopile.trainer.config.layers import merge, read_preset
 from thermopile.trainer.loop import Trainer
 
-from harness import Figure, Measured, Part, counted, script, timed
+from .harness import Figure, Measured, Part, counted, script, timed
 
 
 @dataclass(frozen=True)

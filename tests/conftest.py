@@ -25,8 +25,8 @@ from contextlib import contextmanager  # noqa: E402
 from io import BytesIO  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-# Benchmarks are scripts; tests use some of what they make. And what tests of several folders share.
-sys.path[:0] = [str(Path(__file__).parents[1] / "benchmarks"), str(Path(__file__).parent)]
+# What tests of several folders share.
+sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np  # noqa: E402
 import pyarrow as pa  # noqa: E402
@@ -35,6 +35,7 @@ import pytest  # noqa: E402
 from noise_source import NoiseSource  # noqa: E402
 from PIL import Image  # noqa: E402
 
+from thermopile.benchmarks.object_server import Server, object_server  # noqa: E402
 from thermopile.pipeline.dataset import Dataset  # noqa: E402
 from thermopile.pipeline.dataset_index import SHARD_SUFFIXES, seal_index, shard_name  # noqa: E402
 from thermopile.pipeline.sources import Source  # noqa: E402
@@ -44,7 +45,6 @@ from thermopile.pipeline.sources.parquet import ParquetSource  # noqa: E402
 from thermopile.storage.files import sha256_of  # noqa: E402
 from thermopile.storage.local import LocalPath  # noqa: E402
 
-from object_server import Server, object_server  # noqa: E402
 from several_captions import captions_of  # noqa: E402
 
 pytest_plugins = ["cpu_budget"]

@@ -4,13 +4,13 @@ from functools import cache
 
 import numpy as np
 
-from reproduction.claims import GROUPS
-from reproduction.comparison import BASELINES, Comparison
-from reproduction.plan import BATCH, METHOD, METHODS, baseline_run
-from reproduction.results import BANDS, Result, Results, Temperatures
-from reproduction.schedule import DRAWN, IMAGES, SEEDS, SWEPT, headline, linear, seeds_of, swept
-from reproduction.search import search
-from reproduction.sets import test_samples as number_of_test_samples
+from thermopile.benchmarks.reproduction.claims import GROUPS
+from thermopile.benchmarks.reproduction.comparison import BASELINES, Comparison
+from thermopile.benchmarks.reproduction.plan import BATCH, METHOD, METHODS, baseline_run
+from thermopile.benchmarks.reproduction.results import BANDS, Result, Results, Temperatures
+from thermopile.benchmarks.reproduction.schedule import DRAWN, IMAGES, SEEDS, SWEPT, headline, linear, seeds_of, swept
+from thermopile.benchmarks.reproduction.search import search
+from thermopile.benchmarks.reproduction.sets import test_samples as number_of_test_samples
 
 CLAIM = {claim.claim: claim for group in GROUPS for claim in group.claims}
 SAMPLES = number_of_test_samples("long-tailed")

@@ -3,9 +3,8 @@
 import numpy as np
 from PIL import Image
 
+from thermopile.benchmarks.made import PairSource
 from thermopile.pipeline.sources import Sample
-
-from made import PairSource
 
 
 class NoiseSource(PairSource):

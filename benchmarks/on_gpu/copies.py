@@ -14,10 +14,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from thermopile.trainer.checkpoints.host_copy import bytes_on_gpu
 
-from harness import timed
-from on_gpu.findings import Findings
-from on_gpu.steps import Steps, settings, trainer_of
-from on_gpu.timing import seconds_of, synchronize
+from ..harness import timed
+from .findings import Findings
+from .steps import Steps, settings, trainer_of
+from .timing import seconds_of, synchronize
 
 STEPS = 5
 WARM_UP = 3

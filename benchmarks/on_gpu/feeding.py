@@ -18,9 +18,9 @@ from thermopile.tools.bench.loader import ffcv, rates
 from thermopile.tools.bench.step import is_out_of_memory, step_cost
 from thermopile.tools.bench.work import WARM_UP, Work
 
-from on_gpu.findings import Findings
-from on_gpu.running import missing
-from on_gpu.steps import IMAGE, SMALL_IMAGE
+from .findings import Findings
+from .running import missing
+from .steps import IMAGE, SMALL_IMAGE
 
 IMAGES = 8192
 HARDWARE_LOADS = (0.0, 0.65, 1.0)

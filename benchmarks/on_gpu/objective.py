@@ -7,9 +7,9 @@ import torch
 
 from thermopile.trainer.objectives import pairs
 
-from objective import OURS, PRODUCTS, Sizes, contender
-from on_gpu.findings import Findings
-from on_gpu.timing import begin_peak, gigabytes, seconds_of
+from ..objective import OURS, PRODUCTS, Sizes, contender
+from .findings import Findings
+from .timing import begin_peak, gigabytes, seconds_of
 
 DIM = 512
 BATCHES = (1024, 4096, 8192, 16_384, 32_768)

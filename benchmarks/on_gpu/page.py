@@ -6,7 +6,8 @@ from typing import Any
 
 from thermopile.storage.files import write_atomically
 
-from on_gpu.running import Outcome
+from ..markdown import table
+from .running import Outcome
 
 
 def write_page(path: Path, machine: dict[str, Any], outcomes: Sequence[Outcome]) -> None:
@@ -19,18 +20,18 @@ def to_markdown(machine: dict[str, Any], outcomes: Sequence[Outcome]) -> str:
     blocks = [
         "# On a GPU",
         "Written by `make gpu PYTHON=…`, which runs in the environment of that Python and installs nothing.",
-        _table(("machine", ""), _of_machine(machine)),
+        table(("machine", ""), _of_machine(machine)),
     ]
     checks = [check for outcome in outcomes for check in outcome.found.get("checks", [])]
     if checks:
         rows = ((check["what"], check["asked"], check["found"], "held" if check["held"] else "**missed**")
                 for check in checks)  # fmt: skip
-        blocks += ["## What is asked", _table(("figure", "asked", "found", ""), rows)]
+        blocks += ["## What is asked", table(("figure", "asked", "found", ""), rows)]
     for outcome in outcomes:
         blocks.append(f"## {outcome.part.title}")
         found = outcome.found
-        for table in found.get("tables", []):
-            blocks += [f"{table['title']}:", _table(table["heading"], table["rows"])]
+        for each in found.get("tables", []):
+            blocks += [f"{each['title']}:", table(each["heading"], each["rows"])]
         blocks += found.get("notes", [])
         if outcome.problem:
             blocks.append(f"**{outcome.problem[0].upper()}{outcome.problem[1:]}.**")
@@ -48,8 +49,3 @@ def _of_machine(machine: dict[str, Any]) -> Iterable[tuple[str, str]]:
     yield "CPU", f"{machine['cpu']}, {machine['cores']} cores, {machine['ram_bytes'] / 1e9:.0f} GB"
     versions = ", ".join(f"{package} {version}" for package, version in machine["versions"].items())
     yield "versions", f"Python {machine['python']}, {versions}"
-
-
-def _table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heading, ["---"] * len(heading), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |" for cells in lines)

@@ -27,8 +27,8 @@ from thermopile.pipeline.tokenizer import encode, load_tokenizer
 from thermopile.trainer.evaluation.features import sample_features
 from thermopile.trainer.loop import Trainer
 
-from on_gpu.findings import Findings
-from on_gpu.timing import begin_peak, gigabytes, synchronize
+from .findings import Findings
+from .timing import begin_peak, gigabytes, synchronize
 
 PAIRS = "THERMOPILE_PAIRS"
 """Environment variable: a folder with pairs.csv and small pictures; without it, glyphs are drawn."""

@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from on_gpu.findings import read
-from on_gpu.parts import PACKAGES, Part
+from .findings import read
+from .parts import PACKAGES, Part
 
 NO_TIME = "not run: there was no time left for it"
 OFFLINE = {"HF_HUB_OFFLINE": "1"}

@@ -28,13 +28,13 @@ from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.world import World
 
-from harness import plain
-from on_gpu.findings import Findings
-from on_gpu.running import missing
-from on_gpu.steps import settings
-from on_gpu.timing import synchronize
-from step import Sizes
-from step import measure as measure_checkpoints
+from ..harness import plain
+from ..step import Sizes
+from ..step import measure as measure_checkpoints
+from .findings import Findings
+from .running import missing
+from .steps import settings
+from .timing import synchronize
 
 STEPS, BATCH = 10, 64
 MAX_DIFFERENCE = 0.01
@@ -48,7 +48,7 @@ def smoke(found: Findings) -> None:
     if lacking := missing(["ffcv", "PIL"]):
         found.note(f"Not run with other loaders: {', '.join(lacking)} is missing.")
         return
-    from made import make_pairs
+    from ..made import make_pairs
 
     pairs = make_pairs(found.folder / "pairs", STEPS * BATCH, 1)
     for loader in ("ffcv", *(() if missing(["nvidia.dali"]) else ("dali",))):

@@ -21,8 +21,8 @@ from thermopile.trainer.loop import Trainer
 from thermopile.trainer.metrics.step_clock import Mark, Seconds, StepClock
 from thermopile.trainer.run.build import pieces_per_step
 
-from on_gpu.findings import Findings
-from on_gpu.timing import begin_peak, gigabytes, seconds_of
+from .findings import Findings
+from .timing import begin_peak, gigabytes, seconds_of
 
 IMAGE, TEXT = {"name": "hf:resnet-50"}, {"name": "hf:distilbert"}
 VIT = {"name": "hf:vit-b", "config": {"patch_size": 32}}

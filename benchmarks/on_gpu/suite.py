@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from on_gpu.findings import Findings
+from .findings import Findings
 
 TESTS = Path(__file__).parents[2] / "tests"
 MARK = "pytest.mark.gpu"

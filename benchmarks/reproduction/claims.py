@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reproduction.comparison import Comparison, Estimate
-from reproduction.plan import METHOD, Mode, Settings
-from reproduction.results import RETRIEVAL, ZERO_SHOT, Measure, Result, Results
-from reproduction.schedule import (
+from .comparison import Comparison, Estimate
+from .plan import METHOD, Mode, Settings
+from .results import RETRIEVAL, ZERO_SHOT, Measure, Result, Results
+from .schedule import (
     ALPHAS,
     BATCHES,
     DRAWN,

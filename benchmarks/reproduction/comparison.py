@@ -17,10 +17,10 @@ from scipy.stats import norm, t
 
 from thermopile.trainer.evaluation.bands import BANDS
 
-from reproduction.plan import BASELINES, Data, Method, Mode, Run, Settings, baseline_run, is_drawn
-from reproduction.results import DECIDES, PROBE, Measure, Result, Results
-from reproduction.schedule import FURTHER_SEEDS, SEEDS, headline, seeds_of, swept
-from reproduction.sets import bands_of, captions_of, test_samples
+from .plan import BASELINES, Data, Method, Mode, Run, Settings, baseline_run, is_drawn
+from .results import DECIDES, PROBE, Measure, Result, Results
+from .schedule import FURTHER_SEEDS, SEEDS, headline, seeds_of, swept
+from .sets import bands_of, captions_of, test_samples
 
 ALL = "all"
 CONFIDENCE = 0.95

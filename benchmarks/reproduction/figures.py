@@ -13,10 +13,10 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from reproduction.comparison import ALL, Comparison, Estimate
-from reproduction.plan import BASELINES, METHOD, MODES, WORDS, Mode
-from reproduction.results import DECIDES, Result
-from reproduction.schedule import BATCHES, DRAWN, SEEDS, SWEPT, compared, for_tau
+from .comparison import ALL, Comparison, Estimate
+from .plan import BASELINES, METHOD, MODES, WORDS, Mode
+from .results import DECIDES, Result
+from .schedule import BATCHES, DRAWN, SEEDS, SWEPT, compared, for_tau
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7")
 INK, GRID, MUTED = "#33373d", "#e3e5e8", "#8a9099"

@@ -5,20 +5,21 @@ Its words are in page.md; here are its figures and tables. It is made of the res
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 from thermopile.storage.files import write_atomically
 
-from reproduction import claims
-from reproduction import plan as plans
-from reproduction.comparison import Comparison, Estimate
-from reproduction.figures import draw
-from reproduction.plan import BASELINES, EPOCHS, METHOD, MODES, RATE, Method, Mode
-from reproduction.results import KNN, PROBE, RETRIEVAL, ZERO_SHOT, Measure, Result, Results
-from reproduction.schedule import (
+from ..markdown import table
+from . import claims
+from . import plan as plans
+from .comparison import Comparison, Estimate
+from .figures import draw
+from .plan import BASELINES, EPOCHS, METHOD, MODES, RATE, Method, Mode
+from .results import KNN, PROBE, RETRIEVAL, ZERO_SHOT, Measure, Result, Results
+from .schedule import (
     BATCHES,
     BESIDE,
     DRAWN,
@@ -31,8 +32,8 @@ from reproduction.schedule import (
     runs_of,
     swept,
 )
-from reproduction.search import search
-from reproduction.sets import TEST_SETS, test_samples
+from .search import search
+from .sets import TEST_SETS, test_samples
 
 WORDS = Path(__file__).with_name("page.md")
 COMMAND = "make reproduce FULL=1"
@@ -202,8 +203,3 @@ def wrapped(block: str) -> str:
         for item in block.replace("\n- ", "\0- ").split("\0")
     ]  # fmt: skip
     return "\n".join(filled)
-
-
-def table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heading, ["---"] * len(heading), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from thermopile.storage.files import write_atomically
 from thermopile.trainer.errors import RunError
 
-from reproduction.plan import Mode, Run, is_searched_on
+from .plan import Mode, Run, is_searched_on
 
 BANDS = ("all", "head", "medium", "tail")
 NEIGHBOURS = 10

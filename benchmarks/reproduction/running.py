@@ -38,11 +38,11 @@ from thermopile.trainer.evaluation.features import restore_encoders
 from thermopile.trainer.run.preemption import EXIT_CODE
 from thermopile.trainer.run_directory import RunDirectory, find_checkpoint
 
-from reproduction.division import train_divided
-from reproduction.plan import CURATED, DIVIDED_AFTER, Mode, Run, Settings, is_searched_on, untrained_settings
-from reproduction.results import Result, Temperatures
-from reproduction.scoring import GreyPixels, Right, Scorer
-from reproduction.sets import Sets, make_sets, open_sets
+from .division import train_divided
+from .plan import CURATED, DIVIDED_AFTER, Mode, Run, Settings, is_searched_on, untrained_settings
+from .results import Result, Temperatures
+from .scoring import GreyPixels, Right, Scorer
+from .sets import Sets, make_sets, open_sets
 
 RUNS_PER_PROCESS = 20
 
@@ -164,8 +164,9 @@ def _overrides(settings: Settings) -> list[str]:
 
 
 def _exact(value: Any) -> str:
-    """A setting's value as `--set` reads it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """A setting's value as `--set` reads it. Results name our objectives from `reproduction` on."""
+    words = str(value).lower() if isinstance(value, bool) else str(value)
+    return __name__.removesuffix("reproduction.running") + words if words.startswith("reproduction.") else words
 
 
 def _train(run: Run, sets: Sets, directory: RunDirectory) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
-from reproduction import plan
-from reproduction.plan import BATCH, METHOD, PLAIN, RATE, Data, Method, Mode, Run, Settings
-from reproduction.results import Results
-from reproduction.search import chosen, search, trials_of
+from . import plan
+from .plan import BATCH, METHOD, PLAIN, RATE, Data, Method, Mode, Run, Settings
+from .results import Results
+from .search import chosen, search, trials_of
 
 IMAGES, PAIRS = ("simclr", "sogclr", "isogclr", "decl", "auc_cl"), ("clip", "sogclr", "isogclr")
 NAMES: dict[Mode, tuple[str, ...]] = {"unimodal": IMAGES, "bimodal": PAIRS}

@@ -22,8 +22,8 @@ from thermopile.trainer.evaluation.features import image_features, text_features
 from thermopile.trainer.evaluation.scoring import knn, retrieval_ranks, sgd_probe, zero_shot
 from thermopile.trainer.run.build import recipe_named
 
-from reproduction.results import NEIGHBOURS
-from reproduction.sets import Sets
+from .results import NEIGHBOURS
+from .sets import Sets
 
 PROMPT = "the character {lower}"
 """For zero-shot: how the glyphs' captions begin."""

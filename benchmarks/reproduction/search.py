@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from reproduction.plan import (
+from .plan import (
     BATCH,
     METHOD,
     TRIALS,
@@ -22,7 +22,7 @@ from reproduction.plan import (
     Settings,
     train_run,
 )
-from reproduction.results import DECIDES, Results
+from .results import DECIDES, Results
 
 
 class Search(NamedTuple):

@@ -18,9 +18,8 @@ from thermopile.pipeline.sources.csv_source import CsvSource
 from thermopile.pipeline.sources.glyphs import CHARACTERS, TEST_PER_CLASS, GlyphSource
 from thermopile.trainer.evaluation.bands import Classes, band_of_class, match_classes
 
-import noto_emoji
-import openclipart
-from reproduction.plan import RIGHT, Data, base_of, is_drawn, is_searched_on, wrong_share
+from .. import noto_emoji, openclipart
+from .plan import RIGHT, Data, base_of, is_drawn, is_searched_on, wrong_share
 
 DEVELOPMENT_SEED, SEED = 1, 0
 TEST_SETS = 10

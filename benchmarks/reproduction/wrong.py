@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import product
 
-from reproduction.plan import (
+from .plan import (
     CURATED,
     DIVIDED_AFTER,
     RATE,
@@ -22,9 +22,9 @@ from reproduction.plan import (
     searched,
     train_run,
 )
-from reproduction.results import Results
-from reproduction.schedule import SECONDS, SECONDS_ON_DRAWINGS, Part, Runs
-from reproduction.search import chosen, search
+from .results import Results
+from .schedule import SECONDS, SECONDS_ON_DRAWINGS, Part, Runs
+from .search import chosen, search
 
 SEARCHED_UNDER = 40
 SHARES = {0: 5, 20: 3, 40: 5, 60: 3}

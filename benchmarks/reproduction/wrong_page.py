@@ -10,14 +10,15 @@ from matplotlib.axes import Axes
 
 from thermopile.storage.files import write_atomically
 
-from reproduction.comparison import Comparison, Estimate
-from reproduction.figures import COLOURS, MUTED, figure
-from reproduction.page import chosen_words, table, wrapped
-from reproduction.plan import Method, On, Run, Settings
-from reproduction.results import Result, Results
-from reproduction.schedule import missing, runs_of
-from reproduction.search import search
-from reproduction.wrong import (
+from ..markdown import table
+from .comparison import Comparison, Estimate
+from .figures import COLOURS, MUTED, figure
+from .page import chosen_words, wrapped
+from .plan import Method, On, Run, Settings
+from .results import Result, Results
+from .schedule import missing, runs_of
+from .search import search
+from .wrong import (
     CLIP,
     CLIP_DOUBT,
     FEW_SEEDS,

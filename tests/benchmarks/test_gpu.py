@@ -13,13 +13,14 @@ from zipfile import ZipFile
 import pytest
 import torch
 
-from on_gpu.copies import overlapped
-from on_gpu.findings import Findings, read
-from on_gpu.page import to_markdown
-from on_gpu.parts import PARTS, Part
-from on_gpu.running import NO_TIME, Runner
+from thermopile.benchmarks.on_gpu.copies import overlapped
+from thermopile.benchmarks.on_gpu.findings import Findings, read
+from thermopile.benchmarks.on_gpu.page import to_markdown
+from thermopile.benchmarks.on_gpu.parts import PARTS, Part
+from thermopile.benchmarks.on_gpu.running import NO_TIME, Runner
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
+CHECKOUT = Path(__file__).parents[2]
+GPU = [sys.executable, "-m", "benchmarks.gpu"]
 MACHINE = {
     "gpus": [{"name": "a card", "bytes": 80 * 2**30, "capability": "9.0"}], "driver": "580", "cuda": "13.0",
     "cpu": "a CPU", "cores": 16, "ram_bytes": 10**11, "python": "3.12.3", "versions": {"torch": "2.13.0"},
@@ -27,8 +28,8 @@ MACHINE = {
 
 
 def start(*words, **environment):
-    command = [sys.executable, SCRIPT, *words]
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, env=os.environ | environment)
+    command = list(map(str, [*GPU, *words]))
+    return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, env=os.environ | environment)
 
 
 @pytest.mark.wide
@@ -92,9 +93,8 @@ def test_every_part_runs_on_a_cpu_at_its_small_size(tmp_path):
 
 @pytest.mark.wide
 def test_one_rank_trains_as_one_of_several_with_the_losses_of_one_alone(tmp_path, monkeypatch):
+    from thermopile.benchmarks.on_gpu import runs  # which imports all that a trainer needs
     from thermopile.trainer.encoders import data_parallel
-
-    from on_gpu import runs  # which imports all that a trainer needs
 
     monkeypatch.setenv("MASTER_ADDR", "")
     averaged, wrap = [], data_parallel.DistributedDataParallel
@@ -124,8 +124,10 @@ def test_with_slow_parts_the_page_holds_what_was_measured_whether_the_time_ends_
     (tmp_path / "sitecustomize.py").write_text(SLOW)
     page, search = tmp_path / "gpu.md", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     parts = [word for part in ("objective", "dali", "tests") for word in ("--part", part)]
-    command = [sys.executable, SCRIPT, "--device", "cpu", "--small", "--minutes", "2", "--page", page, *parts]
-    running = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": search}, text=True, stderr=subprocess.PIPE)
+    command = [*GPU, "--device", "cpu", "--small", "--minutes", "2", "--page", page, *parts]
+    running = subprocess.Popen(
+        command, cwd=CHECKOUT, env=os.environ | {"PYTHONPATH": search}, text=True, stderr=subprocess.PIPE
+    )
     if interrupted:
         while not (tmp_path / "sitecustomize.py.dali").exists():
             time.sleep(0.1)
@@ -145,8 +147,7 @@ def test_with_slow_parts_the_page_holds_what_was_measured_whether_the_time_ends_
 WORKER = """
 import sys, time
 from pathlib import Path
-sys.path.insert(0, {benchmarks!r})
-from on_gpu.findings import Findings
+from thermopile.benchmarks.on_gpu.findings import Findings
 
 name = sys.argv[-1]
 found = Findings(name, Path({folder!r}), "cpu", True)
@@ -169,7 +170,7 @@ found.check("a figure", "≤ 1", "2", name != "runs")
 @pytest.fixture
 def command(tmp_path):
     worker = tmp_path / "worker.py"
-    worker.write_text(WORKER.format(benchmarks=str(SCRIPT.parent), folder=str(tmp_path)))
+    worker.write_text(WORKER.format(folder=str(tmp_path)))
     return [sys.executable, str(worker)]
 
 
@@ -247,8 +248,7 @@ def test(name):
 def test_tests_that_ran_are_counted_though_a_later_one_ends_their_process(tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
     (tmp_path / "test_gpu.py").write_text(TEST_FILE)
-    code = (f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r})\n"
-            "from pathlib import Path; from on_gpu import findings, suite\n"
+    code = ("from pathlib import Path; from thermopile.benchmarks.on_gpu import findings, suite\n"
             f"suite.MARK, suite.TESTS = 'gpu', Path({str(tmp_path)!r})\n"
             f"suite.tests(findings.Findings('tests', suite.TESTS, 'cpu', True), 'not compiled')")  # fmt: skip
     done = subprocess.run([sys.executable, "-c", code], capture_output=True)
@@ -281,11 +281,11 @@ def test_wheels_of_a_folder_are_on_the_path_of_all_parts_and_nowhere_afterwards(
         wheel.writestr("brought-1.dist-info/RECORD", "")
     (tmp_path / "pairs").mkdir()
     code = (
-        "import os, subprocess, sys; sys.path.insert(0, sys.argv.pop(1)); import gpu; from pathlib import Path\n"
+        "import os, subprocess, sys; from thermopile.benchmarks import gpu; from pathlib import Path\n"
         "gpu._add_wheels(Path(sys.argv[1]), Path(sys.argv[2])); import brought\n"
         "subprocess.run([sys.executable, '-c', 'import brought'], check=True); print(os.environ['THERMOPILE_PAIRS'])\n"
     )
-    command = [sys.executable, "-c", code, SCRIPT.parent, tmp_path, tmp_path / "site"]
+    command = [sys.executable, "-c", code, tmp_path, tmp_path / "site"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(tmp_path / "pairs")
     assert subprocess.run([sys.executable, "-c", "import brought"], capture_output=True).returncode == 1

@@ -5,7 +5,7 @@ from importlib import import_module
 import pytest
 from click.testing import CliRunner
 
-from harness import Figure, plain, take_turns
+from thermopile.benchmarks.harness import Figure, plain, take_turns
 
 
 def figure(ours, alternative=None, **asked):
@@ -24,6 +24,7 @@ def test_the_ratio_says_how_many_times_better_ours_is():
     [(figure(20.0, at_most=20), "≤ 20 ms", True), (figure(20.1, at_most=20), "≤ 20 ms", False),
      (figure(10.0, 80.0, ratio_at_least=8), "ratio ≥ 8", True),
      (figure(10.1, 80.0, ratio_at_least=8), "ratio ≥ 8", False),
+     (figure(20.0, 19.0, at_most=20, ratio_at_least=1), "≤ 20 ms, ratio ≥ 1", False),
      (figure(1.0, 2.0), "", None)],
 )  # fmt: skip
 def test_a_bound_is_asked_of_ours_or_of_the_ratio(measured, asked, held):
@@ -51,7 +52,7 @@ def test_contenders_take_turns_and_the_first_round_only_warms_up():
 
 OWN = """
 from dataclasses import dataclass
-from harness import Figure, Measured, Part, script
+from thermopile.benchmarks.harness import Figure, Measured, Part, script
 
 @dataclass(frozen=True)
 class Sizes:

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from openclipart import Pair, main, write_small
+from thermopile.benchmarks.openclipart import Pair, main, write_small
 
 SVG = """<svg xmlns="http://www.w3.org/2000/svg"><metadata>
 <rdf:RDF xmlns:cc="http://web.resource.org/cc/" xmlns:dc="http://purl.org/dc/elements/1.1/"

@@ -5,13 +5,12 @@ import shutil
 import numpy as np
 import pytest
 
+from thermopile.benchmarks.made import PairSource, repeat_shard
+from thermopile.benchmarks.pillow_views import PillowViews
 from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
 from thermopile.pipeline.order import Order
 from thermopile.tools.bench.photographs import photographs
-
-from made import PairSource, repeat_shard
-from pillow_views import PillowViews
 
 
 @pytest.mark.soak

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).parents[2] / "benchmarks"
+CHECKOUT = Path(__file__).parents[2]
 FIGURES = {
-    ("state", "rows"): {"take_ns", "put_ns", "take_and_put_ns"},
+    ("state", "rows"): {"take_ns", "put_ns"},
     ("state", "windowed"): {"peak_memory_gb", "wait_percent", "blocks_read", "blocks_written"},
     ("state", "snapshot"): {"megabytes_per_second"},
     ("step", "checkpoint"): {"held_up_ms", "held_up_steps", "held_up_worst_steps", "first_held_up_ms",
@@ -25,7 +25,7 @@ FIGURES = {
                                "smallest_of_others"},
     ("objective", "time"): {"32_products_ms", "32_autograd_ms"},
     ("objective", "memory"): {"32_products_mib", "32_autograd_mib"},
-    ("momentum", "step"): {"step_ms", "over", "encoders_ms", "keys_ms", "products_ms"},
+    ("momentum", "step"): {"step_ms"},
     ("inspect_report", "beside_pandas"): {"seconds", "peak_megabytes", "page_megabytes", "export_seconds"},
     ("serve", "page"): {"first_seconds", "slowest_ms", "ms_coldest", "ms_hottest_far_back", "ms_a_word", "ms_a_kind",
                         "ms_a_class_by_log_s", "ms_a_range_of_tau_by_id", "ms_a_sample_with_its_history",
@@ -49,8 +49,8 @@ QUICKEST = {("objective", "time")}
 
 
 def run(script, *words, directory):
-    command = [sys.executable, SCRIPTS / f"{script}.py", "--json", "--dir", directory, *words]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    command = [sys.executable, "-m", f"benchmarks.{script}", "--json", "--dir", directory, *words]
+    done = subprocess.run(list(map(str, command)), cwd=CHECKOUT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert list(directory.iterdir()) == []
     return [json.loads(line) for line in done.stdout.splitlines()]

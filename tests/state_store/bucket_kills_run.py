@@ -12,7 +12,6 @@ import resource
 import subprocess
 import sys
 import time
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -91,8 +90,7 @@ def run_and_kill(rows: int, moments: random.Random, longest: float) -> list[tupl
 
 
 def main(rows: int, kills: int, longest: float) -> None:
-    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-    from object_server import object_server
+    from thermopile.benchmarks.object_server import object_server
 
     moments, expected, announced, held = random.Random(11), Expected(rows), [], 0
     counts, kept = [], 0

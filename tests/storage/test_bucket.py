@@ -9,10 +9,9 @@ import obstore
 import pytest
 from obstore.exceptions import PreconditionError
 
+from thermopile.benchmarks.object_server import CREDENTIALS
 from thermopile.storage import bucket
 from thermopile.storage.bucket import Address, AddressError, MissingBucketError, ObjectStoreError, is_address
-
-from object_server import CREDENTIALS
 
 wide = pytest.mark.wide
 

@@ -6,10 +6,9 @@ import pytest
 from click.testing import CliRunner
 
 import thermopile
+from thermopile.benchmarks.object_server import uploaded
 from thermopile.storage.bucket import Address
 from thermopile.tools.cli import main
-
-from object_server import uploaded
 
 pytestmark = pytest.mark.wide
 

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from thermopile.benchmarks.object_server import uploaded
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.remote import cache_folder
@@ -17,7 +18,6 @@ from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
 
-from object_server import uploaded
 from small_runs import assert_same_state, assert_same_weights, lines, losses, train
 
 pytestmark = pytest.mark.wide

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from reproduction.comparison import _estimate
+from thermopile.benchmarks.reproduction.comparison import _estimate
 
 
 def test_seeds_that_agree_leave_the_error_of_the_test_samples():

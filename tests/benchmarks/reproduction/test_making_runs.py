@@ -7,6 +7,29 @@ import numpy as np
 import pytest
 import torch
 
+from thermopile.benchmarks import noto_emoji
+from thermopile.benchmarks.reproduction import plan, running, sets
+from thermopile.benchmarks.reproduction.comparison import BASELINES
+from thermopile.benchmarks.reproduction.plan import (
+    METHOD,
+    Run,
+    base_of,
+    baseline_run,
+    is_drawn,
+    is_searched_on,
+    train_run,
+    wrong_share,
+)
+from thermopile.benchmarks.reproduction.results import PROBE, RETRIEVAL, Result
+from thermopile.benchmarks.reproduction.scoring import Scorer
+from thermopile.benchmarks.reproduction.sets import (
+    TEST_SETS,
+    BalancedGlyphs,
+    open_sets,
+    split,
+    train_source,
+    with_wrong_titles,
+)
 from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
@@ -14,14 +37,6 @@ from thermopile.pipeline.sources.glyphs import GlyphSource, class_sizes
 from thermopile.trainer.config import load_config
 from thermopile.trainer.encoders import Encoders, with_names
 from thermopile.trainer.evaluation.features import image_features
-
-import noto_emoji
-from reproduction import plan, running, sets
-from reproduction.comparison import BASELINES
-from reproduction.plan import METHOD, Run, base_of, baseline_run, is_drawn, is_searched_on, train_run, wrong_share
-from reproduction.results import PROBE, RETRIEVAL, Result
-from reproduction.scoring import Scorer
-from reproduction.sets import TEST_SETS, BalancedGlyphs, open_sets, split, train_source, with_wrong_titles
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from thermopile.benchmarks.reproduction.noisy import (
+    NoisyDecl,
+    NoisyDeclSettings,
+    NoisyPairs,
+    NoisySimclr,
+    NoisySimclrSettings,
+)
 from thermopile.trainer.objectives import Progress, create_objective
-
-from reproduction.noisy import NoisyDecl, NoisyDeclSettings, NoisyPairs, NoisySimclr, NoisySimclrSettings
 
 NOISY = {"simclr": (NoisySimclr, NoisySimclrSettings), "decl": (NoisyDecl, NoisyDeclSettings)}
 

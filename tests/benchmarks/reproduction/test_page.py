@@ -7,16 +7,17 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from thermopile.benchmarks.reproduce import main
+from thermopile.benchmarks.reproduction import page as pages
+from thermopile.benchmarks.reproduction.claims import planned
+from thermopile.benchmarks.reproduction.comparison import BASELINES
+from thermopile.benchmarks.reproduction.plan import METHOD, baseline_run, is_drawn, is_searched_on
+from thermopile.benchmarks.reproduction.results import Result, Results
+from thermopile.benchmarks.reproduction.schedule import headline, runs_of
+from thermopile.benchmarks.reproduction.sets import bands_of
+from thermopile.benchmarks.reproduction.sets import test_samples as number_of_test_samples
+
 from made_results import CLAIM, PARTS, Made, result, right
-from reproduce import main
-from reproduction import page as pages
-from reproduction.claims import planned
-from reproduction.comparison import BASELINES
-from reproduction.plan import METHOD, baseline_run, is_drawn, is_searched_on
-from reproduction.results import Result, Results
-from reproduction.schedule import headline, runs_of
-from reproduction.sets import bands_of
-from reproduction.sets import test_samples as number_of_test_samples
 
 CHECKOUT = Path(__file__).parents[3]
 TEST_SAMPLES = number_of_test_samples("long-tailed")

@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from thermopile.benchmarks.reproduction.plain_temperature import PlainTemperature, PlainTemperatureSettings
 from thermopile.trainer.objectives import Progress
-
-from reproduction.plain_temperature import PlainTemperature, PlainTemperatureSettings
 
 ETA = 0.01
 

@@ -4,15 +4,26 @@ import math
 
 import pytest
 
+from thermopile.benchmarks.reproduction import page as pages
+from thermopile.benchmarks.reproduction import plan
+from thermopile.benchmarks.reproduction.claims import planned
+from thermopile.benchmarks.reproduction.comparison import Comparison
+from thermopile.benchmarks.reproduction.plan import BATCH, METHOD, METHODS, RATE, Axis, Method
+from thermopile.benchmarks.reproduction.results import Results
+from thermopile.benchmarks.reproduction.schedule import (
+    BESIDE,
+    FEW_SEEDS,
+    NAMES,
+    compared,
+    headline,
+    linear,
+    missing,
+    parts,
+    swept,
+)
+from thermopile.benchmarks.reproduction.search import chosen, search
+
 from made_results import Made, result
-from reproduction import page as pages
-from reproduction import plan
-from reproduction.claims import planned
-from reproduction.comparison import Comparison
-from reproduction.plan import BATCH, METHOD, METHODS, RATE, Axis, Method
-from reproduction.results import Results
-from reproduction.schedule import BESIDE, FEW_SEEDS, NAMES, compared, headline, linear, missing, parts, swept
-from reproduction.search import chosen, search
 
 
 def tried_by(method, score, batch=BATCH, results=None):

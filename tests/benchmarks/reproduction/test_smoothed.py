@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from thermopile.benchmarks.reproduction.smoothed import SmoothedClip, SmoothedClipSettings
 from thermopile.trainer.objectives import Progress, create_objective
-
-from reproduction.smoothed import SmoothedClip, SmoothedClipSettings
 
 START = Progress(0, 10)
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from made_results import CLAIM, Made, right
-from reproduction.claims import (
+from thermopile.benchmarks.reproduction.claims import (
     EQUIVALENT,
     NO,
     NOT_CLEAR,
@@ -15,11 +14,24 @@ from reproduction.claims import (
     verdict,
     verdict_of_all,
 )
-from reproduction.comparison import BASELINES, Comparison, Estimate, _estimate
-from reproduction.plan import METHOD, baseline_run
-from reproduction.results import Results
-from reproduction.schedule import ALPHAS, FEW_SEEDS, NOISY, PLAIN_SETTINGS, RHOS, SEEDS, TAUS, for_tau, headline, plain
-from reproduction.sets import captions_of
+from thermopile.benchmarks.reproduction.comparison import BASELINES, Comparison, Estimate, _estimate
+from thermopile.benchmarks.reproduction.plan import METHOD, baseline_run
+from thermopile.benchmarks.reproduction.results import Results
+from thermopile.benchmarks.reproduction.schedule import (
+    ALPHAS,
+    FEW_SEEDS,
+    NOISY,
+    PLAIN_SETTINGS,
+    RHOS,
+    SEEDS,
+    TAUS,
+    for_tau,
+    headline,
+    plain,
+)
+from thermopile.benchmarks.reproduction.sets import captions_of
+
+from made_results import CLAIM, Made, right
 
 SPREAD = (-0.03, 0.03, -0.02, 0.02, 0.0)
 """What seeds differ by: the error of their mean is 3.2 points."""

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from made_results import MadeResults, result
-from reproduction.results import Results
-from reproduction.schedule import missing, runs_of
-from reproduction.search import search
-from reproduction.wrong import (
+from thermopile.benchmarks.reproduction.results import Results
+from thermopile.benchmarks.reproduction.schedule import missing, runs_of
+from thermopile.benchmarks.reproduction.search import search
+from thermopile.benchmarks.reproduction.wrong import (
     CLIP,
     CLIP_DOUBT,
     ISOGCLR,
@@ -22,7 +21,9 @@ from reproduction.wrong import (
     parts,
     rival,
 )
-from reproduction.wrong_page import Found, to_markdown
+from thermopile.benchmarks.reproduction.wrong_page import Found, to_markdown
+
+from made_results import MadeResults, result
 
 CHECKOUT = Path(__file__).parents[3]
 

@@ -12,11 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
+from thermopile.benchmarks.made import repeat_shard
 from thermopile.pipeline.augment import RECIPES, Recipe, view_parameters
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.sources.glyphs import GlyphSource
-
-from made import repeat_shard
 
 WHOLE = Recipe(scale=(1.0, 1.0), ratio=(0.01, 100.0), flip=0.0, mean=(0, 0, 0), std=(1, 1, 1))
 """Nearly the whole picture, unchanged but for the resize; its pixels lie in [0, 1]."""

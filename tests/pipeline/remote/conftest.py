@@ -2,14 +2,13 @@
 
 import pytest
 
+from thermopile.benchmarks.object_server import uploaded
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.order import Order
 from thermopile.storage.bucket import Address
 from thermopile.trainer.config import DataConfig
 from thermopile.trainer.run.dataset_cache import DatasetCache
 from thermopile.trainer.world import ALONE
-
-from object_server import uploaded
 
 
 @pytest.fixture(scope="session")

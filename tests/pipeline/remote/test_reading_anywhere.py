@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 
+from thermopile.benchmarks.object_server import uploaded
 from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.conversion.check import check_dataset
 from thermopile.pipeline.dataset import Dataset
@@ -16,8 +17,6 @@ from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.loading.ffcv_loader import ViewMaker
 from thermopile.pipeline.remote import samples as samples_module
 from thermopile.storage.bucket import Address, ObjectStoreError
-
-from object_server import uploaded
 
 pytestmark = pytest.mark.wide
 

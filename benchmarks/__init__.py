@@ -1,0 +1,1 @@
+"""Measurements that are not installed. Run one from a checkout: python -m benchmarks.state."""

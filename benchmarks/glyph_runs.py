@@ -1,0 +1,37 @@
+"""Datasets and runs of the studies on glyphs. They stay in a folder, so a later call makes only what is missing."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from pathlib import Path
+
+from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.sources import Source
+from thermopile.tools.cli import main
+from thermopile.trainer.run.preemption import EXIT_CODE
+
+
+def converted(source: Source, path: Path, seed: int = 0) -> Path:
+    """Convert a source to `path`, unless that was done before; return the path."""
+    if not path.exists():
+        convert(source, path, ConvertSettings(seed=seed), workers=1)
+    return path
+
+
+def trained(data: Path, run: Path, settings: Mapping[str, object], *more: object) -> Path:
+    """Train `run` to its end with the demo's preset and these settings; return it."""
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    thermopile("train", "--preset", "glyphs", "--data", data, "--out", run, "--resume", *words, *more)
+    return run
+
+
+def thermopile(*words: object) -> str:
+    """Run a command and return what it printed. Exits if a signal stopped it."""
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        exit_code = main([str(word) for word in words], standalone_mode=False)
+    if exit_code == EXIT_CODE:
+        raise SystemExit(EXIT_CODE)
+    return printed.getvalue()

@@ -25,14 +25,15 @@ from contextlib import contextmanager  # noqa: E402
 from io import BytesIO  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-# Benchmarks are scripts; tests use some of what they make. And what tests of several folders share.
-sys.path[:0] = [str(Path(__file__).parents[1] / "benchmarks"), str(Path(__file__).parent)]
+# Where `support` is, and the benchmarks' scripts; for this process and for those that tests start.
+ROOTS = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "benchmarks")]
+sys.path[:0] = ROOTS
+os.environ["PYTHONPATH"] = os.pathsep.join([*ROOTS, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 import numpy as np  # noqa: E402
 import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 import pytest  # noqa: E402
-from noise_source import NoiseSource  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from thermopile.files import sha256_of  # noqa: E402
@@ -44,7 +45,8 @@ from thermopile.pipeline.sources.glyphs import GlyphSource  # noqa: E402
 from thermopile.pipeline.sources.parquet import ParquetSource  # noqa: E402
 
 from object_server import Server, object_server  # noqa: E402
-from several_captions import captions_of  # noqa: E402
+from support.datasets import captions_of  # noqa: E402
+from support.sources import NoiseSource  # noqa: E402
 
 pytest_plugins = ["cpu_budget"]
 

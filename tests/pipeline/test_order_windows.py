@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from thermopile.pipeline.order import MAX_BLOCK_ROWS, Order, Window
 
-from orders import EPOCHS, MANY, ORDERS, SHARDS, SOME, epoch_ids, full_shuffles, shard_sequence, windowed
+from support.orders import EPOCHS, MANY, ORDERS, SHARDS, SOME, epoch_ids, full_shuffles, shard_sequence, windowed
 
 
 def max_live_blocks(order: Order, epoch: int) -> int:

@@ -3,9 +3,7 @@
 import logging
 import math
 import multiprocessing
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,10 +12,7 @@ from thermopile.state_store import StateStore
 from thermopile.state_store.durable import Repository
 from thermopile.state_store.schema import Description
 
-# For the programs that tests run in processes of their own, and what tests share.
-sys.path.insert(0, str(Path(__file__).parent))
-
-from commits import BLOCK_ROWS, SAMPLES, SCHEMA
+from support.commits import BLOCK_ROWS, SAMPLES, SCHEMA
 
 FIELDS = {"image/log_s": -math.inf, "image/tau": 0.05}
 
@@ -106,7 +101,7 @@ def start():
     The processes are forks of one server, which imports torch and the store once.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "thermopile.state_store.store", "long_life_run"])
+    context.set_forkserver_preload(["torch.distributed", "thermopile.state_store.store", "support.programs.long_life"])
     started = []
 
     def start(function, *arguments):

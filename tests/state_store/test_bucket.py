@@ -4,19 +4,14 @@ import os
 import pickle
 import random
 import subprocess
-import sys
 import threading
 from itertools import count
-from pathlib import Path
 from types import SimpleNamespace
 
-import crashing_run
 import icechunk
 import numpy as np
 import pytest
 import torch
-from commits import BLOCK_ROWS, SAMPLES, SCHEMA, assert_all_rows, commit, rows, tags
-from crashing_run import ExpectedState, assert_columns_equal, run_until_killed
 
 from thermopile.lock import LockedError
 from thermopile.objects import Address, ObjectStoreError
@@ -37,6 +32,10 @@ from thermopile.state_store.durable import Repository
 from thermopile.state_store.history import INDEX
 from thermopile.state_store.ranks import Ranks
 from thermopile.state_store.schema import Description
+
+from support.commits import BLOCK_ROWS, SAMPLES, SCHEMA, assert_all_rows, commit, rows, tags
+from support.programs import crashing, program
+from support.programs.crashing import ExpectedState, assert_columns_equal, run_until_killed
 
 pytestmark = pytest.mark.wide
 
@@ -75,16 +74,16 @@ def elsewhere(scratch, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["resident", "windowed"])
 def test_every_snapshot_is_as_on_a_disk(kind, path, tmp_path):
-    made_for = {"samples": crashing_run.SAMPLES, "fields": crashing_run.FIELDS, "dataset_fingerprint": "crash",
-                "memory_budget": crashing_run.MEMORY_BUDGETS[kind]}  # fmt: skip
+    made_for = {"samples": crashing.SAMPLES, "fields": crashing.FIELDS, "dataset_fingerprint": "crash",
+                "memory_budget": crashing.MEMORY_BUDGETS[kind]}  # fmt: skip
     places = [path, tmp_path / "state"]
-    for begin in (lambda place: StateStore.create(place, block_rows=crashing_run.ORDER.block_rows, **made_for),
+    for begin in (lambda place: StateStore.create(place, block_rows=crashing.ORDER.block_rows, **made_for),
                   lambda place: StateStore.open(place, **made_for)):  # fmt: skip
         for place in places:
             with begin(place) as store:
-                store.expect(crashing_run.windows_after(store.last_snapshot.step))
+                store.expect(crashing.windows_after(store.last_snapshot.step))
                 for step in range(store.last_snapshot.step + 1, store.last_snapshot.step + 7):
-                    ids, new = crashing_run.batch_of_step(step)
+                    ids, new = crashing.batch_of_step(step)
                     store.take(ids)
                     store.put(ids, {name: torch.from_numpy(row) for name, row in new.items()}, step=step)
                     if step % 3 == 0:
@@ -220,7 +219,7 @@ def test_a_lock_whose_holder_was_killed_is_taken_at_once_on_its_machine_and_else
     elsewhere("first")
     variables = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", SCRATCH))}
     run_until_killed(start, path, "resident", variables, snapshots=1, seconds=0)
-    made_for = {"path": path, "samples": crashing_run.SAMPLES, "fields": crashing_run.FIELDS,
+    made_for = {"path": path, "samples": crashing.SAMPLES, "fields": crashing.FIELDS,
                 "dataset_fingerprint": "crash"}  # fmt: skip
     elsewhere("second")
     resume(**made_for).close()
@@ -372,7 +371,6 @@ def test_no_object_and_no_local_file_holds_credentials(create, path, scratch, ne
 @pytest.mark.soak
 @pytest.mark.timeout(3 * 3600)
 def test_the_state_of_ten_million_rows_is_exact_after_each_of_fifty_kills():
-    program = Path(__file__).with_name("bucket_kills_run.py")
-    run = subprocess.run([sys.executable, program, "10000000", "50"], capture_output=True, text=True)
+    run = subprocess.run(program("bucket_kills", 10_000_000, 50), capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     print(run.stdout)

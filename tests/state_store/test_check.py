@@ -14,7 +14,7 @@ from thermopile.state_store.durable import Repository
 from thermopile.state_store.ranks import Ranks
 from thermopile.state_store.schema import Description, Schema
 
-from sound_state import BLOCK, FIELDS, SAMPLES, STEP, sound_columns
+from support.sound_state import BLOCK, FIELDS, SAMPLES, STEP, sound_columns
 
 BOUNDS = {"tau_min": 0.005, "tau_max": 1.0}
 

@@ -4,13 +4,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from thread_ranks import ThreadRank
 
 from thermopile.objects import Address
 from thermopile.places import SCRATCH, read, remove, write
 from thermopile.state_store import BackgroundError, SnapshotError, StateReader, StateStore, history, list_snapshots
 from thermopile.state_store.icechunk_files import needed_files
 from thermopile.state_store.ranks import Ranks
+
+from support.threads import ThreadRank
 
 SAMPLES, BLOCK_ROWS, SPLIT = 2_400, 200, 1_200
 """Chunks of 800 bytes: icechunk keeps those of up to 512 in its manifests."""

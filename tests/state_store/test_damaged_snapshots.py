@@ -5,13 +5,6 @@ import os
 from itertools import pairwise
 
 import pytest
-from commits import (
-    columns,
-    commit,
-    files,
-    rows,
-    tags,
-)
 
 from thermopile.state_store import (
     SnapshotError,
@@ -22,6 +15,14 @@ from thermopile.state_store import (
 from thermopile.state_store.durable import Repository
 from thermopile.state_store.history import COPY, INDEX
 from thermopile.state_store.ranks import Ranks
+
+from support.commits import (
+    columns,
+    commit,
+    files,
+    rows,
+    tags,
+)
 
 
 def cut_short(file):

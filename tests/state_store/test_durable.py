@@ -8,20 +8,6 @@ import subprocess
 
 import numpy as np
 import pytest
-from commits import (
-    BLOCK_ROWS,
-    CHANGED_BYTES,
-    SAMPLES,
-    SCHEMA,
-    assert_all_rows,
-    columns,
-    commit,
-    disk_use,
-    files,
-    icechunk_repository,
-    rows,
-    tags,
-)
 from zarr.codecs import Crc32cCodec
 from zarr.core.sync import sync
 
@@ -36,6 +22,21 @@ from thermopile.state_store.commit import ColumnPart
 from thermopile.state_store.durable import Repository
 from thermopile.state_store.history import COPY, INDEX
 from thermopile.state_store.schema import Description
+
+from support.commits import (
+    BLOCK_ROWS,
+    CHANGED_BYTES,
+    SAMPLES,
+    SCHEMA,
+    assert_all_rows,
+    columns,
+    commit,
+    disk_use,
+    files,
+    icechunk_repository,
+    rows,
+    tags,
+)
 
 # What a repository holds
 

@@ -16,7 +16,7 @@ from thermopile.state_store import (
     StepError,
 )
 
-from waits import no_waits
+from support.waits import no_waits
 
 IDS = np.array([2, 99, 40])
 

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +18,8 @@ from thermopile.trainer.build import resolve
 from thermopile.trainer.config import load_config
 from thermopile.trainer.objectives import create_objective
 from thermopile.trainer.run_directory import RunDirectory
+
+from support.sources import HostileSource
 
 STEP = 5
 FORMS = html.FORMS
@@ -66,12 +67,7 @@ def assert_one_line():
 def hostile_dataset(tmp_path_factory):
     """66 pairs whose texts are hostile, in six classes of 34 to 1, and one sample without class and caption."""
     out = tmp_path_factory.mktemp("hostile") / "dataset"
-    with pytest.MonkeyPatch.context() as patch:
-        # The converting processes must find the source's module as well.
-        patch.syspath_prepend(Path(__file__).parent)
-        from hostile_source import HostileSource
-
-        convert(HostileSource(), out, ConvertSettings(), workers=1)
+    convert(HostileSource(), out, ConvertSettings(), workers=1)
     return Dataset(out)
 
 

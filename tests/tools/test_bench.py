@@ -13,7 +13,7 @@ from thermopile.tools.cli import main
 
 @pytest.mark.parametrize(
     ("image", "larger"),
-    [("own_code:Tower", False), pytest.param("hf:resnet-18", True, marks=pytest.mark.wide)],
+    [("support.own_code:Tower", False), pytest.param("hf:resnet-18", True, marks=pytest.mark.wide)],
 )
 def test_a_step_is_measured_with_each_encoder_and_its_time_is_shared_out(image, larger):
     words = ["bench", "step", "--image", "conv", "--image", image, "--device", "cpu", "--batch", "16",
@@ -30,7 +30,7 @@ def test_a_step_is_measured_with_each_encoder_and_its_time_is_shared_out(image, 
 
 @pytest.mark.parametrize(
     ("text", "settings"),
-    [("own_code:Words", ("width=12",)),
+    [("support.own_code:Words", ("width=12",)),
      pytest.param("hf:distilbert", ("n_layers=1", "dim=24", "hidden_dim=24"), marks=pytest.mark.wide)],
 )  # fmt: skip
 def test_a_step_on_a_dataset_is_compared_with_one_on_random_batches(hostile_dataset, text, settings):

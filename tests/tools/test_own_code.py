@@ -13,10 +13,10 @@ from thermopile.trainer.config.own_code import CODE
 from thermopile.trainer.run_directory import RunDirectory
 
 OWN = {
-    "model.image.name": "own_code:Tower", "model.image.config.width": 6, "model.text.name": "own_code:Words",
-    "objective.name": "own_code:Weighted", "objective.tau": 0.3, "data.recipe": "own_code:SOFT",
-    "data.recipe.blur": 0.2, "epochs": 2, "batch_size": 64, "log_every": 1, "data.image_size": 16, "model.dim": 8,
-    "checkpoint.every_steps": 3, "canonical_shards": 2,
+    "model.image.name": "support.own_code:Tower", "model.image.config.width": 6,
+    "model.text.name": "support.own_code:Words", "objective.name": "support.own_code:Weighted", "objective.tau": 0.3,
+    "data.recipe": "support.own_code:SOFT", "data.recipe.blur": 0.2, "epochs": 2, "batch_size": 64, "log_every": 1,
+    "data.image_size": 16, "model.dim": 8, "checkpoint.every_steps": 3, "canonical_shards": 2,
 }  # fmt: skip
 SET = [word for key, value in OWN.items() for word in ("--set", f"{key}={value}")]
 WITHOUT_OBJECTIVE = [
@@ -37,8 +37,10 @@ def succeed(*arguments):
 @pytest.fixture(scope="module")
 def dataset(picture_folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("own") / "pictures"
-    done = succeed("convert", "own_code:Pictures", picture_folder, out, "--option", "suffix=png", "--workers", "1")
-    assert "imports the source = own_code:Pictures from " in done.stderr
+    done = succeed(
+        "convert", "support.own_code:Pictures", picture_folder, out, "--option", "suffix=png", "--workers", "1"
+    )
+    assert "imports the source = support.own_code:Pictures from " in done.stderr
     return Dataset(out)
 
 
@@ -47,17 +49,22 @@ def trained(dataset, tmp_path_factory):
     directory = RunDirectory(tmp_path_factory.mktemp("own") / "run")
     done = succeed("train", "--data", dataset.path, "--out", directory.path, *SET)
     for key in ("model.image.name", "model.text.name", "objective.name", "data.recipe.name"):
-        assert f"imports {key} = {OWN.get(key, 'own_code:SOFT')} from " in done.stderr
+        assert f"imports {key} = {OWN.get(key, 'support.own_code:SOFT')} from " in done.stderr
     return directory
 
 
 def test_a_source_of_ones_own_is_converted_with_its_options(dataset):
     assert (dataset.n, dataset.index.mode, dataset.index.source["kind"]) == (300, "pairs", "pictures")
-    refused = run("convert", "own_code:Pictures", "x", dataset.path.with_name("other"), "--option", "colour=red")
+    refused = run(
+        "convert", "support.own_code:Pictures", "x", dataset.path.with_name("other"), "--option", "colour=red"
+    )
     assert refused.exit_code == 1
-    assert "own_code:Pictures cannot be created with SRC 'x' and options {'colour': 'red'}: TypeError" in refused.stderr
+    assert (
+        "support.own_code:Pictures cannot be created with SRC 'x' and options {'colour': 'red'}: TypeError"
+        in refused.stderr
+    )
     for name, said in (
-        ("own_code:Tower", "derive it from thermopile.Source"),
+        ("support.own_code:Tower", "derive it from thermopile.Source"),
         ("nowhere:X", "with the module's directory in PYTHON"),
     ):
         assert said in run("convert", name, "x", dataset.path.with_name("other")).stderr
@@ -66,7 +73,7 @@ def test_a_source_of_ones_own_is_converted_with_its_options(dataset):
 def test_it_is_recorded_trained_inspected_evaluated_and_exported(trained, dataset, tmp_path):
     config = trained.config()
     assert config.objective.settings["memory"] == 0.9, "a default of the objective's own model is not recorded"
-    assert (config.data.recipe.name, config.data.recipe.fields) == ("own_code:SOFT", {"blur": 0.2})
+    assert (config.data.recipe.name, config.data.recipe.fields) == ("support.own_code:SOFT", {"blur": 0.2})
     assert "plain" in json.loads(trained.metrics_file.read_text().splitlines()[0])
     found = json.loads(succeed("inspect", trained.path, "--json").stdout)
     assert found["samples"] == 300
@@ -124,7 +131,7 @@ def test_a_run_whose_code_the_command_replaces_does_not_run_it(trained, monkeypa
     others = ("model.image.name=conv", "model.text.name=mean_embedding", "objective.name=clip", "data.recipe=clip")
     done = run("train", "--out", trained.path, "--resume", *(word for other in others for word in ("--set", other)))
     assert done.exit_code == 2
-    assert "the run sets data.recipe.name = 'own_code:SOFT', which imports that module" in done.stderr
+    assert "the run sets data.recipe.name = 'support.own_code:SOFT', which imports that module" in done.stderr
 
 
 def test_a_run_goes_on_where_its_code_is_allowed_or_named_again(trained):
@@ -135,11 +142,17 @@ def test_a_run_goes_on_where_its_code_is_allowed_or_named_again(trained):
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("model.image.name=own_code:Nothing", "model.image.name = 'own_code:Nothing' cannot be imported"),
-        ("model.image.name=own_code:Weighted", "model.image.name = 'own_code:Weighted' cannot be created with"),
+        (
+            "model.image.name=support.own_code:Nothing",
+            "model.image.name = 'support.own_code:Nothing' cannot be imported",
+        ),
+        (
+            "model.image.name=support.own_code:Weighted",
+            "model.image.name = 'support.own_code:Weighted' cannot be created with",
+        ),
         ("model.image.config.width=wide", "cannot be created with image_size, width"),
-        ("objective.rho=1", "'own_code:Weighted' has no setting 'rho'"),
-        ("objective.memory=long", "objective 'own_code:Weighted': memory = 'long'"),
+        ("objective.rho=1", "'support.own_code:Weighted' has no setting 'rho'"),
+        ("objective.memory=long", "objective 'support.own_code:Weighted': memory = 'long'"),
         ("data.recipe.blurr=1", "data.recipe has no field 'blurr' (did you mean 'blur'?)"),
     ],
 )

@@ -20,7 +20,7 @@ from thermopile.tools.cli import main
 from thermopile.trainer.config import load_config
 from thermopile.trainer.run_directory import RunDirectory
 
-from sound_state import BLOCK, FIELDS, STEP, sound_columns
+from support.sound_state import BLOCK, FIELDS, STEP, sound_columns
 
 SETTINGS = {"name": "isogclr", "tau_min": 0.005, "tau_max": 1.0}
 

@@ -10,12 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from click.testing import CliRunner
-from counted import change_content
 from transformers import AutoModel, ResNetConfig
 
 from thermopile.tools.cli import main
 from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
 from thermopile.trainer.run_directory import RunDirectory
+
+from support.datasets import change_content
 
 TINY = ("epochs=1", "batch_size=256", "data.image_size=16", "model.dim=8", "model.image.config.width=4",
         "objective.name=isogclr")  # fmt: skip

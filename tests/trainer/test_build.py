@@ -14,7 +14,7 @@ from thermopile.trainer.loop import Trainer
 from thermopile.trainer.resume_settings import differences
 from thermopile.trainer.run_directory import RunDirectory
 
-from small_runs import SMALL_MODEL
+from support.runs import SMALL_MODEL
 
 CPU = torch.device("cpu")
 

@@ -19,14 +19,14 @@ from thermopile.trainer.metrics_log import MetricsLog
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.world import ALONE, World
 
-import small_runs
+from support import runs
 
 PATIENCE = 20
 """Seconds after which a wait that should end has failed."""
 
 
 def small(dataset, **checkpoint):
-    return small_runs.small(dataset, epochs=1, checkpoint={"every_minutes": 0, "keep_last": 9} | checkpoint)
+    return runs.small(dataset, epochs=1, checkpoint={"every_minutes": 0, "keep_last": 9} | checkpoint)
 
 
 def losses(run):

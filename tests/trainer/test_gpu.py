@@ -11,8 +11,8 @@ from thermopile.trainer.host_copy import CopyOnHost, PinnedMemory, bytes_on_gpu
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
-from small_runs import train
-from waits import no_waits
+from support.runs import train
+from support.waits import no_waits
 
 TREE = {"epochs": 2, "batch_size": 256, "log_every": 1, "optimizer": {"warmup_steps": 0}}
 

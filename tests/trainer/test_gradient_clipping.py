@@ -14,8 +14,8 @@ from thermopile.trainer.optim import create_optimizer
 from thermopile.trainer.precision import MixedPrecision
 from thermopile.trainer.run_directory import RunDirectory
 
-from small_runs import losses, small, train
-from waits import no_waits
+from support.runs import losses, small, train
+from support.waits import no_waits
 
 CPU = torch.device("cpu")
 SGD = OptimizerConfig(name="sgd", momentum=0.0, weight_decay=0.0)

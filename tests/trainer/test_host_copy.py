@@ -6,7 +6,7 @@ import torch
 from thermopile.trainer.host_copy import CopyOnHost, PinnedMemory, bytes_on_gpu, placed
 from thermopile.trainer.tensors import load_tensors, save_tensors, take_apart
 
-from waits import no_waits
+from support.waits import no_waits
 
 
 def test_what_is_changed_later_is_not_in_the_copy():

@@ -10,7 +10,7 @@ from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
-from small_runs import assert_same_state, losses, small, stop_at, train
+from support.runs import assert_same_state, losses, small, stop_at, train
 
 
 def checkpoints(run):

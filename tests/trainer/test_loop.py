@@ -12,7 +12,7 @@ from thermopile.trainer.errors import ConfigError, TrainingError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
-from small_runs import lines, losses, small, train
+from support.runs import lines, losses, small, train
 
 
 def test_every_step_is_logged_once_with_loss_temperatures_and_waits(finished):

@@ -14,15 +14,15 @@ from thermopile.trainer.errors import TrainingError
 from thermopile.trainer.loop import MAX_SKIPPED, Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
-import small_runs
-from small_runs import SMALL_MODEL, assert_same_state, lines, losses
+from support import runs
+from support.runs import SMALL_MODEL, assert_same_state, lines, losses
 
 VICREG = SMALL_MODEL | {"head": "vicreg", "head_width": 16}
 """A head with batch norms, whose running means one bad batch would spoil."""
 
 
 def small(dataset, **more):
-    return small_runs.small(dataset, **{"on_nan": "skip", "model": VICREG} | more)
+    return runs.small(dataset, **{"on_nan": "skip", "model": VICREG} | more)
 
 
 def poison(trainer, steps, what="pictures"):

@@ -14,7 +14,7 @@ from thermopile.trainer.loop import Trainer
 from thermopile.trainer.preemption import EXIT_CODE, SIGNALS, StopRequest
 from thermopile.trainer.run_directory import RunDirectory
 
-from small_runs import small
+from support.runs import small
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -21,7 +21,7 @@ from thermopile.trainer.errors import ConfigError, RanksLostError
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.world import World, joined_world
 
-from small_runs import MOMENTUM, OWN_CODE, PRACTICE, assert_same_state, assert_same_weights, lines, losses
+from support.runs import MOMENTUM, OWN_CODE, PRACTICE, assert_same_state, assert_same_weights, lines, losses
 
 SETTINGS = (
     "batch_size=128", "log_every=1", "data.image_size=16", "model.dim=16", "model.image.config.width=4",

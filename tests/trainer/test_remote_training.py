@@ -18,7 +18,7 @@ from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
 from object_server import uploaded
-from small_runs import assert_same_state, assert_same_weights, lines, losses, train
+from support.runs import assert_same_state, assert_same_weights, lines, losses, train
 
 pytestmark = pytest.mark.wide
 

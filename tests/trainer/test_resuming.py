@@ -15,7 +15,7 @@ from thermopile.trainer.errors import RunError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
-from small_runs import (
+from support.runs import (
     MOMENTUM,
     OWN_CODE,
     PRACTICE,

@@ -13,7 +13,7 @@ from thermopile.trainer.config.layers import read_preset
 from thermopile.trainer.errors import ConfigError, RunError
 from thermopile.trainer.run_directory import RunDirectory
 
-from small_runs import OWN_CODE, SMALL_MODEL, assert_same_state, assert_same_weights, lines, losses
+from support.runs import OWN_CODE, SMALL_MODEL, assert_same_state, assert_same_weights, lines, losses
 
 SETTINGS = {
     "epochs": 2, "batch_size": 256, "log_every": 5, "data": {"image_size": 16}, "checkpoint": {"every_steps": 4},
@@ -93,7 +93,9 @@ def test_code_that_only_the_runs_files_name_is_not_imported(pairs_dataset, tmp_p
     with open_run(tmp_path / "run", pairs_dataset, **own) as run:
         pass
     monkeypatch.setattr("thermopile.plugins.import_module", lambda name: pytest.fail(f"imported {name}"))
-    with pytest.raises(ConfigError, match=r"config.toml sets objective.name = 'own_code:Weighted', which imports"):
+    with pytest.raises(
+        ConfigError, match=r"config.toml sets objective.name = 'support.own_code:Weighted', which imports"
+    ):
         open_run(run.run_directory.path, pairs_dataset)
 
 

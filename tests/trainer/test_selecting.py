@@ -19,7 +19,7 @@ from thermopile.trainer.run_status import read_status
 from thermopile.trainer.selecting import pinned, write_selection
 from thermopile.trainer.world import ALONE
 
-from small_runs import assert_same_state, assert_same_weights, losses, small, stop_at, train
+from support.runs import assert_same_state, assert_same_weights, losses, small, stop_at, train
 
 KEPT = np.concatenate([np.arange(3, 700), np.arange(700, 1_990, 9)])
 WINDOWED = {
@@ -334,7 +334,7 @@ def test_weights_for_a_loss_that_is_no_mean_over_anchors_are_refused(pairs_datas
     with pytest.raises(ConfigError, match=r"data\.weights: objective 'siglip' takes no weights of samples; valid: "):
         weighted(pairs_dataset, write(range(2_000), [1] * 2_000), objective={"name": "siglip"})
     with pytest.raises(ConfigError, match="takes no weights of samples"):
-        weighted(pairs_dataset, write(range(2_000), [1] * 2_000), objective={"name": "own_code:Weighted"})
+        weighted(pairs_dataset, write(range(2_000), [1] * 2_000), objective={"name": "support.own_code:Weighted"})
 
 
 def test_long_files_of_weights_are_read_in_pieces(pairs_dataset, write, tmp_path, monkeypatch):

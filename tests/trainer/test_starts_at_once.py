@@ -16,7 +16,7 @@ from thermopile.trainer.errors import RunError, RunExistsError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
-from small_runs import SMALL, assert_same_state, assert_same_weights, losses, small, stop_at, train
+from support.runs import SMALL, assert_same_state, assert_same_weights, losses, small, stop_at, train
 
 SHORT = {"epochs": 1, "checkpoint": {"every_steps": 2, "every_minutes": 0}}
 TAKEN = "holds a run; continue it with --resume, or choose another --out"

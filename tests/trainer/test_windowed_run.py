@@ -12,7 +12,7 @@ from thermopile.trainer.loop import Trainer
 from thermopile.trainer.resume_settings import differences
 from thermopile.trainer.run_directory import RunDirectory
 
-from small_runs import assert_same_state, losses, small, stop_at, train
+from support.runs import assert_same_state, losses, small, stop_at, train
 
 WINDOWED = {"batch_size": 128, "canonical_shards": 2, "state": {"memory_budget": "40KB"}}
 

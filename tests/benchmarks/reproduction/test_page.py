@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from made_results import CLAIM, PARTS, Made, result, right
 from reproduce import main
 from reproduction import page as pages
 from reproduction.claims import planned
@@ -17,6 +16,7 @@ from reproduction.results import Result, Results
 from reproduction.schedule import headline, runs_of
 from reproduction.sets import bands_of
 from reproduction.sets import test_samples as number_of_test_samples
+from support.made_results import CLAIM, PARTS, Made, result, right
 
 CHECKOUT = Path(__file__).parents[3]
 TEST_SAMPLES = number_of_test_samples("long-tailed")

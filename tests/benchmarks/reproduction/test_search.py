@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from made_results import Made, result
 from reproduction import page as pages
 from reproduction import plan
 from reproduction.claims import planned
@@ -13,6 +12,7 @@ from reproduction.plan import BATCH, METHOD, METHODS, RATE, Axis, Method
 from reproduction.results import Results
 from reproduction.schedule import BESIDE, FEW_SEEDS, NAMES, compared, headline, linear, missing, parts, swept
 from reproduction.search import chosen, search
+from support.made_results import Made, result
 
 
 def tried_by(method, score, batch=BATCH, results=None):

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from made_results import CLAIM, Made, right
 from reproduction.claims import (
     EQUIVALENT,
     NO,
@@ -20,6 +19,7 @@ from reproduction.plan import METHOD, baseline_run
 from reproduction.results import Results
 from reproduction.schedule import ALPHAS, FEW_SEEDS, NOISY, PLAIN_SETTINGS, RHOS, SEEDS, TAUS, for_tau, headline, plain
 from reproduction.sets import captions_of
+from support.made_results import CLAIM, Made, right
 
 SPREAD = (-0.03, 0.03, -0.02, 0.02, 0.0)
 """What seeds differ by: the error of their mean is 3.2 points."""

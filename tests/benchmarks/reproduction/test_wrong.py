@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from made_results import MadeResults, result
 from reproduction.results import Results
 from reproduction.schedule import missing, runs_of
 from reproduction.search import search
@@ -23,6 +22,7 @@ from reproduction.wrong import (
     rival,
 )
 from reproduction.wrong_page import Found, to_markdown
+from support.made_results import MadeResults, result
 
 CHECKOUT = Path(__file__).parents[3]
 

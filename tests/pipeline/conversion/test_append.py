@@ -17,7 +17,7 @@ from thermopile.pipeline.errors import DatasetExistsError
 from thermopile.pipeline.tokenizer import encode, load_tokenizer
 from thermopile.tools.cli import main
 
-from conversions import digests
+from support.conversions import digests
 
 
 def run(*arguments):

@@ -11,7 +11,7 @@ from thermopile.pipeline.conversion.images import MAX_PIXELS, to_stored
 from thermopile.pipeline.dataset_index import ImagePolicy
 from thermopile.pipeline.errors import BadSampleError
 
-from pictures import POLICY, as_bytes, chunk, png
+from support.pictures import POLICY, as_bytes, chunk, png
 
 
 def test_a_picture_that_fits_no_page_of_the_shard_is_refused_with_the_cure():

@@ -21,7 +21,7 @@ from thermopile.pipeline.sources.parquet import ParquetSource
 from thermopile.pipeline.sources.webdataset import WebDatasetSource
 from thermopile.tools.cli import main
 
-from conversions import digests, many_shards
+from support.conversions import digests, many_shards
 
 PICTURES = 60
 

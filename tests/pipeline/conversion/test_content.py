@@ -5,7 +5,6 @@ import shutil
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from counted import change_content
 from PIL import Image
 
 from thermopile.pipeline.conversion import content
@@ -17,7 +16,8 @@ from thermopile.pipeline.row_records import RECORD
 from thermopile.pipeline.sources.csv_source import CsvSource
 from thermopile.tools.cli import main
 
-from conversions import digests, many_shards
+from support.conversions import digests, many_shards
+from support.datasets import change_content
 
 HOSTILE = "\x1b[31mred" + " and so on" * 7
 PLAIN = ConvertSettings(context_length=64)

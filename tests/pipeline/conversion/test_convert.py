@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +23,8 @@ from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.pipeline.sources.parquet import ParquetSource
 
-from conversions import digests, many_shards
+from support.conversions import digests, many_shards
+from support.sources import BrokenSource, FillsTheDiskSource
 
 
 def test_ids_are_dense_and_each_leads_to_the_pixels_of_its_source(images_dataset, picture_folder):
@@ -219,21 +219,15 @@ def test_no_process_outlives_a_conversion_on_one_core(tmp_path, picture_folder):
 
 
 def test_a_defect_of_a_source_ends_the_conversion_with_its_cause(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parent)  # where the workers find it too
-    from broken_source import BrokenSource
-
     many_shards(monkeypatch, rows=25)
     source, selection = BrokenSource(0, test=True), np.arange(100)
     with pytest.raises(ZeroDivisionError, match="a defect of the source") as error:
         convert(source, tmp_path / "out", ConvertSettings(), workers=2, selection=selection)
-    assert "broken_source.py" in str(error.value.__cause__)
+    assert "support/sources.py" in str(error.value.__cause__)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_full_disk_is_named_with_the_way_on(tmp_path, monkeypatch, capfd):
-    monkeypatch.syspath_prepend(Path(__file__).parent)  # where the workers find it too
-    from broken_source import FillsTheDiskSource
-
+def test_a_full_disk_is_named_with_the_way_on(tmp_path, capfd):
     full, settings, selection = FillsTheDiskSource(0, test=True), ConvertSettings(), np.arange(100)
     with pytest.raises(
         DatasetError, match=rf"cannot write to {tmp_path}: .*continue with the same command and --resume"

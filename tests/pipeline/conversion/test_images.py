@@ -11,7 +11,7 @@ from thermopile.pipeline.conversion.images import decodes, to_stored
 from thermopile.pipeline.errors import BadSampleError
 from thermopile.pipeline.row_records import MAX_JPEG_BYTES
 
-from pictures import POLICY, as_bytes, chunk, png
+from support.pictures import POLICY, as_bytes, chunk, png
 
 
 def pixels(stored):

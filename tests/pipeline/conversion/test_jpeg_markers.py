@@ -9,7 +9,7 @@ from thermopile.pipeline.conversion import images
 from thermopile.pipeline.conversion.images import coding_of, decodes, to_stored
 from thermopile.pipeline.errors import BadSampleError
 
-from pictures import POLICY, as_bytes
+from support.pictures import POLICY, as_bytes
 
 
 def test_scans_of_a_jpeg_are_counted(draw):

@@ -7,9 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +22,8 @@ from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.sealed_json import seal_line, unseal
 
-from conversions import digests, many_shards
+from support.conversions import digests, many_shards
+from support.programs import program
 
 SHARDS = 8
 MANY = 60
@@ -333,7 +332,7 @@ def test_a_writer_keeps_its_file_though_others_clean_up_before_it_has_locked_it(
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_four_processes_killed_twenty_times_make_the_dataset_of_one_machine(with_bad_ones, tmp_path):
-    run = [sys.executable, Path(__file__).with_name("convert_cli_run.py"), "folder", with_bad_ones]
+    run = program("convert_in_small_shards", "folder", with_bad_ones)
     rng, kills, running = np.random.default_rng(0), 0, {}
     parts, waiting = tmp_path / "parts" / "out", [1, 2, 3, 4]
 
@@ -344,7 +343,7 @@ def test_four_processes_killed_twenty_times_make_the_dataset_of_one_machine(with
         (tmp_path / f"machine-{number}").mkdir()
     while waiting or running:
         for number in waiting:
-            command = [*run, parts, "--part", f"{number}/4", "--workers", "1"]
+            command = [*run, str(parts), "--part", f"{number}/4", "--workers", "1"]
             process = subprocess.Popen(command, cwd=tmp_path / f"machine-{number}", stderr=subprocess.DEVNULL)
             running[number] = process, done() + rng.integers(1, 6)
         waiting = []

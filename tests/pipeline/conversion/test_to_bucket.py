@@ -17,7 +17,7 @@ from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.sealed_json import seal_line, unseal
 
-from conversions import many_shards
+from support.conversions import many_shards
 
 pytestmark = pytest.mark.wide
 SHARDS = 8

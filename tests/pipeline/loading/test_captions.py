@@ -12,7 +12,7 @@ from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.loading.ffcv_loader import ViewMaker
 from thermopile.pipeline.tokenizer import encode, load_tokenizer
 
-from several_captions import captions_of
+from support.datasets import captions_of
 
 
 @pytest.fixture(scope="module")

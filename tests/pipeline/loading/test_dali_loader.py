@@ -15,7 +15,7 @@ from thermopile.pipeline.loading.dali_graph import views_of_jpegs
 from thermopile.pipeline.loading.pixels import add_noise
 from thermopile.pipeline.loading.reader import Reader
 
-from watched import watch
+from support.threads import watch
 
 SIZE = 40
 PLAIN = Recipe(mean=(0, 0, 0), std=(1, 1, 1))

@@ -3,9 +3,7 @@
 import itertools
 import os
 import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +15,7 @@ from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.sources.glyphs import GlyphSource
 
 from made import repeat_shard
+from support.programs import program
 
 WHOLE = Recipe(scale=(1.0, 1.0), ratio=(0.01, 100.0), flip=0.0, mean=(0, 0, 0), std=(1, 1, 1))
 """Nearly the whole picture, unchanged but for the resize; its pixels lie in [0, 1]."""
@@ -96,7 +95,7 @@ def many_shards(tmp_path_factory):
 @pytest.mark.wide
 def test_batches_of_more_shards_than_files_may_be_open_are_served(many_shards):
     limit = 160
-    command = [sys.executable, str(Path(__file__).with_name("reading_many_shards.py")), many_shards, str(limit)]
+    command = program("reading_many_shards", many_shards, limit)
     done = subprocess.run(command, capture_output=True, text=True, timeout=220)
     assert done.returncode == 0, done.stderr[-2000:]
     assert max(map(int, done.stdout.split())) < limit
@@ -105,8 +104,8 @@ def test_batches_of_more_shards_than_files_may_be_open_are_served(many_shards):
 @pytest.mark.soak  # compiles all that loaders need, which takes most of a minute
 def test_conversions_and_loaders_compile_what_they_share_for_the_same_types(photographs, tmp_path):
     # numba's cache on disk mixes up two types that two processes compile one function for at the same time.
-    script, cache = Path(__file__).with_name("converting_and_loading.py"), tmp_path / "cache"
-    subprocess.run([sys.executable, str(script), photographs[0], str(tmp_path / "dataset")], check=True, timeout=220,
+    cache = tmp_path / "cache"
+    subprocess.run(program("converting_and_loading", photographs[0], tmp_path / "dataset"), check=True, timeout=220,
                    env=os.environ | {"NUMBA_CACHE_DIR": str(cache)})  # fmt: skip
     compiled = Counter(file.name.partition("-")[0] for file in cache.rglob("*.nbc"))
     shared = ["jpeg.decode", "jpeg_header.size_in_header", "stored_sample.checksum", "raw_bytes.xxh64"]

@@ -5,10 +5,8 @@ import gc
 import os
 import shutil
 import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +20,8 @@ from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
 from thermopile.pipeline.loading.reader import Reader
 from thermopile.pipeline.order import Order
 
-from watched import watch
+from support.programs import program
+from support.threads import watch
 
 
 def test_a_batch_kept_stays_as_it_was(open_loader, pairs_dataset):
@@ -82,8 +81,7 @@ def test_epochs_broken_off_half_way_leave_threads_files_and_memory_as_they_were(
 @pytest.mark.wide
 def test_loaders_dropped_unclosed_end_neither_the_process_nor_its_silence(photographs):
     _, dataset = photographs
-    command = [sys.executable, Path(__file__).with_name("dropping_run.py"), dataset.path]
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = subprocess.run(program("dropping_loaders", dataset.path), capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "")
 
 

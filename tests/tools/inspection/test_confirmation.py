@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from click.testing import CliRunner
-from saved_encoders import IMAGE_SIZE, save_encoders
 
 from thermopile.pipeline.augment import RECIPES
 from thermopile.tools.cli import main
@@ -21,6 +20,8 @@ from thermopile.tools.inspection.survey import survey
 from thermopile.tools.inspection.whole_run import PRECISION
 from thermopile.trainer.evaluation.features import sample_features, view_features
 from thermopile.trainer.run_directory import RunDirectory
+
+from support.saved_encoders import IMAGE_SIZE, save_encoders
 
 
 def suspicious(sides, n, floor, bound):

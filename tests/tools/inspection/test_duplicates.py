@@ -21,7 +21,7 @@ from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.similar_pairs import NEAREST, similar_pairs
 from thermopile.trainer.errors import ConfigError, RunError
 
-from copies import magnified
+from support.pictures import magnified
 
 NO_SCORE = np.empty(0, np.float32)
 PICTURES = 60

@@ -5,7 +5,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from saved_encoders import IMAGE_SIZE, save_encoders
 
 from thermopile.pipeline.augment import RECIPES
 from thermopile.tools.inspection import embedding_map as module
@@ -14,6 +13,8 @@ from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.survey import survey
 from thermopile.trainer.evaluation.features import sample_features
 from thermopile.trainer.run_directory import RunDirectory
+
+from support.saved_encoders import IMAGE_SIZE, save_encoders
 
 STEP = 5
 SIZES = (34, 16, 8, 4, 2, 1)

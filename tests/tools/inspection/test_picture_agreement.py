@@ -7,7 +7,7 @@ from PIL import Image, ImageDraw, ImageEnhance
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.tools.inspection.picture_agreement import EDGE, MAX_DIFFERENCE, MIN_CORRELATION, agreement, prepare
 
-from copies import encoded, magnified
+from support.pictures import encoded, magnified
 
 
 def prepared(*pictures):

@@ -53,7 +53,13 @@ def trained(pairs_dataset, tmp_path_factory):
 @pytest.fixture(scope="module")
 def on_images(images_dataset, tmp_path_factory):
     """Two epochs on pictures, with an encoder of the user's own."""
-    settings = ("epochs=2", "batch_size=64", "data.image_size=16", "model.dim=8", "model.image.name=own_code:Tower")
+    settings = (
+        "epochs=2",
+        "batch_size=64",
+        "data.image_size=16",
+        "model.dim=8",
+        "model.image.name=support.own_code:Tower",
+    )
     return trained_on(images_dataset, tmp_path_factory.mktemp("predicting") / "images", *settings)
 
 
@@ -153,7 +159,7 @@ def test_the_runs_own_dataset_elsewhere_is_inspected_and_not_predicted(trained, 
 def test_images_are_predicted_by_a_run_on_images_with_code_of_the_users_own(on_images, captions_dataset, tmp_path):
     refused = run("inspect", on_images.path, "--data", captions_dataset.path)
     assert refused.exit_code == 2
-    assert "sets model.image.name = 'own_code:Tower'" in refused.stderr
+    assert "sets model.image.name = 'support.own_code:Tower'" in refused.stderr
     assert "add --allow-code" in refused.stderr
     rows = exported(on_images, captions_dataset, tmp_path / "rows.parquet", "--allow-code")
     _, encoders, objective = parts_of(on_images, captions_dataset)

@@ -5,9 +5,7 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -23,6 +21,8 @@ from thermopile.tools.serving.answers import PAGE_SAMPLES
 from thermopile.tools.serving.server import HOST
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.run_directory import RunDirectory
+
+from support.programs import program
 
 
 @pytest.fixture
@@ -249,7 +249,7 @@ def test_a_selection_of_a_length_beyond_all_numbers_is_answered(ask):
 
 @pytest.mark.wide  # a process of its own
 def test_ctrl_c_ends_the_server_also_while_a_question_never_ends(hostile_run, tmp_path):
-    with subprocess.Popen([sys.executable, Path(__file__).with_name("endless_question.py"), hostile_run.path, tmp_path],
+    with subprocess.Popen(program("endless_question", hostile_run.path, tmp_path),
                           stdout=subprocess.PIPE, text=True) as process:  # fmt: skip
         try:
             address = process.stdout.readline().strip()

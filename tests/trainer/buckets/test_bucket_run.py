@@ -19,8 +19,7 @@ from thermopile.trainer.checkpoint import checkpoints_in, latest_checkpoint, loa
 from thermopile.trainer.errors import RunExistsError
 from thermopile.trainer.loop import Trainer
 
-from bucket_runs import OFTEN, assert_same_run, new_run, train
-from small_runs import SMALL, losses, small, stop_at
+from support.runs import OFTEN, SMALL, assert_same_run, losses, new_run, small, stop_at, train
 
 pytestmark = pytest.mark.wide
 

@@ -11,7 +11,7 @@ from thermopile.state_store import list_snapshots
 from thermopile.trainer.checkpoint import checkpoints_in
 from thermopile.trainer.run_directory import RunDirectory
 
-from small_runs import SMALL, assert_same_state, assert_same_weights, losses
+from support.runs import SMALL, assert_same_state, assert_same_weights, losses
 
 pytestmark = pytest.mark.wide
 

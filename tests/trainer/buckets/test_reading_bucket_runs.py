@@ -22,8 +22,7 @@ from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.run_status import read_status
 
-from bucket_runs import OFTEN, assert_same_run, train
-from small_runs import SMALL, assert_same_state, assert_same_weights, small, stop_at
+from support.runs import OFTEN, SMALL, assert_same_run, assert_same_state, assert_same_weights, small, stop_at, train
 
 pytestmark = pytest.mark.wide
 

@@ -12,8 +12,8 @@ from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.encoders.averaging import AveragedEncoders
 from thermopile.trainer.evaluation.evaluate import evaluate
 
-from small_runs import SMALL_MODEL, lines, losses, small, train
-from waits import no_waits
+from support.runs import SMALL_MODEL, lines, losses, small, train
+from support.waits import no_waits
 
 MODEL = ModelConfig(dim=5, image={"name": "conv", "config": {"width": 2, "batch_norm": True}})
 WITH_BATCH_NORM = SMALL_MODEL | {"image": {"config": {"width": 4, "batch_norm": True}}}

@@ -10,7 +10,7 @@ from thermopile.trainer.config import OPTIMIZERS
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
-from small_runs import small
+from support.runs import small
 
 TOO_LARGE, HARMLESS = 2.0**40, 2.0**8
 """Scales of the loss whose gradients overflow at once, and do not."""

@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from objective_frames import FRAMED, PLAIN, keys_of, local_of
 
 from thermopile.trainer.objectives import OBJECTIVES, Progress, create_objective
+
+from support.objective_frames import FRAMED, PLAIN, keys_of, local_of
 
 
 @pytest.fixture(autouse=True, scope="module")

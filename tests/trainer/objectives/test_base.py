@@ -5,9 +5,10 @@ import re
 
 import pytest
 import torch
-from objective_frames import FRAMED
 
 from thermopile.trainer.objectives import OBJECTIVES, FeaturesError, Progress
+
+from support.objective_frames import FRAMED
 
 START = Progress(step=0, steps_per_epoch=10)
 UNIT_NORM = [case for case in FRAMED if OBJECTIVES[case[0]].unit_norm]

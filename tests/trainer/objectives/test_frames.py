@@ -7,12 +7,13 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from objective_frames import FRAMED, PLAIN, Frame, directions_of, keys_of, local_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thermopile.trainer.objectives import Progress, create_objective
 from thermopile.trainer.objectives.directed import Directed
 from thermopile.trainer.objectives.gathering import GlobalBatch
+
+from support.objective_frames import FRAMED, PLAIN, Frame, directions_of, keys_of, local_of
 
 START = Progress(step=0, steps_per_epoch=10)
 KEYS, LOCAL = Frame(keys=True), Frame(local=2)

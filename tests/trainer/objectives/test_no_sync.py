@@ -5,7 +5,7 @@ import torch
 
 from thermopile.trainer.objectives import Progress
 
-from waits import no_waits
+from support.waits import no_waits
 
 
 @pytest.mark.gpu

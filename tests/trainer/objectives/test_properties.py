@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from objective_frames import FRAMED, PLAIN, directions_of
 
 from thermopile.trainer.objectives import Progress
 from thermopile.trainer.objectives import pairs as pairs_module
+
+from support.objective_frames import FRAMED, PLAIN, directions_of
 
 START = Progress(step=0, steps_per_epoch=10)
 ONE_OF_EACH_KIND = pytest.mark.parametrize("case", [("isogclr", "bimodal"), ("auc_cl", "unimodal")], ids="-".join)

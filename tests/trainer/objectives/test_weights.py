@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from objective_frames import FRAMED, Frame, directions_of
 
 from thermopile.trainer.objectives import OBJECTIVES, Progress, create_objective
+
+from support.objective_frames import FRAMED, Frame, directions_of
 
 START = Progress(step=0, steps_per_epoch=10)
 WEIGHTED = [case for case in FRAMED if OBJECTIVES[case[0]].takes_weights]

@@ -1,10 +1,12 @@
 """Runs of seconds, on the small pairs of `pairs_dataset`, and what one can ask of a run."""
 
 import json
+from itertools import count
 
 import numpy as np
 import torch
 
+from thermopile.objects import Address
 from thermopile.pipeline.dataset import Dataset
 from thermopile.state_store import StateReader
 from thermopile.trainer.build import resolve
@@ -22,6 +24,8 @@ SMALL = (
 )  # fmt: skip
 """The settings of `small`, as a command line names them."""
 
+OFTEN = {"checkpoint": {"every_steps": 2, "every_minutes": 0}}
+
 
 def small(dataset: Dataset, **more):
     """Settings of 2 epochs of 7 steps, 256 pairs each, with the settings of `more` in place of some of them."""
@@ -32,10 +36,19 @@ def small(dataset: Dataset, **more):
     return resolve(load_config(tree | more), dataset)
 
 
-def train(config, path):
-    run = RunDirectory(path)
-    with Trainer.open(config, run) as trainer:
-        trainer.run()
+_places = count()
+
+
+def new_run():
+    """A run in the bucket, at an address that no test has used."""
+    return RunDirectory(Address("bucket", f"runs/{next(_places)}"))
+
+
+def train(config, place, *, resume=False, **options):
+    """Train to the end or until a report stops it; `options` are those of Trainer.run. Return the run's directory."""
+    run = place if isinstance(place, RunDirectory) else RunDirectory(place)
+    with Trainer.open(config, run, resume=resume) as trainer:
+        trainer.run(**options)
     return run
 
 
@@ -63,7 +76,11 @@ MOMENTUM = (
 )  # fmt: skip
 """Settings with all that a momentum network has beside it, and local views."""
 
-OWN_CODE = ("model.image.name=own_code:Tower", "model.text.name=own_code:Words", "objective.name=own_code:Weighted")
+OWN_CODE = (
+    "model.image.name=support.own_code:Tower",
+    "model.text.name=support.own_code:Words",
+    "objective.name=support.own_code:Weighted",
+)
 """Encoders and an objective of the user's own."""
 
 
@@ -86,3 +103,9 @@ def assert_same_state(one, other):
     one, other = StateReader.open(one.state), StateReader.open(other.state)
     for column in (*one.fields, "visits", "last_step"):
         np.testing.assert_array_equal(one.column(column), other.column(column))
+
+
+def assert_same_run(run, whole):
+    assert losses(run) == losses(whole)
+    assert_same_weights(run, whole)
+    assert_same_state(run, whole)

@@ -1,8 +1,10 @@
-"""Files of pictures, for the tests of what conversion makes of them."""
+"""Files of pictures that Pillow alone does not write, and copies as people make them."""
 
 import io
 import struct
 import zlib
+
+from PIL import Image
 
 from thermopile.pipeline.dataset_index import ImagePolicy
 
@@ -23,3 +25,15 @@ def png(width, height, rows, *, depth=8, colour=2, extra=b""):
     """A PNG from its raw rows; Pillow writes neither every depth nor every chunk."""
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + header + extra + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def encoded(picture, quality):
+    return Image.open(io.BytesIO(as_bytes(picture, "JPEG", quality=quality)))
+
+
+def magnified(picture, by, shift=(0.0, 0.0)):
+    """The part of the picture that, enlarged by this factor, fills it; shift: of that part, in pixels."""
+    margin = [(1 - 1 / by) * side / 2 for side in picture.size]
+    (left, top), (dx, dy) = margin, shift
+    box = (left + dx, top + dy, picture.width - left + dx, picture.height - top + dy)
+    return picture.resize(picture.size, Image.Resampling.BICUBIC, box)

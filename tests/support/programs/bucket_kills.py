@@ -1,6 +1,6 @@
 """A store of many rows in a bucket, written while rows change, and killed again and again: what is found each time.
 
-python tests/state_store/bucket_kills_run.py ROWS KILLS [SECONDS]
+python tests/support/programs/bucket_kills.py ROWS KILLS [SECONDS]
 
 SECONDS: the longest time from the start of a run to its kill. Prints a line for each kill, and the figures at the end.
 """
@@ -92,7 +92,7 @@ def run_and_kill(rows: int, moments: random.Random, longest: float) -> list[tupl
 
 
 def main(rows: int, kills: int, longest: float) -> None:
-    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+    sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
     from object_server import object_server
 
     moments, expected, announced, held = random.Random(11), Expected(rows), [], 0

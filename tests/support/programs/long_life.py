@@ -1,6 +1,8 @@
 """A process with few descriptors that makes snapshot after snapshot; its last line of output is what it measured.
 
-python long_life_run.py steady PATH SNAPSHOTS, or: starved PATH FAILURES. Descriptors run out below LIMIT.
+python tests/support/programs/long_life.py steady PATH SNAPSHOTS, or: starved PATH FAILURES
+
+Descriptors run out below LIMIT.
 """
 
 import json

@@ -150,7 +150,7 @@ def test_every_flipped_bit_of_an_index_is_found(three_shards):
     ("shards/shard-00000.beton", lambda dataset: dataset.jpeg(0)),
     ("shards/shard-00000.rows", lambda dataset: dataset.jpeg(0)),
 ])  # fmt: skip
-def test_a_pipe_a_directory_or_a_device_in_a_file_s_place_is_refused_and_not_waited_for(three_shards, make, name, read):
+def test_a_pipe_a_directory_or_a_device_in_a_files_place_is_refused_at_once(three_shards, make, name, read):
     path = three_shards.path / name
     path.unlink(missing_ok=True)
     make(path)

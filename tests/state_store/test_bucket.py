@@ -169,7 +169,7 @@ def test_a_missing_chunk_is_damage_that_names_it_and_a_store_that_is_away_is_not
             [reader.column(name) for name in reader.columns]
 
 
-def test_a_store_that_fails_in_every_twentieth_request_takes_every_snapshot_in_two_attempts(repository, path, s3):
+def test_a_store_that_fails_now_and_then_takes_every_snapshot_in_two_attempts(repository, path, s3):
     base = repository.resolve("latest")
     with s3.gateway(failing=0.05) as gateway:
         for step in range(1, 11):
@@ -195,7 +195,7 @@ def test_a_store_that_goes_away_during_a_snapshot_is_waited_for(repository, path
         assert_all_rows(repository, "latest", 1)
 
 
-def test_a_second_writer_is_refused_at_once_on_this_machine_and_after_a_beat_on_another(create, path, elsewhere):
+def test_a_second_writer_is_refused_at_once_here_and_after_a_beat_elsewhere(create, path, elsewhere):
     elsewhere("first")
     create(path=path)
     with pytest.raises(StoreLockedError, match=f"is being written by pid {os.getpid()} on "):
@@ -213,7 +213,7 @@ def test_a_lock_that_was_released_is_free_elsewhere(create, resume, path, elsewh
     resume(path=path)
 
 
-def test_a_lock_whose_holder_was_killed_is_taken_at_once_on_its_machine_and_elsewhere_after_a_silence(
+def test_a_killed_holders_lock_is_taken_at_once_here_and_after_silence_elsewhere(
     start, path, resume, elsewhere, monkeypatch
 ):
     elsewhere("first")
@@ -229,7 +229,7 @@ def test_a_lock_whose_holder_was_killed_is_taken_at_once_on_its_machine_and_else
     resume(**made_for).close()
 
 
-def test_a_writer_that_was_taken_for_dead_is_stopped_at_its_next_snapshot_and_harms_nothing(
+def test_a_writer_taken_for_dead_is_stopped_at_its_next_snapshot(
     create, resume, path, new_rows, elsewhere, monkeypatch
 ):
     elsewhere("first")
@@ -271,7 +271,7 @@ def test_the_index_is_replaced_only_by_who_has_read_it(path, repository):
     assert tags(repository) == ["step-0", "step-1"]
 
 
-def test_a_snapshot_builds_on_the_last_one_though_an_earlier_writers_request_moves_the_reference(path, repository):
+def test_a_snapshot_builds_on_the_last_one_whatever_moves_the_reference(path, repository):
     commit(repository, 1)
 
     def parts():

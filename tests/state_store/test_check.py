@@ -81,7 +81,7 @@ def test_a_value_against_the_rules_is_found_with_its_chunk_and_ids(write_state, 
     assert problems(report) == {(column, what, ids[0] // BLOCK, len(ids), tuple(ids))}
 
 
-def test_of_many_rows_the_first_five_are_named_and_of_many_problems_twenty_are_listed(write_state):
+def test_of_many_rows_five_are_named_and_of_many_problems_twenty_are_listed(write_state):
     columns = sound_columns(samples=30 * BLOCK)
     columns["image/u"][:] = np.nan
     found = check(write_state(columns)).columns[2]

@@ -140,7 +140,7 @@ def resumed(kind, path, what):
 
 
 @pytest.mark.parametrize("kind", ["resident", "two ranks"])
-def test_where_the_snapshot_that_a_run_resumed_from_is_damaged_the_next_one_is_written_from_memory(path, kind):
+def test_where_the_resumed_snapshot_is_damaged_the_next_is_written_from_memory(path, kind):
     stores, _ = resumed(kind, path, "manifests")
     step_of(stores, 9, [0])
     assert next(future.result() for future in [store.snapshot(9, epoch=0) for store in stores]).tag == "step-9"

@@ -259,9 +259,7 @@ def test_a_snapshot_whose_index_does_not_reach_the_disk_is_none(repository, path
     assert_all_rows(Repository.open(path), "step-2", 20)
 
 
-def test_a_snapshot_that_failed_after_it_took_its_place_is_gone_with_the_next_and_takes_no_kept_one_away(
-    repository, path, monkeypatch
-):
+def test_a_snapshot_that_failed_in_its_place_goes_with_the_next_and_costs_none(repository, path, monkeypatch):
     write = history_module.write_atomically
 
     def write_and_fail(to, data):

@@ -109,7 +109,7 @@ def test_an_index_and_a_copy_both_damaged_are_one_error_that_names_them(store, r
             look(store)
 
 
-def test_an_index_that_cannot_be_opened_for_want_of_descriptors_is_not_called_damaged(store, monkeypatch):
+def test_an_index_not_opened_for_want_of_descriptors_is_not_called_damaged(store, monkeypatch):
     def fail(*_):
         raise OSError(24, os.strerror(24))
 

@@ -141,7 +141,7 @@ def test_a_refused_create_or_open_holds_no_lock(create, resume):
     resume()
 
 
-def test_a_failed_write_of_rows_is_raised_by_every_later_call_and_nothing_more_is_committed(create, path, new_rows):
+def test_a_failed_write_of_rows_is_raised_by_every_later_call_and_ends_commits(create, path, new_rows):
     class BrokenPipe(logging.Handler):
         def emit(self, record):
             raise OSError("the log's pipe is broken")

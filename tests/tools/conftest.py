@@ -6,19 +6,18 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.state_store import StateReader, StateStore
-from thermopile.tools.cli import main
 from thermopile.tools.report import html
 from thermopile.trainer.build import resolve
 from thermopile.trainer.config import load_config
 from thermopile.trainer.objectives import create_objective
 from thermopile.trainer.run_directory import RunDirectory
 
+from support.cli import succeed
 from support.sources import HostileSource
 
 STEP = 5
@@ -46,21 +45,6 @@ def every_form(one_form):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(html, "FORMS", FORMS)
         yield
-
-
-@pytest.fixture
-def assert_one_line():
-    """Return a check: a command ended with this exit code, and its last words are one line that has all of these."""
-
-    def check(result, exit_code, *words):
-        assert result.exit_code == exit_code, result.output
-        (line,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
-        assert result.stderr.splitlines()[-1] == line
-        for word in words:
-            assert word in line
-        assert "Traceback" not in result.output
-
-    return check
 
 
 @pytest.fixture(scope="session")
@@ -169,8 +153,7 @@ def inspected(hostile_run, tmp_path_factory):
     """A copy of that run whose name is written from right to left, and what `inspect` printed about it."""
     folder = tmp_path_factory.mktemp("named") / "مرحبا \u202e<b>"
     shutil.copytree(hostile_run.path, folder, ignore=shutil.ignore_patterns("report"))
-    done = CliRunner().invoke(main, ["inspect", str(folder)])
-    assert done.exit_code == 0, done.output
+    done = succeed("inspect", folder)
     return RunDirectory(folder), done
 
 

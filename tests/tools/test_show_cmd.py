@@ -3,12 +3,12 @@
 import io
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -19,7 +19,6 @@ from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
 from thermopile.pipeline.order import Order
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.tools import lettering
-from thermopile.tools.cli import main
 from thermopile.tools.lettering import Lettering
 from thermopile.tools.plain_text import plain_text
 from thermopile.tools.sample_sheet import ShownSample, ShownView, draw_sheet, shown_samples
@@ -27,13 +26,13 @@ from thermopile.tools.show_cmd import RECIPE_NAMES
 from thermopile.trainer.build import resolve
 from thermopile.trainer.config import load_config
 
+from support.cli import cli
+
+show = partial(cli, "show")
+
 FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 BODY = Lettering(15, bold=False, fallback={})
 STORED, FIRST, SECOND = (250, 0, 0), (0, 250, 0), (0, 0, 250)
-
-
-def show(*words):
-    return CliRunner().invoke(main, ["show", *map(str, words)])
 
 
 def format_of(path):
@@ -254,12 +253,6 @@ def test_wrong_usage_is_one_line_and_writes_nothing(images_dataset, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     assert_refused(show(images_dataset.path, "--out", "sheet.png", *options), 2, message)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_directory_that_is_not_a_dataset_is_one_line(tmp_path):
-    (tmp_path / "empty").mkdir()
-    assert_refused(show(tmp_path / "empty", "--out", tmp_path / "a.png"), 1, "is not a dataset: it has no dataset.json")
-    assert_refused(show(tmp_path / "absent", "--out", tmp_path / "a.png"), 2, "does not exist")
 
 
 def test_a_picture_damaged_on_disk_is_one_line(images_dataset, tmp_path):

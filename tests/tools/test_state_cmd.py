@@ -5,28 +5,26 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 
 from thermopile.state_store import StateReader, StateStore
 from thermopile.state_store.commit import ColumnPart
 from thermopile.state_store.durable import Repository
 from thermopile.state_store.ranks import Ranks
 from thermopile.state_store.schema import Description, Schema
-from thermopile.tools.cli import main
 from thermopile.trainer.config import load_config
 from thermopile.trainer.run_directory import RunDirectory
 
+from support.cli import cli, succeed
 from support.sound_state import BLOCK, FIELDS, STEP, sound_columns
 
+state = partial(cli, "state")
+
 SETTINGS = {"name": "isogclr", "tau_min": 0.005, "tau_max": 1.0}
-
-
-def state(*words):
-    return CliRunner().invoke(main, ["state", *map(str, words)])
 
 
 def write_state(path, columns, *, step=STEP, fingerprint="glyphs-1"):
@@ -65,19 +63,11 @@ def findings(*words):
     return snapshot, done.exit_code
 
 
-@pytest.mark.parametrize("command", [(), ("check",), ("log",)])
-def test_every_help_ends_with_an_example(command):
-    done = state(*command, "--help")
-    assert done.exit_code == 0
-    assert f"thermopile state {' '.join(command)}".strip() in done.stdout.split("Example")[1]
-
-
 # check
 
 
 def test_a_sound_state_is_a_table_and_exit_code_0(one_run):
-    done = state("check", one_run)
-    assert done.exit_code == 0
+    done = succeed("state", "check", one_run)
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert lines[0].startswith("step-7 epoch 2, 20")
     assert "image/tau float32 1,000 334 0.005 … 1 sound" in lines
@@ -187,7 +177,7 @@ def test_a_snapshot_that_cannot_be_read_is_in_the_json(damaged_run, words):
     assert unreadable == {"tag": "step-7", "id": file.removeprefix("snapshots/"), "file": file}
 
 
-def test_of_a_damaged_snapshot_and_a_sound_one_asked_for_by_tag_each_has_its_own_verdict(damaged_run):
+def test_a_damaged_snapshot_and_a_sound_one_each_have_their_own_verdict(damaged_run):
     run, file = damaged_run
     done = state("check", run, "--at", "step-7")
     assert (done.exit_code, done.stdout) == (1, "")
@@ -261,31 +251,6 @@ def test_settings_that_cannot_be_read_do_not_stop_the_check(make_run):
     assert any("config.toml is damaged" in note for note in snapshot["notes"])
 
 
-@pytest.mark.parametrize("command", [("check",), ("log",)])
-def test_no_state_is_one_clear_line(tmp_path, command):
-    done = state(command[0], tmp_path / "nothing")
-    assert (done.exit_code, done.stdout) == (1, "")
-    assert "holds no state store" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert not (tmp_path / "nothing").exists()
-
-
-def test_an_unknown_snapshot_is_an_error_that_lists_those_there_are(one_run):
-    done = state("check", one_run, "--at", "step-3")
-    assert done.exit_code == 1
-    assert "step-0, step-7, latest" in done.stderr
-
-
-def test_looking_changes_nothing(one_run):
-    def files():
-        return {path: path.read_bytes() for path in one_run.rglob("*") if path.is_file()}
-
-    before = files()
-    for command in (("check", "--all"), ("log",)):
-        assert state(command[0], one_run, *command[1:]).exit_code == 0
-    assert files() == before
-
-
 # log
 
 
@@ -329,8 +294,7 @@ def test_log_has_a_row_for_a_snapshot_that_cannot_be_read(damaged_run):
 
 def test_a_path_with_escape_sequences_is_shown_harmless(one_run, tmp_path):
     path = shutil.copytree(one_run / "state", tmp_path / "red \x1b[31m")
-    done = state("log", path)
-    assert done.exit_code == 0
+    done = succeed("state", "log", path)
     assert "\x1b" not in done.output
 
 

@@ -1,6 +1,5 @@
 """`thermopile status`: what it tells of a run that trains, stands, hangs or ended, and that it leaves no trace."""
 
-import json
 import os
 import shutil
 import socket
@@ -10,11 +9,11 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from click.testing import CliRunner
 
 from thermopile.lock import FileLock
 from thermopile.sealed_json import seal_line
-from thermopile.tools.cli import main
+
+from support.cli import answer, cli, succeed
 
 HOLD = """
 import sys, time
@@ -28,26 +27,18 @@ TOTAL = 80
 """66 samples in batches of 16 make 4 steps an epoch, and 20 epochs."""
 
 
-def run(*arguments):
-    return CliRunner().invoke(main, list(map(str, arguments)))
+def status_of(run):
+    return answer("status", run.path)
 
 
-def status_of(run_directory):
-    result = run("status", run_directory.path, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
-def text_of(run_directory):
-    result = run("status", run_directory.path)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+def text_of(run):
+    return succeed("status", run.path).stdout
 
 
 @contextmanager
-def held(run_directory):
+def held(run):
     """As by a process that trains."""
-    lock = FileLock(run_directory.state_lock)
+    lock = FileLock(run.state_lock)
     try:
         yield
     finally:
@@ -230,18 +221,11 @@ def test_a_damaged_state_is_a_note_and_the_rest_is_shown(made):
     assert "note " in text_of(made)
 
 
-def test_a_directory_that_is_no_run_is_one_clear_line(tmp_path):
-    result = run("status", tmp_path)
-    assert result.exit_code == 1
-    assert result.stderr.startswith("Error: ")
-    assert "is not a run" in result.stderr
-
-
 def test_status_changes_nothing(made):
     write_lines(made, [line(1)])
     (made.path / "state.lock").write_text("pid 1 on elsewhere\n")
     before = {path: path.stat().st_mtime_ns for path in made.path.rglob("*")}
-    assert run("status", made.path).exit_code == 0
+    assert cli("status", made.path).exit_code == 0
     assert {path: path.stat().st_mtime_ns for path in made.path.rglob("*")} == before
 
 

@@ -1,6 +1,5 @@
 """Checkpoints are written beside training: of the boundary at which they were cut, one after another."""
 
-import json
 import logging
 import threading
 import time
@@ -27,10 +26,6 @@ PATIENCE = 20
 
 def small(dataset, **checkpoint):
     return runs.small(dataset, epochs=1, checkpoint={"every_minutes": 0, "keep_last": 9} | checkpoint)
-
-
-def losses(run):
-    return [json.loads(line)["loss"] for line in run.metrics_file.read_text().splitlines()]
 
 
 def saved(run):
@@ -61,9 +56,7 @@ def slow_disk(monkeypatch):
 # A run's checkpoints
 
 
-def test_steps_are_made_while_a_checkpoint_is_written_and_it_holds_the_weights_of_its_own_step(
-    pairs_dataset, tmp_path, slow_disk
-):
+def test_a_checkpoint_written_beside_training_holds_the_weights_of_its_own_step(pairs_dataset, tmp_path, slow_disk):
     stopped, run = RunDirectory(tmp_path / "stopped"), RunDirectory(tmp_path / "run")
 
     def report(report):
@@ -105,9 +98,7 @@ def test_a_checkpoint_that_comes_due_while_one_is_written_waits_for_it(pairs_dat
     assert saved(run) == [3, 6, 7]
 
 
-def test_a_run_that_ends_by_an_error_still_finishes_the_checkpoint_that_is_being_written(
-    pairs_dataset, tmp_path, slow_disk
-):
+def test_a_run_that_ends_by_an_error_finishes_the_checkpoint_being_written(pairs_dataset, tmp_path, slow_disk):
     run = RunDirectory(tmp_path / "run")
 
     def report(report):

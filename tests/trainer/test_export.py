@@ -78,7 +78,7 @@ def test_transformers_alone_gives_the_image_encoders_features(image, images_data
 
 
 @pytest.mark.parametrize("text", ["distilbert", "clip"])
-def test_transformers_alone_gives_the_text_encoders_features_from_the_tokenizer_beside(text, pairs_dataset, tmp_path):
+def test_transformers_alone_gives_the_text_features_from_the_tokenizer_beside(text, pairs_dataset, tmp_path):
     run, encoders = make_run(tmp_path / "run", pairs_dataset, "resnet", text)
     export(run, tmp_path / "out", "hf")
     folder = tmp_path / "out" / "text"
@@ -108,9 +108,7 @@ def test_the_momentum_network_is_exported_beside_the_trained_one(form, images_da
         assert torch.equal(encoders.image(PICTURES), encoders.momentum(PICTURES))
 
 
-def test_averaged_weights_are_exported_where_the_run_has_them_unless_the_raw_ones_are_asked_for(
-    images_dataset, tmp_path
-):
+def test_averaged_weights_are_exported_unless_the_raw_ones_are_asked_for(images_dataset, tmp_path):
     run, encoders = make_run(tmp_path / "run", images_dataset, "resnet", ema=0.9)
     raw = encoders.state_dict()["image.head.weight"]
     for asked, used, expected in ((None, "averaged", 2 * raw), ("averaged", "averaged", 2 * raw), ("raw", "raw", raw)):

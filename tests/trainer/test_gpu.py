@@ -119,7 +119,7 @@ def test_two_ranks_with_a_gpu_each_train_as_one_does(start_ranks, pairs_dataset,
     def start(run, world):
         sets = ("epochs=1", "batch_size=256", "log_every=1", "data.image_size=32", "data.loader=ffcv",
                 "precision=float32", f"model.image.name={image}")  # fmt: skip
-        settings = [part for setting in sets for part in ("--set", setting)]
+        settings = sets(*sets)
         ranks = start_ranks(world, "train", "--data", pairs_dataset.path, "--out", run.path, *settings)
         ends = [rank.end() for rank in ranks]
         assert [code for code, *_ in ends] == [0] * world, ends

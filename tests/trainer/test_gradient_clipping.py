@@ -40,7 +40,7 @@ ALL = 3 * math.sqrt(3 * 5 + 5 + 1)
 
 
 @pytest.mark.parametrize("precision", ["float32", "fp16"])
-def test_larger_gradients_are_scaled_to_the_norm_over_all_weights_and_the_objectives_parameters(precision):
+def test_gradients_are_clipped_over_the_encoders_and_the_objectives_parameters(precision):
     norm, moved, _ = stepped(0.5, scale=2.0**8, precision=precision)
     assert norm.item() == pytest.approx(ALL)
     for each in moved:

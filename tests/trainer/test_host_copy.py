@@ -52,7 +52,7 @@ def test_a_copy_from_a_gpu_is_of_its_moment_and_does_not_wait_for_it():
     memory.close()
 
 
-def test_tensors_are_placed_one_behind_the_other_in_their_shape_dtype_and_memory_format(tmp_path):
+def test_tensors_are_placed_one_behind_the_other_as_they_are_laid_out(tmp_path):
     tensors = [
         torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last), torch.tensor(3, dtype=torch.int64),
         torch.randn(5).bfloat16(), torch.randn(3, 2, dtype=torch.float64), torch.arange(7).byte(),

@@ -34,9 +34,7 @@ def snapshot_of_the_latest(run):
         pytest.param({"keep_last": 9}, {3, 6, 9, 12, 14}, marks=pytest.mark.wide),
     ],
 )
-def test_the_snapshots_that_are_kept_are_those_of_the_checkpoints_and_a_few_early_ones(
-    pairs_dataset, tmp_path, keep, kept
-):
+def test_the_snapshots_kept_are_those_of_the_checkpoints_and_a_few_early_ones(pairs_dataset, tmp_path, keep, kept):
     config, run = small(pairs_dataset, checkpoint={"every_steps": 3, **keep}), RunDirectory(tmp_path / "run")
 
     def latest_is_whole(report):
@@ -70,9 +68,7 @@ def test_checkpoints_that_a_run_went_back_behind_do_not_crowd_out_the_new_one(pa
     assert snapshots(run) == {0, 9}
 
 
-def test_a_damaged_snapshot_kept_for_its_step_is_told_of_until_a_resume_forgets_it_and_its_weights_stay(
-    pairs_dataset, tmp_path, caplog
-):
+def test_a_damaged_snapshot_that_is_kept_is_told_of_until_a_resume_forgets_it(pairs_dataset, tmp_path, caplog):
     keep = {"every_steps": 3, "keep_last": 1, "keep_every": 6, "keep_early": 0}
     config, run = small(pairs_dataset, checkpoint=keep), RunDirectory(tmp_path / "run")
 
@@ -102,9 +98,7 @@ def test_a_damaged_snapshot_kept_for_its_step_is_told_of_until_a_resume_forgets_
 @pytest.mark.parametrize(
     "rows", [{}, pytest.param({"canonical_shards": 2, "state": {"memory_budget": "40KB"}}, marks=pytest.mark.wide)]
 )
-def test_a_newest_snapshot_that_is_damaged_meanwhile_is_named_once_and_the_run_goes_on_bit_for_bit(
-    pairs_dataset, tmp_path, caplog, rows
-):
+def test_a_newest_snapshot_damaged_meanwhile_is_named_once_and_changes_nothing(pairs_dataset, tmp_path, caplog, rows):
     config = small(pairs_dataset, batch_size=128, checkpoint={"every_steps": 3, "keep_last": 2}, **rows)
     run, whole = RunDirectory(tmp_path / "run"), train(config, tmp_path / "whole")
 

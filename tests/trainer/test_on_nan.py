@@ -5,16 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
 from thermopile.state_store import StateReader
-from thermopile.tools.cli import main
 from thermopile.trainer.checkpoint import load_checkpoint
 from thermopile.trainer.errors import TrainingError
 from thermopile.trainer.loop import MAX_SKIPPED, Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
 from support import runs
+from support.cli import cli, succeed
 from support.runs import SMALL_MODEL, assert_same_state, lines, losses
 
 VICREG = SMALL_MODEL | {"head": "vicreg", "head_width": 16}
@@ -120,7 +119,7 @@ def without_prefetch(pairs_dataset, tmp_path_factory):
 
 
 @pytest.mark.parametrize("ahead", [pytest.param(1, marks=pytest.mark.wide), 5])
-def test_rows_prefetched_for_skipped_steps_and_windows_passed_in_them_leave_no_stale_row(
+def test_rows_prefetched_and_windows_passed_in_skipped_steps_leave_no_stale_row(
     without_prefetch, pairs_dataset, tmp_path, ahead
 ):
     state = {"memory_budget": "40KB", "prefetch_steps": ahead}
@@ -144,12 +143,11 @@ def test_ten_steps_in_a_row_may_be_skipped_and_the_eleventh_ends_the_run(pairs_d
 
 @pytest.mark.parametrize("choice", ["skip", "stop"])
 def test_the_command_line_has_it_as_an_option(choice):
-    done = CliRunner().invoke(main, ["train", "--print-config", "--on-nan", choice])
-    assert done.exit_code == 0, done.output
+    done = succeed("train", "--print-config", "--on-nan", choice)
     assert f'on_nan = "{choice}" # --on-nan' in " ".join(done.output.split())
 
 
 def test_the_command_line_refuses_another_choice():
-    done = CliRunner().invoke(main, ["train", "--print-config", "--on-nan", "ignore"])
+    done = cli("train", "--print-config", "--on-nan", "ignore")
     assert done.exit_code == 2
     assert "'ignore' is not one of 'stop', 'skip'" in done.output

@@ -14,6 +14,7 @@ from thermopile.trainer.loop import Trainer
 from thermopile.trainer.preemption import EXIT_CODE, SIGNALS, StopRequest
 from thermopile.trainer.run_directory import RunDirectory
 
+from support.cli import sets
 from support.runs import small
 
 
@@ -81,7 +82,7 @@ def test_a_run_stopped_by_every_signal_in_turn_has_the_losses_of_one_never_stopp
 
 def test_the_command_ends_with_a_code_of_its_own_and_says_how_to_go_on(start_program, pairs_dataset, tmp_path):
     run = RunDirectory(tmp_path / "run")
-    settings = [part for setting in ("epochs=50", "log_every=1", "data.image_size=16") for part in ("--set", setting)]
+    settings = sets("epochs=50", "log_every=1", "data.image_size=16")
     program = start_program("train", "--data", pairs_dataset.path, "--out", run.path, *settings)
     while not run.metrics_file.exists() or not losses(run):
         assert program.is_running(), program.end()

@@ -21,6 +21,7 @@ from thermopile.trainer.errors import ConfigError, RanksLostError
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.world import World, joined_world
 
+from support.cli import sets
 from support.runs import MOMENTUM, OWN_CODE, PRACTICE, assert_same_state, assert_same_weights, lines, losses
 
 SETTINGS = (
@@ -28,7 +29,6 @@ SETTINGS = (
     "checkpoint.every_steps=5", "canonical_shards=4",
     "on_nan=skip",  # changes nothing where all is finite, and makes the ranks agree on that at every step
 )  # fmt: skip
-STEPS_PER_EPOCH = 15
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def start(start_ranks, pairs_dataset):
     """Return a function that starts each rank of a small run."""
 
     def start(run, world, epochs=2, last_rank=(), more_settings=(), data=pairs_dataset, code=None):
-        settings = [part for setting in (*SETTINGS, f"epochs={epochs}", *more_settings) for part in ("--set", setting)]
+        settings = sets(*SETTINGS, f"epochs={epochs}", *more_settings)
         command = ("train", "--data", data.path, "--out", run.path, "--resume", *settings)
         return start_ranks(world, *command, last_rank=last_rank, codes=code and [code] * world)
 
@@ -95,7 +95,7 @@ def test_two_ranks_train_as_one_process_does(alone, two_ranks):
         (("--init-from", "{other}"), ["the ranks differ: rank 1 has init_from = '{other}', rank 0 ''"]),
     ],
 )  # fmt: skip
-def test_ranks_that_were_started_differently_all_end_before_a_step_and_say_which_and_how(
+def test_ranks_started_differently_end_before_a_step_and_say_which_and_how(
     start, tmp_path, images_dataset, of_rank_1, said
 ):
     run, other = RunDirectory(tmp_path / "run"), images_dataset.path
@@ -114,9 +114,7 @@ with thermopile.joined_world() as world:
 """
 
 
-def test_in_a_program_of_ones_own_all_ranks_say_that_the_run_to_start_from_cannot_be_read(
-    start_ranks, pairs_dataset, tmp_path
-):
+def test_all_ranks_of_a_users_program_say_that_init_from_cannot_be_read(start_ranks, pairs_dataset, tmp_path):
     ranks = start_ranks(2, pairs_dataset.path, tmp_path, codes=[OPEN_A_RUN] * 2)
     for code, _, errors in (rank.end(within=60) for rank in ranks):
         assert code == 1, errors
@@ -133,9 +131,7 @@ main()
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_ranks_that_do_not_share_the_run_directory_all_end_before_a_step_and_say_which(
-    start, two_ranks, tmp_path, resumed
-):
+def test_ranks_that_do_not_share_the_run_directory_end_before_a_step_and_say_so(start, two_ranks, tmp_path, resumed):
     run, elsewhere = RunDirectory(tmp_path / "runs" / "run"), tmp_path / "elsewhere"
     if resumed:
         for folder in (run.path, elsewhere):
@@ -164,9 +160,7 @@ def test_all_ranks_go_back_behind_a_snapshot_that_is_damaged_in_the_rows_of_one(
     assert losses(run) == losses(two_ranks)
 
 
-def test_a_rank_that_dies_ends_the_run_in_time_by_name_and_a_resumed_one_has_the_same_losses(
-    two_ranks, start, tmp_path
-):
+def test_a_rank_that_dies_ends_the_run_by_name_and_it_resumes_with_the_same_losses(two_ranks, start, tmp_path):
     run = RunDirectory(tmp_path / "run")
     ranks = start(run, 2, code=IMPATIENT)
     wait_for(run, 12, ranks)
@@ -208,7 +202,7 @@ def test_two_ranks_killed_and_resumed_are_those_never_killed(start, tmp_path, mo
 
 
 @pytest.mark.wide
-def test_ranks_on_selected_samples_with_few_rows_in_memory_killed_and_resumed_are_those_never_killed(start, tmp_path):
+def test_ranks_on_selected_samples_with_few_rows_killed_and_resumed_lose_nothing(start, tmp_path):
     kept = np.concatenate([np.arange(3, 900), np.arange(900, 1_990, 3)])
     pq.write_table(pa.table({"sample_id": kept, "weight": kept % 5}), tmp_path / "kept.parquet")
     file, one, two, broken = tmp_path / "kept.parquet", *(RunDirectory(tmp_path / name) for name in "abc")
@@ -257,7 +251,7 @@ def test_two_ranks_that_draw_captions_killed_within_an_epoch_and_resumed_are_tho
         pytest.param((*OWN_CODE, "model.momentum=0"), marks=pytest.mark.wide),
     ],
 )
-def test_two_ranks_train_as_one_process_does_with_a_momentum_network_or_code_of_ones_own(start, tmp_path, more):
+def test_two_ranks_with_keys_or_code_of_ones_own_train_as_one_process_does(start, tmp_path, more):
     one, two = RunDirectory(tmp_path / "one"), RunDirectory(tmp_path / "two")
     for run, world in ((one, 1), (two, 2)):
         finish(start(run, world, epochs=1, more_settings=("model.momentum=0.9", *more, "optimizer.grad_clip_norm=0.5")))

@@ -97,9 +97,7 @@ def test_the_narrower_of_the_windows_for_state_and_cache_counts(s3, address):
     assert rows[2] < 1
 
 
-def test_a_smaller_cache_is_refused_on_resume_with_what_the_order_needs_and_a_larger_one_is_taken(
-    s3, address, windowed, tmp_path
-):
+def test_a_resumed_run_may_have_a_larger_cache_but_none_too_small_for_its_order(s3, address, windowed, tmp_path):
     dataset, run = Dataset(address), RunDirectory(tmp_path / "run")
     config = resolve(settings(address, cache=QUARTER), dataset)
     with Trainer.open(config, run) as trainer:
@@ -130,7 +128,7 @@ def test_a_new_run_whose_cache_is_too_small_for_any_order_is_told_the_least(s3, 
     resolve(settings(address, cache=least), Dataset(address))
 
 
-def test_a_run_whose_store_went_away_ends_with_one_error_and_goes_on_from_its_checkpoint(
+def test_a_run_whose_store_goes_away_ends_with_one_error_and_can_be_resumed(
     s3, address, windowed, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(objects, "PATIENCE_SECONDS", 2)

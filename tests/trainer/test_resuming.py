@@ -15,6 +15,7 @@ from thermopile.trainer.errors import RunError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
+from support.cli import sets
 from support.runs import (
     MOMENTUM,
     OWN_CODE,
@@ -54,9 +55,7 @@ def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(fini
         pytest.param({"name": "tempnet", "eta": 1e-2, "prototypes": 8}, id="tempnet", marks=pytest.mark.wide),
     ],
 )
-def test_a_run_stopped_within_an_epoch_goes_on_with_the_rates_and_losses_of_one_never_stopped(
-    pairs_dataset, tmp_path, objective
-):
+def test_a_run_stopped_within_an_epoch_goes_on_with_the_same_rates_and_losses(pairs_dataset, tmp_path, objective):
     tree = {
         "objective": objective,
         "optimizer": {"name": "lamb", "lr": 1e-2, "lr_min": 1e-6, "warmup_epochs": 1},
@@ -78,9 +77,7 @@ def test_a_run_stopped_within_an_epoch_goes_on_with_the_rates_and_losses_of_one_
     assert rates == sorted(rates[:7]) + sorted(rates[7:], reverse=True)
 
 
-def test_a_run_that_draws_captions_stopped_within_an_epoch_goes_on_with_the_captions_of_one_never_stopped(
-    captions_dataset, tmp_path
-):
+def test_a_run_stopped_within_an_epoch_goes_on_with_the_same_captions(captions_dataset, tmp_path):
     data = {"path": str(captions_dataset.path), "image_size": 16}
     config = small(captions_dataset, batch_size=64, epochs=3, data=data, checkpoint={"every_steps": 5})
     whole, broken = train(config, tmp_path / "whole"), RunDirectory(tmp_path / "broken")
@@ -146,7 +143,7 @@ def start(start_program, pairs_dataset):
 
     def start(run, epochs, budget="none", more=()):
         all_settings = (*KILLED, f"epochs={epochs}", f"state.memory_budget={budget}", *more)
-        settings = [part for setting in all_settings for part in ("--set", setting)]
+        settings = sets(*all_settings)
         return start_program("train", "--data", pairs_dataset.path, "--out", run.path, "--resume", *settings)
 
     return start
@@ -183,9 +180,7 @@ def kill_once_it_has_made(program, run, steps):
     ],
 )
 @pytest.mark.parametrize(("kills", "epochs"), [(1, 2), pytest.param(100, 20, marks=pytest.mark.soak)])
-def test_a_run_killed_and_resumed_with_all_or_few_rows_in_memory_has_the_losses_of_one_never_killed(
-    start, tmp_path, kills, epochs, frame
-):
+def test_a_run_killed_and_resumed_with_all_or_few_rows_is_the_one_never_killed(start, tmp_path, kills, epochs, frame):
     whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
     start = partial(start, more=frame)
     finish(start(whole, epochs))

@@ -137,9 +137,7 @@ def test_parts_are_attached_before_the_first_step_and_can_be_saved(pairs_dataset
 
 
 @pytest.mark.parametrize("more", [{"micro_batch": 32}, {"model": {"ema": 0.9}}])
-def test_settings_that_only_the_trainers_loop_can_follow_are_refused_before_anything_is_written(
-    pairs_dataset, tmp_path, more
-):
+def test_settings_for_the_trainers_loop_alone_are_refused_before_any_writing(pairs_dataset, tmp_path, more):
     with pytest.raises(ConfigError, match=r"micro_batch and model\.ema are for thermopile's own loop"):
         open_run(tmp_path / "run", pairs_dataset, **more)
     assert not (tmp_path / "run").exists()

@@ -271,9 +271,7 @@ def test_weights_that_are_all_equal_change_nothing(finished, pairs_dataset, writ
     assert_same_state(run, finished)
 
 
-def test_a_step_has_the_weights_of_its_samples_relative_to_the_mean_of_the_selected_ones(
-    pairs_dataset, write, tmp_path
-):
+def test_a_step_has_its_samples_weights_relative_to_the_mean_of_the_selected_ones(pairs_dataset, write, tmp_path):
     weights = np.random.default_rng(0).random(2_000)
     mixed = np.random.default_rng(1).permutation(2_000)
     data = {
@@ -300,9 +298,7 @@ def test_a_step_has_the_weights_of_its_samples_relative_to_the_mean_of_the_selec
 
 
 @pytest.mark.parametrize("rest", [0, [0.01, 1e-60, *[0] * 1_997]], ids=["zeros", "some that are 0 in float32"])
-def test_weights_of_0_beside_a_large_one_are_taken_if_they_were_meant_or_others_remain(
-    pairs_dataset, write, tmp_path, rest
-):
+def test_weights_of_0_beside_a_large_one_are_taken_if_others_remain(pairs_dataset, write, tmp_path, rest):
     file = write(range(2_000), np.append(1e6, np.broadcast_to(rest, 1_999)))
     write_selection(weighted(pairs_dataset, file).data, pairs_dataset.index, tmp_path / "selection")
     assert Selection(tmp_path / "selection").weights[0] == pytest.approx(2_000)

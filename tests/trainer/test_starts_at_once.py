@@ -16,6 +16,7 @@ from thermopile.trainer.errors import RunError, RunExistsError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
+from support.cli import sets
 from support.runs import SMALL, assert_same_state, assert_same_weights, losses, small, stop_at, train
 
 SHORT = {"epochs": 1, "checkpoint": {"every_steps": 2, "every_minutes": 0}}
@@ -50,7 +51,7 @@ def assert_same_run(run, alone):
     assert_same_state(run, alone)
 
 
-def test_a_directory_that_another_start_is_just_making_is_refused_like_one_that_exists(on_first, tmp_path):
+def test_a_directory_that_another_start_is_making_is_refused_like_one_that_exists(on_first, tmp_path):
     run = RunDirectory(tmp_path / "run")
 
     class First(Trainer):
@@ -66,7 +67,7 @@ def test_a_directory_that_another_start_is_just_making_is_refused_like_one_that_
     assert_same_run(run, train(on_first(1800), tmp_path / "alone"))
 
 
-def test_a_start_that_fails_before_it_has_written_its_settings_leaves_the_directory_to_the_next(on_first, tmp_path):
+def test_a_start_that_fails_before_its_settings_leaves_the_directory_to_the_next(on_first, tmp_path):
     run = RunDirectory(tmp_path / "run")
 
     class Failing(Trainer):
@@ -92,7 +93,7 @@ def test_a_start_that_another_overtook_changes_nothing_in_what_that_has_trained(
     assert max(losses(run)) == 7
 
 
-def test_of_two_that_resume_at_step_0_the_later_one_does_not_undo_what_the_other_has_trained(pairs_dataset, tmp_path):
+def test_of_two_that_resume_at_step_0_the_later_one_undoes_nothing(pairs_dataset, tmp_path):
     run, config = RunDirectory(tmp_path / "run"), small(pairs_dataset, **SHORT)
     with pytest.raises(KeyboardInterrupt), Trainer.open(config, run) as trainer:
         trainer.run(on_report=stop_at(1))  # before its first checkpoint
@@ -119,7 +120,7 @@ main()
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("rounds", [pytest.param(6, marks=pytest.mark.wide), pytest.param(200, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("where", ["disk", "bucket"])
-def test_of_two_starts_at_the_same_moment_one_trains_and_the_other_ends_with_one_line(
+def test_of_two_starts_at_once_one_trains_and_the_other_ends_with_one_line(
     pairs_dataset, start_program, first_ids, tmp_path, request, monkeypatch, where, rounds
 ):
     place, variables = tmp_path, {}
@@ -134,7 +135,7 @@ def test_of_two_starts_at_the_same_moment_one_trains_and_the_other_ends_with_one
         settings = (*SMALL, "epochs=1", "checkpoint.every_steps=1", f"seed={number}")
         return start_program(
             "train", "--data", pairs_dataset.path, "--select", first_ids((600, 700)[number]), "--out", run.path,
-            *(part for setting in settings for part in ("--set", setting)),
+            *sets(*settings),
             code=f"start_at = {time.time() + 0.2 + seconds}{START_AT}", **variables,
         )  # fmt: skip
 

@@ -75,7 +75,7 @@ def test_a_budget_too_small_for_the_order_is_refused_with_one_that_would_do(pair
 
 
 @pytest.mark.parametrize("steps_done", [0, 1, 20, 29, 30, 31, 59])
-def test_the_store_is_told_the_windows_of_every_step_to_come_in_the_numbers_of_its_puts(steps_done):
+def test_the_store_is_told_the_windows_of_every_step_to_come_by_its_puts(steps_done):
     order = Order.create(2_000, 64, canonical_shards=2, blocks_per_shard=20, window_blocks=4)
     assert order.steps_per_epoch == 31
     told = list(windows_from(steps_done, order, 2))

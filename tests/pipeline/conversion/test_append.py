@@ -8,20 +8,19 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from thermopile.pipeline.conversion import append
 from thermopile.pipeline.conversion.check import check_dataset
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetExistsError
 from thermopile.pipeline.tokenizer import encode, load_tokenizer
-from thermopile.tools.cli import main
 
+from support.cli import cli
 from support.conversions import digests
 
 
 def run(*arguments):
-    return CliRunner().invoke(main, ["convert", *map(str, arguments)])
+    return cli("convert", *arguments)
 
 
 @pytest.fixture(scope="module")

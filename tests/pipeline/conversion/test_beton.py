@@ -77,7 +77,7 @@ def test_rows_larger_than_a_page_together_are_spread_over_pages(tmp_path):
     assert [data[record["jpeg_at"] :][: record["jpeg_bytes"]] for record in records] == [row.jpeg for row in large]
 
 
-def test_the_captions_of_a_sample_follow_each_other_also_where_a_page_ends_and_ffcv_reads_the_first(tmp_path):
+def test_captions_of_a_sample_follow_each_other_also_at_the_end_of_a_page(tmp_path):
     tokens = [np.arange(6 * captions, dtype=np.int32).reshape(-1, 6) + 100 * captions for captions in (1, 3, 2)]
     # The second sample's JPEG and first caption end 24 bytes before the page does: one caption fits there, not two.
     sizes = [(1 << 20) - 24, (1 << 20) - 48, 700]
@@ -107,7 +107,7 @@ def test_ffcv_itself_reads_the_shard(tmp_path, draw):
         assert np.abs(images[i].astype(int) - np.asarray(draw(i)).astype(int)).mean() < 8
 
 
-def test_importing_ffcv_leaves_torch_its_threads_and_compiles_no_dict_of_two_constants(monkeypatch):
+def test_importing_ffcv_leaves_torch_its_threads_and_compiles_no_dict(monkeypatch):
     for name in [*sys.modules]:
         if name.partition(".")[0] == "ffcv" or name == beton.__name__:
             monkeypatch.delitem(sys.modules, name)

@@ -239,7 +239,7 @@ def test_a_full_disk_is_named_with_the_way_on(tmp_path, capfd):
     assert "leaked" not in capfd.readouterr().err
 
 
-def test_a_bad_sample_stops_the_conversion_if_asked_and_it_resumes_once_the_file_is_fixed(tmp_path, draw):
+def test_a_bad_sample_stops_the_conversion_if_asked_and_it_resumes_once_fixed(tmp_path, draw):
     (tmp_path / "in").mkdir()
     for i in range(5):
         draw(i).save(tmp_path / "in" / f"{i}.jpg")

@@ -129,7 +129,7 @@ def test_a_ycck_jpeg_comes_out_in_its_colours(draw):
     assert difference(to_stored(ycck, POLICY), draw(3)) < 8
 
 
-def test_a_jpeg_whose_channels_are_rgb_is_encoded_again_for_decoders_that_take_them_for_ycbcr(draw):
+def test_a_jpeg_of_rgb_channels_is_encoded_again_for_decoders_that_expect_ycbcr(draw):
     jpeg = as_bytes(draw(3), "JPEG", quality=95, keep_rgb=True)
     stored = to_stored(jpeg, POLICY)
     assert stored.jpeg != jpeg

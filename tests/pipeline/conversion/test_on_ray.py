@@ -200,7 +200,7 @@ def test_a_picture_that_changed_since_an_earlier_command_began_is_refused_by_a_n
         on_ray.convert_on_ray(source, tmp_path / "out", ConvertSettings())
 
 
-def test_what_is_done_when_it_is_interrupted_or_killed_is_kept_and_repeating_it_finishes(
+def test_shards_done_before_an_interrupt_or_a_kill_are_kept_and_it_can_finish(
     pictures, tmp_path, nodes, of_one_machine
 ):
     command, kept = program("converting_on_ray", pictures, "out"), {}

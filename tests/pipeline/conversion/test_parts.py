@@ -188,7 +188,7 @@ def lose_its_sizes(file):
         pytest.param("done.json", replace_by_link, marks=pytest.mark.wide),
     ],
 )
-def test_a_shard_that_is_not_as_it_was_written_is_not_done_and_its_part_writes_it_again(
+def test_a_shard_that_is_not_as_it_was_written_is_written_again_by_its_part(
     with_bad_ones, parts_done, of_one_machine, suffix, harm
 ):
     parts = parts_done.with_name(".out.partial") / "parts"
@@ -213,9 +213,7 @@ def test_a_shard_that_was_damaged_while_it_was_put_together_is_found(with_bad_on
     assert digests(parts_done) == of_one_machine
 
 
-def test_a_shard_of_another_plan_is_not_done_though_a_task_that_outlived_its_conversion_left_it(
-    with_bad_ones, parts_done, tmp_path, of_one_machine
-):
+def test_a_shard_of_another_plan_that_an_old_task_left_is_not_done(with_bad_ones, parts_done, tmp_path, of_one_machine):
     part(with_bad_ones, tmp_path / "old" / "out", 1, 1, ConvertSettings(seed=1))
     for file in (tmp_path / "old" / ".out.partial" / "parts").glob("part-00003.*"):
         shutil.copy(file, parts_done.with_name(".out.partial") / "parts")

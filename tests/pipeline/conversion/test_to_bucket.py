@@ -155,9 +155,7 @@ class OvertakenSource(FolderSource):
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_part_that_goes_on_after_somebody_started_over_ends_and_leaves_the_new_conversion_alone(
-    with_bad_ones, out, local, seed
-):
+def test_a_part_that_goes_on_after_a_new_start_ends_and_leaves_that_alone(with_bad_ones, out, local, seed):
     def start_over():
         with in_bucket(out) as partial:
             partial.clear()

@@ -169,9 +169,7 @@ def test_one_thread_alone_calls_the_pipeline_and_it_is_not_the_caller_s(open_dal
     assert thread is not threading.current_thread()
 
 
-def test_an_epoch_that_the_garbage_collector_ends_in_the_loader_s_own_thread_does_not_hang(
-    open_dali, images_dataset, monkeypatch
-):
+def test_an_epoch_that_the_garbage_collector_ends_in_the_loaders_thread_is_over(open_dali, images_dataset, monkeypatch):
     place, dropped, ended_in = Reader.locate, threading.Event(), []
 
     def collecting(reader, ids, epoch):

@@ -37,9 +37,7 @@ def pictures(view):
 # Ids and pixels
 
 
-def test_three_epochs_resumed_in_the_middle_serve_the_ids_of_the_order_with_the_pixels_of_their_sources(
-    open_loader, photographs
-):
+def test_three_epochs_resumed_in_the_middle_serve_the_orders_ids_and_pixels(open_loader, photographs):
     root, dataset = photographs
     assert dataset.shards > 2
     loader = open_loader(dataset, recipe=WHOLE, image_size=64)
@@ -169,9 +167,7 @@ def test_augmentation_differs_between_epochs_and_views(open_loader, images_datas
         assert not any(torch.equal(*two) for two in itertools.combinations([*one[i], *other[i]], 2))
 
 
-def test_local_views_are_smaller_crops_of_the_same_pictures_and_leave_the_others_as_they_were(
-    open_loader, images_dataset
-):
+def test_local_views_are_smaller_crops_of_the_same_pictures_beside_the_others(open_loader, images_dataset):
     alone = next(open_loader(images_dataset, views=2).epoch(0))
     batch = next(open_loader(images_dataset, views=2, local_size=20, local_views=3).epoch(0))
     assert alone.local == ()

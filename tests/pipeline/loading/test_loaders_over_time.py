@@ -133,7 +133,7 @@ def step_of(loader, sample_id, epoch):
     return next(step for step in steps if sample_id in loader.order.batch_ids(epoch, step))
 
 
-def test_a_sample_damaged_after_conversion_is_named_at_its_batch_and_the_loader_goes_on(open_loader, damaged):
+def test_a_sample_damaged_after_conversion_is_named_and_the_loader_goes_on(open_loader, damaged):
     dataset, message = damaged
     loader = open_loader(dataset, local_size=16, local_views=2)
     shard, row = (int(at[0]) for at in dataset.locate(np.array([123])))

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
 from thermopile import objects
 from thermopile.objects import Address, ObjectStoreError
@@ -23,8 +22,9 @@ from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.parquet import ParquetSource
 from thermopile.pipeline.sources.source_file import SourceFile
 from thermopile.pipeline.sources.webdataset import WebDatasetSource
-from thermopile.tools.cli import main
 from thermopile.tools.convert_sources import KINDS
+
+from support.cli import succeed
 
 pytestmark = pytest.mark.wide
 PICTURES = 30
@@ -134,8 +134,7 @@ def test_an_object_that_is_replaced_while_it_is_read_is_refused(remote, content)
 def test_some_samples_of_a_remote_dataset_become_a_local_one(files, remote, tmp_path):
     pq.write_table(pa.table({"sample_id": [3, 5, 8]}), tmp_path / "kept.parquet")
     arguments = ["convert", "dataset", "s3://bucket/dataset", tmp_path / "out", "--select", tmp_path / "kept.parquet"]
-    result = CliRunner().invoke(main, list(map(str, arguments)))
-    assert result.exit_code == 0, result.stderr
+    succeed(*arguments)
     kept, whole = Dataset(tmp_path / "out"), Dataset(files.with_name("dataset"))
     assert {kept.jpeg(i) for i in range(3)} == {whole.jpeg(i) for i in (3, 5, 8)}
 

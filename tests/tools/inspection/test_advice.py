@@ -1,15 +1,14 @@
-import json
 import re
 from html import unescape
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from thermopile.tools.cli import main
 from thermopile.tools.inspection.findings import Findings
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.survey import survey
+
+from support.cli import answer, cli
 
 
 @pytest.fixture
@@ -67,10 +66,10 @@ def test_the_terminal_the_page_and_the_json_give_the_same_advice_and_notes(hosti
     taus = {"image": np.full(n, 0.005), "text": np.full(n, 1.0)}
     run = write_run(tmp_path / "run", hostile_dataset, taus, visited=third)
     asked = ["inspect", str(run.path), "--by", "width"]
-    seen = json.loads(CliRunner().invoke(main, [*asked, "--json"]).stdout)
+    seen = answer(*asked)
     assert [said.split()[0] for said in seen["warnings"]] == ["Only", "rho", "100%"]
     assert [said.split()[0] for said in seen["notes"]] == ["All"]
-    lines = CliRunner().invoke(main, asked).stdout.splitlines()
+    lines = cli(*asked).stdout.splitlines()
     for label in ("warning", "note"):
         shown = [line.removeprefix(label).strip() for line in lines if line.startswith(f"{label} ")]
         assert shown == seen[f"{label}s"]

@@ -1,20 +1,19 @@
 """A crowd of near-copies is cold where rho leaves no room for it: what the objective does, and what is said of it."""
 
-import json
 import math
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from click.testing import CliRunner
 from torch.nn.functional import normalize
 
-from thermopile.tools.cli import main
 from thermopile.tools.inspection.findings import look
 from thermopile.tools.inspection.kinds import KIND_NAMES, read_rules
 from thermopile.tools.inspection.run import read_run
 from thermopile.trainer.objectives import Progress, create_objective
+
+from support.cli import answer, cli
 
 N, VISITS = 2000, 60
 SETTINGS = {"tau_init": 0.05, "tau_min": 0.005, "eta": 0.02, "tau_step": 0.1}
@@ -51,7 +50,7 @@ def state_among(share, rho, visits):
         (0.08, 2.0, 1 / 4.7),
     ],
 )
-def test_the_temperature_of_a_crowd_falls_to_the_floor_where_its_share_is_above_exp_of_minus_rho(share, rho, tau):
+def test_a_crowd_is_at_the_floor_where_its_share_is_above_exp_of_minus_rho(share, rho, tau):
     columns, crowd = state_among(share, rho, VISITS)
     for side in ("image", "text"):
         reached = np.median(columns[f"{side}/tau"][:crowd])
@@ -104,12 +103,12 @@ def test_a_crowd_and_what_its_samples_share_are_said_before_all_else(crowded_run
         "as their own positive, so they are cold without being rare."
     )
     shared = "Of the 72 coldest samples, 72 have the class “dogs”, of 72 random ones 2"
-    done = CliRunner().invoke(main, ["inspect", str(crowded_run.path), "--to", str(tmp_path)])
+    done = cli("inspect", crowded_run.path, "--to", tmp_path)
     first, second, _ = done.stdout.split("\n", 2)
     assert first == f"coldest    {crowd}"
     assert shared in second
     assert crowd in (tmp_path / "report.html").read_text("utf-8").partition('class="lede">')[2][:400]
-    found = json.loads(CliRunner().invoke(main, ["inspect", str(crowded_run.path), "--json"]).stdout)
+    found = answer("inspect", crowded_run.path)
     assert found["said_first"][0] == crowd
     assert found["kinds"]["crowded"]["samples"] == 100
     (warning,) = found["warnings"]
@@ -125,7 +124,7 @@ def test_rare_samples_of_many_classes_have_nothing_in_common(pairs_dataset, writ
 
 def test_crowded_samples_keep_their_weight_however_cold(crowded_run, tmp_path):
     kept = tmp_path / "keep.parquet"
-    done = CliRunner().invoke(main, ["curate", str(crowded_run.path), "--keep", str(kept), "--tau-power", "-1"])
+    done = cli("curate", crowded_run.path, "--keep", kept, "--tau-power", "-1")
     assert "Crowded samples keep the weight 1: 100." in done.stdout
     weight = pq.read_table(kept)["weight"].to_numpy()
     assert (weight == 1).sum() == 100
@@ -136,24 +135,20 @@ def test_misfits_are_not_dropped_before_temperatures_differ(images_dataset, writ
     n = images_dataset.n
     columns = {"sample/tau": np.linspace(0.1, 0.105, n), "sample/log_s": np.where(np.arange(n) % 6, -1.0, 1.0)}
     run = write_state(tmp_path / "run", images_dataset, columns, np.full(n, 9))
-    done = CliRunner().invoke(
-        main, ["curate", str(run.path), "--keep", str(tmp_path / "keep.parquet"), "--drop-misfits"]
-    )
+    done = cli("curate", run.path, "--keep", tmp_path / "keep.parquet", "--drop-misfits")
     assert done.exit_code != 0
     assert "no misfits are told yet: the temperatures hardly differ; train longer" in done.stderr
     assert "No kinds of samples are told yet: the temperatures hardly differ." in look(run.path).notes[-1]
 
 
-def test_misfits_are_told_where_the_temperatures_are_equal_because_they_are_at_their_floor(
-    images_dataset, write_state, tmp_path
-):
+def test_misfits_are_told_where_all_temperatures_are_at_their_floor(images_dataset, write_state, tmp_path):
     n = images_dataset.n
     columns = {"sample/tau": np.full(n, 0.05), "sample/log_s": np.where(np.arange(n) % 60, -9.0, 1.0)}
     run = write_state(tmp_path / "run", images_dataset, columns, np.full(n, 9))
     found, kept = look(run.path), tmp_path / "keep.parquet"
     assert found.survey.kinds.counts["misfit"] == 5
     assert not any("hardly differ" in said for said in (*found.notes, *found.warnings))
-    CliRunner().invoke(main, ["curate", str(run.path), "--keep", str(kept), "--drop-misfits"])
+    cli("curate", run.path, "--keep", kept, "--drop-misfits")
     assert pq.read_metadata(kept).num_rows == n - 5
 
 
@@ -161,7 +156,7 @@ def test_a_confirmed_export_says_once_that_no_kinds_are_told(images_dataset, wri
     n = images_dataset.n
     columns = {"sample/tau": np.linspace(0.1, 0.105, n), "sample/log_s": np.full(n, -1.0)}
     run = write_state(tmp_path / "run", images_dataset, columns, np.full(n, 9))
-    done = CliRunner().invoke(main, ["inspect", str(run.path), "--export", str(tmp_path / "rows.csv"), "--confirm"])
+    done = cli("inspect", run.path, "--export", tmp_path / "rows.csv", "--confirm")
     assert done.output.count("No kinds of samples are told yet") == 1
 
 

@@ -15,12 +15,13 @@ from thermopile.pipeline.sources.parquet import ParquetSource
 from thermopile.tools.inspection import exact_copies as exact_module
 from thermopile.tools.inspection.duplicates import REASONS, find_duplicates, read_clusters, write_duplicates
 from thermopile.tools.inspection.exact_copies import blank_pictures, exact_copies
-from thermopile.tools.inspection.features_file import NAME, FeaturesFile, FeaturesOf, write_features
+from thermopile.tools.inspection.features_file import NAME
 from thermopile.tools.inspection.findings import look
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.similar_pairs import NEAREST, similar_pairs
 from thermopile.trainer.errors import ConfigError, RunError
 
+from support.features import stored
 from support.pictures import magnified
 
 NO_SCORE = np.empty(0, np.float32)
@@ -56,14 +57,6 @@ def id_of(dataset):
     """Key -> sample id, by the order of the source."""
     index = np.concatenate([dataset.shard(number).records()["source_index"] for number in range(dataset.shards)])
     return {int(key): sample_id for sample_id, key in enumerate(index)}
-
-
-def stored(folder, rows):
-    """A file of features of pictures, float32 [n, d], made unit rows."""
-    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    of = FeaturesOf(samples=len(rows), checkpoint="step-5", weights="raw", digest="0" * 64)
-    write_features(folder / NAME, of, iter([rows[:, None].astype(np.float32)]))
-    return FeaturesFile(folder / NAME, of)
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from thermopile.trainer.run_directory import RunDirectory
 
 from support.saved_encoders import IMAGE_SIZE, save_encoders
 
-STEP = 5
 SIZES = (34, 16, 8, 4, 2, 1)
 """Sizes of the hostile dataset's classes."""
 
@@ -154,7 +153,7 @@ def test_the_encoders_are_those_of_the_snapshot_and_where_these_are_gone_the_lat
 
 
 @pytest.mark.usefixtures("few_points")
-def test_the_map_shows_averaged_weights_where_the_run_has_them_unless_the_raw_ones_are_asked_for(
+def test_the_map_shows_averaged_weights_unless_the_raw_ones_are_asked_for(
     hostile_run, hostile_dataset, saved_run, tmp_path
 ):
     run = RunDirectory(shutil.copytree(hostile_run.path, tmp_path / "run"))

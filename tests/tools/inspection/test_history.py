@@ -39,7 +39,7 @@ def test_samples_come_in_the_order_asked_for_and_each_once(run):
         assert history.history[1].values["image/tau"] == np.float32(TAU[history.sample_id])
 
 
-def test_the_rank_is_the_share_of_visited_samples_with_a_lower_tau_at_the_inspected_snapshot(run):
+def test_the_rank_is_the_share_of_visited_samples_with_a_lower_tau(run):
     inspection = read_run(run, at="step-5")
     first, unvisited = read_histories(inspection, [10, 40], survey(inspection))
     assert first.ranks["image"] == pytest.approx(np.sum(TAU[EARLY] < TAU[10]) / 65)

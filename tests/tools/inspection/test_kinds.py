@@ -1,16 +1,13 @@
 """What a cold or a hot sample is, from its row of state alone."""
 
-import json
 import re
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
 import thermopile
 from thermopile.state_store.errors import FieldError
-from thermopile.tools.cli import main
 from thermopile.tools.inspection import kinds as module
 from thermopile.tools.inspection import state_blocks
 from thermopile.tools.inspection.findings import look
@@ -19,6 +16,8 @@ from thermopile.tools.inspection.rows_export import export_rows
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.samples import read_histories
 from thermopile.tools.inspection.survey import survey
+
+from support.cli import answer, cli
 
 N, APART = 2000, 70
 COLD = 0.02
@@ -145,10 +144,10 @@ def test_the_kinds_of_all_samples_are_those_of_the_definitions(frame, columns):
 def test_single_samples_are_shown_with_their_kind_in_words_and_for_a_program_by_name(run, tmp_path):
     ids = list(map(str, APART * np.arange(len(EXPECTED))))
     asked = ["inspect", str(run.path), "--sample"]
-    seen = json.loads(CliRunner().invoke(main, [*asked, *ids, "--json"]).stdout)
+    seen = answer(*asked, *ids)
     assert [sample["kind"] for sample in seen["samples"]] == EXPECTED
     one_of_each = [ids[EXPECTED.index(kind)] for kind in ROWS]
-    done = CliRunner().invoke(main, [*asked, *one_of_each, "--to", str(tmp_path)])
+    done = cli(*asked, *one_of_each, "--to", tmp_path)
     words = [kind.replace("_", " ") for kind in ROWS]
     assert re.findall(r"^kind +(.+)$", done.stdout, re.MULTILINE) == words
     page = (tmp_path / "samples.html").read_text("utf-8")

@@ -23,7 +23,6 @@ from thermopile.tools.inspection.run import read_run
 from thermopile.trainer.errors import RunError
 
 DOCS = Path(__file__).parents[3] / "docs"
-TABLE = ["key", "uri", "caption", "group", "width", "height"]
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +71,7 @@ def test_a_frame_has_the_rows_and_columns_asked_for_in_their_order(temperatures,
     )
 
 
-def test_a_frame_of_a_few_samples_reads_their_blocks_and_shards_alone(
-    write_dataset, write_run, tmp_path, monkeypatch
-):  # fmt: skip
+def test_a_frame_of_a_few_samples_reads_their_blocks_and_shards_alone(write_dataset, write_run, tmp_path, monkeypatch):
     names = [[f"{shard}-{row}" for row in range(32)] for shard in range(3)]
     dataset = write_dataset(tmp_path / "data", [pa.table({"uri": of_shard}) for of_shard in names])
     tau = np.linspace(0.01, 0.9, 96, dtype=np.float32)

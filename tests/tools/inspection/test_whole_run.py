@@ -58,7 +58,7 @@ def ranks(run, **options):
 
 
 @pytest.mark.parametrize("at", [6, 8])
-def test_the_ranks_of_the_snapshots_up_to_the_inspected_one_are_averaged_where_a_sample_has_visits_enough(run, at):
+def test_ranks_are_averaged_over_snapshots_in_which_a_sample_has_visits_enough(run, at):
     found, notes = ranks(run, at=f"step-{at}")
     np.testing.assert_allclose(found, slowly([step for step in STEPS if step <= at]), atol=1e-6)
     assert found.dtype == np.float32
@@ -66,7 +66,7 @@ def test_the_ranks_of_the_snapshots_up_to_the_inspected_one_are_averaged_where_a
     assert notes == []
 
 
-def test_pairs_are_doubted_whose_log_s_of_both_sides_together_is_above_0_and_come_back(run):
+def test_pairs_with_log_s_above_0_over_both_sides_are_doubted_and_come_back(run):
     inspection = read_run(run)
     whole_run = WholeRun(inspection)
     for block in (range(0, 40), range(40, N)):

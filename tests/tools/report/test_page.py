@@ -191,9 +191,7 @@ def test_other_groups_have_their_correlation_in_the_caption(hostile_run):
         (-0.9, -0.4, 0.001, "Frequent classes have somewhat lower temperatures than rare ones"),
     ],
 )
-def test_the_first_sentence_says_what_the_correlation_means_and_nothing_that_chance_may_have_done(
-    first, second, p_value, words
-):
+def test_the_first_sentence_says_what_the_correlation_means_unless_by_chance(first, second, p_value, words):
     found = [Correlation(spearman, p_value, 0.0, (-0.2, 0.2)) for spearman in (first, second)]
     assert grouping._relation(found, "classes") == words
 
@@ -257,7 +255,7 @@ def test_the_coldest_sample_of_each_side_stands_first_with_its_id_and_tau(page, 
     assert ids[3 * 66] == f"id {hottest_of_second}"
 
 
-def test_the_leading_figure_is_written_as_a_picture_too_and_nothing_half_written_stays(hostile_report):
+def test_the_leading_figure_is_a_file_too_and_nothing_half_written_stays(hostile_report):
     folder = hostile_report.parent
     names = {path.name for path in folder.iterdir()} - {"samples.html"}
     assert names == {"report.html", "tau_by_class.png"}
@@ -300,22 +298,6 @@ def test_a_dataset_whose_pixels_are_damaged_costs_the_pictures_alone(
     assert "cannot be shown, nor those of 65 more: " in findings.notes[0]
     assert sheets.of("img") == []
     assert "<script>alert(1)</script>" in sheets.text("li")
-
-
-def luminance(colour):
-    channels = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
-    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
-    return linear @ [0.2126, 0.7152, 0.0722]
-
-
-@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
-def test_text_stands_out_from_its_ground_as_wcag_aa_asks(page, theme):
-    blocks = re.findall(r":root \{(.*?)\}", page.text("style"), re.S)
-    colours = dict(re.findall(r"--(\w+): (#\w{6})", blocks[theme]))
-    for ground in ("paper", "raised", "note"):
-        for text in ("ink", "quiet", "link"):
-            light, dark = sorted((luminance(colours[ground]), luminance(colours[text])), reverse=True)
-            assert (light + 0.05) / (dark + 0.05) >= 4.5, (text, ground)
 
 
 def test_a_run_with_a_name_that_is_not_utf_8_has_a_page(hostile_dataset, write_run, tmp_path):

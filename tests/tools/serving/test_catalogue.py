@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from thermopile.files import NotRegularFileError
-from thermopile.tools.inspection.features_file import FeaturesFile, FeaturesOf, write_features
 from thermopile.tools.inspection.kinds import KIND_NAMES
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.serving import texts as texts_module
@@ -18,8 +17,9 @@ from thermopile.tools.serving.catalogue import open_catalogue, with_margins
 from thermopile.tools.serving.queries import Finder, Query
 from thermopile.trainer.errors import ConfigError, RunError
 
+from support.features import stored
+
 VISITED = 60
-OBJECTS = b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, 'shape': (66,), }".ljust(128) + bytes(600)
 TAU = np.array([0.02, 0.01, 0.01, 0.03, 0.05, 0.04])
 LOG_S = np.array([-1.0, -2.0, -3.0, 4.0, 5.0, -6.0])
 
@@ -87,9 +87,7 @@ def pairs(hostile_dataset, tmp_path):
         n = hostile_dataset.n
         angles, own = 0.2 + np.arange(n) / n, np.eye(n + 1, dtype=np.float32)
         captions = own[:-1] * np.cos(angles)[:, None] + own[-1] * np.sin(angles)[:, None]
-        of = FeaturesOf(samples=n, checkpoint="step-5", weights="raw", digest=digit * 64)
-        write_features(tmp_path / "features", of, [np.stack([own[:-1], captions], axis=1).astype(np.float32)])
-        return FeaturesFile(tmp_path / "features")
+        return stored(tmp_path, np.stack([own[:-1], captions], axis=1), digest=digit * 64)
 
     return write
 

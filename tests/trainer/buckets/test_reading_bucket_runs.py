@@ -22,6 +22,7 @@ from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.run_status import read_status
 
+from support.cli import sets
 from support.runs import OFTEN, SMALL, assert_same_run, assert_same_state, assert_same_weights, small, stop_at, train
 
 pytestmark = pytest.mark.wide
@@ -53,7 +54,7 @@ def test_status_is_read_from_another_machine_with_the_age_of_the_last_part(pairs
 
 
 def test_status_says_at_once_on_the_same_machine_that_a_run_was_killed(pairs_dataset, run, start_program, elsewhere):
-    settings = [part for each in ("checkpoint.every_steps=1", *SMALL) for part in ("--set", each)]
+    settings = sets("checkpoint.every_steps=1", *SMALL)
     variables = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", SCRATCH))}
     program = start_program("train", "--out", run.path, "--data", pairs_dataset.path, *settings, **variables)
     deadline = time.monotonic() + 100
@@ -140,7 +141,7 @@ def test_a_new_run_at_an_address_with_other_objects_is_refused(pairs_dataset, ru
 def test_ranks_write_their_rows_of_a_snapshot_into_the_bucket(pairs_dataset, run, start_ranks, tmp_path, machines):
     settings = ["checkpoint.every_steps=4", "batch_size=256", "epochs=1", "log_every=1", "data.image_size=16",
                 "model.dim=16", "model.image.config.width=8"]  # fmt: skip
-    arguments = ["--data", pairs_dataset.path, *(word for each in settings for word in ("--set", each))]
+    arguments = ["--data", pairs_dataset.path, *sets(*settings)]
     variables = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     folders = [tmp_path / f"scratch-{rank % machines}" for rank in range(2)]
     codes = [

@@ -98,7 +98,7 @@ def test_encoders_in_compiled_code_have_the_losses_of_those_that_are_not(plain, 
     assert_compiled_as(plain, pairs_dataset, tmp_path / "run")
 
 
-def test_an_own_encoder_with_weights_that_nothing_uses_is_refused_where_gpus_would_wait_for_them(pairs_dataset):
+def test_an_own_encoder_with_unused_weights_is_refused_where_gpus_would_wait(pairs_dataset):
     def encoders(tower):
         model = ModelConfig(dim=4, image={"name": f"support.own_code:{tower}"}, text={"name": "support.own_code:Words"})
         return Encoders.create(model, "bimodal", 16, pairs_dataset.index.tokenizer)

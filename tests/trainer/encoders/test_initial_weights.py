@@ -100,7 +100,7 @@ def test_sides_without_a_run_to_start_from_are_refused():
 
 
 @pytest.mark.parametrize("of_source", [{}, {"momentum": 0.9}])
-def test_a_momentum_network_starts_as_the_image_encoder_whatever_the_checkpoint_holds(of_source, tmp_path, caplog):
+def test_a_momentum_network_starts_as_the_image_encoder_whatever_is_loaded(of_source, tmp_path, caplog):
     source, fresh = encoders("unimodal", **of_source), encoders("unimodal", momentum=0.9, predictor="moco_v3")
     if source.momentum is not None:
         source.momentum.backbone.body[0].weight.fill_(5.0)

@@ -8,14 +8,12 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
-from thermopile.tools.cli import main
 from thermopile.trainer.build import resolve
 from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import load_config
@@ -27,6 +25,8 @@ from thermopile.trainer.loop import Trainer
 from thermopile.trainer.resume_settings import differences
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.run_status import read_status
+
+from support.cli import sets, succeed
 
 # Batch norms in the heads, dropout in the text encoder.
 MODEL = {
@@ -199,9 +199,7 @@ def test_tensorboard_gets_the_scores_too(images_dataset, held_out, tmp_path):
     assert [event.step for event in board.Scalars("evaluation/knn/10/all")] == [2, 4]
 
 
-def test_a_signal_while_the_encoders_are_evaluated_stops_the_run_there_and_a_resumed_one_makes_up_for_it(
-    images_dataset, held_out, tmp_path
-):
+def test_a_signal_during_an_evaluation_stops_the_run_and_a_resumed_one_catches_up(images_dataset, held_out, tmp_path):
     config = images_settings(images_dataset, {"every_steps": 2, "test": str(held_out.path)})
     reported = []
     run = train(config, tmp_path / "run", reported.append, lambda: bool(reported))
@@ -290,18 +288,11 @@ def test_the_recorded_datasets_are_found_from_any_directory(tmp_path, monkeypatc
 # On the command line
 
 
-def sets(*settings):
-    return [part for setting in settings for part in ("--set", setting)]
-
-
 @pytest.mark.wide
-def test_the_first_score_of_each_method_is_shown_and_training_on_the_scored_set_is_warned_of(images_dataset, tmp_path):
-    result = CliRunner().invoke(main, [
-        "train", "--data", str(images_dataset.path), "--out", str(tmp_path / "run"),
-        *sets("epochs=1", "batch_size=64", "data.image_size=16", "model.image.config.width=2",
-              "evaluation.every_steps=3", f"evaluation.test={images_dataset.path}"),
-    ])  # fmt: skip
-    assert result.exit_code == 0, result.output
+def test_first_scores_are_shown_and_training_on_the_scored_set_is_warned_of(images_dataset, tmp_path):
+    result = succeed("train", "--data", images_dataset.path, "--out", tmp_path / "run",
+                     *sets("epochs=1", "batch_size=64", "data.image_size=16", "model.image.config.width=2",
+                           "evaluation.every_steps=3", f"evaluation.test={images_dataset.path}"))  # fmt: skip
     (shown,) = [line for line in result.stderr.splitlines() if line.startswith("step 3: ")]
     share = evaluations(RunDirectory(tmp_path / "run"))[3]["knn"]["10"]["all"]
     assert shown == f"step 3: k-NN, k = 10: {share:.1%}"

@@ -83,9 +83,7 @@ def test_the_mean_of_loss_1_s_gradient_over_all_batches_is_that_of_the_whole_dat
     ("name", "mode", "setting"),
     [("simclr", "unimodal", {"tau": 0.2}), ("clip", "bimodal", {"log_logit_scale": math.log(5)})],
 )
-def test_the_mean_of_infonces_gradient_over_all_batches_is_not_that_of_the_whole_data(
-    name, mode, setting, make_features
-):
+def test_the_mean_of_infonces_gradients_is_not_the_gradient_of_the_whole_data(name, mode, setting, make_features):
     objective, features = create_objective(name, mode, **setting), make_features(7)
     of_batches, of_all = (mean_over_batches(objective, features, {}, count) for count in (3, 7))
     assert (of_batches - of_all).norm() > 0.1 * of_all.norm()

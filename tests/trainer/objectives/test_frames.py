@@ -114,7 +114,7 @@ def test_value_and_gradients_are_autograds_of_the_loss_of_every_direction(
 
 @settings(max_examples=12)
 @given(seed=st.integers(0, 2**31), samples=st.integers(2, 9), budget=st.sampled_from([0, 1, 300]))
-def test_decls_rate_of_the_momentum_encoder_is_that_of_the_keys_and_forgets_the_state(
+def test_decls_rate_of_the_momentum_encoder_is_that_of_the_keys(
     make_objective, make_features, make_state, run, seed, samples, budget
 ):
     objective = make_objective(
@@ -192,7 +192,7 @@ class Products(TorchDispatchMode):
         ("simclr", PLAIN, 3, 5 * 3 * 2),  # a view has one block, against both targets
     ],
 )
-def test_a_direction_takes_two_products_with_keys_and_three_where_targets_are_differentiated(
+def test_a_direction_takes_two_products_with_keys_and_three_with_learned_targets(
     name, frame, views, products, make_objective, make_features
 ):
     first, second = make_features(12)

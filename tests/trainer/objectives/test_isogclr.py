@@ -43,7 +43,7 @@ def test_a_loss_scale_saves_float16_gradients_that_would_vanish(mode, make_featu
     assert features[0].grad.count_nonzero() > 0
 
 
-def test_fields_give_a_new_sample_no_estimate_the_starting_temperature_and_no_momentum():
+def test_a_new_sample_has_no_estimate_the_starting_temperature_and_no_momentum():
     bimodal = create_objective("isogclr", "bimodal", tau_init=0.03)
     unimodal = create_objective("isogclr", "unimodal", tau_init=0.4)
     assert bimodal.fields == {
@@ -85,9 +85,7 @@ SETTINGS = [("isogclr", "bimodal"), ("isogclr", "unimodal"), ("fastclip_v2", "bi
 
 
 @pytest.mark.parametrize(("name", "mode"), SETTINGS)
-def test_a_trust_region_bounds_the_factor_of_a_step_and_leaves_small_steps_as_they_are(
-    name, mode, make_features, make_state, run
-):
+def test_a_trust_region_bounds_the_factor_of_a_step_and_leaves_small_steps(name, mode, make_features, make_state, run):
     bounds = {"tau_min": 1e-4, "tau_max": 100.0, "tau_init": 0.05}
     free, held = (create_objective(name, mode, eta=0.02, tau_step=step, **bounds) for step in (None, 0.1))
     features, state = make_features(40), make_state(held, 40)

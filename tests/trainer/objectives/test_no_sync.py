@@ -10,7 +10,7 @@ from support.waits import no_waits
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("budget", [1, 2**28])
-def test_a_step_and_its_backward_and_its_metrics_wait_for_the_gpu_in_the_first_step_alone(
+def test_a_step_with_backward_and_metrics_waits_for_the_gpu_only_at_first(
     case, budget, make_objective, make_features, make_state, step
 ):
     objective = make_objective(*case, similarity_budget=budget).cuda()

@@ -99,7 +99,7 @@ def test_at_gamma_one_an_old_estimate_of_any_size_is_forgotten(case, make_object
     budget=st.sampled_from([1, 100, 600]),
     piece=st.sampled_from([1, 11, 2**18]),
 )
-def test_the_budget_for_similarities_and_the_size_of_pieces_change_nothing_beyond_round_off(
+def test_the_budget_and_the_size_of_pieces_change_nothing_beyond_round_off(
     case, make_objective, make_features, make_state, run, seed, samples, budget, piece
 ):
     whole, chunked = make_objective(*case), make_objective(*case, similarity_budget=budget)
@@ -138,7 +138,7 @@ def test_a_temperature_pushed_past_its_bound_stays_at_the_bound(
         (("auc_cl", "unimodal"), "b", 3.0, 1.0),
     ],
 )
-def test_an_own_parameter_outside_its_range_is_put_at_the_bound_and_learns_the_gradient_there(
+def test_an_own_parameter_outside_its_range_learns_the_gradient_at_the_bound(
     case, name, past, bound, make_objective, make_features, make_state, run
 ):
     beyond, at = (make_objective(*case, tau_min=0.02, tau_max=0.5) for _ in range(2))
@@ -235,7 +235,7 @@ def test_new_state_has_the_keys_and_dtypes_of_the_old_one_and_counts_the_visit(
     assert new["visits"].tolist() == [1, 2, 3, 3_000_000_001]
 
 
-def test_fields_are_named_by_side_and_a_stateless_objective_takes_and_gives_an_empty_state(
+def test_fields_are_named_by_side_and_a_stateless_objective_keeps_an_empty_state(
     case, make_objective, make_features, make_state, run
 ):
     objective = make_objective(*case)

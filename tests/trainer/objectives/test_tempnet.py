@@ -133,9 +133,7 @@ def test_dropout_changes_from_step_to_step_and_comes_again_with_the_step(make_tr
     assert (taus[0] != taus[1]).all()
 
 
-def test_predictions_are_those_of_a_step_without_dropout_and_of_the_sides_own_network(
-    make_trained, make_features, make_state, run
-):
+def test_predictions_are_those_of_the_sides_own_network_without_dropout(make_trained, make_features, make_state, run):
     objective, dropping = make_trained("bimodal", dropout=0.0), make_trained("bimodal")
     features = make_features(SAMPLES)
     new = run(objective, features, make_state(objective, SAMPLES), LATER)[0].state

@@ -107,7 +107,7 @@ def test_the_loss_is_the_weighted_mean_of_the_samples_terms(case, make_objective
 
 
 @EACH
-def test_weights_leave_state_and_metrics_alone_and_weights_of_1_also_loss_and_gradients(
+def test_weights_leave_state_and_metrics_alone_and_those_of_1_the_loss_as_well(
     case, make_objective, make_features, make_state, step
 ):
     name, mode, frame = case

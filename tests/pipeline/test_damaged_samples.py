@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from thermopile.pipeline.augment import RECIPES
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
@@ -19,6 +18,7 @@ from thermopile.pipeline.order import Order
 from thermopile.pipeline.row_records import RECORD, write_row_records
 from thermopile.pipeline.sources.glyphs import GlyphSource
 
+from support.conversions import dataset_of
 from support.programs import program
 
 ROW, N = 5, 32
@@ -28,7 +28,7 @@ ROW, N = 5, 32
 def sound(tmp_path_factory):
     """32 pairs, of which one is large."""
     folder = tmp_path_factory.mktemp("sound") / "dataset"
-    convert(GlyphSource(0), folder, ConvertSettings(), workers=1, selection=np.arange(0, 320, 10))
+    dataset_of(GlyphSource(0), folder, selection=np.arange(0, 320, 10))
     return folder
 
 

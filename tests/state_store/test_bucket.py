@@ -350,8 +350,7 @@ def test_the_part_of_a_commit_that_goes_to_other_ranks_holds_no_credentials(repo
             return value
 
     ranks = Kept()
-    repository.commit(lambda _: [rows(1)], base=repository.resolve("latest"), step=1, epoch=0, config_hash="",
-                      dataset_fingerprint="glyphs-1", ranks=ranks)  # fmt: skip
+    commit(repository, 1, ranks=ranks)
     assert b"endpoint" in ranks.sent or b"127.0.0.1" in ranks.sent
     assert os.environ["AWS_SECRET_ACCESS_KEY"].encode() not in ranks.sent
     assert os.environ["AWS_ACCESS_KEY_ID"].encode() not in ranks.sent

@@ -23,10 +23,7 @@ from support.commits import (
     rows,
     tags,
 )
-
-
-def cut_short(file):
-    file.write_bytes(file.read_bytes()[:20])
+from support.damage import cut_short
 
 
 def damage(path, snapshot, how=cut_short):

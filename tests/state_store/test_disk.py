@@ -6,29 +6,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import icechunk
-import numpy as np
 import pytest
 
 from thermopile import files
 from thermopile.files import writer_name
 from thermopile.state_store import StoreNotFoundError
-from thermopile.state_store.commit import ColumnPart
 from thermopile.state_store.durable import Repository
-from thermopile.state_store.ranks import Ranks
 from thermopile.state_store.schema import Description, Schema
+
+from support.commits import commit
 
 SCHEMA = Schema({"image/tau": 0.0})
 # Chunks of 1 KB: icechunk keeps those of up to 512 B in its manifests.
 SAMPLES, BLOCK_ROWS = 500, 256
-
-
-def commit(repository, step):
-    """Commit a snapshot in which every row holds the number of the step."""
-    rows = ColumnPart(0, {name: np.full(SAMPLES, step, SCHEMA.dtype(name)) for name in SCHEMA.columns})
-    return repository.commit(
-        lambda _: [rows], base=repository.resolve("latest"), step=step, epoch=0, config_hash="",
-        dataset_fingerprint="glyphs-1", ranks=Ranks(),
-    )  # fmt: skip
 
 
 def steps(repository):

@@ -56,18 +56,6 @@ def test_a_column_is_an_uncompressed_zarr_array_with_a_checksum_in_chunks_of_a_b
         assert array.filters == ()
 
 
-def test_a_damaged_chunk_is_an_error_and_never_a_value(repository, path):
-    before = files(path)
-    commit(repository, 1)
-    chunk = next(path / name for name in files(path) - before if name.parts[0] == "chunks")
-    damaged = bytearray(chunk.read_bytes())
-    damaged[100] ^= 1
-    chunk.write_bytes(damaged)
-    with pytest.raises(ValueError, match="checksum"):
-        columns(Repository.open(path))
-    np.testing.assert_array_equal(columns(Repository.open(path), "step-0")["visits"], np.zeros(SAMPLES))
-
-
 def test_a_snapshot_says_what_it_is_of_and_how_much_was_written_for_it(repository, path):
     made = commit(repository, 7, epoch=3, config_hash="c0ffee")
     assert (made.tag, made.step, made.epoch, made.config_hash) == ("step-7", 7, 3, "c0ffee")
@@ -279,15 +267,3 @@ def test_a_snapshot_that_failed_in_its_place_goes_with_the_next_and_costs_none(r
     repository.retain(2)
     assert tags(repository) == ["step-0", "step-1", "step-3"]
     assert_all_rows(repository, "step-1", 1)
-
-
-def test_a_snapshot_whose_description_is_damaged_is_left_out_and_harms_no_other(repository, path):
-    damaged = commit(repository, 1)
-    commit(repository, 2)
-    file = path / "snapshots" / damaged.id
-    file.write_bytes(file.read_bytes()[:20])
-    reopened = Repository.open(path)
-    commit(reopened, 3)
-    assert tags(reopened) == ["step-0", "step-2", "step-3"]
-    assert_all_rows(reopened, "step-2", 2)
-    assert_all_rows(reopened, "step-3", 3)

@@ -1,6 +1,16 @@
-"""Helpers for the tests of conversion."""
+"""Datasets that tests convert, and what a conversion writes."""
 
 import hashlib
+
+from thermopile.pipeline.dataset import Dataset
+
+
+def dataset_of(source, out, selection=None, tokenizer_from=None, **settings):
+    """Convert a source into a dataset at `out`, in this process."""
+    from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+
+    convert(source, out, ConvertSettings(**settings), workers=1, selection=selection, tokenizer_from=tokenizer_from)
+    return Dataset(out)
 
 
 def digests(root):

@@ -1,14 +1,16 @@
 """Runs of seconds, on the small pairs of `pairs_dataset`, and what one can ask of a run."""
 
 import json
+import time
 from itertools import count
 
 import numpy as np
+import pytest
 import torch
 
 from thermopile.objects import Address
 from thermopile.pipeline.dataset import Dataset
-from thermopile.state_store import StateReader
+from thermopile.state_store import StateReader, list_snapshots
 from thermopile.trainer.build import resolve
 from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import load_config
@@ -62,12 +64,59 @@ def stop_at(step):
     return report
 
 
+def stopped(config, place, step):
+    """Train until `step` is made, as if Ctrl-C came then; return the run's directory."""
+    with pytest.raises(KeyboardInterrupt):
+        train(config, place, on_report=stop_at(step))
+    return place if isinstance(place, RunDirectory) else RunDirectory(place)
+
+
+def resumed(config, run, from_step):
+    """Train a stopped run to its end, from the checkpoint of that step; return its directory."""
+    with Trainer.open(config, run, resume=True) as trainer:
+        assert trainer.steps_done == from_step
+        trainer.run()
+    return run
+
+
+def finish(programs):
+    """Let a program, or one for each rank, end well; return what each said to stdout and stderr."""
+    ends = [program.end() for program in programs]
+    assert [code for code, *_ in ends] == [0] * len(programs), ends
+    return [said for _, *said in ends]
+
+
+def wait_for(run, steps, programs):
+    """Wait until the log has this many lines."""
+    while not run.metrics_file.exists() or run.metrics_file.read_bytes().count(b"\n") < steps:
+        # A rank may have left in order already, and one that failed ends the others.
+        assert any(program.is_running() for program in programs), [program.end() for program in programs]
+        time.sleep(0.01)
+
+
+def kill(programs):
+    for program in programs:
+        program.kill()
+    for program in programs:
+        program.end()
+
+
+def checkpoints(run):
+    """The steps of the checkpoints on a disk."""
+    return {int(path.name.removeprefix("step-")) for path in run.checkpoints.glob("step-*")}
+
+
+def snapshots(run):
+    return {snapshot.step for snapshot in list_snapshots(run.state)}
+
+
 def lines(run):
     return [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
 
 
 def losses(run):
-    return {line["step"]: line["loss"] for line in lines(run)}
+    """Step -> loss; lines of evaluations have none."""
+    return {line["step"]: line["loss"] for line in lines(run) if "loss" in line}
 
 
 MOMENTUM = (

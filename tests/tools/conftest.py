@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.state_store import StateReader, StateStore
 from thermopile.tools.report import html
@@ -18,6 +16,7 @@ from thermopile.trainer.objectives import create_objective
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import succeed
+from support.conversions import dataset_of
 from support.sources import HostileSource
 
 STEP = 5
@@ -51,8 +50,7 @@ def every_form(one_form):
 def hostile_dataset(tmp_path_factory):
     """66 pairs whose texts are hostile, in six classes of 34 to 1, and one sample without class and caption."""
     out = tmp_path_factory.mktemp("hostile") / "dataset"
-    convert(HostileSource(), out, ConvertSettings(), workers=1)
-    return Dataset(out)
+    return dataset_of(HostileSource(), out)
 
 
 @pytest.fixture(scope="session")
@@ -62,8 +60,7 @@ def flat_dataset(draw, tmp_path_factory):
     for i in range(16):
         draw(i).save(folder / f"{i}.png")
     out = folder.with_name("flat-dataset")
-    convert(FolderSource(folder), out, ConvertSettings(), workers=1)
-    return Dataset(out)
+    return dataset_of(FolderSource(folder), out)
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.selection import Selection
 from thermopile.tools.inspection.duplicates import REASONS, Duplicates, write_duplicates
@@ -22,6 +20,7 @@ from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.selecting import write_selection
 
 from support.cli import assert_one_line, cli, succeed
+from support.conversions import dataset_of
 
 FITTING = -2.0
 MISFITS = {7: 3.0, 40: 1.0, 3: 2.0}
@@ -154,13 +153,13 @@ def test_samples_without_a_class_are_not_one_class(draw, flat_dataset, write_run
     (tmp_path / "pictures" / "a").mkdir(parents=True)
     for i in range(16):
         draw(i).save(tmp_path / "pictures" / ("a" if i < 4 else "") / f"{i}.png")
-    convert(FolderSource(tmp_path / "pictures"), tmp_path / "dataset", ConvertSettings(), workers=1)
+    some = dataset_of(FolderSource(tmp_path / "pictures"), tmp_path / "dataset")
 
     def capped(name, dataset):
         run = write_run(tmp_path / name, dataset, {"sample": np.full(dataset.n, 0.1)})
         return cli("curate", run.path, "--keep", tmp_path / f"{name}.parquet", "--cap", 1)
 
-    assert capped("some", Dataset(tmp_path / "dataset")).exit_code == 0
+    assert capped("some", some).exit_code == 0
     assert pq.read_metadata(tmp_path / "some.parquet").num_rows == 12 + 1
     assert_one_line(capped("none", flat_dataset), 2, "no sample of", "has a group to cap by")
 

@@ -6,12 +6,11 @@ import shutil
 import pytest
 from PIL import Image
 
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.trainer.checkpoint import load_checkpoint, save_checkpoint
 
 from support.cli import assert_one_line, cli, sets, succeed
+from support.conversions import dataset_of
 
 BANDS = {"all", "head", "medium", "tail"}
 
@@ -126,8 +125,7 @@ def test_a_dataset_of_one_sample_a_class_can_be_evaluated(images_run, tmp_path):
     for i, name in enumerate(("cats", "dogs")):
         (tmp_path / "pictures" / name).mkdir(parents=True)
         Image.new("RGB", (30, 20), (200 * i, 90, 9)).save(tmp_path / "pictures" / name / "one.png")
-    convert(FolderSource(tmp_path / "pictures"), tmp_path / "two", ConvertSettings(), workers=1)
-    two = Dataset(tmp_path / "two")
+    two = dataset_of(FolderSource(tmp_path / "pictures"), tmp_path / "two")
     assert scores_of(images_run, two, two)["scores"]["probe"]["lbfgs"]["all"] == 1.0
 
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from thermopile.pipeline.augment import RECIPES
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
 from thermopile.pipeline.order import Order
 from thermopile.pipeline.sources.folder import FolderSource
@@ -27,6 +26,7 @@ from thermopile.trainer.build import resolve
 from thermopile.trainer.config import load_config
 
 from support.cli import cli
+from support.conversions import dataset_of
 
 show = partial(cli, "show")
 
@@ -156,7 +156,7 @@ def test_a_long_thin_picture_is_shown_with_its_crops(size):
 def test_a_dataset_of_one_sample_is_shown(tmp_path):
     (tmp_path / "one").mkdir()
     Image.new("RGB", (4000, 5), STORED).save(tmp_path / "one" / "long.png")
-    convert(FolderSource(tmp_path / "one"), tmp_path / "data", ConvertSettings(), workers=1)
+    dataset_of(FolderSource(tmp_path / "one"), tmp_path / "data")
     done = show(tmp_path / "data", "--out", tmp_path / "sheet.png", "--image-size", 16)
     assert done.stdout == f"{tmp_path / 'sheet.png'}: 1 of 1 samples, recipe crop_flip\n"
 

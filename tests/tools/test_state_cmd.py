@@ -13,25 +13,18 @@ import pytest
 
 from thermopile.state_store import StateReader, StateStore
 from thermopile.state_store.commit import ColumnPart
-from thermopile.state_store.durable import Repository
-from thermopile.state_store.ranks import Ranks
-from thermopile.state_store.schema import Description, Schema
 from thermopile.trainer.config import load_config
 from thermopile.trainer.run_directory import RunDirectory
 
+from support import sound_state
 from support.cli import cli, succeed
-from support.sound_state import BLOCK, FIELDS, STEP, sound_columns
+from support.commits import commit
+from support.damage import cut_short
+from support.sound_state import BLOCK, FIELDS, sound_columns, write_columns
 
 state = partial(cli, "state")
 
 SETTINGS = {"name": "isogclr", "tau_min": 0.005, "tau_max": 1.0}
-
-
-def write_state(path, columns, *, step=STEP, fingerprint="glyphs-1"):
-    samples = len(columns["visits"])
-    repository = Repository.create(path, Description(samples, Schema(FIELDS), BLOCK, fingerprint))
-    identity = {"base": repository.resolve("latest"), "dataset_fingerprint": fingerprint, "ranks": Ranks()}
-    return repository.commit(lambda _: [ColumnPart(0, columns)], step=step, epoch=2, config_hash="", **identity)
 
 
 @pytest.fixture
@@ -41,7 +34,7 @@ def make_run(tmp_path):
     def make(columns=None, *, objective=SETTINGS, data="nowhere", **changes):
         run = RunDirectory(tmp_path / "run")
         run.create(load_config({"objective": objective, "data": {"path": str(data)}}))
-        write_state(run.state, columns or sound_columns(), **changes)
+        write_columns(run.state, columns or sound_columns(), **changes)
         return run.path
 
     return make
@@ -52,7 +45,7 @@ def one_run(tmp_path_factory):
     """A sound run that no test changes."""
     run = RunDirectory(tmp_path_factory.mktemp("runs") / "run")
     run.create(load_config({"objective": SETTINGS}))
-    write_state(run.state, sound_columns())
+    write_columns(run.state, sound_columns())
     return run.path
 
 
@@ -120,24 +113,18 @@ def test_bounds_that_the_objective_does_not_set_are_noted(make_run):
     assert not any("tau_min" in note for note in snapshot["notes"])
 
 
-def cut_short(file):
-    file.write_bytes(file.read_bytes()[:99])
-
-
 def test_problems_that_are_not_listed_are_counted(tmp_path):
     columns = sound_columns(samples=30 * BLOCK)
     columns["image/u"][:] = np.nan
-    write_state(tmp_path / "state", columns)
+    write_columns(tmp_path / "state", columns)
     assert "array 'image/u': 10 more, in later chunks" in state("check", tmp_path / "state").stdout
 
 
 def test_all_checks_every_snapshot_and_one_that_is_not_sound_decides(tmp_path):
     columns = sound_columns()
-    write_state(tmp_path / "state", columns)
+    repository = write_columns(tmp_path / "state", columns)
     columns["image/u"][1] = np.nan
-    repository = Repository.open(tmp_path / "state")
-    identity = {"base": repository.resolve("latest"), "dataset_fingerprint": "glyphs-1", "ranks": Ranks()}
-    repository.commit(lambda _: [ColumnPart(0, columns)], step=8, epoch=2, config_hash="", **identity)
+    commit(repository, 8, [ColumnPart(0, columns)])
     done = state("check", tmp_path / "state", "--all", "--json")
     assert done.exit_code == 1
     seen = [(snapshot["tag"], snapshot["sound"]) for snapshot in json.loads(done.stdout)["snapshots"]]
@@ -308,10 +295,10 @@ PEAK = (
 
 @pytest.mark.soak
 def test_memory_does_not_grow_with_the_number_of_samples(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "BLOCK", 65_536)
+    monkeypatch.setattr(sound_state, "BLOCK", 65_536)
     peaks = []
     for samples in (300_000, 3_000_000):
-        write_state(tmp_path / str(samples), sound_columns(samples))
+        write_columns(tmp_path / str(samples), sound_columns(samples))
         words = ["state", "check", str(tmp_path / str(samples))]
         done = subprocess.run([sys.executable, "-c", PEAK, *words], capture_output=True, text=True, check=True)
         peaks.append(int(done.stdout.split()[-1]) / 1024)

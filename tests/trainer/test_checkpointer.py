@@ -19,6 +19,7 @@ from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.world import ALONE, World
 
 from support import runs
+from support.runs import checkpoints
 
 PATIENCE = 20
 """Seconds after which a wait that should end has failed."""
@@ -26,10 +27,6 @@ PATIENCE = 20
 
 def small(dataset, **checkpoint):
     return runs.small(dataset, epochs=1, checkpoint={"every_minutes": 0, "keep_last": 9} | checkpoint)
-
-
-def saved(run):
-    return sorted(int(path.name.removeprefix("step-")) for path in run.checkpoints.glob("step-*"))
 
 
 class SlowDisk:
@@ -62,12 +59,12 @@ def test_a_checkpoint_written_beside_training_holds_the_weights_of_its_own_step(
     def report(report):
         if report.step == 6:
             assert slow_disk.began.wait(PATIENCE)
-            assert saved(run) == []
+            assert checkpoints(run) == set()
             slow_disk.free.set()
 
     with Trainer.open(small(pairs_dataset, every_steps=3), run) as trainer:
         trainer.run(report)
-    assert saved(run) == [3, 6, 7]
+    assert checkpoints(run) == {3, 6, 7}
     with Trainer.open(small(pairs_dataset), stopped) as trainer:
         trainer.run(should_stop=lambda: trainer.steps_done == 3)
     (_, kept), (_, expected) = (load_checkpoint(each.checkpoints / "step-3") for each in (run, stopped))
@@ -95,7 +92,7 @@ def test_a_checkpoint_that_comes_due_while_one_is_written_waits_for_it(pairs_dat
         trainer.run()
         thread.join()
     assert waited == [6]
-    assert saved(run) == [3, 6, 7]
+    assert checkpoints(run) == {3, 6, 7}
 
 
 def test_a_run_that_ends_by_an_error_finishes_the_checkpoint_being_written(pairs_dataset, tmp_path, slow_disk):
@@ -112,7 +109,7 @@ def test_a_run_that_ends_by_an_error_finishes_the_checkpoint_being_written(pairs
         Trainer.open(small(pairs_dataset, every_steps=3), run) as trainer,
     ):
         trainer.run(report)
-    assert saved(run) == [3]
+    assert checkpoints(run) == {3}
     assert latest_checkpoint(run.checkpoints).name == "step-3"
     with Trainer.open(run.config(), run, resume=True) as trainer:
         assert trainer.steps_done == 3
@@ -134,7 +131,7 @@ def test_an_error_that_no_disk_gives_ends_the_run(pairs_dataset, tmp_path, monke
         Trainer.open(small(pairs_dataset, every_steps=3), run) as trainer,
     ):
         trainer.run()
-    assert saved(run) == ([] if at == 3 else [3, 6])
+    assert checkpoints(run) == (set() if at == 3 else {3, 6})
 
 
 # When one is due, and how it went

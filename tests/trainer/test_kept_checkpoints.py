@@ -10,15 +10,7 @@ from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
-from support.runs import assert_same_state, losses, small, stop_at, train
-
-
-def checkpoints(run):
-    return {int(path.name.removeprefix("step-")) for path in run.checkpoints.glob("step-*")}
-
-
-def snapshots(run):
-    return {snapshot.step for snapshot in list_snapshots(run.state)}
+from support.runs import assert_same_run, checkpoints, small, snapshots, stop_at, train
 
 
 def snapshot_of_the_latest(run):
@@ -110,8 +102,7 @@ def test_a_newest_snapshot_damaged_meanwhile_is_named_once_and_changes_nothing(p
 
     with Trainer.open(config, run) as trainer:
         trainer.run(damage)
-    assert losses(run) == losses(whole)
-    assert_same_state(run, whole)
+    assert_same_run(run, whole)
     assert snapshots(run) == snapshots(whole)
     assert checkpoints(run) == checkpoints(whole)
     [warning] = caplog.messages
@@ -150,8 +141,7 @@ def test_a_snapshot_that_fails_is_tried_again_and_training_goes_on(
     warned = [message for message in caplog.messages if message.startswith("the checkpoint of step")]
     assert [message.split(" was")[0] for message in warned] == ["the checkpoint of step 6", "the checkpoint of step 8"]
     assert checkpoints(run) == {3, 9, 12, 14}
-    assert losses(run) == losses(finished)
-    assert_same_state(run, finished)
+    assert_same_run(run, finished)
 
 
 def test_a_failed_attempt_is_not_repeated_at_every_step(pairs_dataset, tmp_path, monkeypatch, caplog):
@@ -186,8 +176,7 @@ def test_a_run_fails_whose_last_checkpoint_cannot_be_written_and_can_be_resumed(
     with Trainer.open(config, run, resume=True) as trainer:
         assert trainer.steps_done == 10
         trainer.run()
-    assert losses(run) == losses(finished)
-    assert_same_state(run, finished)
+    assert_same_run(run, finished)
 
 
 def test_a_model_part_that_fails_leaves_the_last_checkpoint_with_its_snapshot(

@@ -18,6 +18,7 @@ from thermopile.trainer.errors import RanksLostError
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import sets
+from support.runs import wait_for
 
 SHORTER_TIMES = """
 from threading import Event
@@ -254,10 +255,7 @@ def test_a_rank_killed_while_it_trains_on_a_gpu_ends_the_other_within_two_minute
     run, settings = RunDirectory(tmp_path / "run"), ("batch_size=256", "data.image_size=32", "data.loader=ffcv")
     options = sets(*settings, "epochs=1000", "log_every=1")
     ranks = start_ranks(2, "train", "--data", pairs_dataset.path, "--out", run.path, *options)
-    while not run.metrics_file.exists() or run.metrics_file.read_bytes().count(b"\n") < 20:
-        # One may have left in order already, and one that failed ends the others.
-        assert any(rank.is_running() for rank in ranks), [rank.end() for rank in ranks]
-        time.sleep(0.1)
+    wait_for(run, 20, ranks)
     ranks[1].kill()
     code, _, errors = ranks[0].end(within=120)
     assert code == 1, errors

@@ -6,6 +6,7 @@ import signal
 import socket
 import time
 from datetime import timedelta
+from functools import partial
 from itertools import cycle
 
 import numpy as np
@@ -22,7 +23,7 @@ from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.world import World, joined_world
 
 from support.cli import sets
-from support.runs import MOMENTUM, OWN_CODE, PRACTICE, assert_same_state, assert_same_weights, lines, losses
+from support.runs import MOMENTUM, OWN_CODE, PRACTICE, assert_same_run, finish, kill, lines, losses, wait_for
 
 SETTINGS = (
     "batch_size=128", "log_every=1", "data.image_size=16", "model.dim=16", "model.image.config.width=4",
@@ -43,19 +44,8 @@ def start(start_ranks, pairs_dataset):
     return start
 
 
-def finish(ranks):
-    ends = [rank.end() for rank in ranks]
-    assert [code for code, *_ in ends] == [0] * len(ranks), ends
-
-
 def gradient_norms(run):
     return [line["gradient_norm"] for line in lines(run)]
-
-
-def wait_for(run, steps, ranks):
-    while not run.metrics_file.exists() or run.metrics_file.read_bytes().count(b"\n") < steps:
-        assert all(rank.is_running() for rank in ranks), [rank.end() for rank in ranks]
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
@@ -152,11 +142,9 @@ def test_all_ranks_go_back_behind_a_snapshot_that_is_damaged_in_the_rows_of_one(
     run = RunDirectory(shutil.copytree(two_ranks.path, tmp_path / "run"))
     newest = max((run.state / "chunks").iterdir(), key=lambda chunk: chunk.stat().st_mtime_ns)
     newest.write_bytes(newest.read_bytes()[:10])
-    ranks = start(run, 2)
-    ends = [rank.end() for rank in ranks]
-    assert [code for code, *_ in ends] == [0, 0], ends
-    assert f"the state of {run.checkpoints / 'step-30'} is damaged" in ends[0][2]
-    assert "Resuming from step-25" in ends[0][2]
+    (_, errors), _ = finish(start(run, 2))
+    assert f"the state of {run.checkpoints / 'step-30'} is damaged" in errors
+    assert "Resuming from step-25" in errors
     assert losses(run) == losses(two_ranks)
 
 
@@ -172,33 +160,30 @@ def test_a_rank_that_dies_ends_the_run_by_name_and_it_resumes_with_the_same_loss
     assert f"process {ranks[1].pid}) at step" in last
     assert f"--resume continues from the last checkpoint, {latest_checkpoint(run.checkpoints)}" in last
     finish(start(run, 2))
-    assert losses(run) == losses(two_ranks)
-    assert_same_weights(run, two_ranks)
-    assert_same_state(run, two_ranks)
+    assert_same_run(run, two_ranks)
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize(
-    "more",
+    ("dataset", "epochs", "more"),
     [
-        pytest.param(MOMENTUM, id="momentum and crops"),
-        pytest.param(PRACTICE, id="clipped and locked", marks=pytest.mark.soak),
-        pytest.param(("micro_batch=16",), id="pieces"),
-        pytest.param(OWN_CODE, id="own code", marks=pytest.mark.soak),
+        pytest.param("pairs_dataset", 2, MOMENTUM, id="momentum and crops"),
+        pytest.param("pairs_dataset", 2, PRACTICE, id="clipped and locked", marks=pytest.mark.soak),
+        pytest.param("pairs_dataset", 2, ("micro_batch=16",), id="pieces"),
+        pytest.param("pairs_dataset", 2, OWN_CODE, id="own code", marks=pytest.mark.soak),
+        # 4 steps an epoch: the checkpoint, of step 10, is within one.
+        pytest.param("captions_dataset", 5, (), id="captions drawn"),
     ],
 )
-def test_two_ranks_killed_and_resumed_are_those_never_killed(start, tmp_path, more):
+def test_two_ranks_killed_and_resumed_are_those_never_killed(start, tmp_path, request, dataset, epochs, more):
     whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
-    finish(start(whole, 2, more_settings=more))
-    ranks = start(broken, 2, more_settings=more)
+    start = partial(start, world=2, epochs=epochs, more_settings=more, data=request.getfixturevalue(dataset))
+    finish(start(whole))
+    ranks = start(broken)
     wait_for(broken, 12, ranks)
-    for rank in ranks:
-        rank.kill()
-    for rank in ranks:
-        rank.end()
-    finish(start(broken, 2, more_settings=more))
-    assert losses(broken) == losses(whole)
-    assert_same_weights(broken, whole)
+    kill(ranks)
+    finish(start(broken))
+    assert_same_run(broken, whole)
 
 
 @pytest.mark.wide
@@ -212,35 +197,14 @@ def test_ranks_on_selected_samples_with_few_rows_killed_and_resumed_lose_nothing
     finish(start(two, 2, more_settings=more))
     ranks = start(broken, 2, more_settings=few)
     wait_for(broken, 12, ranks)
-    for rank in ranks:
-        rank.kill()
-        rank.end()
+    kill(ranks)
     finish(start(broken, 2, more_settings=few))
-    assert losses(broken) == losses(two)
-    assert_same_weights(broken, two)
-    assert_same_state(broken, two)
+    assert_same_run(broken, two)
     assert_close(losses(two), losses(one), range(1, 19))
     for run in (one, two):
         visits = StateReader.open(run.state).column("visits")
         assert visits.sum() == 18 * 128
         assert set(np.flatnonzero(visits)) <= set(kept)
-
-
-@pytest.mark.wide
-def test_two_ranks_that_draw_captions_killed_within_an_epoch_and_resumed_are_those_never_killed(
-    start, captions_dataset, tmp_path
-):
-    whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
-    finish(start(whole, 2, epochs=5, data=captions_dataset))
-    ranks = start(broken, 2, epochs=5, data=captions_dataset)
-    wait_for(broken, 7, ranks)  # of 20, 4 an epoch; the checkpoint is of step 5
-    for rank in ranks:
-        rank.kill()
-    for rank in ranks:
-        rank.end()
-    finish(start(broken, 2, epochs=5, data=captions_dataset))
-    assert losses(broken) == losses(whole)
-    assert_same_weights(broken, whole)
 
 
 @pytest.mark.parametrize(
@@ -312,10 +276,7 @@ def test_two_ranks_killed_60_times_with_all_or_few_rows_in_memory_lose_nothing(s
         steps += int(draw.integers(1, 5))
         wait_for(broken, steps, ranks)
         time.sleep(draw.uniform(0, 0.2))
-        for rank in draw.permutation(ranks):
-            rank.kill()
-        for rank in ranks:
-            rank.end()
+        kill(draw.permutation(ranks))
     finish(start(broken, 2, epochs=20, more_settings=next(budgets)))
     assert losses(broken) == losses(whole)
     assert len(losses(whole)) == 300

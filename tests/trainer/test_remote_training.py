@@ -18,7 +18,8 @@ from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
 from object_server import uploaded
-from support.runs import assert_same_state, assert_same_weights, lines, losses, train
+from support.cli import sets
+from support.runs import assert_same_state, assert_same_weights, finish, lines, losses, train
 
 pytestmark = pytest.mark.wide
 
@@ -160,10 +161,8 @@ def test_ranks_with_a_cache_each_train_as_they_do_on_a_disk(s3, address, noise_d
     def run_ranks(run, place, **more):
         tree = {"data.path": place, "epochs": 1, "batch_size": 64, "canonical_shards": 2, "log_every": 1,
                 "data.image_size": 16, "model.dim": 16, "model.image.config.width": 8} | more  # fmt: skip
-        words = [word for name, value in tree.items() for word in ("--set", f"{name}={value}")]
-        for program in start_ranks(2, "train", "--out", run.path, *words, codes=codes):
-            code, _, errors = program.end()
-            assert code == 0, errors
+        words = sets(*(f"{name}={value}" for name, value in tree.items()))
+        finish(start_ranks(2, "train", "--out", run.path, *words, codes=codes))
 
     run_ranks(remote, address, **{"data.cache": QUARTER // 2})
     made = remote.config()

@@ -19,7 +19,7 @@ from thermopile.trainer.run_status import read_status
 from thermopile.trainer.selecting import pinned, write_selection
 from thermopile.trainer.world import ALONE
 
-from support.runs import assert_same_state, assert_same_weights, losses, small, stop_at, train
+from support.runs import assert_same_run, losses, small, stopped, train
 
 KEPT = np.concatenate([np.arange(3, 700), np.arange(700, 1_990, 9)])
 WINDOWED = {
@@ -64,25 +64,19 @@ def test_a_run_visits_the_selected_samples_only_each_once_an_epoch(pairs_dataset
 def test_a_selection_of_all_samples_changes_nothing(finished, pairs_dataset, write, tmp_path):
     config = on(pairs_dataset, write(np.arange(2_000)), batch_size=256)
     run = train(config, tmp_path / "run")
-    assert losses(run) == losses(finished)
-    assert_same_weights(run, finished)
-    assert_same_state(run, finished)
+    assert_same_run(run, finished)
 
 
 def test_few_rows_in_memory_give_the_bits_of_all_in_memory_also_when_resumed(pairs_dataset, write, tmp_path):
     config = on(pairs_dataset, write(KEPT), **WINDOWED, checkpoint={"every_steps": 4})
     assert config.blocks_per_shard > config.window_blocks
     whole = train(config.model_copy(update={"state": small(pairs_dataset).state}), tmp_path / "whole")
-    run = RunDirectory(tmp_path / "run")
-    with pytest.raises(KeyboardInterrupt), Trainer.open(config, run) as trainer:
-        trainer.run(stop_at(11))
+    run = stopped(config, tmp_path / "run", 11)
     with Trainer.open(config, run, resume=True) as trainer:
         assert trainer.steps_done == 8
         trainer.run()
         assert 0 < trainer.store.blocks_read < 3 * 2 * config.blocks_per_shard, "the store was not told the windows"
-    assert losses(run) == losses(whole)
-    assert_same_weights(run, whole)
-    assert_same_state(run, whole)
+    assert_same_run(run, whole)
 
 
 # Reading the state of such a run
@@ -266,9 +260,7 @@ def weighted(dataset, weights, **more):
 
 def test_weights_that_are_all_equal_change_nothing(finished, pairs_dataset, write, tmp_path):
     run = train(weighted(pairs_dataset, write(np.arange(2_000), [0.3] * 2_000)), tmp_path / "run")
-    assert losses(run) == losses(finished)
-    assert_same_weights(run, finished)
-    assert_same_state(run, finished)
+    assert_same_run(run, finished)
 
 
 def test_a_step_has_its_samples_weights_relative_to_the_mean_of_the_selected_ones(pairs_dataset, write, tmp_path):

@@ -17,7 +17,7 @@ from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import sets
-from support.runs import SMALL, assert_same_state, assert_same_weights, losses, small, stop_at, train
+from support.runs import SMALL, assert_same_run, finish, losses, small, stopped, train
 
 SHORT = {"epochs": 1, "checkpoint": {"every_steps": 2, "every_minutes": 0}}
 TAKEN = "holds a run; continue it with --resume, or choose another --out"
@@ -43,12 +43,6 @@ def on_first(pairs_dataset, first_ids):
         return small(pairs_dataset, data=data, **SHORT)
 
     return settings
-
-
-def assert_same_run(run, alone):
-    assert losses(run) == losses(alone)
-    assert_same_weights(run, alone)
-    assert_same_state(run, alone)
 
 
 def test_a_directory_that_another_start_is_making_is_refused_like_one_that_exists(on_first, tmp_path):
@@ -94,15 +88,13 @@ def test_a_start_that_another_overtook_changes_nothing_in_what_that_has_trained(
 
 
 def test_of_two_that_resume_at_step_0_the_later_one_undoes_nothing(pairs_dataset, tmp_path):
-    run, config = RunDirectory(tmp_path / "run"), small(pairs_dataset, **SHORT)
-    with pytest.raises(KeyboardInterrupt), Trainer.open(config, run) as trainer:
-        trainer.run(on_report=stop_at(1))  # before its first checkpoint
+    config = small(pairs_dataset, **SHORT)
+    run = stopped(config, tmp_path / "run", 1)  # before its first checkpoint
 
     class Overtaken(Trainer):
         def _prepare(self):
             super()._prepare()
-            with Trainer.open(config, run, resume=True) as trainer:
-                trainer.run()
+            train(config, run, resume=True)
 
     with pytest.raises(RunError, match=r"another process has just written a checkpoint in .*; resume again"):
         Overtaken.open(config, run, resume=True)
@@ -141,8 +133,7 @@ def test_of_two_starts_at_once_one_trains_and_the_other_ends_with_one_line(
 
     alone = [RunDirectory(tmp_path / "alone-0"), RunDirectory(tmp_path / "alone-1")]
     for number, run in enumerate(alone):
-        code, _, errors = start(run, number).end()
-        assert code == 0, errors
+        finish([start(run, number)])
     apart = random.Random(7)
     for each in range(rounds):
         run = RunDirectory(place / f"run-{each}")

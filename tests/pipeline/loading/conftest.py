@@ -8,10 +8,10 @@ from PIL import Image
 
 from thermopile.pipeline.augment import Recipe
 from thermopile.pipeline.conversion import plan
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.order import Order
 from thermopile.pipeline.sources.folder import FolderSource
+
+from support.conversions import dataset_of
 
 PLAIN = Recipe(mean=(0, 0, 0), std=(1, 1, 1))
 
@@ -44,8 +44,7 @@ def photographs(tmp_path_factory):
     out = tmp_path_factory.mktemp("dataset") / "photographs"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "shard_count", lambda samples, stored_bytes: 4)
-        convert(FolderSource(root), out, ConvertSettings(), workers=1)
-    return root, Dataset(out)
+        return root, dataset_of(FolderSource(root), out)
 
 
 @pytest.fixture

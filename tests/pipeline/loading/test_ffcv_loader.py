@@ -14,12 +14,12 @@ from numba import njit
 from PIL import Image
 
 from thermopile.pipeline.augment import RECIPES, Recipe, view_key
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader, ViewMemory, normalised
 from thermopile.pipeline.order import Order
 from thermopile.pipeline.rng import uniform
 from thermopile.pipeline.sources.folder import FolderSource
+
+from support.conversions import dataset_of
 
 WHOLE = Recipe(scale=(1.0, 1.0), ratio=(0.01, 100.0), flip=0.0, mean=(0, 0, 0), std=(1, 1, 1))
 """Nearly the whole picture, unchanged but for the resize; its pixels lie in [0, 1]."""
@@ -101,8 +101,7 @@ def test_large_pictures_are_decoded_at_a_fraction_of_their_size_and_look_the_sam
     draw(1, height=700, width=900).save(tmp_path / "large.jpg", quality=95)
     for copy in range(32):
         shutil.copyfile(tmp_path / "large.jpg", tmp_path / f"{copy}.jpg")
-    convert(FolderSource(tmp_path), tmp_path / "out", ConvertSettings(image={"max_size": 800}), workers=1)
-    dataset = Dataset(tmp_path / "out")
+    dataset = dataset_of(FolderSource(tmp_path), tmp_path / "out", image={"max_size": 800})
     batch = open_loader(dataset, recipe=WHOLE, batch_size=32).make(np.array([3]), epoch=0)
     whole = Image.open(tmp_path / "large.jpg").resize((32, 32), Image.Resampling.BILINEAR)
     assert np.abs(batch.views[0][0].numpy().transpose(1, 2, 0) - np.asarray(whole) / 255).mean() < 0.01

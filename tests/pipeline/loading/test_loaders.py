@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 
 from thermopile.pipeline.augment import RECIPES, Recipe, view_parameters
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.sources.glyphs import GlyphSource
 
 from made import repeat_shard
+from support.conversions import dataset_of
 from support.programs import program
 
 WHOLE = Recipe(scale=(1.0, 1.0), ratio=(0.01, 100.0), flip=0.0, mean=(0, 0, 0), std=(1, 1, 1))
@@ -85,7 +85,7 @@ def test_ranks_share_out_the_batch_of_one_rank(open_loader, photographs):
 def many_shards(tmp_path_factory):
     """200 shards of 8 pairs: links to the files of one."""
     out = tmp_path_factory.mktemp("many") / "shards"
-    convert(GlyphSource(0), out, ConvertSettings(), workers=1, selection=np.arange(0, 320, 40))
+    dataset_of(GlyphSource(0), out, selection=np.arange(0, 320, 40))
     repeat_shard(out, 200)
     return out
 

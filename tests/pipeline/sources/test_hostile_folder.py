@@ -15,9 +15,9 @@ import pytest
 from PIL import Image
 
 from thermopile.pipeline.conversion.bad_samples import read_bad_samples
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.folder import FolderSource
+
+from support.conversions import dataset_of
 
 CORNERS = [(200, 40, 40), (40, 160, 40), (50, 60, 210), (220, 210, 50)]
 """Red and green above blue and yellow: no turn or mirroring of it looks the same."""
@@ -164,8 +164,7 @@ def hostile(tmp_path_factory):
     reasons |= {name: reason for name, reason in special.items() if reason}
     names = [*shown, *(name for name, reason in special.items() if reason is None)]
     out = root.parent / "out"
-    convert(FolderSource(root), out, ConvertSettings(max_error_rate=1.0), workers=1)
-    return Dataset(out), names, reasons
+    return dataset_of(FolderSource(root), out, max_error_rate=1.0), names, reasons
 
 
 def test_no_reason_quotes_a_file_that_a_link_may_have_named(tmp_path):
@@ -177,7 +176,7 @@ def test_no_reason_quotes_a_file_that_a_link_may_have_named(tmp_path):
         (tmp_path / name).write_bytes(data)
         (root / f"{name}.jpg").symlink_to(tmp_path / name)
     (root / "flag.jpg").write_bytes(as_bytes(flag(), "JPEG"))
-    convert(FolderSource(root), tmp_path / "out", ConvertSettings(max_error_rate=1.0), workers=1)
+    dataset_of(FolderSource(root), tmp_path / "out", max_error_rate=1.0)
     bad = list(read_bad_samples(tmp_path / "out" / "errors.jsonl"))
     assert len(bad) == len(secrets)
     quoted = [sample.reason for sample in bad if re.search(r"secr|root|\d", sample.reason)]

@@ -25,6 +25,7 @@ from thermopile.pipeline.sources.webdataset import WebDatasetSource
 from thermopile.tools.convert_sources import KINDS
 
 from support.cli import succeed
+from support.conversions import dataset_of
 
 pytestmark = pytest.mark.wide
 PICTURES = 30
@@ -53,7 +54,7 @@ def files(tmp_path_factory, draw):
                     member = tarfile.TarInfo(name)
                     member.size = len(content)
                     tar.addfile(member, io.BytesIO(content))
-    convert(CsvSource(root / "list.csv"), root.with_name("dataset"), ConvertSettings(), workers=1)
+    dataset_of(CsvSource(root / "list.csv"), root.with_name("dataset"))
     return root
 
 
@@ -88,7 +89,7 @@ def test_a_remote_source_has_the_samples_of_the_local_one(kind, files, remote):
 def test_a_remote_source_is_converted_by_workers_to_the_same_pixels(kind, files, remote, tmp_path, s3):
     with s3.gateway(failing=0.05):
         convert(SOURCES[kind](remote), tmp_path / "far", ConvertSettings(), workers=2)
-    convert(SOURCES[kind](files), tmp_path / "near", ConvertSettings(), workers=1)
+    dataset_of(SOURCES[kind](files), tmp_path / "near")
     for name in ("shard-00000.beton", "shard-00000.rows"):
         assert (tmp_path / "far" / "shards" / name).read_bytes() == (tmp_path / "near" / "shards" / name).read_bytes()
 

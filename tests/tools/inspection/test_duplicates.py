@@ -9,8 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.parquet import ParquetSource
 from thermopile.tools.inspection import exact_copies as exact_module
 from thermopile.tools.inspection.duplicates import REASONS, find_duplicates, read_clusters, write_duplicates
@@ -21,6 +19,7 @@ from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.similar_pairs import NEAREST, similar_pairs
 from thermopile.trainer.errors import ConfigError, RunError
 
+from support.conversions import dataset_of
 from support.features import stored
 from support.pictures import magnified
 
@@ -48,8 +47,7 @@ def dataset(draw, tmp_path_factory):
         files[key] = file.getvalue()
     table = pa.table({"image": list(files.values()), "key": [str(key) for key in files]})
     pq.write_table(table, folder / "pictures.parquet")
-    convert(ParquetSource([folder / "pictures.parquet"]), folder / "data", ConvertSettings(), workers=1)
-    return Dataset(folder / "data")
+    return dataset_of(ParquetSource([folder / "pictures.parquet"]), folder / "data")
 
 
 @pytest.fixture(scope="module")
@@ -156,8 +154,7 @@ def test_blank_pictures_are_one_group_whatever_their_colour_and_features(draw, t
         picture.save(file, "PNG")
         files.append(file.getvalue())
     pq.write_table(pa.table({"image": files}), tmp_path / "pictures.parquet")
-    convert(ParquetSource([tmp_path / "pictures.parquet"]), tmp_path / "data", ConvertSettings(), workers=1)
-    dataset = Dataset(tmp_path / "data")
+    dataset = dataset_of(ParquetSource([tmp_path / "pictures.parquet"]), tmp_path / "data")
     index = np.concatenate([dataset.shard(number).records()["source_index"] for number in range(dataset.shards)])
     blank = np.flatnonzero(np.isin(index, [0, 2, 4, 5]))
     assert blank_pictures(dataset).tolist() == blank.tolist()

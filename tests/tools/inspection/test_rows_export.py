@@ -18,7 +18,6 @@ from thermopile.pipeline.errors import DatasetError
 from thermopile.state_store import StateReader
 from thermopile.state_store.commit import ColumnPart
 from thermopile.state_store.durable import Repository
-from thermopile.state_store.ranks import Ranks
 from thermopile.state_store.schema import Description, Schema
 from thermopile.tools.inspection import state_blocks
 from thermopile.tools.inspection.kinds import KIND_NAMES
@@ -27,6 +26,8 @@ from thermopile.tools.inspection.run import Inspection, read_run
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError, RunError
 from thermopile.trainer.run_directory import RunDirectory
+
+from support.commits import commit
 
 TEXTS = ["key", "uri", "caption", "group"]
 TABLE = pa.schema([(name, pa.string()) for name in TEXTS] + [("width", pa.int32()), ("height", pa.int32())])
@@ -97,8 +98,7 @@ def test_what_is_written_is_the_samples_table_and_the_state(write_dataset, run, 
         folder = Path(folder)
         dataset = write_dataset(folder / "data", shards)
         repository = Repository.create(folder / "state", Description(dataset.n, Schema(FIELDS), block_rows, "f"))
-        identity = {"base": repository.resolve("latest"), "dataset_fingerprint": "f", "ranks": Ranks()}
-        repository.commit(lambda _: [ColumnPart(0, state)], step=7, epoch=1, config_hash="", **identity)
+        commit(repository, 7, [ColumnPart(0, state)])
         config = load_config({"data": {"path": str(dataset.path)}})
         inspection = Inspection(RunDirectory(folder), config, StateReader.open(folder / "state"), dataset, [])
         for name in ("rows.parquet", "rows.csv"):

@@ -23,7 +23,17 @@ from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.run_status import read_status
 
 from support.cli import sets
-from support.runs import OFTEN, SMALL, assert_same_run, assert_same_state, assert_same_weights, small, stop_at, train
+from support.runs import (
+    OFTEN,
+    SMALL,
+    assert_same_run,
+    assert_same_state,
+    assert_same_weights,
+    finish,
+    small,
+    stopped,
+    train,
+)
 
 pytestmark = pytest.mark.wide
 
@@ -102,9 +112,7 @@ def test_a_selection_goes_with_the_run(pairs_dataset, run, tmp_path, elsewhere):
     config = small(pairs_dataset, **OFTEN, **settings)
     on_disk = RunDirectory(tmp_path / "run")
     train(config, on_disk)
-    with pytest.raises(KeyboardInterrupt):
-        train(config, run, on_report=stop_at(9))
-    run = elsewhere(run)
+    run = elsewhere(stopped(config, run, 9))
     train(config, run, resume=True)
     assert_same_run(run, on_disk)
     np.testing.assert_array_equal(StateReader.open(elsewhere(run, "third").state).selection.ids, kept)
@@ -149,9 +157,7 @@ def test_ranks_write_their_rows_of_a_snapshot_into_the_bucket(pairs_dataset, run
         for folder in folders
     ]
     for place in (run.path, tmp_path / "run"):
-        for program in start_ranks(2, "train", "--out", place, *arguments, codes=codes):
-            code, _, errors = program.end()
-            assert code == 0, errors
+        finish(start_ranks(2, "train", "--out", place, *arguments, codes=codes))
     on_disk = RunDirectory(tmp_path / "run")
     assert_same_weights(run, on_disk)
     assert_same_state(run, on_disk)

@@ -20,7 +20,7 @@ from thermopile.trainer.precision import MixedPrecision
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.step_clock import StepClock
 
-from support.objective_frames import FRAMED
+from support.objectives import FRAMED
 from support.runs import losses, small, train
 
 CPU, ROWS, START = torch.device("cpu"), 24, Progress(step=0, steps_per_epoch=10)

@@ -9,13 +9,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from thermopile.trainer.objectives import Progress, create_objective
+from thermopile.trainer.objectives import create_objective
 from thermopile.trainer.objectives.directed import Directed
 from thermopile.trainer.objectives.gathering import GlobalBatch
 
-from support.objective_frames import FRAMED, PLAIN, Frame, directions_of, keys_of, local_of
+from support.objectives import (
+    FRAMED,
+    PLAIN,
+    START,
+    Frame,
+    directions_of,
+    keys_of,
+    local_of,
+    make_features,
+    make_objective,
+    make_state,
+    run_step,
+)
 
-START = Progress(step=0, steps_per_epoch=10)
 KEYS, LOCAL = Frame(keys=True), Frame(local=2)
 WITH_FRAME = pytest.mark.parametrize(
     "case", [case for case in FRAMED if case[2] != PLAIN], ids=lambda case: f"{case[0]}{case[2]}"
@@ -85,9 +96,9 @@ PLAINLY = {
 }
 
 
-def check(objective, features, state, run):
+def check(objective, features, state):
     """Compare a step with autograd of the loss written out: the mean over directions, with keys twice that."""
-    outcome, *gradients = run(objective, features, state)
+    outcome, *gradients = run_step(objective, features, state)
     objective.old_tau = state.get("sample/tau")
     first, second = (side.detach().clone().requires_grad_() for side in features)
     directions = directions_of(objective.frame, objective.across, first, second)
@@ -102,27 +113,23 @@ def check(objective, features, state, run):
 @WITH_FRAME
 @settings(max_examples=12)
 @given(seed=st.integers(0, 2**31), samples=st.integers(2, 9), tau=st.floats(0.05, 1.0), weighted=st.booleans())
-def test_value_and_gradients_are_autograds_of_the_loss_of_every_direction(
-    case, make_objective, make_features, make_state, run, seed, samples, tau, weighted
-):
+def test_value_and_gradients_are_autograds_of_the_loss_of_every_direction(case, seed, samples, tau, weighted):
     negatives = "weighted" if weighted else "sum"
     of_decl = {"mixing": "loss1", "auxiliary": "mean"}
     objective = make_objective(*case, gamma=1.0, tau=tau, b=tau - 0.5, negatives=negatives, **of_decl)
     objective.name = case[0]
-    check(objective, make_features(samples, seed), make_state(objective, samples, seed), run)
+    check(objective, make_features(samples, seed), make_state(objective, samples, seed))
 
 
 @settings(max_examples=12)
 @given(seed=st.integers(0, 2**31), samples=st.integers(2, 9), budget=st.sampled_from([0, 1, 300]))
-def test_decls_rate_of_the_momentum_encoder_is_that_of_the_keys(
-    make_objective, make_features, make_state, run, seed, samples, budget
-):
+def test_decls_rate_of_the_momentum_encoder_is_that_of_the_keys(seed, samples, budget):
     objective = make_objective(
         "decl", "unimodal", KEYS, rate="momentum", auxiliary="mean", gamma=0.3, tau=0.2, similarity_budget=budget
     )
     objective.name = "decl"
     features, state = make_features(samples, seed), make_state(objective, samples, seed)
-    outcome = check(objective, features, state, run)
+    outcome = check(objective, features, state)
     keys = [key.double() for key in keys_of(KEYS, *features)]
     itself = torch.eye(samples, dtype=torch.bool)
     log_rate = torch.cat([keys[0] @ keys[1].T / 0.2, keys[1] @ keys[0].T / 0.2], dim=1)
@@ -131,7 +138,7 @@ def test_decls_rate_of_the_momentum_encoder_is_that_of_the_keys(
 
 
 @WITH_FRAME
-def test_keys_get_no_gradient_and_local_views_get_theirs(case, make_objective, make_features, make_state):
+def test_keys_get_no_gradient_and_local_views_get_theirs(case):
     (first, second), objective = make_features(6), make_objective(*case)
     keys, local = keys_of(case[2], first, second), [view.detach() for view in local_of(case[2], first, second)]
     for leaf in (*(keys or ()), *local):
@@ -142,7 +149,7 @@ def test_keys_get_no_gradient_and_local_views_get_theirs(case, make_objective, m
 
 
 @pytest.mark.parametrize("name", ["simclr", "auc_cl", "moco_v3"])
-def test_local_views_may_be_the_only_ones_to_ask_for_a_gradient(name, make_objective, make_features):
+def test_local_views_may_be_the_only_ones_to_ask_for_a_gradient(name):
     first, second = (side.detach() for side in make_features(6))
     keys = keys_of(KEYS, first, second) if name == "moco_v3" else None
     gradients = []
@@ -156,9 +163,9 @@ def test_local_views_may_be_the_only_ones_to_ask_for_a_gradient(name, make_objec
 
 @pytest.mark.parametrize("name", ["simclr", "auc_cl"])
 @pytest.mark.parametrize("budget", [1, 10**6])
-def test_without_local_views_directions_make_the_step_of_pairs(name, budget, make_objective, make_features, run):
+def test_without_local_views_directions_make_the_step_of_pairs(name, budget):
     objective, features = make_objective(name, "unimodal", b=0.2), make_features(7)
-    outcome, *gradients = run(objective, features, {})
+    outcome, *gradients = run_step(objective, features, {})
     views, ranks = torch.stack([side.detach() for side in features]), GlobalBatch(0, 1)
     directed = Directed(views, views, ranks, across=objective.across, constant=False, budget=budget)
     with torch.no_grad():
@@ -192,9 +199,7 @@ class Products(TorchDispatchMode):
         ("simclr", PLAIN, 3, 5 * 3 * 2),  # a view has one block, against both targets
     ],
 )
-def test_a_direction_takes_two_products_with_keys_and_three_with_learned_targets(
-    name, frame, views, products, make_objective, make_features
-):
+def test_a_direction_takes_two_products_with_keys_and_three_with_learned_targets(name, frame, views, products):
     first, second = make_features(12)
     local = [first.detach().requires_grad_() for _ in range(views)]
     with Products() as counter:
@@ -203,7 +208,7 @@ def test_a_direction_takes_two_products_with_keys_and_three_with_learned_targets
 
 
 @WITH_FRAME
-def test_similarities_stay_within_the_budget(case, make_objective, make_features, make_state, run, monkeypatch):
+def test_similarities_stay_within_the_budget(case, monkeypatch):
     held, budget = [], 3 * 2 * 16 * 8  # three rows against both targets
 
     class Watched(Directed):
@@ -214,7 +219,7 @@ def test_similarities_stay_within_the_budget(case, make_objective, make_features
 
     monkeypatch.setattr("thermopile.trainer.objectives.base.Directed", Watched)
     objective = make_objective(*case, similarity_budget=budget)
-    run(objective, make_features(16), make_state(objective, 16))
+    run_step(objective, make_features(16), make_state(objective, 16))
     assert 0 < max(held) <= budget
 
 
@@ -241,9 +246,7 @@ NAMES = {"keys": "auc_cl, decl, isogclr, moco_v3, sogclr", "local": "auc_cl, moc
         ("auc_cl", "unimodal", {"views": "all"}, LOCAL, r"'auc_cl': views = 'all' takes neither .*; use 'across'$"),
     ],
 )
-def test_a_frame_that_does_not_fit_is_refused_in_one_line(
-    name, mode, settings, frame, message, make_objective, make_features, make_state
-):
+def test_a_frame_that_does_not_fit_is_refused_in_one_line(name, mode, settings, frame, message):
     objective, features = create_objective(name, mode, **settings), make_features(4)
     given = {"keys": keys_of(frame, *features), "local": local_of(frame, *features)}
     for refused in (
@@ -267,7 +270,7 @@ def test_a_frame_that_does_not_fit_is_refused_in_one_line(
     ],
     ids=["rows", "columns", "integers", "norms", "nan"],
 )
-def test_keys_and_local_views_that_do_not_fit_are_named(kind, spoil, message, make_objective, make_features):
+def test_keys_and_local_views_that_do_not_fit_are_named(kind, spoil, message):
     first, second = make_features(4)
     given = {"keys": (first, second), "local": [first, second]}
     given[kind] = [first, spoil(second.detach())]

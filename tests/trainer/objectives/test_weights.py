@@ -8,9 +8,8 @@ import torch.nn.functional as F
 
 from thermopile.trainer.objectives import OBJECTIVES, Progress, create_objective
 
-from support.objective_frames import FRAMED, Frame, directions_of
+from support.objectives import FRAMED, START, Frame, directions_of, make_features, make_objective, make_state, one_step
 
-START = Progress(step=0, steps_per_epoch=10)
 WEIGHTED = [case for case in FRAMED if OBJECTIVES[case[0]].takes_weights]
 OTHERS = sorted({name for name, known in OBJECTIVES.items() if not known.takes_weights})
 EACH = pytest.mark.parametrize("case", WEIGHTED, ids=lambda case: f"{case[0]}-{case[1]}{case[2]}")
@@ -90,12 +89,12 @@ def gradients(loss, *inputs):
 
 
 @EACH
-def test_the_loss_is_the_weighted_mean_of_the_samples_terms(case, make_objective, make_features, make_state, step):
+def test_the_loss_is_the_weighted_mean_of_the_samples_terms(case):
     name, mode, frame = case
     objective = make_objective(name, mode, frame, **SIMPLE)
     first, second = make_features(9)
     state, weights = make_state(objective, 9), weights_of(9)
-    outcome = step(objective, first, second, state | {"weight": weights})
+    outcome = one_step(objective, first, second, state | {"weight": weights})
     expected = (weights * plain_terms(objective, name, mode, frame, first, second, state)).mean()
     if name == "fastclip_v3":
         expected = expected + 2 * objective.settings.rho * objective.tau
@@ -107,15 +106,13 @@ def test_the_loss_is_the_weighted_mean_of_the_samples_terms(case, make_objective
 
 
 @EACH
-def test_weights_leave_state_and_metrics_alone_and_those_of_1_the_loss_as_well(
-    case, make_objective, make_features, make_state, step
-):
+def test_weights_leave_state_and_metrics_alone_and_those_of_1_the_loss_as_well(case):
     name, mode, frame = case
     objective = make_objective(name, mode, frame)
     first, second = make_features(9, dtype=torch.float32)
     state = make_state(objective, 9, dtype=torch.float32)
     without, ones, weighted = (
-        step(objective, first, second, state | more)
+        one_step(objective, first, second, state | more)
         for more in ({}, {"weight": torch.ones(9)}, {"weight": weights_of(9).float()})
     )
     assert weighted.state.keys() == without.state.keys()
@@ -132,7 +129,7 @@ def test_weights_leave_state_and_metrics_alone_and_those_of_1_the_loss_as_well(
 
 
 @pytest.mark.parametrize("settings", [{"mixing": "loss2"}, {"mixing": "decay"}, {"auxiliary": "sample"}])
-def test_either_loss_of_decl_is_linear_in_the_weights(settings, make_features, make_state):
+def test_either_loss_of_decl_is_linear_in_the_weights(settings):
     objective = create_objective("decl", "bimodal", **settings)
     (first, second), weights = make_features(9), weights_of(9)
     state = make_state(objective, 9)
@@ -148,21 +145,19 @@ def test_either_loss_of_decl_is_linear_in_the_weights(settings, make_features, m
 
 
 @EACH
-def test_chunks_of_similarities_change_the_weighted_gradients_by_rounding_only(
-    case, make_objective, make_features, make_state, step
-):
+def test_chunks_of_similarities_change_the_weighted_gradients_by_rounding_only(case):
     name, mode, frame = case
     found = []
     for budget in (0, 200):
         objective = make_objective(name, mode, frame, similarity_budget=budget)
         first, second = make_features(9)
         state = make_state(objective, 9) | {"weight": weights_of(9)}
-        found.append(gradients(step(objective, first, second, state).loss, first, second))
+        found.append(gradients(one_step(objective, first, second, state).loss, first, second))
     for whole, chunks in zip(*found, strict=True):
         torch.testing.assert_close(chunks, whole, rtol=1e-10, atol=1e-13)
 
 
-def test_losses_that_are_no_means_over_anchors_take_no_weights(make_features):
+def test_losses_that_are_no_means_over_anchors_take_no_weights():
     assert OTHERS == ["auc_cl", "barlow_twins", "cyclip", "siglip", "spectral", "tempnet", "vicreg"]
     first, second = make_features(9)
     for name in OTHERS:
@@ -171,7 +166,7 @@ def test_losses_that_are_no_means_over_anchors_take_no_weights(make_features):
             objective(first, second, {"weight": torch.ones(9)}, START)
 
 
-def test_weights_of_another_number_of_samples_are_refused(make_features):
+def test_weights_of_another_number_of_samples_are_refused():
     with pytest.raises(ValueError, match=r"state: 'weight' is \[8\] but the batch has 9 samples"):
         create_objective("clip")(*make_features(9), {"weight": torch.ones(8)}, START)
 

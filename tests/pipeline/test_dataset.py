@@ -18,6 +18,8 @@ from thermopile.pipeline.dataset_index import seal_index
 from thermopile.pipeline.errors import DatasetError
 from thermopile.sealed_json import seal_document
 
+from support.datasets import write_dataset
+
 
 def table_of(first, count):
     """Samples first … first + count - 1; every third has no caption."""
@@ -33,13 +35,13 @@ def tables_of(shards):
 
 
 @pytest.fixture
-def three_shards(tmp_path, write_dataset):
+def three_shards(tmp_path):
     return write_dataset(tmp_path / "data", tables_of([4, 1, 3]))
 
 
 @settings(max_examples=20)
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(1, 9), st.data())
-def test_tables_and_take_give_the_rows_of_the_ids_whatever_the_shards(write_dataset, shards, rows, data):
+def test_tables_and_take_give_the_rows_of_the_ids_whatever_the_shards(shards, rows, data):
     with tempfile.TemporaryDirectory() as folder:
         dataset = write_dataset(Path(folder) / "data", tables_of(shards))
         whole = table_of(0, dataset.n)

@@ -34,33 +34,36 @@ def repository(path):
 
 
 @pytest.fixture
-def create(path):
-    """Create a store of 100 samples in blocks of 16; all are closed when the test ends."""
-    stores = []
-
-    def make(**changes):
-        settings = {"samples": 100, "fields": FIELDS, "block_rows": 16, "dataset_fingerprint": "glyphs-1"} | changes
-        stores.append(StateStore.create(settings.pop("path", path), **settings))
-        return stores[-1]
-
-    yield make
-    for store in stores:
+def stores():
+    """All stores of a test, which are closed when it ends."""
+    opened = []
+    yield opened
+    for store in opened:
         store.close()
 
 
 @pytest.fixture
-def resume(path):
-    """Open the store that `create` made; all are closed when the test ends."""
-    stores = []
+def create(path, stores):
+    """Create a store of 100 samples in blocks of 16."""
 
-    def make(**changes):
-        settings = {"samples": 100, "fields": FIELDS, "dataset_fingerprint": "glyphs-1"} | changes
-        stores.append(StateStore.open(settings.pop("path", path), **settings))
+    def make(path=path, **changes):
+        settings = {"samples": 100, "fields": FIELDS, "block_rows": 16, "dataset_fingerprint": "glyphs-1"} | changes
+        stores.append(StateStore.create(path, **settings))
         return stores[-1]
 
-    yield make
-    for store in stores:
-        store.close()
+    return make
+
+
+@pytest.fixture
+def resume(path, stores):
+    """Open the store that `create` made."""
+
+    def make(path=path, **changes):
+        settings = {"samples": 100, "fields": FIELDS, "dataset_fingerprint": "glyphs-1"} | changes
+        stores.append(StateStore.open(path, **settings))
+        return stores[-1]
+
+    return make
 
 
 @pytest.fixture

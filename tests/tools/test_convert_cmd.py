@@ -20,6 +20,7 @@ from thermopile.tools.cli import main
 from thermopile.tools.progress import bytes_written
 
 from support.cli import answer, assert_one_line, cli, succeed
+from support.pictures import draw
 
 run = partial(cli, "convert")
 
@@ -36,7 +37,7 @@ def jpeg(picture):
 
 
 @pytest.fixture(scope="module")
-def classes(tmp_path_factory, draw):
+def classes(tmp_path_factory):
     """Three classes of 40, 20 and 4 pictures."""
     root = tmp_path_factory.mktemp("classes") / "in"
     for name, size in (("ant", 40), ("bee", 20), ("cow", 4)):
@@ -182,7 +183,7 @@ def write_parquet(folder, pictures):
 @pytest.mark.parametrize(
     "write", [write_csv, *(pytest.param(write, marks=pytest.mark.wide) for write in (write_tars, write_parquet))]
 )
-def test_names_of_columns_and_members_are_options(tmp_path, draw, write):
+def test_names_of_columns_and_members_are_options(tmp_path, write):
     (tmp_path / "in").mkdir()
     pictures = [jpeg(draw(i)) for i in range(12)]
     source, options = write(tmp_path / "in", pictures)
@@ -199,7 +200,7 @@ def test_names_of_columns_and_members_are_options(tmp_path, draw, write):
     assert tokenizers[0] == tokenizers[1]
 
 
-def test_the_summary_counts_the_captions_of_samples_with_several_and_show_draws_them(tmp_path, draw):
+def test_the_summary_counts_the_captions_of_samples_with_several_and_show_draws_them(tmp_path):
     captions = [[f"picture {i}", f"number {i}", "a picture"][: 1 + i % 3] for i in range(12)]
     table = pa.table({"image": [jpeg(draw(i)) for i in range(12)], "caption": captions})
     pq.write_table(table, tmp_path / "in.parquet")
@@ -210,7 +211,7 @@ def test_the_summary_counts_the_captions_of_samples_with_several_and_show_draws_
 
 @pytest.mark.parametrize("option", ["--caption", "--group"])
 @pytest.mark.parametrize(("write", "name"), [(write_tars, "say"), (write_parquet, "say;tell")])
-def test_a_caption_or_class_that_was_asked_for_and_that_no_sample_has_is_refused(tmp_path, draw, write, name, option):
+def test_a_caption_or_class_that_was_asked_for_and_that_no_sample_has_is_refused(tmp_path, write, name, option):
     (tmp_path / "in").mkdir()
     source, _ = write(tmp_path / "in", [jpeg(draw(i)) for i in range(12)])
     result = run(*source, tmp_path / "out", "--image", "photo;jpg", option, name)
@@ -218,7 +219,7 @@ def test_a_caption_or_class_that_was_asked_for_and_that_no_sample_has_is_refused
     assert os.listdir(tmp_path) == ["in"]
 
 
-def test_a_caption_that_was_not_asked_for_need_not_be_there(tmp_path, draw):
+def test_a_caption_that_was_not_asked_for_need_not_be_there(tmp_path):
     (tmp_path / "in").mkdir()
     source, _ = write_tars(tmp_path / "in", [jpeg(draw(i)) for i in range(12)])
     converted(*source, tmp_path / "out", "--group", "")
@@ -246,7 +247,7 @@ def test_the_test_batch_of_cifar_becomes_a_dataset_of_its_own_and_is_not_cut(tmp
     assert sizes(tmp_path / "out-test") == {f"kind {i}": 4 for i in range(10)}
 
 
-def test_the_users_own_tokenizer_is_used(tmp_path, draw, pairs_dataset):
+def test_the_users_own_tokenizer_is_used(tmp_path, pairs_dataset):
     (tmp_path / "in").mkdir()
     source, options = write_csv(tmp_path / "in", [jpeg(draw(i)) for i in range(12)])
     converted(*source, tmp_path / "out", *options, "--tokenizer", pairs_dataset.tokenizer_path)
@@ -281,7 +282,7 @@ def test_glyphs_are_refused_before_any_work_where_only_the_test_set_exists(tmp_p
     assert os.listdir(tmp_path) == ["glyphs-test"]
 
 
-def test_a_picture_folder_is_never_overwritten_by_its_own_dataset(tmp_path, draw):
+def test_a_picture_folder_is_never_overwritten_by_its_own_dataset(tmp_path):
     for name in ("a.png", "b.png"):
         draw(1).save(tmp_path / name)
     (tmp_path / "dataset.json").write_text('{"labels": null}')

@@ -21,6 +21,8 @@ from thermopile.trainer.selecting import write_selection
 
 from support.cli import assert_one_line, cli, succeed
 from support.conversions import dataset_of
+from support.pictures import draw
+from support.written_runs import train_on, write_run, write_state
 
 FITTING = -2.0
 MISFITS = {7: 3.0, 40: 1.0, 3: 2.0}
@@ -31,7 +33,7 @@ PAIRS = ((20, 21, 22), (20, 22, 22), (3, 30, 3), (50, 51, 51), (21, 51, -1))
 
 
 @pytest.fixture(scope="module")
-def written(hostile_dataset, write_state, tmp_path_factory):
+def written(hostile_dataset, tmp_path_factory):
     """A run whose misfits are those above; one sample is stuck with the highest log s, one has too few visits."""
     n = hostile_dataset.n
     log_s = np.full(n, FITTING)
@@ -96,7 +98,7 @@ def test_misfits_of_the_highest_rank_are_dropped_but_no_stuck_or_new_samples(cur
     assert PRECISION in " ".join(result.stdout.split())
 
 
-def test_a_number_of_misfits_is_filled_up_with_those_that_the_whole_run_ranks_next(curate, run, train_on):
+def test_a_number_of_misfits_is_filled_up_with_those_that_the_whole_run_ranks_next(curate, run):
     train_on(run, {}, 9, visited=np.arange(66) != NEW)  # log s is 0 for all now
     _, _, dropped = curate.done("--drop-misfits", 5)
     assert [dropped[id]["rank"] for id in (STUCK, 7, 3, 40)] == [1, 2, 3, 4]  # no sample is stuck now
@@ -116,7 +118,7 @@ def test_of_a_cluster_the_representative_is_kept_then_those_that_fit_best(curate
 
 
 def test_a_duplicate_with_too_few_visits_goes_before_one_that_is_known_to_fit_less(
-    curate, hostile_dataset, duplicates, write_state, run
+    curate, hostile_dataset, duplicates, run
 ):
     shutil.rmtree(run.state)
     log_s, visits = np.full(hostile_dataset.n, -1.0), np.full(hostile_dataset.n, 5)
@@ -149,7 +151,7 @@ def test_a_class_is_capped_at_random_and_samples_without_one_stay(curate, hostil
     assert len(set(kept["sample_id"].to_pylist()) - set(without["sample_id"].to_pylist())) <= 1
 
 
-def test_samples_without_a_class_are_not_one_class(draw, flat_dataset, write_run, tmp_path):
+def test_samples_without_a_class_are_not_one_class(flat_dataset, tmp_path):
     (tmp_path / "pictures" / "a").mkdir(parents=True)
     for i in range(16):
         draw(i).save(tmp_path / "pictures" / ("a" if i < 4 else "") / f"{i}.png")
@@ -188,7 +190,7 @@ def test_weights_are_tau_to_the_power_with_mean_1_and_train_takes_the_file(curat
     np.testing.assert_allclose(own.weights, expected, rtol=1e-6)
 
 
-def test_a_sample_without_a_visit_has_the_mean_weight(hostile_dataset, write_run, tmp_path):
+def test_a_sample_without_a_visit_has_the_mean_weight(hostile_dataset, tmp_path):
     tau = np.linspace(0.01, 0.1, hostile_dataset.n)
     seen = np.arange(hostile_dataset.n) < 9
     run = write_run(tmp_path / "run", hostile_dataset, {"image": tau, "text": tau}, visited=seen)
@@ -198,7 +200,7 @@ def test_a_sample_without_a_visit_has_the_mean_weight(hostile_dataset, write_run
 
 
 @pytest.mark.parametrize(("taus", "power"), [([1e-12], 4), ([1e-10, 1e-3, 1], -4)])
-def test_weights_neither_overflow_nor_vanish(hostile_dataset, write_run, tmp_path, taus, power):
+def test_weights_neither_overflow_nor_vanish(hostile_dataset, tmp_path, taus, power):
     tau = np.resize(taus, hostile_dataset.n)
     run = write_run(tmp_path / "run", hostile_dataset, {"image": tau, "text": tau})
     succeed("curate", run.path, "--keep", tmp_path / "k.parquet", "--tau-power", power)
@@ -208,7 +210,7 @@ def test_weights_neither_overflow_nor_vanish(hostile_dataset, write_run, tmp_pat
     )
 
 
-def test_a_snapshot_without_a_temperature_gives_no_weights(hostile_dataset, write_run, tmp_path):
+def test_a_snapshot_without_a_temperature_gives_no_weights(hostile_dataset, tmp_path):
     tau = np.full(hostile_dataset.n, 0.1)
     unseen = np.arange(hostile_dataset.n) < 1
     run = write_run(tmp_path / "run", hostile_dataset, {"image": tau, "text": tau}, visited=unseen)
@@ -306,7 +308,7 @@ def test_lists_of_another_dataset_and_damaged_ones_are_refused(curate, duplicate
     [("fastclip_v2", (), None), ("clip", ("--drop-misfits",), "keeps no log s"),
      ("sogclr", ("--tau-power", 1), "keeps no temperature per sample")],
 )  # fmt: skip
-def test_a_rule_that_the_state_cannot_answer_is_refused(hostile_dataset, write_run, tmp_path, objective, words, said):
+def test_a_rule_that_the_state_cannot_answer_is_refused(hostile_dataset, tmp_path, objective, words, said):
     run = write_run(tmp_path / "run", hostile_dataset, {}, objective=objective)
     words = words or ("--drop-misfits", 1)
     result = cli("curate", run.path, "--keep", tmp_path / "k.parquet", *words)

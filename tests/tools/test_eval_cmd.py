@@ -11,6 +11,7 @@ from thermopile.trainer.checkpoint import load_checkpoint, save_checkpoint
 
 from support.cli import assert_one_line, cli, sets, succeed
 from support.conversions import dataset_of
+from support.written_runs import write_run
 
 BANDS = {"all", "head", "medium", "tail"}
 
@@ -163,7 +164,7 @@ def test_the_output_says_which_weights_were_scored_and_missing_ones_are_refused(
     assert_one_line(both, 2, "a momentum network has no averaged weights; leave out")
 
 
-def test_a_run_that_is_none_or_has_no_checkpoint_is_refused(pairs_run, hostile_dataset, write_run, tmp_path):
+def test_a_run_that_is_none_or_has_no_checkpoint_is_refused(pairs_run, hostile_dataset, tmp_path):
     assert_one_line(evaluate(tmp_path, hostile_dataset, hostile_dataset), 1, "is not a run")
     write_run(tmp_path / "fresh", hostile_dataset, {})
     assert_one_line(evaluate(tmp_path / "fresh", hostile_dataset, hostile_dataset), 1, "has no checkpoint yet")

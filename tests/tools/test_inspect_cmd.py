@@ -17,6 +17,7 @@ from thermopile.tools.inspection.findings import look
 from thermopile.tools.report import page as page_module
 
 from support.cli import answer, assert_one_line, cli, succeed
+from support.written_runs import train_on, write_run
 
 inspect = partial(cli, "inspect")
 
@@ -85,7 +86,7 @@ def test_inspect_changes_nothing_but_the_report(hostile_run):
     assert files() == before
 
 
-def test_missing_parts_are_noted_in_the_terminal(hostile_dataset, write_run, tmp_path):
+def test_missing_parts_are_noted_in_the_terminal(hostile_dataset, tmp_path):
     run = write_run(tmp_path / "run", hostile_dataset, {}, snapshot=False)
     lines = inspect(run.path).stdout.splitlines()
     assert lines[3].startswith("note       The run has no snapshot of its state yet")
@@ -93,7 +94,7 @@ def test_missing_parts_are_noted_in_the_terminal(hostile_dataset, write_run, tmp
 
 
 @pytest.fixture(scope="module")
-def moved_run(hostile_dataset, tau_by_class_size, write_run, train_on, tmp_path_factory):
+def moved_run(hostile_dataset, tau_by_class_size, tmp_path_factory):
     """A run with a snapshot at step 5 and one at step 9, by which sample 3 had become the hottest of its side."""
     first, later = tau_by_class_size, tau_by_class_size.copy()
     later[3] = 0.9
@@ -156,7 +157,7 @@ def test_single_samples_as_json_have_null_where_nothing_was_visited_yet(moved_ru
     assert sample["state"]["image/tau"] == pytest.approx(0.9)
 
 
-def test_samples_of_a_run_without_a_snapshot_are_shown_with_what_the_dataset_says(hostile_dataset, write_run, tmp_path):
+def test_samples_of_a_run_without_a_snapshot_are_shown_with_what_the_dataset_says(hostile_dataset, tmp_path):
     run = write_run(tmp_path / "run", hostile_dataset, {}, snapshot=False)
     done = succeed("inspect", run.path, "--sample", "0")
     assert "no snapshot of its state yet" in done.stdout

@@ -20,6 +20,7 @@ from support import sound_state
 from support.cli import cli, succeed
 from support.commits import commit
 from support.damage import cut_short
+from support.datasets import write_dataset
 from support.sound_state import BLOCK, FIELDS, sound_columns, write_columns
 
 state = partial(cli, "state")
@@ -191,7 +192,7 @@ def test_all_goes_with_no_other_snapshot(one_run):
 
 
 @pytest.fixture
-def dataset(write_dataset, tmp_path):
+def dataset(tmp_path):
     """16 samples without pictures or captions."""
     return write_dataset(tmp_path / "dataset", [pa.table({"key": [str(i) for i in range(16)]})])
 

@@ -14,6 +14,7 @@ from thermopile.lock import FileLock
 from thermopile.sealed_json import seal_line
 
 from support.cli import answer, cli, succeed
+from support.written_runs import write_run
 
 HOLD = """
 import sys, time
@@ -62,7 +63,7 @@ def write_checkpoint(run_directory, step, size=1000):
 
 
 @pytest.fixture(scope="session")
-def fresh(hostile_dataset, tau_by_class_size, write_run, tmp_path_factory):
+def fresh(hostile_dataset, tau_by_class_size, tmp_path_factory):
     """A run of 66 samples with one snapshot; copied by `made` before it is changed."""
     taus = {"image": tau_by_class_size, "text": tau_by_class_size}
     return write_run(tmp_path_factory.mktemp("status") / "run", hostile_dataset, taus)
@@ -140,7 +141,7 @@ def test_a_run_is_finished_once_its_last_step_is_saved(made):
     assert status_of(made)["state"] == "finished"
 
 
-def test_a_run_that_never_made_a_step_has_none_to_show(hostile_dataset, write_run, tmp_path):
+def test_a_run_that_never_made_a_step_has_none_to_show(hostile_dataset, tmp_path):
     never = write_run(tmp_path / "never", hostile_dataset, {}, snapshot=False)
     found = status_of(never)
     assert (found["state"], found["steps"], found["sample_state"], found["notes"]) == ("never started", None, None, [])
@@ -164,7 +165,7 @@ def test_what_is_saved_is_listed(made):
     assert "visited 100%" in words
 
 
-def test_coverage_is_the_share_of_samples_visited(hostile_dataset, tau_by_class_size, write_run, tmp_path):
+def test_coverage_is_the_share_of_samples_visited(hostile_dataset, tau_by_class_size, tmp_path):
     visited = [sample_id % 3 == 0 for sample_id in range(hostile_dataset.n)]
     taus = {"image": tau_by_class_size, "text": tau_by_class_size}
     part = write_run(tmp_path / "part", hostile_dataset, taus, visited=visited)

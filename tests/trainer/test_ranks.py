@@ -32,6 +32,9 @@ SETTINGS = (
 )  # fmt: skip
 
 
+KEYS = ("model.momentum=0.9",)
+
+
 @pytest.fixture(scope="module")
 def start(start_ranks, pairs_dataset):
     """Return a function that starts each rank of a small run."""
@@ -210,27 +213,23 @@ def test_ranks_on_selected_samples_with_few_rows_killed_and_resumed_lose_nothing
 @pytest.mark.parametrize(
     "more",
     [
-        ("objective.name=moco_v3", "data.local_views=1", "data.local_size=8"),
-        pytest.param(("objective.name=isogclr", "objective.mode=unimodal", "micro_batch=32"), marks=pytest.mark.wide),
-        pytest.param((*OWN_CODE, "model.momentum=0"), marks=pytest.mark.wide),
+        (*KEYS, "objective.name=moco_v3", "data.local_views=1", "data.local_size=8"),
+        *(
+            pytest.param(more, marks=pytest.mark.wide)
+            for more in (
+                (*KEYS, "objective.name=isogclr", "objective.mode=unimodal", "micro_batch=32"),
+                OWN_CODE,
+                ("model.text.locked=true", "model.text.unlocked_groups=1"),
+            )
+        ),
     ],
 )
-def test_two_ranks_with_keys_or_code_of_ones_own_train_as_one_process_does(start, tmp_path, more):
+def test_two_ranks_that_clip_gradients_train_as_one_process_does(start, tmp_path, more):
     one, two = RunDirectory(tmp_path / "one"), RunDirectory(tmp_path / "two")
     for run, world in ((one, 1), (two, 2)):
-        finish(start(run, world, epochs=1, more_settings=("model.momentum=0.9", *more, "optimizer.grad_clip_norm=0.5")))
+        finish(start(run, world, epochs=1, more_settings=(*more, "optimizer.grad_clip_norm=0.5")))
     assert_close(losses(two), losses(one), range(1, 16))
     assert gradient_norms(two) == pytest.approx(gradient_norms(one), rel=1e-3)
-
-
-@pytest.mark.wide
-def test_two_ranks_clip_the_norm_of_the_gradients_that_one_process_has(start, tmp_path):
-    one, two = RunDirectory(tmp_path / "one"), RunDirectory(tmp_path / "two")
-    more = ("optimizer.grad_clip_norm=0.5", "model.text.locked=true", "model.text.unlocked_groups=1")
-    for run, world in ((one, 1), (two, 2)):
-        finish(start(run, world, epochs=1, more_settings=more))
-    assert gradient_norms(two) == pytest.approx(gradient_norms(one), rel=1e-3)
-    assert_close(losses(two), losses(one), range(1, 16))
 
 
 @pytest.mark.parametrize(

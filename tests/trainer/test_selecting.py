@@ -162,10 +162,10 @@ def test_a_run_goes_on_with_its_own_copy_and_refuses_another_selection(selected,
 # Bad input
 
 
-def refuses(dataset, select, match, tmp_path, **more):
+def refuses(settings, match, tmp_path):
     run = RunDirectory(tmp_path / "run")
     with pytest.raises(ConfigError, match=match):
-        Trainer.open(on(dataset, select, **more), run)
+        Trainer.open(settings(), run)
     assert not run.exists()
     run.refuse_existing()
 
@@ -184,18 +184,18 @@ def refuses(dataset, select, match, tmp_path, **more):
     ],
 )
 def test_a_bad_selection_is_refused_in_one_line_and_leaves_no_run(pairs_dataset, write, tmp_path, ids, match):
-    refuses(pairs_dataset, write(ids), match, tmp_path, batch_size=256)
+    refuses(lambda: on(pairs_dataset, write(ids), batch_size=256), match, tmp_path)
 
 
 def test_a_file_without_ids_or_no_parquet_file_is_refused(pairs_dataset, tmp_path):
     file = tmp_path / "kept.parquet"
-    refuses(pairs_dataset, str(file), r"kept\.parquet cannot be read: No such file", tmp_path)
+    refuses(lambda: on(pairs_dataset, str(file)), r"kept\.parquet cannot be read: No such file", tmp_path)
     pq.write_table(pa.table({"id": [1]}), file)
-    refuses(pairs_dataset, str(file), r"has no column 'sample_id'; it has id", tmp_path)
+    refuses(lambda: on(pairs_dataset, str(file)), r"has no column 'sample_id'; it has id", tmp_path)
     pq.write_table(pa.table([[1], [2]], names=["sample_id"] * 2), file)
-    refuses(pairs_dataset, str(file), r"has 2 columns 'sample_id'; keep one", tmp_path)
+    refuses(lambda: on(pairs_dataset, str(file)), r"has 2 columns 'sample_id'; keep one", tmp_path)
     file.write_bytes(b"sample_id\n1\n" * 100)
-    refuses(pairs_dataset, str(file), r"kept\.parquet is not a Parquet file, or is damaged", tmp_path)
+    refuses(lambda: on(pairs_dataset, str(file)), r"kept\.parquet is not a Parquet file, or is damaged", tmp_path)
 
 
 def test_a_file_that_changed_since_it_was_recorded_is_refused(pairs_dataset, write, tmp_path):
@@ -311,11 +311,7 @@ def test_weights_of_0_beside_a_large_one_are_taken_if_others_remain(pairs_datase
     ],
 )
 def test_bad_weights_are_refused_in_one_line_and_leave_no_run(pairs_dataset, write, tmp_path, ids, weights, match):
-    run = RunDirectory(tmp_path / "run")
-    with pytest.raises(ConfigError, match=match):
-        Trainer.open(weighted(pairs_dataset, write(ids, weights)), run)
-    assert not run.exists()
-    run.refuse_existing()
+    refuses(lambda: weighted(pairs_dataset, write(ids, weights)), match, tmp_path)
 
 
 def test_weights_for_a_loss_that_is_no_mean_over_anchors_are_refused(pairs_dataset, write):

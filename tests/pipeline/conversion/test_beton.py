@@ -19,6 +19,8 @@ from thermopile.pipeline.ffcv_table import FFCVTable
 from thermopile.pipeline.raw_bytes import Descriptor
 from thermopile.pipeline.row_records import MAX_JPEG_BYTES, RECORD, Extent
 
+from support.pictures import draw
+
 
 def rows_of(draw, count, tokens=True):
     for i in range(count):
@@ -40,7 +42,7 @@ def ffcv_loader(path, batch_size, **pipelines):
     return Loader(str(path), batch_size, num_workers=1, order=OrderOption.SEQUENTIAL, pipelines=pipelines)
 
 
-def test_a_shard_s_table_leads_to_what_was_written(tmp_path, draw):
+def test_a_shard_s_table_leads_to_what_was_written(tmp_path):
     written = list(rows_of(draw, 20))
     assert write_beton(tmp_path / "a.beton", written, max_rows=20, context_length=6) == 20
     data, records = (tmp_path / "a.beton").read_bytes(), records_of(tmp_path / "a.beton", 20)
@@ -65,7 +67,7 @@ def test_opencv_is_not_needed(tmp_path):
     assert len(records_of(tmp_path / "a.beton", 1, tokens=False)) == 1
 
 
-def test_fewer_rows_than_announced_make_a_whole_shard(tmp_path, draw):
+def test_fewer_rows_than_announced_make_a_whole_shard(tmp_path):
     assert write_beton(tmp_path / "a.beton", rows_of(draw, 5), max_rows=50, context_length=6) == 5
     assert len(records_of(tmp_path / "a.beton", 5)) == 5
 
@@ -97,7 +99,7 @@ def test_captions_of_a_sample_follow_each_other_also_at_the_end_of_a_page(tmp_pa
     np.testing.assert_array_equal(read, [of_row[:1] for of_row in tokens])
 
 
-def test_ffcv_itself_reads_the_shard(tmp_path, draw):
+def test_ffcv_itself_reads_the_shard(tmp_path):
     write_beton(tmp_path / "a.beton", rows_of(draw, 8, tokens=False), max_rows=8, context_length=None)
     from ffcv.fields.rgb_image import SimpleRGBImageDecoder
 
@@ -124,7 +126,7 @@ def test_importing_ffcv_leaves_torch_its_threads_and_compiles_no_dict(monkeypatc
         torch.set_num_threads(threads)
 
 
-def test_a_row_that_fails_leaves_no_shared_memory_and_no_whole_file(tmp_path, draw):
+def test_a_row_that_fails_leaves_no_shared_memory_and_no_whole_file(tmp_path):
     def rows():
         yield from rows_of(draw, 3)
         raise RuntimeError("the source broke")
@@ -157,7 +159,7 @@ FIRST_ROW = 24 + 3 * FIELD
     with_bytes(FIRST_ROW + 5, bytes([255]) * 8), with_bytes(FIRST_ROW + 5, b"\1"),  # where its JPEG is
     with_bytes(FIRST_ROW + 16, bytes([255]) * 8), with_bytes(FIRST_ROW + 16, b"\1"),  # where its tokens are
 ])  # fmt: skip
-def test_a_shard_that_is_cut_short_or_has_a_damaged_table_is_refused(tmp_path, draw, damage):
+def test_a_shard_that_is_cut_short_or_has_a_damaged_table_is_refused(tmp_path, damage):
     path = tmp_path / "a.beton"
     write_beton(path, rows_of(draw, 20), max_rows=20, context_length=6)
     data = path.read_bytes()
@@ -167,7 +169,7 @@ def test_a_shard_that_is_cut_short_or_has_a_damaged_table_is_refused(tmp_path, d
         records_of(path, 20)
 
 
-def test_a_place_that_wraps_around_to_one_within_the_file_is_refused(tmp_path, draw):
+def test_a_place_that_wraps_around_to_one_within_the_file_is_refused(tmp_path):
     """data_ptr + size is 2^64 + 100."""
     path = tmp_path / "a.beton"
     write_beton(path, rows_of(draw, 20), max_rows=20, context_length=6)

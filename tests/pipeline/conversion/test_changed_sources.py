@@ -21,6 +21,7 @@ from thermopile.pipeline.sources.webdataset import WebDatasetSource
 
 from support.cli import cli
 from support.conversions import digests, many_shards
+from support.pictures import draw
 
 PICTURES = 60
 
@@ -31,7 +32,7 @@ def small_shards(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def jpegs(draw):
+def jpegs():
     """Two versions of each picture."""
 
     def jpeg(number):

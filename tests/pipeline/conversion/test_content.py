@@ -18,13 +18,14 @@ from thermopile.pipeline.sources.csv_source import CsvSource
 from support.cli import succeed
 from support.conversions import digests, many_shards
 from support.datasets import change_content
+from support.pictures import draw
 
 HOSTILE = "\x1b[31mred" + " and so on" * 7
 PLAIN = ConvertSettings(context_length=64)
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory, draw):
+def pictures(tmp_path_factory):
     """A list of 46 samples; `first.csv` and `second.csv` have 30 and 16 of them.
 
     One caption occurs 9 times, another 3 times; one picture 4 times, another twice; 4 pictures are blank.

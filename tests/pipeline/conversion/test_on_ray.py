@@ -20,6 +20,7 @@ from thermopile.pipeline.errors import DatasetError, SourceError
 from thermopile.pipeline.sources.folder import FolderSource
 
 from support.conversions import digests, many_shards
+from support.pictures import draw
 from support.programs import program
 from support.sources import DeadlySource, FailingOnceSource, PausingSource
 
@@ -36,7 +37,7 @@ def small_shards(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory, draw):
+def pictures(tmp_path_factory):
     """240 pictures, every twelfth unusable, and beside them a list of all with captions."""
     root = tmp_path_factory.mktemp("pictures") / "in"
     root.mkdir()

@@ -18,6 +18,7 @@ from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.sealed_json import seal_line, unseal
 
 from support.conversions import many_shards
+from support.pictures import draw
 
 pytestmark = pytest.mark.wide
 SHARDS = 8
@@ -216,7 +217,7 @@ def test_a_list_of_samples_left_out_may_be_long(out):
     assert sum(1 for _ in read_bad_samples(out / "errors.jsonl")) == 700
 
 
-def test_a_shard_without_samples_is_refused_since_objects_cannot_be_renumbered(tmp_path, out, draw):
+def test_a_shard_without_samples_is_refused_since_objects_cannot_be_renumbered(tmp_path, out):
     for i in range(60):
         draw(i).save(tmp_path / f"{i:02d}.png") if i < 2 else (tmp_path / f"{i:02d}.png").write_bytes(b"")
     with pytest.raises(DatasetError, match="has no usable sample, and objects cannot be renumbered"):

@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from thermopile.pipeline.augment import Recipe
 from thermopile.pipeline.conversion import plan
 from thermopile.pipeline.order import Order
 from thermopile.pipeline.sources.folder import FolderSource
 
 from support.conversions import dataset_of
-
-PLAIN = Recipe(mean=(0, 0, 0), std=(1, 1, 1))
+from support.loaders import PLAIN
 
 
 def loader_of(kind):

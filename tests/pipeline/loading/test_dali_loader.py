@@ -10,17 +10,15 @@ import torch
 from nvidia.dali.pipeline import Pipeline
 from scipy.ndimage import affine_transform
 
-from thermopile.pipeline.augment import RECIPES, Recipe, view_parameters
+from thermopile.pipeline.augment import RECIPES, view_parameters
 from thermopile.pipeline.loading.dali_graph import views_of_jpegs
 from thermopile.pipeline.loading.pixels import add_noise
 from thermopile.pipeline.loading.reader import Reader
 
+from support.loaders import PLAIN
 from support.threads import watch
 
 SIZE = 40
-PLAIN = Recipe(mean=(0, 0, 0), std=(1, 1, 1))
-
-
 # What the operators do
 
 

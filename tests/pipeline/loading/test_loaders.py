@@ -10,16 +10,14 @@ import pytest
 import torch
 from PIL import Image
 
-from thermopile.pipeline.augment import RECIPES, Recipe, view_parameters
+from thermopile.pipeline.augment import RECIPES, view_parameters
 from thermopile.pipeline.sources.glyphs import GlyphSource
 
 from made import repeat_shard
 from support.conversions import dataset_of
+from support.loaders import PLAIN, WHOLE, views_by_id
 from support.programs import program
 
-WHOLE = Recipe(scale=(1.0, 1.0), ratio=(0.01, 100.0), flip=0.0, mean=(0, 0, 0), std=(1, 1, 1))
-"""Nearly the whole picture, unchanged but for the resize; its pixels lie in [0, 1]."""
-PLAIN = Recipe(mean=(0, 0, 0), std=(1, 1, 1))
 NOISY = WHOLE.model_copy(update={"local_scale": (1.0, 1.0), "noise": (10.0, 10.0)})
 """Views that differ in their noise alone."""
 
@@ -134,14 +132,6 @@ def test_images_give_two_different_views_of_the_same_picture_and_no_tokens(open_
 
 
 # Augmentation
-
-
-def views_by_id(loader, epoch=0):
-    return {
-        int(sample_id): views
-        for batch in loader.epoch(epoch)
-        for sample_id, *views in zip(batch.sample_ids, *batch.views, *batch.local, strict=True)
-    }
 
 
 @pytest.mark.parametrize(

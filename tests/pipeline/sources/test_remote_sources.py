@@ -26,13 +26,14 @@ from thermopile.tools.convert_sources import KINDS
 
 from support.cli import succeed
 from support.conversions import dataset_of
+from support.pictures import draw
 
 pytestmark = pytest.mark.wide
 PICTURES = 30
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory, draw):
+def files(tmp_path_factory):
     """Pictures in two folders, and lists, archives and tables of them; beside it, a dataset of them."""
     root = tmp_path_factory.mktemp("far") / "files"
     data = []

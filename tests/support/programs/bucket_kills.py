@@ -12,6 +12,7 @@ import resource
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,6 +23,8 @@ from thermopile.objects import Address
 from thermopile.places import SCRATCH
 from thermopile.state_store import StateReader, StateStore, list_snapshots
 from thermopile.state_store.history import is_there
+
+from support.programs.crashing import ExpectedState
 
 BATCH, STEP_SECONDS = 8_192, 0.02
 FIELDS = {"image/log_s": -math.inf, "image/tau": 0.05, "image/u": 0.0,
@@ -59,26 +62,6 @@ def train(rows: int) -> None:
             snapshot, began = store.snapshot(step, epoch=0), time.monotonic()
 
 
-class Expected:
-    """The columns after each step; only ever moves forward."""
-
-    def __init__(self, rows: int) -> None:
-        self.step, self._rows = 0, rows
-        self.columns = {name: np.full(rows, value, np.float32) for name, value in FIELDS.items()}
-        self.columns |= {name: np.zeros(rows, np.uint32) for name in ("visits", "last_step")}
-
-    def after(self, step: int) -> dict[str, np.ndarray]:
-        assert step >= self.step
-        while self.step < step:
-            self.step += 1
-            ids, new = batch_of_step(self.step, self._rows)
-            for name, row in new.items():
-                self.columns[name][ids] = row
-            self.columns["visits"][ids] += 1
-            self.columns["last_step"][ids] = self.step
-        return self.columns
-
-
 def run_and_kill(rows: int, moments: random.Random, longest: float) -> list[tuple[int, int, float]]:
     """Train for up to `longest` seconds, then kill; return step, bytes and seconds of what was announced."""
     process = subprocess.Popen([sys.executable, __file__, "train", str(rows)], stdout=subprocess.PIPE, text=True)
@@ -95,7 +78,12 @@ def main(rows: int, kills: int, longest: float) -> None:
     sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
     from object_server import object_server
 
-    moments, expected, announced, held = random.Random(11), Expected(rows), [], 0
+    moments, expected, announced, held = (
+        random.Random(11),
+        ExpectedState(rows, FIELDS, partial(batch_of_step, rows=rows)),
+        [],
+        0,
+    )
     counts, kept = [], 0
     with object_server(), TemporaryDirectory() as scratch:
         os.environ[SCRATCH] = scratch

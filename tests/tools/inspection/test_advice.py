@@ -9,10 +9,11 @@ from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.survey import survey
 
 from support.cli import answer, cli
+from support.written_runs import write_run
 
 
 @pytest.fixture
-def warned(hostile_dataset, write_run, tmp_path):
+def warned(hostile_dataset, tmp_path):
     """What is said of a run whose first side has these temperatures; its second side's are well spread."""
 
     def of(tau, **how):
@@ -61,7 +62,7 @@ def test_temperatures_that_are_all_at_their_ceiling_get_one_advice(warned):
     assert said.startswith("100% of the image temperatures are at their ceiling")
 
 
-def test_the_terminal_the_page_and_the_json_give_the_same_advice_and_notes(hostile_dataset, write_run, tmp_path):
+def test_the_terminal_the_page_and_the_json_give_the_same_advice_and_notes(hostile_dataset, tmp_path):
     n, third = hostile_dataset.n, np.arange(hostile_dataset.n) % 3 == 0
     taus = {"image": np.full(n, 0.005), "text": np.full(n, 1.0)}
     run = write_run(tmp_path / "run", hostile_dataset, taus, visited=third)

@@ -21,6 +21,7 @@ from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import answer, cli, succeed
 from support.saved_encoders import IMAGE_SIZE, save_encoders
+from support.written_runs import write_state
 
 inspect = partial(cli, "inspect")
 
@@ -45,7 +46,7 @@ def confirmed(run, suspects=10**6, **options):
 
 
 @pytest.fixture(scope="module")
-def pairs_run(hostile_dataset, write_state, tmp_path_factory):
+def pairs_run(hostile_dataset, tmp_path_factory):
     columns = suspicious(("image", "text"), hostile_dataset.n, 0.005, 5)
     path = tmp_path_factory.mktemp("pairs") / "run"
     run = write_state(path, hostile_dataset, columns, np.full(hostile_dataset.n, 6))
@@ -53,7 +54,7 @@ def pairs_run(hostile_dataset, write_state, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def images_run(images_dataset, write_state, tmp_path_factory):
+def images_run(images_dataset, tmp_path_factory):
     columns = suspicious(("sample",), images_dataset.n, 0.05, 3)
     path = tmp_path_factory.mktemp("images") / "run"
     run = write_state(path, images_dataset, columns, np.full(images_dataset.n, 6))
@@ -149,7 +150,7 @@ def test_negatives_are_drawn_alike_each_time_and_only_so_many(pairs_run, monkeyp
     assert len(set(compared_ids(surveyed, surveyed.kinds)[1].tolist())) == 20
 
 
-def test_without_a_temperature_per_sample_none_is_silent_but_misfits_are_told(hostile_dataset, write_state, tmp_path):
+def test_without_a_temperature_per_sample_none_is_silent_but_misfits_are_told(hostile_dataset, tmp_path):
     columns = {f"{side}/log_s": np.where(np.arange(66) < 9, 3.0, -1.0) for side in ("image", "text")}
     run = write_state(tmp_path / "run", hostile_dataset, columns, np.full(66, 6), name="sogclr")
     save_encoders(run, hostile_dataset)

@@ -21,7 +21,7 @@ from thermopile.trainer.errors import ConfigError, RunError
 
 from support.conversions import dataset_of
 from support.features import stored
-from support.pictures import magnified
+from support.pictures import draw, magnified
 
 NO_SCORE = np.empty(0, np.float32)
 PICTURES = 60
@@ -32,7 +32,7 @@ NEAR = {64: 10, 65: 3, 66: 64}
 
 
 @pytest.fixture(scope="module")
-def dataset(draw, tmp_path_factory):
+def dataset(tmp_path_factory):
     """60 pictures, four files that come again, and three that are magnified by 3 % and encoded again."""
     files, folder = {}, tmp_path_factory.mktemp("copies")
     for key in range(PICTURES):
@@ -142,7 +142,7 @@ def flat(colour, size=(48, 32)):
     return Image.new("RGB", size, colour)
 
 
-def test_blank_pictures_are_one_group_whatever_their_colour_and_features(draw, tmp_path):
+def test_blank_pictures_are_one_group_whatever_their_colour_and_features(tmp_path):
     dotted, clear = flat("white", (96, 32)), Image.new("RGBA", (40, 40))
     dotted.paste("black", (0, 0, 6, 6))  # outside the central square
     faint = flat("white", (512, 512))

@@ -7,7 +7,7 @@ from PIL import Image, ImageDraw, ImageEnhance
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.tools.inspection.picture_agreement import EDGE, MAX_DIFFERENCE, MIN_CORRELATION, agreement, prepare
 
-from support.pictures import encoded, magnified
+from support.pictures import draw, encoded, magnified
 
 
 def prepared(*pictures):
@@ -76,7 +76,7 @@ def test_pictures_of_one_colour_agree_with_nothing(glyphs):
         assert not agreement(prepared(*glyphs[:4]), flat).same.any()
 
 
-def test_other_pictures_do_not_agree(draw):
+def test_other_pictures_do_not_agree():
     first, second = (prepared(*(draw(seed) for seed in seeds)) for seeds in (range(40), range(40, 80)))
     assert not agreement(first, second).same.any()
 

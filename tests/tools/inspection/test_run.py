@@ -9,6 +9,8 @@ from thermopile.trainer.checkpoint import CheckpointInfo, save_checkpoint
 from thermopile.trainer.errors import RunError
 from thermopile.trainer.run_directory import RunDirectory
 
+from support.written_runs import write_run
+
 
 def test_a_run_is_read_with_its_settings_its_last_snapshot_and_its_dataset(hostile_run, hostile_dataset):
     inspection = read_run(hostile_run)
@@ -25,27 +27,27 @@ def test_a_directory_that_is_no_run_is_refused(tmp_path):
         read_run(RunDirectory(tmp_path))
 
 
-def test_a_run_killed_before_its_first_snapshot_is_noted(hostile_dataset, write_run, tmp_path):
+def test_a_run_killed_before_its_first_snapshot_is_noted(hostile_dataset, tmp_path):
     inspection = read_run(write_run(tmp_path / "run", hostile_dataset, {}, snapshot=False))
     assert inspection.reader is None
     assert "no snapshot of its state yet" in inspection.notes[0]
 
 
-def test_a_snapshot_asked_for_by_name_must_be_there(hostile_dataset, hostile_run, write_run, tmp_path):
+def test_a_snapshot_asked_for_by_name_must_be_there(hostile_dataset, hostile_run, tmp_path):
     with pytest.raises(SnapshotNotFoundError, match="no snapshot 'step-99'; available: step-0, step-5, latest"):
         read_run(hostile_run, at="step-99")
     with pytest.raises(StoreNotFoundError):
         read_run(write_run(tmp_path / "run", hostile_dataset, {}, snapshot=False), at="step-5")
 
 
-def test_an_objective_without_temperatures_is_noted(hostile_dataset, write_run, tmp_path):
+def test_an_objective_without_temperatures_is_noted(hostile_dataset, tmp_path):
     inspection = read_run(write_run(tmp_path / "run", hostile_dataset, {}, objective="clip"))
     assert inspection.sides == ()
     assert "clip has no temperature per sample" in inspection.notes[0]
 
 
 @pytest.fixture
-def moved(hostile_dataset, tau_by_class_size, write_run, tmp_path):
+def moved(hostile_dataset, tau_by_class_size, tmp_path):
     """A run whose dataset was moved after training, and where it is now."""
     here, there = tmp_path / "here", tmp_path / "there"
     shutil.copytree(hostile_dataset.path, here)

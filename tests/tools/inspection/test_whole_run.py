@@ -14,6 +14,8 @@ from thermopile.tools.inspection.kinds import MIN_VISITS
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.whole_run import WholeRun
 
+from support.written_runs import write_run, write_state
+
 N, STEPS = 66, (5, 6, 7, 8)
 LATE = np.arange(N) >= 60
 """Visited enough from the third snapshot on."""
@@ -23,7 +25,7 @@ LOG_S = {step: np.random.default_rng(step).normal(-step / 3, step, (2, N)).astyp
 
 
 @pytest.fixture
-def run(hostile_dataset, write_state, tmp_path):
+def run(hostile_dataset, tmp_path):
     """Four snapshots with log s as above."""
     visits = np.where(LATE, MIN_VISITS - 2, MIN_VISITS)
     visits[UNSEEN] = 0
@@ -105,7 +107,7 @@ def test_a_snapshot_that_cannot_be_read_is_left_out_and_noted_once(run):
     assert sum("step-6 is left out" in note for note in look(run.path).notes) == 1
 
 
-def test_a_snapshot_that_the_run_deletes_meanwhile_is_left_out_from_there_on(pairs_dataset, write_state, tmp_path):
+def test_a_snapshot_that_the_run_deletes_meanwhile_is_left_out_from_there_on(pairs_dataset, tmp_path):
     n, rng = pairs_dataset.n, np.random.default_rng(0)
     log_s = {step: rng.standard_normal(n) for step in (STEPS[0], 9)}
     columns = {"image/log_s": log_s[STEPS[0]]}
@@ -154,6 +156,6 @@ def test_the_report_and_the_suspects_come_by_the_whole_run(run):
     assert kinds.suspects.tolist() == sorted(suspicious, key=lambda id: by_rank[id])[:9]
 
 
-def test_without_log_s_no_sample_has_a_rank(hostile_dataset, write_run, tmp_path):
+def test_without_log_s_no_sample_has_a_rank(hostile_dataset, tmp_path):
     run = write_run(tmp_path / "run", hostile_dataset, {}, objective="clip")
     assert np.isinf(WholeRun(read_run(run)).ranks(range(N))).all()

@@ -10,6 +10,7 @@ from thermopile.tools.report.page import write_report
 
 from support.browser import SCREENS, all_of, one, press
 from support.cli import cli
+from support.written_runs import write_run
 
 pytestmark = pytest.mark.wide
 
@@ -80,7 +81,7 @@ def test_the_page_opens_without_an_error_and_loads_nothing_but_itself(browser, p
     assert all_of(browser, ".enlarge")  # the policy let the script run
 
 
-def test_a_page_without_tables_and_pictures_opens_as_well(open_page, hostile_dataset, write_run, tmp_path):
+def test_a_page_without_tables_and_pictures_opens_as_well(open_page, hostile_dataset, tmp_path):
     run = write_run(tmp_path / "run", hostile_dataset, {}, objective="clip")
     assert cli("inspect", run.path).exit_code == 0
     browser = open_page(run.report / "report.html", PHONE)

@@ -8,6 +8,8 @@ import pytest
 from thermopile.tools.inspection.findings import look
 from thermopile.tools.report import page
 
+from support.written_runs import write_state
+
 KINDS = ["too few visits", "stuck", "misfit", "crowded", "rare", "ordinary"]
 """As readers see them."""
 
@@ -18,7 +20,7 @@ def section(findings):
 
 
 @pytest.fixture(scope="module")
-def shown(hostile_dataset, write_state, tmp_path_factory):
+def shown(hostile_dataset, tmp_path_factory):
     """The section of a run whose samples 30 to 36, with all of the hostile captions, are misfits."""
     ids = np.arange(hostile_dataset.n)
     columns = {f"{side}/tau": np.linspace(0.1, 0.2, len(ids)) for side in ("image", "text")}
@@ -49,7 +51,7 @@ def test_every_kind_has_a_sheet_with_what_it_means_and_the_figure_that_made_it(s
     assert "<b>tau 0.1000 (image)" in shown[0]
 
 
-def test_a_run_that_doubts_pairs_has_their_share_and_how_many_came_back(hostile_dataset, write_state, tmp_path, shown):
+def test_a_run_that_doubts_pairs_has_their_share_and_how_many_came_back(hostile_dataset, tmp_path, shown):
     n = hostile_dataset.n
     columns = {f"{side}/{name}": np.full(n, value) for side in ("image", "text")
                for name, value in (("tau", 0.1), ("log_s", 1.0))}  # fmt: skip
@@ -60,7 +62,7 @@ def test_a_run_that_doubts_pairs_has_their_share_and_how_many_came_back(hostile_
     assert "Doubted pairs" not in page._following(shown[1])
 
 
-def test_a_run_on_images_is_told_of_one_side_and_of_no_caption(images_dataset, write_state, tmp_path):
+def test_a_run_on_images_is_told_of_one_side_and_of_no_caption(images_dataset, tmp_path):
     n = images_dataset.n
     columns = {"sample/tau": np.linspace(0.1, 0.2, n), "sample/log_s": np.where(np.arange(n) == 4, 3.0, -1.0)}
     run = write_state(tmp_path / "run", images_dataset, columns, np.full(n, 5))
@@ -70,7 +72,7 @@ def test_a_run_on_images_is_told_of_one_side_and_of_no_caption(images_dataset, w
     assert 'class="caption"' not in found
 
 
-def test_kinds_that_the_objective_does_not_allow_are_named(hostile_dataset, write_state, tmp_path):
+def test_kinds_that_the_objective_does_not_allow_are_named(hostile_dataset, tmp_path):
     columns = {f"{side}/log_s": np.full(hostile_dataset.n, -1.0) for side in ("image", "text")}
     run = write_state(tmp_path / "run", hostile_dataset, columns, np.full(hostile_dataset.n, 5), name="sogclr")
     findings = look(run.path)

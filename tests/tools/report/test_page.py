@@ -23,6 +23,8 @@ from thermopile.tools.report.figures.style import DARK, LIGHT, png_of
 from thermopile.tools.report.page import write_report
 from thermopile.trainer.run_directory import RunDirectory
 
+from support.written_runs import write_run
+
 VOID = {"meta", "img", "source", "br", "link", "input"}
 
 
@@ -263,12 +265,12 @@ def test_the_leading_figure_is_a_file_too_and_nothing_half_written_stays(hostile
         assert figure.width > 1500
 
 
-def test_without_classes_the_first_sentence_gives_the_mean(flat_dataset, write_run, tmp_path):
+def test_without_classes_the_first_sentence_gives_the_mean(flat_dataset, tmp_path):
     run = write_run(tmp_path / "run", flat_dataset, {"sample": np.linspace(0.1, 0.9, flat_dataset.n)})
     assert grouping.lede(survey(read_run(run))) == "The mean temperature tau is 0.5000."
 
 
-def test_a_page_without_any_temperature_says_why_and_removes_an_earlier_figure(hostile_dataset, write_run, tmp_path):
+def test_a_page_without_any_temperature_says_why_and_removes_an_earlier_figure(hostile_dataset, tmp_path):
     run = write_run(tmp_path / "run", hostile_dataset, {}, objective="clip")
     run.report.mkdir()
     (run.report / "tau_by_class.png").write_bytes(b"of another snapshot")
@@ -280,15 +282,13 @@ def test_a_page_without_any_temperature_says_why_and_removes_an_earlier_figure(h
     assert page.within("h2") == ["Run"]
 
 
-def test_an_objective_without_temperatures_shows_its_moving_averages(hostile_dataset, write_run, tmp_path):
+def test_an_objective_without_temperatures_shows_its_moving_averages(hostile_dataset, tmp_path):
     page = Page(report_on(write_run(tmp_path / "run", hostile_dataset, {}, objective="sogclr")))
     assert page.within("h2") == ["Kinds of samples", "Moving averages", "Run"]
     assert "image log s; the lowest" in page.text("figcaption")
 
 
-def test_a_dataset_whose_pixels_are_damaged_costs_the_pictures_alone(
-    hostile_dataset, tau_by_class_size, write_run, tmp_path
-):
+def test_a_dataset_whose_pixels_are_damaged_costs_the_pictures_alone(hostile_dataset, tau_by_class_size, tmp_path):
     shutil.copytree(hostile_dataset.path, tmp_path / "data")
     taus = {"image": tau_by_class_size, "text": tau_by_class_size}
     run = write_run(tmp_path / "run", type(hostile_dataset)(tmp_path / "data"), taus)
@@ -300,7 +300,7 @@ def test_a_dataset_whose_pixels_are_damaged_costs_the_pictures_alone(
     assert "<script>alert(1)</script>" in sheets.text("li")
 
 
-def test_a_run_with_a_name_that_is_not_utf_8_has_a_page(hostile_dataset, write_run, tmp_path):
+def test_a_run_with_a_name_that_is_not_utf_8_has_a_page(hostile_dataset, tmp_path):
     run = write_run(tmp_path / "run", hostile_dataset, {}, objective="clip")
     moved = RunDirectory(tmp_path / "caf\udce9")
     run.path.rename(moved.path)

@@ -22,6 +22,7 @@ from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import assert_one_line, cli
 from support.programs import program
+from support.written_runs import write_run
 
 
 @pytest.fixture
@@ -275,7 +276,7 @@ def test_other_options_have_no_effect_with_it(hostile_run):
     assert_one_line(cli(*alone), 2, "--port has no effect")
 
 
-def test_a_run_without_a_snapshot_has_nothing_to_serve(flat_dataset, write_run, tmp_path):
+def test_a_run_without_a_snapshot_has_nothing_to_serve(flat_dataset, tmp_path):
     run = write_run(tmp_path / "run", flat_dataset, {}, snapshot=False)
     assert_one_line(cli("inspect", run.path, "--serve"), 1, "has no snapshot of its state")
     assert not RunDirectory(run.path).report.exists()

@@ -26,6 +26,7 @@ from thermopile.trainer.run_status import read_status
 
 from support.cli import sets, succeed
 from support.conversions import dataset_of
+from support.pictures import draw
 from support.runs import finish, lines, losses, train
 
 # Batch norms in the heads, dropout in the text encoder.
@@ -49,7 +50,7 @@ def weights(run):
 
 
 @pytest.fixture(scope="module")
-def held_out(draw, tmp_path_factory):
+def held_out(tmp_path_factory):
     """40 pictures of the classes of the picture folder; a folder, and what was converted from it."""
     root = tmp_path_factory.mktemp("held-out")
     for i in range(40):
@@ -228,7 +229,7 @@ def assert_refused(config, run, error, message):
 
 
 def test_datasets_that_cannot_be_scored_are_refused_before_anything_is_written(
-    images_dataset, pairs_dataset, held_out, draw, tmp_path
+    images_dataset, pairs_dataset, held_out, tmp_path
 ):
     run = tmp_path / "run"
 

@@ -1,10 +1,12 @@
-"""Weights of samples, against every loss written out plainly: the weighted mean of the samples' own terms."""
+"""Losses of every frame, written out plainly: the mean of the samples' own terms, weighted or not."""
 
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from thermopile.trainer.objectives import OBJECTIVES, Progress, create_objective
 
@@ -13,7 +15,6 @@ from support.objectives import FRAMED, START, Frame, directions_of, make_feature
 WEIGHTED = [case for case in FRAMED if OBJECTIVES[case[0]].takes_weights]
 OTHERS = sorted({name for name, known in OBJECTIVES.items() if not known.takes_weights})
 EACH = pytest.mark.parametrize("case", WEIGHTED, ids=lambda case: f"{case[0]}-{case[1]}{case[2]}")
-SIMPLE = {"auxiliary": "mean", "gamma": 0.6}
 
 
 def weights_of(samples, seed=3):
@@ -89,20 +90,31 @@ def gradients(loss, *inputs):
 
 
 @EACH
-def test_the_loss_is_the_weighted_mean_of_the_samples_terms(case):
+@settings(max_examples=10)
+@given(
+    seed=st.integers(0, 2**31),
+    samples=st.integers(2, 9),
+    tau=st.floats(0.05, 1.0),
+    gamma=st.sampled_from([0.6, 1.0]),
+    is_weighted=st.booleans(),
+)
+def test_the_loss_is_the_weighted_mean_of_the_samples_terms(case, seed, samples, tau, gamma, is_weighted):
     name, mode, frame = case
-    objective = make_objective(name, mode, frame, **SIMPLE)
-    first, second = make_features(9)
-    state, weights = make_state(objective, 9), weights_of(9)
-    outcome = one_step(objective, first, second, state | {"weight": weights})
+    objective = make_objective(name, mode, frame, auxiliary="mean", tau=tau, gamma=gamma)
+    first, second = make_features(samples, seed)
+    state = make_state(objective, samples, seed)
+    weights = weights_of(samples, seed) if is_weighted else torch.ones(samples, dtype=torch.float64)
+    outcome = one_step(objective, first, second, state | ({"weight": weights} if is_weighted else {}))
     expected = (weights * plain_terms(objective, name, mode, frame, first, second, state)).mean()
     if name == "fastclip_v3":
         expected = expected + 2 * objective.settings.rho * objective.tau
     factor = 2 if frame.keys else 1  # the sum of both directions
     inputs = (first, second, *objective.parameters())
-    assert outcome.loss.item() == pytest.approx(factor * expected.item(), rel=1e-10)
-    for given, plain in zip(gradients(outcome.loss, *inputs), gradients(expected, *inputs), strict=True):
-        torch.testing.assert_close(given, factor * plain, rtol=1e-9, atol=1e-12)
+    assert outcome.loss.item() == pytest.approx(factor * expected.item(), rel=1e-9, abs=1e-11)
+    found = gradients(outcome.loss, *inputs)
+    scale = max(1.0, *(gradient.abs().max().item() for gradient in found))
+    wanted = [factor * gradient for gradient in gradients(expected, *inputs)]
+    torch.testing.assert_close(list(found), wanted, rtol=1e-9, atol=1e-12 * scale)
 
 
 @EACH
@@ -122,8 +134,8 @@ def test_weights_leave_state_and_metrics_alone_and_those_of_1_the_loss_as_well(c
     inputs = (first, second, *objective.parameters())
     assert torch.equal(ones.loss, without.loss)
     assert not torch.equal(weighted.loss, without.loss)
-    for given, expected in zip(gradients(ones.loss, *inputs), gradients(without.loss, *inputs), strict=True):
-        assert torch.equal(given, expected)
+    for found, expected in zip(gradients(ones.loss, *inputs), gradients(without.loss, *inputs), strict=True):
+        assert torch.equal(found, expected)
     for path in without.metrics.keys() - {"tau_gradient"}:  # the gradient of a temperature that all samples share
         assert torch.equal(weighted.metrics[path], without.metrics[path]), path
 

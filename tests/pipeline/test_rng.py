@@ -10,8 +10,6 @@ from scipy.stats import kstest
 
 from thermopile.pipeline.rng import fold, mix, nearly_normal, uniform
 
-from support.pictures import draw
-
 uint64 = st.integers(0, 2**64 - 1).map(np.uint64)
 
 
@@ -28,7 +26,7 @@ def test_fold_gives_different_values_different_keys(key, one, other):
 
 
 @given(uint64, uint64)
-def test_uniform_stays_in_the_half_open_unit_interval(key):
+def test_uniform_stays_in_the_half_open_unit_interval(key, draw):
     assert 0 <= uniform(key, draw) < 1
 
 

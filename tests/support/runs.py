@@ -119,6 +119,10 @@ def losses(run):
     return {line["step"]: line["loss"] for line in lines(run) if "loss" in line}
 
 
+def weights(run):
+    return load_checkpoint(latest_checkpoint(run.checkpoints))[1]["encoders"]
+
+
 MOMENTUM = (
     "objective.name=moco_v3", "model.momentum=0.9", "model.predictor=moco_v3", "model.head=moco_v3",
     "model.head_width=16", "model.image.config.batch_norm=true", "data.local_views=2", "data.local_size=8",

@@ -182,7 +182,7 @@ def test_a_checkpoint_whose_state_is_damaged_is_passed_over_for_the_one_before(r
     assert losses(run) == further
 
 
-def test_a_checkpoint_whose_step_is_not_that_of_its_state_is_assert_one_line(run):
+def test_a_checkpoint_whose_step_is_not_that_of_its_state_is_refused(run):
     (run.checkpoints / "step-7").rename(run.checkpoints / "step-8")
     rewrite(run.checkpoints / "step-8", step=8)
     assert_one_line(resume(run), 1, "step-8 is damaged: it is of step 8, its state snapshot of step 7")

@@ -12,11 +12,11 @@ import pytest
 import torch
 from transformers import AutoModel, ResNetConfig
 
-from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import assert_one_line, cli, sets, succeed
 from support.datasets import change_content
+from support.runs import weights
 
 train = partial(cli, "train")
 
@@ -26,10 +26,6 @@ TINY = ("epochs=1", "batch_size=256", "data.image_size=16", "model.dim=8", "mode
 
 def refused(result, *words):
     assert_one_line(result, 2, *words)
-
-
-def weights(run):
-    return load_checkpoint(latest_checkpoint(run / "checkpoints"))[1]["encoders"]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +45,7 @@ def finished(started, tmp_path):
 def test_a_run_begins_with_a_line_of_what_it_trains(started, pairs_dataset):
     run, result = started
     first, *_, last = result.stderr.splitlines()
-    parameters = sum(each.numel() for each in weights(run).values())
+    parameters = sum(each.numel() for each in weights(RunDirectory(run)).values())
     assert re.fullmatch(
         rf"{run}: 2,000 pairs from {pairs_dataset.path}, (cpu|cuda.*), {parameters:,} encoder parameters, "
         "7 steps in 1 epoch",
@@ -169,7 +165,7 @@ def test_a_new_run_starts_from_the_weights_of_another_and_records_which(finished
     line = ("--data", pairs_dataset.path, "--out", out, "--init-from", finished, *sets(*TINY, "optimizer.lr=1e-12"))
     succeed("train", *line)
     assert RunDirectory(out).config().init_from == f"{finished}@step-7"
-    before, after = weights(finished), weights(out)
+    before, after = weights(RunDirectory(finished)), weights(RunDirectory(out))
     assert before.keys() == after.keys()
     assert all(torch.allclose(after[name], before[name], atol=1e-6) for name in before)
     # A job script's line, given again.

@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 import torch
 
-from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import ModelConfig
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.encoders.data_parallel import refuse_compiler, refuse_unused_weights
@@ -14,7 +13,7 @@ from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
-from support.runs import small
+from support.runs import small, weights
 
 
 def tiny(dataset, **more):
@@ -31,10 +30,6 @@ def train(config, path, until=14, resume=False):
 
 def losses(run):
     return [json.loads(line)["loss"] for line in run.metrics_file.read_text().splitlines()]
-
-
-def weights(run):
-    return load_checkpoint(latest_checkpoint(run.checkpoints))[1]["encoders"]
 
 
 @pytest.fixture(scope="module")

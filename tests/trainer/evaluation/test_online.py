@@ -27,7 +27,7 @@ from thermopile.trainer.run_status import read_status
 from support.cli import sets, succeed
 from support.conversions import dataset_of
 from support.pictures import draw
-from support.runs import finish, lines, losses, train
+from support.runs import finish, lines, losses, train, weights
 
 # Batch norms in the heads, dropout in the text encoder.
 MODEL = {
@@ -43,10 +43,6 @@ def settings(dataset, evaluation, **more):
 
 def evaluations(run):
     return {line["step"]: line["evaluation"] for line in lines(run) if "evaluation" in line}
-
-
-def weights(run):
-    return load_checkpoint(latest_checkpoint(run.checkpoints))[1]["encoders"]
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from thermopile.pipeline.row_records import MAX_JPEG_BYTES, RECORD, Extent
 from support.pictures import draw
 
 
-def rows_of(draw, count, tokens=True):
+def rows_of(count, tokens=True):
     for i in range(count):
         jpeg, height, width, _ = to_stored(draw(i), ImagePolicy())
         yield BetonRow(jpeg, height, width, np.arange(i, i + 6, dtype=np.int32)[None] if tokens else None, 1000 - i)
@@ -43,7 +43,7 @@ def ffcv_loader(path, batch_size, **pipelines):
 
 
 def test_a_shard_s_table_leads_to_what_was_written(tmp_path):
-    written = list(rows_of(draw, 20))
+    written = list(rows_of(20))
     assert write_beton(tmp_path / "a.beton", written, max_rows=20, context_length=6) == 20
     data, records = (tmp_path / "a.beton").read_bytes(), records_of(tmp_path / "a.beton", 20)
     for row, record in zip(written, records, strict=True):
@@ -68,7 +68,7 @@ def test_opencv_is_not_needed(tmp_path):
 
 
 def test_fewer_rows_than_announced_make_a_whole_shard(tmp_path):
-    assert write_beton(tmp_path / "a.beton", rows_of(draw, 5), max_rows=50, context_length=6) == 5
+    assert write_beton(tmp_path / "a.beton", rows_of(5), max_rows=50, context_length=6) == 5
     assert len(records_of(tmp_path / "a.beton", 5)) == 5
 
 
@@ -100,7 +100,7 @@ def test_captions_of_a_sample_follow_each_other_also_at_the_end_of_a_page(tmp_pa
 
 
 def test_ffcv_itself_reads_the_shard(tmp_path):
-    write_beton(tmp_path / "a.beton", rows_of(draw, 8, tokens=False), max_rows=8, context_length=None)
+    write_beton(tmp_path / "a.beton", rows_of(8, tokens=False), max_rows=8, context_length=None)
     from ffcv.fields.rgb_image import SimpleRGBImageDecoder
 
     loader = ffcv_loader(tmp_path / "a.beton", 8, image=[SimpleRGBImageDecoder()])
@@ -128,7 +128,7 @@ def test_importing_ffcv_leaves_torch_its_threads_and_compiles_no_dict(monkeypatc
 
 def test_a_row_that_fails_leaves_no_shared_memory_and_no_whole_file(tmp_path):
     def rows():
-        yield from rows_of(draw, 3)
+        yield from rows_of(3)
         raise RuntimeError("the source broke")
 
     with pytest.raises(RuntimeError, match="the source broke"):
@@ -161,7 +161,7 @@ FIRST_ROW = 24 + 3 * FIELD
 ])  # fmt: skip
 def test_a_shard_that_is_cut_short_or_has_a_damaged_table_is_refused(tmp_path, damage):
     path = tmp_path / "a.beton"
-    write_beton(path, rows_of(draw, 20), max_rows=20, context_length=6)
+    write_beton(path, rows_of(20), max_rows=20, context_length=6)
     data = path.read_bytes()
     path.write_bytes(damage(data))
     assert path.read_bytes() != data
@@ -172,7 +172,7 @@ def test_a_shard_that_is_cut_short_or_has_a_damaged_table_is_refused(tmp_path, d
 def test_a_place_that_wraps_around_to_one_within_the_file_is_refused(tmp_path):
     """data_ptr + size is 2^64 + 100."""
     path = tmp_path / "a.beton"
-    write_beton(path, rows_of(draw, 20), max_rows=20, context_length=6)
+    write_beton(path, rows_of(20), max_rows=20, context_length=6)
     data = bytearray(path.read_bytes())
     pieces_at = int.from_bytes(data[16:24], "little")
     place = data.index(data[FIRST_ROW + 5 : FIRST_ROW + 13], pieces_at)

@@ -16,12 +16,14 @@ from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.batch import Batch
 from thermopile.trainer import export as export_module
 from thermopile.trainer.build import resolve
-from thermopile.trainer.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
+from thermopile.trainer.checkpoint import load_checkpoint, save_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.errors import ConfigError, RunError
 from thermopile.trainer.export import export
 from thermopile.trainer.run_directory import RunDirectory
+
+from support.written_checkpoints import write_checkpoint
 
 IMAGE = {
     "resnet": {"name": "hf:resnet-18", "config": {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [1, 1]}},
@@ -53,10 +55,10 @@ def make_run(path, dataset, image, text=None, name=None, **model):
     if encoders.momentum is not None:
         encoders.momentum.head.weight.mul_(2)  # so that it differs
     encoders(_batch(dataset))  # so that batch norms have seen something
-    identity = {"order_version": 1, "dataset_fingerprint": dataset.index.fingerprint, "settings": {}}
-    info = CheckpointInfo(step=7, snapshot="none", **identity)
-    averaged = {key: value * 2 for key, value in encoders.state_dict().items()}
-    save_checkpoint(run.checkpoints, info, {"encoders": encoders.state_dict(), "averaged": averaged})
+    weights = encoders.state_dict()
+    averaged = {key: value * 2 for key, value in weights.items()}
+    fingerprint = dataset.index.fingerprint
+    write_checkpoint(run, 7, dataset_fingerprint=fingerprint, encoders=weights, averaged=averaged)
     return run, encoders.eval()
 
 

@@ -20,7 +20,7 @@ from thermopile.trainer.evaluation.features import sample_features, view_feature
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import answer, cli, succeed
-from support.saved_encoders import IMAGE_SIZE, save_encoders
+from support.written_checkpoints import IMAGE_SIZE, save_encoders
 from support.written_runs import write_state
 
 inspect = partial(cli, "inspect")

@@ -14,7 +14,7 @@ from thermopile.tools.inspection.survey import survey
 from thermopile.trainer.evaluation.features import sample_features
 from thermopile.trainer.run_directory import RunDirectory
 
-from support.saved_encoders import IMAGE_SIZE, save_encoders
+from support.written_checkpoints import IMAGE_SIZE, save_encoders
 from support.written_runs import train_on, write_run
 
 SIZES = (34, 16, 8, 4, 2, 1)

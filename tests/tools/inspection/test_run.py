@@ -5,10 +5,10 @@ import pytest
 from thermopile.pipeline.errors import DatasetError
 from thermopile.state_store import SnapshotNotFoundError, StoreNotFoundError
 from thermopile.tools.inspection.run import TauSettings, read_run
-from thermopile.trainer.checkpoint import CheckpointInfo, save_checkpoint
 from thermopile.trainer.errors import RunError
 from thermopile.trainer.run_directory import RunDirectory
 
+from support.written_checkpoints import write_checkpoint
 from support.written_runs import write_run
 
 
@@ -80,19 +80,14 @@ def test_another_dataset_given_by_hand_is_refused(hostile_run, flat_dataset):
         read_run(hostile_run, data=flat_dataset.path)
 
 
-def checkpoint(run, snapshot):
-    identity = {"step": 5, "order_version": 1, "dataset_fingerprint": "f", "settings": {}}
-    save_checkpoint(run.checkpoints, CheckpointInfo(snapshot=snapshot, **identity), {})
-
-
 def test_the_state_of_another_run_is_refused(hostile_run, tmp_path):
     run = RunDirectory(shutil.copytree(hostile_run.path, tmp_path / "run"))
-    checkpoint(run, "0123456789AB")
+    write_checkpoint(run, 5, "0123456789AB")
     with pytest.raises(RunError, match=r"is not this run's state: step-5 .* 0123456789AB"):
         read_run(run)
 
 
 def test_the_state_that_the_checkpoint_names_is_the_run_s_own(hostile_run, tmp_path):
     run = RunDirectory(shutil.copytree(hostile_run.path, tmp_path / "run"))
-    checkpoint(run, read_run(hostile_run).reader.snapshot.id)
+    write_checkpoint(run, 5, read_run(hostile_run).reader.snapshot.id)
     assert read_run(run).reader.snapshot.tag == "step-5"

@@ -20,32 +20,31 @@ import fcntl  # noqa: E402
 import resource  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
-from collections.abc import Callable, Iterator  # noqa: E402
+from collections.abc import Iterator  # noqa: E402
 from contextlib import contextmanager  # noqa: E402
 from io import BytesIO  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-# What tests of several folders share.
-sys.path.insert(0, str(Path(__file__).parent))
+# Where `support` is, for this process and for those that tests start.
+ROOT = str(Path(__file__).parent)
+sys.path.insert(0, ROOT)
+os.environ["PYTHONPATH"] = os.pathsep.join([ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])
 
-import numpy as np  # noqa: E402
 import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 import pytest  # noqa: E402
-from noise_source import NoiseSource  # noqa: E402
-from PIL import Image  # noqa: E402
 
 from thermopile.benchmarks.object_server import Server, object_server  # noqa: E402
 from thermopile.pipeline.dataset import Dataset  # noqa: E402
-from thermopile.pipeline.dataset_index import SHARD_SUFFIXES, seal_index, shard_name  # noqa: E402
 from thermopile.pipeline.sources import Source  # noqa: E402
 from thermopile.pipeline.sources.folder import FolderSource  # noqa: E402
 from thermopile.pipeline.sources.glyphs import GlyphSource  # noqa: E402
 from thermopile.pipeline.sources.parquet import ParquetSource  # noqa: E402
-from thermopile.storage.files import sha256_of  # noqa: E402
 from thermopile.storage.local import LocalPath  # noqa: E402
 
-from several_captions import captions_of  # noqa: E402
+from support.datasets import captions_of  # noqa: E402
+from support.pictures import draw  # noqa: E402
+from support.sources import NoiseSource  # noqa: E402
 
 pytest_plugins = ["cpu_budget"]
 
@@ -108,22 +107,11 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
         terminalreporter.write_line(f"{left_out} tests left out: they need more GPUs than this machine has; make gpu")
 
 
-def noise(seed: int, height: int = 24, width: int = 32) -> Image.Image:
-    """A picture that no other seed gives: smooth, so that JPEG keeps it."""
-    coarse = np.random.default_rng(seed).integers(0, 256, (3, 4, 3), dtype=np.uint8)
-    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BILINEAR)
-
-
 @pytest.fixture(scope="session", autouse=True)
 def folders_are_places(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Let temporary folders have the verbs of places, as those have that a user names."""
     make = tmp_path_factory.mktemp
     tmp_path_factory.mktemp = lambda *args, **options: LocalPath(make(*args, **options))
-
-
-@pytest.fixture(scope="session")
-def draw() -> Callable[..., Image.Image]:
-    return noise
 
 
 def converted(source: Source, out: Path) -> Dataset:
@@ -157,12 +145,12 @@ def pairs_dataset(shared: Path) -> Dataset:
 
 @pytest.fixture(scope="session")
 def picture_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """300 PNG pictures of several sizes in two folders; picture i is noise(i)."""
+    """300 PNG pictures of several sizes in two folders; picture i is draw(i)."""
     root = tmp_path_factory.mktemp("pictures")
     for i in range(300):
         path = root / ("cats" if i < 200 else "dogs") / f"{i:03d}.png"
         path.parent.mkdir(exist_ok=True)
-        noise(i, height=24 + i % 7, width=32 + i % 5).save(path)
+        draw(i, height=24 + i % 7, width=32 + i % 5).save(path)
     return root
 
 
@@ -174,11 +162,11 @@ def images_dataset(picture_folder: Path, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="session")
 def captions_dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """512 pairs with one to five captions each: the picture of key k is noise(k), its captions captions_of(k)."""
+    """512 pairs with one to five captions each: the picture of key k is draw(k), its captions captions_of(k)."""
     folder, pictures = tmp_path_factory.mktemp("captions"), []
     for number in range(512):
         file = BytesIO()
-        noise(number).save(file, "JPEG")
+        draw(number).save(file, "JPEG")
         pictures.append(file.getvalue())
     table = pa.table({"image": pictures, "caption": [captions_of(number) for number in range(512)]})
     pq.write_table(table, folder / "pairs.parquet", row_group_size=100)
@@ -189,37 +177,6 @@ def captions_dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 def noise_dataset(shared: Path) -> Dataset:
     """4,096 pairs in 4 shards, 18 MB: pictures of noise, each its own."""
     return converted(NoiseSource(4096), shared / "noise" / "noise")
-
-
-@pytest.fixture(scope="session")
-def write_dataset() -> Callable[[Path, list[pa.Table]], Dataset]:
-    """Write a dataset at a path whose shards hold these samples tables, without `row`; it has no pictures.
-
-    A column `caption` is stored as conversion stores it.
-    """
-
-    def write(path: Path, tables: list[pa.Table]) -> Dataset:
-        (path / "shards").mkdir(parents=True)
-        digests = []
-        for shard, table in enumerate(tables):
-            files = {suffix: path / "shards" / shard_name(shard, suffix) for suffix in SHARD_SUFFIXES}
-            files["beton"].touch()
-            files["rows"].touch()
-            table = table.add_column(0, "row", pa.array(range(len(table)), pa.int64()))
-            if "caption" in table.column_names:
-                lists = [[] if caption is None else [caption] for caption in table["caption"].to_pylist()]
-                place = table.column_names.index("caption")
-                table = table.set_column(place, "captions", pa.array(lists, pa.list_(pa.string())))
-            pq.write_table(table, files["parquet"])
-            digests.append({suffix: sha256_of(file) for suffix, file in files.items()})
-        first_id = np.cumsum([0, *map(len, tables)]).tolist()
-        index = {"n": first_id[-1], "mode": "images", "captions_per_sample": 0, "first_id": first_id, "image": {},
-                 "tokenizer": None, "tokenizer_digest": None, "shard_digests": digests, "grown_from": None,
-                 "source": {}}  # fmt: skip
-        (path / "dataset.json").write_bytes(seal_index(index))
-        return Dataset(path)
-
-    return write
 
 
 @pytest.fixture(scope="module")

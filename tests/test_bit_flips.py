@@ -4,12 +4,11 @@ import collections
 import json
 import os
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).with_name("flip_bits.py")
+from support.programs import program
+
 HARMLESS = {"told", "told, same result", "unused"}
 """`unused`: the same exit code and result as without the flip, as where FFCV pads its pages."""
 
@@ -28,7 +27,7 @@ def verdicts(line):
 )
 def test_no_command_crashes_hangs_or_gives_another_result_in_silence(tmp_path, kinds, flips):
     """Short, in one kind of file of each part: dataset, checkpoint, state, selection; at full length in all."""
-    command = [sys.executable, str(PROGRAM), str(tmp_path), "--flips", str(flips)]
+    command = program("flip_bits", tmp_path, "--flips", flips)
     command += ["--kinds", ",".join(kinds)] if kinds else []
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)

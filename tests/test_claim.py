@@ -3,25 +3,16 @@
 iSogCLR, Figures 5 and 8, show it on CC3M and CIFAR by looking; here class sizes are known, so it is a number.
 """
 
-import json
-
 import pytest
-from click.testing import CliRunner
 
-from thermopile.tools.cli import main
-
-
-def run(*arguments):
-    result = CliRunner().invoke(main, list(map(str, arguments)))
-    assert result.exit_code == 0, result.stderr
-    return result.stdout
+from support.cli import answer, sets, succeed
 
 
 def spearman_figures(folder, seed, *settings):
     data, out = folder / "glyphs", folder / "run"
-    run("convert", "glyphs", data, "--seed", seed)
-    run("train", "--preset", "glyphs", "--data", data, "--out", out, "--set", f"seed={seed}", *settings)
-    (by_class,) = json.loads(run("inspect", out, "--json"))["groups"]
+    succeed("convert", "glyphs", data, "--seed", seed)
+    succeed("train", "--preset", "glyphs", "--data", data, "--out", out, *sets(f"seed={seed}", *settings))
+    (by_class,) = answer("inspect", out)["groups"]
     return by_class["correlation"].values()
 
 
@@ -36,6 +27,6 @@ def test_mean_temperature_of_a_class_follows_its_size(tmp_path, seed):
 
 @pytest.mark.wide
 def test_the_claim_shows_within_a_third_of_the_training(tmp_path):
-    for side in spearman_figures(tmp_path, 0, "--set", "epochs=6", "--set", "optimizer.warmup_steps=50"):
+    for side in spearman_figures(tmp_path, 0, "epochs=6", "optimizer.warmup_steps=50"):
         assert side["spearman"] >= 0.6
         assert abs(side["permuted"]) <= 0.3

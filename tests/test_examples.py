@@ -1,6 +1,5 @@
 """The programs in examples/ do what they say, and docs/library.md shows them as they are."""
 
-import json
 import os
 import runpy
 import subprocess
@@ -10,10 +9,10 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 import thermopile
-from thermopile.tools.cli import main
+
+from support.cli import answer, succeed
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -29,12 +28,6 @@ def run_example(name, *arguments):
     return said.getvalue()
 
 
-def asked(*arguments):
-    done = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    assert done.exit_code == 0, done.output
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def own_loop(pairs_dataset, tmp_path_factory):
     path = tmp_path_factory.mktemp("examples") / "own_loop"
@@ -44,12 +37,14 @@ def own_loop(pairs_dataset, tmp_path_factory):
 
 def test_a_loop_of_ones_own_makes_a_run_that_every_command_works_on(own_loop, pairs_dataset, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "examples")
-    found = json.loads(asked("inspect", own_loop, "--json"))
+    found = answer("inspect", own_loop)
     assert found["samples"] == pairs_dataset.n
-    assert "step 7" in asked("status", own_loop)
-    scores = asked("eval", own_loop, "--train", pairs_dataset.path, "--test", pairs_dataset.path, "--allow-code")
+    assert "step 7" in succeed("status", own_loop).stdout
+    scores = succeed(
+        "eval", own_loop, "--train", pairs_dataset.path, "--test", pairs_dataset.path, "--allow-code"
+    ).stdout
     assert "k-NN" in scores
-    asked("export", own_loop, "--to", tmp_path / "out", "--format", "safetensors", "--allow-code")
+    succeed("export", own_loop, "--to", tmp_path / "out", "--format", "safetensors", "--allow-code")
 
 
 def test_a_finished_loop_of_ones_own_has_nothing_to_do(own_loop, pairs_dataset):

@@ -28,7 +28,7 @@ def call(tmp_path):
     return call
 
 
-def test_without_a_writable_directory_kernels_are_compiled_anew_and_that_is_said_once(call, tmp_path):
+def test_without_a_writable_directory_kernels_are_compiled_anew_with_one_line(call, tmp_path):
     (tmp_path / "__pycache__").touch()
     result, said = call()
     assert result == 10

@@ -72,7 +72,7 @@ for loader in ("ffcv", "dali"):
 
 
 @pytest.mark.wide
-def test_a_run_with_synthetic_data_needs_neither_ffcv_nor_dali_and_the_others_say_what_is_missing(tmp_path):
+def test_synthetic_data_needs_neither_ffcv_nor_dali_and_others_say_what_is_missing(tmp_path):
     command = [sys.executable, "-c", TRAINING_WITHOUT_LOADERS, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -3,7 +3,6 @@
 import itertools
 import sys
 
-import own_code
 import pytest
 import torch
 from torch import nn
@@ -12,10 +11,12 @@ from thermopile import Objective, Outcome, Recipe, Settings, testing
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.objectives import OBJECTIVES
 
+from support import own_code
+
 
 @pytest.mark.parametrize("mode", ["bimodal", "unimodal"])
 def test_an_objective_of_ones_own_passes(mode):
-    testing.check_objective("own_code:Weighted", mode, tau=0.5)
+    testing.check_objective("support.own_code:Weighted", mode, tau=0.5)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -26,9 +27,9 @@ def test_our_own_objectives_pass(name):
 
 
 def test_encoders_recipes_and_sources_of_ones_own_pass(picture_folder):
-    testing.check_image_encoder("own_code:Tower", width=7)
-    testing.check_text_encoder("own_code:Words")
-    testing.check_recipe("own_code:SOFT", blur=0.3)
+    testing.check_image_encoder("support.own_code:Tower", width=7)
+    testing.check_text_encoder("support.own_code:Words")
+    testing.check_recipe("support.own_code:SOFT", blur=0.3)
     testing.check_source(own_code.Pictures(picture_folder / "dogs"))
 
 

@@ -5,20 +5,21 @@ import json
 import resource
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from thermopile.pipeline.augment import RECIPES
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
 from thermopile.pipeline.order import Order
 from thermopile.pipeline.row_records import RECORD, write_row_records
 from thermopile.pipeline.sources.glyphs import GlyphSource
+
+from support.conversions import dataset_of
+from support.programs import program
 
 ROW, N = 5, 32
 
@@ -27,7 +28,7 @@ ROW, N = 5, 32
 def sound(tmp_path_factory):
     """32 pairs, of which one is large."""
     folder = tmp_path_factory.mktemp("sound") / "dataset"
-    convert(GlyphSource(0), folder, ConvertSettings(), workers=1, selection=np.arange(0, 320, 10))
+    dataset_of(GlyphSource(0), folder, selection=np.arange(0, 320, 10))
     return folder
 
 
@@ -105,7 +106,7 @@ def test_every_way_to_read_names_the_sample_and_none_crashes(sound, tmp_path):
         shutil.copytree(sound, paths[name])
         (record,) = Dataset(sound).shard(0).records(np.array([ROW]))
         damage(paths[name], record)
-    command = [sys.executable, str(Path(__file__).with_name("reading_damaged.py")), *map(str, paths.values())]
+    command = program("reading_damaged", *paths.values())
     done = subprocess.run(command, capture_output=True, text=True, timeout=220)
     assert done.returncode == 0, done.stderr[-2000:]
     errors = {(Path(path), way): error for path, way, error in map(json.loads, done.stdout.splitlines())}

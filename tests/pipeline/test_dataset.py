@@ -18,6 +18,8 @@ from thermopile.pipeline.errors import DatasetError
 from thermopile.storage.files import NotRegularFileError, sha256_of
 from thermopile.storage.sealed_json import seal_document
 
+from support.datasets import write_dataset
+
 
 def table_of(first, count):
     """Samples first … first + count - 1; every third has no caption."""
@@ -33,13 +35,13 @@ def tables_of(shards):
 
 
 @pytest.fixture
-def three_shards(tmp_path, write_dataset):
+def three_shards(tmp_path):
     return write_dataset(tmp_path / "data", tables_of([4, 1, 3]))
 
 
 @settings(max_examples=20)
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(1, 9), st.data())
-def test_tables_and_take_give_the_rows_of_the_ids_whatever_the_shards(write_dataset, shards, rows, data):
+def test_tables_and_take_give_the_rows_of_the_ids_whatever_the_shards(shards, rows, data):
     with tempfile.TemporaryDirectory() as folder:
         dataset = write_dataset(Path(folder) / "data", tables_of(shards))
         whole = table_of(0, dataset.n)
@@ -150,7 +152,7 @@ def test_every_flipped_bit_of_an_index_is_found(three_shards):
     ("shards/shard-00000.beton", lambda dataset: dataset.jpeg(0)),
     ("shards/shard-00000.rows", lambda dataset: dataset.jpeg(0)),
 ])  # fmt: skip
-def test_a_pipe_a_directory_or_a_device_in_a_file_s_place_is_refused_and_not_waited_for(three_shards, make, name, read):
+def test_a_pipe_a_directory_or_a_device_in_a_files_place_is_refused_at_once(three_shards, make, name, read):
     path = three_shards.path / name
     path.unlink(missing_ok=True)
     make(path)

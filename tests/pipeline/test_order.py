@@ -15,7 +15,7 @@ from scipy.stats import chisquare
 from thermopile.pipeline.bijection import shuffled
 from thermopile.pipeline.order import MAX_BLOCK_ROWS, ORDER_VERSION, Order
 
-from orders import EPOCHS, ORDERS, SEEDS, SHARDS, SOME, epoch_ids, shard_sequence
+from support.orders import EPOCHS, ORDERS, SEEDS, SHARDS, SOME, epoch_ids, shard_sequence
 
 GOLDEN_FULL_START = [307, 1999, 3280, 4668, 5772, 6918, 9370, 10371]
 GOLDEN_FULL_END = [730, 2555, 3666, 4817, 5973, 7722, 8506, 9679]

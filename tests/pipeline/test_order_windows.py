@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from thermopile.pipeline.order import MAX_BLOCK_ROWS, Order, Window
 
-from orders import EPOCHS, MANY, ORDERS, SHARDS, SOME, epoch_ids, full_shuffles, shard_sequence, windowed
+from support.orders import EPOCHS, MANY, ORDERS, SHARDS, SOME, epoch_ids, full_shuffles, shard_sequence, windowed
 
 
 def max_live_blocks(order: Order, epoch: int) -> int:
@@ -62,9 +62,7 @@ def windows(order: Order, epoch: int, rank: int = 0, world: int = 1) -> list[Win
 
 @MANY
 @given(ORDERS, EPOCHS)
-def test_a_window_lasts_exactly_from_the_first_to_the_last_step_that_serves_an_id_of_it(
-    order: Order, epoch: int
-) -> None:
+def test_a_window_lasts_from_the_first_to_the_last_step_that_serves_its_ids(order: Order, epoch: int) -> None:
     blocks = epoch_ids(order, epoch) // order.block_rows
     for window in windows(order, epoch):
         steps = np.flatnonzero(np.isin(blocks, window.blocks).any(axis=1))
@@ -84,9 +82,7 @@ def test_every_block_is_in_one_window_unless_the_epoch_ends_before_it(order: Ord
 
 @SOME
 @given(ORDERS, EPOCHS)
-def test_windows_come_in_the_order_of_their_first_steps_with_ascending_blocks_of_one_shard(
-    order: Order, epoch: int
-) -> None:
+def test_windows_come_by_their_first_steps_with_ascending_blocks_of_one_shard(order: Order, epoch: int) -> None:
     made = windows(order, epoch)
     assert [window.first_step for window in made] == sorted(window.first_step for window in made)
     for window in made:
@@ -146,7 +142,7 @@ def test_the_windows_of_a_billion_ids_are_made_one_by_one() -> None:
     ("samples", "batch_size", "rows"),
     [(200_000_000, 16_384, 16_000_000), (2_000_000, 512, 156_250), (2_000_000, 4_096, 156_250), (10**9, 4_096, 10**7)],
 )
-def test_a_memory_gets_the_widest_window_and_blocks_that_leave_a_third_for_reading_ahead(
+def test_a_memory_gets_the_widest_window_that_leaves_a_third_for_reading_ahead(
     samples: int, batch_size: int, rows: int
 ) -> None:
     order = Order.for_memory(rows, samples, batch_size)
@@ -174,7 +170,7 @@ def test_an_order_for_a_memory_fits_it_or_is_the_narrowest_possible(
         assert order.window_blocks <= 2 * shards
 
 
-def test_a_narrower_window_is_taken_where_the_widest_would_need_blocks_shorter_than_a_step() -> None:
+def test_a_narrower_window_is_taken_where_blocks_would_be_shorter_than_a_step() -> None:
     order = Order.for_memory(30_000, 10**6, 2_048)
     assert order.rows_per_step == 256
     assert (order.window_blocks, order.block_rows) == (7, 270)

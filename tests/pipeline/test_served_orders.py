@@ -48,7 +48,7 @@ def test_a_window_that_exceeds_the_bound_is_refused_with_both_ways_to_keep_it():
     )
 
 
-def test_a_wide_window_is_allowed_as_long_as_all_blocks_together_are_within_the_bound():
+def test_a_wide_window_is_allowed_while_all_blocks_are_within_the_bound():
     assert Order.create(640, 16, 0, 1, blocks_per_shard=10, window_blocks=8).live_rows == 640
     with pytest.raises(ValueError, match="window_blocks 8 is above 2, twice canonical_shards 1"):
         Order.create(704, 16, 0, 1, blocks_per_shard=11, window_blocks=8)

@@ -9,11 +9,13 @@ from thermopile.pipeline.raw_bytes import Descriptor
 from thermopile.pipeline.row_records import RECORD
 from thermopile.pipeline.stored_sample import CHANGED, SOUND, TOKENS_CHANGED, Located, checksum, read_samples
 
+from support.pictures import draw
+
 TOKENS = np.arange(12, dtype=np.int32)  # of two captions
 
 
 @pytest.fixture
-def jpeg(draw):
+def jpeg():
     file = BytesIO()
     draw(0).save(file, "JPEG")
     return file.getvalue()

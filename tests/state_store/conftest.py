@@ -3,9 +3,7 @@
 import logging
 import math
 import multiprocessing
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,10 +12,7 @@ from thermopile.state_store import StateStore
 from thermopile.state_store.durable import Repository
 from thermopile.state_store.schema import Description
 
-# For the programs that tests run in processes of their own, and what tests share.
-sys.path.insert(0, str(Path(__file__).parent))
-
-from commits import BLOCK_ROWS, SAMPLES, SCHEMA
+from support.commits import BLOCK_ROWS, SAMPLES, SCHEMA
 
 FIELDS = {"image/log_s": -math.inf, "image/tau": 0.05}
 
@@ -39,33 +34,36 @@ def repository(path):
 
 
 @pytest.fixture
-def create(path):
-    """Create a store of 100 samples in blocks of 16; all are closed when the test ends."""
-    stores = []
-
-    def make(**changes):
-        settings = {"samples": 100, "fields": FIELDS, "block_rows": 16, "dataset_fingerprint": "glyphs-1"} | changes
-        stores.append(StateStore.create(settings.pop("path", path), **settings))
-        return stores[-1]
-
-    yield make
-    for store in stores:
+def stores():
+    """All stores of a test, which are closed when it ends."""
+    opened = []
+    yield opened
+    for store in opened:
         store.close()
 
 
 @pytest.fixture
-def resume(path):
-    """Open the store that `create` made; all are closed when the test ends."""
-    stores = []
+def create(path, stores):
+    """Create a store of 100 samples in blocks of 16."""
 
-    def make(**changes):
-        settings = {"samples": 100, "fields": FIELDS, "dataset_fingerprint": "glyphs-1"} | changes
-        stores.append(StateStore.open(settings.pop("path", path), **settings))
+    def make(path=path, **changes):
+        settings = {"samples": 100, "fields": FIELDS, "block_rows": 16, "dataset_fingerprint": "glyphs-1"} | changes
+        stores.append(StateStore.create(path, **settings))
         return stores[-1]
 
-    yield make
-    for store in stores:
-        store.close()
+    return make
+
+
+@pytest.fixture
+def resume(path, stores):
+    """Open the store that `create` made."""
+
+    def make(path=path, **changes):
+        settings = {"samples": 100, "fields": FIELDS, "dataset_fingerprint": "glyphs-1"} | changes
+        stores.append(StateStore.open(path, **settings))
+        return stores[-1]
+
+    return make
 
 
 @pytest.fixture
@@ -106,7 +104,7 @@ def start():
     The processes are forks of one server, which imports torch and the store once.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "thermopile.state_store.store", "long_life_run"])
+    context.set_forkserver_preload(["torch.distributed", "thermopile.state_store.store", "support.programs.long_life"])
     started = []
 
     def start(function, *arguments):

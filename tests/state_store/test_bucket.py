@@ -4,19 +4,14 @@ import os
 import pickle
 import random
 import subprocess
-import sys
 import threading
 from itertools import count
-from pathlib import Path
 from types import SimpleNamespace
 
-import crashing_run
 import icechunk
 import numpy as np
 import pytest
 import torch
-from commits import BLOCK_ROWS, SAMPLES, SCHEMA, assert_all_rows, commit, rows, tags
-from crashing_run import ExpectedState, assert_columns_equal, run_until_killed
 
 from thermopile.state_store import (
     DamagedChunkError,
@@ -36,6 +31,10 @@ from thermopile.storage import bucket_lock
 from thermopile.storage.bucket import SCRATCH, Address, ObjectStoreError
 from thermopile.storage.lock import LockedError, TakenOverError
 from thermopile.storage.sealed_json import seal_line
+
+from support.commits import BLOCK_ROWS, SAMPLES, SCHEMA, assert_all_rows, commit, rows, tags
+from support.programs import crashing, program
+from support.programs.crashing import ExpectedState, assert_columns_equal, run_until_killed
 
 pytestmark = pytest.mark.wide
 
@@ -74,16 +73,16 @@ def elsewhere(scratch, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["resident", "windowed"])
 def test_every_snapshot_is_as_on_a_disk(kind, path, tmp_path):
-    made_for = {"samples": crashing_run.SAMPLES, "fields": crashing_run.FIELDS, "dataset_fingerprint": "crash",
-                "memory_budget": crashing_run.MEMORY_BUDGETS[kind]}  # fmt: skip
+    made_for = {"samples": crashing.SAMPLES, "fields": crashing.FIELDS, "dataset_fingerprint": "crash",
+                "memory_budget": crashing.MEMORY_BUDGETS[kind]}  # fmt: skip
     places = [path, tmp_path / "state"]
-    for begin in (lambda place: StateStore.create(place, block_rows=crashing_run.ORDER.block_rows, **made_for),
+    for begin in (lambda place: StateStore.create(place, block_rows=crashing.ORDER.block_rows, **made_for),
                   lambda place: StateStore.open(place, **made_for)):  # fmt: skip
         for place in places:
             with begin(place) as store:
-                store.expect(crashing_run.windows_after(store.last_snapshot.step))
+                store.expect(crashing.windows_after(store.last_snapshot.step))
                 for step in range(store.last_snapshot.step + 1, store.last_snapshot.step + 7):
-                    ids, new = crashing_run.batch_of_step(step)
+                    ids, new = crashing.batch_of_step(step)
                     store.take(ids)
                     store.put(ids, {name: torch.from_numpy(row) for name, row in new.items()}, step=step)
                     if step % 3 == 0:
@@ -169,7 +168,7 @@ def test_a_missing_chunk_is_damage_that_names_it_and_a_store_that_is_away_is_not
             [reader.column(name) for name in reader.columns]
 
 
-def test_a_store_that_fails_in_every_twentieth_request_takes_every_snapshot_in_two_attempts(repository, path, s3):
+def test_a_store_that_fails_now_and_then_takes_every_snapshot_in_two_attempts(repository, path, s3):
     base = repository.resolve("latest")
     with s3.gateway(failing=0.05) as gateway:
         for step in range(1, 11):
@@ -195,7 +194,7 @@ def test_a_store_that_goes_away_during_a_snapshot_is_waited_for(repository, path
         assert_all_rows(repository, "latest", 1)
 
 
-def test_a_second_writer_is_refused_at_once_on_this_machine_and_after_a_beat_on_another(create, path, elsewhere):
+def test_a_second_writer_is_refused_at_once_here_and_after_a_beat_elsewhere(create, path, elsewhere):
     elsewhere("first")
     create(path=path)
     with pytest.raises(StoreLockedError, match=f"is being written by pid {os.getpid()} on "):
@@ -213,13 +212,13 @@ def test_a_lock_that_was_released_is_free_elsewhere(create, resume, path, elsewh
     resume(path=path)
 
 
-def test_a_lock_whose_holder_was_killed_is_taken_at_once_on_its_machine_and_elsewhere_after_a_silence(
+def test_a_killed_holders_lock_is_taken_at_once_here_and_after_silence_elsewhere(
     start, path, resume, elsewhere, monkeypatch
 ):
     elsewhere("first")
     variables = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", SCRATCH))}
     run_until_killed(start, path, "resident", variables, snapshots=1, seconds=0)
-    made_for = {"path": path, "samples": crashing_run.SAMPLES, "fields": crashing_run.FIELDS,
+    made_for = {"path": path, "samples": crashing.SAMPLES, "fields": crashing.FIELDS,
                 "dataset_fingerprint": "crash"}  # fmt: skip
     elsewhere("second")
     resume(**made_for).close()
@@ -229,7 +228,7 @@ def test_a_lock_whose_holder_was_killed_is_taken_at_once_on_its_machine_and_else
     resume(**made_for).close()
 
 
-def test_a_writer_that_was_taken_for_dead_is_stopped_at_its_next_snapshot_and_harms_nothing(
+def test_a_writer_taken_for_dead_is_stopped_at_its_next_snapshot(
     create, resume, path, new_rows, elsewhere, monkeypatch
 ):
     elsewhere("first")
@@ -271,7 +270,7 @@ def test_the_index_is_replaced_only_by_who_has_read_it(path, repository):
     assert tags(repository) == ["step-0", "step-1"]
 
 
-def test_a_snapshot_builds_on_the_last_one_though_an_earlier_writers_request_moves_the_reference(path, repository):
+def test_a_snapshot_builds_on_the_last_one_whatever_moves_the_reference(path, repository):
     commit(repository, 1)
 
     def parts():
@@ -350,8 +349,7 @@ def test_the_part_of_a_commit_that_goes_to_other_ranks_holds_no_credentials(repo
             return value
 
     ranks = Kept()
-    repository.commit(lambda _: [rows(1)], base=repository.resolve("latest"), step=1, epoch=0, config_hash="",
-                      dataset_fingerprint="glyphs-1", ranks=ranks)  # fmt: skip
+    commit(repository, 1, ranks=ranks)
     assert b"endpoint" in ranks.sent or b"127.0.0.1" in ranks.sent
     assert os.environ["AWS_SECRET_ACCESS_KEY"].encode() not in ranks.sent
     assert os.environ["AWS_ACCESS_KEY_ID"].encode() not in ranks.sent
@@ -371,7 +369,6 @@ def test_no_object_and_no_local_file_holds_credentials(create, path, scratch, ne
 @pytest.mark.soak
 @pytest.mark.timeout(3 * 3600)
 def test_the_state_of_ten_million_rows_is_exact_after_each_of_fifty_kills():
-    program = Path(__file__).with_name("bucket_kills_run.py")
-    run = subprocess.run([sys.executable, program, "10000000", "50"], capture_output=True, text=True)
+    run = subprocess.run(program("bucket_kills", 10_000_000, 50), capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     print(run.stdout)

@@ -9,12 +9,11 @@ import zarr
 
 from thermopile.state_store import StateReader, history, icechunk_files
 from thermopile.state_store.check import check_snapshot
-from thermopile.state_store.commit import ColumnPart
 from thermopile.state_store.durable import Repository
-from thermopile.state_store.ranks import Ranks
-from thermopile.state_store.schema import Description, Schema
 
-from sound_state import BLOCK, FIELDS, SAMPLES, STEP, sound_columns
+from support.commits import commit
+from support.damage import cut_short, flip
+from support.sound_state import BLOCK, SAMPLES, STEP, sound_columns, write_columns
 
 BOUNDS = {"tau_min": 0.005, "tau_max": 1.0}
 
@@ -24,16 +23,10 @@ def write_state(path):
     """Write a state with these columns, and return its path."""
 
     def write(columns):
-        repository = Repository.create(path, Description(len(columns["visits"]), Schema(FIELDS), BLOCK, "glyphs-1"))
-        commit(repository, [ColumnPart(0, columns)], STEP)
+        write_columns(path, columns)
         return path
 
     return write
-
-
-def commit(repository, parts, step, fingerprint="glyphs-1"):
-    about = {"epoch": 2, "config_hash": "", "dataset_fingerprint": fingerprint}
-    repository.commit(lambda _: parts, base=repository.resolve("latest"), step=step, ranks=Ranks(), **about)
 
 
 def check(path, bounds=BOUNDS):
@@ -81,7 +74,7 @@ def test_a_value_against_the_rules_is_found_with_its_chunk_and_ids(write_state, 
     assert problems(report) == {(column, what, ids[0] // BLOCK, len(ids), tuple(ids))}
 
 
-def test_of_many_rows_the_first_five_are_named_and_of_many_problems_twenty_are_listed(write_state):
+def test_of_many_rows_five_are_named_and_of_many_problems_twenty_are_listed(write_state):
     columns = sound_columns(samples=30 * BLOCK)
     columns["image/u"][:] = np.nan
     found = check(write_state(columns)).columns[2]
@@ -105,17 +98,7 @@ def test_tau_is_not_compared_with_a_bound_that_is_not_known(write_state):
     assert check(path, {}).sound
 
 
-def cut_short(file):
-    file.write_bytes(file.read_bytes()[:99])
-
-
-def change_a_bit(file):
-    content = bytearray(file.read_bytes())
-    content[50] ^= 4
-    file.write_bytes(content)
-
-
-@pytest.mark.parametrize("damage", [cut_short, change_a_bit, os.unlink])
+@pytest.mark.parametrize("damage", [cut_short, flip, os.unlink])
 def test_a_damaged_chunk_is_named_with_its_file_and_the_others_are_still_checked(write_state, damage):
     columns = sound_columns()
     columns["image/tau"][304] = 9.0
@@ -176,7 +159,7 @@ def test_an_array_that_is_not_what_the_store_was_made_for_is_found(write_state, 
 
 def test_a_snapshot_of_another_dataset_than_the_store_is_a_problem(write_state):
     path = write_state(sound_columns())
-    commit(Repository.open(path), [], step=8, fingerprint="glyphs-2")
+    commit(Repository.open(path), 8, [], dataset_fingerprint="glyphs-2")
     report = check(path)
     assert not report.sound
     assert report.other_problems == ["the state is for dataset glyphs-1…, but this snapshot is for glyphs-2…"]

@@ -2,12 +2,13 @@
 
 import random
 
-import crashing_run
 import numpy as np
 import pytest
-from crashing_run import ExpectedState, assert_columns_equal, run_until_killed
 
 from thermopile.state_store import StateReader, StateStore, list_snapshots
+
+from support.programs import crashing
+from support.programs.crashing import ExpectedState, assert_columns_equal, run_until_killed
 
 
 @pytest.mark.timeout(1800)
@@ -28,9 +29,9 @@ def test_a_killed_run_reopens_exactly_at_a_snapshot_no_older_than_the_last_annou
             reader = StateReader.open(path, snapshot.id)
             assert_columns_equal(reader.column, expected.after(snapshot.step))
         with StateStore.open(
-            path, samples=crashing_run.SAMPLES, fields=crashing_run.FIELDS, dataset_fingerprint="crash"
+            path, samples=crashing.SAMPLES, fields=crashing.FIELDS, dataset_fingerprint="crash"
         ) as store:
-            rows = store.take(np.arange(crashing_run.SAMPLES))
+            rows = store.take(np.arange(crashing.SAMPLES))
         for name, row in rows.items():
             np.testing.assert_array_equal(row.numpy(), expected.columns[name], err_msg=name)
         announced = snapshots[-1].step

@@ -4,12 +4,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from thread_ranks import ThreadRank
 
 from thermopile.state_store import BackgroundError, SnapshotError, StateReader, StateStore, history, list_snapshots
 from thermopile.state_store.icechunk_files import needed_files
 from thermopile.state_store.ranks import Ranks
 from thermopile.storage.bucket import SCRATCH, Address
+
+from support.threads import ThreadRank
 
 SAMPLES, BLOCK_ROWS, SPLIT = 2_400, 200, 1_200
 """Chunks of 800 bytes: icechunk keeps those of up to 512 in its manifests."""
@@ -138,7 +139,7 @@ def resumed(kind, path, what):
 
 
 @pytest.mark.parametrize("kind", ["resident", "two ranks"])
-def test_where_the_snapshot_that_a_run_resumed_from_is_damaged_the_next_one_is_written_from_memory(path, kind):
+def test_where_the_resumed_snapshot_is_damaged_the_next_is_written_from_memory(path, kind):
     stores, _ = resumed(kind, path, "manifests")
     step_of(stores, 9, [0])
     assert next(future.result() for future in [store.snapshot(9, epoch=0) for store in stores]).tag == "step-9"

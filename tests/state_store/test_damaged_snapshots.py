@@ -5,13 +5,6 @@ import os
 from itertools import pairwise
 
 import pytest
-from commits import (
-    columns,
-    commit,
-    files,
-    rows,
-    tags,
-)
 
 from thermopile.state_store import (
     SnapshotError,
@@ -23,9 +16,14 @@ from thermopile.state_store.durable import Repository
 from thermopile.state_store.history import COPY, INDEX
 from thermopile.state_store.ranks import Ranks
 
-
-def cut_short(file):
-    file.write_bytes(file.read_bytes()[:20])
+from support.commits import (
+    columns,
+    commit,
+    files,
+    rows,
+    tags,
+)
+from support.damage import cut_short
 
 
 def damage(path, snapshot, how=cut_short):
@@ -50,7 +48,7 @@ def test_a_damaged_snapshot_stays_in_the_history_with_its_file_and_what_is_wrong
     assert (path / found.file).parent.is_dir()
 
 
-def test_the_latest_is_the_newest_that_can_be_read_and_the_log_says_what_was_passed_over(repository, path, caplog):
+def test_the_latest_is_the_newest_readable_one_and_the_log_says_what_was_passed(repository, path, caplog):
     made = [commit(repository, step) for step in (1, 2, 3)]
     damage(path, made[0])
     assert damage(path, made[2]).resolve("latest") == made[1]
@@ -58,7 +56,7 @@ def test_the_latest_is_the_newest_that_can_be_read_and_the_log_says_what_was_pas
     assert f"snapshot step-3 cannot be read: snapshots/{made[2].id} in" in warning
 
 
-def test_a_damaged_snapshot_asked_for_is_an_error_with_its_file_and_the_tags_that_can_be_read(repository, path):
+def test_a_damaged_snapshot_asked_for_is_an_error_with_its_file_and_other_tags(repository, path):
     commit(repository, 1)
     made = commit(repository, 2)
     damaged = damage(path, made)
@@ -69,7 +67,7 @@ def test_a_damaged_snapshot_asked_for_is_an_error_with_its_file_and_the_tags_tha
             damaged.resolve(at)
 
 
-def test_a_store_whose_every_snapshot_is_damaged_is_not_taken_for_an_interrupted_creation(repository, path):
+def test_a_store_whose_every_snapshot_is_damaged_is_no_interrupted_creation(repository, path):
     damaged = damage(path, repository.resolve("step-0"))
     with pytest.raises(
         SnapshotNotFoundError, match=r"snapshot step-0 cannot be read.*; readable snapshots: none"
@@ -101,9 +99,7 @@ def own_file(repository, kind, snapshot, earlier):
     [("snapshots", cut_short), ("snapshots", os.unlink), ("manifests", cut_short), ("manifests", os.unlink),
      ("chunks", os.unlink)],
 )  # fmt: skip
-def test_a_commit_builds_on_the_newest_intact_snapshot_and_leaves_the_damaged_ones_and_names_each_once(
-    repository, path, caplog, kind, how
-):
+def test_a_commit_builds_on_the_newest_intact_snapshot_and_names_each_damaged_one(repository, path, caplog, kind, how):
     made = [commit(repository, step) for step in (1, 2, 3)]
     for file in [own_file(repository, kind, damaged, earlier) for earlier, damaged in pairwise(made)]:
         how(file)
@@ -128,9 +124,7 @@ def test_a_commit_builds_on_the_newest_intact_snapshot_and_leaves_the_damaged_on
     assert all("The next one builds on step-1" in message for message in caplog.messages)
 
 
-def test_retention_leaves_what_a_damaged_snapshot_may_need_and_does_not_count_it_until_a_restart_drops_it(
-    repository, path, tmp_path
-):
+def test_retention_leaves_what_a_damaged_snapshot_may_need_until_a_restart(repository, path, tmp_path):
     made = [commit(repository, step, [rows(step, 256 * step)]) for step in (1, 2)]
     manifest = own_file(repository, "manifests", made[1], made[0])
     hidden = manifest.rename(tmp_path / "hidden")
@@ -159,7 +153,7 @@ def test_retention_leaves_what_a_damaged_snapshot_may_need_and_does_not_count_it
 
 
 @pytest.mark.parametrize("how", [cut_short, os.unlink])
-def test_a_commit_where_no_snapshot_is_intact_names_the_newest_ones_file_and_the_way_back(repository, path, how):
+def test_a_commit_with_no_intact_snapshot_names_the_newest_file_and_the_way_back(repository, path, how):
     made = [repository.resolve("latest"), commit(repository, 1), commit(repository, 2)]
     for snapshot in made:
         how(path / "snapshots" / snapshot.id)

@@ -3,7 +3,6 @@
 import random
 import shutil
 
-import long_life_run
 import numpy as np
 import pytest
 
@@ -11,9 +10,11 @@ from thermopile.state_store import DamagedChunkError, SnapshotNotFoundError, Sta
 from thermopile.state_store.durable import Repository
 from thermopile.state_store.history import COPY
 
+from support.programs import long_life
+
 
 def run(start, function, *arguments):
-    process, connection = start(long_life_run.measured, function, *arguments)
+    process, connection = start(long_life.measured, function, *arguments)
     try:
         return connection.recv()
     except EOFError:
@@ -23,7 +24,7 @@ def run(start, function, *arguments):
 
 @pytest.mark.parametrize("snapshots", [40, pytest.param(5_000, marks=pytest.mark.soak)])
 def test_with_few_descriptors_every_snapshot_succeeds_and_nothing_grows(start, tmp_path, snapshots):
-    early, late = run(start, long_life_run.steady, tmp_path / "state", snapshots)
+    early, late = run(start, long_life.steady, tmp_path / "state", snapshots)
     print(f"{snapshots} snapshots: {early} -> {late}")
     for what in ("entries", "descriptors", "threads"):
         assert late[what] <= early[what] + 10, what
@@ -33,7 +34,7 @@ def test_with_few_descriptors_every_snapshot_succeeds_and_nothing_grows(start, t
 @pytest.mark.wide
 @pytest.mark.parametrize("failures", [15, pytest.param(200, marks=pytest.mark.soak)])
 def test_snapshots_that_fail_for_want_of_descriptors_lose_nothing(start, tmp_path, failures):
-    measured = run(start, long_life_run.starved, tmp_path / "state", failures)
+    measured = run(start, long_life.starved, tmp_path / "state", failures)
     print(measured)
     assert measured["entries"] < 60, "what failed was not freed"
 

@@ -4,9 +4,6 @@ import re
 
 import numpy as np
 import pytest
-from commits import (
-    commit,
-)
 
 from thermopile.state_store import (
     StateReader,
@@ -16,6 +13,10 @@ from thermopile.state_store import (
     list_snapshots,
 )
 from thermopile.state_store.durable import Repository
+
+from support.commits import (
+    commit,
+)
 
 
 def test_a_store_is_not_created_over_anything(create, path):

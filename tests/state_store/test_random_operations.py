@@ -22,10 +22,11 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from thread_ranks import ThreadRank
 
 from thermopile.state_store import SnapshotError, StateReader, StateStore, commit, durable, list_snapshots
 from thermopile.storage import files
+
+from support.threads import ThreadRank
 
 SAMPLES, BLOCK_ROWS, MAX_IDS = 66, 5, 6
 BLOCKS = -(-SAMPLES // BLOCK_ROWS)

@@ -31,7 +31,7 @@ def test_gather_reads_the_fields_and_visits_of_every_place_in_its_order(words, s
 
 
 @SIZES
-def test_scatter_writes_accepted_records_with_one_more_visit_and_the_step_and_no_other_word(words, size):
+def test_scatter_writes_accepted_records_with_visit_and_step_and_no_other_word(words, size):
     places, expected = places_of(size), words.copy()
     values = np.random.default_rng(1).random((FIELDS, size), dtype=np.float32)
     accepted = np.arange(size) % 3 != 1

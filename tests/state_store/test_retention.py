@@ -5,16 +5,6 @@ import os
 
 import pytest
 import zarr
-from commits import (
-    SCHEMA,
-    assert_all_rows,
-    commit,
-    disk_use,
-    files,
-    icechunk_repository,
-    rows,
-    tags,
-)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +15,17 @@ from thermopile.state_store import (
 from thermopile.state_store.durable import Repository
 from thermopile.state_store.history import early_steps
 from thermopile.state_store.schema import Description
+
+from support.commits import (
+    SCHEMA,
+    assert_all_rows,
+    commit,
+    disk_use,
+    files,
+    icechunk_repository,
+    rows,
+    tags,
+)
 
 
 @pytest.mark.parametrize(

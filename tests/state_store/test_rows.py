@@ -118,7 +118,7 @@ def test_what_was_written_is_not_written_again():
     assert read_parts(rows, since=1) == {}
 
 
-def test_parts_since_an_earlier_snapshot_hold_all_that_changed_after_it_as_of_the_cut():
+def test_parts_since_an_earlier_snapshot_hold_all_changes_as_of_the_cut():
     rows = make_rows()
     for step, id_ in ((1, FIRST_ID), (2, FIRST_ID + 9), (3, FIRST_ID + 20)):
         put(rows, [id_], float(step), step)

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import two_ranks_run
 
 from thermopile.state_store import StateReader, list_snapshots
 from thermopile.state_store.commit import array_of
@@ -10,8 +9,10 @@ from thermopile.state_store.durable import Repository
 from thermopile.state_store.ranks import Ranks
 from thermopile.state_store.schema import Description
 
-ORDER, KINDS = two_ranks_run.ORDER, sorted(two_ranks_run.BUDGETS)
-COLUMNS = [*two_ranks_run.FIELDS, "visits", "last_step"]
+from support.programs import two_ranks
+
+ORDER, KINDS = two_ranks.ORDER, sorted(two_ranks.BUDGETS)
+COLUMNS = [*two_ranks.FIELDS, "visits", "last_step"]
 TWO_TRAINED, ONE_TRAINED, TWO_WENT_ON = 20, 30, 40
 
 
@@ -19,7 +20,7 @@ TWO_TRAINED, ONE_TRAINED, TWO_WENT_ON = 20, 30, 40
 def run_two(start, tmp_path_factory):
     """Call a function of the program in two ranks; return what each returned."""
     meeting_point = tmp_path_factory.mktemp("ranks") / "meeting_point"
-    both = [start(two_ranks_run.serve, rank, meeting_point)[1] for rank in range(2)]
+    both = [start(two_ranks.serve, rank, meeting_point)[1] for rank in range(2)]
 
     def run(function, *arguments):
         for connection in both:
@@ -44,14 +45,14 @@ def test_a_run_of_one_process_hears_itself():
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
-    description = Description(two_ranks_run.SAMPLES, two_ranks_run.SCHEMA, two_ranks_run.BLOCK_ROWS, "glyphs-1")
+    description = Description(two_ranks.SAMPLES, two_ranks.SCHEMA, two_ranks.BLOCK_ROWS, "glyphs-1")
     return Repository.create(tmp_path_factory.mktemp("commits") / "state", description)
 
 
 @pytest.fixture(scope="module")
 def told(repository, run_two):
     """What rank 0 and rank 1 made of each commit of the program."""
-    first, second = run_two(two_ranks_run.commit_all, repository.path)
+    first, second = run_two(two_ranks.commit_all, repository.path)
     return {name: (first[name], second[name]) for name in first}
 
 
@@ -104,8 +105,8 @@ def take_all(store):
 def alone(tmp_path_factory):
     """The store of a process that made all the steps by itself."""
     path = tmp_path_factory.mktemp("alone") / "state"
-    with two_ranks_run.store_at(path, "resident", Ranks()) as store:
-        two_ranks_run.train(store, Ranks(), TWO_WENT_ON)
+    with two_ranks.store_at(path, "resident", Ranks()) as store:
+        two_ranks.train(store, Ranks(), TWO_WENT_ON)
     return path
 
 
@@ -113,12 +114,12 @@ def alone(tmp_path_factory):
 def shared(run_two, tmp_path_factory):
     """Stores that two processes trained, then one, then two again; the rows between, and which moved blocks."""
     directory, taken = tmp_path_factory.mktemp("shared"), {}
-    moved = run_two(two_ranks_run.train_both_kinds, directory, TWO_TRAINED)
+    moved = run_two(two_ranks.train_both_kinds, directory, TWO_TRAINED)
     for kind in KINDS:
-        with two_ranks_run.store_at(directory / kind, kind, Ranks()) as store:
+        with two_ranks.store_at(directory / kind, kind, Ranks()) as store:
             taken[kind] = take_all(store)
-            two_ranks_run.train(store, Ranks(), ONE_TRAINED)
-    moved += run_two(two_ranks_run.train_both_kinds, directory, TWO_WENT_ON)
+            two_ranks.train(store, Ranks(), ONE_TRAINED)
+    moved += run_two(two_ranks.train_both_kinds, directory, TWO_WENT_ON)
     return directory, taken, moved
 
 
@@ -158,11 +159,11 @@ ERRORS = {
 @pytest.fixture(scope="module")
 def refusals(run_two, tmp_path_factory):
     """What either rank raised, by what was wrong and on which rank."""
-    return run_two(two_ranks_run.make_mistakes, tmp_path_factory.mktemp("refusals"))
+    return run_two(two_ranks.make_mistakes, tmp_path_factory.mktemp("refusals"))
 
 
 @pytest.mark.parametrize("wrong", [0, 1])
-@pytest.mark.parametrize(("call", "setting"), [(call, setting) for call, setting, _ in two_ranks_run.MISTAKES])
+@pytest.mark.parametrize(("call", "setting"), [(call, setting) for call, setting, _ in two_ranks.MISTAKES])
 def test_what_is_wrong_on_one_rank_is_raised_by_both_and_both_can_try_again(refusals, call, setting, wrong):
     raised = [of_rank[call, setting, wrong] for of_rank in refusals]
     own_error, own_reason = raised[wrong]

@@ -16,7 +16,7 @@ from thermopile.state_store import (
     StepError,
 )
 
-from waits import no_waits
+from support.waits import no_waits
 
 IDS = np.array([2, 99, 40])
 
@@ -139,7 +139,7 @@ def test_a_prefetched_batch_is_handed_out_once(create):
     assert store.take(IDS)["image/tau"].tolist() == [np.float32(0.05)] * 3
 
 
-def test_a_row_that_is_not_finite_is_refused_counted_and_logged_and_the_old_row_stays(create, path, new_rows, caplog):
+def test_a_row_that_is_not_finite_is_refused_counted_and_logged(create, path, new_rows, caplog):
     store = create()
     store.put(IDS, new_rows(3, 1.0), step=1)
     state = new_rows(3, 2.0)

@@ -18,7 +18,6 @@ from thermopile.state_store import (
     StepError,
     StoreClosedError,
     StoreLockedError,
-    list_snapshots,
 )
 
 IDS = np.array([2, 99, 40])
@@ -141,7 +140,7 @@ def test_a_refused_create_or_open_holds_no_lock(create, resume):
     resume()
 
 
-def test_a_failed_write_of_rows_is_raised_by_every_later_call_and_nothing_more_is_committed(create, path, new_rows):
+def test_a_failed_write_of_rows_is_raised_by_every_later_call_and_ends_commits(create, path, new_rows):
     class BrokenPipe(logging.Handler):
         def emit(self, record):
             raise OSError("the log's pipe is broken")
@@ -261,14 +260,6 @@ def test_a_snapshot_asked_for_while_one_is_written_has_the_rows_of_its_own_step(
         futures.append(store.snapshot(step, epoch=0))
     for step, future in enumerate(futures, start=1):
         assert StateReader.open(path, future.result().id).column("image/tau")[IDS].tolist() == [step] * 3
-
-
-def test_retention_keeps_the_newest_the_multiples_and_the_first(create, path):
-    store = create()
-    for step in range(1, 8):
-        store.snapshot(step, epoch=0)
-    store.retain(keep_last=2, keep_every=3).result()
-    assert [snapshot.step for snapshot in list_snapshots(path)] == [0, 3, 6, 7]
 
 
 def test_a_retention_that_cannot_be_meant_is_refused(create):

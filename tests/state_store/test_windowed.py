@@ -177,7 +177,7 @@ def test_a_budget_below_one_block_is_refused_with_the_size_that_would_do(tmp_pat
     make_store(tmp_path / "windowed", small, budget_blocks=1).close()
 
 
-def test_a_batch_of_more_blocks_than_the_budget_holds_is_refused_with_the_size_that_would_do(tmp_path, small):
+def test_a_batch_of_more_blocks_than_the_budget_holds_is_refused_with_a_cure(tmp_path, small):
     with make_store(tmp_path / "windowed", small, budget_blocks=3) as store:
         ids = np.arange(4) * small.block_rows
         with pytest.raises(MemoryBudgetError, match=f"at least {4 * small.block_rows * ROW_BYTES:,} bytes"):

@@ -61,7 +61,7 @@ def test_a_short_last_block_leaves_the_memory_and_comes_back(create):
             np.testing.assert_array_equal(store.take(ids)["field_2"], 1000 * step + ids + 2)
 
 
-def test_a_block_whose_window_is_over_makes_room_before_one_that_is_needed_however_late(create, monkeypatch):
+def test_a_block_whose_window_is_over_makes_room_before_any_that_is_needed(create, monkeypatch):
     def no_space(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -4,22 +4,21 @@ import json
 import sys
 
 import pytest
-from click.testing import CliRunner
 
 from thermopile.tools.bench import feeding
 from thermopile.tools.bench.photographs import HEIGHT, WIDTH, jpegs
-from thermopile.tools.cli import main
+
+from support.cli import cli, sets, succeed
 
 
 @pytest.mark.parametrize(
     ("image", "larger"),
-    [("own_code:Tower", False), pytest.param("hf:resnet-18", True, marks=pytest.mark.wide)],
+    [("support.own_code:Tower", False), pytest.param("hf:resnet-18", True, marks=pytest.mark.wide)],
 )
 def test_a_step_is_measured_with_each_encoder_and_its_time_is_shared_out(image, larger):
     words = ["bench", "step", "--image", "conv", "--image", image, "--device", "cpu", "--batch", "16",
              "--steps", "2", "--set", "data.image_size=32", "--json"]  # fmt: skip
-    done = CliRunner().invoke(main, words)
-    assert done.exit_code == 0, done.output
+    done = succeed(*words)
     conv, other = json.loads(done.stdout)["steps"]
     assert (conv["image"], other["image"], conv["device"], conv["batch_size"]) == ("conv", image, "cpu", 16)
     assert (other["parameters"] > conv["parameters"]) == larger
@@ -30,15 +29,13 @@ def test_a_step_is_measured_with_each_encoder_and_its_time_is_shared_out(image, 
 
 @pytest.mark.parametrize(
     ("text", "settings"),
-    [("own_code:Words", ("width=12",)),
+    [("support.own_code:Words", ("width=12",)),
      pytest.param("hf:distilbert", ("n_layers=1", "dim=24", "hidden_dim=24"), marks=pytest.mark.wide)],
 )  # fmt: skip
 def test_a_step_on_a_dataset_is_compared_with_one_on_random_batches(hostile_dataset, text, settings):
     words = ["bench", "step", "--data", str(hostile_dataset.path), "--device", "cpu", "--batch", "16", "--steps", "2",
              "--text", text]  # fmt: skip
-    sets = [part for setting in settings for part in ("--set", f"model.text.config.{setting}")]
-    done = CliRunner().invoke(main, words + sets)
-    assert done.exit_code == 0, done.output
+    done = succeed(*words, *sets(*(f"model.text.config.{setting}" for setting in settings)))
     for data in ("synthetic", "ffcv"):
         assert f"batch 16, {data} data: " in done.stdout
     assert done.stdout.count(f"conv and {text} on cpu, ") == 2
@@ -46,15 +43,13 @@ def test_a_step_on_a_dataset_is_compared_with_one_on_random_batches(hostile_data
     assert done.stdout.endswith("% of synthetic\n")
 
 
-def test_without_the_loader_s_package_a_step_is_measured_on_random_batches_and_the_command_fails(
-    hostile_dataset, monkeypatch
-):
+def test_without_the_loaders_package_random_batches_are_measured_and_it_fails(hostile_dataset, monkeypatch):
     for module in ("nvidia.dali", "nvidia.dali.tensors"):  # as if it were not installed
         monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(sys.modules, "thermopile.pipeline.loading.dali_loader", raising=False)
     words = ["bench", "step", "--data", str(hostile_dataset.path), "--batch", "16", "--steps", "1", "--device", "cpu",
              "--set", "data.loader=dali"]  # fmt: skip
-    done = CliRunner().invoke(main, words)
+    done = cli(*words)
     assert done.exit_code == 1, done.output
     assert "synthetic data: " in done.stdout
     assert "data.loader = 'dali' cannot be used here: " in done.stderr
@@ -64,20 +59,18 @@ def test_without_the_loader_s_package_a_step_is_measured_on_random_batches_and_t
 def test_the_loaders_are_measured_on_ones_own_dataset_beside_the_decoder(images_dataset):
     words = ["bench", "loader", "--data", str(images_dataset.path), "--batch", "16", "--image-size", "32",
              "--rounds", "1"]  # fmt: skip
-    done = CliRunner().invoke(main, words)
-    assert done.exit_code == 0, done.output
+    done = succeed(*words)
     assert "300 images as 2 views of simclr, 32×32, batches of 16" in done.stdout
     for name in ("ffcv ", "dali on the", "libjpeg-turbo, decoding alone"):
         assert sum(line.startswith(name) and line.endswith("%") for line in done.stdout.splitlines()) == 1
     assert "ms of a core on an image, most of it on" in done.stdout
 
 
-def test_an_encoder_is_trained_through_each_loader_that_is_there_beside_random_batches(images_dataset, monkeypatch):
+def test_an_encoder_is_trained_through_each_loader_beside_random_batches(images_dataset, monkeypatch):
     monkeypatch.setattr(feeding, "NEEDS", feeding.NEEDS | {"dali": "no_such_module"})
     words = ["bench", "loader", "--data", str(images_dataset.path), "--batch", "16", "--image-size", "32",
              "--rounds", "1", "--image", "conv", "--steps", "2", "--device", "cpu"]  # fmt: skip
-    done = CliRunner().invoke(main, words)
-    assert done.exit_code == 0, done.output
+    done = succeed(*words)
     *_, not_measured, _, _, synthetic, ffcv = done.stdout.splitlines()
     assert " ".join(not_measured.split()) == "dali on the CPU not measured: No module named 'no_such_module'"
     assert synthetic.startswith("training conv on synthetic data: ")
@@ -95,7 +88,7 @@ def test_an_encoder_is_trained_through_each_loader_that_is_there_beside_random_b
 )  # fmt: skip
 def test_what_cannot_be_measured_is_wrong_usage(words, expected, images_dataset):
     data = ["--data", str(images_dataset.path)] if words[0] == "loader" else []
-    done = CliRunner().invoke(main, ["bench", *words, *data])
+    done = cli("bench", *words, *data)
     assert done.exit_code == 2, done.output
     assert expected in done.stderr
 
@@ -105,9 +98,3 @@ def test_photographs_are_all_different_and_the_same_at_every_call():
     assert len(set(files)) == 8
     assert list(jpegs(3)) == files[:3]
     assert (HEIGHT, WIDTH) == (300, 400)
-
-
-@pytest.mark.parametrize("command", [[], ["step"], ["loader"]])
-def test_help_ends_with_an_example(command):
-    help_text = CliRunner().invoke(main, ["bench", *command, "--help"]).stdout
-    assert f"thermopile {' '.join(['bench', *command])}" in help_text.split("Example")[1]

@@ -6,38 +6,25 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
-from thermopile.pipeline.sources.glyphs import GlyphSource
-from thermopile.tools.cli import main
+from thermopile.tools.convert_sources import KINDS
 
-
-def run(*arguments):
-    return CliRunner().invoke(main, list(map(str, arguments)))
+from support.cli import assert_one_line, cli, succeed
 
 
 @pytest.mark.parametrize(
-    "command", [(), ("convert",), ("convert", "glyphs"), ("convert", "folder"), ("train",), ("inspect",)]
-)
+    "command",
+    ["", "bench", "bench step", "bench loader", "convert", *(f"convert {kind.name}" for kind in KINDS), "convert check",
+     "eval", "export", "inspect", "state", "state check", "state log", "train"],
+)  # fmt: skip
 def test_every_help_ends_with_an_example(command):
-    result = run(*command, "--help")
-    assert result.exit_code == 0
-    assert f"thermopile {' '.join(command)}".strip() in result.stdout.split("Example")[1]
+    help_text = succeed(*command.split(), "--help").stdout
+    assert f"thermopile {command}".strip() in help_text.split("Example")[1]
 
 
 def test_the_exit_codes_are_listed_in_the_help():
-    assert "0 done, 1 failed, 2 wrong usage" in run("--help").stdout
-
-
-def test_training_without_a_dataset_is_wrong_usage(tmp_path, assert_one_line):
-    assert_one_line(run("train", "--out", tmp_path / "run"), 2, "--data")
-    assert_one_line(
-        run("train", "--out", tmp_path / "run", "--data", tmp_path), 1, "is not a dataset", "thermopile convert"
-    )
-    assert not (tmp_path / "run").exists()
+    assert "0 done, 1 failed, 2 wrong usage" in cli("--help").stdout
 
 
 @pytest.mark.parametrize(
@@ -56,7 +43,7 @@ def test_what_the_system_refuses_is_said_without_a_number_and_with_a_cure(monkey
         raise error
 
     monkeypatch.setattr("thermopile.trainer.run.run_status.read_status", fails)
-    result = run("status", tmp_path)
+    result = cli("status", tmp_path)
     assert (result.exit_code, result.stderr) == (1, f"{said}\n")
 
 
@@ -104,6 +91,7 @@ def test_simple_mistakes_are_refused_without_importing_torch(tmp_path):
         (["inspect", "gone"], 1, "gone is not a run"),
         (["status", "gone"], 1, "gone is not a run"),
         (["state", "check", "gone"], 1, "holds no state store"),
+        (["state", "log", "gone"], 1, "holds no state store"),
     ]
     command = [sys.executable, "-c", REFUSED_WITHOUT_TORCH, json.dumps(mistakes)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
@@ -131,7 +119,7 @@ refuse("status", "torch")
 """
 
 
-def test_a_run_is_opened_inspected_and_its_state_and_status_are_shown_without_importing_torch(hostile_run):
+def test_a_run_is_opened_inspected_and_checked_without_importing_torch(hostile_run):
     command = [sys.executable, "-c", SHOWN_WITHOUT_TORCH, str(hostile_run.path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -145,25 +133,30 @@ def test_a_run_is_opened_inspected_and_its_state_and_status_are_shown_without_im
      ("optimizer.lr=inf", ("finite",)), ("objective.tau_min=1e-9", ("tau_min",)),
      ("init_from=gs://b/x", ("'gs://b/x' is not an address",))],
 )  # fmt: skip
-def test_a_bad_setting_is_wrong_usage_that_starts_no_run(pairs_dataset, tmp_path, setting, words, assert_one_line):
+def test_a_bad_setting_is_wrong_usage_that_starts_no_run(pairs_dataset, tmp_path, setting, words):
     import torch
 
     if setting == "device=cuda" and torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    result = run("train", "--data", pairs_dataset.path, "--out", tmp_path / "run", "--set", setting)
+    result = cli("train", "--data", pairs_dataset.path, "--out", tmp_path / "run", "--set", setting)
     assert_one_line(result, 2, *words)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_path_that_is_not_utf_8_is_refused_before_anything_is_written(
-    pairs_dataset, tmp_path, monkeypatch, assert_one_line
-):
+def test_a_run_path_that_is_not_utf_8_is_refused_before_anything_is_written(pairs_dataset, tmp_path, monkeypatch):
     bad = tmp_path / os.fsdecode(b"caf\xe9")
-    assert_one_line(train(pairs_dataset, bad / "run"), 2, "caf[U+DCE9]/run is not valid UTF-8", "--out")
+    assert_one_line(
+        cli("train", "--data", pairs_dataset.path, "--out", bad / "run"),
+        2,
+        "caf[U+DCE9]/run is not valid UTF-8",
+        "--out",
+    )
     assert not bad.exists()
     bad.mkdir()
     monkeypatch.chdir(bad)
-    assert_one_line(train(pairs_dataset, "run"), 2, "caf[U+DCE9]/run is not valid UTF-8", "--out")
+    assert_one_line(
+        cli("train", "--data", pairs_dataset.path, "--out", "run"), 2, "caf[U+DCE9]/run is not valid UTF-8", "--out"
+    )
     assert list(bad.iterdir()) == []
 
 
@@ -190,81 +183,6 @@ def test_streams_that_are_closed_at_the_start_are_dev_null_and_no_file_of_a_run(
     assert (links, inherited) == (["/dev/null"] * 3, [True] * 3)
 
 
-def train(dataset, out, *more):
-    settings = ("epochs=1", "data.image_size=16", "model.dim=8", "model.image.config.width=4", *more)
-    return run(
-        "train", "--data", dataset.path, "--out", out, *(part for setting in settings for part in ("--set", setting))
-    )
-
-
-@pytest.fixture(scope="module")
-def trained(pairs_dataset, tmp_path_factory):
-    """A run of 7 steps, and what `train` printed."""
-    out = tmp_path_factory.mktemp("runs") / "run"
-    result = train(pairs_dataset, out)
-    assert result.exit_code == 0, result.stderr
-    return out, result
-
-
-@pytest.fixture(scope="module")
-def finished(trained):
-    return trained[0]
-
-
-def test_training_shows_progress_on_stderr_and_its_end_on_stdout(trained):
-    _, result = trained
-    assert "trained 7 steps" in result.stdout
-    last = result.stderr.splitlines()[-1]
-    for words in ("7/7", "loss", "tau", "samples/s", "data wait", "store wait"):
-        assert words in last
-
-
-def test_a_rho_that_can_never_bind_gives_a_warning(hostile_dataset, tmp_path):
-    high = train(hostile_dataset, tmp_path / "high", "batch_size=32", "canonical_shards=2", "objective.rho=3.5")
-    assert "Warning: rho 3.5 is not below log(31 negatives) = 3.43: it may never bind" in high.stderr
-    low = train(hostile_dataset, tmp_path / "low", "batch_size=32", "canonical_shards=2", "objective.rho=3.4")
-    assert (low.exit_code, "it may never bind" in low.stderr) == (0, False)
-
-
-def test_a_run_that_exists_is_refused_without_resume(finished, pairs_dataset, assert_one_line):
-    result = run("train", "--data", pairs_dataset.path, "--out", finished)
-    assert_one_line(result, 2, "holds a run", "--resume")
-
-
-def test_resuming_a_finished_run_does_nothing(finished):
-    result = run("train", "--out", finished, "--resume")
-    assert result.exit_code == 0
-    assert "finished at step 7; nothing to do" in result.stdout
-
-
-def test_resuming_with_other_settings_is_refused_naming_them(finished, assert_one_line):
-    result = run("train", "--out", finished, "--resume", "--set", "optimizer.lr=0.5", "--set", "log_every=2")
-    assert_one_line(result, 2, "optimizer.lr: the run has 0.001, asked for 0.5")
-    assert "log_every" not in result.stderr
-
-
-def test_resuming_with_the_settings_it_was_started_with_is_no_change(finished, pairs_dataset):
-    settings = ("epochs=1", "data.recipe=auto", "objective.mode=auto", "canonical_shards=0")
-    overrides = [part for setting in settings for part in ("--set", setting)]
-    result = run("train", "--out", finished, "--resume", "--data", pairs_dataset.path, *overrides)
-    assert result.exit_code == 0, result.stderr
-
-
-@pytest.fixture(scope="module")
-def other_pairs(tmp_path_factory):
-    """512 pairs."""
-    out = tmp_path_factory.mktemp("other") / "glyphs"
-    convert(GlyphSource(9), out, ConvertSettings(), workers=1, selection=np.arange(512))
-    return out
-
-
-def test_resuming_with_another_dataset_is_refused_naming_both(finished, other_pairs, assert_one_line):
-    result = run("train", "--out", finished, "--resume", "--data", other_pairs)
-    assert_one_line(
-        result, 2, "dataset fingerprint: the store has", "number of samples: the store has 2000, this run has 512"
-    )
-
-
 def test_a_process_ends_with_the_exit_code_of_its_error(tmp_path):
     command = [sys.executable, "-m", "thermopile.tools.cli", "train", "--out", str(tmp_path / "run"), "--set", "lr=1"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -272,15 +190,15 @@ def test_a_process_ends_with_the_exit_code_of_its_error(tmp_path):
     assert "unknown setting 'lr'" in done.stderr
 
 
-def test_an_error_nobody_foresaw_is_one_line_and_a_traceback_with_debug(monkeypatch, finished, assert_one_line):
+def test_an_error_nobody_foresaw_is_one_line_and_a_traceback_with_debug(monkeypatch, tmp_path):
     monkeypatch.setattr("thermopile.trainer.run_directory.RunDirectory.exists", lambda self: 1 / 0)
-    assert_one_line(run("train", "--out", finished, "--resume"), 1, "ZeroDivisionError", "--debug")
-    result = run("--debug", "train", "--out", finished, "--resume")
+    assert_one_line(cli("train", "--out", tmp_path, "--resume"), 1, "ZeroDivisionError", "should not happen", "--debug")
+    result = cli("--debug", "train", "--out", tmp_path, "--resume")
     assert isinstance(result.exception, ZeroDivisionError)
 
 
-def test_a_reader_that_has_seen_enough_ends_the_command_without_words(finished):
-    command = [sys.executable, "-m", "thermopile.tools.cli", "state", "check", str(finished)]
+def test_a_reader_that_has_seen_enough_ends_the_command_without_words(hostile_run):
+    command = [sys.executable, "-m", "thermopile.tools.cli", "state", "check", hostile_run.path]
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import tarfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,16 +17,15 @@ from click.testing import CliRunner
 
 from thermopile.pipeline.dataset import Dataset
 from thermopile.tools.cli import main
-from thermopile.tools.convert_sources import KINDS
 
+from support.cli import answer, assert_one_line, cli, succeed
+from support.pictures import draw
 
-def run(*arguments):
-    return CliRunner().invoke(main, ["convert", *map(str, arguments)])
+run = partial(cli, "convert")
 
 
 def converted(*arguments):
-    result = run(*arguments, "--workers", 1)
-    assert result.exit_code == 0, result.stderr
+    result = succeed("convert", *arguments, "--workers", 1)
     return result
 
 
@@ -36,7 +36,7 @@ def jpeg(picture):
 
 
 @pytest.fixture(scope="module")
-def classes(tmp_path_factory, draw):
+def classes(tmp_path_factory):
     """Three classes of 40, 20 and 4 pictures."""
     root = tmp_path_factory.mktemp("classes") / "in"
     for name, size in (("ant", 40), ("bee", 20), ("cow", 4)):
@@ -49,13 +49,6 @@ def classes(tmp_path_factory, draw):
 def sizes(path):
     names = Dataset(path).column("group").to_pylist()
     return {name: names.count(name) for name in sorted(set(names))}
-
-
-@pytest.mark.parametrize("kind", [*(kind.name for kind in KINDS), "check"])
-def test_every_help_ends_with_an_example(kind):
-    result = run(kind, "--help")
-    assert result.exit_code == 0
-    assert f"thermopile convert {kind}" in result.stdout.split("Example")[1]
 
 
 def test_a_conversion_is_announced_and_summed_up(tmp_path, classes):
@@ -117,7 +110,7 @@ def test_a_folder_with_corrupt_pictures_is_converted_without_them(tmp_path, clas
     assert sorted(left_out) == ["also empty.png", "bad.png", "empty.png"]
 
 
-def test_too_many_corrupt_pictures_are_a_failure_that_says_how_to_go_on(tmp_path, classes, assert_one_line):
+def test_too_many_corrupt_pictures_are_a_failure_that_says_how_to_go_on(tmp_path, classes):
     folder = shutil.copytree(classes, tmp_path / "in")
     for i in range(8):
         (folder / f"{i}.png").write_bytes(b"")
@@ -125,8 +118,7 @@ def test_too_many_corrupt_pictures_are_a_failure_that_says_how_to_go_on(tmp_path
     assert_one_line(
         run(*arguments), 1, "8 of 72 samples", "--max-error-rate allows 0.1", "the file is empty", "--resume"
     )
-    resumed = run(*arguments, "--resume", "--max-error-rate", 0.2)
-    assert resumed.exit_code == 0
+    resumed = succeed("convert", *arguments, "--resume", "--max-error-rate", 0.2)
     assert "left out, see" in resumed.stdout
     assert_one_line(run("folder", folder, tmp_path / "strict", "--on-error", "fail"), 1, ".png': the file is empty")
 
@@ -140,11 +132,11 @@ def test_a_test_set_is_held_out_of_every_class_alike_before_a_long_tail_is_cut(t
 
 
 @pytest.mark.parametrize("share", ["0", "1.5", "-3", "nan", "many"])
-def test_an_invalid_share_is_wrong_usage(tmp_path, classes, share, assert_one_line):
+def test_an_invalid_share_is_wrong_usage(tmp_path, classes, share):
     assert_one_line(run("folder", classes, tmp_path / "out", "--holdout", share), 2, "--holdout")
 
 
-def test_a_long_tail_of_a_source_without_classes_is_wrong_usage(tmp_path, classes, assert_one_line):
+def test_a_long_tail_of_a_source_without_classes_is_wrong_usage(tmp_path, classes):
     assert_one_line(run("folder", classes / "ant", tmp_path / "out", "--longtail", 10), 2, "--longtail", "has none")
     assert not (tmp_path / "out").exists()
 
@@ -190,7 +182,7 @@ def write_parquet(folder, pictures):
 @pytest.mark.parametrize(
     "write", [write_csv, *(pytest.param(write, marks=pytest.mark.wide) for write in (write_tars, write_parquet))]
 )
-def test_names_of_columns_and_members_are_options(tmp_path, draw, write):
+def test_names_of_columns_and_members_are_options(tmp_path, write):
     (tmp_path / "in").mkdir()
     pictures = [jpeg(draw(i)) for i in range(12)]
     source, options = write(tmp_path / "in", pictures)
@@ -207,21 +199,18 @@ def test_names_of_columns_and_members_are_options(tmp_path, draw, write):
     assert tokenizers[0] == tokenizers[1]
 
 
-def test_the_summary_counts_the_captions_of_samples_with_several_and_show_draws_them(tmp_path, draw):
+def test_the_summary_counts_the_captions_of_samples_with_several_and_show_draws_them(tmp_path):
     captions = [[f"picture {i}", f"number {i}", "a picture"][: 1 + i % 3] for i in range(12)]
     table = pa.table({"image": [jpeg(draw(i)) for i in range(12)], "caption": captions})
     pq.write_table(table, tmp_path / "in.parquet")
     result = converted("parquet", tmp_path / "in.parquet", tmp_path / "out")
     assert ": 12 samples with 24 captions, at most 3 each, in 1 shard, " in result.stdout
-    shown = CliRunner().invoke(main, ["show", str(tmp_path / "out"), "--out", str(tmp_path / "sheet.png")])
-    assert shown.exit_code == 0, shown.stderr
+    succeed("show", tmp_path / "out", "--out", tmp_path / "sheet.png")
 
 
 @pytest.mark.parametrize("option", ["--caption", "--group"])
 @pytest.mark.parametrize(("write", "name"), [(write_tars, "say"), (write_parquet, "say;tell")])
-def test_a_caption_or_class_that_was_asked_for_and_that_no_sample_has_is_refused(
-    tmp_path, draw, write, name, option, assert_one_line
-):
+def test_a_caption_or_class_that_was_asked_for_and_that_no_sample_has_is_refused(tmp_path, write, name, option):
     (tmp_path / "in").mkdir()
     source, _ = write(tmp_path / "in", [jpeg(draw(i)) for i in range(12)])
     result = run(*source, tmp_path / "out", "--image", "photo;jpg", option, name)
@@ -229,14 +218,14 @@ def test_a_caption_or_class_that_was_asked_for_and_that_no_sample_has_is_refused
     assert os.listdir(tmp_path) == ["in"]
 
 
-def test_a_caption_that_was_not_asked_for_need_not_be_there(tmp_path, draw):
+def test_a_caption_that_was_not_asked_for_need_not_be_there(tmp_path):
     (tmp_path / "in").mkdir()
     source, _ = write_tars(tmp_path / "in", [jpeg(draw(i)) for i in range(12)])
     converted(*source, tmp_path / "out", "--group", "")
     assert Dataset(tmp_path / "out").index.mode == "images"
 
 
-def test_control_characters_in_an_untrusted_file_are_escaped_in_the_error(tmp_path, assert_one_line):
+def test_control_characters_in_an_untrusted_file_are_escaped_in_the_error(tmp_path):
     pq.write_table(pa.table({"photo": [{"\x1b[31mred": 1}]}), tmp_path / "in.parquet")
     result = CliRunner().invoke(
         main, ["convert", "parquet", str(tmp_path / "in.parquet"), str(tmp_path / "out")], color=True
@@ -257,42 +246,42 @@ def test_the_test_batch_of_cifar_becomes_a_dataset_of_its_own_and_is_not_cut(tmp
     assert sizes(tmp_path / "out-test") == {f"kind {i}": 4 for i in range(10)}
 
 
-def test_the_users_own_tokenizer_is_used(tmp_path, draw, pairs_dataset):
+def test_the_users_own_tokenizer_is_used(tmp_path, pairs_dataset):
     (tmp_path / "in").mkdir()
     source, options = write_csv(tmp_path / "in", [jpeg(draw(i)) for i in range(12)])
     converted(*source, tmp_path / "out", *options, "--tokenizer", pairs_dataset.tokenizer_path)
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == pairs_dataset.tokenizer_path.read_bytes()
 
 
-def test_a_missing_folder_is_wrong_usage(tmp_path, assert_one_line):
+def test_a_missing_folder_is_wrong_usage(tmp_path):
     assert_one_line(run("folder", tmp_path / "nowhere", tmp_path / "out"), 2, "nowhere", "does not exist")
 
 
-def test_what_must_be_local_says_so_of_an_address(tmp_path, images_dataset, assert_one_line):
+def test_what_must_be_local_says_so_of_an_address(tmp_path, images_dataset):
     words = "s3://bucket/x is an address, and this takes local paths only"
     assert_one_line(run("cifar", "s3://bucket/x", tmp_path / "out"), 2, words)
     select = ("--select", "s3://bucket/x")
     assert_one_line(run("dataset", images_dataset.path, tmp_path / "out", *select), 2, words)
 
 
-def test_an_empty_folder_is_a_failure_that_leaves_nothing(tmp_path, assert_one_line):
+def test_an_empty_folder_is_a_failure_that_leaves_nothing(tmp_path):
     (tmp_path / "empty").mkdir()
     assert_one_line(run("folder", tmp_path / "empty", tmp_path / "out"), 1, "holds no picture")
     assert os.listdir(tmp_path) == ["empty"]
 
 
-def test_an_output_that_exists_is_refused(images_dataset, picture_folder, assert_one_line):
+def test_an_output_that_exists_is_refused(images_dataset, picture_folder):
     result = run("folder", picture_folder, images_dataset.path)
     assert_one_line(result, 2, str(images_dataset.path), "exists", "--overwrite")
 
 
-def test_glyphs_are_refused_before_any_work_where_only_the_test_set_exists(tmp_path, assert_one_line):
+def test_glyphs_are_refused_before_any_work_where_only_the_test_set_exists(tmp_path):
     (tmp_path / "glyphs-test").mkdir()
     assert_one_line(run("glyphs", tmp_path / "glyphs"), 2, "glyphs-test exists")
     assert os.listdir(tmp_path) == ["glyphs-test"]
 
 
-def test_a_picture_folder_is_never_overwritten_by_its_own_dataset(tmp_path, draw, assert_one_line):
+def test_a_picture_folder_is_never_overwritten_by_its_own_dataset(tmp_path):
     for name in ("a.png", "b.png"):
         draw(1).save(tmp_path / name)
     (tmp_path / "dataset.json").write_text('{"labels": null}')
@@ -326,10 +315,9 @@ def test_parts_say_what_they_did_and_what_comes_next(tmp_path, classes, monkeypa
 
 
 def test_a_sound_dataset_passes_the_check(images_dataset):
-    result = run("check", images_dataset.path)
-    assert result.exit_code == 0
+    result = succeed("convert", "check", images_dataset.path)
     assert result.stdout == f"{images_dataset.path} is sound: 300 samples\n"
-    assert json.loads(run("check", images_dataset.path, "--json").stdout)["sound"] is True
+    assert answer("convert", "check", images_dataset.path)["sound"] is True
 
 
 def test_what_the_check_finds_is_named_and_is_a_failure(tmp_path, images_dataset):
@@ -354,11 +342,7 @@ def test_only_some_of_many_findings_of_a_kind_are_shown(tmp_path, images_dataset
     assert "picture: and 290 more" in result.stdout
 
 
-def test_a_directory_that_is_no_dataset_fails_the_check(tmp_path, assert_one_line):
-    assert_one_line(run("check", tmp_path), 1, "is not a dataset")
-
-
-def test_the_selected_samples_of_a_dataset_become_a_dataset(tmp_path, classes, assert_one_line):
+def test_the_selected_samples_of_a_dataset_become_a_dataset(tmp_path, classes):
     converted("folder", classes, tmp_path / "whole", "--max-size", 16, "--seed", 3)
     whole, kept = Dataset(tmp_path / "whole"), [5, 60, 7, 31]
     pq.write_table(pa.table({"sample_id": kept}), tmp_path / "kept.parquet")

@@ -5,22 +5,21 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
-from click.testing import CliRunner
 
 from thermopile.pipeline.conversion.convert import ConvertSettings
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.storage.bucket import Address, ObjectStoreError
-from thermopile.tools.cli import main
 from thermopile.tools.convert import Split, _convert
 
+from support.cli import assert_one_line, cli
 
-def run(*arguments):
-    return CliRunner().invoke(main, ["convert", *map(str, arguments)])
+run = partial(cli, "convert")
 
 
-def test_an_interrupted_conversion_says_how_to_continue(tmp_path, assert_one_line):
+def test_an_interrupted_conversion_says_how_to_continue(tmp_path):
     command = [sys.executable, "-m", "thermopile.tools.cli", "convert", "glyphs", str(tmp_path / "glyphs")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     parts = tmp_path / ".glyphs.partial" / "parts"
@@ -52,7 +51,7 @@ def test_a_store_that_went_away_is_not_asked_again(monkeypatch, capsys):
     assert "continue with the same command and --resume" in capsys.readouterr().err
 
 
-def test_on_ray_excludes_parts_and_names_what_is_missing(tmp_path, monkeypatch, assert_one_line):
+def test_on_ray_excludes_parts_and_names_what_is_missing(tmp_path, monkeypatch):
     for option in (["--part", "1/2"], ["--finish"]):
         assert_one_line(run("glyphs", tmp_path / "out", "--on", "ray", *option), 2, "leave out --part and --finish")
     with monkeypatch.context() as without_ray:

@@ -7,13 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.storage.selection import Selection
-from thermopile.tools.cli import main
 from thermopile.tools.inspection.duplicates.finding import REASONS, Duplicates, write_duplicates
 from thermopile.tools.inspection.duplicates.picture_agreement import Agreement
 from thermopile.tools.inspection.duplicates.similar_pairs import Pairs
@@ -23,6 +19,11 @@ from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run.selection_files import write_selection
 from thermopile.trainer.run_directory import RunDirectory
 
+from support.cli import assert_one_line, cli, succeed
+from support.conversions import dataset_of
+from support.pictures import draw
+from support.written_runs import train_on, write_run, write_state
+
 FITTING = -2.0
 MISFITS = {7: 3.0, 40: 1.0, 3: 2.0}
 """Sample -> log s of its picture; that of its caption is 0."""
@@ -31,12 +32,8 @@ PAIRS = ((20, 21, 22), (20, 22, 22), (3, 30, 3), (50, 51, 51), (21, 51, -1))
 """Duplicates and the sample that represents both, if there is one."""
 
 
-def thermopile(*words):
-    return CliRunner().invoke(main, [str(word) for word in words])
-
-
 @pytest.fixture(scope="module")
-def written(hostile_dataset, write_state, tmp_path_factory):
+def written(hostile_dataset, tmp_path_factory):
     """A run whose misfits are those above; one sample is stuck with the highest log s, one has too few visits."""
     n = hostile_dataset.n
     log_s = np.full(n, FITTING)
@@ -75,9 +72,7 @@ def curate(run, tmp_path):
     """Run `curate` with --keep; return what it printed, the kept rows, and the dropped ones by id."""
 
     def command(*words):
-        return CliRunner().invoke(
-            main, ["curate", str(run.path), "--keep", str(tmp_path / "k.parquet"), *map(str, words)]
-        )
+        return cli("curate", run.path, "--keep", tmp_path / "k.parquet", *words)
 
     def done(*words):
         result = command(*words)
@@ -93,7 +88,7 @@ def reason(name, **more):
     return {"reason": name, "rank": None, "cluster": None} | more
 
 
-def test_the_misfits_of_the_highest_rank_are_dropped_and_neither_stuck_nor_new_samples(curate, hostile_dataset):
+def test_misfits_of_the_highest_rank_are_dropped_but_no_stuck_or_new_samples(curate, hostile_dataset):
     _, kept, dropped = curate.done("--drop-misfits", 2)
     assert dropped == {7: reason("misfit", rank=1), 3: reason("misfit", rank=2)}
     assert kept["sample_id"].to_pylist() == [id for id in range(hostile_dataset.n) if id not in (3, 7)]
@@ -103,7 +98,7 @@ def test_the_misfits_of_the_highest_rank_are_dropped_and_neither_stuck_nor_new_s
     assert PRECISION in " ".join(result.stdout.split())
 
 
-def test_a_number_of_misfits_is_filled_up_with_those_that_the_whole_run_ranks_next(curate, run, train_on):
+def test_a_number_of_misfits_is_filled_up_with_those_that_the_whole_run_ranks_next(curate, run):
     train_on(run, {}, 9, visited=np.arange(66) != NEW)  # log s is 0 for all now
     _, _, dropped = curate.done("--drop-misfits", 5)
     assert [dropped[id]["rank"] for id in (STUCK, 7, 3, 40)] == [1, 2, 3, 4]  # no sample is stuck now
@@ -123,7 +118,7 @@ def test_of_a_cluster_the_representative_is_kept_then_those_that_fit_best(curate
 
 
 def test_a_duplicate_with_too_few_visits_goes_before_one_that_is_known_to_fit_less(
-    curate, hostile_dataset, duplicates, write_state, run
+    curate, hostile_dataset, duplicates, run
 ):
     shutil.rmtree(run.state)
     log_s, visits = np.full(hostile_dataset.n, -1.0), np.full(hostile_dataset.n, 5)
@@ -156,17 +151,17 @@ def test_a_class_is_capped_at_random_and_samples_without_one_stay(curate, hostil
     assert len(set(kept["sample_id"].to_pylist()) - set(without["sample_id"].to_pylist())) <= 1
 
 
-def test_samples_without_a_class_are_not_one_class(draw, flat_dataset, write_run, tmp_path, assert_one_line):
+def test_samples_without_a_class_are_not_one_class(flat_dataset, tmp_path):
     (tmp_path / "pictures" / "a").mkdir(parents=True)
     for i in range(16):
         draw(i).save(tmp_path / "pictures" / ("a" if i < 4 else "") / f"{i}.png")
-    convert(FolderSource(tmp_path / "pictures"), tmp_path / "dataset", ConvertSettings(), workers=1)
+    some = dataset_of(FolderSource(tmp_path / "pictures"), tmp_path / "dataset")
 
     def capped(name, dataset):
         run = write_run(tmp_path / name, dataset, {"sample": np.full(dataset.n, 0.1)})
-        return thermopile("curate", run.path, "--keep", tmp_path / f"{name}.parquet", "--cap", 1)
+        return cli("curate", run.path, "--keep", tmp_path / f"{name}.parquet", "--cap", 1)
 
-    assert capped("some", Dataset(tmp_path / "dataset")).exit_code == 0
+    assert capped("some", some).exit_code == 0
     assert pq.read_metadata(tmp_path / "some.parquet").num_rows == 12 + 1
     assert_one_line(capped("none", flat_dataset), 2, "no sample of", "has a group to cap by")
 
@@ -195,37 +190,33 @@ def test_weights_are_tau_to_the_power_with_mean_1_and_train_takes_the_file(curat
     np.testing.assert_allclose(own.weights, expected, rtol=1e-6)
 
 
-def test_a_sample_without_a_visit_has_the_mean_weight(hostile_dataset, write_run, tmp_path):
+def test_a_sample_without_a_visit_has_the_mean_weight(hostile_dataset, tmp_path):
     tau = np.linspace(0.01, 0.1, hostile_dataset.n)
     seen = np.arange(hostile_dataset.n) < 9
     run = write_run(tmp_path / "run", hostile_dataset, {"image": tau, "text": tau}, visited=seen)
-    done = CliRunner().invoke(
-        main, ["curate", str(run.path), "--keep", str(tmp_path / "k.parquet"), "--tau-power", "1"]
-    )
-    assert done.exit_code == 0, done.output
+    succeed("curate", run.path, "--keep", tmp_path / "k.parquet", "--tau-power", "1")
     weights = pq.read_table(tmp_path / "k.parquet")["weight"].to_numpy()
     np.testing.assert_allclose(weights, np.where(seen, tau / tau[seen].mean(), 1), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("taus", "power"), [([1e-12], 4), ([1e-10, 1e-3, 1], -4)])
-def test_weights_neither_overflow_nor_vanish(hostile_dataset, write_run, tmp_path, taus, power):
+def test_weights_neither_overflow_nor_vanish(hostile_dataset, tmp_path, taus, power):
     tau = np.resize(taus, hostile_dataset.n)
     run = write_run(tmp_path / "run", hostile_dataset, {"image": tau, "text": tau})
-    done = thermopile("curate", run.path, "--keep", tmp_path / "k.parquet", "--tau-power", power)
-    assert done.exit_code == 0, done.output
+    succeed("curate", run.path, "--keep", tmp_path / "k.parquet", "--tau-power", power)
     expected = (tau / tau.min()) ** power
     np.testing.assert_allclose(
         pq.read_table(tmp_path / "k.parquet")["weight"].to_numpy(), expected / expected.mean(), rtol=1e-4, atol=1e-30
     )
 
 
-def test_a_snapshot_without_a_temperature_gives_no_weights(hostile_dataset, write_run, tmp_path, assert_one_line):
+def test_a_snapshot_without_a_temperature_gives_no_weights(hostile_dataset, tmp_path):
     tau = np.full(hostile_dataset.n, 0.1)
     unseen = np.arange(hostile_dataset.n) < 1
     run = write_run(tmp_path / "run", hostile_dataset, {"image": tau, "text": tau}, visited=unseen)
     pq.write_table(pa.table({"sample_id": [0]}), tmp_path / "first.parquet")
     words = ("--keep", tmp_path / "k.parquet", "--tau-power", 1, "--drop", tmp_path / "first.parquet")
-    assert_one_line(thermopile("curate", run.path, *words), 1, "no kept sample has a temperature yet")
+    assert_one_line(cli("curate", run.path, *words), 1, "no kept sample has a temperature yet")
 
 
 def test_listed_samples_are_dropped_first(curate, tmp_path):
@@ -268,25 +259,25 @@ def test_what_cannot_be_done_is_one_line_and_leaves_no_file(curate, tmp_path, wo
     assert not list(tmp_path.glob("*k.*"))
 
 
-def test_a_file_is_replaced_only_if_asked(curate, tmp_path, assert_one_line):
+def test_a_file_is_replaced_only_if_asked(curate, tmp_path):
     (tmp_path / "k.dropped.parquet").write_text("mine")
     assert_one_line(curate("--drop-misfits"), 2, "k.dropped.parquet exists", "--overwrite")
     assert (tmp_path / "k.dropped.parquet").read_text() == "mine"
 
 
-def test_the_list_of_what_to_drop_is_not_replaced(curate, tmp_path, assert_one_line):
+def test_the_list_of_what_to_drop_is_not_replaced(curate, tmp_path):
     for name in ("k.parquet", "k.dropped.parquet"):
         pq.write_table(pa.table({"sample_id": [1]}), tmp_path / name)
         assert_one_line(curate("--drop", tmp_path / name, "--overwrite"), 2, name, "would be replaced")
         assert pq.read_table(tmp_path / name)["sample_id"].to_pylist() == [1]
 
 
-def test_to_keep_nothing_is_refused(curate, hostile_dataset, tmp_path, assert_one_line):
+def test_to_keep_nothing_is_refused(curate, hostile_dataset, tmp_path):
     pq.write_table(pa.table({"sample_id": np.arange(hostile_dataset.n)}), tmp_path / "all.parquet")
     assert_one_line(curate("--drop", tmp_path / "all.parquet"), 1, "nothing would be kept")
 
 
-def test_lists_of_another_dataset_and_damaged_ones_are_refused(curate, duplicates, tmp_path, assert_one_line):
+def test_lists_of_another_dataset_and_damaged_ones_are_refused(curate, duplicates, tmp_path):
     table = pq.read_table(duplicates)
     other = {"thermopile.dataset_fingerprint": "f" * 64}
     pq.write_table(table.replace_schema_metadata(other), duplicates)
@@ -317,13 +308,10 @@ def test_lists_of_another_dataset_and_damaged_ones_are_refused(curate, duplicate
     [("fastclip_v2", (), None), ("clip", ("--drop-misfits",), "keeps no log s"),
      ("sogclr", ("--tau-power", 1), "keeps no temperature per sample")],
 )  # fmt: skip
-def test_a_rule_that_the_state_cannot_answer_is_refused(hostile_dataset, write_run, tmp_path, objective, words, said,
-                                                        assert_one_line):  # fmt: skip
+def test_a_rule_that_the_state_cannot_answer_is_refused(hostile_dataset, tmp_path, objective, words, said):
     run = write_run(tmp_path / "run", hostile_dataset, {}, objective=objective)
     words = words or ("--drop-misfits", 1)
-    result = CliRunner().invoke(
-        main, ["curate", str(run.path), "--keep", str(tmp_path / "k.parquet"), *map(str, words)]
-    )
+    result = cli("curate", run.path, "--keep", tmp_path / "k.parquet", *words)
     if said:
         assert_one_line(result, 2, f"the objective {objective}", said)
     else:

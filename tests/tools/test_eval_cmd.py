@@ -4,24 +4,20 @@ import json
 import shutil
 
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.folder import FolderSource
-from thermopile.tools.cli import main
 from thermopile.trainer.checkpoints.checkpoint_files import load_checkpoint, save_checkpoint
+
+from support.cli import assert_one_line, cli, sets, succeed
+from support.conversions import dataset_of
+from support.written_runs import write_run
 
 BANDS = {"all", "head", "medium", "tail"}
 
 
-def run(*arguments):
-    return CliRunner().invoke(main, list(map(str, arguments)))
-
-
 def evaluate(path, train, test, *options):
-    return run("eval", path, "--train", train.path, "--test", test.path, *options)
+    return cli("eval", path, "--train", train.path, "--test", test.path, *options)
 
 
 def scores_of(path, train, test, *options):
@@ -31,8 +27,7 @@ def scores_of(path, train, test, *options):
 
 
 def trained(dataset, out, *settings):
-    result = run("train", "--data", dataset.path, "--out", out, *(part for s in settings for part in ("--set", s)))
-    assert result.exit_code == 0, result.stderr
+    succeed("train", "--data", dataset.path, "--out", out, *sets(*settings))
     return out
 
 
@@ -103,9 +98,7 @@ def test_evaluating_again_gives_the_same_and_an_older_checkpoint_other_scores(pa
     assert older["scores"] != latest["scores"]
 
 
-def test_samples_without_class_or_caption_and_a_k_too_large_are_left_out_of_scores_in_every_band(
-    pairs_run, hostile_dataset
-):
+def test_samples_without_class_or_caption_and_a_k_too_large_are_left_out(pairs_run, hostile_dataset):
     result = scores_of(pairs_run, hostile_dataset, hostile_dataset)
     assert list(result["scores"]["knn"]) == ["10", "20"]
     assert all(set(shares) == BANDS for variants in result["scores"].values() for shares in variants.values())
@@ -133,8 +126,7 @@ def test_a_dataset_of_one_sample_a_class_can_be_evaluated(images_run, tmp_path):
     for i, name in enumerate(("cats", "dogs")):
         (tmp_path / "pictures" / name).mkdir(parents=True)
         Image.new("RGB", (30, 20), (200 * i, 90, 9)).save(tmp_path / "pictures" / name / "one.png")
-    convert(FolderSource(tmp_path / "pictures"), tmp_path / "two", ConvertSettings(), workers=1)
-    two = Dataset(tmp_path / "two")
+    two = dataset_of(FolderSource(tmp_path / "pictures"), tmp_path / "two")
     assert scores_of(images_run, two, two)["scores"]["probe"]["lbfgs"]["all"] == 1.0
 
 
@@ -158,14 +150,12 @@ def test_trained_network_and_moving_average_have_scores_of_their_own(images_run,
     )
 
 
-def test_a_run_without_a_momentum_network_is_refused_where_it_is_asked_for(pairs_run, pairs_dataset, assert_one_line):
+def test_a_run_without_a_momentum_network_is_refused_where_it_is_asked_for(pairs_run, pairs_dataset):
     result = evaluate(pairs_run, pairs_dataset, pairs_dataset, "--network", "momentum")
     assert_one_line(result, 2, "has no momentum network (model.momentum is 0); score it without --network")
 
 
-def test_the_output_says_which_weights_were_scored_and_those_that_the_run_lacks_are_refused(
-    images_run, images_dataset, assert_one_line
-):
+def test_the_output_says_which_weights_were_scored_and_missing_ones_are_refused(images_run, images_dataset):
     assert scores_of(images_run, images_dataset, images_dataset, "--weights", "raw")["weights"] == "raw"
     assert "step-4, raw weights" in evaluate(images_run, images_dataset, images_dataset).stdout
     lacking = evaluate(images_run, images_dataset, images_dataset, "--weights", "averaged")
@@ -174,15 +164,7 @@ def test_the_output_says_which_weights_were_scored_and_those_that_the_run_lacks_
     assert_one_line(both, 2, "a momentum network has no averaged weights; leave out")
 
 
-def test_the_run_is_left_as_it_was(pairs_run, hostile_dataset):
-    files = {path: path.stat().st_mtime_ns for path in pairs_run.rglob("*") if path.is_file()}
-    scores_of(pairs_run, hostile_dataset, hostile_dataset)
-    assert {path: path.stat().st_mtime_ns for path in pairs_run.rglob("*") if path.is_file()} == files
-
-
-def test_a_run_that_is_none_or_has_no_checkpoint_is_refused(
-    pairs_run, hostile_dataset, write_run, tmp_path, assert_one_line
-):
+def test_a_run_that_is_none_or_has_no_checkpoint_is_refused(pairs_run, hostile_dataset, tmp_path):
     assert_one_line(evaluate(tmp_path, hostile_dataset, hostile_dataset), 1, "is not a run")
     write_run(tmp_path / "fresh", hostile_dataset, {})
     assert_one_line(evaluate(tmp_path / "fresh", hostile_dataset, hostile_dataset), 1, "has no checkpoint yet")
@@ -190,25 +172,21 @@ def test_a_run_that_is_none_or_has_no_checkpoint_is_refused(
     assert_one_line(wrong, 1, "no checkpoint 'step-8'; available: step-7, step-14")
 
 
-def test_datasets_that_do_not_fit_are_refused(
-    pairs_run, pairs_dataset, images_dataset, hostile_dataset, tmp_path, assert_one_line
-):
+def test_datasets_that_do_not_fit_are_refused(pairs_run, pairs_dataset, images_dataset, hostile_dataset, tmp_path):
     assert_one_line(evaluate(pairs_run, pairs_dataset, images_dataset), 1, "holds pairs", "holds images")
     assert_one_line(evaluate(pairs_run, pairs_dataset, hostile_dataset), 1, "classes that the training set does not")
-    assert_one_line(run("eval", pairs_run, "--train", tmp_path, "--test", tmp_path), 1, "is not a dataset")
+    assert_one_line(cli("eval", pairs_run, "--train", tmp_path, "--test", tmp_path), 1, "is not a dataset")
     moved = evaluate(pairs_run, pairs_dataset, pairs_dataset, "--data", hostile_dataset.path)
     assert_one_line(moved, 1, "is not the dataset that the run was trained on")
 
 
-def test_wrong_usage_is_told_from_failure(pairs_run, pairs_dataset, assert_one_line):
-    assert_one_line(run("eval", pairs_run, "--train", pairs_dataset.path), 2, "--test")
+def test_wrong_usage_is_told_from_failure(pairs_run, pairs_dataset):
+    assert_one_line(cli("eval", pairs_run, "--train", pairs_dataset.path), 2, "--test")
     template = evaluate(pairs_run, pairs_dataset, pairs_dataset, "--template", "a photo")
     assert_one_line(template, 2, "neither {} nor {lower}")
 
 
-def test_a_checkpoint_of_other_encoders_or_a_damaged_one_is_refused_in_one_line(
-    pairs_run, pairs_dataset, tmp_path, assert_one_line
-):
+def test_a_checkpoint_of_other_encoders_or_a_damaged_one_is_refused_in_one_line(pairs_run, pairs_dataset, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(pairs_run, copy)
     info, training = load_checkpoint(copy / "checkpoints" / "step-14")
@@ -218,7 +196,3 @@ def test_a_checkpoint_of_other_encoders_or_a_damaged_one_is_refused_in_one_line(
     (copy / "checkpoints" / "step-14" / "tensors.safetensors").write_bytes(b"")
     damaged = evaluate(copy, pairs_dataset, pairs_dataset)
     assert_one_line(damaged, 1, "step-14 is damaged", "Choose another with --at: step-7")
-
-
-def test_the_help_ends_with_examples():
-    assert "thermopile eval" in run("eval", "--help").stdout.split("Examples")[1]

@@ -1,15 +1,11 @@
 """`thermopile export` from one end to the other: what it writes and names, what it refuses."""
 
 import pytest
-from click.testing import CliRunner
 from safetensors.torch import load_file
 
-from thermopile.tools.cli import main
 from thermopile.trainer.checkpoints.checkpoint_files import load_checkpoint
 
-
-def run(*arguments):
-    return CliRunner().invoke(main, list(map(str, arguments)))
+from support.cli import cli, sets, succeed
 
 
 @pytest.fixture(scope="module")
@@ -18,17 +14,13 @@ def images_run(images_dataset, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "images"
     settings = ("epochs=1", "batch_size=64", "data.image_size=24", "checkpoint.every_steps=2", "model.head=simclr",
                 "model.image.config.width=2")  # fmt: skip
-    result = run(
-        "train", "--data", images_dataset.path, "--out", out, *(part for s in settings for part in ("--set", s))
-    )
-    assert result.exit_code == 0, result.stderr
+    succeed("train", "--data", images_dataset.path, "--out", out, *sets(*settings))
     return out
 
 
 def test_the_files_are_named_and_hold_the_checkpoint_asked_for(images_run, tmp_path):
     for at, options in (("step-4", ()), ("step-2", ("--at", "step-2"))):
-        result = run("export", images_run, "--to", tmp_path / at, "--format", "safetensors", *options)
-        assert result.exit_code == 0, result.stderr
+        result = succeed("export", images_run, "--to", tmp_path / at, "--format", "safetensors", *options)
         assert result.stdout.splitlines() == [str(tmp_path / at / "image.safetensors")]
         weights = load_file(tmp_path / at / "image.safetensors")
         _, training = load_checkpoint(images_run / "checkpoints" / at)
@@ -42,12 +34,8 @@ def test_wrong_usage_is_told_in_one_line(images_run, tmp_path):
         (("--format", "onnx"), 2, "'hf', 'safetensors'"),
         (("--format", "safetensors", "--at", "step-3"), 1, "available: step-2, step-4"),
     ):
-        result = run("export", images_run, "--to", tmp_path / "out", *arguments)
+        result = cli("export", images_run, "--to", tmp_path / "out", *arguments)
         assert result.exit_code == exit_code, result.output
         assert words in result.stderr.splitlines()[-1]
     assert not (tmp_path / "out").exists()
-    assert "already exists" in run("export", images_run, "--to", tmp_path, "--format", "safetensors").stderr
-
-
-def test_the_help_ends_with_examples():
-    assert "thermopile export" in run("export", "--help").stdout.split("Examples")[1]
+    assert "already exists" in cli("export", images_run, "--to", tmp_path, "--format", "safetensors").stderr

@@ -12,19 +12,15 @@ import tempfile
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
 from thermopile.storage.sealed_json import seal_line
 from thermopile.storage.selection import ABOUT, IDS, WEIGHTS
-from thermopile.tools.cli import main
 from thermopile.trainer.run_directory import RunDirectory
+
+from support.cli import cli, sets, succeed
 
 SETTINGS = ("epochs=1", "batch_size=32", "canonical_shards=2", "data.image_size=16", "data.workers=1", "model.dim=8",
             "model.image.config.width=4", "log_every=1")  # fmt: skip
-
-
-def run(*arguments):
-    return CliRunner().invoke(main, list(map(str, arguments)))
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +29,8 @@ def trained(hostile_dataset, tmp_path_factory):
     path = tmp_path_factory.mktemp("trained") / "run"
     kept = path.with_name("kept.parquet")
     pq.write_table(pa.table({"sample_id": range(1, 65), "weight": [1, 3] * 32}), kept)
-    settings = [part for setting in SETTINGS for part in ("--set", setting)]
-    done = run("train", "--data", hostile_dataset.path, "--out", path, "--select", kept, "--weights", kept, *settings)
-    assert done.exit_code == 0, done.stderr
+    settings = sets(*SETTINGS)
+    succeed("train", "--data", hostile_dataset.path, "--out", path, "--select", kept, "--weights", kept, *settings)
     (path / "warnings.log").write_text("2026-01-01 00:00:00+0000 a warning\n")
     for name in ("report", "tensorboard", "state.working"):
         (path / name).mkdir()
@@ -83,7 +78,7 @@ def outcome(command, sent, dataset):
     arguments, may_change = arguments_of(command, sent, dataset)
     outside = sent.path.with_name("outside")
     before = contents(outside), None if may_change else contents(sent.path)
-    done = run(*arguments)
+    done = cli(*arguments)
     assert (contents(outside), None if may_change else contents(sent.path)) == before
     errors = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
     assert len(errors) == (done.exit_code != 0), done.output
@@ -255,7 +250,7 @@ def test_settings_that_make_no_sense_are_refused_by_name(sent, hostile_dataset, 
 def test_a_run_may_itself_be_reached_by_a_link(sent, hostile_dataset, tmp_path):
     (tmp_path / "by").symlink_to(sent.path)
     reached = RunDirectory(tmp_path / "by")
-    assert run("train", "--out", reached.path, "--resume").exit_code == 0
+    assert cli("train", "--out", reached.path, "--resume").exit_code == 0
     assert outcome("rows", reached, hostile_dataset)[0] == 0
 
 
@@ -264,18 +259,18 @@ def test_a_run_may_itself_be_reached_by_a_link(sent, hostile_dataset, tmp_path):
 
 def test_a_path_that_is_not_utf_8_is_shown_escaped(sent, tmp_path):
     odd = RunDirectory(sent.path.rename(tmp_path / "caf\udce9"))
-    resumed = run("train", "--out", odd.path, "--resume")
+    resumed = cli("train", "--out", odd.path, "--resume")
     assert resumed.exit_code == 2
     assert resumed.stderr.startswith(
         f"Error: {tmp_path}/caf[U+DCE9] is not valid UTF-8, so no checkpoint can be written"
     )
-    assert "caf[U+DCE9]" in run("status", odd.path).stdout
+    assert "caf[U+DCE9]" in cli("status", odd.path).stdout
 
 
 def test_a_dataset_whose_path_is_no_utf_8_cannot_be_recorded_and_is_refused_by_name(hostile_dataset, tmp_path):
     odd = shutil.copytree(hostile_dataset.path, tmp_path / "caf\udce9")
-    settings = [part for setting in SETTINGS for part in ("--set", setting)]
-    refused = run("train", "--data", odd, "--out", tmp_path / "run", *settings)
+    settings = sets(*SETTINGS)
+    refused = cli("train", "--data", odd, "--out", tmp_path / "run", *settings)
     said = rf"""Error: 'path = "{tmp_path}/caf\udce9"' is not valid UTF-8; rename the file, directory or class"""
     assert (refused.exit_code, refused.stderr) == (2, f"{said}\n")
 
@@ -297,16 +292,16 @@ def code(tmp_path, monkeypatch):
 
 def test_code_that_a_file_of_settings_names_runs_only_where_it_is_allowed(code, hostile_dataset, tmp_path):
     file, trace = code
-    settings = [part for setting in SETTINGS for part in ("--set", setting)]
+    settings = sets(*SETTINGS)
     line = ("--data", hostile_dataset.path, "--out", tmp_path / "run", "--config", file, *settings)
-    refused = run("train", *line)
+    refused = cli("train", *line)
     assert refused.exit_code == 2
     for words in (f"--config {file} sets data.augmentation = 'sent_module:views'", "add --allow-code"):
         assert words in refused.stderr.splitlines()[-1]
-    assert run("train", *line, "--print-config").exit_code == 2
+    assert cli("train", *line, "--print-config").exit_code == 2
     assert not trace.exists()
     for allowed in (["--allow-code"], ["--set", "data.augmentation=sent_module:views"]):
-        assert "'sent_module:views' is not compiled" in run("train", *line, *allowed).stderr
+        assert "'sent_module:views' is not compiled" in cli("train", *line, *allowed).stderr
         assert trace.exists()
 
 

@@ -4,41 +4,31 @@ import json
 import sys
 
 import pytest
-from click.testing import CliRunner
 
 from thermopile.pipeline.dataset import Dataset
-from thermopile.tools.cli import main
 from thermopile.tools.inspection.features import embedding_map
 from thermopile.trainer.config.own_code import CODE
 from thermopile.trainer.run_directory import RunDirectory
 
+from support.cli import answer, cli, sets, succeed
+
 OWN = {
-    "model.image.name": "own_code:Tower", "model.image.config.width": 6, "model.text.name": "own_code:Words",
-    "objective.name": "own_code:Weighted", "objective.tau": 0.3, "data.recipe": "own_code:SOFT",
-    "data.recipe.blur": 0.2, "epochs": 2, "batch_size": 64, "log_every": 1, "data.image_size": 16, "model.dim": 8,
-    "checkpoint.every_steps": 3, "canonical_shards": 2,
+    "model.image.name": "support.own_code:Tower", "model.image.config.width": 6,
+    "model.text.name": "support.own_code:Words", "objective.name": "support.own_code:Weighted", "objective.tau": 0.3,
+    "data.recipe": "support.own_code:SOFT", "data.recipe.blur": 0.2, "epochs": 2, "batch_size": 64, "log_every": 1,
+    "data.image_size": 16, "model.dim": 8, "checkpoint.every_steps": 3, "canonical_shards": 2,
 }  # fmt: skip
-SET = [word for key, value in OWN.items() for word in ("--set", f"{key}={value}")]
-WITHOUT_OBJECTIVE = [
-    word for key, value in OWN.items() if "objective" not in key for word in ("--set", f"{key}={value}")
-]
-
-
-def run(*arguments):
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def succeed(*arguments):
-    done = run(*arguments)
-    assert done.exit_code == 0, done.output
-    return done
+SET = sets(*(f"{key}={value}" for key, value in OWN.items()))
+WITHOUT_OBJECTIVE = sets(*(f"{key}={value}" for key, value in OWN.items() if "objective" not in key))
 
 
 @pytest.fixture(scope="module")
 def dataset(picture_folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("own") / "pictures"
-    done = succeed("convert", "own_code:Pictures", picture_folder, out, "--option", "suffix=png", "--workers", "1")
-    assert "imports the source = own_code:Pictures from " in done.stderr
+    done = succeed(
+        "convert", "support.own_code:Pictures", picture_folder, out, "--option", "suffix=png", "--workers", "1"
+    )
+    assert "imports the source = support.own_code:Pictures from " in done.stderr
     return Dataset(out)
 
 
@@ -47,28 +37,33 @@ def trained(dataset, tmp_path_factory):
     directory = RunDirectory(tmp_path_factory.mktemp("own") / "run")
     done = succeed("train", "--data", dataset.path, "--out", directory.path, *SET)
     for key in ("model.image.name", "model.text.name", "objective.name", "data.recipe.name"):
-        assert f"imports {key} = {OWN.get(key, 'own_code:SOFT')} from " in done.stderr
+        assert f"imports {key} = {OWN.get(key, 'support.own_code:SOFT')} from " in done.stderr
     return directory
 
 
 def test_a_source_of_ones_own_is_converted_with_its_options(dataset):
     assert (dataset.n, dataset.index.mode, dataset.index.source["kind"]) == (300, "pairs", "pictures")
-    refused = run("convert", "own_code:Pictures", "x", dataset.path.with_name("other"), "--option", "colour=red")
+    refused = cli(
+        "convert", "support.own_code:Pictures", "x", dataset.path.with_name("other"), "--option", "colour=red"
+    )
     assert refused.exit_code == 1
-    assert "own_code:Pictures cannot be created with SRC 'x' and options {'colour': 'red'}: TypeError" in refused.stderr
+    assert (
+        "support.own_code:Pictures cannot be created with SRC 'x' and options {'colour': 'red'}: TypeError"
+        in refused.stderr
+    )
     for name, said in (
-        ("own_code:Tower", "derive it from thermopile.Source"),
+        ("support.own_code:Tower", "derive it from thermopile.Source"),
         ("nowhere:X", "with the module's directory in PYTHON"),
     ):
-        assert said in run("convert", name, "x", dataset.path.with_name("other")).stderr
+        assert said in cli("convert", name, "x", dataset.path.with_name("other")).stderr
 
 
 def test_it_is_recorded_trained_inspected_evaluated_and_exported(trained, dataset, tmp_path):
     config = trained.config()
     assert config.objective.settings["memory"] == 0.9, "a default of the objective's own model is not recorded"
-    assert (config.data.recipe.name, config.data.recipe.fields) == ("own_code:SOFT", {"blur": 0.2})
+    assert (config.data.recipe.name, config.data.recipe.fields) == ("support.own_code:SOFT", {"blur": 0.2})
     assert "plain" in json.loads(trained.metrics_file.read_text().splitlines()[0])
-    found = json.loads(succeed("inspect", trained.path, "--json").stdout)
+    found = answer("inspect", trained.path)
     assert found["samples"] == 300
     scored = succeed("eval", trained.path, "--train", dataset.path, "--test", dataset.path, "--allow-code", "--json")
     assert 0 <= json.loads(scored.stdout)["scores"]["image_to_text"]["10"]["all"] <= 1
@@ -84,7 +79,7 @@ def test_a_run_does_not_run_code_that_only_its_own_files_name(trained, dataset, 
         "eval": ("eval", trained.path, "--train", dataset.path, "--test", dataset.path),
         "export": ("export", trained.path, "--to", tmp_path / "out", "--format", "safetensors"),
     }[command]
-    done = run(*arguments)
+    done = cli(*arguments)
     assert done.exit_code == 2
     assert f"{trained.config_file} sets " in done.stderr
     assert "which imports that module and runs its code. If you trust it, add --allow-code" in done.stderr
@@ -95,11 +90,11 @@ def test_a_map_of_a_run_with_code_of_its_own_needs_permission(dataset, tmp_path,
     monkeypatch.setattr(embedding_map, "MARKED", 0)
     path, tau = tmp_path / "run", ("--set", "objective.name=isogclr", "--set", "epochs=1")
     succeed("train", "--data", dataset.path, "--out", path, *WITHOUT_OBJECTIVE, *tau)
-    allowed = json.loads(succeed("inspect", path, "--map", "--allow-code", "--json").stdout)
+    allowed = answer("inspect", path, "--map", "--allow-code")
     assert allowed["map"]["checkpoint"] == "step-4"
     assert "There is no map" not in "".join(allowed["notes"])
     monkeypatch.setattr("thermopile.trainer.plugins.import_module", lambda name: pytest.fail(f"imported {name}"))
-    seen = json.loads(succeed("inspect", path, "--map", "--json").stdout)
+    seen = answer("inspect", path, "--map")
     assert seen["map"] is None
     (why,) = [note for note in seen["notes"] if note.startswith("There is no map of the embeddings: ")]
     assert "add --allow-code" in why
@@ -114,7 +109,7 @@ def test_no_setting_of_a_file_imports_code_unasked(dataset, tmp_path, monkeypatc
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "sent.toml").write_text(f"{key} = {json.dumps(name)}\n")
-    done = run("train", "--data", dataset.path, "--out", tmp_path / "run", "--config", tmp_path / "sent.toml")
+    done = cli("train", "--data", dataset.path, "--out", tmp_path / "run", "--config", tmp_path / "sent.toml")
     assert done.exit_code == 2
     assert not trace.exists()
 
@@ -122,9 +117,9 @@ def test_no_setting_of_a_file_imports_code_unasked(dataset, tmp_path, monkeypatc
 def test_a_run_whose_code_the_command_replaces_does_not_run_it(trained, monkeypatch):
     monkeypatch.setattr("thermopile.trainer.plugins.import_module", lambda name: pytest.fail(f"imported {name}"))
     others = ("model.image.name=conv", "model.text.name=mean_embedding", "objective.name=clip", "data.recipe=clip")
-    done = run("train", "--out", trained.path, "--resume", *(word for other in others for word in ("--set", other)))
+    done = cli("train", "--out", trained.path, "--resume", *sets(*others))
     assert done.exit_code == 2
-    assert "the run sets data.recipe.name = 'own_code:SOFT', which imports that module" in done.stderr
+    assert "the run sets data.recipe.name = 'support.own_code:SOFT', which imports that module" in done.stderr
 
 
 def test_a_run_goes_on_where_its_code_is_allowed_or_named_again(trained):
@@ -135,16 +130,22 @@ def test_a_run_goes_on_where_its_code_is_allowed_or_named_again(trained):
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("model.image.name=own_code:Nothing", "model.image.name = 'own_code:Nothing' cannot be imported"),
-        ("model.image.name=own_code:Weighted", "model.image.name = 'own_code:Weighted' cannot be created with"),
+        (
+            "model.image.name=support.own_code:Nothing",
+            "model.image.name = 'support.own_code:Nothing' cannot be imported",
+        ),
+        (
+            "model.image.name=support.own_code:Weighted",
+            "model.image.name = 'support.own_code:Weighted' cannot be created with",
+        ),
         ("model.image.config.width=wide", "cannot be created with image_size, width"),
-        ("objective.rho=1", "'own_code:Weighted' has no setting 'rho'"),
-        ("objective.memory=long", "objective 'own_code:Weighted': memory = 'long'"),
+        ("objective.rho=1", "'support.own_code:Weighted' has no setting 'rho'"),
+        ("objective.memory=long", "objective 'support.own_code:Weighted': memory = 'long'"),
         ("data.recipe.blurr=1", "data.recipe has no field 'blurr' (did you mean 'blur'?)"),
     ],
 )
 def test_what_is_wrong_with_it_is_one_line_before_the_run_begins(dataset, tmp_path, setting, said):
-    done = run("train", "--data", dataset.path, "--out", tmp_path / "run", *SET, "--set", setting)
+    done = cli("train", "--data", dataset.path, "--out", tmp_path / "run", *SET, "--set", setting)
     assert done.exit_code == 2
     assert said in done.stderr.splitlines()[-1]
     assert not (tmp_path / "run").exists()

@@ -3,20 +3,16 @@
 import json
 
 import pytest
-from click.testing import CliRunner
 
 import thermopile
 from thermopile.benchmarks.object_server import uploaded
 from thermopile.storage.bucket import Address
-from thermopile.tools.cli import main
+
+from support.cli import answer, assert_one_line, cli, succeed
 
 pytestmark = pytest.mark.wide
 
 PLACE = "s3://bucket/data/glyphs"
-
-
-def run(*arguments):
-    return CliRunner().invoke(main, [*map(str, arguments)])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,9 +28,8 @@ def place(s3, pairs_dataset, tmp_path_factory):
 def trained(place, tmp_path_factory):
     """A run of one epoch, made by the command line."""
     out = tmp_path_factory.mktemp("runs") / "run"
-    done = run("train", "--preset", "glyphs", "--data", PLACE, "--out", out, "--set", "epochs=1", "--set",
+    done = succeed("train", "--preset", "glyphs", "--data", PLACE, "--out", out, "--set", "epochs=1", "--set",
                "batch_size=128", "--set", "data.image_size=16", "--set", "data.cache=100MB")  # fmt: skip
-    assert done.exit_code == 0, done.output
     assert f"from {PLACE}" in done.stderr
     return out
 
@@ -42,14 +37,13 @@ def trained(place, tmp_path_factory):
 def test_show_draws_the_same_sheet(pairs_dataset, tmp_path):
     sheets = []
     for dataset in (PLACE, pairs_dataset.path):
-        done = run("show", dataset, "--out", tmp_path / "sheet.png", "--overwrite", "--image-size", 32)
-        assert done.exit_code == 0, done.output
+        succeed("show", dataset, "--out", tmp_path / "sheet.png", "--overwrite", "--image-size", 32)
         sheets.append((tmp_path / "sheet.png").read_bytes())
     assert sheets[0] == sheets[1]
 
 
 def test_check_reads_all_of_it(tmp_path):
-    done = run("convert", "check", PLACE)
+    done = cli("convert", "check", PLACE)
     assert (done.exit_code, done.stdout) == (0, f"{PLACE} is sound: 2,000 samples\n")
 
 
@@ -58,23 +52,22 @@ def test_check_names_a_changed_object(place, pairs_dataset):
     data = bytearray((pairs_dataset.path / "shards" / "shard-00000.beton").read_bytes())
     data[len(data) // 2] ^= 1
     (changed / "shards" / "shard-00000.beton").write(bytes(data))
-    done = run("convert", "check", changed)
+    done = cli("convert", "check", changed)
     assert done.exit_code == 1
     assert "shard-00000.beton" in done.stdout
 
 
 def test_the_settings_hold_the_address_and_status_knows_the_wait(trained):
     assert f'path = "{PLACE}"' in (trained / "config.toml").read_text()
-    status = json.loads(run("status", trained, "--json").stdout)
+    status = answer("status", trained)
     assert "fetch_wait" in json.dumps(status)
 
 
 def test_inspect_reports_with_pictures_and_notebooks_read_them(trained, pairs_dataset):
-    done = run("inspect", trained)
-    assert done.exit_code == 0, done.output
+    succeed("inspect", trained)
     page = (trained / "report" / "report.html").read_text()
     assert "data:image/jpeg" in page or "data:image/png" in page
-    facts = json.loads(run("inspect", trained, "--sample", 5, "--json").stdout)
+    facts = answer("inspect", trained, "--sample", 5)
     assert pairs_dataset.rows([5])[0]["caption"] in json.dumps(facts, ensure_ascii=False)
     opened = thermopile.open_run(trained)
     assert opened.dataset.jpeg(5) == pairs_dataset.jpeg(5)
@@ -84,15 +77,13 @@ def test_inspect_reports_with_pictures_and_notebooks_read_them(trained, pairs_da
 def test_eval_gives_the_scores_of_the_dataset_on_disk(trained, pairs_dataset):
     scores = []
     for dataset in (PLACE, pairs_dataset.path):
-        done = run("eval", trained, "--train", dataset, "--test", dataset, "--json")
-        assert done.exit_code == 0, done.output
+        done = succeed("eval", trained, "--train", dataset, "--test", dataset, "--json")
         scores.append(json.loads(done.stdout)["scores"])
     assert scores[0] == scores[1]
 
 
 def test_a_resumed_run_keeps_its_address(trained):
-    done = run("train", "--out", trained, "--resume")
-    assert done.exit_code == 0, done.output
+    done = succeed("train", "--out", trained, "--resume")
     assert "nothing to do" in done.output
 
 
@@ -104,9 +95,9 @@ def test_a_resumed_run_keeps_its_address(trained):
         ("gs://bucket/x", 2, "is not an address; write s3://bucket/path"),
     ],
 )
-def test_what_is_no_dataset_is_an_error_of_one_line(dataset, exit_code, words, tmp_path, assert_one_line):
+def test_what_is_no_dataset_is_an_error_of_one_line(dataset, exit_code, words, tmp_path):
     for command in (
         ("show", dataset, "--out", tmp_path / "sheet.png"),
         ("train", "--data", dataset, "--out", tmp_path / "run"),
     ):
-        assert_one_line(run(*command), exit_code, words)
+        assert_one_line(cli(*command), exit_code, words)

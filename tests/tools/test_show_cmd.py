@@ -3,23 +3,21 @@
 import io
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
 from thermopile.pipeline.augment import RECIPES
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
 from thermopile.pipeline.order import Order
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.tools import lettering
-from thermopile.tools.cli import main
 from thermopile.tools.lettering import Lettering
 from thermopile.tools.plain_text import plain_text
 from thermopile.tools.sample_sheet import ShownSample, ShownView, draw_sheet, shown_samples
@@ -27,13 +25,14 @@ from thermopile.tools.show import RECIPE_NAMES
 from thermopile.trainer.config import load_config
 from thermopile.trainer.run.build import resolve
 
+from support.cli import cli
+from support.conversions import dataset_of
+
+show = partial(cli, "show")
+
 FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 BODY = Lettering(15, bold=False, fallback={})
 STORED, FIRST, SECOND = (250, 0, 0), (0, 250, 0), (0, 0, 250)
-
-
-def show(*words):
-    return CliRunner().invoke(main, ["show", *map(str, words)])
 
 
 def format_of(path):
@@ -157,7 +156,7 @@ def test_a_long_thin_picture_is_shown_with_its_crops(size):
 def test_a_dataset_of_one_sample_is_shown(tmp_path):
     (tmp_path / "one").mkdir()
     Image.new("RGB", (4000, 5), STORED).save(tmp_path / "one" / "long.png")
-    convert(FolderSource(tmp_path / "one"), tmp_path / "data", ConvertSettings(), workers=1)
+    dataset_of(FolderSource(tmp_path / "one"), tmp_path / "data")
     done = show(tmp_path / "data", "--out", tmp_path / "sheet.png", "--image-size", 16)
     assert done.stdout == f"{tmp_path / 'sheet.png'}: 1 of 1 samples, recipe crop_flip\n"
 
@@ -254,12 +253,6 @@ def test_wrong_usage_is_one_line_and_writes_nothing(images_dataset, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     assert_refused(show(images_dataset.path, "--out", "sheet.png", *options), 2, message)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_directory_that_is_not_a_dataset_is_one_line(tmp_path):
-    (tmp_path / "empty").mkdir()
-    assert_refused(show(tmp_path / "empty", "--out", tmp_path / "a.png"), 1, "is not a dataset: it has no dataset.json")
-    assert_refused(show(tmp_path / "absent", "--out", tmp_path / "a.png"), 2, "does not exist")
 
 
 def test_a_picture_damaged_on_disk_is_one_line(images_dataset, tmp_path):

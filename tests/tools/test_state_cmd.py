@@ -5,35 +5,27 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 
 from thermopile.state_store import StateReader, StateStore
 from thermopile.state_store.commit import ColumnPart
-from thermopile.state_store.durable import Repository
-from thermopile.state_store.ranks import Ranks
-from thermopile.state_store.schema import Description, Schema
-from thermopile.tools.cli import main
 from thermopile.trainer.config import load_config
 from thermopile.trainer.run_directory import RunDirectory
 
-from sound_state import BLOCK, FIELDS, STEP, sound_columns
+from support import sound_state
+from support.cli import cli, succeed
+from support.commits import commit
+from support.damage import cut_short
+from support.datasets import write_dataset
+from support.sound_state import BLOCK, FIELDS, sound_columns, write_columns
+
+state = partial(cli, "state")
 
 SETTINGS = {"name": "isogclr", "tau_min": 0.005, "tau_max": 1.0}
-
-
-def state(*words):
-    return CliRunner().invoke(main, ["state", *map(str, words)])
-
-
-def write_state(path, columns, *, step=STEP, fingerprint="glyphs-1"):
-    samples = len(columns["visits"])
-    repository = Repository.create(path, Description(samples, Schema(FIELDS), BLOCK, fingerprint))
-    identity = {"base": repository.resolve("latest"), "dataset_fingerprint": fingerprint, "ranks": Ranks()}
-    return repository.commit(lambda _: [ColumnPart(0, columns)], step=step, epoch=2, config_hash="", **identity)
 
 
 @pytest.fixture
@@ -43,7 +35,7 @@ def make_run(tmp_path):
     def make(columns=None, *, objective=SETTINGS, data="nowhere", **changes):
         run = RunDirectory(tmp_path / "run")
         run.create(load_config({"objective": objective, "data": {"path": str(data)}}))
-        write_state(run.state, columns or sound_columns(), **changes)
+        write_columns(run.state, columns or sound_columns(), **changes)
         return run.path
 
     return make
@@ -54,7 +46,7 @@ def one_run(tmp_path_factory):
     """A sound run that no test changes."""
     run = RunDirectory(tmp_path_factory.mktemp("runs") / "run")
     run.create(load_config({"objective": SETTINGS}))
-    write_state(run.state, sound_columns())
+    write_columns(run.state, sound_columns())
     return run.path
 
 
@@ -65,19 +57,11 @@ def findings(*words):
     return snapshot, done.exit_code
 
 
-@pytest.mark.parametrize("command", [(), ("check",), ("log",)])
-def test_every_help_ends_with_an_example(command):
-    done = state(*command, "--help")
-    assert done.exit_code == 0
-    assert f"thermopile state {' '.join(command)}".strip() in done.stdout.split("Example")[1]
-
-
 # check
 
 
 def test_a_sound_state_is_a_table_and_exit_code_0(one_run):
-    done = state("check", one_run)
-    assert done.exit_code == 0
+    done = succeed("state", "check", one_run)
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert lines[0].startswith("step-7 epoch 2, 20")
     assert "image/tau float32 1,000 334 0.005 … 1 sound" in lines
@@ -130,24 +114,18 @@ def test_bounds_that_the_objective_does_not_set_are_noted(make_run):
     assert not any("tau_min" in note for note in snapshot["notes"])
 
 
-def cut_short(file):
-    file.write_bytes(file.read_bytes()[:99])
-
-
 def test_problems_that_are_not_listed_are_counted(tmp_path):
     columns = sound_columns(samples=30 * BLOCK)
     columns["image/u"][:] = np.nan
-    write_state(tmp_path / "state", columns)
+    write_columns(tmp_path / "state", columns)
     assert "array 'image/u': 10 more, in later chunks" in state("check", tmp_path / "state").stdout
 
 
 def test_all_checks_every_snapshot_and_one_that_is_not_sound_decides(tmp_path):
     columns = sound_columns()
-    write_state(tmp_path / "state", columns)
+    repository = write_columns(tmp_path / "state", columns)
     columns["image/u"][1] = np.nan
-    repository = Repository.open(tmp_path / "state")
-    identity = {"base": repository.resolve("latest"), "dataset_fingerprint": "glyphs-1", "ranks": Ranks()}
-    repository.commit(lambda _: [ColumnPart(0, columns)], step=8, epoch=2, config_hash="", **identity)
+    commit(repository, 8, [ColumnPart(0, columns)])
     done = state("check", tmp_path / "state", "--all", "--json")
     assert done.exit_code == 1
     seen = [(snapshot["tag"], snapshot["sound"]) for snapshot in json.loads(done.stdout)["snapshots"]]
@@ -187,7 +165,7 @@ def test_a_snapshot_that_cannot_be_read_is_in_the_json(damaged_run, words):
     assert unreadable == {"tag": "step-7", "id": file.removeprefix("snapshots/"), "file": file}
 
 
-def test_of_a_damaged_snapshot_and_a_sound_one_asked_for_by_tag_each_has_its_own_verdict(damaged_run):
+def test_a_damaged_snapshot_and_a_sound_one_each_have_their_own_verdict(damaged_run):
     run, file = damaged_run
     done = state("check", run, "--at", "step-7")
     assert (done.exit_code, done.stdout) == (1, "")
@@ -214,7 +192,7 @@ def test_all_goes_with_no_other_snapshot(one_run):
 
 
 @pytest.fixture
-def dataset(write_dataset, tmp_path):
+def dataset(tmp_path):
     """16 samples without pictures or captions."""
     return write_dataset(tmp_path / "dataset", [pa.table({"key": [str(i) for i in range(16)]})])
 
@@ -261,31 +239,6 @@ def test_settings_that_cannot_be_read_do_not_stop_the_check(make_run):
     assert any("config.toml is damaged" in note for note in snapshot["notes"])
 
 
-@pytest.mark.parametrize("command", [("check",), ("log",)])
-def test_no_state_is_one_clear_line(tmp_path, command):
-    done = state(command[0], tmp_path / "nothing")
-    assert (done.exit_code, done.stdout) == (1, "")
-    assert "holds no state store" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert not (tmp_path / "nothing").exists()
-
-
-def test_an_unknown_snapshot_is_an_error_that_lists_those_there_are(one_run):
-    done = state("check", one_run, "--at", "step-3")
-    assert done.exit_code == 1
-    assert "step-0, step-7, latest" in done.stderr
-
-
-def test_looking_changes_nothing(one_run):
-    def files():
-        return {path: path.read_bytes() for path in one_run.rglob("*") if path.is_file()}
-
-    before = files()
-    for command in (("check", "--all"), ("log",)):
-        assert state(command[0], one_run, *command[1:]).exit_code == 0
-    assert files() == before
-
-
 # log
 
 
@@ -329,8 +282,7 @@ def test_log_has_a_row_for_a_snapshot_that_cannot_be_read(damaged_run):
 
 def test_a_path_with_escape_sequences_is_shown_harmless(one_run, tmp_path):
     path = shutil.copytree(one_run / "state", tmp_path / "red \x1b[31m")
-    done = state("log", path)
-    assert done.exit_code == 0
+    done = succeed("state", "log", path)
     assert "\x1b" not in done.output
 
 
@@ -344,10 +296,10 @@ PEAK = (
 
 @pytest.mark.soak
 def test_memory_does_not_grow_with_the_number_of_samples(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "BLOCK", 65_536)
+    monkeypatch.setattr(sound_state, "BLOCK", 65_536)
     peaks = []
     for samples in (300_000, 3_000_000):
-        write_state(tmp_path / str(samples), sound_columns(samples))
+        write_columns(tmp_path / str(samples), sound_columns(samples))
         words = ["state", "check", str(tmp_path / str(samples))]
         done = subprocess.run([sys.executable, "-c", PEAK, *words], capture_output=True, text=True, check=True)
         peaks.append(int(done.stdout.split()[-1]) / 1024)

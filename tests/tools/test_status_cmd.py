@@ -1,6 +1,5 @@
 """`thermopile status`: what it tells of a run that trains, stands, hangs or ended, and that it leaves no trace."""
 
-import json
 import os
 import shutil
 import socket
@@ -10,11 +9,12 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from click.testing import CliRunner
 
 from thermopile.storage.lock import FileLock
 from thermopile.storage.sealed_json import seal_line
-from thermopile.tools.cli import main
+
+from support.cli import answer, cli, succeed
+from support.written_runs import write_run
 
 HOLD = """
 import sys, time
@@ -28,26 +28,18 @@ TOTAL = 80
 """66 samples in batches of 16 make 4 steps an epoch, and 20 epochs."""
 
 
-def run(*arguments):
-    return CliRunner().invoke(main, list(map(str, arguments)))
+def status_of(run):
+    return answer("status", run.path)
 
 
-def status_of(run_directory):
-    result = run("status", run_directory.path, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
-def text_of(run_directory):
-    result = run("status", run_directory.path)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+def text_of(run):
+    return succeed("status", run.path).stdout
 
 
 @contextmanager
-def held(run_directory):
+def held(run):
     """As by a process that trains."""
-    lock = FileLock(run_directory.state_lock)
+    lock = FileLock(run.state_lock)
     try:
         yield
     finally:
@@ -72,7 +64,7 @@ def write_checkpoint(run_directory, step, size=1000):
 
 
 @pytest.fixture(scope="session")
-def fresh(hostile_dataset, tau_by_class_size, write_run, tmp_path_factory):
+def fresh(hostile_dataset, tau_by_class_size, tmp_path_factory):
     """A run of 66 samples with one snapshot; copied by `made` before it is changed."""
     taus = {"image": tau_by_class_size, "text": tau_by_class_size}
     return write_run(tmp_path_factory.mktemp("status") / "run", hostile_dataset, taus)
@@ -150,7 +142,7 @@ def test_a_run_is_finished_once_its_last_step_is_saved(made):
     assert status_of(made)["state"] == "finished"
 
 
-def test_a_run_that_never_made_a_step_has_none_to_show(hostile_dataset, write_run, tmp_path):
+def test_a_run_that_never_made_a_step_has_none_to_show(hostile_dataset, tmp_path):
     never = write_run(tmp_path / "never", hostile_dataset, {}, snapshot=False)
     found = status_of(never)
     assert (found["state"], found["steps"], found["sample_state"], found["notes"]) == ("never started", None, None, [])
@@ -174,7 +166,7 @@ def test_what_is_saved_is_listed(made):
     assert "visited 100%" in words
 
 
-def test_coverage_is_the_share_of_samples_visited(hostile_dataset, tau_by_class_size, write_run, tmp_path):
+def test_coverage_is_the_share_of_samples_visited(hostile_dataset, tau_by_class_size, tmp_path):
     visited = [sample_id % 3 == 0 for sample_id in range(hostile_dataset.n)]
     taus = {"image": tau_by_class_size, "text": tau_by_class_size}
     part = write_run(tmp_path / "part", hostile_dataset, taus, visited=visited)
@@ -231,18 +223,11 @@ def test_a_damaged_state_is_a_note_and_the_rest_is_shown(made):
     assert "note " in text_of(made)
 
 
-def test_a_directory_that_is_no_run_is_one_clear_line(tmp_path):
-    result = run("status", tmp_path)
-    assert result.exit_code == 1
-    assert result.stderr.startswith("Error: ")
-    assert "is not a run" in result.stderr
-
-
 def test_status_changes_nothing(made):
     write_lines(made, [line(1)])
     (made.path / "state.lock").write_text("pid 1 on elsewhere\n")
     before = {path: path.stat().st_mtime_ns for path in made.path.rglob("*")}
-    assert run("status", made.path).exit_code == 0
+    assert cli("status", made.path).exit_code == 0
     assert {path: path.stat().st_mtime_ns for path in made.path.rglob("*")} == before
 
 

@@ -1,21 +1,19 @@
 """`thermopile train` on runs, checkpoints and datasets that are damaged, gone or hostile: one line, or it goes on."""
 
 import contextlib
-import json
 import logging
 import os
 import random
 import resource
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 from thermopile.pipeline.dataset_index import seal_index
 from thermopile.storage.sealed_json import seal_document, unseal
-from thermopile.tools.cli import main
 from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint, save_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import RunError
@@ -24,36 +22,23 @@ from thermopile.trainer.run import checkpoint_writer
 from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
 
+from support.cli import assert_one_line, cli, sets, succeed
+from support.runs import losses
+
+train = partial(cli, "train")
+
 TINY = ("batch_size=42", "data.image_size=16", "model.dim=8", "model.image.config.width=4", "log_every=1",
         "checkpoint.every_minutes=0", "checkpoint.every_steps=3")  # fmt: skip
 FURTHER = ("--set", "epochs=2", "--allow-change", "epochs")
 
 
-def train(*arguments):
-    return CliRunner().invoke(main, ["train", *map(str, arguments)])
-
-
 def start(dataset, out, *more):
-    sets = [part for setting in (*TINY, "epochs=1") for part in ("--set", setting)]
-    return train("--data", dataset.path, "--out", out, *sets, *more)
+    settings = sets(*TINY, "epochs=1")
+    return train("--data", dataset.path, "--out", out, *settings, *more)
 
 
 def resume(run, *more):
     return train("--out", run.path, "--resume", *FURTHER, *more)
-
-
-def refused(result, code, *words):
-    """It ended with this exit code, and its last words are one line with all of these."""
-    assert result.exit_code == code, result.output
-    errors = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
-    assert errors == [result.stderr.splitlines()[-1]]
-    assert "should not happen" not in errors[0]
-    for word in words:
-        assert str(word) in errors[0]
-
-
-def losses(run):
-    return [json.loads(line)["loss"] for line in run.metrics_file.read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -83,14 +68,14 @@ def further(seven_steps, tmp_path_factory):
 
 def test_a_run_below_a_file_is_refused_with_the_path(images_dataset, tmp_path):
     (tmp_path / "file").touch()
-    refused(start(images_dataset, tmp_path / "file" / "run"), 1, "Not a directory", tmp_path / "file" / "run")
-    refused(start(images_dataset, tmp_path / "file"), 2, tmp_path / "file")
+    assert_one_line(start(images_dataset, tmp_path / "file" / "run"), 1, "Not a directory", tmp_path / "file" / "run")
+    assert_one_line(start(images_dataset, tmp_path / "file"), 2, tmp_path / "file")
 
 
 def test_a_file_where_the_checkpoints_belong_is_an_error_of_the_resumed_run(run):
     shutil.rmtree(run.checkpoints)
     run.checkpoints.touch()
-    refused(resume(run), 1, f"{run.checkpoints} is not a directory; remove it")
+    assert_one_line(resume(run), 1, f"{run.checkpoints} is not a directory; remove it")
 
 
 def test_a_run_that_can_write_no_checkpoint_trains_on_and_fails_at_its_end(images_dataset, tmp_path):
@@ -178,7 +163,7 @@ def rewrite(path, **fields):
     ["../../elsewhere\x1b[31m", *(pytest.param(name, marks=pytest.mark.wide)
                                   for name in ("ZZZZZZZZZZZZZZZZZZZ0", "../../elsewhere", "step-7\x1b[31m", ""))],
 )  # fmt: skip
-def test_a_checkpoint_of_a_snapshot_that_does_not_exist_is_passed_over_for_the_one_before(run, further, snapshot):
+def test_a_checkpoint_of_a_missing_snapshot_is_passed_over_for_the_one_before(run, further, snapshot):
     rewrite(run.checkpoints / "step-7", snapshot=snapshot)
     result = resume(run)
     assert f"{run.state} has no snapshot" in result.stderr
@@ -200,7 +185,7 @@ def test_a_checkpoint_whose_state_is_damaged_is_passed_over_for_the_one_before(r
 def test_a_checkpoint_whose_step_is_not_that_of_its_state_is_refused(run):
     (run.checkpoints / "step-7").rename(run.checkpoints / "step-8")
     rewrite(run.checkpoints / "step-8", step=8)
-    refused(resume(run), 1, "step-8 is damaged: it is of step 8, its state snapshot of step 7")
+    assert_one_line(resume(run), 1, "step-8 is damaged: it is of step 8, its state snapshot of step 7")
     assert len(losses(run)) == 7
 
 
@@ -224,7 +209,7 @@ def test_a_checkpoint_of_another_shape_is_refused_by_name(run, change, reason):
     info, training = load_checkpoint(run.checkpoints / "step-7")
     change(training)
     save_checkpoint(run.checkpoints, info, training)
-    refused(resume(run), 1, run.checkpoints / "step-7", reason)
+    assert_one_line(resume(run), 1, run.checkpoints / "step-7", reason)
 
 
 # The dataset
@@ -236,7 +221,7 @@ def test_a_dataset_that_was_moved_is_found_with_data_and_missed_by_its_path_with
     gone, moved = tmp_path / "gone", shutil.copytree(images_dataset.path, tmp_path / "moved")
     config = run.config()
     run.record(config.model_copy(update={"data": config.data.model_copy(update={"path": str(gone)})}))
-    refused(resume(run), 1, f"{gone} is not a dataset")
+    assert_one_line(resume(run), 1, f"{gone} is not a dataset")
     result = resume(run, "--data", moved)
     assert result.exit_code == 0, result.stderr
     assert run.config().data.path == str(moved)
@@ -249,7 +234,7 @@ def test_another_dataset_of_the_same_size_is_refused_by_its_fingerprint(run, ima
     index["shard_digests"][0]["beton"] = "0" * 64  # as of other pixels
     (other / "dataset.json").write_bytes(seal_index(index))
     before = run.metrics_file.read_bytes()
-    refused(resume(run, "--data", other), 2, run.state, "dataset")
+    assert_one_line(resume(run, "--data", other), 2, run.state, "dataset")
     assert run.metrics_file.read_bytes() == before
     assert resume(run).exit_code == 0
 
@@ -273,7 +258,7 @@ def test_a_log_that_ends_in_an_unreadable_line_is_reported_and_continued(run, fu
 def test_settings_that_are_damaged_are_named_as_the_runs_own(run, text):
     run.config_file.write_text(text)
     for more in ([], ["--accept-config"]):
-        refused(resume(run, *more), 1, f"{run.config_file} is damaged")
+        assert_one_line(resume(run, *more), 1, f"{run.config_file} is damaged")
 
 
 # Settings edited by hand
@@ -285,9 +270,9 @@ def edit(run, old, new):
     run.config_file.write_text(text.replace(old, new))
 
 
-def test_settings_edited_by_hand_are_refused_until_they_are_accepted_and_then_recorded(run):
+def test_settings_edited_by_hand_are_refused_until_accepted_and_then_recorded(run):
     edit(run, "lr = 0.001", "lr = 0.002")
-    refused(resume(run), 1, f"{run.config_file} is damaged or was edited by hand", "--accept-config")
+    assert_one_line(resume(run), 1, f"{run.config_file} is damaged or was edited by hand", "--accept-config")
     result = resume(run, "--accept-config")
     assert result.exit_code == 0, result.stderr
     assert f"the settings have changed since {run.checkpoints / 'step-7'}: " in result.stderr
@@ -306,7 +291,7 @@ def test_settings_of_a_finished_run_are_accepted_too(run):
 def test_settings_without_their_checksum_count_as_edited(run, last_line):
     text = run.config_file.read_text()
     run.config_file.write_text(text[: text.index("# sha256")] + last_line)
-    refused(resume(run), 1, "--accept-config")
+    assert_one_line(resume(run), 1, "--accept-config")
 
 
 @pytest.mark.parametrize(
@@ -318,10 +303,10 @@ def test_settings_without_their_checksum_count_as_edited(run, last_line):
         ("\ndim = 8", "\ndim = 16", "model.dim: the run has 8, asked for 16"),
     ],
 )
-def test_accepted_or_not_what_no_run_can_change_is_compared_with_the_checkpoint_and_named(run, old, new, key):
+def test_accepted_or_not_what_no_run_can_change_is_named(run, old, new, key):
     edit(run, old, new)
     before = run.metrics_file.read_bytes()
-    refused(resume(run, "--accept-config"), 2, run.checkpoints / "step-7", key, "cannot change")
+    assert_one_line(resume(run, "--accept-config"), 2, run.checkpoints / "step-7", key, "cannot change")
     assert run.metrics_file.read_bytes() == before
 
 
@@ -330,13 +315,12 @@ def test_another_run_s_settings_are_refused_though_they_are_whole(run, tmp_path)
     other.path.mkdir()
     other.record(run.config().model_copy(update={"seed": 7}))
     shutil.copyfile(other.config_file, run.config_file)
-    refused(resume(run), 2, "seed: the run has 0, asked for 7")
+    assert_one_line(resume(run), 2, "seed: the run has 0, asked for 7")
 
 
-def test_a_change_whose_run_was_killed_before_its_next_checkpoint_holds_when_it_is_resumed(run, further):
+def test_a_change_whose_run_was_killed_before_its_checkpoint_holds_on_resume(run, further):
     run.record(run.config().model_copy(update={"epochs": 2}))  # what a resume does first
-    result = train("--out", run.path, "--resume")
-    assert result.exit_code == 0, result.stderr
+    result = succeed("train", "--out", run.path, "--resume")
     assert "epochs: 1 → 2" in result.stderr
     assert losses(run) == further
 
@@ -358,13 +342,12 @@ def test_a_flipped_bit_in_the_settings_is_an_error_on_resume_and_a_warning_elsew
 def test_commands_that_only_read_go_by_edited_settings_with_a_warning(run):
     edit(run, "log_every = 1", "log_every = 2")
     for command in ("status", "state check"):
-        result = CliRunner().invoke(main, [*command.split(), str(run.path)])
-        assert result.exit_code == 0, result.output
+        result = succeed(*command.split(), run.path)
         assert f"{run.config_file} was edited by hand or is damaged" in result.stderr
 
 
 def test_a_directory_without_settings_is_no_run_and_nothing_in_it_is_touched(run, images_dataset):
     run.config_file.unlink()
     before = {path: path.stat().st_mtime_ns for path in sorted(Path(run.path).rglob("*"))}
-    refused(start(images_dataset, run.path, "--resume"), 2, f"{run.path}", "--out")
+    assert_one_line(start(images_dataset, run.path, "--resume"), 2, f"{run.path}", "--out")
     assert {path: path.stat().st_mtime_ns for path in sorted(Path(run.path).rglob("*"))} == before

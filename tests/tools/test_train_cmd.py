@@ -3,48 +3,36 @@
 import re
 import shutil
 import tomllib
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from click.testing import CliRunner
-from counted import change_content
 from transformers import AutoModel, ResNetConfig
 
-from thermopile.tools.cli import main
-from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
 from thermopile.trainer.run_directory import RunDirectory
+
+from support.cli import assert_one_line, cli, sets, succeed
+from support.datasets import change_content
+from support.runs import weights
+
+train = partial(cli, "train")
 
 TINY = ("epochs=1", "batch_size=256", "data.image_size=16", "model.dim=8", "model.image.config.width=4",
         "objective.name=isogclr")  # fmt: skip
 
 
-def sets(*settings):
-    return [part for setting in settings for part in ("--set", setting)]
-
-
-def train(*arguments):
-    return CliRunner().invoke(main, ["train", *map(str, arguments)])
-
-
 def refused(result, *words):
-    assert result.exit_code == 2, result.output
-    for word in words:
-        assert word in result.stderr.splitlines()[-1]
-
-
-def weights(run):
-    return load_checkpoint(latest_checkpoint(run / "checkpoints"))[1]["encoders"]
+    assert_one_line(result, 2, *words)
 
 
 @pytest.fixture(scope="module")
 def started(pairs_dataset, tmp_path_factory):
     """A run, and what `train` printed."""
     out = tmp_path_factory.mktemp("runs") / "run"
-    result = train("--data", pairs_dataset.path, "--out", out, *sets(*TINY))
-    assert result.exit_code == 0, result.stderr
+    result = succeed("train", "--data", pairs_dataset.path, "--out", out, *sets(*TINY))
     return out, result
 
 
@@ -57,21 +45,22 @@ def finished(started, tmp_path):
 def test_a_run_begins_with_a_line_of_what_it_trains(started, pairs_dataset):
     run, result = started
     first, *_, last = result.stderr.splitlines()
-    parameters = sum(each.numel() for each in weights(run).values())
+    parameters = sum(each.numel() for each in weights(RunDirectory(run)).values())
     assert re.fullmatch(
         rf"{run}: 2,000 pairs from {pairs_dataset.path}, (cpu|cuda.*), {parameters:,} encoder parameters, "
         "7 steps in 1 epoch",
         first,
     )
-    assert last.startswith("training: 7/7 loss")
+    for words in ("training: 7/7 loss", "tau", "samples/s", "data wait", "store wait"):
+        assert words in last
+    assert "trained 7 steps" in result.stdout
 
 
 # Looking first
 
 
 def test_print_config_shows_a_preset_without_data_and_run_directory():
-    result = train("--preset", "isogclr/cifar100", "--print-config", *sets("epochs=3"))
-    assert result.exit_code == 0, result.stderr
+    result = succeed("train", "--preset", "isogclr/cifar100", "--print-config", *sets("epochs=3"))
     shown = tomllib.loads(result.stdout)
     assert (shown["epochs"], shown["objective"]["rho"], shown["data"]["recipe"]) == (3, 0.4, "simclr")
     assert "# preset isogclr/cifar10\n" in result.stdout
@@ -103,10 +92,25 @@ def test_a_run_without_a_directory_is_wrong_usage(pairs_dataset):
 # Going on with other settings
 
 
+def test_resuming_with_the_settings_it_was_started_with_is_no_change(finished, pairs_dataset):
+    again = sets("epochs=1", "data.recipe=auto", "objective.mode=auto", "canonical_shards=0")
+    succeed("train", "--out", finished, "--resume", "--data", pairs_dataset.path, *again)
+
+
+def test_resuming_with_another_dataset_is_refused_naming_both(finished, captions_dataset):
+    said = ("dataset fingerprint: the store has", "number of samples: the store has 2000, this run has 512")
+    refused(train("--out", finished, "--resume", "--data", captions_dataset.path), *said)
+
+
+def test_resuming_with_other_settings_is_refused_naming_those_that_may_not_change(finished):
+    result = train("--out", finished, "--resume", *sets("optimizer.lr=0.5", "log_every=2"))
+    refused(result, "optimizer.lr: the run has 0.001, asked for 0.5")
+    assert "log_every" not in result.stderr
+
+
 def test_an_allowed_change_is_made_shown_and_recorded(finished):
     refused(train("--out", finished, "--resume", *sets("epochs=2")), "--allow-change epochs")
-    result = train("--out", finished, "--resume", *sets("epochs=2"), "--allow-change", "epochs")
-    assert result.exit_code == 0, result.stderr
+    result = succeed("train", "--out", finished, "--resume", *sets("epochs=2"), "--allow-change", "epochs")
     assert "epochs: 1 → 2" in result.stderr
     assert "trained 14 steps" in result.stdout
     assert RunDirectory(finished).config().epochs == 2
@@ -123,8 +127,7 @@ def test_a_run_from_before_a_setting_goes_on_with_its_default(finished):
     newer = ("similarity_budget", "log_every", "init_from", "grad_clip")
     lines = config.read_text().splitlines()
     config.write_text("\n".join(line for line in lines if not line.startswith(newer)))
-    result = train("--out", finished, "--resume", "--accept-config")
-    assert result.exit_code == 0, result.stderr
+    succeed("train", "--out", finished, "--resume", "--accept-config")
     refused(train("--out", finished, "--resume", *sets("objective.grad_clip=1")),
             "objective.grad_clip: the run has 5.0, asked for 1")  # fmt: skip
 
@@ -160,10 +163,9 @@ def test_a_run_from_a_local_model_goes_on_with_its_own_line_once_the_model_is_go
 def test_a_new_run_starts_from_the_weights_of_another_and_records_which(finished, pairs_dataset, tmp_path):
     out = tmp_path / "new"
     line = ("--data", pairs_dataset.path, "--out", out, "--init-from", finished, *sets(*TINY, "optimizer.lr=1e-12"))
-    result = train(*line)
-    assert result.exit_code == 0, result.stderr
+    succeed("train", *line)
     assert RunDirectory(out).config().init_from == f"{finished}@step-7"
-    before, after = weights(finished), weights(out)
+    before, after = weights(RunDirectory(finished)), weights(RunDirectory(out))
     assert before.keys() == after.keys()
     assert all(torch.allclose(after[name], before[name], atol=1e-6) for name in before)
     # A job script's line, given again.
@@ -174,6 +176,14 @@ def test_a_new_run_starts_from_the_weights_of_another_and_records_which(finished
 def test_a_run_that_has_begun_is_not_started_from_other_weights(finished):
     refused(train("--out", finished, "--resume", "--init-from", finished), "init_from: the run has ''",
             "cannot change: the run continues with its own weights")  # fmt: skip
+
+
+def test_a_rho_that_can_never_bind_gives_a_warning(hostile_dataset, tmp_path):
+    command = ("--data", hostile_dataset.path, *sets(*TINY, "batch_size=32", "canonical_shards=2"))
+    high = train(*command, "--out", tmp_path / "high", *sets("objective.rho=3.5"))
+    assert "Warning: rho 3.5 is not below log(31 negatives) = 3.43: it may never bind" in high.stderr
+    low = train(*command, "--out", tmp_path / "low", *sets("objective.rho=3.4"))
+    assert (low.exit_code, "it may never bind" in low.stderr) == (0, False)
 
 
 def test_weights_that_do_not_fit_start_no_run(finished, pairs_dataset, tmp_path):
@@ -200,14 +210,13 @@ def test_a_caption_too_frequent_for_rho_is_warned_of_unless_samples_are_selected
         assert "crowded" not in quiet.stderr
 
 
-def test_a_run_on_selected_samples_with_weights_is_begun_with_two_files_and_refuses_others(pairs_dataset, tmp_path):
+def test_a_run_on_selected_weighted_samples_refuses_other_files(pairs_dataset, tmp_path):
     ids = np.arange(1, 2_000, 2)
     pq.write_table(pa.table({"sample_id": ids, "weight": ids % 3}), tmp_path / "kept.parquet")
     pq.write_table(pa.table({"sample_id": ids + 0, "weight": ids % 4}), tmp_path / "other.parquet")
     command = ("--data", pairs_dataset.path, "--out", tmp_path / "run", *sets(*TINY), "--resume")
     files = ("--select", tmp_path / "kept.parquet", "--weights", tmp_path / "kept.parquet")
-    begun = train(*command, *files)
-    assert begun.exit_code == 0, begun.stderr
+    begun = succeed("train", *command, *files)
     assert f"run: 1,000 selected of 2,000 pairs from {pairs_dataset.path}, with weights, cpu" in begun.stderr
     assert "3 steps in 1 epoch" in begun.stderr
     assert "finished at step 3; nothing to do" in train(*command, *files).stdout
@@ -220,6 +229,6 @@ def test_a_run_on_selected_samples_with_weights_is_begun_with_two_files_and_refu
         train(*command[:2], "--out", tmp_path / "new", "--select", tmp_path / "none.parquet"),
         "--select", "none.parquet cannot be read: No such file or directory",
     )  # fmt: skip
-    said = CliRunner().invoke(main, ["status", str(tmp_path / "run")]).stdout
+    said = cli("status", tmp_path / "run").stdout
     assert re.search(r"samples +1,000 selected of 2,000, visited \d+% at the last snapshot", said)
-    assert CliRunner().invoke(main, ["state", "check", str(tmp_path / "run")]).exit_code == 0
+    assert cli("state", "check", tmp_path / "run").exit_code == 0

@@ -3,15 +3,12 @@
 import multiprocessing
 import os
 import socket
-import sys
 from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from small_runs import small, train
+from support.runs import small, train
 
 OUTPUT_TO_FILES = """
 import os, sys
@@ -70,13 +67,11 @@ def start_program(pairs_dataset, tmp_path_factory: pytest.TempPathFactory):
     preload = [
         "thermopile.trainer.loop",
         "thermopile.tools.cli",
-        "warm_up",
+        "support.programs.warm_up",
         "thermopile.pipeline.conversion.preloaded",
     ]
     context.set_forkserver_preload(preload)
     with pytest.MonkeyPatch.context() as patch:
-        for folder in (Path(__file__).parents[1], Path(__file__).parent):
-            patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         patch.setenv("WARM_UP_DATASET", str(pairs_dataset.path))
         patch.setenv("TORCH_CPP_LOG_LEVEL", "ERROR")  # as the program sets it before it imports torch
         # The conversion of the dataset started a server that has imported much less, and blocks Ctrl-C.

@@ -14,7 +14,7 @@ from thermopile.trainer.run.build import create_order, objective_of, open_loader
 from thermopile.trainer.run.resume_settings import differences
 from thermopile.trainer.run_directory import RunDirectory
 
-from small_runs import SMALL_MODEL
+from support.runs import SMALL_MODEL
 
 CPU = torch.device("cpu")
 
@@ -57,9 +57,7 @@ def test_a_run_without_a_gpu_has_ffcv_unless_it_asks_for_dali(pairs_dataset):
     assert settings(pairs_dataset, loader="dali").data.loader == "dali"
 
 
-def test_a_run_with_a_gpu_has_dali_if_it_is_installed_unless_it_brings_an_augmentation(
-    pairs_dataset, gpu, monkeypatch
-):  # fmt: skip
+def test_a_run_with_a_gpu_has_an_installed_dali_but_for_an_own_augmentation(pairs_dataset, gpu, monkeypatch):
     with gpu():
         assert settings(pairs_dataset, device="auto").data.loader == "dali"
         assert settings(pairs_dataset, device="cpu").data.loader == "ffcv"
@@ -74,7 +72,7 @@ def test_an_objectives_setting_that_there_is_not_is_named_also_where_it_is_none(
         resolve(load_config(tree), pairs_dataset)
 
 
-def test_local_views_that_a_vits_patches_do_not_divide_are_refused_before_the_run_is_there(images_dataset, tmp_path):
+def test_local_views_that_a_vits_patches_do_not_divide_are_refused_at_once(images_dataset, tmp_path):
     vit = {"name": "hf:vit-s", "config": {"hidden_size": 12, "num_hidden_layers": 1, "patch_size": 16}}
     data = {"path": str(images_dataset.path), "image_size": 32, "local_views": 1, "local_size": 24}
     tree = {"data": data, "model": {"image": vit}, "objective": {"name": "simclr"}, "batch_size": 64}

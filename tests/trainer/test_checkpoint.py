@@ -147,9 +147,7 @@ def test_where_the_newest_checkpoint_is_damaged_the_newest_whole_one_is_taken(tm
         ("", "names '', which"), ("\0" * 1000, "names none"), (None, "names none (No such file"),
     ],
 )  # fmt: skip
-def test_where_latest_does_not_name_the_newest_checkpoint_that_one_is_taken_with_a_warning(
-    tmp_path, caplog, pointer, words
-):
+def test_where_latest_does_not_name_the_newest_checkpoint_it_is_taken_and_said(tmp_path, caplog, pointer, words):
     for step in (3, 5):
         save(tmp_path, step)
     (tmp_path / "latest").unlink()
@@ -176,7 +174,7 @@ def test_where_all_checkpoints_are_damaged_the_newest_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("file", [*FILES, "latest"])
-def test_a_flipped_bit_is_an_error_or_a_warning_that_names_the_file_or_changes_nothing(tmp_path, caplog, file):
+def test_a_flipped_bit_names_its_file_in_an_error_or_a_warning_or_changes_nothing(tmp_path, caplog, file):
     path, before = save(tmp_path, 3), info(3)
     target = tmp_path / "latest" if file == "latest" else path / file
     whole = target.read_bytes()

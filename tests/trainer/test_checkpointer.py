@@ -1,6 +1,5 @@
 """Checkpoints are written beside training: of the boundary at which they were cut, one after another."""
 
-import json
 import logging
 import threading
 import time
@@ -19,22 +18,15 @@ from thermopile.trainer.run.checkpoint_writer import Checkpointer, WriteState
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.world import ALONE, World
 
-import small_runs
+from support import runs
+from support.runs import checkpoints
 
 PATIENCE = 20
 """Seconds after which a wait that should end has failed."""
 
 
 def small(dataset, **checkpoint):
-    return small_runs.small(dataset, epochs=1, checkpoint={"every_minutes": 0, "keep_last": 9} | checkpoint)
-
-
-def losses(run):
-    return [json.loads(line)["loss"] for line in run.metrics_file.read_text().splitlines()]
-
-
-def saved(run):
-    return sorted(int(path.name.removeprefix("step-")) for path in run.checkpoints.glob("step-*"))
+    return runs.small(dataset, epochs=1, checkpoint={"every_minutes": 0, "keep_last": 9} | checkpoint)
 
 
 class SlowDisk:
@@ -61,20 +53,18 @@ def slow_disk(monkeypatch):
 # A run's checkpoints
 
 
-def test_steps_are_made_while_a_checkpoint_is_written_and_it_holds_the_weights_of_its_own_step(
-    pairs_dataset, tmp_path, slow_disk
-):
+def test_a_checkpoint_written_beside_training_holds_the_weights_of_its_own_step(pairs_dataset, tmp_path, slow_disk):
     stopped, run = RunDirectory(tmp_path / "stopped"), RunDirectory(tmp_path / "run")
 
     def report(report):
         if report.step == 6:
             assert slow_disk.began.wait(PATIENCE)
-            assert saved(run) == []
+            assert checkpoints(run) == set()
             slow_disk.free.set()
 
     with Trainer.open(small(pairs_dataset, every_steps=3), run) as trainer:
         trainer.run(report)
-    assert saved(run) == [3, 6, 7]
+    assert checkpoints(run) == {3, 6, 7}
     with Trainer.open(small(pairs_dataset), stopped) as trainer:
         trainer.run(should_stop=lambda: trainer.steps_done == 3)
     (_, kept), (_, expected) = (load_checkpoint(each.checkpoints / "step-3") for each in (run, stopped))
@@ -102,12 +92,10 @@ def test_a_checkpoint_that_comes_due_while_one_is_written_waits_for_it(pairs_dat
         trainer.run()
         thread.join()
     assert waited == [6]
-    assert saved(run) == [3, 6, 7]
+    assert checkpoints(run) == {3, 6, 7}
 
 
-def test_a_run_that_ends_by_an_error_still_finishes_the_checkpoint_that_is_being_written(
-    pairs_dataset, tmp_path, slow_disk
-):
+def test_a_run_that_ends_by_an_error_finishes_the_checkpoint_being_written(pairs_dataset, tmp_path, slow_disk):
     run = RunDirectory(tmp_path / "run")
 
     def report(report):
@@ -121,7 +109,7 @@ def test_a_run_that_ends_by_an_error_still_finishes_the_checkpoint_that_is_being
         Trainer.open(small(pairs_dataset, every_steps=3), run) as trainer,
     ):
         trainer.run(report)
-    assert saved(run) == [3]
+    assert checkpoints(run) == {3}
     assert latest_checkpoint(run.checkpoints).name == "step-3"
     with Trainer.open(run.config(), run, resume=True) as trainer:
         assert trainer.steps_done == 3
@@ -143,7 +131,7 @@ def test_an_error_that_no_disk_gives_ends_the_run(pairs_dataset, tmp_path, monke
         Trainer.open(small(pairs_dataset, every_steps=3), run) as trainer,
     ):
         trainer.run()
-    assert saved(run) == ([] if at == 3 else [3, 6])
+    assert checkpoints(run) == (set() if at == 3 else {3, 6})
 
 
 # When one is due, and how it went

@@ -29,7 +29,7 @@ def largest_need(order, bytes_of_rows):
 
 
 @pytest.mark.parametrize("uneven", [False, True])
-def test_what_an_order_needs_is_what_its_live_blocks_and_all_records_have_at_most_and_not_far_above(uneven):
+def test_an_order_needs_what_its_live_blocks_and_all_records_have_at_most(uneven):
     sizes = np.linspace(200, 800, SHARDS) * MB if uneven else np.full(SHARDS, 500 * MB)
     order = Order.for_memory(250_000, SHARDS * ROWS, 1024)
     assert order.window_blocks < order.blocks_per_shard
@@ -45,7 +45,7 @@ def test_a_full_shuffle_needs_all_of_a_ranks_share():
 
 
 @pytest.mark.parametrize("every", [4, 100])
-def test_selected_samples_take_parts_of_two_pages_each_and_the_pages_of_their_records(every):
+def test_selected_samples_take_parts_of_two_pages_each_and_those_of_their_records(every):
     kept = SHARDS * ROWS // every
     pages = min(kept, SHARDS * ROWS // 64)
     for ranks in (1, 4):
@@ -75,7 +75,7 @@ def test_a_cache_too_small_for_a_recorded_order_is_refused_with_what_that_needs(
     cache(needed).check(order, order)
 
 
-def test_a_dataset_larger_than_half_of_the_disk_asks_for_a_setting_and_says_the_least():
+def test_a_dataset_above_half_of_the_disk_asks_for_a_setting_and_says_the_least():
     order, narrowest = Order.create(SHARDS * ROWS, 1024), Order.for_memory(1, SHARDS * ROWS, 1024)
     with pytest.raises(ConfigError, match=r"half of the free disk, 1,000\. Set data.cache .* at least [\d,]{9,11}, or"):
         cache(1000, is_set=False).check(order, narrowest)

@@ -15,13 +15,15 @@ from thermopile._version import __version__
 from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.batch import Batch
 from thermopile.trainer import export as export_module
-from thermopile.trainer.checkpoints.checkpoint_files import CheckpointInfo, load_checkpoint, save_checkpoint
+from thermopile.trainer.checkpoints.checkpoint_files import load_checkpoint, save_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.errors import ConfigError, RunError
 from thermopile.trainer.export import export_encoders
 from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
+
+from support.written_checkpoints import write_checkpoint
 
 IMAGE = {
     "resnet": {"name": "hf:resnet-18", "config": {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [1, 1]}},
@@ -53,10 +55,10 @@ def make_run(path, dataset, image, text=None, name=None, **model):
     if encoders.momentum is not None:
         encoders.momentum.head.weight.mul_(2)  # so that it differs
     encoders(_batch(dataset))  # so that batch norms have seen something
-    identity = {"order_version": 1, "dataset_fingerprint": dataset.index.fingerprint, "settings": {}}
-    info = CheckpointInfo(step=7, snapshot="none", **identity)
-    averaged = {key: value * 2 for key, value in encoders.state_dict().items()}
-    save_checkpoint(run.checkpoints, info, {"encoders": encoders.state_dict(), "averaged": averaged})
+    weights = encoders.state_dict()
+    averaged = {key: value * 2 for key, value in weights.items()}
+    fingerprint = dataset.index.fingerprint
+    write_checkpoint(run, 7, dataset_fingerprint=fingerprint, encoders=weights, averaged=averaged)
     return run, encoders.eval()
 
 
@@ -78,7 +80,7 @@ def test_transformers_alone_gives_the_image_encoders_features(image, images_data
 
 
 @pytest.mark.parametrize("text", ["distilbert", "clip"])
-def test_transformers_alone_gives_the_text_encoders_features_from_the_tokenizer_beside(text, pairs_dataset, tmp_path):
+def test_transformers_alone_gives_the_text_features_from_the_tokenizer_beside(text, pairs_dataset, tmp_path):
     run, encoders = make_run(tmp_path / "run", pairs_dataset, "resnet", text)
     export_encoders(run, tmp_path / "out", "hf")
     folder = tmp_path / "out" / "text"
@@ -108,9 +110,7 @@ def test_the_momentum_network_is_exported_beside_the_trained_one(form, images_da
         assert torch.equal(encoders.image(PICTURES), encoders.momentum(PICTURES))
 
 
-def test_averaged_weights_are_exported_where_the_run_has_them_unless_the_raw_ones_are_asked_for(
-    images_dataset, tmp_path
-):
+def test_averaged_weights_are_exported_unless_the_raw_ones_are_asked_for(images_dataset, tmp_path):
     run, encoders = make_run(tmp_path / "run", images_dataset, "resnet", ema=0.9)
     raw = encoders.state_dict()["image.head.weight"]
     for asked, used, expected in ((None, "averaged", 2 * raw), ("averaged", "averaged", 2 * raw), ("raw", "raw", raw)):

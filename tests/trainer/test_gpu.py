@@ -1,7 +1,5 @@
 """A run on a GPU: the CPU's losses, no wait for the device but for the log, and one rank for each GPU."""
 
-import json
-
 import pytest
 import torch
 
@@ -11,8 +9,9 @@ from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
 
-from small_runs import train
-from waits import no_waits
+from support.cli import sets
+from support.runs import finish, lines, losses, train
+from support.waits import no_waits
 
 TREE = {"epochs": 2, "batch_size": 256, "log_every": 1, "optimizer": {"warmup_steps": 0}}
 
@@ -23,8 +22,9 @@ def small(dataset, **more):
     return resolve(load_config(TREE | {"data": data, "checkpoint": {"every_minutes": 0}} | more), dataset)
 
 
-def losses(run):
-    return [json.loads(line)["loss"] for line in run.metrics_file.read_text().splitlines()]
+def first(steps, run):
+    """The first losses."""
+    return list(losses(run).values())[:steps]
 
 
 @pytest.mark.gpu
@@ -35,8 +35,8 @@ def losses(run):
 def test_a_run_on_a_gpu_begins_with_the_losses_of_one_on_the_cpu(pairs_dataset, tmp_path, settings, tolerance):
     on_cpu = train(small(pairs_dataset, device="cpu"), tmp_path / "cpu")
     on_gpu = train(small(pairs_dataset, device="cuda", **settings), tmp_path / "gpu")
-    assert losses(on_gpu)[:5] == pytest.approx(losses(on_cpu)[:5], rel=tolerance)
-    line = json.loads(on_gpu.metrics_file.read_text().splitlines()[-1])
+    assert first(5, on_gpu) == pytest.approx(first(5, on_cpu), rel=tolerance)
+    line = lines(on_gpu)[-1]
     assert 0 < line["forward_backward_seconds"] < line["step_seconds"]
 
 
@@ -85,8 +85,8 @@ def test_a_run_in_pieces_begins_with_the_losses_of_one_that_encodes_batches_at_o
     data = {"path": str(pairs_dataset.path), "image_size": 32, "loader": loader}
     runs = [train(small(pairs_dataset, device="cuda", data=data, micro_batch=rows, **settings), tmp_path / str(rows))
             for rows in (0, 64)]  # fmt: skip
-    whole, pieces = map(losses, runs)
-    assert pieces[:5] == pytest.approx(whole[:5], rel=1e-2)
+    whole, pieces = (first(5, run) for run in runs)
+    assert pieces == pytest.approx(whole, rel=1e-2)
 
 
 @pytest.mark.gpu
@@ -96,9 +96,8 @@ def test_a_run_stopped_on_a_gpu_goes_on_with_the_same_losses(pairs_dataset, tmp_
     whole, broken = train(config, tmp_path / "whole"), RunDirectory(tmp_path / "broken")
     with Trainer.open(config, broken) as trainer:
         trainer.run(should_stop=lambda: trainer.steps_done == 5)
-    with Trainer.open(config, broken, resume=True) as trainer:
-        trainer.run()
-    assert losses(broken)[:8] == pytest.approx(losses(whole)[:8], rel=1e-2)
+    train(config, broken, resume=True)
+    assert first(8, broken) == pytest.approx(first(8, whole), rel=1e-2)
 
 
 @pytest.mark.gpu
@@ -110,19 +109,16 @@ def test_steps_that_are_skipped_are_logged_though_nothing_waits_for_their_end(pa
             lambda module, inputs, features: features * torch.nan if trainer.steps_done == 3 else None
         )
         trainer.run()
-    assert [step for step, loss in enumerate(losses(run)) if loss is None] == [3]
+    assert [step for step, loss in losses(run).items() if loss is None] == [4]
 
 
 @pytest.mark.gpu(count=2)
 @pytest.mark.parametrize("image", ["conv", "hf:resnet-18"])  # without and with batch norms
 def test_two_ranks_with_a_gpu_each_train_as_one_does(start_ranks, pairs_dataset, tmp_path, image):
     def start(run, world):
-        sets = ("epochs=1", "batch_size=256", "log_every=1", "data.image_size=32", "data.loader=ffcv",
-                "precision=float32", f"model.image.name={image}")  # fmt: skip
-        settings = [part for setting in sets for part in ("--set", setting)]
-        ranks = start_ranks(world, "train", "--data", pairs_dataset.path, "--out", run.path, *settings)
-        ends = [rank.end() for rank in ranks]
-        assert [code for code, *_ in ends] == [0] * world, ends
+        settings = sets("epochs=1", "batch_size=256", "log_every=1", "data.image_size=32", "data.loader=ffcv",
+                        "precision=float32", f"model.image.name={image}")  # fmt: skip
+        finish(start_ranks(world, "train", "--data", pairs_dataset.path, "--out", run.path, *settings))
         return losses(run)
 
     alone, together = (start(RunDirectory(tmp_path / f"of-{world}"), world) for world in (1, 2))

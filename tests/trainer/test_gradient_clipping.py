@@ -14,8 +14,8 @@ from thermopile.trainer.optim import create_optimizer
 from thermopile.trainer.precision import MixedPrecision
 from thermopile.trainer.run_directory import RunDirectory
 
-from small_runs import losses, small, train
-from waits import no_waits
+from support.runs import losses, small, train
+from support.waits import no_waits
 
 CPU = torch.device("cpu")
 SGD = OptimizerConfig(name="sgd", momentum=0.0, weight_decay=0.0)
@@ -40,7 +40,7 @@ ALL = 3 * math.sqrt(3 * 5 + 5 + 1)
 
 
 @pytest.mark.parametrize("precision", ["float32", "fp16"])
-def test_larger_gradients_are_scaled_to_the_norm_over_all_weights_and_the_objectives_parameters(precision):
+def test_gradients_are_clipped_over_the_encoders_and_the_objectives_parameters(precision):
     norm, moved, _ = stepped(0.5, scale=2.0**8, precision=precision)
     assert norm.item() == pytest.approx(ALL)
     for each in moved:

@@ -4,15 +4,15 @@ import shutil
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from thermopile.pipeline.conversion.append import appended_path, join
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.state_store import StateReader
-from thermopile.tools.cli import main
 from thermopile.trainer.run_directory import RunDirectory
+
+from support.cli import cli, sets, succeed
+from support.conversions import dataset_of
 
 TINY = (
     "epochs=1", "batch_size=64", "data.image_size=16", "data.workers=1", "checkpoint.every_minutes=0", "model.dim=16",
@@ -22,12 +22,12 @@ ADDED = np.arange(0, 10_847, 54)
 
 
 def train(*words, **settings):
-    changes = [
-        word
-        for setting in (*TINY, *(f"{key}={value}" for key, value in settings.items()))
-        for word in ("--set", setting)
-    ]
-    return CliRunner().invoke(main, ["train", *map(str, words), *changes])
+    return cli("train", *words, *sets(*TINY, *(f"{key}={value}" for key, value in settings.items())))
+
+
+def append(path, selection):
+    dataset_of(GlyphSource(0), appended_path(path), selection, tokenizer_from=path / "tokenizer.json")
+    join(path)
 
 
 @pytest.fixture(scope="module")
@@ -35,17 +35,14 @@ def grown(pairs_dataset, tmp_path_factory):
     """2,000 pairs, and the same with 201 appended."""
     folder = tmp_path_factory.mktemp("grown")
     before, after = (shutil.copytree(pairs_dataset.path, folder / name) for name in ("before", "after"))
-    convert(GlyphSource(0), appended_path(after), ConvertSettings(), workers=1, selection=ADDED,
-            tokenizer_from=after / "tokenizer.json")  # fmt: skip
-    join(after)
+    append(after, ADDED)
     return before, after
 
 
 @pytest.fixture(scope="module")
 def run(grown, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "before"
-    result = train("--data", grown[0], "--out", out)
-    assert result.exit_code == 0, result.stderr
+    assert train("--data", grown[0], "--out", out).exit_code == 0
     return out
 
 
@@ -53,12 +50,11 @@ def run(grown, tmp_path_factory):
 def after(grown, run, tmp_path_factory):
     """A run on the grown dataset from the one before, with all rows in memory."""
     out = tmp_path_factory.mktemp("runs") / "after"
-    result = train("--data", grown[1], "--out", out, "--init-from", run, "--grow")
-    assert result.exit_code == 0, result.stderr
+    assert train("--data", grown[1], "--out", out, "--init-from", run, "--grow").exit_code == 0
     return out
 
 
-def test_the_first_samples_begin_with_their_state_bit_for_bit_and_the_others_at_the_initial_values(grown, run, after):
+def test_the_first_samples_keep_their_state_and_the_others_begin_at_initial_values(grown, run, after):
     old, new = StateReader.open(run / "state"), StateReader.open(after / "state", at="step-0")
     assert (old.samples, new.samples) == (2000, 2201) == (2000, Dataset(grown[1]).n)
     carried, fresh = new.rows(0, 2000), new.rows(2000, 2201)
@@ -92,15 +88,12 @@ def test_training_goes_on_from_the_carried_rows_through_a_window(grown, run, tmp
 
 
 def test_a_grown_state_is_sound(after):
-    result = CliRunner().invoke(main, ["state", "check", str(after), "--all"])
-    assert result.exit_code == 0, result.output
+    succeed("state", "check", after, "--all")
 
 
 def test_a_dataset_that_did_not_grow_from_the_runs_is_refused(run, tmp_path, grown):
     other = shutil.copytree(grown[0], tmp_path / "other")
-    convert(GlyphSource(0), appended_path(other), ConvertSettings(), workers=1, selection=ADDED[:50],
-            tokenizer_from=other / "tokenizer.json")  # fmt: skip
-    join(other)
+    append(other, ADDED[:50])
     second = tmp_path / "second"
     assert train("--data", other, "--out", second, batch_size=512).exit_code == 0
     refused = train("--data", grown[1], "--out", tmp_path / "run", "--init-from", second, "--grow")

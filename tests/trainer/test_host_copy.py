@@ -6,7 +6,7 @@ import torch
 from thermopile.trainer.checkpoints.host_copy import CopyOnHost, PinnedMemory, bytes_on_gpu, placed
 from thermopile.trainer.checkpoints.tensors import load_tensors, save_tensors, take_apart
 
-from waits import no_waits
+from support.waits import no_waits
 
 
 def test_what_is_changed_later_is_not_in_the_copy():
@@ -52,7 +52,7 @@ def test_a_copy_from_a_gpu_is_of_its_moment_and_does_not_wait_for_it():
     memory.close()
 
 
-def test_tensors_are_placed_one_behind_the_other_in_their_shape_dtype_and_memory_format(tmp_path):
+def test_tensors_are_placed_one_behind_the_other_as_they_are_laid_out(tmp_path):
     tensors = [
         torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last), torch.tensor(3, dtype=torch.int64),
         torch.randn(5).bfloat16(), torch.randn(3, 2, dtype=torch.float64), torch.arange(7).byte(),

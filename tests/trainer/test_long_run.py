@@ -1,6 +1,5 @@
 """What a process and its run's directory hold does not grow with the age of the run."""
 
-import itertools
 import os
 import signal
 import time
@@ -9,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from thermopile.state_store import list_snapshots
+
+from support.cli import sets
 
 SECONDS = float(os.environ.get("THERMOPILE_SOAK_SECONDS", 2 * 60 * 60))
 BETWEEN_LOOKS = 5.0
@@ -30,9 +31,7 @@ def resources(pid, run):
 def test_a_run_with_a_checkpoint_every_five_seconds_stays_as_large_as_it_was(start_program, pairs_dataset, tmp_path):
     run, looks = tmp_path / "run", []
     settings = ("batch_size=128", "data.image_size=32", "epochs=1000000", f"checkpoint.every_minutes={5 / 60}")
-    program = start_program(
-        "train", "--data", pairs_dataset.path, "--out", run, *itertools.chain(*(("--set", each) for each in settings))
-    )
+    program = start_program("train", "--data", pairs_dataset.path, "--out", run, *sets(*settings))
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
         time.sleep(BETWEEN_LOOKS)

@@ -12,7 +12,7 @@ from thermopile.trainer.errors import ConfigError, TrainingError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
-from small_runs import lines, losses, small, train
+from support.runs import lines, losses, small, train
 
 
 def test_every_step_is_logged_once_with_loss_temperatures_and_waits(finished):
@@ -56,9 +56,7 @@ def test_the_loss_falls_and_the_learned_temperature_of_clip_is_trained(pairs_dat
     assert training["objective"]["log_logit_scale"] != pytest.approx(np.log(1 / 0.07))
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_with_step_samples_and_the_last_checkpoint(
-    pairs_dataset, tmp_path, monkeypatch
-):
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_samples(pairs_dataset, tmp_path, monkeypatch):
     config, run = small(pairs_dataset, log_every=4, checkpoint={"every_steps": 3}), RunDirectory(tmp_path / "run")
     with Trainer.open(config, run) as trainer:
         outcome = trainer._outcome
@@ -122,9 +120,7 @@ def test_reports_count_the_steps_since_the_last_one(pairs_dataset, tmp_path):
 
 
 @pytest.mark.parametrize("ahead", [1, 5])
-def test_rows_of_each_step_are_prefetched_once_so_many_steps_ahead_also_across_epochs(
-    pairs_dataset, tmp_path, monkeypatch, ahead
-):
+def test_rows_of_each_step_are_prefetched_once_in_time_also_across_epochs(pairs_dataset, tmp_path, monkeypatch, ahead):
     config = small(pairs_dataset, state={"prefetch_steps": ahead})
     seen = []
 

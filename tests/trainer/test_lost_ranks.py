@@ -17,6 +17,9 @@ from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint
 from thermopile.trainer.errors import RanksLostError
 from thermopile.trainer.run_directory import RunDirectory
 
+from support.cli import sets
+from support.runs import wait_for
+
 SHORTER_TIMES = """
 from threading import Event
 from thermopile.trainer import heartbeats
@@ -235,7 +238,7 @@ TRAIN = (
 
 
 @after(Scene([TRAIN_UNTIL_STEP_8] * 2, kill_1_behind_a_checkpoint, TRAIN, said="waits"))
-def test_training_that_waits_for_a_lost_rank_ends_by_its_name_with_the_step_and_the_checkpoint(ranks):
+def test_training_that_waits_for_a_lost_rank_ends_by_its_name_step_and_checkpoint(ranks):
     code, _, errors = ranks[0].end()
     assert code == 1, errors
     assert errors.count("lost rank") == 1
@@ -250,12 +253,9 @@ def test_training_that_waits_for_a_lost_rank_ends_by_its_name_with_the_step_and_
 @pytest.mark.gpu(count=2)
 def test_a_rank_killed_while_it_trains_on_a_gpu_ends_the_other_within_two_minutes(start_ranks, pairs_dataset, tmp_path):
     run, settings = RunDirectory(tmp_path / "run"), ("batch_size=256", "data.image_size=32", "data.loader=ffcv")
-    options = [part for setting in (*settings, "epochs=1000", "log_every=1") for part in ("--set", setting)]
+    options = sets(*settings, "epochs=1000", "log_every=1")
     ranks = start_ranks(2, "train", "--data", pairs_dataset.path, "--out", run.path, *options)
-    while not run.metrics_file.exists() or run.metrics_file.read_bytes().count(b"\n") < 20:
-        # One may have left in order already, and one that failed ends the others.
-        assert any(rank.is_running() for rank in ranks), [rank.end() for rank in ranks]
-        time.sleep(0.1)
+    wait_for(run, 20, ranks)
     ranks[1].kill()
     code, _, errors = ranks[0].end(within=120)
     assert code == 1, errors

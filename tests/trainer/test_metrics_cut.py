@@ -85,7 +85,7 @@ def test_half_a_line_at_the_end_is_set_aside_and_a_whole_one_without_its_end_is_
     assert path.read_bytes() == b"".join(LINES[:3])
 
 
-def test_half_a_line_at_the_end_is_cut_off_in_place_however_full_the_disk_is_for_a_copy(path, aside, file_size_limit):
+def test_half_a_line_at_the_end_is_cut_off_in_place_even_on_a_full_disk(path, aside, file_size_limit):
     path.write_bytes(b"".join(LINES) + LINES[3][:20])
     with file_size_limit(100):
         cut_back(path, 20)

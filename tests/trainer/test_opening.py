@@ -43,7 +43,7 @@ def test_ranks_that_agree_go_on(config, pairs_dataset, of_rank_0):
     refuse_differences(World(size=3, control=Told(of_rank_0)), config, pairs_dataset, CHECKPOINT)
 
 
-def test_a_difference_in_any_resolved_setting_or_in_dataset_version_or_checkpoint_is_named(config, of_rank_0):
+def test_a_difference_in_any_setting_or_in_dataset_or_checkpoint_is_named(config, of_rank_0):
     settings = flat(to_tree(config)).keys()
     assert settings - of_rank_0.keys() == MAY_DIFFER & settings
     assert {"thermopile", "order_version", "dataset samples", "dataset fingerprint", "checkpoint"} < of_rank_0.keys()

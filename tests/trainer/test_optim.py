@@ -150,7 +150,7 @@ def test_the_state_of_another_optimiser_is_refused(kept, message):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_with_a_layer_decay_each_group_of_layers_learns_more_slowly_than_the_next_one(name):
+def test_with_a_layer_decay_each_group_of_layers_learns_more_slowly_than_the_next(name):
     model = ModelConfig(dim=4, image={"name": "conv", "config": {"width": 2}}, text={"name": "mean_embedding"})
     tokenizer = TokenizerInfo(vocab_size=50, context_length=8, end_id=2)
     encoders, objective = Encoders.create(model, "bimodal", 16, tokenizer), create_objective("clip")
@@ -244,7 +244,7 @@ def test_v3s_temperature_learns_at_a_third_of_its_rate_while_it_is_below_003():
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_v3s_first_step_is_its_whole_rate_above_and_a_third_below_whatever_moves_the_weights(name):
+def test_v3s_first_step_is_its_rate_above_and_a_third_below_any_weights_step(name):
     low, high = taus("fastclip_v3", [0.02, 0.05], [1.0], name, eta=3e-3)
     assert (0.02 - low, 0.05 - high) == (pytest.approx(1e-3), pytest.approx(3e-3))
 
@@ -263,7 +263,7 @@ def test_the_temperature_is_no_parameter_of_the_weights_optimiser():
     assert [group["lr"] for group in optimizer.temperature.param_groups] == [objective.settings.eta]
 
 
-def test_a_network_of_temperatures_has_its_own_optimiser_whose_rate_falls_from_epoch_to_epoch():
+def test_a_network_of_temperatures_has_its_own_optimiser_and_a_falling_rate():
     objective = create_objective("tempnet", width=8, eta=0.1, eta_decay=0.5)
     optimizer = create_optimizer(OptimizerConfig(), Weights(), objective)
     held = [id(p) for group in optimizer.temperature.param_groups for p in group["params"]]

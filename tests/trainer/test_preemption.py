@@ -1,11 +1,9 @@
 """A signal stops a run with a checkpoint; a second one ends it at once; either way it goes on as if never stopped."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -14,7 +12,8 @@ from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run.preemption import EXIT_CODE, SIGNALS, StopRequest
 from thermopile.trainer.run_directory import RunDirectory
 
-from small_runs import small
+from support.cli import sets
+from support.runs import losses, small, train, wait_for
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -57,10 +56,6 @@ def test_a_second_signal_ends_the_process_whatever_it_is_at(second):
             process.kill()
 
 
-def losses(run):
-    return [json.loads(line)["loss"] for line in run.metrics_file.read_text().splitlines()]
-
-
 def test_a_run_stopped_by_every_signal_in_turn_has_the_losses_of_one_never_stopped(finished, pairs_dataset, tmp_path):
     config, broken = small(pairs_dataset), RunDirectory(tmp_path / "broken")
     for number, at in zip(SIGNALS, (3, 5, 10), strict=True):
@@ -74,18 +69,14 @@ def test_a_run_stopped_by_every_signal_in_turn_has_the_losses_of_one_never_stopp
             # The report comes before the checkpoint of its own step, so the step after it is the last.
             assert trainer.steps_done == len(losses(broken)) == at + 1
         assert latest_checkpoint(broken.checkpoints).name == f"step-{at + 1}"
-    with Trainer.open(config, broken, resume=True) as trainer:
-        trainer.run()
-    assert losses(broken) == losses(finished)
+    assert losses(train(config, broken, resume=True)) == losses(finished)
 
 
 def test_the_command_ends_with_a_code_of_its_own_and_says_how_to_go_on(start_program, pairs_dataset, tmp_path):
     run = RunDirectory(tmp_path / "run")
-    settings = [part for setting in ("epochs=50", "log_every=1", "data.image_size=16") for part in ("--set", setting)]
+    settings = sets("epochs=50", "log_every=1", "data.image_size=16")
     program = start_program("train", "--data", pairs_dataset.path, "--out", run.path, *settings)
-    while not run.metrics_file.exists() or not losses(run):
-        assert program.is_running(), program.end()
-        time.sleep(0.01)
+    wait_for(run, 1, [program])
     program.send(signal.SIGTERM)
     code, out, errors = program.end(within=60)
     assert code == EXIT_CODE == 75

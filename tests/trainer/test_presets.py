@@ -39,7 +39,7 @@ def test_there_is_a_preset_for_every_run_of_the_papers_and_for_the_example():
 
 
 @pytest.mark.parametrize("name", sorted(PAPERS))
-def test_a_preset_loads_makes_its_objective_and_has_rates_from_its_first_to_its_last_step(name):
+def test_a_preset_loads_makes_its_objective_and_has_rates_at_every_step(name):
     config = preset(name)
     objective = create_objective(config.objective.name, config.objective.mode, **config.objective.settings)
     assert name.split("/")[0] == config.objective.name
@@ -59,7 +59,7 @@ def test_the_header_of_a_preset_tells_its_paper_its_command_and_what_to_expect(n
 
 
 @pytest.mark.parametrize("name", sorted(PAPERS))
-def test_presets_on_images_have_simclrs_augmentation_without_blur_where_views_are_small(name):
+def test_presets_on_images_have_simclrs_augmentation_and_blur_large_views_alone(name):
     data = preset(name).data
     if preset(name).objective.mode == "bimodal":
         assert data.recipe == "auto"
@@ -186,7 +186,7 @@ def test_the_objective_of_a_preset_has_its_papers_settings(names, settings):
     [("medium", {"sgd": (1.0 / 2, 2 * 3e-6), "lamb": (2e-3, 0.1), "lion": (2e-4, 0.3)}),
      ("large", {"sgd": (2.0 / 2, 2 * 3e-6), "lamb": (2e-3, 0.1), "lion": (1e-4, 0.3)})],
 )  # fmt: skip
-def test_a_header_offers_the_papers_other_optimisers_and_each_loads_on_top_of_its_preset(size, rates):
+def test_the_other_optimisers_that_a_header_offers_load_on_top_of_its_preset(size, rates):
     text = (PRESETS / f"fastclip_v3/{size}.toml").read_text("utf-8").replace("\n#     --set", " --set")
     offered = {}
     for line in text.splitlines():

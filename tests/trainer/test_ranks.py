@@ -6,6 +6,7 @@ import signal
 import socket
 import time
 from datetime import timedelta
+from functools import partial
 from itertools import cycle
 
 import numpy as np
@@ -21,14 +22,17 @@ from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.world import World, joined_world
 
-from small_runs import MOMENTUM, OWN_CODE, PRACTICE, assert_same_state, assert_same_weights, lines, losses
+from support.cli import sets
+from support.runs import MOMENTUM, OWN_CODE, PRACTICE, assert_same_run, finish, kill, lines, losses, wait_for
 
 SETTINGS = (
     "batch_size=128", "log_every=1", "data.image_size=16", "model.dim=16", "model.image.config.width=4",
     "checkpoint.every_steps=5", "canonical_shards=4",
     "on_nan=skip",  # changes nothing where all is finite, and makes the ranks agree on that at every step
 )  # fmt: skip
-STEPS_PER_EPOCH = 15
+
+
+KEYS = ("model.momentum=0.9",)
 
 
 @pytest.fixture(scope="module")
@@ -36,26 +40,15 @@ def start(start_ranks, pairs_dataset):
     """Return a function that starts each rank of a small run."""
 
     def start(run, world, epochs=2, last_rank=(), more_settings=(), data=pairs_dataset, code=None):
-        settings = [part for setting in (*SETTINGS, f"epochs={epochs}", *more_settings) for part in ("--set", setting)]
+        settings = sets(*SETTINGS, f"epochs={epochs}", *more_settings)
         command = ("train", "--data", data.path, "--out", run.path, "--resume", *settings)
         return start_ranks(world, *command, last_rank=last_rank, codes=code and [code] * world)
 
     return start
 
 
-def finish(ranks):
-    ends = [rank.end() for rank in ranks]
-    assert [code for code, *_ in ends] == [0] * len(ranks), ends
-
-
 def gradient_norms(run):
     return [line["gradient_norm"] for line in lines(run)]
-
-
-def wait_for(run, steps, ranks):
-    while not run.metrics_file.exists() or run.metrics_file.read_bytes().count(b"\n") < steps:
-        assert all(rank.is_running() for rank in ranks), [rank.end() for rank in ranks]
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +88,7 @@ def test_two_ranks_train_as_one_process_does(alone, two_ranks):
         (("--init-from", "{other}"), ["the ranks differ: rank 1 has init_from = '{other}', rank 0 ''"]),
     ],
 )  # fmt: skip
-def test_ranks_that_were_started_differently_all_end_before_a_step_and_say_which_and_how(
+def test_ranks_started_differently_end_before_a_step_and_say_which_and_how(
     start, tmp_path, images_dataset, of_rank_1, said
 ):
     run, other = RunDirectory(tmp_path / "run"), images_dataset.path
@@ -114,9 +107,7 @@ with thermopile.joined_world() as world:
 """
 
 
-def test_in_a_program_of_ones_own_all_ranks_say_that_the_run_to_start_from_cannot_be_read(
-    start_ranks, pairs_dataset, tmp_path
-):
+def test_all_ranks_of_a_users_program_say_that_init_from_cannot_be_read(start_ranks, pairs_dataset, tmp_path):
     ranks = start_ranks(2, pairs_dataset.path, tmp_path, codes=[OPEN_A_RUN] * 2)
     for code, _, errors in (rank.end(within=60) for rank in ranks):
         assert code == 1, errors
@@ -133,9 +124,7 @@ main()
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_ranks_that_do_not_share_the_run_directory_all_end_before_a_step_and_say_which(
-    start, two_ranks, tmp_path, resumed
-):
+def test_ranks_that_do_not_share_the_run_directory_end_before_a_step_and_say_so(start, two_ranks, tmp_path, resumed):
     run, elsewhere = RunDirectory(tmp_path / "runs" / "run"), tmp_path / "elsewhere"
     if resumed:
         for folder in (run.path, elsewhere):
@@ -156,17 +145,13 @@ def test_all_ranks_go_back_behind_a_snapshot_that_is_damaged_in_the_rows_of_one(
     run = RunDirectory(shutil.copytree(two_ranks.path, tmp_path / "run"))
     newest = max((run.state / "chunks").iterdir(), key=lambda chunk: chunk.stat().st_mtime_ns)
     newest.write_bytes(newest.read_bytes()[:10])
-    ranks = start(run, 2)
-    ends = [rank.end() for rank in ranks]
-    assert [code for code, *_ in ends] == [0, 0], ends
-    assert f"the state of {run.checkpoints / 'step-30'} is damaged" in ends[0][2]
-    assert "Resuming from step-25" in ends[0][2]
+    (_, errors), _ = finish(start(run, 2))
+    assert f"the state of {run.checkpoints / 'step-30'} is damaged" in errors
+    assert "Resuming from step-25" in errors
     assert losses(run) == losses(two_ranks)
 
 
-def test_a_rank_that_dies_ends_the_run_in_time_by_name_and_a_resumed_one_has_the_same_losses(
-    two_ranks, start, tmp_path
-):
+def test_a_rank_that_dies_ends_the_run_by_name_and_it_resumes_with_the_same_losses(two_ranks, start, tmp_path):
     run = RunDirectory(tmp_path / "run")
     ranks = start(run, 2, code=IMPATIENT)
     wait_for(run, 12, ranks)
@@ -178,37 +163,34 @@ def test_a_rank_that_dies_ends_the_run_in_time_by_name_and_a_resumed_one_has_the
     assert f"process {ranks[1].pid}) at step" in last
     assert f"--resume continues from the last checkpoint, {latest_checkpoint(run.checkpoints)}" in last
     finish(start(run, 2))
-    assert losses(run) == losses(two_ranks)
-    assert_same_weights(run, two_ranks)
-    assert_same_state(run, two_ranks)
+    assert_same_run(run, two_ranks)
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize(
-    "more",
+    ("dataset", "epochs", "more"),
     [
-        pytest.param(MOMENTUM, id="momentum and crops"),
-        pytest.param(PRACTICE, id="clipped and locked", marks=pytest.mark.soak),
-        pytest.param(("micro_batch=16",), id="pieces"),
-        pytest.param(OWN_CODE, id="own code", marks=pytest.mark.soak),
+        pytest.param("pairs_dataset", 2, MOMENTUM, id="momentum and crops"),
+        pytest.param("pairs_dataset", 2, PRACTICE, id="clipped and locked", marks=pytest.mark.soak),
+        pytest.param("pairs_dataset", 2, ("micro_batch=16",), id="pieces"),
+        pytest.param("pairs_dataset", 2, OWN_CODE, id="own code", marks=pytest.mark.soak),
+        # 4 steps an epoch: the checkpoint, of step 10, is within one.
+        pytest.param("captions_dataset", 5, (), id="captions drawn"),
     ],
 )
-def test_two_ranks_killed_and_resumed_are_those_never_killed(start, tmp_path, more):
+def test_two_ranks_killed_and_resumed_are_those_never_killed(start, tmp_path, request, dataset, epochs, more):
     whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
-    finish(start(whole, 2, more_settings=more))
-    ranks = start(broken, 2, more_settings=more)
+    start = partial(start, world=2, epochs=epochs, more_settings=more, data=request.getfixturevalue(dataset))
+    finish(start(whole))
+    ranks = start(broken)
     wait_for(broken, 12, ranks)
-    for rank in ranks:
-        rank.kill()
-    for rank in ranks:
-        rank.end()
-    finish(start(broken, 2, more_settings=more))
-    assert losses(broken) == losses(whole)
-    assert_same_weights(broken, whole)
+    kill(ranks)
+    finish(start(broken))
+    assert_same_run(broken, whole)
 
 
 @pytest.mark.wide
-def test_ranks_on_selected_samples_with_few_rows_in_memory_killed_and_resumed_are_those_never_killed(start, tmp_path):
+def test_ranks_on_selected_samples_with_few_rows_killed_and_resumed_lose_nothing(start, tmp_path):
     kept = np.concatenate([np.arange(3, 900), np.arange(900, 1_990, 3)])
     pq.write_table(pa.table({"sample_id": kept, "weight": kept % 5}), tmp_path / "kept.parquet")
     file, one, two, broken = tmp_path / "kept.parquet", *(RunDirectory(tmp_path / name) for name in "abc")
@@ -218,13 +200,9 @@ def test_ranks_on_selected_samples_with_few_rows_in_memory_killed_and_resumed_ar
     finish(start(two, 2, more_settings=more))
     ranks = start(broken, 2, more_settings=few)
     wait_for(broken, 12, ranks)
-    for rank in ranks:
-        rank.kill()
-        rank.end()
+    kill(ranks)
     finish(start(broken, 2, more_settings=few))
-    assert losses(broken) == losses(two)
-    assert_same_weights(broken, two)
-    assert_same_state(broken, two)
+    assert_same_run(broken, two)
     assert_close(losses(two), losses(one), range(1, 19))
     for run in (one, two):
         visits = StateReader.open(run.state).column("visits")
@@ -232,47 +210,26 @@ def test_ranks_on_selected_samples_with_few_rows_in_memory_killed_and_resumed_ar
         assert set(np.flatnonzero(visits)) <= set(kept)
 
 
-@pytest.mark.wide
-def test_two_ranks_that_draw_captions_killed_within_an_epoch_and_resumed_are_those_never_killed(
-    start, captions_dataset, tmp_path
-):
-    whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
-    finish(start(whole, 2, epochs=5, data=captions_dataset))
-    ranks = start(broken, 2, epochs=5, data=captions_dataset)
-    wait_for(broken, 7, ranks)  # of 20, 4 an epoch; the checkpoint is of step 5
-    for rank in ranks:
-        rank.kill()
-    for rank in ranks:
-        rank.end()
-    finish(start(broken, 2, epochs=5, data=captions_dataset))
-    assert losses(broken) == losses(whole)
-    assert_same_weights(broken, whole)
-
-
 @pytest.mark.parametrize(
     "more",
     [
-        ("objective.name=moco_v3", "data.local_views=1", "data.local_size=8"),
-        pytest.param(("objective.name=isogclr", "objective.mode=unimodal", "micro_batch=32"), marks=pytest.mark.wide),
-        pytest.param((*OWN_CODE, "model.momentum=0"), marks=pytest.mark.wide),
+        (*KEYS, "objective.name=moco_v3", "data.local_views=1", "data.local_size=8"),
+        *(
+            pytest.param(more, marks=pytest.mark.wide)
+            for more in (
+                (*KEYS, "objective.name=isogclr", "objective.mode=unimodal", "micro_batch=32"),
+                OWN_CODE,
+                ("model.text.locked=true", "model.text.unlocked_groups=1"),
+            )
+        ),
     ],
 )
-def test_two_ranks_train_as_one_process_does_with_a_momentum_network_or_code_of_ones_own(start, tmp_path, more):
+def test_two_ranks_that_clip_gradients_train_as_one_process_does(start, tmp_path, more):
     one, two = RunDirectory(tmp_path / "one"), RunDirectory(tmp_path / "two")
     for run, world in ((one, 1), (two, 2)):
-        finish(start(run, world, epochs=1, more_settings=("model.momentum=0.9", *more, "optimizer.grad_clip_norm=0.5")))
+        finish(start(run, world, epochs=1, more_settings=(*more, "optimizer.grad_clip_norm=0.5")))
     assert_close(losses(two), losses(one), range(1, 16))
     assert gradient_norms(two) == pytest.approx(gradient_norms(one), rel=1e-3)
-
-
-@pytest.mark.wide
-def test_two_ranks_clip_the_norm_of_the_gradients_that_one_process_has(start, tmp_path):
-    one, two = RunDirectory(tmp_path / "one"), RunDirectory(tmp_path / "two")
-    more = ("optimizer.grad_clip_norm=0.5", "model.text.locked=true", "model.text.unlocked_groups=1")
-    for run, world in ((one, 1), (two, 2)):
-        finish(start(run, world, epochs=1, more_settings=more))
-    assert gradient_norms(two) == pytest.approx(gradient_norms(one), rel=1e-3)
-    assert_close(losses(two), losses(one), range(1, 16))
 
 
 @pytest.mark.parametrize(
@@ -318,10 +275,7 @@ def test_two_ranks_killed_60_times_with_all_or_few_rows_in_memory_lose_nothing(s
         steps += int(draw.integers(1, 5))
         wait_for(broken, steps, ranks)
         time.sleep(draw.uniform(0, 0.2))
-        for rank in draw.permutation(ranks):
-            rank.kill()
-        for rank in ranks:
-            rank.end()
+        kill(draw.permutation(ranks))
     finish(start(broken, 2, epochs=20, more_settings=next(budgets)))
     assert losses(broken) == losses(whole)
     assert len(losses(whole)) == 300

@@ -79,7 +79,7 @@ def local(name, init_from="", **config):
     return load_config({"init_from": init_from, "model": {"image": {"name": name, "config": config}}})
 
 
-def test_a_local_model_that_is_gone_is_what_the_run_recorded_with_what_is_asked_on_top(tmp_path, monkeypatch):
+def test_a_local_model_that_is_gone_is_the_recorded_one_with_the_asked_changes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recorded = local(f"hf:{tmp_path}/model", model_type="resnet", layer_type="basic")
     assert as_recorded(local("hf:./model"), recorded) == recorded

@@ -2,7 +2,6 @@
 
 import random
 import shutil
-import time
 from functools import partial
 from itertools import cycle
 
@@ -15,36 +14,35 @@ from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run import run as run_module
 from thermopile.trainer.run_directory import RunDirectory
 
-from small_runs import (
+from support.cli import sets
+from support.runs import (
     MOMENTUM,
     OWN_CODE,
     PRACTICE,
-    assert_same_state,
-    assert_same_weights,
+    assert_same_run,
+    checkpoints,
+    finish,
+    kill,
     lines,
     losses,
+    resumed,
     small,
-    stop_at,
+    stopped,
     train,
+    wait_for,
 )
 
 
-def checkpoints(run):
-    return {int(path.name.removeprefix("step-")) for path in run.checkpoints.glob("step-*")}
-
-
 def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(finished, pairs_dataset, tmp_path, caplog):
-    config, run = small(pairs_dataset, checkpoint={"every_steps": 3}), RunDirectory(tmp_path / "run")
-    with pytest.raises(KeyboardInterrupt), Trainer.open(config, run) as trainer:
-        trainer.run(stop_at(8))
+    config = small(pairs_dataset, checkpoint={"every_steps": 3})
+    run = stopped(config, tmp_path / "run", 8)
     (run.checkpoints / "step-6" / "tensors.safetensors").write_bytes(b"")
     with Trainer.open(config, run, resume=True) as trainer:
         assert trainer.steps_done == 3
         assert checkpoints(run) == {3}, "a checkpoint is left whose state was undone"
         trainer.run()
     assert "step-6 is damaged" in caplog.text
-    assert losses(run) == losses(finished)
-    assert_same_state(run, finished)
+    assert_same_run(run, finished)
 
 
 @pytest.mark.parametrize(
@@ -54,21 +52,15 @@ def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(fini
         pytest.param({"name": "tempnet", "eta": 1e-2, "prototypes": 8}, id="tempnet", marks=pytest.mark.wide),
     ],
 )
-def test_a_run_stopped_within_an_epoch_goes_on_with_the_rates_and_losses_of_one_never_stopped(
-    pairs_dataset, tmp_path, objective
-):
+def test_a_run_stopped_within_an_epoch_goes_on_with_the_same_rates_and_losses(pairs_dataset, tmp_path, objective):
     tree = {
         "objective": objective,
         "optimizer": {"name": "lamb", "lr": 1e-2, "lr_min": 1e-6, "warmup_epochs": 1},
         "checkpoint": {"every_steps": 4},
     }
-    config, broken = small(pairs_dataset, **tree), RunDirectory(tmp_path / "broken")
+    config = small(pairs_dataset, **tree)
     whole = train(config, tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt), Trainer.open(config, broken) as trainer:
-        trainer.run(stop_at(10))
-    with Trainer.open(config, broken, resume=True) as trainer:
-        assert trainer.steps_done == 8
-        trainer.run()
+    broken = resumed(config, stopped(config, tmp_path / "broken", 10), from_step=8)
     first, second = (
         [(line["learning_rate"], line["loss"], line.get("tau")) for line in lines(run)] for run in (whole, broken)
     )
@@ -78,20 +70,12 @@ def test_a_run_stopped_within_an_epoch_goes_on_with_the_rates_and_losses_of_one_
     assert rates == sorted(rates[:7]) + sorted(rates[7:], reverse=True)
 
 
-def test_a_run_that_draws_captions_stopped_within_an_epoch_goes_on_with_the_captions_of_one_never_stopped(
-    captions_dataset, tmp_path
-):
+def test_a_run_stopped_within_an_epoch_goes_on_with_the_same_captions(captions_dataset, tmp_path):
     data = {"path": str(captions_dataset.path), "image_size": 16}
     config = small(captions_dataset, batch_size=64, epochs=3, data=data, checkpoint={"every_steps": 5})
-    whole, broken = train(config, tmp_path / "whole"), RunDirectory(tmp_path / "broken")
-    with pytest.raises(KeyboardInterrupt), Trainer.open(config, broken) as trainer:
-        trainer.run(stop_at(12))
-    with Trainer.open(config, broken, resume=True) as trainer:
-        assert trainer.steps_done == 10, "two steps into the second epoch"
-        trainer.run()
-    assert losses(broken) == losses(whole)
-    assert_same_state(broken, whole)
-    assert_same_weights(broken, whole)
+    whole = train(config, tmp_path / "whole")
+    # From two steps into the second epoch.
+    assert_same_run(resumed(config, stopped(config, tmp_path / "broken", 12), from_step=10), whole)
     first = small(captions_dataset, batch_size=64, epochs=1, data=data | {"captions": "first"})
     assert losses(train(first, tmp_path / "first"))[1] != losses(whole)[1]
 
@@ -146,23 +130,10 @@ def start(start_program, pairs_dataset):
 
     def start(run, epochs, budget="none", more=()):
         all_settings = (*KILLED, f"epochs={epochs}", f"state.memory_budget={budget}", *more)
-        settings = [part for setting in all_settings for part in ("--set", setting)]
+        settings = sets(*all_settings)
         return start_program("train", "--data", pairs_dataset.path, "--out", run.path, "--resume", *settings)
 
     return start
-
-
-def finish(program):
-    code, _, errors = program.end()
-    assert code == 0, errors
-
-
-def kill_once_it_has_made(program, run, steps):
-    while len(run.metrics_file.read_text().splitlines()) < steps if run.metrics_file.exists() else True:
-        assert program.is_running(), program.end()
-        time.sleep(0.01)
-    program.kill()
-    program.end()
 
 
 @pytest.mark.parametrize(
@@ -183,19 +154,17 @@ def kill_once_it_has_made(program, run, steps):
     ],
 )
 @pytest.mark.parametrize(("kills", "epochs"), [(1, 2), pytest.param(100, 20, marks=pytest.mark.soak)])
-def test_a_run_killed_and_resumed_with_all_or_few_rows_in_memory_has_the_losses_of_one_never_killed(
-    start, tmp_path, kills, epochs, frame
-):
+def test_a_run_killed_and_resumed_with_all_or_few_rows_is_the_one_never_killed(start, tmp_path, kills, epochs, frame):
     whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
     start = partial(start, more=frame)
-    finish(start(whole, epochs))
+    finish([start(whole, epochs)])
     steps = len(losses(whole))
     assert steps == 15 * epochs
     budgets = cycle(["40KB", "none"])
     for target in sorted(random.Random(kills).sample(range(2, steps), kills)):
-        kill_once_it_has_made(start(broken, epochs, next(budgets)), broken, target)
-    finish(start(broken, epochs, next(budgets)))
+        program = start(broken, epochs, next(budgets))
+        wait_for(broken, target, [program])
+        kill([program])
+    finish([start(broken, epochs, next(budgets))])
     assert [line["step"] for line in lines(broken)] == list(range(1, steps + 1))
-    assert losses(broken) == losses(whole)
-    assert_same_weights(broken, whole)
-    assert_same_state(broken, whole)
+    assert_same_run(broken, whole)

@@ -13,7 +13,7 @@ from thermopile.trainer.config.layers import read_preset
 from thermopile.trainer.errors import ConfigError, RunError
 from thermopile.trainer.run_directory import RunDirectory
 
-from small_runs import OWN_CODE, SMALL_MODEL, assert_same_state, assert_same_weights, lines, losses
+from support.runs import OWN_CODE, SMALL_MODEL, assert_same_run, lines
 
 SETTINGS = {
     "epochs": 2, "batch_size": 256, "log_every": 5, "data": {"image_size": 16}, "checkpoint": {"every_steps": 4},
@@ -65,9 +65,7 @@ def test_stopped_within_an_epoch_it_goes_on_bit_by_bit_with_optimiser_and_dropou
     with open_run(tmp_path / "broken", pairs_dataset) as run:
         assert run.steps_done == 8
         train(run)
-    assert losses(run.run_directory) == losses(whole)
-    assert_same_weights(run.run_directory, whole)
-    assert_same_state(run.run_directory, whole)
+    assert_same_run(run.run_directory, whole)
 
 
 def test_a_finished_run_yields_no_batch(whole, pairs_dataset):
@@ -93,7 +91,9 @@ def test_code_that_only_the_runs_files_name_is_not_imported(pairs_dataset, tmp_p
     with open_run(tmp_path / "run", pairs_dataset, **own) as run:
         pass
     monkeypatch.setattr("thermopile.trainer.plugins.import_module", lambda name: pytest.fail(f"imported {name}"))
-    with pytest.raises(ConfigError, match=r"config.toml sets objective.name = 'own_code:Weighted', which imports"):
+    with pytest.raises(
+        ConfigError, match=r"config.toml sets objective.name = 'support.own_code:Weighted', which imports"
+    ):
         open_run(run.run_directory.path, pairs_dataset)
 
 
@@ -135,9 +135,7 @@ def test_parts_are_attached_before_the_first_step_and_can_be_saved(pairs_dataset
 
 
 @pytest.mark.parametrize("more", [{"micro_batch": 32}, {"model": {"ema": 0.9}}])
-def test_settings_that_only_the_trainers_loop_can_follow_are_refused_before_anything_is_written(
-    pairs_dataset, tmp_path, more
-):
+def test_settings_for_the_trainers_loop_alone_are_refused_before_any_writing(pairs_dataset, tmp_path, more):
     with pytest.raises(ConfigError, match=r"micro_batch and model\.ema are for thermopile's own loop"):
         open_run(tmp_path / "run", pairs_dataset, **more)
     assert not (tmp_path / "run").exists()

@@ -19,7 +19,7 @@ from thermopile.trainer.run.selection_files import pinned, write_selection
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.world import ALONE
 
-from small_runs import assert_same_state, assert_same_weights, losses, small, stop_at, train
+from support.runs import assert_same_run, losses, small, stopped, train
 
 KEPT = np.concatenate([np.arange(3, 700), np.arange(700, 1_990, 9)])
 WINDOWED = {
@@ -64,25 +64,19 @@ def test_a_run_visits_the_selected_samples_only_each_once_an_epoch(pairs_dataset
 def test_a_selection_of_all_samples_changes_nothing(finished, pairs_dataset, write, tmp_path):
     config = on(pairs_dataset, write(np.arange(2_000)), batch_size=256)
     run = train(config, tmp_path / "run")
-    assert losses(run) == losses(finished)
-    assert_same_weights(run, finished)
-    assert_same_state(run, finished)
+    assert_same_run(run, finished)
 
 
 def test_few_rows_in_memory_give_the_bits_of_all_in_memory_also_when_resumed(pairs_dataset, write, tmp_path):
     config = on(pairs_dataset, write(KEPT), **WINDOWED, checkpoint={"every_steps": 4})
     assert config.blocks_per_shard > config.window_blocks
     whole = train(config.model_copy(update={"state": small(pairs_dataset).state}), tmp_path / "whole")
-    run = RunDirectory(tmp_path / "run")
-    with pytest.raises(KeyboardInterrupt), Trainer.open(config, run) as trainer:
-        trainer.run(stop_at(11))
+    run = stopped(config, tmp_path / "run", 11)
     with Trainer.open(config, run, resume=True) as trainer:
         assert trainer.steps_done == 8
         trainer.run()
         assert 0 < trainer.store.blocks_read < 3 * 2 * config.blocks_per_shard, "the store was not told the windows"
-    assert losses(run) == losses(whole)
-    assert_same_weights(run, whole)
-    assert_same_state(run, whole)
+    assert_same_run(run, whole)
 
 
 # Reading the state of such a run
@@ -168,10 +162,10 @@ def test_a_run_goes_on_with_its_own_copy_and_refuses_another_selection(selected,
 # Bad input
 
 
-def refuses(dataset, select, match, tmp_path, **more):
+def refuses(settings, match, tmp_path):
     run = RunDirectory(tmp_path / "run")
     with pytest.raises(ConfigError, match=match):
-        Trainer.open(on(dataset, select, **more), run)
+        Trainer.open(settings(), run)
     assert not run.exists()
     run.refuse_existing()
 
@@ -190,18 +184,18 @@ def refuses(dataset, select, match, tmp_path, **more):
     ],
 )
 def test_a_bad_selection_is_refused_in_one_line_and_leaves_no_run(pairs_dataset, write, tmp_path, ids, match):
-    refuses(pairs_dataset, write(ids), match, tmp_path, batch_size=256)
+    refuses(lambda: on(pairs_dataset, write(ids), batch_size=256), match, tmp_path)
 
 
 def test_a_file_without_ids_or_no_parquet_file_is_refused(pairs_dataset, tmp_path):
     file = tmp_path / "kept.parquet"
-    refuses(pairs_dataset, str(file), r"kept\.parquet cannot be read: No such file", tmp_path)
+    refuses(lambda: on(pairs_dataset, str(file)), r"kept\.parquet cannot be read: No such file", tmp_path)
     pq.write_table(pa.table({"id": [1]}), file)
-    refuses(pairs_dataset, str(file), r"has no column 'sample_id'; it has id", tmp_path)
+    refuses(lambda: on(pairs_dataset, str(file)), r"has no column 'sample_id'; it has id", tmp_path)
     pq.write_table(pa.table([[1], [2]], names=["sample_id"] * 2), file)
-    refuses(pairs_dataset, str(file), r"has 2 columns 'sample_id'; keep one", tmp_path)
+    refuses(lambda: on(pairs_dataset, str(file)), r"has 2 columns 'sample_id'; keep one", tmp_path)
     file.write_bytes(b"sample_id\n1\n" * 100)
-    refuses(pairs_dataset, str(file), r"kept\.parquet is not a Parquet file, or is damaged", tmp_path)
+    refuses(lambda: on(pairs_dataset, str(file)), r"kept\.parquet is not a Parquet file, or is damaged", tmp_path)
 
 
 def test_a_file_that_changed_since_it_was_recorded_is_refused(pairs_dataset, write, tmp_path):
@@ -266,14 +260,10 @@ def weighted(dataset, weights, **more):
 
 def test_weights_that_are_all_equal_change_nothing(finished, pairs_dataset, write, tmp_path):
     run = train(weighted(pairs_dataset, write(np.arange(2_000), [0.3] * 2_000)), tmp_path / "run")
-    assert losses(run) == losses(finished)
-    assert_same_weights(run, finished)
-    assert_same_state(run, finished)
+    assert_same_run(run, finished)
 
 
-def test_a_step_has_the_weights_of_its_samples_relative_to_the_mean_of_the_selected_ones(
-    pairs_dataset, write, tmp_path
-):
+def test_a_step_has_its_samples_weights_relative_to_the_mean_of_the_selected_ones(pairs_dataset, write, tmp_path):
     weights = np.random.default_rng(0).random(2_000)
     mixed = np.random.default_rng(1).permutation(2_000)
     data = {
@@ -300,9 +290,7 @@ def test_a_step_has_the_weights_of_its_samples_relative_to_the_mean_of_the_selec
 
 
 @pytest.mark.parametrize("rest", [0, [0.01, 1e-60, *[0] * 1_997]], ids=["zeros", "some that are 0 in float32"])
-def test_weights_of_0_beside_a_large_one_are_taken_if_they_were_meant_or_others_remain(
-    pairs_dataset, write, tmp_path, rest
-):
+def test_weights_of_0_beside_a_large_one_are_taken_if_others_remain(pairs_dataset, write, tmp_path, rest):
     file = write(range(2_000), np.append(1e6, np.broadcast_to(rest, 1_999)))
     write_selection(weighted(pairs_dataset, file).data, pairs_dataset.index, tmp_path / "selection")
     assert Selection(tmp_path / "selection").weights[0] == pytest.approx(2_000)
@@ -323,18 +311,14 @@ def test_weights_of_0_beside_a_large_one_are_taken_if_they_were_meant_or_others_
     ],
 )
 def test_bad_weights_are_refused_in_one_line_and_leave_no_run(pairs_dataset, write, tmp_path, ids, weights, match):
-    run = RunDirectory(tmp_path / "run")
-    with pytest.raises(ConfigError, match=match):
-        Trainer.open(weighted(pairs_dataset, write(ids, weights)), run)
-    assert not run.exists()
-    run.refuse_existing()
+    refuses(lambda: weighted(pairs_dataset, write(ids, weights)), match, tmp_path)
 
 
 def test_weights_for_a_loss_that_is_no_mean_over_anchors_are_refused(pairs_dataset, write):
     with pytest.raises(ConfigError, match=r"data\.weights: objective 'siglip' takes no weights of samples; valid: "):
         weighted(pairs_dataset, write(range(2_000), [1] * 2_000), objective={"name": "siglip"})
     with pytest.raises(ConfigError, match="takes no weights of samples"):
-        weighted(pairs_dataset, write(range(2_000), [1] * 2_000), objective={"name": "own_code:Weighted"})
+        weighted(pairs_dataset, write(range(2_000), [1] * 2_000), objective={"name": "support.own_code:Weighted"})
 
 
 def test_long_files_of_weights_are_read_in_pieces(pairs_dataset, write, tmp_path, monkeypatch):

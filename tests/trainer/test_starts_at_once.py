@@ -15,7 +15,8 @@ from thermopile.trainer.errors import RunError, RunExistsError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
-from small_runs import SMALL, assert_same_state, assert_same_weights, losses, small, stop_at, train
+from support.cli import sets
+from support.runs import SMALL, assert_same_run, finish, losses, small, stopped, train
 
 SHORT = {"epochs": 1, "checkpoint": {"every_steps": 2, "every_minutes": 0}}
 TAKEN = "holds a run; continue it with --resume, or choose another --out"
@@ -43,13 +44,7 @@ def on_first(pairs_dataset, first_ids):
     return settings
 
 
-def assert_same_run(run, alone):
-    assert losses(run) == losses(alone)
-    assert_same_weights(run, alone)
-    assert_same_state(run, alone)
-
-
-def test_a_directory_that_another_start_is_just_making_is_refused_like_one_that_exists(on_first, tmp_path):
+def test_a_directory_that_another_start_is_making_is_refused_like_one_that_exists(on_first, tmp_path):
     run = RunDirectory(tmp_path / "run")
 
     class First(Trainer):
@@ -65,7 +60,7 @@ def test_a_directory_that_another_start_is_just_making_is_refused_like_one_that_
     assert_same_run(run, train(on_first(1800), tmp_path / "alone"))
 
 
-def test_a_start_that_fails_before_it_has_written_its_settings_leaves_the_directory_to_the_next(on_first, tmp_path):
+def test_a_start_that_fails_before_its_settings_leaves_the_directory_to_the_next(on_first, tmp_path):
     run = RunDirectory(tmp_path / "run")
 
     class Failing(Trainer):
@@ -91,16 +86,14 @@ def test_a_start_that_another_overtook_changes_nothing_in_what_that_has_trained(
     assert max(losses(run)) == 7
 
 
-def test_of_two_that_resume_at_step_0_the_later_one_does_not_undo_what_the_other_has_trained(pairs_dataset, tmp_path):
-    run, config = RunDirectory(tmp_path / "run"), small(pairs_dataset, **SHORT)
-    with pytest.raises(KeyboardInterrupt), Trainer.open(config, run) as trainer:
-        trainer.run(on_report=stop_at(1))  # before its first checkpoint
+def test_of_two_that_resume_at_step_0_the_later_one_undoes_nothing(pairs_dataset, tmp_path):
+    config = small(pairs_dataset, **SHORT)
+    run = stopped(config, tmp_path / "run", 1)  # before its first checkpoint
 
     class Overtaken(Trainer):
         def _prepare(self):
             super()._prepare()
-            with Trainer.open(config, run, resume=True) as trainer:
-                trainer.run()
+            train(config, run, resume=True)
 
     with pytest.raises(RunError, match=r"another process has just written a checkpoint in .*; resume again"):
         Overtaken.open(config, run, resume=True)
@@ -118,7 +111,7 @@ main()
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("rounds", [pytest.param(6, marks=pytest.mark.wide), pytest.param(200, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("where", ["disk", "bucket"])
-def test_of_two_starts_at_the_same_moment_one_trains_and_the_other_ends_with_one_line(
+def test_of_two_starts_at_once_one_trains_and_the_other_ends_with_one_line(
     pairs_dataset, start_program, first_ids, tmp_path, request, monkeypatch, where, rounds
 ):
     place, variables = tmp_path, {}
@@ -133,14 +126,13 @@ def test_of_two_starts_at_the_same_moment_one_trains_and_the_other_ends_with_one
         settings = (*SMALL, "epochs=1", "checkpoint.every_steps=1", f"seed={number}")
         return start_program(
             "train", "--data", pairs_dataset.path, "--select", first_ids((600, 700)[number]), "--out", run.path,
-            *(part for setting in settings for part in ("--set", setting)),
+            *sets(*settings),
             code=f"start_at = {time.time() + 0.2 + seconds}{START_AT}", **variables,
         )  # fmt: skip
 
     alone = [RunDirectory(tmp_path / "alone-0"), RunDirectory(tmp_path / "alone-1")]
     for number, run in enumerate(alone):
-        code, _, errors = start(run, number).end()
-        assert code == 0, errors
+        finish([start(run, number)])
     apart = random.Random(7)
     for each in range(rounds):
         run = RunDirectory(place / f"run-{each}")

@@ -50,7 +50,7 @@ def test_a_wait_above_a_tenth_gives_one_line_that_says_how_to_shorten_it():
     assert "\n" not in data + store
 
 
-def test_more_than_a_hundredth_of_silent_anchors_give_one_line_that_names_both_settings():
+def test_more_than_a_hundredth_of_silent_anchors_give_one_line_on_both_settings():
     def step(image, text):
         shares = {"image/share_silent": image, "text/share_silent": text}
         return line() | {"image/tau_mean": 0.1, "text/tau_mean": 0.1} | shares
@@ -63,7 +63,7 @@ def test_more_than_a_hundredth_of_silent_anchors_give_one_line_that_names_both_s
 
 
 @pytest.mark.parametrize("silent", [{"image/share_silent": 0.5}, {"image/tau_mean": 0.1, "image/share_silent": None}])
-def test_anchors_with_a_constant_temperature_or_of_a_damaged_line_are_not_called_silent(silent):
+def test_anchors_of_a_constant_temperature_or_a_damaged_line_are_not_silent(silent):
     assert hints([line() | silent]) == {}
 
 

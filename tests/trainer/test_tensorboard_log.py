@@ -51,7 +51,7 @@ def test_without_the_package_the_setting_is_refused_with_what_to_install(tmp_pat
 
 # tensorboard's thread ends with the error, which Python prints.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_directory_that_cannot_be_written_ends_the_log_with_one_warning_and_not_the_run(tmp_path, caplog):
+def test_a_directory_that_cannot_be_written_ends_the_log_alone_with_one_warning(tmp_path, caplog):
     caplog.set_level(logging.WARNING)
     path = tmp_path / "tensorboard"
     others = set(threading.enumerate())

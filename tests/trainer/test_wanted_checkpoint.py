@@ -2,17 +2,17 @@
 
 import pytest
 
-from thermopile.trainer.checkpoints.checkpoint_files import CheckpointInfo, save_checkpoint
 from thermopile.trainer.errors import RunError
 from thermopile.trainer.run_directory import RunDirectory, find_checkpoint, load_found
+
+from support.written_checkpoints import write_checkpoint
 
 
 def write(folder, *steps):
     """A run with these checkpoints."""
     run = RunDirectory(folder)
     for step in steps:
-        info = CheckpointInfo(step=step, snapshot="s", order_version=1, dataset_fingerprint="f", settings={})
-        save_checkpoint(run.checkpoints, info, {})
+        write_checkpoint(run, step)
     return run
 
 

@@ -12,7 +12,7 @@ from thermopile.trainer.run.build import resolve, windows_from
 from thermopile.trainer.run.resume_settings import differences
 from thermopile.trainer.run_directory import RunDirectory
 
-from small_runs import assert_same_state, losses, small, stop_at, train
+from support.runs import assert_same_run, resumed, small, stopped, train
 
 WINDOWED = {"batch_size": 128, "canonical_shards": 2, "state": {"memory_budget": "40KB"}}
 
@@ -46,22 +46,16 @@ def test_a_run_with_few_rows_in_memory_equals_one_with_all_bit_for_bit(resident,
         all_blocks = -(-pairs_dataset.n // trainer.order.block_rows)
         # About once an epoch, not once a step: the store was told the windows.
         assert all_blocks < trainer.store.blocks_read < 3 * all_blocks
-    assert losses(run) == losses(resident)
-    assert_same_state(run, resident)
+    assert_same_run(run, resident)
 
 
 @pytest.mark.wide
 def test_a_windowed_run_stopped_within_an_epoch_goes_on_with_another_budget(resident, pairs_dataset, tmp_path):
-    config, run = small(pairs_dataset, **WINDOWED, checkpoint={"every_steps": 4}), RunDirectory(tmp_path / "run")
-    with pytest.raises(KeyboardInterrupt), Trainer.open(config, run) as trainer:
-        trainer.run(stop_at(11))
+    config = small(pairs_dataset, **WINDOWED, checkpoint={"every_steps": 4})
+    run = stopped(config, tmp_path / "run", 11)
     other = resolve(with_budget(config, 30_000, prefetch_steps=5), pairs_dataset)
     assert differences(config, other) == []
-    with Trainer.open(other, run, resume=True) as trainer:
-        assert trainer.steps_done == 8
-        trainer.run()
-    assert losses(run) == losses(resident)
-    assert_same_state(run, resident)
+    assert_same_run(resumed(other, run, from_step=8), resident)
 
 
 @pytest.mark.parametrize("tree", [{}, WINDOWED, {"window_blocks": 3, "blocks_per_shard": 7}, {"blocks_per_shard": 9}])
@@ -75,7 +69,7 @@ def test_a_budget_too_small_for_the_order_is_refused_with_one_that_would_do(pair
 
 
 @pytest.mark.parametrize("steps_done", [0, 1, 20, 29, 30, 31, 59])
-def test_the_store_is_told_the_windows_of_every_step_to_come_in_the_numbers_of_its_puts(steps_done):
+def test_the_store_is_told_the_windows_of_every_step_to_come_by_its_puts(steps_done):
     order = Order.create(2_000, 64, canonical_shards=2, blocks_per_shard=20, window_blocks=4)
     assert order.steps_per_epoch == 31
     told = list(windows_from(steps_done, order, 2))

@@ -17,7 +17,7 @@ from thermopile.benchmarks.reproduction.schedule import headline, runs_of
 from thermopile.benchmarks.reproduction.sets import bands_of
 from thermopile.benchmarks.reproduction.sets import test_samples as number_of_test_samples
 
-from made_results import CLAIM, PARTS, Made, result, right
+from support.made_results import CLAIM, PARTS, Made, result, right
 
 CHECKOUT = Path(__file__).parents[3]
 TEST_SAMPLES = number_of_test_samples("long-tailed")

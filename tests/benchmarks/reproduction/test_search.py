@@ -23,7 +23,7 @@ from thermopile.benchmarks.reproduction.schedule import (
 )
 from thermopile.benchmarks.reproduction.search import chosen, search
 
-from made_results import Made, result
+from support.made_results import Made, result
 
 
 def tried_by(method, score, batch=BATCH, results=None):

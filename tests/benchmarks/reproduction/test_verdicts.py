@@ -31,7 +31,7 @@ from thermopile.benchmarks.reproduction.schedule import (
 )
 from thermopile.benchmarks.reproduction.sets import captions_of
 
-from made_results import CLAIM, Made, right
+from support.made_results import CLAIM, Made, right
 
 SPREAD = (-0.03, 0.03, -0.02, 0.02, 0.0)
 """What seeds differ by: the error of their mean is 3.2 points."""

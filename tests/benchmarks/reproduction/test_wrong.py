@@ -23,7 +23,7 @@ from thermopile.benchmarks.reproduction.wrong import (
 )
 from thermopile.benchmarks.reproduction.wrong_page import Found, to_markdown
 
-from made_results import MadeResults, result
+from support.made_results import MadeResults, result
 
 CHECKOUT = Path(__file__).parents[3]
 

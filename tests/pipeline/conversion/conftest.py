@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from support.pictures import draw
+
 
 @pytest.fixture(scope="package")
-def with_bad_ones(tmp_path_factory, draw) -> Path:
+def with_bad_ones(tmp_path_factory) -> Path:
     """240 pictures of two classes, every twelfth unusable."""
     root = tmp_path_factory.mktemp("bad") / "in"
     for i in range(240):

@@ -3,29 +3,28 @@
 import json
 import os
 import shutil
-import sys
+from functools import partial
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from thermopile.pipeline.conversion import append
 from thermopile.pipeline.conversion.check import check_dataset
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetExistsError
 from thermopile.pipeline.tokenizer import encode, load_tokenizer
-from thermopile.tools.cli import main
 
-from conversions import digests
+from support.cli import cli
+from support.conversions import digests
+from support.kills import killed_at
+from support.pictures import draw
 
-
-def run(*arguments):
-    return CliRunner().invoke(main, ["convert", *map(str, arguments)])
+run = partial(cli, "convert")
 
 
 @pytest.fixture(scope="module")
-def two_lists(tmp_path_factory, draw):
+def two_lists(tmp_path_factory):
     """A list of 60 pictures with captions and one of 12, every sixth of them unusable."""
     root = tmp_path_factory.mktemp("lists")
     for name, low, high in (("first", 0, 60), ("second", 60, 72)):
@@ -123,24 +122,10 @@ def test_an_append_killed_at_any_step_of_its_end_ends_the_same(two_lists, conver
         patch.setattr(append, "join", lambda out: None)
         patch.setattr("thermopile.tools.convert.join", lambda out: None)
         append_second(two_lists, ready)
-    steps = {"os.rename", "os.remove", "os.rmdir", "open"}
     kills = 0
     while True:
         work = shutil.copytree(tmp_path / "ready", tmp_path / f"work-{kills}")
-        child = os.fork()
-        if child == 0:
-            left = [1 + kills * every]
-
-            def kill(event, arguments, left=left, work=work):
-                if event in steps and str(work) in str(arguments[0]):
-                    left[0] -= 1
-                    if left[0] == 0:
-                        os._exit(9)
-
-            sys.addaudithook(kill)
-            append.join(work / "out")
-            os._exit(0)
-        killed = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+        killed = killed_at(1 + kills * every, work, lambda work=work: append.join(work / "out"))
         assert Dataset(work / "out").n in (50, 60)
         append.join(work / "out")
         assert digests(work) == digests(tmp_path / "whole"), kills

@@ -11,7 +11,7 @@ from thermopile.pipeline.conversion.images import MAX_PIXELS, to_stored
 from thermopile.pipeline.dataset_index import ImagePolicy
 from thermopile.pipeline.errors import BadSampleError
 
-from pictures import POLICY, as_bytes, chunk, png
+from support.pictures import POLICY, as_bytes, chunk, draw, png
 
 
 def test_a_picture_that_fits_no_page_of_the_shard_is_refused_with_the_cure():
@@ -41,14 +41,14 @@ def test_a_file_that_is_not_a_picture_is_refused_with_the_reason(data, reason):
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"])
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.95])
-def test_a_picture_cut_short_is_refused(draw, kind, share):
+def test_a_picture_cut_short_is_refused(kind, share):
     whole = as_bytes(draw(6, height=60, width=60), kind)
     with pytest.raises(BadSampleError):
         to_stored(whole[: int(len(whole) * share)], POLICY)
 
 
 @pytest.mark.parametrize("end", [1, 2, 3, 20])
-def test_a_jpeg_without_its_last_bytes_is_refused(draw, end):
+def test_a_jpeg_without_its_last_bytes_is_refused(end):
     with pytest.raises(BadSampleError, match="truncated"):
         to_stored(as_bytes(draw(6, height=60, width=60), "JPEG")[:-end], POLICY)
 

@@ -19,8 +19,10 @@ from thermopile.pipeline.ffcv_table import FFCVTable
 from thermopile.pipeline.raw_bytes import Descriptor
 from thermopile.pipeline.row_records import MAX_JPEG_BYTES, RECORD, Extent
 
+from support.pictures import draw
 
-def rows_of(draw, count, tokens=True):
+
+def rows_of(count, tokens=True):
     for i in range(count):
         jpeg, height, width, _ = to_stored(draw(i), ImagePolicy())
         yield BetonRow(jpeg, height, width, np.arange(i, i + 6, dtype=np.int32)[None] if tokens else None, 1000 - i)
@@ -40,8 +42,8 @@ def ffcv_loader(path, batch_size, **pipelines):
     return Loader(str(path), batch_size, num_workers=1, order=OrderOption.SEQUENTIAL, pipelines=pipelines)
 
 
-def test_a_shard_s_table_leads_to_what_was_written(tmp_path, draw):
-    written = list(rows_of(draw, 20))
+def test_a_shard_s_table_leads_to_what_was_written(tmp_path):
+    written = list(rows_of(20))
     assert write_beton(tmp_path / "a.beton", written, max_rows=20, context_length=6) == 20
     data, records = (tmp_path / "a.beton").read_bytes(), records_of(tmp_path / "a.beton", 20)
     for row, record in zip(written, records, strict=True):
@@ -65,8 +67,8 @@ def test_opencv_is_not_needed(tmp_path):
     assert len(records_of(tmp_path / "a.beton", 1, tokens=False)) == 1
 
 
-def test_fewer_rows_than_announced_make_a_whole_shard(tmp_path, draw):
-    assert write_beton(tmp_path / "a.beton", rows_of(draw, 5), max_rows=50, context_length=6) == 5
+def test_fewer_rows_than_announced_make_a_whole_shard(tmp_path):
+    assert write_beton(tmp_path / "a.beton", rows_of(5), max_rows=50, context_length=6) == 5
     assert len(records_of(tmp_path / "a.beton", 5)) == 5
 
 
@@ -77,7 +79,7 @@ def test_rows_larger_than_a_page_together_are_spread_over_pages(tmp_path):
     assert [data[record["jpeg_at"] :][: record["jpeg_bytes"]] for record in records] == [row.jpeg for row in large]
 
 
-def test_the_captions_of_a_sample_follow_each_other_also_where_a_page_ends_and_ffcv_reads_the_first(tmp_path):
+def test_captions_of_a_sample_follow_each_other_also_at_the_end_of_a_page(tmp_path):
     tokens = [np.arange(6 * captions, dtype=np.int32).reshape(-1, 6) + 100 * captions for captions in (1, 3, 2)]
     # The second sample's JPEG and first caption end 24 bytes before the page does: one caption fits there, not two.
     sizes = [(1 << 20) - 24, (1 << 20) - 48, 700]
@@ -97,8 +99,8 @@ def test_the_captions_of_a_sample_follow_each_other_also_where_a_page_ends_and_f
     np.testing.assert_array_equal(read, [of_row[:1] for of_row in tokens])
 
 
-def test_ffcv_itself_reads_the_shard(tmp_path, draw):
-    write_beton(tmp_path / "a.beton", rows_of(draw, 8, tokens=False), max_rows=8, context_length=None)
+def test_ffcv_itself_reads_the_shard(tmp_path):
+    write_beton(tmp_path / "a.beton", rows_of(8, tokens=False), max_rows=8, context_length=None)
     from ffcv.fields.rgb_image import SimpleRGBImageDecoder
 
     loader = ffcv_loader(tmp_path / "a.beton", 8, image=[SimpleRGBImageDecoder()])
@@ -107,7 +109,7 @@ def test_ffcv_itself_reads_the_shard(tmp_path, draw):
         assert np.abs(images[i].astype(int) - np.asarray(draw(i)).astype(int)).mean() < 8
 
 
-def test_importing_ffcv_leaves_torch_its_threads_and_compiles_no_dict_of_two_constants(monkeypatch):
+def test_importing_ffcv_leaves_torch_its_threads_and_compiles_no_dict(monkeypatch):
     for name in [*sys.modules]:
         if name.partition(".")[0] == "ffcv" or name == beton.__name__:
             monkeypatch.delitem(sys.modules, name)
@@ -124,9 +126,9 @@ def test_importing_ffcv_leaves_torch_its_threads_and_compiles_no_dict_of_two_con
         torch.set_num_threads(threads)
 
 
-def test_a_row_that_fails_leaves_no_shared_memory_and_no_whole_file(tmp_path, draw):
+def test_a_row_that_fails_leaves_no_shared_memory_and_no_whole_file(tmp_path):
     def rows():
-        yield from rows_of(draw, 3)
+        yield from rows_of(3)
         raise RuntimeError("the source broke")
 
     with pytest.raises(RuntimeError, match="the source broke"):
@@ -157,9 +159,9 @@ FIRST_ROW = 24 + 3 * FIELD
     with_bytes(FIRST_ROW + 5, bytes([255]) * 8), with_bytes(FIRST_ROW + 5, b"\1"),  # where its JPEG is
     with_bytes(FIRST_ROW + 16, bytes([255]) * 8), with_bytes(FIRST_ROW + 16, b"\1"),  # where its tokens are
 ])  # fmt: skip
-def test_a_shard_that_is_cut_short_or_has_a_damaged_table_is_refused(tmp_path, draw, damage):
+def test_a_shard_that_is_cut_short_or_has_a_damaged_table_is_refused(tmp_path, damage):
     path = tmp_path / "a.beton"
-    write_beton(path, rows_of(draw, 20), max_rows=20, context_length=6)
+    write_beton(path, rows_of(20), max_rows=20, context_length=6)
     data = path.read_bytes()
     path.write_bytes(damage(data))
     assert path.read_bytes() != data
@@ -167,10 +169,10 @@ def test_a_shard_that_is_cut_short_or_has_a_damaged_table_is_refused(tmp_path, d
         records_of(path, 20)
 
 
-def test_a_place_that_wraps_around_to_one_within_the_file_is_refused(tmp_path, draw):
+def test_a_place_that_wraps_around_to_one_within_the_file_is_refused(tmp_path):
     """data_ptr + size is 2^64 + 100."""
     path = tmp_path / "a.beton"
-    write_beton(path, rows_of(draw, 20), max_rows=20, context_length=6)
+    write_beton(path, rows_of(20), max_rows=20, context_length=6)
     data = bytearray(path.read_bytes())
     pieces_at = int.from_bytes(data[16:24], "little")
     place = data.index(data[FIRST_ROW + 5 : FIRST_ROW + 13], pieces_at)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
 from thermopile.pipeline.conversion.convert import ConvertSettings, PartNumber, convert, convert_part, finish
 from thermopile.pipeline.errors import DatasetExistsError, SourceError
@@ -19,9 +18,10 @@ from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.parquet import ParquetSource
 from thermopile.pipeline.sources.webdataset import WebDatasetSource
 from thermopile.storage.bucket import Address
-from thermopile.tools.cli import main
 
-from conversions import digests, many_shards
+from support.cli import cli
+from support.conversions import digests, many_shards
+from support.pictures import draw
 
 PICTURES = 60
 
@@ -32,7 +32,7 @@ def small_shards(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def jpegs(draw):
+def jpegs():
     """Two versions of each picture."""
 
     def jpeg(number):
@@ -167,7 +167,7 @@ def test_a_source_that_changed_after_its_last_part_is_not_finished(tmp_path, jpe
 
 
 @pytest.mark.wide
-def test_pictures_of_a_folder_in_a_bucket_are_told_by_their_etags_and_not_only_when_they_are_read(tmp_path, jpegs, s3):
+def test_pictures_in_a_bucket_are_told_by_their_etags_before_they_are_read(tmp_path, jpegs, s3):
     sources = Sources("folder", Address("bucket", "etags"), [jpegs[0], [data[:-1] + b"\0" for data in jpegs[0]]])
     sources.part(tmp_path / "out", 1, 1)
     sources.change("pictures/07.jpg")
@@ -208,7 +208,7 @@ def test_going_on_after_a_picture_changed_is_one_line_that_does_not_advise_to_go
     sources.part(tmp_path / "out", 1)
     sources.change("pictures/07.jpg")
     command = ["convert", "folder", tmp_path / "in" / "pictures", tmp_path / "out", "--resume", "--workers", "1"]
-    result = CliRunner().invoke(main, list(map(str, command)))
+    result = cli(*command)
     assert (result.exit_code, result.stderr.splitlines()[-1]) == (1, (
         f"Error: {tmp_path}/in/pictures/07.jpg was changed after the conversion began; start it over without --resume: "
         f"remove {tmp_path}/.out.partial and convert again"
@@ -219,7 +219,7 @@ def test_going_on_after_a_picture_changed_is_one_line_that_does_not_advise_to_go
 
 
 @pytest.mark.parametrize("kind", OPEN)
-def test_copied_and_touched_files_give_the_same_bytes_and_a_finished_dataset_is_not_made_again(kind, tmp_path, jpegs):
+def test_copied_and_touched_files_give_the_same_bytes_and_nothing_is_made_again(kind, tmp_path, jpegs):
     sources = Sources(kind, tmp_path / "in", jpegs)
     sources.whole(tmp_path / "a" / "out")
     (tmp_path / "in").rename(tmp_path / "before")
@@ -237,9 +237,7 @@ def test_appending_samples_that_were_touched_since_is_refused_as_before(kind, tm
     for path in files:
         path.write_bytes(path.read_bytes())
     given = {"folder": ["in/pictures"], "csv": ["in/list.csv"]}.get(kind, ["in"])
-    result = CliRunner().invoke(
-        main, ["convert", kind, *(str(tmp_path / name) for name in given), str(tmp_path / "out"), "--append"]
-    )
+    result = cli("convert", kind, *(str(tmp_path / name) for name in given), tmp_path / "out", "--append")
     assert (result.exit_code, result.stderr.splitlines()[-1]) == (
         2, f"Error: {tmp_path}/out holds these samples already"
     )  # fmt: skip

@@ -1,11 +1,10 @@
 """What a conversion counts: captions that repeat, exact copies and blank pictures."""
 
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
-from counted import change_content
 from PIL import Image
 
 from thermopile.pipeline.conversion import content
@@ -15,16 +14,18 @@ from thermopile.pipeline.dataset_index import Content, read_index
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.row_records import RECORD
 from thermopile.pipeline.sources.csv_source import CsvSource
-from thermopile.tools.cli import main
 
-from conversions import digests, many_shards
+from support.cli import succeed
+from support.conversions import digests, many_shards
+from support.datasets import change_content
+from support.pictures import draw
 
 HOSTILE = "\x1b[31mred" + " and so on" * 7
 PLAIN = ConvertSettings(context_length=64)
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory, draw):
+def pictures(tmp_path_factory):
     """A list of 46 samples; `first.csv` and `second.csv` have 30 and 16 of them.
 
     One caption occurs 9 times, another 3 times; one picture 4 times, another twice; 4 pictures are blank.
@@ -62,10 +63,7 @@ def counts(path):
     return found
 
 
-def run(*arguments):
-    result = CliRunner().invoke(main, ["convert", *map(str, arguments)])
-    assert result.exit_code == 0, result.stderr
-    return result
+run = partial(succeed, "convert")
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +84,7 @@ def test_the_words_of_a_record_are_those_of_its_checksums():
     assert RECORD.itemsize == 64
 
 
-def test_counts_are_the_same_whatever_the_workers_and_parts_and_after_an_interruption(pictures, tmp_path, monkeypatch):
+def test_counts_are_the_same_whatever_the_workers_parts_and_interruptions(pictures, tmp_path, monkeypatch):
     many_shards(monkeypatch, rows=10)
     source = CsvSource(pictures / "all.csv")
     convert(source, tmp_path / "one", PLAIN, workers=1)
@@ -128,7 +126,7 @@ def test_the_summary_tells_them_with_the_caption_escaped_and_cut(pictures, tmp_p
     ]
 
 
-def test_pictures_without_captions_share_none_and_the_summary_is_silent_where_nothing_repeats(pictures, tmp_path):
+def test_pictures_without_captions_share_none_and_silence_means_no_repetition(pictures, tmp_path):
     rows = (pictures / "all.csv").read_text().splitlines()
     (pictures / "bare.csv").write_text("\n".join(row.partition(",")[0] for row in rows) + "\n")
     run("csv", pictures / "bare.csv", tmp_path / "out", "--caption", "")
@@ -146,7 +144,7 @@ def test_a_cut_shard_is_an_error_and_no_smaller_count(first, damaged):
         content.content_of([file], 30, pairs=True, blank=0)
 
 
-def test_counts_that_do_not_fit_the_samples_or_that_an_earlier_version_left_when_it_appended_do_not_count(first):
+def test_counts_that_do_not_fit_the_samples_or_of_an_earlier_version_are_ignored(first):
     counted = read_index(first).content.model_dump()
     change_content(first, counted)
     assert read_index(first).content == Content(**counted)

@@ -1,14 +1,12 @@
 """Conversion: a dataset directory that appears whole or not at all, the same whatever the number of workers."""
 
 import io
-import json
 import multiprocessing
 import os
 import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +22,9 @@ from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.pipeline.sources.parquet import ParquetSource
 
-from conversions import digests, many_shards
+from support.conversions import digests, many_shards
+from support.pictures import draw
+from support.sources import BrokenSource, FillsTheDiskSource
 
 
 def test_ids_are_dense_and_each_leads_to_the_pixels_of_its_source(images_dataset, picture_folder):
@@ -113,7 +113,7 @@ def test_another_seed_gives_other_ids_and_another_fingerprint(picture_folder, im
 
 
 @pytest.fixture(scope="module")
-def half_bad(tmp_path_factory, draw):
+def half_bad(tmp_path_factory):
     """Good pictures, one of another format than its name says, an empty file, a cut one and a page of HTML."""
     root = tmp_path_factory.mktemp("mixed") / "in"
     root.mkdir()
@@ -125,18 +125,6 @@ def half_bad(tmp_path_factory, draw):
     draw(99).save(root / "really_png.jpg", "PNG")
     out = root.parent / "out"
     return convert(FolderSource(root), out, ConvertSettings(max_error_rate=0.2), workers=1)
-
-
-def test_unusable_pictures_are_left_out_and_counted(half_bad):
-    assert (half_bad.index.n, half_bad.left_out) == (21, 3)
-    assert Dataset(half_bad.path).n == 21
-
-
-def test_what_was_left_out_is_listed_with_the_reason(half_bad):
-    lines = [json.loads(line) for line in (half_bad.path / "errors.jsonl").read_text().splitlines()]
-    assert {line["uri"] for line in lines} == {"empty.png", "page.jpg", "cut.jpg"}
-    assert all(line["reason"] for line in lines)
-    assert sum(count for _, count in half_bad.reasons) == 3
 
 
 def test_ids_stay_dense_where_samples_are_left_out(half_bad):
@@ -219,21 +207,15 @@ def test_no_process_outlives_a_conversion_on_one_core(tmp_path, picture_folder):
 
 
 def test_a_defect_of_a_source_ends_the_conversion_with_its_cause(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parent)  # where the workers find it too
-    from broken_source import BrokenSource
-
     many_shards(monkeypatch, rows=25)
     source, selection = BrokenSource(0, test=True), np.arange(100)
     with pytest.raises(ZeroDivisionError, match="a defect of the source") as error:
         convert(source, tmp_path / "out", ConvertSettings(), workers=2, selection=selection)
-    assert "broken_source.py" in str(error.value.__cause__)
+    assert "support/sources.py" in str(error.value.__cause__)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_full_disk_is_named_with_the_way_on(tmp_path, monkeypatch, capfd):
-    monkeypatch.syspath_prepend(Path(__file__).parent)  # where the workers find it too
-    from broken_source import FillsTheDiskSource
-
+def test_a_full_disk_is_named_with_the_way_on(tmp_path, capfd):
     full, settings, selection = FillsTheDiskSource(0, test=True), ConvertSettings(), np.arange(100)
     with pytest.raises(
         DatasetError, match=rf"cannot write to {tmp_path}: .*continue with the same command and --resume"
@@ -245,7 +227,7 @@ def test_a_full_disk_is_named_with_the_way_on(tmp_path, monkeypatch, capfd):
     assert "leaked" not in capfd.readouterr().err
 
 
-def test_a_bad_sample_stops_the_conversion_if_asked_and_it_resumes_once_the_file_is_fixed(tmp_path, draw):
+def test_a_bad_sample_stops_the_conversion_if_asked_and_it_resumes_once_fixed(tmp_path):
     (tmp_path / "in").mkdir()
     for i in range(5):
         draw(i).save(tmp_path / "in" / f"{i}.jpg")
@@ -258,7 +240,7 @@ def test_a_bad_sample_stops_the_conversion_if_asked_and_it_resumes_once_the_file
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_too_many_bad_samples_stop_the_conversion_with_reasons_and_a_list(tmp_path, draw, monkeypatch, workers):
+def test_too_many_bad_samples_stop_the_conversion_with_reasons_and_a_list(tmp_path, monkeypatch, workers):
     many_shards(monkeypatch, rows=5)
     (tmp_path / "in").mkdir()
     for i in range(20):

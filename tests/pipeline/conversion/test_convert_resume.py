@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,7 +17,9 @@ from thermopile.pipeline.errors import DatasetExistsError
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
 
-from conversions import digests, many_shards
+from support.conversions import digests, many_shards
+from support.programs import program
+from support.programs.converting import convert_both
 
 
 def interrupt(*anything):
@@ -118,12 +119,9 @@ def kill_at_random(rng, process, partials):
 @pytest.mark.soak
 def test_a_conversion_killed_at_random_moments_ends_the_same_as_one_never_killed(tmp_path, with_bad_ones, monkeypatch):
     kills = 20
-    monkeypatch.syspath_prepend(Path(__file__).parent)
-    from converting_run import convert_both
-
     many_shards(monkeypatch, rows=0)  # has the test put back what convert_both sets
     out, never_killed = tmp_path / "killed" / "out", tmp_path / "never_killed" / "out"
-    command = [sys.executable, str(Path(__file__).with_name("converting_run.py")), str(with_bad_ones), str(out)]
+    command = program("converting", with_bad_ones, out)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     processes = [subprocess.Popen(command, **pipes, text=True, start_new_session=True) for _ in range(2)]
     convert_both(with_bad_ones, never_killed, workers=1)
@@ -150,7 +148,6 @@ def test_a_conversion_killed_at_any_step_of_its_end_ends_the_same(
     shutil.copytree(tmp_path / ".out.partial", tmp_path / "never_killed" / ".out.partial")
     convert(FolderSource(with_bad_ones), tmp_path / "never_killed" / "out", ConvertSettings(), resume=True)
     (tmp_path / "wanted").write_text(json.dumps(digests(tmp_path / "never_killed")))
-    command = [sys.executable, Path(__file__).with_name("finishing_run.py"), with_bad_ones, tmp_path, str(every)]
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = subprocess.run(program("finishing", with_bad_ones, tmp_path, every), capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert int(result.stdout) > 30 / every

@@ -104,7 +104,7 @@ def test_a_marker_that_is_not_what_was_written_has_its_shard_written_again(copy,
     assert json.loads((copy / "out" / "dataset.json").read_text())["n"] == 16
 
 
-def test_shards_in_progress_of_a_killed_conversion_to_a_bucket_are_removed_by_the_next(tmp_path, monkeypatch):
+def test_a_killed_conversions_shards_in_progress_are_removed_from_a_bucket(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     out = Address("bucket", "out")
     if (child := os.fork()) == 0:

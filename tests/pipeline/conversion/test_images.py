@@ -11,7 +11,7 @@ from thermopile.pipeline.conversion.images import decodes, to_stored
 from thermopile.pipeline.errors import BadSampleError
 from thermopile.pipeline.row_records import MAX_JPEG_BYTES
 
-from pictures import POLICY, as_bytes, chunk, png
+from support.pictures import POLICY, as_bytes, chunk, draw, png
 
 
 def pixels(stored):
@@ -25,14 +25,14 @@ def difference(stored, expected):
 
 
 @pytest.mark.parametrize("options", [{"quality": 55}, {"progressive": True}, {"subsampling": 0}, {"optimize": True}])
-def test_a_jpeg_within_the_size_limit_is_kept_byte_for_byte(draw, options):
+def test_a_jpeg_within_the_size_limit_is_kept_byte_for_byte(options):
     jpeg = as_bytes(draw(1), "JPEG", **options)
     stored = to_stored(jpeg, POLICY)
     assert stored.jpeg == jpeg
     assert (stored.height, stored.width) == (24, 32)
 
 
-def test_metadata_and_what_stands_behind_the_end_are_kept_with_a_jpeg(draw):
+def test_metadata_and_what_stands_behind_the_end_are_kept_with_a_jpeg():
     exif = Image.Exif()
     exif[0x0112], exif[0x010F] = 1, "a camera"
     jpeg = as_bytes(draw(1), "JPEG", exif=exif, comment=b"seen") + b"a film that the camera made meanwhile"
@@ -40,12 +40,12 @@ def test_metadata_and_what_stands_behind_the_end_are_kept_with_a_jpeg(draw):
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM"])
-def test_other_formats_become_jpegs_of_the_same_picture(draw, kind):
+def test_other_formats_become_jpegs_of_the_same_picture(kind):
     assert difference(to_stored(as_bytes(draw(2), kind), POLICY), draw(2)) < 8
 
 
 @pytest.mark.parametrize("mode", ["L", "1", "P", "LA", "RGBA", "CMYK", "YCbCr"])
-def test_every_colour_mode_becomes_rgb(draw, mode):
+def test_every_colour_mode_becomes_rgb(mode):
     grey = draw(3).convert("L")
     image = (grey if mode in ("L", "1", "P", "LA") else draw(3)).convert(mode)
     stored = to_stored(as_bytes(image, "PNG" if mode not in ("CMYK", "YCbCr") else "TIFF"), POLICY)
@@ -54,19 +54,19 @@ def test_every_colour_mode_becomes_rgb(draw, mode):
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
-def test_deep_grey_keeps_its_brightness(draw, kind):
+def test_deep_grey_keeps_its_brightness(kind):
     grey = draw(3).convert("L")
     deep = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)
     assert difference(to_stored(as_bytes(deep, kind), POLICY), grey.convert("RGB")) < 2
 
 
-def test_deep_rgb_keeps_its_brightness(draw):
+def test_deep_rgb_keeps_its_brightness():
     deep = (np.asarray(draw(3)).astype(np.uint16) * 257).astype(">u2").reshape(24, -1)
     rows = b"".join(b"\0" + row.tobytes() for row in deep)
     assert difference(to_stored(png(32, 24, rows, depth=16), POLICY), draw(3)) < 8
 
 
-def test_floating_point_pixels_are_grey_from_zero_to_one(draw):
+def test_floating_point_pixels_are_grey_from_zero_to_one():
     grey = draw(3).convert("L")
     floating = Image.fromarray(np.asarray(grey).astype(np.float32) / 255)
     assert difference(to_stored(as_bytes(floating, "TIFF"), POLICY), grey.convert("RGB")) < 2
@@ -113,12 +113,12 @@ def ink(picture):
     return Image.merge("CMYK", (*Image.eval(picture, lambda value: 255 - value).split(), Image.new("L", picture.size)))
 
 
-def test_a_cmyk_jpeg_comes_out_in_its_colours(draw):
+def test_a_cmyk_jpeg_comes_out_in_its_colours():
     # Pillow writes it as Adobe's programs do: inverted.
     assert difference(to_stored(as_bytes(ink(draw(3)), "JPEG", quality=95), POLICY), draw(3)) < 8
 
 
-def test_a_ycck_jpeg_comes_out_in_its_colours(draw):
+def test_a_ycck_jpeg_comes_out_in_its_colours():
     # YCCK: the inverted inks as YCbCr, and an inverted K. Pillow inverts the four channels that it is given.
     luma_and_chroma = Image.eval(draw(3), lambda value: 255 - value).convert("YCbCr")
     channels = [Image.eval(channel, lambda value: 255 - value) for channel in luma_and_chroma.split()]
@@ -129,7 +129,7 @@ def test_a_ycck_jpeg_comes_out_in_its_colours(draw):
     assert difference(to_stored(ycck, POLICY), draw(3)) < 8
 
 
-def test_a_jpeg_whose_channels_are_rgb_is_encoded_again_for_decoders_that_take_them_for_ycbcr(draw):
+def test_a_jpeg_of_rgb_channels_is_encoded_again_for_decoders_that_expect_ycbcr():
     jpeg = as_bytes(draw(3), "JPEG", quality=95, keep_rgb=True)
     stored = to_stored(jpeg, POLICY)
     assert stored.jpeg != jpeg
@@ -146,7 +146,7 @@ TURNS = {
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
 @pytest.mark.parametrize("orientation", TURNS)
-def test_a_picture_that_the_camera_turned_comes_out_upright(draw, kind, orientation):
+def test_a_picture_that_the_camera_turned_comes_out_upright(kind, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     turned = draw(4) if orientation == 1 else draw(4).transpose(TURNS[orientation])
@@ -154,7 +154,7 @@ def test_a_picture_that_the_camera_turned_comes_out_upright(draw, kind, orientat
     assert difference(stored, draw(4)) < 8
 
 
-def test_a_large_picture_that_the_camera_turned_comes_out_upright_and_reduced(draw):
+def test_a_large_picture_that_the_camera_turned_comes_out_upright_and_reduced():
     exif = Image.Exif()
     exif[0x0112] = 6
     seen = draw(4, height=600, width=800)
@@ -162,7 +162,7 @@ def test_a_large_picture_that_the_camera_turned_comes_out_upright_and_reduced(dr
     assert difference(stored, seen.resize((85, 64))) < 8
 
 
-def test_damaged_exif_does_not_cost_the_picture(draw):
+def test_damaged_exif_does_not_cost_the_picture():
     jpeg = as_bytes(draw(4), "JPEG")
     exif = b"Exif\0\0II*\0\xff\xff\xff\x7f" + bytes(20)
     damaged = jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + jpeg[2:]
@@ -170,18 +170,18 @@ def test_damaged_exif_does_not_cost_the_picture(draw):
 
 
 @pytest.mark.parametrize(("kind", "options"), [("GIF", {}), ("WEBP", {"lossless": True}), ("PNG", {}), ("TIFF", {})])
-def test_the_first_picture_of_an_animation_is_taken(draw, kind, options):
+def test_the_first_picture_of_an_animation_is_taken(kind, options):
     film = as_bytes(draw(5), kind, save_all=True, append_images=[draw(6), draw(7)], **options)
     assert difference(to_stored(film, POLICY), draw(5)) < 8
 
 
-def test_damaged_metadata_of_a_png_do_not_cost_the_picture(draw):
+def test_damaged_metadata_of_a_png_do_not_cost_the_picture():
     rows = b"".join(b"\0" + row.tobytes() for row in np.asarray(draw(4)))
     damaged = png(32, 24, rows, extra=chunk(b"tEXt", b"Raw profile type exif\0\nexif\n8\nno hex digits"))
     assert difference(to_stored(damaged, POLICY), draw(4)) < 8
 
 
-def test_the_first_of_several_pictures_in_a_jpeg_is_taken(draw):
+def test_the_first_of_several_pictures_in_a_jpeg_is_taken():
     film = as_bytes(draw(5), "MPO", save_all=True, append_images=[draw(6)], quality=95)
     stored = to_stored(film, POLICY)
     assert difference(stored, draw(5)) < 8
@@ -189,7 +189,7 @@ def test_the_first_of_several_pictures_in_a_jpeg_is_taken(draw):
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
-def test_a_larger_picture_is_reduced_to_the_limit_on_its_short_side(draw, kind):
+def test_a_larger_picture_is_reduced_to_the_limit_on_its_short_side(kind):
     stored = to_stored(as_bytes(draw(5, height=2000, width=1500), kind), POLICY)
     assert (stored.height, stored.width) == (85, 64)
     assert difference(stored, draw(5, height=2000, width=1500).resize((64, 85), Image.Resampling.LANCZOS)) < 8
@@ -200,25 +200,25 @@ def test_fine_detail_is_averaged_where_a_picture_is_reduced():
     assert pixels(to_stored(as_bytes(Image.fromarray(noise), "PNG"), POLICY)).std() < 20  # 74 before
 
 
-def test_a_jpeg_larger_than_a_page_of_the_shard_is_encoded_again(draw):
+def test_a_jpeg_larger_than_a_page_of_the_shard_is_encoded_again():
     jpeg = as_bytes(draw(1), "JPEG") + bytes(MAX_JPEG_BYTES)
     assert len(to_stored(jpeg, POLICY).jpeg) < 10_000
 
 
-def test_what_is_stored_always_decodes_with_the_decoder_that_training_uses(draw):
+def test_what_is_stored_always_decodes_with_the_decoder_that_training_uses():
     for image in (draw(7), draw(8).convert("CMYK"), draw(9, height=1, width=1), draw(10, height=3, width=900)):
         stored = to_stored(image, POLICY)
         assert decodes(*stored[:3])
 
 
-def test_a_picture_drawn_here_is_not_changed(draw):
+def test_a_picture_drawn_here_is_not_changed():
     image = draw(7).convert("RGBA")
     before = image.tobytes()
     to_stored(image, POLICY)
     assert (image.mode, image.tobytes()) == ("RGBA", before)
 
 
-def test_a_jpeg_that_only_pillow_forgives_is_encoded_again(draw):
+def test_a_jpeg_that_only_pillow_forgives_is_encoded_again():
     # Stray bytes before the end marker: Pillow reads on, libjpeg-turbo complains.
     jpeg = as_bytes(draw(11), "JPEG")
     stray = jpeg[:-2] + bytes(7) + jpeg[-2:]

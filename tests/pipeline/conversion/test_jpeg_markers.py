@@ -9,10 +9,10 @@ from thermopile.pipeline.conversion import images
 from thermopile.pipeline.conversion.images import coding_of, decodes, to_stored
 from thermopile.pipeline.errors import BadSampleError
 
-from pictures import POLICY, as_bytes
+from support.pictures import POLICY, as_bytes, draw
 
 
-def test_scans_of_a_jpeg_are_counted(draw):
+def test_scans_of_a_jpeg_are_counted():
     baseline, progressive = (as_bytes(draw(1), "JPEG", progressive=p) for p in (False, True))
     assert coding_of(baseline)[:2] == (True, 1)
     assert coding_of(progressive)[:2] == (True, 10)  # libjpeg's script for three channels
@@ -20,7 +20,7 @@ def test_scans_of_a_jpeg_are_counted(draw):
     assert coding_of(progressive + b"\0\2" + progressive).scans == 10  # another picture behind the end is not decoded
 
 
-def test_scans_of_a_baseline_jpeg_are_counted_where_each_holds_one_channel(draw):
+def test_scans_of_a_baseline_jpeg_are_counted_where_each_holds_one_channel():
     baseline = as_bytes(draw(1), "JPEG")
     scan = baseline.index(b"\xff\xda")
     assert baseline[scan + 4] == 3
@@ -28,7 +28,7 @@ def test_scans_of_a_baseline_jpeg_are_counted_where_each_holds_one_channel(draw)
     assert coding_of(baseline[:scan] + 5 * apart + b"\xff\xd9").scans == 5
 
 
-def test_the_coded_data_of_a_single_scan_are_not_searched(draw):
+def test_the_coded_data_of_a_single_scan_are_not_searched():
     jpeg = as_bytes(draw(1), "JPEG")
     assert coding_of(jpeg[:-2] + 500 * jpeg[jpeg.index(b"\xff\xda") :])[:2] == (True, 1)
 
@@ -50,7 +50,7 @@ def test_an_arithmetic_coded_jpeg_is_encoded_again_for_decoders_that_lack_it():
     assert coding_of(stored.jpeg).is_huffman
 
 
-def test_only_a_plain_jpeg_has_its_size_read_from_its_markers(draw):
+def test_only_a_plain_jpeg_has_its_size_read_from_its_markers():
     exif = Image.Exif()
     exif[0x0112] = 6
     plain = as_bytes(draw(1), "JPEG", comment=b"seen")

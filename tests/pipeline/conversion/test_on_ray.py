@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -20,13 +19,15 @@ from thermopile.pipeline.conversion.convert import ConvertSettings, PartNumber, 
 from thermopile.pipeline.errors import DatasetError, SourceError
 from thermopile.pipeline.sources.folder import FolderSource
 
-from conversions import digests, many_shards
+from support.conversions import digests, many_shards
+from support.pictures import draw
+from support.programs import program
+from support.sources import DeadlySource, FailingOnceSource, PausingSource
 
 pytest.importorskip("ray", reason="needs thermopile[ray]")
 pytestmark = pytest.mark.wide
 
 SHARDS = 8
-HERE = Path(__file__).parent
 HEALTH = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_failure_threshold": 3}
 
 
@@ -36,7 +37,7 @@ def small_shards(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory, draw):
+def pictures(tmp_path_factory):
     """240 pictures, every twelfth unusable, and beside them a list of all with captions."""
     root = tmp_path_factory.mktemp("pictures") / "in"
     root.mkdir()
@@ -63,7 +64,6 @@ def nodes():
 
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # the paths of sockets must be short
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setenv("PYTHONPATH", f"{HERE}:{os.environ.get('PYTHONPATH', '')}")  # tasks import told_sources
         monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         cluster = Cluster(True, head_node_args={"num_cpus": 0, "temp_dir": folder, "_system_config": HEALTH})
         for _ in range(2):
@@ -74,14 +74,11 @@ def nodes():
     shutil.rmtree(folder)
 
 
-@pytest.fixture(scope="module")
-def told_sources(nodes):
-    """The module, on the cluster that this process is connected to."""
-    with pytest.MonkeyPatch.context() as monkeypatch, on_ray.cluster(None):
-        monkeypatch.syspath_prepend(HERE)
-        import told_sources
-
-        yield told_sources
+@pytest.fixture
+def on_cluster(nodes):
+    """This process is connected to the cluster."""
+    with on_ray.cluster(None):
+        yield
 
 
 def pause_at(told, shards):
@@ -134,10 +131,10 @@ def test_a_cluster_of_this_machine_makes_what_one_machine_does_from_relative_pat
 
 
 def test_each_node_is_killed_once_at_work_and_the_dataset_is_that_of_one_machine(
-    pictures, tmp_path, nodes, told_sources, of_one_machine
+    pictures, tmp_path, nodes, on_cluster, of_one_machine
 ):
     pause_at(tmp_path, 2)
-    source = told_sources.PausingSource(pictures, tmp_path)
+    source = PausingSource(pictures, tmp_path)
     with ThreadPoolExecutor(1) as beside:
         conversion = beside.submit(on_ray.convert_on_ray, source, tmp_path / "out", ConvertSettings())
         try:
@@ -157,23 +154,23 @@ def test_each_node_is_killed_once_at_work_and_the_dataset_is_that_of_one_machine
     assert not (tmp_path / ".out.partial").exists()
 
 
-def test_a_file_system_that_fails_for_a_moment_is_tried_again(pictures, tmp_path, told_sources, of_one_machine):
+def test_a_file_system_that_fails_for_a_moment_is_tried_again(pictures, tmp_path, on_cluster, of_one_machine):
     (tmp_path / "fail_once").touch()
-    source = told_sources.FailingOnceSource(pictures, tmp_path)
+    source = FailingOnceSource(pictures, tmp_path)
     on_ray.convert_on_ray(source, tmp_path / "out", ConvertSettings())
     assert not (tmp_path / "fail_once").exists()
     assert digests(tmp_path / "out") == of_one_machine
 
 
-def test_a_sample_that_kills_every_process_ends_the_conversion(pictures, tmp_path, told_sources, monkeypatch):
+def test_a_sample_that_kills_every_process_ends_the_conversion(pictures, tmp_path, on_cluster, monkeypatch):
     monkeypatch.setattr(on_ray, "MAX_RETRIES", 1)
-    source = told_sources.DeadlySource(pictures, tmp_path)
+    source = DeadlySource(pictures, tmp_path)
     with pytest.raises(DatasetError, match=r"^Ray could not convert a shard: .*\. Continue with the same command$"):
         on_ray.convert_on_ray(source, tmp_path / "out", ConvertSettings())
     assert (tmp_path / ".out.partial" / "plan.json").exists()
 
 
-def test_a_node_that_does_not_see_the_files_is_named_with_one_of_them(pictures, tmp_path, told_sources):
+def test_a_node_that_does_not_see_the_files_is_named_with_one_of_them(pictures, tmp_path, on_cluster):
     reads = [pictures, tmp_path / "nowhere"]
     with pytest.raises(DatasetError, match=f"the node .* does not see {reads[1]}: the source and the output must be"):
         on_ray.convert_on_ray(FolderSource(pictures), tmp_path / "out", ConvertSettings(), reads=reads)
@@ -186,16 +183,16 @@ def test_a_node_that_does_not_see_the_files_is_named_with_one_of_them(pictures, 
         ({"max_error_rate": 0}, r"^at least [0-9]+ of 240 samples cannot be used; .*are listed in .*errors\.jsonl"),
     ],
 )
-def test_samples_that_may_not_be_left_out_end_it_as_on_one_machine(pictures, tmp_path, told_sources, settings, words):
+def test_samples_that_may_not_be_left_out_end_it_as_on_one_machine(pictures, tmp_path, on_cluster, settings, words):
     pause_at(tmp_path, 2)
-    source = told_sources.PausingSource(pictures, tmp_path)
+    source = PausingSource(pictures, tmp_path)
     with pytest.raises(SourceError, match=words):
         on_ray.convert_on_ray(source, tmp_path / "out", ConvertSettings(**settings))
     wait_until(lambda: being_written(tmp_path)[0] == 0)  # those that paused were cancelled
     assert done(tmp_path) < SHARDS
 
 
-def test_a_picture_that_changed_since_an_earlier_command_began_is_refused_by_a_node(pictures, tmp_path, told_sources):
+def test_a_picture_that_changed_since_an_earlier_command_began_is_refused_by_a_node(pictures, tmp_path, on_cluster):
     source = FolderSource(shutil.copytree(pictures, tmp_path / "in"))
     convert_part(source, tmp_path / "out", ConvertSettings(), PartNumber(1, 2), workers=1)
     for path in (tmp_path / "in").iterdir():
@@ -204,10 +201,10 @@ def test_a_picture_that_changed_since_an_earlier_command_began_is_refused_by_a_n
         on_ray.convert_on_ray(source, tmp_path / "out", ConvertSettings())
 
 
-def test_what_is_done_when_it_is_interrupted_or_killed_is_kept_and_repeating_it_finishes(
+def test_shards_done_before_an_interrupt_or_a_kill_are_kept_and_it_can_finish(
     pictures, tmp_path, nodes, of_one_machine
 ):
-    command, kept = [sys.executable, HERE / "on_ray_run.py", pictures, "out"], {}
+    command, kept = program("converting_on_ray", pictures, "out"), {}
     for shards, end in ((2, signal.SIGINT), (4, signal.SIGKILL)):
         pause_at(tmp_path, shards)
         process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)

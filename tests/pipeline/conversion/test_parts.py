@@ -7,9 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +22,8 @@ from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.storage.files import NotRegularFileError
 from thermopile.storage.sealed_json import seal_line, unseal
 
-from conversions import digests, many_shards
+from support.conversions import digests, many_shards
+from support.programs import program
 
 SHARDS = 8
 MANY = 60
@@ -189,7 +188,7 @@ def lose_its_sizes(file):
         pytest.param("done.json", replace_by_link, marks=pytest.mark.wide),
     ],
 )
-def test_a_shard_that_is_not_as_it_was_written_is_not_done_and_its_part_writes_it_again(
+def test_a_shard_that_is_not_as_it_was_written_is_written_again_by_its_part(
     with_bad_ones, parts_done, of_one_machine, suffix, harm
 ):
     parts = parts_done.with_name(".out.partial") / "parts"
@@ -214,9 +213,7 @@ def test_a_shard_that_was_damaged_while_it_was_put_together_is_found(with_bad_on
     assert digests(parts_done) == of_one_machine
 
 
-def test_a_shard_of_another_plan_is_not_done_though_a_task_that_outlived_its_conversion_left_it(
-    with_bad_ones, parts_done, tmp_path, of_one_machine
-):
+def test_a_shard_of_another_plan_that_an_old_task_left_is_not_done(with_bad_ones, parts_done, tmp_path, of_one_machine):
     part(with_bad_ones, tmp_path / "old" / "out", 1, 1, ConvertSettings(seed=1))
     for file in (tmp_path / "old" / ".out.partial" / "parts").glob("part-00003.*"):
         shutil.copy(file, parts_done.with_name(".out.partial") / "parts")
@@ -333,7 +330,7 @@ def test_a_writer_keeps_its_file_though_others_clean_up_before_it_has_locked_it(
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_four_processes_killed_twenty_times_make_the_dataset_of_one_machine(with_bad_ones, tmp_path):
-    run = [sys.executable, Path(__file__).with_name("convert_cli_run.py"), "folder", with_bad_ones]
+    run = program("convert_in_small_shards", "folder", with_bad_ones)
     rng, kills, running = np.random.default_rng(0), 0, {}
     parts, waiting = tmp_path / "parts" / "out", [1, 2, 3, 4]
 
@@ -344,7 +341,7 @@ def test_four_processes_killed_twenty_times_make_the_dataset_of_one_machine(with
         (tmp_path / f"machine-{number}").mkdir()
     while waiting or running:
         for number in waiting:
-            command = [*run, parts, "--part", f"{number}/4", "--workers", "1"]
+            command = [*run, str(parts), "--part", f"{number}/4", "--workers", "1"]
             process = subprocess.Popen(command, cwd=tmp_path / f"machine-{number}", stderr=subprocess.DEVNULL)
             running[number] = process, done() + rng.integers(1, 6)
         waiting = []

@@ -33,7 +33,7 @@ def test_shards_are_of_one_size_and_never_too_large_to_convert(samples):
         assert shards <= plan.MANY_SHARDS
 
 
-def test_small_datasets_are_cut_only_where_the_padding_of_a_file_is_little_beside_its_content():
+def test_small_datasets_are_cut_only_where_a_files_padding_is_little():
     assert shard_count(300, None) == 1
     assert shard_count(5_000, 200 << 20) == 4
     assert shard_count(50_000, 5 << 20) == 1  # tiny pictures

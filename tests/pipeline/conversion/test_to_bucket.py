@@ -17,7 +17,8 @@ from thermopile.storage import bucket, files
 from thermopile.storage.bucket import Address
 from thermopile.storage.sealed_json import seal_line, unseal
 
-from conversions import many_shards
+from support.conversions import many_shards
+from support.pictures import draw
 
 pytestmark = pytest.mark.wide
 SHARDS = 8
@@ -155,9 +156,7 @@ class OvertakenSource(FolderSource):
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_part_that_goes_on_after_somebody_started_over_ends_and_leaves_the_new_conversion_alone(
-    with_bad_ones, out, local, seed
-):
+def test_a_part_that_goes_on_after_a_new_start_ends_and_leaves_that_alone(with_bad_ones, out, local, seed):
     def start_over():
         with in_bucket(out) as partial:
             partial.clear()
@@ -218,7 +217,7 @@ def test_a_list_of_samples_left_out_may_be_long(out):
     assert sum(1 for _ in read_bad_samples(out / "errors.jsonl")) == 700
 
 
-def test_a_shard_without_samples_is_refused_since_objects_cannot_be_renumbered(tmp_path, out, draw):
+def test_a_shard_without_samples_is_refused_since_objects_cannot_be_renumbered(tmp_path, out):
     for i in range(60):
         draw(i).save(tmp_path / f"{i:02d}.png") if i < 2 else (tmp_path / f"{i:02d}.png").write_bytes(b"")
     with pytest.raises(DatasetError, match="has no usable sample, and objects cannot be renumbered"):

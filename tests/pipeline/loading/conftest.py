@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from thermopile.pipeline.augment import Recipe
 from thermopile.pipeline.conversion import plan
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.order import Order
 from thermopile.pipeline.sources.folder import FolderSource
 
-PLAIN = Recipe(mean=(0, 0, 0), std=(1, 1, 1))
+from support.conversions import dataset_of
+from support.loaders import PLAIN
 
 
 def loader_of(kind):
@@ -44,8 +42,7 @@ def photographs(tmp_path_factory):
     out = tmp_path_factory.mktemp("dataset") / "photographs"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "shard_count", lambda samples, stored_bytes: 4)
-        convert(FolderSource(root), out, ConvertSettings(), workers=1)
-    return root, Dataset(out)
+        return root, dataset_of(FolderSource(root), out)
 
 
 @pytest.fixture

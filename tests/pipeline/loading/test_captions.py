@@ -12,7 +12,7 @@ from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.loading.ffcv_loader import ViewMaker
 from thermopile.pipeline.tokenizer import encode, load_tokenizer
 
-from several_captions import captions_of
+from support.datasets import captions_of
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_every_epoch_has_one_of_a_sample_s_captions_and_all_of_them_equally_ofte
 
 
 @pytest.mark.parametrize("other", [{"batch_size": 64, "workers": 3, "ahead": 4}, {"rank": 1, "world": 2}])
-def test_the_draw_does_not_depend_on_batch_size_threads_or_ranks_and_is_another_with_another_seed(
+def test_the_draw_depends_on_the_seed_and_not_on_batch_size_threads_or_ranks(
     open_loader, captions_dataset, caption_of, other
 ):
     alone = served(open_loader(captions_dataset), 3, caption_of)

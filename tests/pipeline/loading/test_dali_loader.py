@@ -10,17 +10,15 @@ import torch
 from nvidia.dali.pipeline import Pipeline
 from scipy.ndimage import affine_transform
 
-from thermopile.pipeline.augment import RECIPES, Recipe, view_parameters
+from thermopile.pipeline.augment import RECIPES, view_parameters
 from thermopile.pipeline.loading.dali_graph import views_of_jpegs
 from thermopile.pipeline.loading.pixels import add_noise
 from thermopile.pipeline.loading.reader import Reader
 
-from watched import watch
+from support.loaders import PLAIN
+from support.threads import watch
 
 SIZE = 40
-PLAIN = Recipe(mean=(0, 0, 0), std=(1, 1, 1))
-
-
 # What the operators do
 
 
@@ -169,9 +167,7 @@ def test_one_thread_alone_calls_the_pipeline_and_it_is_not_the_caller_s(open_dal
     assert thread is not threading.current_thread()
 
 
-def test_an_epoch_that_the_garbage_collector_ends_in_the_loader_s_own_thread_does_not_hang(
-    open_dali, images_dataset, monkeypatch
-):
+def test_an_epoch_that_the_garbage_collector_ends_in_the_loaders_thread_is_over(open_dali, images_dataset, monkeypatch):
     place, dropped, ended_in = Reader.locate, threading.Event(), []
 
     def collecting(reader, ids, epoch):

@@ -4,6 +4,7 @@ import gc
 import shutil
 import tracemalloc
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,40 +14,20 @@ from hypothesis import strategies as st
 from numba import njit
 from PIL import Image
 
-from thermopile.pipeline.augment import RECIPES, Recipe, view_key
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.augment import RECIPES, view_key
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader, ViewMemory, normalised
 from thermopile.pipeline.order import Order
 from thermopile.pipeline.rng import uniform
 from thermopile.pipeline.sources.folder import FolderSource
 
-WHOLE = Recipe(scale=(1.0, 1.0), ratio=(0.01, 100.0), flip=0.0, mean=(0, 0, 0), std=(1, 1, 1))
-"""Nearly the whole picture, unchanged but for the resize; its pixels lie in [0, 1]."""
-PLAIN = Recipe(mean=(0, 0, 0), std=(1, 1, 1))
+from support.conversions import dataset_of
+from support.loaders import WHOLE, views_by_id
+from support.pictures import draw
 
 
 @pytest.fixture
-def open_loader():
-    opened = []
-
-    def open_one(dataset, *, views=1, image_size=32, batch_size=64, recipe=PLAIN, seed=0, **options):
-        order = Order.create(dataset.n, batch_size, seed)
-        loader = FFCVLoader(dataset, order, recipe=recipe, image_size=image_size, views=views, **options)
-        opened.append(loader)
-        return loader
-
-    yield open_one
-    for loader in opened:
-        loader.close()
-
-
-def views_by_id(loader, epoch=0):
-    return {
-        int(sample_id): views
-        for batch in loader.epoch(epoch)
-        for sample_id, *views in zip(batch.sample_ids, *batch.views, *batch.local, strict=True)
-    }
+def open_loader(open_one):
+    return partial(open_one, "ffcv", batch_size=64)
 
 
 def test_any_samples_can_be_made_with_the_views_of_an_epoch(open_loader, images_dataset):
@@ -97,12 +78,11 @@ def test_a_user_s_own_augmentation_sees_each_view_before_it_is_normalised(open_l
         assert halved == {i: uniform(keys[i], np.uint64(1000)) < 0.5 for i in plain}
 
 
-def test_large_pictures_are_decoded_at_a_fraction_of_their_size_and_look_the_same(open_loader, draw, tmp_path):
+def test_large_pictures_are_decoded_at_a_fraction_of_their_size_and_look_the_same(open_loader, tmp_path):
     draw(1, height=700, width=900).save(tmp_path / "large.jpg", quality=95)
     for copy in range(32):
         shutil.copyfile(tmp_path / "large.jpg", tmp_path / f"{copy}.jpg")
-    convert(FolderSource(tmp_path), tmp_path / "out", ConvertSettings(image={"max_size": 800}), workers=1)
-    dataset = Dataset(tmp_path / "out")
+    dataset = dataset_of(FolderSource(tmp_path), tmp_path / "out", image={"max_size": 800})
     batch = open_loader(dataset, recipe=WHOLE, batch_size=32).make(np.array([3]), epoch=0)
     whole = Image.open(tmp_path / "large.jpg").resize((32, 32), Image.Resampling.BILINEAR)
     assert np.abs(batch.views[0][0].numpy().transpose(1, 2, 0) - np.asarray(whole) / 255).mean() < 0.01

@@ -3,9 +3,7 @@
 import itertools
 import os
 import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,13 +11,13 @@ import torch
 from PIL import Image
 
 from thermopile.benchmarks.made import repeat_shard
-from thermopile.pipeline.augment import RECIPES, Recipe, view_parameters
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.augment import RECIPES, view_parameters
 from thermopile.pipeline.sources.glyphs import GlyphSource
 
-WHOLE = Recipe(scale=(1.0, 1.0), ratio=(0.01, 100.0), flip=0.0, mean=(0, 0, 0), std=(1, 1, 1))
-"""Nearly the whole picture, unchanged but for the resize; its pixels lie in [0, 1]."""
-PLAIN = Recipe(mean=(0, 0, 0), std=(1, 1, 1))
+from support.conversions import dataset_of
+from support.loaders import PLAIN, WHOLE, views_by_id
+from support.programs import program
+
 NOISY = WHOLE.model_copy(update={"local_scale": (1.0, 1.0), "noise": (10.0, 10.0)})
 """Views that differ in their noise alone."""
 
@@ -37,9 +35,7 @@ def pictures(view):
 # Ids and pixels
 
 
-def test_three_epochs_resumed_in_the_middle_serve_the_ids_of_the_order_with_the_pixels_of_their_sources(
-    open_loader, photographs
-):
+def test_three_epochs_resumed_in_the_middle_serve_the_orders_ids_and_pixels(open_loader, photographs):
     root, dataset = photographs
     assert dataset.shards > 2
     loader = open_loader(dataset, recipe=WHOLE, image_size=64)
@@ -87,7 +83,7 @@ def test_ranks_share_out_the_batch_of_one_rank(open_loader, photographs):
 def many_shards(tmp_path_factory):
     """200 shards of 8 pairs: links to the files of one."""
     out = tmp_path_factory.mktemp("many") / "shards"
-    convert(GlyphSource(0), out, ConvertSettings(), workers=1, selection=np.arange(0, 320, 40))
+    dataset_of(GlyphSource(0), out, selection=np.arange(0, 320, 40))
     repeat_shard(out, 200)
     return out
 
@@ -95,7 +91,7 @@ def many_shards(tmp_path_factory):
 @pytest.mark.wide
 def test_batches_of_more_shards_than_files_may_be_open_are_served(many_shards):
     limit = 160
-    command = [sys.executable, str(Path(__file__).with_name("reading_many_shards.py")), many_shards, str(limit)]
+    command = program("reading_many_shards", many_shards, limit)
     done = subprocess.run(command, capture_output=True, text=True, timeout=220)
     assert done.returncode == 0, done.stderr[-2000:]
     assert max(map(int, done.stdout.split())) < limit
@@ -104,8 +100,8 @@ def test_batches_of_more_shards_than_files_may_be_open_are_served(many_shards):
 @pytest.mark.soak  # compiles all that loaders need, which takes most of a minute
 def test_conversions_and_loaders_compile_what_they_share_for_the_same_types(photographs, tmp_path):
     # numba's cache on disk mixes up two types that two processes compile one function for at the same time.
-    script, cache = Path(__file__).with_name("converting_and_loading.py"), tmp_path / "cache"
-    subprocess.run([sys.executable, str(script), photographs[0], str(tmp_path / "dataset")], check=True, timeout=220,
+    cache = tmp_path / "cache"
+    subprocess.run(program("converting_and_loading", photographs[0], tmp_path / "dataset"), check=True, timeout=220,
                    env=os.environ | {"NUMBA_CACHE_DIR": str(cache)})  # fmt: skip
     compiled = Counter(file.name.partition("-")[0] for file in cache.rglob("*.nbc"))
     shared = ["jpeg.decode", "jpeg_header.size_in_header", "stored_sample.checksum", "raw_bytes.xxh64"]
@@ -138,14 +134,6 @@ def test_images_give_two_different_views_of_the_same_picture_and_no_tokens(open_
 # Augmentation
 
 
-def views_by_id(loader, epoch=0):
-    return {
-        int(sample_id): views
-        for batch in loader.epoch(epoch)
-        for sample_id, *views in zip(batch.sample_ids, *batch.views, *batch.local, strict=True)
-    }
-
-
 @pytest.mark.parametrize(
     "other", [{"batch_size": 64, "workers": 3, "ahead": 4}, {"batch_size": 64, "rank": 1, "world": 2}]
 )
@@ -169,9 +157,7 @@ def test_augmentation_differs_between_epochs_and_views(open_loader, images_datas
         assert not any(torch.equal(*two) for two in itertools.combinations([*one[i], *other[i]], 2))
 
 
-def test_local_views_are_smaller_crops_of_the_same_pictures_and_leave_the_others_as_they_were(
-    open_loader, images_dataset
-):
+def test_local_views_are_smaller_crops_of_the_same_pictures_beside_the_others(open_loader, images_dataset):
     alone = next(open_loader(images_dataset, views=2).epoch(0))
     batch = next(open_loader(images_dataset, views=2, local_size=20, local_views=3).epoch(0))
     assert alone.local == ()

@@ -5,10 +5,8 @@ import gc
 import os
 import shutil
 import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +20,8 @@ from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
 from thermopile.pipeline.loading.reader import Reader
 from thermopile.pipeline.order import Order
 
-from watched import watch
+from support.programs import program
+from support.threads import watch
 
 
 def test_a_batch_kept_stays_as_it_was(open_loader, pairs_dataset):
@@ -82,8 +81,7 @@ def test_epochs_broken_off_half_way_leave_threads_files_and_memory_as_they_were(
 @pytest.mark.wide
 def test_loaders_dropped_unclosed_end_neither_the_process_nor_its_silence(photographs):
     _, dataset = photographs
-    command = [sys.executable, Path(__file__).with_name("dropping_run.py"), dataset.path]
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = subprocess.run(program("dropping_loaders", dataset.path), capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "")
 
 
@@ -135,7 +133,7 @@ def step_of(loader, sample_id, epoch):
     return next(step for step in steps if sample_id in loader.order.batch_ids(epoch, step))
 
 
-def test_a_sample_damaged_after_conversion_is_named_at_its_batch_and_the_loader_goes_on(open_loader, damaged):
+def test_a_sample_damaged_after_conversion_is_named_and_the_loader_goes_on(open_loader, damaged):
     dataset, message = damaged
     loader = open_loader(dataset, local_size=16, local_views=2)
     shard, row = (int(at[0]) for at in dataset.locate(np.array([123])))

@@ -40,7 +40,7 @@ def test_requests_bring_each_sample_once_and_nothing_longer_than_a_gap_besides(p
         assert each.stop - each.start <= max_bytes or each.last == each.first + 1
 
 
-def test_samples_that_lie_across_each_other_as_only_a_hostile_file_has_them_are_fetched_one_by_one():
+def test_overlapping_samples_of_a_hostile_file_are_fetched_one_by_one():
     found = requests(np.array([500, 0, 100]), np.array([600, 200, 300]), max_gap=0, max_bytes=1000)
     assert found == [(500, 600, 0, 1), (0, 200, 1, 2), (100, 300, 2, 3)]
 

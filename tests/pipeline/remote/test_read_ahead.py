@@ -97,9 +97,7 @@ def test_a_caller_takes_no_room_for_blocks_that_the_read_ahead_has_paid_for(addr
         assert samples.room.peak_bytes == records + sum(blocks)
 
 
-def test_the_read_ahead_keeps_nothing_in_use_while_a_caller_who_fetches_some_of_it_waits_for_room(
-    address, local, exact, pause
-):
+def test_the_read_ahead_keeps_nothing_in_use_while_a_caller_waits_for_room(address, local, exact, pause):
     order = Order.create(local.n, 64, blocks_per_shard=16)
     records, blocks = exact(order)
     with expecting(Dataset(address), order, records + sum(blocks)) as samples:
@@ -131,9 +129,7 @@ def waiting_for_records(monkeypatch):
     return begin
 
 
-def test_the_read_ahead_waits_for_room_for_records_that_a_caller_has_and_stops_waiting_at_the_end(
-    address, local, waiting_for_records
-):
+def test_the_read_ahead_waits_for_room_that_a_caller_has_until_the_end(address, local, waiting_for_records):
     dataset, order = Dataset(address), Order.create(local.n, 64, blocks_per_shard=16)
     with expecting(dataset, order, 1 << 30) as samples:
         held = samples.hold(np.arange(order.block_rows))

@@ -40,7 +40,7 @@ def test_reading_ahead_drops_only_what_is_needed_later(room, dropped):
     assert dropped == [3]
 
 
-def test_blocks_in_use_stay_and_a_caller_whom_nobody_can_make_room_for_is_told_how_much_it_takes(room, dropped):
+def test_blocks_in_use_stay_and_a_caller_without_room_is_told_how_much_it_takes(room, dropped):
     room.enter([0, 1])
     room.take(0, 50)
     room.take(1, 50)
@@ -99,7 +99,7 @@ def test_a_caller_who_waits_goes_on_when_the_read_ahead_takes_room_for_its_block
     assert room.bytes == 100
 
 
-def test_without_a_schedule_the_block_used_longest_ago_makes_way_and_what_is_in_use_may_exceed_the_limit(dropped):
+def test_without_a_schedule_the_block_used_longest_ago_makes_way(dropped):
     room = Room(threading.RLock(), 100, dropped.append)
     for block in (0, 1, 0):
         room.enter([block])

@@ -68,7 +68,7 @@ def test_an_orders_blocks_are_each_taken_once_an_epoch():
     assert len(set(reached)) == len(reached)
 
 
-def test_windows_that_begin_more_than_an_epoch_after_the_last_finished_step_are_not_taken_yet():
+def test_windows_more_than_an_epoch_ahead_are_not_taken_yet():
     schedule = Schedule([window(101, 104, 2), window(111, 114, 5), window(120, 124, 6)], ahead=3, max_steps=10)
     assert taken(schedule) == [2]
     assert not schedule.has_ended()
@@ -79,7 +79,7 @@ def test_windows_that_begin_more_than_an_epoch_after_the_last_finished_step_are_
     assert schedule.has_ended()
 
 
-def test_a_run_of_many_epochs_is_remembered_for_no_more_than_three_though_nothing_is_ever_dropped():
+def test_no_more_than_three_epochs_are_remembered_though_nothing_is_dropped():
     order = Order.for_memory(1000, 5000, 64)
     steps, blocks = order.steps_per_epoch, order.canonical_shards * order.blocks_per_shard
     schedule = Schedule(windows_from(0, order, epochs=20), blocks, steps)

@@ -86,7 +86,7 @@ def next_data(file, start):
 
 
 @pytest.mark.parametrize("name", ["ffcv", "dali"])
-def test_windows_of_a_quarter_of_the_dataset_give_the_local_pixels_and_each_byte_once(
+def test_windows_of_a_quarter_give_the_local_pixels_and_fetch_each_byte_once(
     s3, address, local, sample_bytes, planned, name
 ):
     with s3.gateway() as gateway:
@@ -141,9 +141,7 @@ def test_an_order_of_selected_samples_is_read_ahead_and_only_those_are_fetched(
 
 
 @pytest.mark.parametrize(("every", "rows"), [(4, 4096), (4, 700), (16, 4096)])
-def test_selected_samples_go_through_a_cache_of_just_what_their_order_is_said_to_need(
-    address, local, selected, every, rows
-):
+def test_selected_samples_go_through_a_cache_of_what_their_order_needs(address, local, selected, every, rows):
     dataset, order = Dataset(address), selected(every, rows)
     needed = DatasetCache.of(DataConfig(cache=1), dataset, ALONE).needed(order.order)
     peaks = []

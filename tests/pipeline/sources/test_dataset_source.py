@@ -12,6 +12,8 @@ from thermopile.pipeline.errors import BadSampleError, SourceError
 from thermopile.pipeline.sources.dataset_source import DatasetSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
 
+from support.conversions import dataset_of
+
 COLUMNS = ["uri", "key", "group", "captions", "width", "height"]
 
 
@@ -54,7 +56,7 @@ def test_a_worker_gets_the_path_and_opens_the_dataset_itself(pairs_dataset):
 
 
 def test_a_sample_that_cannot_be_read_is_a_bad_one(tmp_path):
-    convert(GlyphSource(0, test=True), tmp_path / "whole", ConvertSettings(), selection=np.arange(50), workers=1)
+    dataset_of(GlyphSource(0, test=True), tmp_path / "whole", selection=np.arange(50))
     source = DatasetSource(tmp_path / "whole")
     beton = next((tmp_path / "whole" / "shards").glob("*.beton"))
     beton.write_bytes(bytes(beton.stat().st_size))

@@ -81,7 +81,7 @@ def test_a_share_of_the_captions_is_of_another_class_and_the_column_says_so():
         assert f"the character {source[i].group.lower()} in" not in captions[i]
 
 
-def test_a_near_duplicate_is_a_little_larger_encoded_otherwise_and_has_another_caption_of_its_class():
+def test_a_near_duplicate_is_larger_encoded_otherwise_and_captioned_anew():
     source = GlyphSource(5, duplicate=0.1)
     copies = range(10_847, len(source))
     assert len(copies) == 1085

@@ -15,9 +15,10 @@ import pytest
 from PIL import Image
 
 from thermopile.pipeline.conversion.bad_samples import read_bad_samples
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.folder import FolderSource
+
+from support.conversions import dataset_of
+from support.pictures import as_bytes, chunk, png
 
 CORNERS = [(200, 40, 40), (40, 160, 40), (50, 60, 210), (220, 210, 50)]
 """Red and green above blue and yellow: no turn or mirroring of it looks the same."""
@@ -29,12 +30,6 @@ def flag(height=30, width=40):
         left, top = i % 2 * width // 2, i // 2 * height // 2
         image.paste(colour, (left, top, left + width // 2, top + height // 2))
     return image
-
-
-def as_bytes(image, kind, **options):
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
 
 
 def turned(kind, orientation):
@@ -51,15 +46,6 @@ def turned(kind, orientation):
 def with_segments(jpeg, *segments):
     """JPEG with (marker, bytes) behind its first marker."""
     return jpeg[:2] + b"".join(bytes([255, m]) + struct.pack(">H", len(d) + 2) + d for m, d in segments) + jpeg[2:]
-
-
-def chunk(kind, data):
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
-def png(width, height, rows, *, depth=8, extra=b""):
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + extra + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
 def deep_png():
@@ -164,8 +150,7 @@ def hostile(tmp_path_factory):
     reasons |= {name: reason for name, reason in special.items() if reason}
     names = [*shown, *(name for name, reason in special.items() if reason is None)]
     out = root.parent / "out"
-    convert(FolderSource(root), out, ConvertSettings(max_error_rate=1.0), workers=1)
-    return Dataset(out), names, reasons
+    return dataset_of(FolderSource(root), out, max_error_rate=1.0), names, reasons
 
 
 def test_no_reason_quotes_a_file_that_a_link_may_have_named(tmp_path):
@@ -177,7 +162,7 @@ def test_no_reason_quotes_a_file_that_a_link_may_have_named(tmp_path):
         (tmp_path / name).write_bytes(data)
         (root / f"{name}.jpg").symlink_to(tmp_path / name)
     (root / "flag.jpg").write_bytes(as_bytes(flag(), "JPEG"))
-    convert(FolderSource(root), tmp_path / "out", ConvertSettings(max_error_rate=1.0), workers=1)
+    dataset_of(FolderSource(root), tmp_path / "out", max_error_rate=1.0)
     bad = list(read_bad_samples(tmp_path / "out" / "errors.jsonl"))
     assert len(bad) == len(secrets)
     quoted = [sample.reason for sample in bad if re.search(r"secr|root|\d", sample.reason)]

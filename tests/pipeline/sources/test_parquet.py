@@ -40,7 +40,7 @@ def images(*numbers):
 CLASS_LABEL = {"label": {"names": NAMES, "_type": "ClassLabel"}, "image": {"_type": "Image"}}
 
 
-def test_the_layout_of_hugging_face_is_read_with_its_class_names_and_other_labels_have_no_class(write):
+def test_the_layout_of_hugging_face_is_read_with_its_class_names(write):
     files = [write(f"train-{i}.parquet", image=images(*range(5 * i, 5 * i + 5)), label=[2, 0, 1, 5, -1 if i else None],
                    features=CLASS_LABEL) for i in range(2)]  # fmt: skip
     source = ParquetSource(files)

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
@@ -23,15 +22,18 @@ from thermopile.pipeline.sources.source_file import SourceFile
 from thermopile.pipeline.sources.webdataset import WebDatasetSource
 from thermopile.storage import bucket
 from thermopile.storage.bucket import Address, ObjectStoreError
-from thermopile.tools.cli import main
 from thermopile.tools.convert_sources import KINDS
+
+from support.cli import succeed
+from support.conversions import dataset_of
+from support.pictures import draw
 
 pytestmark = pytest.mark.wide
 PICTURES = 30
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory, draw):
+def files(tmp_path_factory):
     """Pictures in two folders, and lists, archives and tables of them; beside it, a dataset of them."""
     root = tmp_path_factory.mktemp("far") / "files"
     data = []
@@ -53,7 +55,7 @@ def files(tmp_path_factory, draw):
                     member = tarfile.TarInfo(name)
                     member.size = len(content)
                     tar.addfile(member, io.BytesIO(content))
-    convert(CsvSource(root / "list.csv"), root.with_name("dataset"), ConvertSettings(), workers=1)
+    dataset_of(CsvSource(root / "list.csv"), root.with_name("dataset"))
     return root
 
 
@@ -88,7 +90,7 @@ def test_a_remote_source_has_the_samples_of_the_local_one(kind, files, remote):
 def test_a_remote_source_is_converted_by_workers_to_the_same_pixels(kind, files, remote, tmp_path, s3):
     with s3.gateway(failing=0.05):
         convert(SOURCES[kind](remote), tmp_path / "far", ConvertSettings(), workers=2)
-    convert(SOURCES[kind](files), tmp_path / "near", ConvertSettings(), workers=1)
+    dataset_of(SOURCES[kind](files), tmp_path / "near")
     for name in ("shard-00000.beton", "shard-00000.rows"):
         assert (tmp_path / "far" / "shards" / name).read_bytes() == (tmp_path / "near" / "shards" / name).read_bytes()
 
@@ -134,8 +136,7 @@ def test_an_object_that_is_replaced_while_it_is_read_is_refused(remote, content)
 def test_some_samples_of_a_remote_dataset_become_a_local_one(files, remote, tmp_path):
     pq.write_table(pa.table({"sample_id": [3, 5, 8]}), tmp_path / "kept.parquet")
     arguments = ["convert", "dataset", "s3://bucket/dataset", tmp_path / "out", "--select", tmp_path / "kept.parquet"]
-    result = CliRunner().invoke(main, list(map(str, arguments)))
-    assert result.exit_code == 0, result.stderr
+    succeed(*arguments)
     kept, whole = Dataset(tmp_path / "out"), Dataset(files.with_name("dataset"))
     assert {kept.jpeg(i) for i in range(3)} == {whole.jpeg(i) for i in (3, 5, 8)}
 

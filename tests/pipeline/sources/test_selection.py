@@ -35,7 +35,7 @@ def test_a_sample_is_in_the_train_set_or_in_the_test_set_and_both_are_sorted(siz
 
 
 @given(sizes_of_classes, st.data(), st.integers(0, 2**32))
-def test_classes_give_alike_and_none_is_taken_whole_while_another_has_samples_to_give(sizes, data, seed):
+def test_classes_give_alike_and_none_is_taken_whole_before_the_others(sizes, data, seed):
     groups = groups_of(sizes)
     most = np.maximum(np.array(sizes) - 1, 0)
     assume(most.sum() > 0)

@@ -12,7 +12,6 @@ import pytest
 import webdataset
 from PIL import Image
 
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.errors import BadSampleError
 from thermopile.pipeline.sources.cifar import CifarSource
 from thermopile.pipeline.sources.csv_source import CsvSource
@@ -21,6 +20,8 @@ from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.pipeline.sources.parquet import ParquetSource
 from thermopile.pipeline.sources.webdataset import WebDatasetSource
+
+from support.conversions import dataset_of
 
 CLASSES = ("cat", "dog", "", "cat", "10", "dog", "9")
 """Classes of the samples; the empty name means none."""
@@ -90,7 +91,7 @@ def parquet(root):
 
 def dataset(root):
     root.mkdir()
-    convert(parquet(root / "parquet"), root / "dataset", ConvertSettings(max_error_rate=0.2), workers=1)
+    dataset_of(parquet(root / "parquet"), root / "dataset", max_error_rate=0.2)
     return DatasetSource(root / "dataset")
 
 

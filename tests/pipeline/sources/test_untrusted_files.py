@@ -34,7 +34,7 @@ def test_a_file_too_large_for_a_picture_is_refused_unread(tmp_path):
         read_regular_file(os.fsencode(tmp_path / "large"))
 
 
-def test_the_size_of_many_files_is_estimated_from_some_and_files_that_are_gone_count_nothing(tmp_path):
+def test_the_size_of_many_files_is_estimated_and_lost_files_count_nothing(tmp_path):
     (tmp_path / "small").write_bytes(b"x" * 100)
     (tmp_path / "large").write_bytes(b"x" * 300)
     names = [b"small", b"large", b"gone", b"a\0b"]

@@ -227,7 +227,7 @@ def test_a_member_too_large_for_a_picture_is_a_bad_sample_and_not_read(tmp_path)
         WebDatasetSource([tmp_path / "0.tar"])[0]
 
 
-def test_a_shard_that_changed_since_it_was_listed_is_refused_and_one_that_is_gone_gives_bad_samples(tmp_path):
+def test_a_shard_changed_since_listing_is_refused_and_a_lost_one_gives_bad_samples(tmp_path):
     shard = write_shard(tmp_path / "0.tar", numbered(range(20)))
     source = WebDatasetSource([shard])
     elsewhere, later = (pickle.loads(pickle.dumps(source)) for _ in range(2))

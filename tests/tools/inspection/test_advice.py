@@ -1,19 +1,19 @@
-import json
 import re
 from html import unescape
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from thermopile.tools.cli import main
 from thermopile.tools.inspection.findings import Findings
 from thermopile.tools.inspection.reading.opening import read_run
 from thermopile.tools.inspection.temperatures.survey import survey
 
+from support.cli import answer, cli
+from support.written_runs import write_run
+
 
 @pytest.fixture
-def warned(hostile_dataset, write_run, tmp_path):
+def warned(hostile_dataset, tmp_path):
     """What is said of a run whose first side has these temperatures; its second side's are well spread."""
 
     def of(tau, **how):
@@ -62,15 +62,15 @@ def test_temperatures_that_are_all_at_their_ceiling_get_one_advice(warned):
     assert said.startswith("100% of the image temperatures are at their ceiling")
 
 
-def test_the_terminal_the_page_and_the_json_give_the_same_advice_and_notes(hostile_dataset, write_run, tmp_path):
+def test_the_terminal_the_page_and_the_json_give_the_same_advice_and_notes(hostile_dataset, tmp_path):
     n, third = hostile_dataset.n, np.arange(hostile_dataset.n) % 3 == 0
     taus = {"image": np.full(n, 0.005), "text": np.full(n, 1.0)}
     run = write_run(tmp_path / "run", hostile_dataset, taus, visited=third)
     asked = ["inspect", str(run.path), "--by", "width"]
-    seen = json.loads(CliRunner().invoke(main, [*asked, "--json"]).stdout)
+    seen = answer(*asked)
     assert [said.split()[0] for said in seen["warnings"]] == ["Only", "rho", "100%"]
     assert [said.split()[0] for said in seen["notes"]] == ["All"]
-    lines = CliRunner().invoke(main, asked).stdout.splitlines()
+    lines = cli(*asked).stdout.splitlines()
     for label in ("warning", "note"):
         shown = [line.removeprefix(label).strip() for line in lines if line.startswith(f"{label} ")]
         assert shown == seen[f"{label}s"]

@@ -1,18 +1,15 @@
 """What a forward pass says about the samples that look stuck or like misfits, against plain loops."""
 
-import json
 import re
 import shutil
+from functools import partial
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from click.testing import CliRunner
-from saved_encoders import IMAGE_SIZE, save_encoders
 
 from thermopile.pipeline.augment import RECIPES
-from thermopile.tools.cli import main
 from thermopile.tools.inspection.features import confirmation as module
 from thermopile.tools.inspection.features.confirmation import compared_ids, confirm, with_confirmed
 from thermopile.tools.inspection.reading.opening import read_run
@@ -21,6 +18,12 @@ from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.tools.inspection.temperatures.whole_run import PRECISION
 from thermopile.trainer.evaluation.features import sample_features, view_features
 from thermopile.trainer.run_directory import RunDirectory
+
+from support.cli import answer, cli, succeed
+from support.written_checkpoints import IMAGE_SIZE, save_encoders
+from support.written_runs import write_state
+
+inspect = partial(cli, "inspect")
 
 
 def suspicious(sides, n, floor, bound):
@@ -43,7 +46,7 @@ def confirmed(run, suspects=10**6, **options):
 
 
 @pytest.fixture(scope="module")
-def pairs_run(hostile_dataset, write_state, tmp_path_factory):
+def pairs_run(hostile_dataset, tmp_path_factory):
     columns = suspicious(("image", "text"), hostile_dataset.n, 0.005, 5)
     path = tmp_path_factory.mktemp("pairs") / "run"
     run = write_state(path, hostile_dataset, columns, np.full(hostile_dataset.n, 6))
@@ -51,7 +54,7 @@ def pairs_run(hostile_dataset, write_state, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def images_run(images_dataset, write_state, tmp_path_factory):
+def images_run(images_dataset, tmp_path_factory):
     columns = suspicious(("sample",), images_dataset.n, 0.05, 3)
     path = tmp_path_factory.mktemp("images") / "run"
     run = write_state(path, images_dataset, columns, np.full(images_dataset.n, 6))
@@ -147,9 +150,7 @@ def test_negatives_are_drawn_alike_each_time_and_only_so_many(pairs_run, monkeyp
     assert len(set(compared_ids(surveyed, surveyed.kinds)[1].tolist())) == 20
 
 
-def test_without_a_temperature_per_sample_none_is_silent_but_misfits_are_told(
-    hostile_dataset, write_state, tmp_path
-):  # fmt: skip
+def test_without_a_temperature_per_sample_none_is_silent_but_misfits_are_told(hostile_dataset, tmp_path):
     columns = {f"{side}/log_s": np.where(np.arange(66) < 9, 3.0, -1.0) for side in ("image", "text")}
     run = write_state(tmp_path / "run", hostile_dataset, columns, np.full(66, 6), name="sogclr")
     save_encoders(run, hostile_dataset)
@@ -197,13 +198,8 @@ def test_a_checkpoint_of_another_snapshot_is_noted(pairs_run, hostile_dataset, t
     assert note.startswith("No checkpoint belongs to the snapshot step-5: its kinds are confirmed by the encoders of")
 
 
-def inspect(*words):
-    return CliRunner().invoke(main, ["inspect", *map(str, words)])
-
-
 def test_the_report_the_terminal_and_json_tell_who_decided(pairs_run, tmp_path):
-    shown = inspect(pairs_run[0].path, "--confirm", 20, "--to", tmp_path)
-    assert shown.exit_code == 0, shown.output
+    shown = succeed("inspect", pairs_run[0].path, "--confirm", 20, "--to", tmp_path)
     lines = [" ".join(line.split()) for line in shown.stdout.splitlines()]
     assert "kind samples share by the state alone by a forward pass" in lines
     assert any(line.startswith("forward pass 20 suspects compared with 66 random samples") for line in lines)
@@ -212,7 +208,7 @@ def test_the_report_the_terminal_and_json_tell_who_decided(pairs_run, tmp_path):
     assert len(re.findall(r"log s [^<]*, margin [+-]0\.\d{3}</b>", page)) >= 10
     assert PRECISION in page
     assert PRECISION in " ".join(shown.stdout.split())
-    seen = json.loads(inspect(pairs_run[0].path, "--confirm", 20, "--json").stdout)
+    seen = answer("inspect", pairs_run[0].path, "--confirm", 20)
     assert seen["confirmation"]["suspects"] == 20
     assert (seen["confirmation"]["checkpoint"], seen["confirmation"]["weights"]) == ("step-5", "raw")
     assert sum(kind["confirmed"] for kind in seen["kinds"].values()) == 20
@@ -220,8 +216,7 @@ def test_the_report_the_terminal_and_json_tell_who_decided(pairs_run, tmp_path):
 
 
 def test_an_export_has_the_confirmed_kinds_and_who_decided(pairs_run, tmp_path):
-    done = inspect(pairs_run[0].path, "--confirm", 20, "--export", tmp_path / "rows.parquet")
-    assert done.exit_code == 0, done.output
+    succeed("inspect", pairs_run[0].path, "--confirm", 20, "--export", tmp_path / "rows.parquet")
     rows = pq.read_table(tmp_path / "rows.parquet").to_pydict()
     found, *_ = confirmed(pairs_run[0], suspects=20)
     of = dict(zip(found.sample_ids.tolist(), found.kinds.tolist(), strict=True))

@@ -107,16 +107,18 @@ def test_the_bin_of_a_quantile_holds_values_equal_to_the_precision():
 TIED = st.tuples(st.integers(0, 2), st.one_of(st.integers(-3, 3), st.just(float("nan"))))
 
 
-@given(st.lists(TIED, max_size=60), st.integers(1, 5), st.integers(1, 9))
-def test_the_smallest_are_those_of_a_sort_by_key_breaker_and_id_however_they_come(rows, count, pieces):
+@given(st.lists(TIED, max_size=60), st.integers(0, 8), st.integers(1, 9), st.booleans())
+def test_the_smallest_are_those_of_a_sort_by_key_breaker_and_id_however_they_come(rows, count, pieces, has_breakers):
     keys, breakers = (np.array(column, np.float32) for column in (zip(*rows, strict=True) if rows else ((), ())))
     smallest = Smallest(count)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_MIN_PENDING", 3)
         for places in np.array_split(np.arange(len(rows)), pieces):
-            smallest.add(places, keys[places], breakers[places])
-    order = sorted(range(len(rows)), key=lambda i: (keys[i], np.nan_to_num(breakers[i], nan=np.inf), i))
+            smallest.add(places, keys[places], *([breakers[places]] if has_breakers else []))
+    breakers = np.nan_to_num(breakers, nan=np.inf) if has_breakers else np.zeros(len(rows))
+    order = sorted(range(len(rows)), key=lambda i: (keys[i], breakers[i], i))
     assert smallest.chosen()[0].tolist() == order[:count]
+    assert smallest.chosen()[0].dtype == np.int64
     assert smallest.chosen()[1].tolist() == keys[order[:count]].tolist()
 
 

@@ -8,6 +8,8 @@ from thermopile.tools.inspection.reading.opening import read_run
 from thermopile.tools.inspection.temperatures.drift import MOVERS, Mover, drift
 from thermopile.trainer.errors import ConfigError
 
+from support.written_runs import train_on, write_run
+
 # Few values, so that many samples are equal before, after, or in how far they moved.
 BEFORE, AFTER = (
     {side: np.random.default_rng((seed, i)).integers(1, 9, 66).astype(np.float32) / 64
@@ -23,7 +25,7 @@ def several_blocks(monkeypatch):
 
 
 @pytest.fixture
-def run(hostile_dataset, write_run, train_on, tmp_path):
+def run(hostile_dataset, tmp_path):
     """Two snapshots after step-0; two thirds of the samples were visited up to the first one."""
     run = write_run(tmp_path / "run", hostile_dataset, BEFORE, visited=EARLY)
     train_on(run, AFTER, 9)
@@ -64,7 +66,7 @@ def test_the_earlier_snapshot_comes_first_whichever_is_named_first(run):
     assert forth.sides[0].most_risen == back.sides[0].most_risen
 
 
-def test_no_more_than_the_greatest_movers_are_kept(hostile_dataset, write_run, train_on, tmp_path):
+def test_no_more_than_the_greatest_movers_are_kept(hostile_dataset, tmp_path):
     tau = np.full(66, 0.05)
     run = write_run(tmp_path / "run", hostile_dataset, {"image": tau, "text": tau})
     train_on(run, {"image": tau + np.arange(66) / 1000, "text": tau}, 9)
@@ -99,7 +101,7 @@ def test_where_nothing_was_visited_in_both_there_is_a_note(run):
     assert inspection.notes == ["No sample was visited by both step-0 and step-9, so there is no drift to show."]
 
 
-def test_a_run_without_temperatures_has_no_drift(hostile_dataset, write_run, tmp_path):
+def test_a_run_without_temperatures_has_no_drift(hostile_dataset, tmp_path):
     inspection = read_run(write_run(tmp_path / "run", hostile_dataset, {}, objective="clip"))
     assert drift(inspection, "step-0") is None
     assert len(inspection.notes) == 1  # read_run said why

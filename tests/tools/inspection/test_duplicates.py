@@ -9,19 +9,19 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.parquet import ParquetSource
 from thermopile.tools.inspection.duplicates.exact_copies import blank_pictures, exact_copies
 from thermopile.tools.inspection.duplicates.finding import REASONS, find_duplicates, read_clusters, write_duplicates
 from thermopile.tools.inspection.duplicates.finding import exact_copies as exact_module
 from thermopile.tools.inspection.duplicates.similar_pairs import NEAREST, similar_pairs
-from thermopile.tools.inspection.features.features_file import NAME, FeaturesFile, FeaturesOf, write_features
+from thermopile.tools.inspection.features.features_file import NAME
 from thermopile.tools.inspection.findings import look
 from thermopile.tools.inspection.reading.opening import read_run
 from thermopile.trainer.errors import ConfigError, RunError
 
-from copies import magnified
+from support.conversions import dataset_of
+from support.features import stored
+from support.pictures import draw, magnified
 
 NO_SCORE = np.empty(0, np.float32)
 PICTURES = 60
@@ -32,7 +32,7 @@ NEAR = {64: 10, 65: 3, 66: 64}
 
 
 @pytest.fixture(scope="module")
-def dataset(draw, tmp_path_factory):
+def dataset(tmp_path_factory):
     """60 pictures, four files that come again, and three that are magnified by 3 % and encoded again."""
     files, folder = {}, tmp_path_factory.mktemp("copies")
     for key in range(PICTURES):
@@ -47,8 +47,7 @@ def dataset(draw, tmp_path_factory):
         files[key] = file.getvalue()
     table = pa.table({"image": list(files.values()), "key": [str(key) for key in files]})
     pq.write_table(table, folder / "pictures.parquet")
-    convert(ParquetSource([folder / "pictures.parquet"]), folder / "data", ConvertSettings(), workers=1)
-    return Dataset(folder / "data")
+    return dataset_of(ParquetSource([folder / "pictures.parquet"]), folder / "data")
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +55,6 @@ def id_of(dataset):
     """Key -> sample id, by the order of the source."""
     index = np.concatenate([dataset.shard(number).records()["source_index"] for number in range(dataset.shards)])
     return {int(key): sample_id for sample_id, key in enumerate(index)}
-
-
-def stored(folder, rows):
-    """A file of features of pictures, float32 [n, d], made unit rows."""
-    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    of = FeaturesOf(samples=len(rows), checkpoint="step-5", weights="raw", digest="0" * 64)
-    write_features(folder / NAME, of, iter([rows[:, None].astype(np.float32)]))
-    return FeaturesFile(folder / NAME, of)
 
 
 @pytest.fixture
@@ -151,7 +142,7 @@ def flat(colour, size=(48, 32)):
     return Image.new("RGB", size, colour)
 
 
-def test_blank_pictures_are_one_group_whatever_their_colour_and_features(draw, tmp_path):
+def test_blank_pictures_are_one_group_whatever_their_colour_and_features(tmp_path):
     dotted, clear = flat("white", (96, 32)), Image.new("RGBA", (40, 40))
     dotted.paste("black", (0, 0, 6, 6))  # outside the central square
     faint = flat("white", (512, 512))
@@ -163,8 +154,7 @@ def test_blank_pictures_are_one_group_whatever_their_colour_and_features(draw, t
         picture.save(file, "PNG")
         files.append(file.getvalue())
     pq.write_table(pa.table({"image": files}), tmp_path / "pictures.parquet")
-    convert(ParquetSource([tmp_path / "pictures.parquet"]), tmp_path / "data", ConvertSettings(), workers=1)
-    dataset = Dataset(tmp_path / "data")
+    dataset = dataset_of(ParquetSource([tmp_path / "pictures.parquet"]), tmp_path / "data")
     index = np.concatenate([dataset.shard(number).records()["source_index"] for number in range(dataset.shards)])
     blank = np.flatnonzero(np.isin(index, [0, 2, 4, 5]))
     assert blank_pictures(dataset).tolist() == blank.tolist()

@@ -5,7 +5,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from saved_encoders import IMAGE_SIZE, save_encoders
 
 from thermopile.pipeline.augment import RECIPES
 from thermopile.tools.inspection.features import embedding_map as module
@@ -15,7 +14,9 @@ from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.trainer.evaluation.features import sample_features
 from thermopile.trainer.run_directory import RunDirectory
 
-STEP = 5
+from support.written_checkpoints import IMAGE_SIZE, save_encoders
+from support.written_runs import train_on, write_run
+
 SIZES = (34, 16, 8, 4, 2, 1)
 """Sizes of the hostile dataset's classes."""
 
@@ -50,7 +51,7 @@ def own_run(saved_run, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def images_run(images_dataset, write_run, tmp_path_factory):
+def images_run(images_dataset, tmp_path_factory):
     """300 pictures whose tau rises with their ids."""
     run = write_run(tmp_path_factory.mktemp("runs") / "run", images_dataset, {"sample": np.linspace(0.01, 0.3, 300)})
     save_encoders(run, images_dataset)
@@ -89,7 +90,7 @@ def test_the_coldest_and_hottest_tenth_of_each_side_are_marked(found):
             assert sorted(np.flatnonzero(marked)) == sorted(rank[:6])
 
 
-def test_where_there_is_one_tau_alone_nothing_is_marked(hostile_dataset, write_run, tmp_path):
+def test_where_there_is_one_tau_alone_nothing_is_marked(hostile_dataset, tmp_path):
     run = write_run(tmp_path / "run", hostile_dataset, {"image": np.full(66, 0.05), "text": np.linspace(0.1, 0.2, 66)})
     save_encoders(run, hostile_dataset)
     points = mapped(run)[0].points
@@ -140,7 +141,7 @@ def few_points(monkeypatch):
 
 @pytest.mark.usefixtures("few_points")
 def test_the_encoders_are_those_of_the_snapshot_and_where_these_are_gone_the_latest(
-    own_run, hostile_dataset, tau_by_class_size, train_on
+    own_run, hostile_dataset, tau_by_class_size
 ):
     train_on(own_run, {"image": tau_by_class_size, "text": tau_by_class_size}, 9)
     save_encoders(own_run, hostile_dataset, step=9)
@@ -153,7 +154,7 @@ def test_the_encoders_are_those_of_the_snapshot_and_where_these_are_gone_the_lat
 
 
 @pytest.mark.usefixtures("few_points")
-def test_the_map_shows_averaged_weights_where_the_run_has_them_unless_the_raw_ones_are_asked_for(
+def test_the_map_shows_averaged_weights_unless_the_raw_ones_are_asked_for(
     hostile_run, hostile_dataset, saved_run, tmp_path
 ):
     run = RunDirectory(shutil.copytree(hostile_run.path, tmp_path / "run"))
@@ -231,7 +232,7 @@ def test_without_pictures_there_is_no_map(own_run, hostile_dataset, tmp_path):
     assert "There is no map of the embeddings: it needs the run's dataset; pass its path with --data" in notes
 
 
-def test_with_too_few_samples_or_no_tau_there_is_no_map(hostile_dataset, write_run, tmp_path):
+def test_with_too_few_samples_or_no_tau_there_is_no_map(hostile_dataset, tmp_path):
     taus = {"image": np.full(66, 0.05), "text": np.full(66, 0.05)}
     few = write_run(tmp_path / "few", hostile_dataset, taus, visited=np.arange(66) < 15)
     shown, (*_, note) = mapped(few)

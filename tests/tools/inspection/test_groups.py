@@ -44,7 +44,7 @@ NAMED = st.tuples(st.sampled_from(["a", "b", "c", None]), st.floats(0.0625, 1, w
 
 
 @given(st.lists(NAMED, min_size=1, max_size=40).filter(lambda rows: any(row[0] for row in rows)), st.integers(1, 5))
-def test_groups_counted_in_pieces_have_the_size_the_mean_and_the_interval_of_their_samples(rows, pieces):
+def test_groups_counted_in_pieces_have_their_samples_size_mean_and_interval(rows, pieces):
     labels, tau, visited = zip(*rows, strict=True)
     found = grouped(labels, tau, visited, pieces=pieces)
     for place, name in enumerate(found.names):
@@ -128,7 +128,7 @@ def test_the_control_is_the_mean_over_permutations_of_the_samples_labels():
 
 
 @pytest.mark.parametrize("direction", [1, -1])
-def test_the_control_lies_above_0_where_tau_is_skewed_to_high_values_and_below_where_to_low_ones(direction):
+def test_the_control_lies_on_the_side_to_which_tau_is_skewed(direction):
     sizes = np.repeat([1, 2, 4, 8, 16, 32, 64, 128, 256], 12)
     codes = np.repeat(np.arange(len(sizes)), sizes)
     skewed = np.random.default_rng(0).lognormal(0, 1, len(codes))  # follows no class

@@ -8,12 +8,14 @@ from thermopile.tools.inspection.temperatures.samples import read_histories
 from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.trainer.errors import ConfigError
 
+from support.written_runs import train_on, write_run
+
 TAU = np.repeat(np.linspace(0.01, 0.1, 33), 2)
 EARLY = np.arange(66) != 40
 
 
 @pytest.fixture
-def run(hostile_dataset, write_run, train_on, tmp_path):
+def run(hostile_dataset, tmp_path):
     """Two snapshots after step-0; sample 40 was not visited up to the first one."""
     run = write_run(tmp_path / "run", hostile_dataset, {"image": TAU, "text": 0.2 - TAU}, visited=EARLY)
     train_on(run, {"image": 2 * TAU, "text": TAU}, 9)
@@ -39,7 +41,7 @@ def test_samples_come_in_the_order_asked_for_and_each_once(run):
         assert history.history[1].values["image/tau"] == np.float32(TAU[history.sample_id])
 
 
-def test_the_rank_is_the_share_of_visited_samples_with_a_lower_tau_at_the_inspected_snapshot(run):
+def test_the_rank_is_the_share_of_visited_samples_with_a_lower_tau(run):
     inspection = read_run(run, at="step-5")
     first, unvisited = read_histories(inspection, [10, 40], survey(inspection))
     assert first.ranks["image"] == pytest.approx(np.sum(TAU[EARLY] < TAU[10]) / 65)
@@ -62,14 +64,14 @@ def test_a_snapshot_that_cannot_be_read_is_left_out_and_noted(run):
     assert inspection.notes[0].startswith("step-5 is left out: ")
 
 
-def test_a_run_without_a_snapshot_has_no_states_and_still_knows_its_ids(hostile_dataset, write_run, tmp_path):
+def test_a_run_without_a_snapshot_has_no_states_and_still_knows_its_ids(hostile_dataset, tmp_path):
     inspection = read_run(write_run(tmp_path / "run", hostile_dataset, {}, snapshot=False))
     assert read_histories(inspection, [3])[0].history == []
     with pytest.raises(ConfigError, match="ids 0 … 65"):
         read_histories(inspection, [66])
 
 
-def test_a_run_without_temperatures_still_has_visits(hostile_dataset, write_run, tmp_path):
+def test_a_run_without_temperatures_still_has_visits(hostile_dataset, tmp_path):
     inspection = read_run(write_run(tmp_path / "run", hostile_dataset, {}, objective="clip"))
     (history,) = read_histories(inspection, [3], survey(inspection))
     assert [state.values["visits"] for state in history.history] == [0, 1]

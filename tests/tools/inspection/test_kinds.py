@@ -1,16 +1,13 @@
 """What a cold or a hot sample is, from its row of state alone."""
 
-import json
 import re
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
 import thermopile
 from thermopile.state_store.errors import FieldError
-from thermopile.tools.cli import main
 from thermopile.tools.inspection.findings import look
 from thermopile.tools.inspection.reading import state_blocks
 from thermopile.tools.inspection.reading.opening import read_run
@@ -19,6 +16,9 @@ from thermopile.tools.inspection.temperatures import kinds as module
 from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES, names_of, read_rules
 from thermopile.tools.inspection.temperatures.samples import read_histories
 from thermopile.tools.inspection.temperatures.survey import survey
+
+from support.cli import answer, cli
+from support.written_runs import write_run, write_state
 
 N, APART = 2000, 70
 COLD = 0.02
@@ -118,7 +118,7 @@ def columns():
 
 
 @pytest.fixture(scope="module")
-def run(pairs_dataset, write_state, columns, tmp_path_factory):
+def run(pairs_dataset, columns, tmp_path_factory):
     fields = {name: values for name, values in columns.items() if name != "visits"}
     return write_state(tmp_path_factory.mktemp("kinds") / "run", pairs_dataset, fields, columns["visits"])
 
@@ -145,17 +145,17 @@ def test_the_kinds_of_all_samples_are_those_of_the_definitions(frame, columns):
 def test_single_samples_are_shown_with_their_kind_in_words_and_for_a_program_by_name(run, tmp_path):
     ids = list(map(str, APART * np.arange(len(EXPECTED))))
     asked = ["inspect", str(run.path), "--sample"]
-    seen = json.loads(CliRunner().invoke(main, [*asked, *ids, "--json"]).stdout)
+    seen = answer(*asked, *ids)
     assert [sample["kind"] for sample in seen["samples"]] == EXPECTED
     one_of_each = [ids[EXPECTED.index(kind)] for kind in ROWS]
-    done = CliRunner().invoke(main, [*asked, *one_of_each, "--to", str(tmp_path)])
+    done = cli(*asked, *one_of_each, "--to", tmp_path)
     words = [kind.replace("_", " ") for kind in ROWS]
     assert re.findall(r"^kind +(.+)$", done.stdout, re.MULTILINE) == words
     page = (tmp_path / "samples.html").read_text("utf-8")
     assert re.findall(r"<dt>kind</dt><dd><bdi>(.*?)</bdi>", page) == words
 
 
-def test_a_sample_has_no_kind_where_the_state_says_too_little(pairs_dataset, write_run, tmp_path):
+def test_a_sample_has_no_kind_where_the_state_says_too_little(pairs_dataset, tmp_path):
     inspection = read_run(write_run(tmp_path / "run", pairs_dataset, {}, objective="clip"))
     assert [sample.kind for sample in read_histories(inspection, [3], survey(inspection))] == [None]
 
@@ -193,7 +193,7 @@ def test_a_frame_of_a_few_samples_has_the_kinds_that_they_have_among_all(run, fr
         temperatures.frame([0], ["kinds"])
 
 
-def test_where_many_samples_share_the_lowest_tau_none_of_them_is_rare(images_dataset, write_state, tmp_path):
+def test_where_many_samples_share_the_lowest_tau_none_of_them_is_rare(images_dataset, tmp_path):
     n = images_dataset.n
     tau = np.where(np.arange(n) % 4 == 0, 0.05, np.linspace(0.1, 0.2, n))
     columns = {"sample/tau": tau, "sample/log_s": np.full(n, -1.0)}
@@ -201,7 +201,7 @@ def test_where_many_samples_share_the_lowest_tau_none_of_them_is_rare(images_dat
     assert survey(read_run(run)).kinds.counts["rare"] == 0
 
 
-def test_samples_of_a_run_on_images_have_one_side(images_dataset, write_state, tmp_path):
+def test_samples_of_a_run_on_images_have_one_side(images_dataset, tmp_path):
     n = images_dataset.n
     columns = {"sample/tau": np.linspace(0.1, 0.2, n), "sample/log_s": np.full(n, -1.0), "sample/u": np.zeros(n)}
     columns["sample/log_s"][[7, 8]] = (2, 3)
@@ -221,7 +221,7 @@ def test_samples_of_a_run_on_images_have_one_side(images_dataset, write_state, t
         ({"name": "clip"}, ["stuck", "misfit", "rare", "crowded"]),
     ],
 )
-def test_only_the_kinds_that_the_fields_allow_are_told(pairs_dataset, write_state, tmp_path, objective, missing):
+def test_only_the_kinds_that_the_fields_allow_are_told(pairs_dataset, tmp_path, objective, missing):
     n, columns = pairs_dataset.n, {}
     if objective["name"] in ("fastclip_v2", "sogclr"):
         columns = {f"{side}/log_s": np.where(np.arange(n) == 3, 2.0, -1.0) for side in ("image", "text")}
@@ -243,7 +243,7 @@ def test_a_state_in_which_nothing_was_visited_has_no_kinds(hostile_run):
     assert survey(read_run(hostile_run, at="step-0")).kinds is None
 
 
-def test_many_stuck_samples_are_warned_of(images_dataset, write_state, tmp_path):
+def test_many_stuck_samples_are_warned_of(images_dataset, tmp_path):
     n, stuck = images_dataset.n, np.arange(images_dataset.n) % 30 == 0
     columns = {"sample/tau": np.where(stuck, 0.05, np.linspace(0.1, 0.2, n))}
     columns |= {"sample/log_s": np.where(stuck, 5.0, -1.0), "sample/u": np.where(stuck, 3.0, 0.0)}

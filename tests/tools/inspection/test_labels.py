@@ -5,11 +5,13 @@ from thermopile.tools.inspection.temperatures import groups as groups_module
 from thermopile.tools.inspection.temperatures.groups import Labels, check_columns
 from thermopile.trainer.errors import ConfigError
 
+from support.datasets import write_dataset
+
 URIS = ["cats/a.png", "cats/b.png", "dogs/young/c.png", "d.png", "data.tar#1"]
 
 
 @pytest.fixture
-def dataset(tmp_path, write_dataset, monkeypatch):
+def dataset(tmp_path, monkeypatch):
     monkeypatch.setattr(groups_module, "ROWS_AT_ONCE", 3)
     groups = ["cat", "cat", "dog", None, None]
     table = pa.table({

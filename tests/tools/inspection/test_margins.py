@@ -4,19 +4,17 @@ import numpy as np
 import pytest
 
 from thermopile.tools.inspection.features import margins as module
-from thermopile.tools.inspection.features.features_file import ROWS_AT_ONCE, FeaturesFile, FeaturesOf, write_features
+from thermopile.tools.inspection.features.features_file import ROWS_AT_ONCE
 from thermopile.tools.inspection.features.margins import margins
+
+from support.features import stored
 
 N = ROWS_AT_ONCE + 200
 
 
 @pytest.fixture
 def features(tmp_path):
-    rows = np.random.default_rng(1).normal(size=(N, 2, 8)).astype(np.float32)
-    rows /= np.linalg.norm(rows, axis=2, keepdims=True)
-    of = FeaturesOf(samples=N, checkpoint="step-5", weights="raw", digest="0" * 64)
-    write_features(tmp_path / "features", of, [rows])
-    return FeaturesFile(tmp_path / "features")
+    return stored(tmp_path, np.random.default_rng(1).normal(size=(N, 2, 8)))
 
 
 def plain_margins(features, negatives):
@@ -27,7 +25,7 @@ def plain_margins(features, negatives):
     return cosine.diagonal() - hardest
 
 
-def test_a_margin_is_the_cosine_of_the_pair_minus_that_of_its_hardest_negative_of_both_sides(features):
+def test_a_margin_is_the_pairs_cosine_minus_that_of_its_hardest_negative(features):
     np.testing.assert_allclose(margins(features), plain_margins(features, np.arange(N)), atol=1e-6)
 
 

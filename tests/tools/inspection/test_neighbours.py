@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from thermopile.tools.inspection.features import neighbours as module
-from thermopile.tools.inspection.features.features_file import NAME, FeaturesFile, FeaturesOf, write_features
 from thermopile.tools.inspection.features.neighbours import find_neighbours
 from thermopile.trainer.errors import ConfigError
+
+from support.features import stored
 
 SAMPLES = 3000
 
@@ -15,12 +16,6 @@ SAMPLES = 3000
 def threads(request, monkeypatch):
     monkeypatch.setattr(module, "cores", lambda: request.param)
     monkeypatch.setattr(module, "_SAMPLES_PER_THREAD", 100)
-
-
-def stored(folder, features):
-    of = FeaturesOf(samples=len(features), checkpoint="step-5", weights="raw", digest="0" * 64)
-    write_features(folder / NAME, of, iter([features]))
-    return FeaturesFile(folder / NAME, of)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +52,7 @@ def test_nearest_pictures_and_captions_are_those_of_a_sort_of_all_others(pairs, 
 
 
 @pytest.mark.parametrize("tau", [0.001, 0.05, 1.0])
-def test_the_weights_of_negatives_are_the_softmax_over_all_others_at_the_temperature_of_the_side(pairs, drawn, tau):
+def test_the_weights_of_negatives_are_the_softmax_at_the_temperature_of_the_side(pairs, drawn, tau):
     found = find_neighbours(pairs, 7, SAMPLES, {"image": tau, "text": 2 * tau})
     for side, own, other, temperature in (("image", 0, 1, tau), ("text", 1, 0, 2 * tau)):
         positive = drawn[7, 0] @ drawn[7, 1]

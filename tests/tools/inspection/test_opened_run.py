@@ -22,8 +22,10 @@ from thermopile.tools.inspection.reading.opening import read_run
 from thermopile.tools.inspection.rows_export import export_rows
 from thermopile.trainer.errors import RunError
 
+from support.datasets import write_dataset
+from support.written_runs import train_on, write_run
+
 DOCS = Path(__file__).parents[3] / "docs"
-TABLE = ["key", "uri", "caption", "group", "width", "height"]
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +74,7 @@ def test_a_frame_has_the_rows_and_columns_asked_for_in_their_order(temperatures,
     )
 
 
-def test_a_frame_of_a_few_samples_reads_their_blocks_and_shards_alone(
-    write_dataset, write_run, tmp_path, monkeypatch
-):  # fmt: skip
+def test_a_frame_of_a_few_samples_reads_their_blocks_and_shards_alone(tmp_path, monkeypatch):
     names = [[f"{shard}-{row}" for row in range(32)] for shard in range(3)]
     dataset = write_dataset(tmp_path / "data", [pa.table({"uri": of_shard}) for of_shard in names])
     tau = np.linspace(0.01, 0.9, 96, dtype=np.float32)
@@ -115,7 +115,7 @@ def test_an_unknown_column_is_named_with_the_list_of_columns(temperatures):
         temperatures.array("caption")
 
 
-def test_without_its_dataset_a_run_opens_and_says_why_it_has_no_captions(flat_dataset, write_run, tmp_path):
+def test_without_its_dataset_a_run_opens_and_says_why_it_has_no_captions(flat_dataset, tmp_path):
     shutil.copytree(flat_dataset.path, tmp_path / "data")
     run = write_run(tmp_path / "run", Dataset(tmp_path / "data"), {"sample": np.full(16, 0.07)})
     (tmp_path / "data").rename(tmp_path / "moved")
@@ -129,7 +129,7 @@ def test_without_its_dataset_a_run_opens_and_says_why_it_has_no_captions(flat_da
     assert found.temperatures().frame([3])["uri"].tolist() == flat_dataset.column("uri").to_pylist()[3:4]
 
 
-def test_a_run_that_goes_on_shows_its_new_snapshots(flat_dataset, write_run, train_on, tmp_path):
+def test_a_run_that_goes_on_shows_its_new_snapshots(flat_dataset, tmp_path):
     run = write_run(tmp_path / "run", flat_dataset, {"sample": np.full(16, 0.07)})
     opened = thermopile.open_run(run.path)
     train_on(run, {"sample": np.full(16, 0.5)}, step=9)
@@ -138,7 +138,7 @@ def test_a_run_that_goes_on_shows_its_new_snapshots(flat_dataset, write_run, tra
     assert opened.temperatures("step-5").tau["sample"][0] == np.float32(0.07)
 
 
-def test_a_run_without_a_snapshot_opens_and_has_no_temperatures_yet(flat_dataset, write_run, tmp_path):
+def test_a_run_without_a_snapshot_opens_and_has_no_temperatures_yet(flat_dataset, tmp_path):
     opened = thermopile.open_run(write_run(tmp_path / "run", flat_dataset, {}, snapshot=False).path)
     assert opened.snapshots == []
     with pytest.raises(RunError, match="has no snapshot of its state yet; the first checkpoint writes one"):

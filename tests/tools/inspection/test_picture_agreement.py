@@ -13,7 +13,7 @@ from thermopile.tools.inspection.duplicates.picture_agreement import (
     prepare,
 )
 
-from copies import encoded, magnified
+from support.pictures import draw, encoded, magnified
 
 
 def prepared(*pictures):
@@ -29,7 +29,7 @@ def glyphs():
 
 @pytest.mark.parametrize("by", [1.0, 1.02, 1.05])
 @pytest.mark.parametrize("quality", [50, 95])
-def test_a_picture_agrees_with_its_copy_of_another_scale_and_quality_in_both_directions(glyphs, by, quality):
+def test_a_picture_and_its_copy_of_another_scale_and_quality_agree(glyphs, by, quality):
     first = prepared(*(encoded(glyph, 90) for glyph in glyphs))
     second = prepared(*(encoded(magnified(glyph, by), quality) for glyph in glyphs))
     assert agreement(first, second).same.all()
@@ -82,7 +82,7 @@ def test_pictures_of_one_colour_agree_with_nothing(glyphs):
         assert not agreement(prepared(*glyphs[:4]), flat).same.any()
 
 
-def test_other_pictures_do_not_agree(draw):
+def test_other_pictures_do_not_agree():
     first, second = (prepared(*(draw(seed) for seed in seeds)) for seeds in (range(40), range(40, 80)))
     assert not agreement(first, second).same.any()
 
@@ -96,7 +96,7 @@ def ring(radius, level):
 
 
 @pytest.mark.parametrize("level", [240, 220, 128, 0])
-def test_pale_rings_of_other_radii_do_not_agree_though_they_hardly_differ_in_grey_levels(level):
+def test_pale_rings_of_other_radii_do_not_agree_though_hardly_different(level):
     first, second = ([ring(radius * by, level) for radius in range(24, 52, 2)] for by in (1, 1.12))
     compared = agreement(prepared(*first), prepared(*second))
     assert not compared.same.any()

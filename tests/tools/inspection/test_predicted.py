@@ -8,33 +8,27 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from click.testing import CliRunner
 
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.tokenizer import load_tokenizer
-from thermopile.tools.cli import main
 from thermopile.tools.inspection.reading import predicted
 from thermopile.trainer.evaluation.features import image_features, restore_encoders, text_features
 from thermopile.trainer.run.build import objective_of, recipe_named
 from thermopile.trainer.run_directory import RunDirectory, find_checkpoint, load_found
 
+from support.cli import answer, cli, sets, succeed
+
 TEMPNET = ["objective.name=tempnet", "objective.eta=0.01", "objective.prototypes=8", "optimizer.warmup_steps=0"]
 
 
-def run(*words):
-    return CliRunner().invoke(main, [str(word) for word in words])
-
-
 def inspect(*words):
-    done = run("inspect", *words)
-    assert done.exit_code == 0, done.output
+    done = succeed("inspect", *words)
     return done
 
 
 def trained_on(dataset, out, *settings):
-    words = [word for setting in (*TEMPNET, *settings) for word in ("--set", setting)]
-    done = run("train", "--data", dataset.path, "--out", out, *words)
-    assert done.exit_code == 0, done.output
+    words = sets(*TEMPNET, *settings)
+    succeed("train", "--data", dataset.path, "--out", out, *words)
     return RunDirectory(out)
 
 
@@ -53,7 +47,13 @@ def trained(pairs_dataset, tmp_path_factory):
 @pytest.fixture(scope="module")
 def on_images(images_dataset, tmp_path_factory):
     """Two epochs on pictures, with an encoder of the user's own."""
-    settings = ("epochs=2", "batch_size=64", "data.image_size=16", "model.dim=8", "model.image.name=own_code:Tower")
+    settings = (
+        "epochs=2",
+        "batch_size=64",
+        "data.image_size=16",
+        "model.dim=8",
+        "model.image.name=support.own_code:Tower",
+    )
     return trained_on(images_dataset, tmp_path_factory.mktemp("predicting") / "images", *settings)
 
 
@@ -66,7 +66,7 @@ def parts_of(run_directory, dataset):
     return config, made, objective
 
 
-def test_every_sample_has_the_tau_of_its_picture_and_of_its_first_caption_in_the_runs_tokens(
+def test_every_sample_has_the_tau_of_its_picture_and_of_its_first_caption(
     trained, pairs_dataset, captions_dataset, tmp_path
 ):
     rows = exported(trained, captions_dataset, tmp_path / "rows.parquet")
@@ -100,7 +100,7 @@ def test_rows_in_blocks_are_those_of_one_block(trained, captions_dataset, tmp_pa
 
 
 def test_a_dataset_of_pictures_has_the_tau_of_the_images_only(trained, images_dataset, tmp_path):
-    seen = json.loads(inspect(trained.path, "--data", images_dataset.path, "--json").stdout)
+    seen = answer("inspect", trained.path, "--data", images_dataset.path)
     assert list(seen["sides"]) == ["image"]
     assert seen["samples"] == images_dataset.n
 
@@ -126,7 +126,7 @@ def test_the_terminal_and_the_page_say_that_nothing_was_trained(trained, caption
 
 
 def test_json_has_the_checkpoint_and_neither_snapshot_nor_visits(trained, captions_dataset):
-    seen = json.loads(inspect(trained.path, "--data", captions_dataset.path, "--json").stdout)
+    seen = answer("inspect", trained.path, "--data", captions_dataset.path)
     assert (seen["predicted_by"], seen["snapshot"], seen["through_time"]) == ("step-14", None, None)
     assert [seen[key] for key in ("visits", "staleness_steps", "share_visited", "never_visited")] == [None] * 4
     assert seen["dataset"] == str(captions_dataset.path)
@@ -146,14 +146,14 @@ def test_a_sample_has_its_predicted_tau_and_no_history(trained, captions_dataset
 
 def test_the_runs_own_dataset_elsewhere_is_inspected_and_not_predicted(trained, pairs_dataset, tmp_path):
     moved = shutil.copytree(pairs_dataset.path, tmp_path / "moved")
-    seen = json.loads(inspect(trained.path, "--data", moved, "--json").stdout)
+    seen = answer("inspect", trained.path, "--data", moved)
     assert (seen["predicted_by"], seen["snapshot"]["tag"]) == (None, "step-14")
 
 
 def test_images_are_predicted_by_a_run_on_images_with_code_of_the_users_own(on_images, captions_dataset, tmp_path):
-    refused = run("inspect", on_images.path, "--data", captions_dataset.path)
+    refused = cli("inspect", on_images.path, "--data", captions_dataset.path)
     assert refused.exit_code == 2
-    assert "sets model.image.name = 'own_code:Tower'" in refused.stderr
+    assert "sets model.image.name = 'support.own_code:Tower'" in refused.stderr
     assert "add --allow-code" in refused.stderr
     rows = exported(on_images, captions_dataset, tmp_path / "rows.parquet", "--allow-code")
     _, encoders, objective = parts_of(on_images, captions_dataset)
@@ -165,7 +165,7 @@ def test_images_are_predicted_by_a_run_on_images_with_code_of_the_users_own(on_i
 
 
 def test_a_run_that_does_not_predict_refuses_another_dataset_and_names_what_does(hostile_run, flat_dataset):
-    done = run("inspect", hostile_run.path, "--data", flat_dataset.path)
+    done = cli("inspect", hostile_run.path, "--data", flat_dataset.path)
     assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
     assert "is not the dataset that the run was trained on" in done.stderr
     assert "can only be predicted, by a run of tempnet" in done.stderr
@@ -173,14 +173,14 @@ def test_a_run_that_does_not_predict_refuses_another_dataset_and_names_what_does
 
 @pytest.mark.parametrize("words", [("--map",), ("--against", "step-7")])
 def test_map_and_comparison_are_refused(trained, captions_dataset, words):
-    done = run("inspect", trained.path, "--data", captions_dataset.path, *words)
+    done = cli("inspect", trained.path, "--data", captions_dataset.path, *words)
     assert done.exit_code == 2
     assert "predicting temperatures" not in done.stderr
     assert f"{words[0]} is for the dataset that the run was trained on" in done.stderr.splitlines()[-1]
 
 
 def test_allow_code_without_effect_is_refused(trained):
-    done = run("inspect", trained.path, "--allow-code", "--export", "rows.csv")
+    done = cli("inspect", trained.path, "--allow-code", "--export", "rows.csv")
     assert done.exit_code == 2
     assert "--allow-code has no effect with --export that needs no encoders" in done.stderr
 
@@ -190,7 +190,7 @@ def test_captions_need_the_tokenizer_of_the_runs_own_dataset(trained, captions_d
     recorded = trained.config().data.path
     settings = (away / "config.toml").read_text().replace(recorded, str(tmp_path / "gone"))
     (away / "config.toml").write_text(settings)
-    done = run("inspect", away, "--data", captions_dataset.path)
+    done = cli("inspect", away, "--data", captions_dataset.path)
     assert done.exit_code == 1
     assert "the tokenizer of the run's dataset is needed" in done.stderr
     assert f"{tmp_path / 'gone'}" in done.stderr
@@ -207,7 +207,7 @@ def test_a_picture_that_does_not_decode_is_named_and_nothing_is_left_behind(
     shard.write_bytes(content)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
-    done = run("inspect", trained.path, "--data", broken)
+    done = cli("inspect", trained.path, "--data", broken)
     assert done.exit_code == 1
     assert str(broken) in done.stderr.splitlines()[-1]
     assert "snapshot" not in done.stderr.splitlines()[-1]

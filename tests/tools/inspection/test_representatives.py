@@ -7,15 +7,8 @@ from thermopile.tools.inspection.duplicates.finding import representatives as mo
 from thermopile.tools.inspection.duplicates.picture_agreement import EDGE, agreement, prepare
 from thermopile.tools.inspection.duplicates.representatives import represent, star
 from thermopile.tools.inspection.duplicates.similar_pairs import NEAREST, NO_PAIRS, Pairs
-from thermopile.tools.inspection.features.features_file import NAME, FeaturesFile, FeaturesOf, write_features
 
-
-def stored(folder, rows):
-    """A file of features of pictures, float32 [n, d], made unit rows."""
-    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    of = FeaturesOf(samples=len(rows), checkpoint="step-5", weights="raw", digest="0" * 64)
-    write_features(folder / NAME, of, iter([rows[:, None].astype(np.float32)]))
-    return FeaturesFile(folder / NAME, of)
+from support.features import stored
 
 
 def pairs_of(*ends):
@@ -43,7 +36,7 @@ def test_samples_join_the_first_representative_that_a_pair_links_them_with(tmp_p
 
 
 @pytest.mark.wide
-def test_a_chain_of_pictures_that_morph_into_each_other_has_members_that_agree_with_their_representative(tmp_path):
+def test_members_of_a_chain_of_pictures_agree_with_their_representative(tmp_path):
     n, rng = 1000, np.random.default_rng(0)
     far = np.hypot(*(np.mgrid[:EDGE, :EDGE] - (EDGE - 1) / 2))
     rings = np.array([255 - 200 * np.exp(-((far - radius) ** 2) / 4) for radius in np.linspace(3, 12, n)])
@@ -80,7 +73,7 @@ def test_a_crowd_in_which_each_has_few_candidates_is_one_cluster(tmp_path):
     assert max(asked) <= NEAREST
 
 
-def test_a_sample_is_compared_with_the_most_similar_representatives_of_its_connected_samples_alone(tmp_path):
+def test_a_sample_is_compared_with_its_neighbours_most_similar_representatives(tmp_path):
     rows = np.array([[1, 0, 0], [1, 0.1, 0], [1, 0.2, 0], [0, 0, 1], [1, 0.2, 0]])
     asked = []
 

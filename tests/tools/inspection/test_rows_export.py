@@ -16,9 +16,9 @@ from thermopile.pipeline.errors import DatasetError
 from thermopile.state_store import StateReader
 from thermopile.state_store.commit import ColumnPart
 from thermopile.state_store.durable import Repository
-from thermopile.state_store.ranks import Ranks
 from thermopile.state_store.schema import Description, Schema
 from thermopile.storage.files import writer_name
+from thermopile.storage.local import LocalPath
 from thermopile.tools.inspection.reading import state_blocks
 from thermopile.tools.inspection.reading.opening import Inspection, read_run
 from thermopile.tools.inspection.rows_export import check_target, export_rows
@@ -27,7 +27,9 @@ from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError, RunError
 from thermopile.trainer.run_directory import RunDirectory
 
-from ....storage.local import LocalPath
+from support.commits import commit
+from support.datasets import write_dataset
+from support.written_runs import write_run
 
 TEXTS = ["key", "uri", "caption", "group"]
 TABLE = pa.schema([(name, pa.string()) for name in TEXTS] + [("width", pa.int32()), ("height", pa.int32())])
@@ -91,15 +93,14 @@ def hostile_run_of_texts():
 @settings(max_examples=6)
 @given(runs(), st.integers(1, 8), st.integers(1, 12))
 @example(hostile_run_of_texts(), 4, 8)
-def test_what_is_written_is_the_samples_table_and_the_state(write_dataset, run, block_rows, rows_at_once):
+def test_what_is_written_is_the_samples_table_and_the_state(run, block_rows, rows_at_once):
     shards, state = run
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(state_blocks, "ROWS_AT_ONCE", rows_at_once)
         folder = LocalPath(folder)
         dataset = write_dataset(folder / "data", shards)
         repository = Repository.create(folder / "state", Description(dataset.n, Schema(FIELDS), block_rows, "f"))
-        identity = {"base": repository.resolve("latest"), "dataset_fingerprint": "f", "ranks": Ranks()}
-        repository.commit(lambda _: [ColumnPart(0, state)], step=7, epoch=1, config_hash="", **identity)
+        commit(repository, 7, [ColumnPart(0, state)])
         config = load_config({"data": {"path": str(dataset.path)}})
         inspection = Inspection(RunDirectory(folder), config, StateReader.open(folder / "state"), dataset, [])
         for name in ("rows.parquet", "rows.csv"):
@@ -127,7 +128,7 @@ def test_the_texts_of_a_hostile_dataset_load_back(inspection, tmp_path):
     assert_pandas_reads_the_same(tmp_path / "rows.csv", whole)
 
 
-def test_log_s_of_a_sample_never_visited_is_read_as_minus_infinity(flat_dataset, write_run, tmp_path):
+def test_log_s_of_a_sample_never_visited_is_read_as_minus_infinity(flat_dataset, tmp_path):
     visited = np.arange(16) < 10
     run = write_run(tmp_path / "run", flat_dataset, {"sample": np.full(16, 0.07)}, visited=visited)
     export_rows(read_run(run), tmp_path / "rows.csv")
@@ -170,7 +171,7 @@ def test_an_export_interrupted_leaves_what_was_there(inspection, tmp_path, monke
     assert [path.read_text() for path in tmp_path.iterdir()] == ["keep me"]
 
 
-def test_a_damaged_shard_ends_the_export_and_is_named(write_dataset, write_run, tmp_path):
+def test_a_damaged_shard_ends_the_export_and_is_named(tmp_path):
     table = pa.table({"uri": ["a.png"] * 16})
     dataset = write_dataset(tmp_path / "data", [table, table])
     inspection = read_run(write_run(tmp_path / "run", dataset, {"sample": np.full(32, 0.07)}))
@@ -180,7 +181,7 @@ def test_a_damaged_shard_ends_the_export_and_is_named(write_dataset, write_run, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "run"]
 
 
-def test_a_run_without_a_snapshot_has_nothing_to_export(flat_dataset, write_run, tmp_path):
+def test_a_run_without_a_snapshot_has_nothing_to_export(flat_dataset, tmp_path):
     run = write_run(tmp_path / "run", flat_dataset, {}, snapshot=False)
     with pytest.raises(RunError, match=r"run has no snapshot of its state yet"):
         export_rows(read_run(run), tmp_path / "rows.csv")

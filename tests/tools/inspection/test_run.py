@@ -5,9 +5,11 @@ import pytest
 from thermopile.pipeline.errors import DatasetError
 from thermopile.state_store import SnapshotNotFoundError, StoreNotFoundError
 from thermopile.tools.inspection.reading.opening import TauSettings, read_run
-from thermopile.trainer.checkpoints.checkpoint_files import CheckpointInfo, save_checkpoint
 from thermopile.trainer.errors import RunError
 from thermopile.trainer.run_directory import RunDirectory
+
+from support.written_checkpoints import write_checkpoint
+from support.written_runs import write_run
 
 
 def test_a_run_is_read_with_its_settings_its_last_snapshot_and_its_dataset(hostile_run, hostile_dataset):
@@ -25,27 +27,27 @@ def test_a_directory_that_is_no_run_is_refused(tmp_path):
         read_run(RunDirectory(tmp_path))
 
 
-def test_a_run_killed_before_its_first_snapshot_is_noted(hostile_dataset, write_run, tmp_path):
+def test_a_run_killed_before_its_first_snapshot_is_noted(hostile_dataset, tmp_path):
     inspection = read_run(write_run(tmp_path / "run", hostile_dataset, {}, snapshot=False))
     assert inspection.reader is None
     assert "no snapshot of its state yet" in inspection.notes[0]
 
 
-def test_a_snapshot_asked_for_by_name_must_be_there(hostile_dataset, hostile_run, write_run, tmp_path):
+def test_a_snapshot_asked_for_by_name_must_be_there(hostile_dataset, hostile_run, tmp_path):
     with pytest.raises(SnapshotNotFoundError, match="no snapshot 'step-99'; available: step-0, step-5, latest"):
         read_run(hostile_run, at="step-99")
     with pytest.raises(StoreNotFoundError):
         read_run(write_run(tmp_path / "run", hostile_dataset, {}, snapshot=False), at="step-5")
 
 
-def test_an_objective_without_temperatures_is_noted(hostile_dataset, write_run, tmp_path):
+def test_an_objective_without_temperatures_is_noted(hostile_dataset, tmp_path):
     inspection = read_run(write_run(tmp_path / "run", hostile_dataset, {}, objective="clip"))
     assert inspection.sides == ()
     assert "clip has no temperature per sample" in inspection.notes[0]
 
 
 @pytest.fixture
-def moved(hostile_dataset, tau_by_class_size, write_run, tmp_path):
+def moved(hostile_dataset, tau_by_class_size, tmp_path):
     """A run whose dataset was moved after training, and where it is now."""
     here, there = tmp_path / "here", tmp_path / "there"
     shutil.copytree(hostile_dataset.path, here)
@@ -78,19 +80,14 @@ def test_another_dataset_given_by_hand_is_refused(hostile_run, flat_dataset):
         read_run(hostile_run, data=flat_dataset.path)
 
 
-def checkpoint(run, snapshot):
-    identity = {"step": 5, "order_version": 1, "dataset_fingerprint": "f", "settings": {}}
-    save_checkpoint(run.checkpoints, CheckpointInfo(snapshot=snapshot, **identity), {})
-
-
 def test_the_state_of_another_run_is_refused(hostile_run, tmp_path):
     run = RunDirectory(shutil.copytree(hostile_run.path, tmp_path / "run"))
-    checkpoint(run, "0123456789AB")
+    write_checkpoint(run, 5, "0123456789AB")
     with pytest.raises(RunError, match=r"is not this run's state: step-5 .* 0123456789AB"):
         read_run(run)
 
 
 def test_the_state_that_the_checkpoint_names_is_the_run_s_own(hostile_run, tmp_path):
     run = RunDirectory(shutil.copytree(hostile_run.path, tmp_path / "run"))
-    checkpoint(run, read_run(hostile_run).reader.snapshot.id)
+    write_checkpoint(run, 5, read_run(hostile_run).reader.snapshot.id)
     assert read_run(run).reader.snapshot.tag == "step-5"

@@ -10,7 +10,8 @@ from thermopile.tools.inspection.temperatures import distribution as distributio
 from thermopile.tools.inspection.temperatures import survey as survey_module
 from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.tools.report import page as page_module
-from thermopile.trainer.errors import ConfigError
+
+from support.written_runs import write_run, write_state
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def small_pieces(monkeypatch):
 
 
 @pytest.fixture
-def run_of(hostile_dataset, write_run, tmp_path):
+def run_of(hostile_dataset, tmp_path):
     def write(tau, **how):
         return read_run(write_run(tmp_path / "run", hostile_dataset, {"image": tau, "text": tau}, **how))
 
@@ -57,7 +58,7 @@ def test_read_in_pieces_a_state_gives_the_same_figures(hostile_run, monkeypatch)
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_sheets_hold_the_coldest_and_the_hottest_and_count_the_equals_that_they_leave_out(run_of, monkeypatch):
+def test_sheets_hold_the_coldest_and_the_hottest_and_count_equals_left_out(run_of, monkeypatch):
     monkeypatch.setattr(survey_module, "SHEET_SAMPLES", 5)
     tau = np.round(np.random.default_rng(0).uniform(0.1, 0.3, 66), 2)
     found = survey(run_of(tau))
@@ -70,9 +71,7 @@ def test_sheets_hold_the_coldest_and_the_hottest_and_count_the_equals_that_they_
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_among_equals_the_lowest_log_s_is_coldest_and_the_highest_is_hottest(
-    hostile_dataset, write_state, tmp_path, monkeypatch
-):
+def test_among_equals_the_lowest_log_s_is_coldest_and_the_highest_is_hottest(hostile_dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(survey_module, "SHEET_SAMPLES", 5)
     monkeypatch.setattr(distribution_module, "_MIN_PENDING", 8)
     rng = np.random.default_rng(0)
@@ -94,9 +93,7 @@ def test_among_equals_the_lowest_log_s_is_coldest_and_the_highest_is_hottest(
         )
 
 
-def test_a_sheet_without_equals_says_nothing_of_them_and_equal_log_s_leave_it_to_the_ids(
-    hostile_dataset, write_state, tmp_path
-):
+def test_equals_are_told_by_log_s_and_equal_log_s_by_the_ids(hostile_dataset, tmp_path):
     n = hostile_dataset.n
     tau = {"image/tau": np.linspace(0.1, 0.2, n), "text/tau": np.full(n, 0.1)}
     found = survey(read_run(write_state(tmp_path / "run", hostile_dataset, tau, np.ones(n, int))))
@@ -128,11 +125,11 @@ def test_a_state_in_which_nothing_was_visited_is_noted(hostile_run):
     assert found.visits.max == 0
 
 
-def test_without_a_snapshot_there_is_nothing_to_survey(hostile_dataset, write_run, tmp_path):
+def test_without_a_snapshot_there_is_nothing_to_survey(hostile_dataset, tmp_path):
     assert survey(read_run(write_run(tmp_path / "run", hostile_dataset, {}, snapshot=False))) is None
 
 
-def test_a_dataset_without_classes_is_noted(flat_dataset, write_run, tmp_path):
+def test_a_dataset_without_classes_is_noted(flat_dataset, tmp_path):
     run = write_run(tmp_path / "run", flat_dataset, {"sample": np.linspace(0.1, 0.9, flat_dataset.n)})
     inspection = read_run(run)
     found = survey(inspection)
@@ -147,7 +144,7 @@ def test_samples_are_grouped_by_any_column_and_by_folder(hostile_run):
     assert sum(by_folder.sizes) == 66
 
 
-def test_a_column_with_one_value_gives_one_note_and_nothing_else(hostile_run, flat_dataset, write_run, tmp_path):
+def test_a_column_with_one_value_gives_one_note_and_nothing_else(hostile_run, flat_dataset, tmp_path):
     inspection = read_run(hostile_run)
     assert survey(inspection, ("width",)).groups == []
     assert inspection.notes == ["All 66 samples with a width have the same one, so there is nothing to compare."]
@@ -157,14 +154,7 @@ def test_a_column_with_one_value_gives_one_note_and_nothing_else(hostile_run, fl
     assert (findings.survey.groups, findings.notes[-1]) == ([], said)
 
 
-def test_an_unknown_column_is_an_error_that_lists_the_columns(hostile_run):
-    with pytest.raises(
-        ConfigError, match=r"cannot be grouped by 'colour': .* has the columns key, uri, caption, .*, folder"
-    ):
-        survey(read_run(hostile_run), ("colour",))
-
-
-def test_ranks_of_both_sides_correlate_as_scipy_says(hostile_dataset, write_run, tmp_path):
+def test_ranks_of_both_sides_correlate_as_scipy_says(hostile_dataset, tmp_path):
     rng = np.random.default_rng(5)
     first = rng.uniform(0.1, 0.3, 66)
     second = first + rng.uniform(0, 0.2, 66)

@@ -7,6 +7,8 @@ from thermopile.tools.inspection.reading.opening import read_run
 from thermopile.tools.inspection.temperatures import through_time as module
 from thermopile.tools.inspection.temperatures.through_time import QUANTILES, through_time
 
+from support.written_runs import train_on, write_run
+
 TAUS = {
     side: {step: np.random.default_rng((seed, step)).uniform(0.006, 0.2, 66).astype(np.float32) for step in (5, 9, 12)}
     for seed, side in enumerate(("image", "text"))
@@ -19,7 +21,7 @@ def at(step):
 
 
 @pytest.fixture
-def run(hostile_dataset, write_run, train_on, tmp_path):
+def run(hostile_dataset, tmp_path):
     """Three snapshots after step-0; up to the first one, half of the samples were visited."""
     run = write_run(tmp_path / "run", hostile_dataset, at(5), visited=HALF)
     train_on(run, at(9), 9)
@@ -46,7 +48,7 @@ def test_every_snapshot_has_the_quantiles_of_the_samples_visited_by_then(run):
             assert_quantiles(moment, taus[step])
 
 
-def test_every_snapshot_has_its_share_at_tau_min(hostile_dataset, write_run, train_on, tmp_path):
+def test_every_snapshot_has_its_share_at_tau_min(hostile_dataset, tmp_path):
     many, few = (np.where(np.arange(66) < count, 0.005, 0.05) for count in (33, 11))
     run = write_run(tmp_path / "run", hostile_dataset, {"image": many, "text": few})
     train_on(run, {"image": few, "text": few}, 9)
@@ -84,7 +86,7 @@ def test_a_snapshot_that_the_run_deletes_meanwhile_is_left_out_and_noted(run):
     assert told == [1, 2, 3, 4]
 
 
-def test_a_damaged_snapshot_is_left_out_and_noted(hostile_dataset, write_run, train_on, tmp_path):
+def test_a_damaged_snapshot_is_left_out_and_noted(hostile_dataset, tmp_path):
     run = write_run(tmp_path / "run", hostile_dataset, at(5))
     sound = set((run.state / "manifests").iterdir())
     train_on(run, at(9), 9)
@@ -103,7 +105,7 @@ def test_a_damaged_snapshot_is_left_out_and_noted(hostile_dataset, write_run, tr
     assert f"snapshots/{latest.id}" in unreadable
 
 
-def test_a_run_without_temperatures_or_visits_has_nothing_to_show(hostile_dataset, write_run, tmp_path):
+def test_a_run_without_temperatures_or_visits_has_nothing_to_show(hostile_dataset, tmp_path):
     untouched = write_run(tmp_path / "untouched", hostile_dataset, {}, visited=np.zeros(66, bool))
     without_tau = write_run(tmp_path / "clip", hostile_dataset, {}, objective="clip")
     without_snapshot = write_run(tmp_path / "killed", hostile_dataset, {}, snapshot=False)

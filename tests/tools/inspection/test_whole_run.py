@@ -14,6 +14,8 @@ from thermopile.tools.inspection.temperatures.distribution import Distribution
 from thermopile.tools.inspection.temperatures.kinds import MIN_VISITS
 from thermopile.tools.inspection.temperatures.whole_run import WholeRun
 
+from support.written_runs import write_run, write_state
+
 N, STEPS = 66, (5, 6, 7, 8)
 LATE = np.arange(N) >= 60
 """Visited enough from the third snapshot on."""
@@ -23,7 +25,7 @@ LOG_S = {step: np.random.default_rng(step).normal(-step / 3, step, (2, N)).astyp
 
 
 @pytest.fixture
-def run(hostile_dataset, write_state, tmp_path):
+def run(hostile_dataset, tmp_path):
     """Four snapshots with log s as above."""
     visits = np.where(LATE, MIN_VISITS - 2, MIN_VISITS)
     visits[UNSEEN] = 0
@@ -58,7 +60,7 @@ def ranks(run, **options):
 
 
 @pytest.mark.parametrize("at", [6, 8])
-def test_the_ranks_of_the_snapshots_up_to_the_inspected_one_are_averaged_where_a_sample_has_visits_enough(run, at):
+def test_ranks_are_averaged_over_snapshots_in_which_a_sample_has_visits_enough(run, at):
     found, notes = ranks(run, at=f"step-{at}")
     np.testing.assert_allclose(found, slowly([step for step in STEPS if step <= at]), atol=1e-6)
     assert found.dtype == np.float32
@@ -66,7 +68,7 @@ def test_the_ranks_of_the_snapshots_up_to_the_inspected_one_are_averaged_where_a
     assert notes == []
 
 
-def test_pairs_are_doubted_whose_log_s_of_both_sides_together_is_above_0_and_come_back(run):
+def test_pairs_with_log_s_above_0_over_both_sides_are_doubted_and_come_back(run):
     inspection = read_run(run)
     whole_run = WholeRun(inspection)
     for block in (range(0, 40), range(40, N)):
@@ -105,7 +107,7 @@ def test_a_snapshot_that_cannot_be_read_is_left_out_and_noted_once(run):
     assert sum("step-6 is left out" in note for note in look(run.path).notes) == 1
 
 
-def test_a_snapshot_that_the_run_deletes_meanwhile_is_left_out_from_there_on(pairs_dataset, write_state, tmp_path):
+def test_a_snapshot_that_the_run_deletes_meanwhile_is_left_out_from_there_on(pairs_dataset, tmp_path):
     n, rng = pairs_dataset.n, np.random.default_rng(0)
     log_s = {step: rng.standard_normal(n) for step in (STEPS[0], 9)}
     columns = {"image/log_s": log_s[STEPS[0]]}
@@ -154,6 +156,6 @@ def test_the_report_and_the_suspects_come_by_the_whole_run(run):
     assert kinds.suspects.tolist() == sorted(suspicious, key=lambda id: by_rank[id])[:9]
 
 
-def test_without_log_s_no_sample_has_a_rank(hostile_dataset, write_run, tmp_path):
+def test_without_log_s_no_sample_has_a_rank(hostile_dataset, tmp_path):
     run = write_run(tmp_path / "run", hostile_dataset, {}, objective="clip")
     assert np.isinf(WholeRun(read_run(run)).ranks(range(N))).all()

@@ -1,19 +1,20 @@
 """The page in a real browser, on a laptop's screen and on a phone's; texts of the run are hostile."""
 
 import pytest
-from click.testing import CliRunner
 from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-from thermopile.tools.cli import main
 from thermopile.tools.inspection.findings import look
 from thermopile.tools.report.page import write_report
 
+from support.browser import SCREENS, all_of, one, press
+from support.cli import cli
+from support.written_runs import write_run
+
 pytestmark = pytest.mark.wide
 
-WIDE, PHONE = (1280, 800), (390, 844)
-"""CSS pixels: the screen of a small laptop, and of a phone."""
+WIDE, PHONE = SCREENS.values()
 SAMPLES, CLASSES, TEXTS = 66, 6, 7
 """Of the hostile dataset; its texts take turns."""
 
@@ -57,22 +58,10 @@ def page(inspected, every_form):
     return write_report(look(run.path), run.report)
 
 
-@pytest.fixture(params=[WIDE, PHONE], ids=["wide", "phone"])
+@pytest.fixture(params=SCREENS.values(), ids=SCREENS)
 def browser(request, open_page, page):
     """The driver with the page open."""
     return open_page(page, request.param)
-
-
-def all_of(browser, selector):
-    return browser.find_elements(By.CSS_SELECTOR, selector)
-
-
-def one(browser, selector):
-    return browser.find_element(By.CSS_SELECTOR, selector)
-
-
-def press(browser, *keys):
-    ActionChains(browser).send_keys(*keys).perform()
 
 
 def click(element):
@@ -92,9 +81,9 @@ def test_the_page_opens_without_an_error_and_loads_nothing_but_itself(browser, p
     assert all_of(browser, ".enlarge")  # the policy let the script run
 
 
-def test_a_page_without_tables_and_pictures_opens_as_well(open_page, hostile_dataset, write_run, tmp_path):
+def test_a_page_without_tables_and_pictures_opens_as_well(open_page, hostile_dataset, tmp_path):
     run = write_run(tmp_path / "run", hostile_dataset, {}, objective="clip")
-    assert CliRunner().invoke(main, ["inspect", str(run.path)]).exit_code == 0
+    assert cli("inspect", run.path).exit_code == 0
     browser = open_page(run.report / "report.html", PHONE)
     assert all_of(browser, "main")
     assert not all_of(browser, "table, .sheet, dialog")
@@ -102,7 +91,7 @@ def test_a_page_without_tables_and_pictures_opens_as_well(open_page, hostile_dat
 
 def test_the_page_of_single_samples_shows_the_pixels_of_a_small_picture(open_page, page):
     run = page.parents[1]
-    assert CliRunner().invoke(main, ["inspect", str(run), "--sample", "7"]).exit_code == 0
+    assert cli("inspect", run, "--sample", "7").exit_code == 0
     browser = open_page(page.with_name("samples.html"), PHONE)
     picture = one(browser, ".picture img")
     WebDriverWait(browser, 5).until(lambda _: "pixels" in picture.get_attribute("class"))

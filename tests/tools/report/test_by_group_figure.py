@@ -58,7 +58,7 @@ def test_small_classes_do_not_stretch_the_axis(few):
     assert 0 <= low < means.min()
 
 
-def test_only_classes_of_five_visited_samples_have_an_interval_and_the_others_are_hollow(few):
+def test_classes_of_five_visited_samples_have_an_interval_and_others_are_hollow(few):
     axes = drawn(few)
     image = dots_of(axes)[:2]
     assert [(dots.get_offsets()[:, 0].tolist(), is_hollow(dots)) for dots in image] == [

@@ -1,16 +1,16 @@
 from dataclasses import replace
-from functools import partial
-from io import BytesIO
 
 import numpy as np
 import pytest
-from PIL import Image, ImageColor
+from PIL import ImageColor
 
 from thermopile.tools.inspection.features.embedding_map import Colouring, EmbeddingMap, Points
 from thermopile.tools.inspection.temperatures.distribution import Distribution
 from thermopile.tools.inspection.temperatures.survey import Side
 from thermopile.tools.report.figures.embedding_map import CLASS_COLOURS, colour_legend, draw_embedding_map
-from thermopile.tools.report.figures.style import DARK, LIGHT, narrow, png_of
+from thermopile.tools.report.figures.style import DARK, LIGHT, narrow
+
+from support.figures import drawn, is_of, pixels
 
 SIDES = [Side(name, Distribution(), None, None) for name in ("image", "text")]
 NONE = np.zeros(60, np.bool_)
@@ -29,21 +29,6 @@ def shown():
     return EmbeddingMap("step-5", "raw", 30.0, np.arange(60), sides, classes, np.ones(60, np.float32))
 
 
-def drawn(draw, *data_and_style):
-    """The PNG that a function draws."""
-    *data, style = data_and_style
-    return png_of(partial(draw, *data), style)
-
-
-def pixels(png):
-    return np.asarray(Image.open(BytesIO(png)).convert("RGB")).astype(int)
-
-
-def has(png, colour):
-    """Whether some pixels have nearly this colour: the figure holds 256 of them."""
-    return (np.abs(pixels(png) - ImageColor.getrgb(colour)).max(2) <= 8).sum() > 20
-
-
 @pytest.mark.parametrize("style", [LIGHT, DARK])
 def test_the_panels_stand_side_by_side_or_on_a_phone_one_above_the_other(shown, style):
     wide, high = (pixels(drawn(draw_embedding_map, shown, SIDES, form)) for form in (style, narrow(style)))
@@ -56,10 +41,10 @@ def test_the_panels_stand_side_by_side_or_on_a_phone_one_above_the_other(shown, 
 def test_coldest_and_hottest_have_their_colours_and_every_kind_its_own(shown):
     png = drawn(draw_embedding_map, shown, SIDES, LIGHT)
     for colour in (*LIGHT.sides, *CLASS_COLOURS[:3]):
-        assert has(png, colour)
+        assert is_of(png, colour).sum() > 20
     bare = {name: of_side._replace(coldest=NONE, hottest=NONE) for name, of_side in shown.points.items()}
     unmarked = drawn(draw_embedding_map, replace(shown, points=bare, colouring=None), SIDES, LIGHT)
-    assert not has(unmarked, LIGHT.sides[1])
+    assert not is_of(unmarked, LIGHT.sides[1]).sum() > 20
 
 
 def test_names_of_classes_are_not_drawn_but_listed_in_the_legend_of_the_page(shown):

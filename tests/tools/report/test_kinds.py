@@ -8,6 +8,8 @@ import pytest
 from thermopile.tools.inspection.findings import look
 from thermopile.tools.report import page
 
+from support.written_runs import write_state
+
 KINDS = ["too few visits", "stuck", "misfit", "crowded", "rare", "ordinary"]
 """As readers see them."""
 
@@ -18,7 +20,7 @@ def section(findings):
 
 
 @pytest.fixture(scope="module")
-def shown(hostile_dataset, write_state, tmp_path_factory):
+def shown(hostile_dataset, tmp_path_factory):
     """The section of a run whose samples 30 to 36, with all of the hostile captions, are misfits."""
     ids = np.arange(hostile_dataset.n)
     columns = {f"{side}/tau": np.linspace(0.1, 0.2, len(ids)) for side in ("image", "text")}
@@ -57,7 +59,7 @@ def test_hostile_captions_on_the_sheets_are_escaped(shown):
     assert 'alt="picture of sample 30"' in shown[0]
 
 
-def test_a_run_that_doubts_pairs_has_their_share_and_how_many_came_back(hostile_dataset, write_state, tmp_path, shown):
+def test_a_run_that_doubts_pairs_has_their_share_and_how_many_came_back(hostile_dataset, tmp_path, shown):
     n = hostile_dataset.n
     columns = {f"{side}/{name}": np.full(n, value) for side in ("image", "text")
                for name, value in (("tau", 0.1), ("log_s", 1.0))}  # fmt: skip
@@ -68,13 +70,13 @@ def test_a_run_that_doubts_pairs_has_their_share_and_how_many_came_back(hostile_
     assert "Doubted pairs" not in page._following(shown[1])
 
 
-def test_a_run_whose_samples_have_too_few_visits_to_be_doubted_has_a_page(hostile_dataset, write_state, tmp_path):
+def test_a_run_whose_samples_have_too_few_visits_to_be_doubted_has_a_page(hostile_dataset, tmp_path):
     n = hostile_dataset.n
     run = write_state(tmp_path / "run", hostile_dataset, {"image/tau": np.full(n, 0.1)}, np.ones(n, int), doubt_after=1)
     assert "Doubted pairs" not in page._following(look(run.path))
 
 
-def test_a_run_on_images_is_told_of_one_side_and_of_no_caption(images_dataset, write_state, tmp_path):
+def test_a_run_on_images_is_told_of_one_side_and_of_no_caption(images_dataset, tmp_path):
     n = images_dataset.n
     columns = {"sample/tau": np.linspace(0.1, 0.2, n), "sample/log_s": np.where(np.arange(n) == 4, 3.0, -1.0)}
     run = write_state(tmp_path / "run", images_dataset, columns, np.full(n, 5))
@@ -84,7 +86,7 @@ def test_a_run_on_images_is_told_of_one_side_and_of_no_caption(images_dataset, w
     assert 'class="caption"' not in found
 
 
-def test_kinds_that_the_objective_does_not_allow_are_named(hostile_dataset, write_state, tmp_path):
+def test_kinds_that_the_objective_does_not_allow_are_named(hostile_dataset, tmp_path):
     columns = {f"{side}/log_s": np.full(hostile_dataset.n, -1.0) for side in ("image", "text")}
     run = write_state(tmp_path / "run", hostile_dataset, columns, np.full(hostile_dataset.n, 5), name="sogclr")
     findings = look(run.path)

@@ -1,11 +1,8 @@
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
-from io import BytesIO
 
 import numpy as np
 import pytest
-from PIL import Image, ImageColor
 
 from thermopile.state_store import Snapshot
 from thermopile.tools.inspection.temperatures.correlation import JointCounts
@@ -15,7 +12,9 @@ from thermopile.tools.inspection.temperatures.samples import StateAt
 from thermopile.tools.inspection.temperatures.through_time import Moment, TauAt, ThroughTime
 from thermopile.tools.report.figures.histograms import draw_drift
 from thermopile.tools.report.figures.over_time import draw_history, draw_tau_over_time
-from thermopile.tools.report.figures.style import DARK, LIGHT, narrow, png_of
+from thermopile.tools.report.figures.style import DARK, LIGHT, narrow
+
+from support.figures import drawn, is_of, pixels
 
 SIDES = ("image", "text")
 DARKEST = "#00224d"
@@ -58,33 +57,10 @@ def history(visits):
     return [StateAt(snapshot(100 * i), row) for i, row in enumerate(rows)]
 
 
-def drawn(draw, *data_and_style):
-    """The PNG that a function draws."""
-    *data, style = data_and_style
-    return png_of(partial(draw, *data), style)
-
-
-def opened(png):
-    return Image.open(BytesIO(png)).convert("RGB")
-
-
-def pixels_of(png, colour):
-    """How many pixels have this colour, or nearly."""
-    distance = np.abs(np.asarray(opened(png), np.int64) - ImageColor.getrgb(colour)).max(axis=2)
-    return int((distance < 12).sum())
-
-
-def extent(png, colour):
-    """Width and height of what has this colour."""
-    distance = np.abs(np.asarray(opened(png), np.int64) - ImageColor.getrgb(colour)).max(axis=2)
-    down, across = np.nonzero(distance < 12)
-    return across.max() - across.min(), down.max() - down.min()
-
-
 @pytest.mark.parametrize("style", [LIGHT, narrow(DARK)], ids=["light", "narrow dark"])
 def test_bands_are_drawn_in_the_colours_of_the_sides_the_same_each_time(through_time, style):
     png = drawn(draw_tau_over_time, through_time, style)
-    assert all(pixels_of(png, colour) > 500 for colour in style.sides)
+    assert all(is_of(png, colour).sum() > 500 for colour in style.sides)
     assert png == drawn(draw_tau_over_time, through_time, style)
 
 
@@ -94,36 +70,36 @@ def test_one_snapshot_alone_is_drawn_as_a_box(through_time):
     # Where the box of the middle half is opaque enough, its colour on white paper.
     middle_half = "#6cadd3"
     png = drawn(draw_tau_over_time, alone, LIGHT)
-    assert extent(png, middle_half)[0] > 100
-    assert pixels_of(png, middle_half) > 1000
+    assert np.ptp(np.nonzero(is_of(png, middle_half))[1]) > 100
+    assert is_of(png, middle_half).sum() > 1000
 
 
 def test_a_sample_is_hollow_where_it_was_not_visited_yet():
     colour = LIGHT.sides[0]
     never, once, always = (
-        pixels_of(drawn(draw_history, history(visits), SIDES, LIGHT), colour)
+        is_of(drawn(draw_history, history(visits), SIDES, LIGHT), colour).sum()
         for visits in ((0, 0, 0), (0, 0, 1), (1, 2, 3))
     )
     assert never < once < always
 
 
 def test_a_sample_is_drawn_from_one_snapshot_alone():
-    assert pixels_of(drawn(draw_history, history([1]), SIDES, narrow(LIGHT)), LIGHT.sides[1]) > 20
+    assert is_of(drawn(draw_history, history([1]), SIDES, narrow(LIGHT)), LIGHT.sides[1]).sum() > 20
 
 
 def test_drift_is_drawn_side_by_side_or_one_below_the_other(moved):
     on_screen = drawn(draw_drift, moved, LIGHT)
-    wide, tall = opened(on_screen), opened(drawn(draw_drift, moved, narrow(LIGHT)))
-    assert wide.width > wide.height
-    assert tall.height > tall.width
-    assert pixels_of(on_screen, DARKEST) > 10_000  # bins of one sample
+    wide, tall = pixels(on_screen), pixels(drawn(draw_drift, moved, narrow(LIGHT)))
+    assert wide.shape[1] > wide.shape[0]
+    assert tall.shape[0] > tall.shape[1]
+    assert is_of(on_screen, DARKEST).sum() > 10_000  # bins of one sample
 
 
 def test_rare_drifts_can_be_seen_on_dark_paper(moved):
     """The map's darkest colours, which look like dark paper, are not used."""
     png = drawn(draw_drift, moved, DARK)
-    assert pixels_of(png, DARKEST) == 0
-    assert pixels_of(png, "#4e566c") > 10_000
+    assert is_of(png, DARKEST).sum() == 0
+    assert is_of(png, "#4e566c").sum() > 10_000
 
 
 def test_drift_of_one_sample_alone_has_a_scale_that_begins_at_one(moved):
@@ -132,5 +108,5 @@ def test_drift_of_one_sample_alone_has_a_scale_that_begins_at_one(moved):
     joint.add(one, one)
     alone = replace(moved, visited=1, sides=[replace(moved.sides[0], name="sample", joint=joint.result())])
     png = drawn(draw_drift, alone, LIGHT)
-    assert pixels_of(png, DARKEST) > 100_000
+    assert is_of(png, DARKEST).sum() > 100_000
     assert png == drawn(draw_drift, alone, LIGHT)

@@ -6,11 +6,12 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from thermopile.tools.inspection.features.features_file import FeaturesFile, FeaturesOf, write_features
 from thermopile.tools.inspection.reading.opening import read_run
 from thermopile.tools.serving.answers import Answers
 from thermopile.tools.serving.catalogue import open_catalogue, with_margins
 from thermopile.tools.serving.server import PageServer
+
+from support.features import stored
 
 
 @contextmanager
@@ -37,11 +38,7 @@ def catalogued(hostile_run, folder):
 @pytest.fixture(scope="session")
 def features(hostile_dataset, folder):
     """Features of all samples in no order, as a model would give that has learned nothing."""
-    rows = np.random.default_rng(0).normal(size=(hostile_dataset.n, 2, 8)).astype(np.float32)
-    rows /= np.linalg.norm(rows, axis=2, keepdims=True)
-    of = FeaturesOf(samples=hostile_dataset.n, checkpoint="step-5", weights="raw", digest="0" * 64)
-    write_features(folder / "features.f16", of, [rows])
-    return FeaturesFile(folder / "features.f16")
+    return stored(folder, np.random.default_rng(0).normal(size=(hostile_dataset.n, 2, 8)))
 
 
 @pytest.fixture(scope="session")

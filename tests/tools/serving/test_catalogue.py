@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from thermopile.storage.files import NotRegularFileError
-from thermopile.tools.inspection.features.features_file import FeaturesFile, FeaturesOf, write_features
 from thermopile.tools.inspection.reading.opening import read_run
 from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES
 from thermopile.tools.serving import texts as texts_module
@@ -18,14 +17,16 @@ from thermopile.tools.serving.catalogue import open_catalogue, with_margins
 from thermopile.tools.serving.queries import Finder, Query
 from thermopile.trainer.errors import ConfigError, RunError
 
+from support.features import stored
+from support.written_runs import train_on, write_run, write_state
+
 VISITED = 60
-OBJECTS = b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, 'shape': (66,), }".ljust(128) + bytes(600)
 TAU = np.array([0.02, 0.01, 0.01, 0.03, 0.05, 0.04])
 LOG_S = np.array([-1.0, -2.0, -3.0, 4.0, 5.0, -6.0])
 
 
 @pytest.fixture(scope="module")
-def run(hostile_dataset, write_state, tmp_path_factory):
+def run(hostile_dataset, tmp_path_factory):
     """Samples 0 to 5 have these values and 60 more the hottest tau; the last six were never visited."""
     n = hostile_dataset.n
     tau, log_s = np.full(n, 0.1), np.full(n, -9.0)
@@ -87,9 +88,7 @@ def pairs(hostile_dataset, tmp_path):
         n = hostile_dataset.n
         angles, own = 0.2 + np.arange(n) / n, np.eye(n + 1, dtype=np.float32)
         captions = own[:-1] * np.cos(angles)[:, None] + own[-1] * np.sin(angles)[:, None]
-        of = FeaturesOf(samples=n, checkpoint="step-5", weights="raw", digest=digit * 64)
-        write_features(tmp_path / "features", of, [np.stack([own[:-1], captions], axis=1).astype(np.float32)])
-        return FeaturesFile(tmp_path / "features")
+        return stored(tmp_path, np.stack([own[:-1], captions], axis=1), digest=digit * 64)
 
     return write
 
@@ -119,7 +118,7 @@ def test_margins_are_indexed_once_and_again_for_other_features(run, pairs, tmp_p
         with_margins(catalogue, pairs("1"), tmp_path, lambda *_: None)
 
 
-def test_misfits_are_ranked_over_the_whole_run(run, train_on, tmp_path):
+def test_misfits_are_ranked_over_the_whole_run(run, tmp_path):
     copy = type(run)(shutil.copytree(run.path, tmp_path / "run"))
     train_on(copy, {}, 9)  # log s is 0 for all now
     assert Finder(opened(copy, tmp_path)).find(Query(sort="misfits")).sample_ids[:3].tolist() == [4, 3, 0]
@@ -168,7 +167,7 @@ def test_a_search_that_finds_very_many_says_that_there_are_more(run, folder, mon
     assert (len(found.sample_ids), found.has_more) == (3, True)
 
 
-def test_the_index_is_made_once_and_again_for_another_snapshot(run, train_on, tmp_path):
+def test_the_index_is_made_once_and_again_for_another_snapshot(run, tmp_path):
     copy = type(run)(shutil.copytree(run.path, tmp_path / "run"))
     done = []
     opened(copy, copy.report, lambda *work: done.append(work))
@@ -186,7 +185,7 @@ def test_the_index_is_made_once_and_again_for_another_snapshot(run, train_on, tm
     assert len(list((copy.report / "index").iterdir())) == 2  # the older snapshot's is gone
 
 
-def test_why_no_kinds_are_told_is_said_whenever_the_index_is_opened(hostile_dataset, write_state, tmp_path):
+def test_why_no_kinds_are_told_is_said_whenever_the_index_is_opened(hostile_dataset, tmp_path):
     n = hostile_dataset.n
     columns = {f"{side}/{name}": np.full(n, value) for side in ("image", "text") for name, value in
                {"tau": 0.1, "log_s": -1.0}.items()}  # fmt: skip
@@ -300,7 +299,7 @@ def test_no_link_is_followed(run, tmp_path, part):
         opened(run, tmp_path / "report")
 
 
-def test_images_alone_without_classes_have_one_side_and_no_captions(flat_dataset, write_run, tmp_path):
+def test_images_alone_without_classes_have_one_side_and_no_captions(flat_dataset, tmp_path):
     run = write_run(tmp_path / "run", flat_dataset, {"sample": np.linspace(0.5, 0.1, flat_dataset.n)})
     catalogue = opened(run, run.report)
     assert list(catalogue.coldest) == ["sample"]

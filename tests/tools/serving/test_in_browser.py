@@ -2,35 +2,21 @@
 
 import pytest
 from selenium.webdriver.common.action_chains import ActionChains
-from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import WebDriverWait
 
 from thermopile.tools.inspection.features.neighbours import find_neighbours
 
+from support.browser import SCREENS, all_of, one, wait
+
 pytestmark = pytest.mark.wide
 
-SCREENS = {"wide": (1280, 800), "phone": (390, 844)}
 
-
-@pytest.fixture(params=SCREENS.values(), ids=SCREENS.keys())
+@pytest.fixture(params=SCREENS.values(), ids=SCREENS)
 def browser(request, open_page, server):
     browser = open_page(server.address, request.param)
     wait(browser, lambda: all_of(browser, ".card"))
     yield browser
     browser.execute_script("sessionStorage.clear()")
-
-
-def wait(browser, condition):
-    return WebDriverWait(browser, 60).until(lambda _: condition())
-
-
-def all_of(browser, selector):
-    return browser.find_elements(By.CSS_SELECTOR, selector)
-
-
-def one(browser, selector):
-    return browser.find_element(By.CSS_SELECTOR, selector)
 
 
 def count(browser):

@@ -5,17 +5,13 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
-from thermopile.tools.cli import main
 from thermopile.tools.inspection.features.neighbours import find_neighbours
 from thermopile.tools.inspection.summary import share
 from thermopile.tools.report.sheets import number
@@ -23,6 +19,10 @@ from thermopile.tools.serving.answers import PAGE_SAMPLES
 from thermopile.tools.serving.server import HOST
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.run_directory import RunDirectory
+
+from support.cli import assert_one_line, cli
+from support.programs import program
+from support.written_runs import write_run
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def told(ask):
     return told
 
 
-def test_the_address_has_the_page_and_each_request_forbids_all_that_the_page_does_not_need(ask):
+def test_the_address_has_the_page_and_each_answer_forbids_all_else(ask):
     for place in ("", "page.js", "page.css", "about", "picture/0", "nowhere"):
         _, headers, _ = ask(place)
         assert headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self'; style-src 'self'")
@@ -168,12 +168,6 @@ def test_neighbours_of_no_sample_are_refused(ask, id):
     assert "error" in json.loads(body)
 
 
-def test_neighbours_need_the_token_and_this_page(ask, server):
-    assert ask("", path="/neighbours/3")[0] == ask("", path="/wrong/neighbours/3")[0] == 403
-    assert ask("neighbours/3", headers={"Origin": "http://elsewhere.example"})[0] == 403
-    assert ask("neighbours/3", headers={"Sec-Fetch-Site": "cross-site"})[0] == 403
-
-
 def test_without_features_there_are_no_neighbours(server_without_features):
     answers = server_without_features.answers
     assert answers.about()["neighbours"] is False
@@ -249,7 +243,7 @@ def test_a_selection_of_a_length_beyond_all_numbers_is_answered(ask):
 
 @pytest.mark.wide  # a process of its own
 def test_ctrl_c_ends_the_server_also_while_a_question_never_ends(hostile_run, tmp_path):
-    with subprocess.Popen([sys.executable, Path(__file__).with_name("endless_question.py"), hostile_run.path, tmp_path],
+    with subprocess.Popen(program("endless_question", hostile_run.path, tmp_path),
                           stdout=subprocess.PIPE, text=True) as process:  # fmt: skip
         try:
             address = process.stdout.readline().strip()
@@ -270,19 +264,19 @@ def test_all_that_a_query_finds_can_be_downloaded(ask, told, tmp_path):
     assert ids == sorted(card["id"] for card in told("samples?sort=hottest&low=0.05")["samples"])
 
 
-def test_the_command_says_the_address_and_a_port_that_is_taken_is_one_line(hostile_run, server, assert_one_line):
+def test_the_command_says_the_address_and_a_port_that_is_taken_is_one_line(hostile_run, server):
     asked = ["inspect", str(hostile_run.path), "--serve", "--port", str(server.server_port)]
-    assert_one_line(CliRunner().invoke(main, asked), 1, f"port {server.server_port}", "--port")
+    assert_one_line(cli(*asked), 1, f"port {server.server_port}", "--port")
 
 
-def test_other_options_have_no_effect_with_it(hostile_run, assert_one_line):
+def test_other_options_have_no_effect_with_it(hostile_run):
     served = ["inspect", str(hostile_run.path), "--serve"]
-    assert_one_line(CliRunner().invoke(main, [*served, "--map"]), 2, "--map has no effect with --serve")
+    assert_one_line(cli(*served, "--map"), 2, "--map has no effect with --serve")
     alone = ["inspect", str(hostile_run.path), "--port", "80"]
-    assert_one_line(CliRunner().invoke(main, alone), 2, "--port has no effect")
+    assert_one_line(cli(*alone), 2, "--port has no effect")
 
 
-def test_a_run_without_a_snapshot_has_nothing_to_serve(flat_dataset, write_run, tmp_path, assert_one_line):
+def test_a_run_without_a_snapshot_has_nothing_to_serve(flat_dataset, tmp_path):
     run = write_run(tmp_path / "run", flat_dataset, {}, snapshot=False)
-    assert_one_line(CliRunner().invoke(main, ["inspect", str(run.path), "--serve"]), 1, "has no snapshot of its state")
+    assert_one_line(cli("inspect", run.path, "--serve"), 1, "has no snapshot of its state")
     assert not RunDirectory(run.path).report.exists()

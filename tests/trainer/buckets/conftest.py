@@ -7,8 +7,7 @@ from thermopile.storage.bucket import SCRATCH
 from thermopile.trainer.run import checkpoint_writer
 from thermopile.trainer.run_directory import RunDirectory
 
-from bucket_runs import new_run, train
-from small_runs import small
+from support.runs import new_run, small, train
 
 
 @pytest.fixture(autouse=True)

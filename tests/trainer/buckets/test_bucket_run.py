@@ -25,8 +25,8 @@ from thermopile.trainer.errors import RunExistsError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run import checkpoint_writer
 
-from bucket_runs import OFTEN, assert_same_run, new_run, train
-from small_runs import SMALL, losses, small, stop_at
+from support.cli import sets
+from support.runs import OFTEN, SMALL, assert_same_run, finish, losses, new_run, small, stopped, train
 
 pytestmark = pytest.mark.wide
 
@@ -39,9 +39,7 @@ def test_losses_weights_and_state_are_those_of_a_run_on_a_disk(pairs_dataset, ru
 
 def test_a_run_is_resumed_on_another_machine_with_its_metrics(pairs_dataset, run, whole, elsewhere):
     config = small(pairs_dataset, **OFTEN)
-    with pytest.raises(KeyboardInterrupt):
-        train(config, run, on_report=stop_at(9))
-    run = elsewhere(run)
+    run = elsewhere(stopped(config, run, 9))
     train(config, run, resume=True)
     assert_same_run(run, whole)
     assert sorted(losses(run)) == list(range(1, 15))
@@ -52,9 +50,8 @@ def test_a_run_is_resumed_on_another_machine_with_its_metrics(pairs_dataset, run
 def test_a_run_that_is_killed_at_any_moment_leaves_a_snapshot_and_goes_on_from_it(
     pairs_dataset, run, whole, start_program, kills
 ):
-    arguments = ["train", "--out", run.path, "--data", pairs_dataset.path, "--resume"]
-    for each in ("checkpoint.every_steps=1", *SMALL):
-        arguments += ["--set", each]
+    settings = sets("checkpoint.every_steps=1", *SMALL)
+    arguments = ["train", "--out", run.path, "--data", pairs_dataset.path, "--resume", *settings]
     variables = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", SCRATCH))}
     moments, kept = random.Random(3), 0
     for _ in range(kills):
@@ -78,8 +75,7 @@ def test_a_run_that_is_killed_at_any_moment_leaves_a_snapshot_and_goes_on_from_i
         if kept == 14:  # done, before it was killed: once more, from the start
             run = new_run()
             arguments[2], kept = run.path, 0
-    code, _, errors = start_program(*arguments, **variables).end()
-    assert code == 0, errors
+    finish([start_program(*arguments, **variables)])
     assert_same_run(run, whole)
 
 

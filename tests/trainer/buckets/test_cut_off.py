@@ -11,7 +11,8 @@ from thermopile.storage.bucket import SCRATCH
 from thermopile.trainer.checkpoints.checkpoint_files import checkpoints_in
 from thermopile.trainer.run_directory import RunDirectory
 
-from small_runs import SMALL, assert_same_state, assert_same_weights, losses
+from support.cli import sets
+from support.runs import SMALL, assert_same_state, assert_same_weights, losses
 
 pytestmark = pytest.mark.wide
 
@@ -57,9 +58,8 @@ SHORT = [(name, (61, 140)[place % 2], 15, 2 if name in ("rows", "seal") else 1) 
 
 def start(start_ranks, run, data, machine, endpoint, faster, ranks=1):
     """Start `ranks` processes that write a run, each as on the same machine."""
-    arguments = ["train", "--out", run.path, "--data", data.path, "--resume"]
-    for each in ("checkpoint.every_steps=2", *SMALL):
-        arguments += ["--set", each]
+    settings = sets("checkpoint.every_steps=2", *SMALL)
+    arguments = ["train", "--out", run.path, "--data", data.path, "--resume", *settings]
     variables = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     variables |= {"AWS_ENDPOINT_URL": endpoint, SCRATCH: str(machine)}
     code = f"os.environ |= {variables}\n{PATIENCE.format(faster)}"

@@ -22,8 +22,18 @@ from thermopile.trainer.run.run import run_status
 from thermopile.trainer.run.run_status import read_status
 from thermopile.trainer.run_directory import RunDirectory
 
-from bucket_runs import OFTEN, assert_same_run, train
-from small_runs import SMALL, assert_same_state, assert_same_weights, small, stop_at
+from support.cli import sets
+from support.runs import (
+    OFTEN,
+    SMALL,
+    assert_same_run,
+    assert_same_state,
+    assert_same_weights,
+    finish,
+    small,
+    stopped,
+    train,
+)
 
 pytestmark = pytest.mark.wide
 
@@ -54,7 +64,7 @@ def test_status_is_read_from_another_machine_with_the_age_of_the_last_part(pairs
 
 
 def test_status_says_at_once_on_the_same_machine_that_a_run_was_killed(pairs_dataset, run, start_program, elsewhere):
-    settings = [part for each in ("checkpoint.every_steps=1", *SMALL) for part in ("--set", each)]
+    settings = sets("checkpoint.every_steps=1", *SMALL)
     variables = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", SCRATCH))}
     program = start_program("train", "--out", run.path, "--data", pairs_dataset.path, *settings, **variables)
     deadline = time.monotonic() + 100
@@ -102,9 +112,7 @@ def test_a_selection_goes_with_the_run(pairs_dataset, run, tmp_path, elsewhere):
     config = small(pairs_dataset, **OFTEN, **settings)
     on_disk = RunDirectory(tmp_path / "run")
     train(config, on_disk)
-    with pytest.raises(KeyboardInterrupt):
-        train(config, run, on_report=stop_at(9))
-    run = elsewhere(run)
+    run = elsewhere(stopped(config, run, 9))
     train(config, run, resume=True)
     assert_same_run(run, on_disk)
     np.testing.assert_array_equal(StateReader.open(elsewhere(run, "third").state).selection.ids, kept)
@@ -141,7 +149,7 @@ def test_a_new_run_at_an_address_with_other_objects_is_refused(pairs_dataset, ru
 def test_ranks_write_their_rows_of_a_snapshot_into_the_bucket(pairs_dataset, run, start_ranks, tmp_path, machines):
     settings = ["checkpoint.every_steps=4", "batch_size=256", "epochs=1", "log_every=1", "data.image_size=16",
                 "model.dim=16", "model.image.config.width=8"]  # fmt: skip
-    arguments = ["--data", pairs_dataset.path, *(word for each in settings for word in ("--set", each))]
+    arguments = ["--data", pairs_dataset.path, *sets(*settings)]
     variables = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     folders = [tmp_path / f"scratch-{rank % machines}" for rank in range(2)]
     codes = [
@@ -149,9 +157,7 @@ def test_ranks_write_their_rows_of_a_snapshot_into_the_bucket(pairs_dataset, run
         for folder in folders
     ]
     for place in (run.path, tmp_path / "run"):
-        for program in start_ranks(2, "train", "--out", place, *arguments, codes=codes):
-            code, _, errors = program.end()
-            assert code == 0, errors
+        finish(start_ranks(2, "train", "--out", place, *arguments, codes=codes))
     on_disk = RunDirectory(tmp_path / "run")
     assert_same_weights(run, on_disk)
     assert_same_state(run, on_disk)

@@ -132,7 +132,7 @@ def test_settings_that_the_optimiser_has_not_are_named_with_the_cure(settings, m
         load_config({"optimizer": settings})
 
 
-def test_an_optimiser_set_on_top_of_a_preset_keeps_the_schedule_once_the_old_ones_settings_are_taken_out():
+def test_another_optimiser_than_a_presets_keeps_its_schedule():
     tree = {"optimizer": {"name": "adamw", "lr": 4e-4, "betas": [0.9, 0.98], "eps": 1e-6, "warmup_epochs": 3}}
     apply_overrides(tree, ["optimizer.name=sgd", "optimizer.lr=1.0", "optimizer.betas=none", "optimizer.eps=none"])
     config = load_config(tree).optimizer

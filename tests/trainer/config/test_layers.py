@@ -46,7 +46,7 @@ def test_a_preset_on_top_of_a_run_of_it_keeps_what_the_run_has_beside_it():
         ("simclr", {"name": "clip", "blur": 0.5}, {"name": "clip", "blur": 0.5}),
     ],
 )
-def test_changed_fields_of_a_recipe_go_with_the_name_below_them_and_another_name_drops_them(below, above, merged):
+def test_changed_fields_of_a_recipe_go_with_its_name_and_another_name_drops_them(below, above, merged):
     layers = Layers()
     layers.add({"data": {"recipe": below}}, "below")
     layers.add({"data": {"recipe": above}}, "above")

@@ -12,8 +12,8 @@ from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.encoders.averaging import AveragedEncoders
 from thermopile.trainer.evaluation.evaluate import evaluate
 
-from small_runs import SMALL_MODEL, lines, losses, small, train
-from waits import no_waits
+from support.runs import SMALL_MODEL, lines, losses, small, train
+from support.waits import no_waits
 
 MODEL = ModelConfig(dim=5, image={"name": "conv", "config": {"width": 2, "batch_norm": True}})
 WITH_BATCH_NORM = SMALL_MODEL | {"image": {"config": {"width": 4, "batch_norm": True}}}
@@ -87,11 +87,7 @@ def test_a_run_evaluates_its_average_and_says_so(averaged_run, captions_dataset)
 
 def test_the_average_changes_no_loss_and_is_a_part_of_the_checkpoint(averaged_run, pairs_dataset, tmp_path, finished):
     plain = train(small(pairs_dataset, model=WITH_BATCH_NORM), tmp_path / "run")
-    assert losses_of_steps(averaged_run) == losses(plain)
+    assert losses(averaged_run) == losses(plain)
     _, training = load_checkpoint(latest_checkpoint(averaged_run.checkpoints))
     assert training["averaged"].keys() == training["encoders"].keys()
     assert "averaged" not in load_checkpoint(latest_checkpoint(finished.checkpoints))[1]
-
-
-def losses_of_steps(run):
-    return {line["step"]: line["loss"] for line in lines(run) if "loss" in line}

@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 import torch
 
-from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import ModelConfig
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.encoders.data_parallel import refuse_compiler, refuse_unused_weights
@@ -14,7 +13,7 @@ from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
-from small_runs import small
+from support.runs import small, weights
 
 
 def tiny(dataset, **more):
@@ -31,10 +30,6 @@ def train(config, path, until=14, resume=False):
 
 def losses(run):
     return [json.loads(line)["loss"] for line in run.metrics_file.read_text().splitlines()]
-
-
-def weights(run):
-    return load_checkpoint(latest_checkpoint(run.checkpoints))[1]["encoders"]
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +93,9 @@ def test_encoders_in_compiled_code_have_the_losses_of_those_that_are_not(plain, 
     assert_compiled_as(plain, pairs_dataset, tmp_path / "run")
 
 
-def test_an_own_encoder_with_weights_that_nothing_uses_is_refused_where_gpus_would_wait_for_them(pairs_dataset):
+def test_an_own_encoder_with_unused_weights_is_refused_where_gpus_would_wait(pairs_dataset):
     def encoders(tower):
-        model = ModelConfig(dim=4, image={"name": f"own_code:{tower}"}, text={"name": "own_code:Words"})
+        model = ModelConfig(dim=4, image={"name": f"support.own_code:{tower}"}, text={"name": "support.own_code:Words"})
         return Encoders.create(model, "bimodal", 16, pairs_dataset.index.tokenizer)
 
     refuse_unused_weights(encoders("Tower"))
@@ -108,8 +103,9 @@ def test_an_own_encoder_with_weights_that_nothing_uses_is_refused_where_gpus_wou
     with pytest.raises(ConfigError) as refused:
         refuse_unused_weights(wasteful)
     assert str(refused.value) == (
-        "model.image.name = 'own_code:Wasteful': in evaluation mode, its features do not depend on classifier.weight, "
-        "classifier.bias. Several GPUs would wait for their gradients: remove them, or set their requires_grad to False"
+        "model.image.name = 'support.own_code:Wasteful': in evaluation mode, its features do not depend on "
+        "classifier.weight, classifier.bias. Several GPUs would wait for their gradients: remove them, or set their "
+        "requires_grad to False"
     )
     assert all(module.training for module in wasteful.modules())
     wasteful.image.backbone.body.classifier.requires_grad_(False)

@@ -86,7 +86,7 @@ def test_the_settings_record_the_absolute_path_and_the_architecture(tmp_path, mo
 
 
 @pytest.mark.parametrize(("side", "model_type"), [("image", "vit"), ("text", "clip_text_model")])
-def test_a_recorded_model_is_built_without_its_directory_once_a_checkpoint_has_the_weights(side, model_type, tmp_path):
+def test_a_recorded_model_needs_no_directory_once_a_checkpoint_has_the_weights(side, model_type, tmp_path):
     save(tmp_path / "model", model_type)
     config = with_names(of_directory(side, tmp_path / "model"))
     (tmp_path / "model").rename(tmp_path / "elsewhere")

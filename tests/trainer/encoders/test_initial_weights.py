@@ -4,12 +4,14 @@ import pytest
 import torch
 
 from thermopile.pipeline.dataset_index import TokenizerInfo
-from thermopile.trainer.checkpoints.checkpoint_files import CheckpointInfo, load_checkpoint, save_checkpoint
+from thermopile.trainer.checkpoints.checkpoint_files import load_checkpoint, save_checkpoint
 from thermopile.trainer.config import ModelConfig, TrainConfig, load_config
 from thermopile.trainer.encoders import Encoders, with_names
 from thermopile.trainer.encoders.initial_weights import is_same_source, load_initial_weights, pinned
 from thermopile.trainer.errors import ConfigError, RunError
 from thermopile.trainer.run_directory import RunDirectory
+
+from support.written_checkpoints import write_checkpoint
 
 
 def encoders(mode="bimodal", dim=4, vocab_size=50, **more):
@@ -23,8 +25,7 @@ def write_run(path, made, steps=(3, 10)):
     run = RunDirectory(path)
     run.create(TrainConfig())
     for step in steps:
-        info = CheckpointInfo(step=step, snapshot="s", order_version=1, dataset_fingerprint="f", settings={})
-        save_checkpoint(run.checkpoints, info, {"encoders": made.state_dict()})
+        write_checkpoint(run, step, encoders=made.state_dict())
     return path
 
 
@@ -100,7 +101,7 @@ def test_sides_without_a_run_to_start_from_are_refused():
 
 
 @pytest.mark.parametrize("of_source", [{}, {"momentum": 0.9}])
-def test_a_momentum_network_starts_as_the_image_encoder_whatever_the_checkpoint_holds(of_source, tmp_path, caplog):
+def test_a_momentum_network_starts_as_the_image_encoder_whatever_is_loaded(of_source, tmp_path, caplog):
     source, fresh = encoders("unimodal", **of_source), encoders("unimodal", momentum=0.9, predictor="moco_v3")
     if source.momentum is not None:
         source.momentum.backbone.body[0].weight.fill_(5.0)

@@ -102,7 +102,7 @@ def test_no_graph_is_built_for_locked_groups(name):
     assert [(output.requires_grad, output.grad_fn) for output in seen] == [(False, None)]
 
 
-def test_an_encoder_locked_whole_gives_features_without_a_gradient_and_the_other_one_learns():
+def test_an_encoder_locked_whole_has_no_gradient_and_the_other_one_learns():
     made = create(of_image={"locked": True})
     before = {key: value.clone() for key, value in made.state_dict().items()}
     features = made(batch())

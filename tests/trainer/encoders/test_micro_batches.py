@@ -5,7 +5,6 @@ import json
 
 import pytest
 import torch
-from objective_frames import FRAMED
 from torch import nn
 
 from thermopile.pipeline.batch import Batch
@@ -21,7 +20,8 @@ from thermopile.trainer.objectives import Progress, create_objective
 from thermopile.trainer.precision import MixedPrecision
 from thermopile.trainer.run_directory import RunDirectory
 
-from small_runs import losses, small, train
+from support.objectives import FRAMED
+from support.runs import losses, small, train
 
 CPU, ROWS, START = torch.device("cpu"), 24, Progress(step=0, steps_per_epoch=10)
 TOKENIZER = TokenizerInfo(vocab_size=20, context_length=5, end_id=1)

@@ -10,7 +10,7 @@ from thermopile.trainer.config import OPTIMIZERS
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
-from small_runs import small
+from support.runs import small
 
 TOO_LARGE, HARMLESS = 2.0**40, 2.0**8
 """Scales of the loss whose gradients overflow at once, and do not."""
@@ -62,9 +62,7 @@ def test_a_run_in_half_precision_begins_as_one_in_float32_and_learns_as_it_does(
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
-def test_the_encoders_compute_in_half_precision_and_the_objective_gets_unit_rows_of_float32(
-    pairs_dataset, tmp_path, precision, dtype
-):
+def test_encoders_compute_in_half_precision_and_give_unit_rows_of_float32(pairs_dataset, tmp_path, precision, dtype):
     encoded, received = [], []
     with Trainer.open(tiny(pairs_dataset, precision, epochs=1), RunDirectory(tmp_path / "run")) as trainer:
         for encoder in trainer.encoders.children():
@@ -79,7 +77,7 @@ def test_the_encoders_compute_in_half_precision_and_the_objective_gets_unit_rows
     assert {weight.dtype for weight in trainer.encoders.parameters()} == {torch.float32}
 
 
-def test_a_resumed_fp16_run_goes_on_with_the_loss_scale_and_the_losses_of_one_never_stopped(pairs_dataset, tmp_path):
+def test_a_resumed_fp16_run_goes_on_with_its_loss_scale_and_losses(pairs_dataset, tmp_path):
     config = tiny(pairs_dataset, "fp16", epochs=1)
     whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
     for run, steps in ((whole, 7), (broken, 4)):

@@ -43,7 +43,7 @@ def test_it_starts_as_the_encoder_and_moves_towards_it_by_a_share():
     torch.testing.assert_close(weights(encoders.momentum), 0.75 * start + 0.25 * weights(encoders.image))
 
 
-def test_keys_are_unit_rows_of_the_moving_average_without_predictor_and_without_gradient():
+def test_keys_are_unit_rows_of_the_moving_average_without_predictor_or_gradient():
     encoders, of_views = make(), views()
     reference = make(seed=1)
     encoders.momentum.load_state_dict(reference.image.state_dict())

@@ -10,7 +10,7 @@ from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.objectives import create_objective
 from thermopile.trainer.optim import create_optimizer
 
-from waits import WaitError, no_waits
+from support.waits import WaitError, no_waits
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOKENIZER = TokenizerInfo(vocab_size=50, context_length=9, end_id=2)

@@ -61,7 +61,7 @@ def normalised(rows):
     return (rows - rows.mean(0)) / (rows.var(0, unbiased=False) + 1e-5).sqrt()
 
 
-def test_simclrs_head_with_batch_norm_normalises_both_layers_and_shifts_only_the_first():
+def test_simclrs_head_with_batch_norm_normalises_both_layers_and_shifts_the_first():
     head = encoder("simclr_bn", head_width=5).head
     h = torch.randn(9, 64)
     hidden = F.relu(normalised(h @ head[0].weight.T))
@@ -114,7 +114,7 @@ def test_a_head_that_there_is_not_and_a_width_without_hidden_layers_are_refused(
         load_config({"model": model})
 
 
-def test_isogclrs_presets_on_pictures_and_their_rivals_have_vicregs_projector_of_8192_units():
+def test_isogclrs_presets_on_pictures_and_their_rivals_have_vicregs_projector():
     names = [name for name in preset_names() if name.split("/")[0] in ("isogclr", "sogclr", "simclr")]
     models = {name: load_config(read_preset(name)).model for name in names}
     of_pictures = {name: (model.head, model.dim) for name, model in models.items() if not name.endswith("cc3m")}

@@ -12,7 +12,7 @@ from torch import nn
 
 from thermopile.trainer.encoders.synced_batch_norm import SyncedBatchNorm, _Normalised, synchronise_batch_norms
 
-from waits import no_waits
+from support.waits import no_waits
 
 RANKS = 2
 

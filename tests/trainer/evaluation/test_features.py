@@ -67,7 +67,7 @@ class Mean(nn.Module):
         return inputs.mean((2, 3)) if inputs.ndim == 4 else inputs[:, :3].float()
 
 
-def test_chosen_samples_have_the_features_that_they_have_among_all_and_those_of_their_captions(pairs_dataset):
+def test_chosen_samples_and_their_captions_have_the_features_they_have_among_all(pairs_dataset):
     ids = np.array([1999, 3, 700, 3])
     view = (RECIPES["clip"], 32, CPU)
     pictures, captions = sample_features(Encoders(Mean(), Mean()), pairs_dataset, ids, *view, quiet)

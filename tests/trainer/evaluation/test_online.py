@@ -1,6 +1,5 @@
 """Scores while a run trains: those of its checkpoints, and the run is none the different for it."""
 
-import json
 import shutil
 import threading
 from itertools import count
@@ -8,14 +7,11 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
-from thermopile.tools.cli import main
 from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError
@@ -27,6 +23,11 @@ from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run.resume_settings import differences
 from thermopile.trainer.run.run_status import read_status
 from thermopile.trainer.run_directory import RunDirectory
+
+from support.cli import sets, succeed
+from support.conversions import dataset_of
+from support.pictures import draw
+from support.runs import finish, lines, losses, train, weights
 
 # Batch norms in the heads, dropout in the text encoder.
 MODEL = {
@@ -40,53 +41,31 @@ def settings(dataset, evaluation, **more):
     return resolve(load_config(tree | {"evaluation": evaluation} | more), dataset)
 
 
-def train(config, path, *on):
-    run = RunDirectory(path)
-    with Trainer.open(config, run) as trainer:
-        trainer.run(*on)
-    return run
-
-
-def lines(run):
-    return [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
-
-
-def losses(run):
-    return {line["step"]: line["loss"] for line in lines(run) if "loss" in line}
-
-
 def evaluations(run):
     return {line["step"]: line["evaluation"] for line in lines(run) if "evaluation" in line}
 
 
-def weights(run):
-    return load_checkpoint(latest_checkpoint(run.checkpoints))[1]["encoders"]
-
-
 @pytest.fixture(scope="module")
-def held_out(draw, tmp_path_factory):
+def held_out(tmp_path_factory):
     """40 pictures of the classes of the picture folder; a folder, and what was converted from it."""
     root = tmp_path_factory.mktemp("held-out")
     for i in range(40):
         path = root / "pictures" / ("cats" if i < 20 else "dogs") / f"{i}.png"
         path.parent.mkdir(exist_ok=True, parents=True)
         draw(1000 + i).save(path)
-    convert(FolderSource(root / "pictures"), root / "dataset", ConvertSettings(), workers=1)
-    return Dataset(root / "dataset")
-
-
-def converted(pictures, out):
-    convert(FolderSource(pictures), out, ConvertSettings(), workers=1)
-    return Dataset(out)
+    return dataset_of(FolderSource(root / "pictures"), root / "dataset")
 
 
 @pytest.fixture(scope="module")
 def few_pairs(pairs_dataset, tmp_path_factory):
     """Two of the 20 glyphs of each class."""
     out = tmp_path_factory.mktemp("few") / "pairs"
-    convert(GlyphSource(0, test=True), out, ConvertSettings(), workers=1, selection=np.arange(0, pairs_dataset.n, 10),
-            tokenizer_from=pairs_dataset.path / "tokenizer.json")  # fmt: skip
-    return Dataset(out)
+    return dataset_of(
+        GlyphSource(0, test=True),
+        out,
+        selection=np.arange(0, pairs_dataset.n, 10),
+        tokenizer_from=pairs_dataset.path / "tokenizer.json",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -199,17 +178,14 @@ def test_tensorboard_gets_the_scores_too(images_dataset, held_out, tmp_path):
     assert [event.step for event in board.Scalars("evaluation/knn/10/all")] == [2, 4]
 
 
-def test_a_signal_while_the_encoders_are_evaluated_stops_the_run_there_and_a_resumed_one_makes_up_for_it(
-    images_dataset, held_out, tmp_path
-):
+def test_a_signal_during_an_evaluation_stops_the_run_and_a_resumed_one_catches_up(images_dataset, held_out, tmp_path):
     config = images_settings(images_dataset, {"every_steps": 2, "test": str(held_out.path)})
     reported = []
-    run = train(config, tmp_path / "run", reported.append, lambda: bool(reported))
+    run = train(config, tmp_path / "run", on_report=reported.append, should_stop=lambda: bool(reported))
     assert [line["step"] for line in lines(run)] == [1, 2]
     assert evaluations(run) == {}
     assert latest_checkpoint(run.checkpoints).name == "step-2"
-    with Trainer.open(config, run, resume=True) as trainer:
-        trainer.run()
+    train(config, run, resume=True)
     whole = train(config, tmp_path / "whole")
     assert [line["step"] for line in lines(run)] == [line["step"] for line in lines(whole)]
     assert evaluations(run) == evaluations(whole)
@@ -220,7 +196,7 @@ def test_a_run_that_another_rank_was_told_to_stop_does_not_evaluate_first(images
     config = images_settings(images_dataset, {"every_steps": 2, "test": str(held_out.path)})
     questions = count(1)
     # Asked while the encoders are evaluated, this rank would say that nobody told it.
-    run = train(config, tmp_path / "run", lambda report: None, lambda: next(questions) == 2)
+    run = train(config, tmp_path / "run", should_stop=lambda: next(questions) == 2)
     assert [line["step"] for line in lines(run)] == [1, 2]
 
 
@@ -249,7 +225,7 @@ def assert_refused(config, run, error, message):
 
 
 def test_datasets_that_cannot_be_scored_are_refused_before_anything_is_written(
-    images_dataset, pairs_dataset, held_out, draw, tmp_path
+    images_dataset, pairs_dataset, held_out, tmp_path
 ):
     run = tmp_path / "run"
 
@@ -261,7 +237,7 @@ def test_datasets_that_cannot_be_scored_are_refused_before_anything_is_written(
     (tmp_path / "birds" / "birds").mkdir(parents=True)
     for i in range(5):
         draw(i).save(tmp_path / "birds" / "birds" / f"{i}.png")
-    birds = converted(tmp_path / "birds", tmp_path / "birds-set").path
+    birds = dataset_of(FolderSource(tmp_path / "birds"), tmp_path / "birds-set").path
     assert_refused(on(tmp_path / "nowhere"), run, DatasetError, "nowhere is not a dataset")
     assert_refused(on(held_out.path, train=tmp_path / "gone"), run, DatasetError, "gone is not a dataset")
     assert_refused(on(pairs_dataset.path), run, DatasetError, "holds images, but .* holds pairs: give .*same kind")
@@ -290,18 +266,11 @@ def test_the_recorded_datasets_are_found_from_any_directory(tmp_path, monkeypatc
 # On the command line
 
 
-def sets(*settings):
-    return [part for setting in settings for part in ("--set", setting)]
-
-
 @pytest.mark.wide
-def test_the_first_score_of_each_method_is_shown_and_training_on_the_scored_set_is_warned_of(images_dataset, tmp_path):
-    result = CliRunner().invoke(main, [
-        "train", "--data", str(images_dataset.path), "--out", str(tmp_path / "run"),
-        *sets("epochs=1", "batch_size=64", "data.image_size=16", "model.image.config.width=2",
-              "evaluation.every_steps=3", f"evaluation.test={images_dataset.path}"),
-    ])  # fmt: skip
-    assert result.exit_code == 0, result.output
+def test_first_scores_are_shown_and_training_on_the_scored_set_is_warned_of(images_dataset, tmp_path):
+    result = succeed("train", "--data", images_dataset.path, "--out", tmp_path / "run",
+                     *sets("epochs=1", "batch_size=64", "data.image_size=16", "model.image.config.width=2",
+                           "evaluation.every_steps=3", f"evaluation.test={images_dataset.path}"))  # fmt: skip
     (shown,) = [line for line in result.stderr.splitlines() if line.startswith("step 3: ")]
     share = evaluations(RunDirectory(tmp_path / "run"))[3]["knn"]["10"]["all"]
     assert shown == f"step 3: k-NN, k = 10: {share:.1%}"
@@ -312,10 +281,8 @@ def test_the_first_score_of_each_method_is_shown_and_training_on_the_scored_set_
 def test_of_two_ranks_the_first_one_scores_while_the_other_one_waits(start_ranks, pairs_dataset, few_pairs, tmp_path):
     asked = sets("epochs=1", "data.image_size=16", "model.dim=16", "model.image.config.width=4", "canonical_shards=4",
                  "evaluation.every_steps=3", f"evaluation.test={few_pairs.path}")  # fmt: skip
-    ranks = start_ranks(2, "train", "--data", pairs_dataset.path, "--out", tmp_path / "run", *asked)
-    ends = [rank.end() for rank in ranks]
-    assert [code for code, *_ in ends] == [0, 0], ends
+    said = finish(start_ranks(2, "train", "--data", pairs_dataset.path, "--out", tmp_path / "run", *asked))
     run = RunDirectory(tmp_path / "run")
     assert evaluations(run).keys() == {3, 6}
     assert losses(run).keys() == set(range(1, 8))
-    assert [errors.count("step 3: k-NN, k = 10: ") for _, _, errors in ends] == [1, 0]
+    assert [errors.count("step 3: k-NN, k = 10: ") for _, errors in said] == [1, 0]

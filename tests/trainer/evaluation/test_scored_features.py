@@ -2,12 +2,13 @@
 
 import torch
 
-from thermopile.trainer.checkpoints.checkpoint_files import CheckpointInfo, save_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.evaluation.evaluate import evaluate
 from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
+
+from support.written_checkpoints import write_checkpoint
 
 
 def scores(path, dataset, pictures, head, *, blind_head):
@@ -24,9 +25,7 @@ def scores(path, dataset, pictures, head, *, blind_head):
     if blind_head:
         for parameter in encoders.image.head.parameters():
             parameter.data.fill_(0.5)
-    identity = {"order_version": 1, "dataset_fingerprint": dataset.index.fingerprint, "settings": {}}
-    info = CheckpointInfo(step=1, snapshot="none", **identity)
-    save_checkpoint(run.checkpoints, info, {"encoders": encoders.state_dict()})
+    write_checkpoint(run, 1, dataset_fingerprint=dataset.index.fingerprint, encoders=encoders.state_dict())
     found = evaluate(run, pictures, pictures).scores
     return {"knn": found["knn"], "probe": found["probe"]}
 

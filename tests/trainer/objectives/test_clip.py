@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from thermopile.trainer.objectives import Progress, create_objective
+from thermopile.trainer.objectives import create_objective
 
-START = Progress(step=0, steps_per_epoch=10)
+from support.objectives import START, make_features
 
 
 def test_the_logit_scale_starts_at_one_over_seven_hundredths():
@@ -17,7 +17,7 @@ def test_the_logit_scale_starts_at_one_over_seven_hundredths():
 
 
 @pytest.mark.parametrize(("past", "bound"), [(9.0, math.log(100)), (-3.0, 0.0)])
-def test_a_logit_scale_past_a_bound_is_moved_to_the_bound_before_it_is_used(past, bound, make_features):
+def test_a_logit_scale_past_a_bound_is_moved_to_the_bound_before_it_is_used(past, bound):
     objective = create_objective("clip")
     parameter = objective.log_logit_scale
     with torch.no_grad():
@@ -28,7 +28,7 @@ def test_a_logit_scale_past_a_bound_is_moved_to_the_bound_before_it_is_used(past
     assert outcome.metrics["logit_scale"].item() == pytest.approx(math.exp(bound))
 
 
-def test_at_a_bound_a_descent_step_outward_is_undone_and_one_inward_stays(make_features):
+def test_at_a_bound_a_descent_step_outward_is_undone_and_one_inward_stays():
     alike, first = make_features(6)[0], make_features(6, seed=1)[0]
     for pairs, learned_past in (((alike, alike), True), ((first, alike), False)):
         objective = create_objective("clip", log_logit_scale=math.log(100))
@@ -43,7 +43,7 @@ def test_at_a_bound_a_descent_step_outward_is_undone_and_one_inward_stays(make_f
         assert (objective.log_logit_scale.item() == math.log(100)) == learned_past
 
 
-def test_it_counts_visits_where_given(make_features):
+def test_it_counts_visits_where_given():
     objective, features = create_objective("clip"), make_features(3)
     assert objective(*features, {}, START).state == {}
     visits = objective(*features, {"visits": torch.tensor([0.0, 4.0, 2.0])}, START).state["visits"]

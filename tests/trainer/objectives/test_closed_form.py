@@ -9,7 +9,7 @@ from thermopile.trainer.objectives.closed_form import full_precision
 BACKENDS = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
 
 
-def test_inside_autocast_is_off_and_products_are_in_true_float32_and_outside_all_is_as_before():
+def test_autocast_is_off_and_products_are_true_float32_inside_alone():
     torch.set_float32_matmul_precision("medium")
     try:
         before = [backend.fp32_precision for backend in BACKENDS]

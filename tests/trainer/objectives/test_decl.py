@@ -8,6 +8,8 @@ import torch
 
 from thermopile.trainer.objectives import Progress, create_objective
 
+from support.objectives import make_features, make_state
+
 MODES = ["bimodal", "unimodal"]
 
 
@@ -19,7 +21,7 @@ def loss_at(step, features, mode="unimodal", **settings):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_draws_follow_from_the_seed_and_the_step_so_that_a_resumed_run_repeats_them(mode, make_features):
+def test_draws_follow_from_the_seed_and_the_step_so_that_a_resumed_run_repeats_them(mode):
     features = make_features(6)
     drawn = loss_at(7, features, mode, seed=3)
     assert torch.equal(loss_at(7, features, mode, seed=3), drawn)
@@ -70,9 +72,7 @@ def mean_over_batches(objective, features, state, size):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_the_mean_of_loss_1_s_gradient_over_all_batches_is_that_of_the_whole_data(
-    mode, size, make_features, make_state
-):
+def test_the_mean_of_loss_1_s_gradient_over_all_batches_is_that_of_the_whole_data(mode, size):
     objective = create_objective("decl", mode, tau=0.2, auxiliary="mean", gamma=1e-15)
     features, state = make_features(7), make_state(objective, 7, unseen=0.0)
     of_batches, of_all = (mean_over_batches(objective, features, state, count) for count in (size, 7))
@@ -83,9 +83,7 @@ def test_the_mean_of_loss_1_s_gradient_over_all_batches_is_that_of_the_whole_dat
     ("name", "mode", "setting"),
     [("simclr", "unimodal", {"tau": 0.2}), ("clip", "bimodal", {"log_logit_scale": math.log(5)})],
 )
-def test_the_mean_of_infonces_gradient_over_all_batches_is_not_that_of_the_whole_data(
-    name, mode, setting, make_features
-):
+def test_the_mean_of_infonces_gradients_is_not_the_gradient_of_the_whole_data(name, mode, setting):
     objective, features = create_objective(name, mode, **setting), make_features(7)
     of_batches, of_all = (mean_over_batches(objective, features, {}, count) for count in (3, 7))
     assert (of_batches - of_all).norm() > 0.1 * of_all.norm()

@@ -3,24 +3,18 @@
 Both take the same steps of SGD from the same encoders, and pass on the state that they got back.
 """
 
-import importlib.util
-import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 
-PROGRAM = Path(__file__).with_name("ranks_training.py")
-_spec = importlib.util.spec_from_file_location("ranks_training", PROGRAM)
-ranks_training = importlib.util.module_from_spec(_spec)
-sys.modules["ranks_training"] = ranks_training  # dataclasses look there
-_spec.loader.exec_module(ranks_training)
-CASES, KNOWN, WIDTH = ranks_training.CASES, ranks_training.KNOWN, ranks_training.WIDTH
-RANK = f"""
+from support.programs import ranks_training
+from support.programs.ranks_training import CASES, KNOWN, WIDTH
+
+RANK = """
 import runpy, warnings
 warnings.simplefilter("error")
-runpy.run_path({str(PROGRAM)!r}, run_name="__main__")
+runpy.run_module("support.programs.ranks_training", run_name="__main__")
 """
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}

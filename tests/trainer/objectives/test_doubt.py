@@ -8,6 +8,8 @@ import torch
 from thermopile.trainer.objectives import OBJECTIVES, Progress, create_objective
 from thermopile.trainer.objectives.isogclr import Isogclr
 
+from support.objectives import make_features, make_objective, make_state, one_step
+
 NAMES = ("clip", "decl", "sogclr", "isogclr", "fastclip_v0", "fastclip_v1", "fastclip_v2", "fastclip_v3")
 EACH = pytest.mark.parametrize("name", NAMES)
 LATE = Progress(step=25, steps_per_epoch=10)
@@ -19,7 +21,7 @@ DOUBTED = torch.tensor([0, 1, 1, 0, 0, 0, 0, 1, 1], dtype=torch.bool)
 
 
 @pytest.fixture
-def doubting(make_objective, make_state):
+def doubting():
     """Return a function: an objective's name -> it, doubting after two epochs, and state with SCORES."""
 
     def make(name, **settings):
@@ -37,7 +39,7 @@ def differentiated(outcome, objective, *inputs):
 
 
 @EACH
-def test_doubted_pairs_count_as_with_the_weight_0(name, doubting, make_objective, make_features, step):
+def test_doubted_pairs_count_as_with_the_weight_0(name, doubting):
     objective, state = doubting(name)
     first, second = make_features(SAMPLES)
     plain = make_objective(name, "bimodal", gamma=0.6, auxiliary="mean")
@@ -46,8 +48,8 @@ def test_doubted_pairs_count_as_with_the_weight_0(name, doubting, make_objective
         weights = weights / weights.mean()
     of_plain = {path: rows for path, rows in state.items() if path in plain.fields or path == "visits"}
     found, expected = (
-        step(objective, first, second, state, LATE),
-        step(plain, first, second, of_plain | {"weight": weights}, LATE),
+        one_step(objective, first, second, state, LATE),
+        one_step(plain, first, second, of_plain | {"weight": weights}, LATE),
     )
     for value, of_weights in zip(
         differentiated(found, objective, first, second), differentiated(expected, plain, first, second), strict=True
@@ -61,26 +63,28 @@ def test_doubted_pairs_count_as_with_the_weight_0(name, doubting, make_objective
 
 
 @EACH
-def test_given_weights_are_multiplied(name, doubting, make_features, step):
+def test_given_weights_are_multiplied(name, doubting):
     objective, state = doubting(name)
     first, second = make_features(SAMPLES)
     weights = torch.linspace(0.5, 1.5, SAMPLES, dtype=torch.float64)
-    loss, *_ = differentiated(step(objective, first, second, state | {"weight": weights}, LATE), objective, first)
+    loss, *_ = differentiated(one_step(objective, first, second, state | {"weight": weights}, LATE), objective, first)
     changed = torch.where(DOUBTED, 7.0, weights)  # whatever the weight of a doubted one is
-    again, *_ = differentiated(step(objective, first, second, state | {"weight": changed}, LATE), objective, first)
+    again, *_ = differentiated(one_step(objective, first, second, state | {"weight": changed}, LATE), objective, first)
     assert loss.item() == again.item()
-    more, *_ = differentiated(step(objective, first, second, state | {"weight": 2 * weights}, LATE), objective, first)
+    more, *_ = differentiated(
+        one_step(objective, first, second, state | {"weight": 2 * weights}, LATE), objective, first
+    )
     assert more.item() != loss.item()
 
 
 @EACH
-def test_none_is_doubted_before_the_epoch_that_is_set(name, doubting, make_objective, make_features, step):
+def test_none_is_doubted_before_the_epoch_that_is_set(name, doubting):
     objective, state = doubting(name)
     plain = make_objective(name, "bimodal", gamma=0.6, auxiliary="mean")
     first, second = make_features(SAMPLES)
     early = Progress(step=19, steps_per_epoch=10)
     of_plain = {path: rows for path, rows in state.items() if path in plain.fields or path == "visits"}
-    found, expected = step(objective, first, second, state, early), step(plain, first, second, of_plain, early)
+    found, expected = one_step(objective, first, second, state, early), one_step(plain, first, second, of_plain, early)
     for value, of_none in zip(
         differentiated(found, objective, first, second), differentiated(expected, plain, first, second), strict=True
     ):
@@ -88,7 +92,7 @@ def test_none_is_doubted_before_the_epoch_that_is_set(name, doubting, make_objec
     assert found.metrics["share_doubted"] == 0
 
 
-def test_few_trusted_pairs_have_no_more_than_ten_times_their_weight(make_objective, make_features, step):
+def test_few_trusted_pairs_have_no_more_than_ten_times_their_weight():
     objective = make_objective("clip", "bimodal", doubt_after=2)
     first, second = make_features(40)
     score = torch.ones(40, dtype=torch.float64)
@@ -96,16 +100,16 @@ def test_few_trusted_pairs_have_no_more_than_ten_times_their_weight(make_objecti
     state = {f"{side}/log_g": score for side in ("image", "text")} | {"visits": torch.ones(40, dtype=torch.float64)}
     weights = torch.zeros(40, dtype=torch.float64)
     weights[0] = 10
-    expected = step(make_objective("clip", "bimodal"), first, second, {"weight": weights}, LATE).loss
-    assert step(objective, first, second, state, LATE).loss.item() == pytest.approx(expected.item(), rel=1e-12)
+    expected = one_step(make_objective("clip", "bimodal"), first, second, {"weight": weights}, LATE).loss
+    assert one_step(objective, first, second, state, LATE).loss.item() == pytest.approx(expected.item(), rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["clip", "decl"])
-def test_a_moving_average_of_g_is_kept_where_there_is_no_log_s(name, doubting, make_features, step):
+def test_a_moving_average_of_g_is_kept_where_there_is_no_log_s(name, doubting):
     objective, state = doubting(name)
     first, second = (side.detach() for side in make_features(SAMPLES))
     tau = objective.settings.tau if name == "decl" else math.exp(-objective.log_logit_scale.item())
-    found = step(objective, first, second, state, LATE).state
+    found = one_step(objective, first, second, state, LATE).state
     similarities = first @ second.T
     for row, side in enumerate(("image", "text")):
         h = (similarities if row == 0 else similarities.T) - similarities.diag()[:, None]

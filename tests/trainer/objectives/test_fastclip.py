@@ -5,6 +5,8 @@ import torch
 
 from thermopile.trainer.objectives import Progress, create_objective
 
+from support.objectives import log_mean, make_features, make_state, run_step
+
 SAMPLES, BATCH = 9, 4
 
 
@@ -20,7 +22,7 @@ def temperature_gradient(objective, features, log_s, tau, log_mean):
     return gradient.clamp(-settings.grad_clip, settings.grad_clip)
 
 
-def test_version_2_moves_every_temperature_as_an_adam_of_its_own_would(make_features, log_mean):
+def test_version_2_moves_every_temperature_as_an_adam_of_its_own_would():
     settings = {"eta": 0.003, "betas": (0.8, 0.95), "rho": 0.5, "grad_clip": 1.0, "tau_init": 0.05, "tau_max": 0.06}
     objective = create_objective("fastclip_v2", **settings)
     state = {name: torch.full((SAMPLES,), value, dtype=torch.float64) for name, value in objective.fields.items()}
@@ -55,11 +57,13 @@ def test_version_2_moves_every_temperature_as_an_adam_of_its_own_would(make_feat
 
 
 @pytest.mark.parametrize("betas", [(0.0, 0.0), (0.9, 0.999), (0.999999999, 0.999999999)])
-def test_corrections_of_version_2_are_exact_in_float32_for_any_betas(betas, make_features, make_state, run):
+def test_corrections_of_version_2_are_exact_in_float32_for_any_betas(betas):
     objective = create_objective("fastclip_v2", betas=betas, eta=0.01)
     features, state = make_features(6), make_state(objective, 6)
     wide, narrow = (
-        run(objective, [side.detach().to(dtype) for side in features], {n: v.to(dtype) for n, v in state.items()})[0]
+        run_step(objective, [side.detach().to(dtype) for side in features], {n: v.to(dtype) for n, v in state.items()})[
+            0
+        ]
         for dtype in (torch.float64, torch.float32)
     )
     torch.testing.assert_close(narrow.state["image/tau"].double(), wide.state["image/tau"], rtol=1e-3, atol=0)
@@ -76,17 +80,17 @@ def test_a_global_temperature_starts_and_is_to_learn_as_in_the_paper(name, start
 
 
 @pytest.mark.parametrize("name", ["fastclip_v0", "fastclip_v3"])
-def test_metrics_tell_the_global_temperature_that_was_used_and_its_gradient(name, make_features, make_state, run):
+def test_metrics_tell_the_global_temperature_that_was_used_and_its_gradient(name):
     objective = create_objective(name, tau=0.2)
-    outcome, _, _, gradient = run(objective, make_features(5), make_state(objective, 5))
+    outcome, _, _, gradient = run_step(objective, make_features(5), make_state(objective, 5))
     assert outcome.metrics["tau"] == 0.2
     assert outcome.metrics["tau_gradient"] == gradient
 
 
-def test_version_1_makes_the_step_of_sogclr(make_features, make_state, run):
+def test_version_1_makes_the_step_of_sogclr():
     ours, sogclr = (create_objective(name, tau=0.1, eps=1e-3, gamma=0.4) for name in ("fastclip_v1", "sogclr"))
     features, state = make_features(6), make_state(ours, 6)
-    (outcome, *gradients), (other, *others) = run(ours, features, state), run(sogclr, features, state)
+    (outcome, *gradients), (other, *others) = run_step(ours, features, state), run_step(sogclr, features, state)
     assert torch.equal(outcome.loss, other.loss)
     assert all(torch.equal(outcome.state[name], other.state[name]) for name in other.state)
     assert all(torch.equal(here, there) for here, there in zip(gradients, others, strict=True))

@@ -94,7 +94,7 @@ def full_data_gradient(mode, tau):
         pytest.param(mode, tau, FULL, marks=pytest.mark.soak) for mode in ("bimodal", "unimodal") for tau in (0.1, 0.05)
     ],
 )
-def test_once_s_has_settled_sogclrs_gradient_is_closer_to_the_full_datas_than_a_mini_batch_losss(mode, tau, epochs):
+def test_a_settled_s_brings_sogclrs_gradient_closer_to_the_full_datas(mode, tau, epochs):
     settling, measured = epochs
     full = full_data_gradient(mode, tau)
     estimates = {

@@ -8,18 +8,17 @@ import torch
 from thermopile.pipeline.dataset_index import Content
 from thermopile.trainer.objectives import Progress, create_objective
 
-START = Progress(step=0, steps_per_epoch=10)
+from support.objectives import START, log_mean, make_features, make_state, run_step
+
 MODES = ["bimodal", "unimodal"]
 NEVER_SEEN = -math.inf
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_temperature_gradient_at_gamma_one_is_the_derivative_of_the_robust_loss(
-    mode, make_features, make_state, run, log_mean
-):
+def test_temperature_gradient_at_gamma_one_is_the_derivative_of_the_robust_loss(mode):
     objective = create_objective("isogclr", mode, gamma=1.0, rho=0.7, beta_u=1.0, grad_clip=1e9)
     features, state = make_features(6), make_state(objective, 6)
-    outcome, *_ = run(objective, features, state)
+    outcome, *_ = run_step(objective, features, state)
     tau = torch.stack([state[f"{side}/tau"] for side in objective.sides]).requires_grad_()
     log_g = log_mean(*(side.detach() for side in features), tau, mode)
     if mode == "unimodal":
@@ -30,20 +29,20 @@ def test_temperature_gradient_at_gamma_one_is_the_derivative_of_the_robust_loss(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_loss_scale_saves_float16_gradients_that_would_vanish(mode, make_features, make_state, run):
+def test_a_loss_scale_saves_float16_gradients_that_would_vanish(mode):
     objective = create_objective("isogclr", mode)
     features, state = make_features(9, dtype=torch.float16), make_state(objective, 9, dtype=torch.float32, unseen=0.0)
     for side in objective.sides:
         state[f"{side}/log_s"] = torch.full((9,), 22.0)
-    _, unscaled, _ = run(objective, features, state)
+    _, unscaled, _ = run_step(objective, features, state)
     (objective(*features, state, START).loss * 2.0**20).backward()
     assert unscaled.count_nonzero() == 0
-    _, wide, _ = run(objective, [side.to(torch.float32) for side in features], state)
+    _, wide, _ = run_step(objective, [side.to(torch.float32) for side in features], state)
     torch.testing.assert_close(features[0].grad, (wide * 2.0**20).half(), rtol=0, atol=0)
     assert features[0].grad.count_nonzero() > 0
 
 
-def test_fields_give_a_new_sample_no_estimate_the_starting_temperature_and_no_momentum():
+def test_a_new_sample_has_no_estimate_the_starting_temperature_and_no_momentum():
     bimodal = create_objective("isogclr", "bimodal", tau_init=0.03)
     unimodal = create_objective("isogclr", "unimodal", tau_init=0.4)
     assert bimodal.fields == {
@@ -54,10 +53,10 @@ def test_fields_give_a_new_sample_no_estimate_the_starting_temperature_and_no_mo
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_metrics_describe_the_new_temperatures_and_the_share_of_unseen_samples(mode, make_features, make_state, run):
+def test_metrics_describe_the_new_temperatures_and_the_share_of_unseen_samples(mode):
     objective = create_objective("isogclr", mode)
     features, state = make_features(10), make_state(objective, 10)
-    outcome, *_ = run(objective, features, state)
+    outcome, *_ = run_step(objective, features, state)
     for side in objective.sides:
         tau = outcome.state[f"{side}/tau"]
         assert outcome.metrics[f"{side}/tau_mean"] == tau.mean()
@@ -70,13 +69,13 @@ def test_metrics_describe_the_new_temperatures_and_the_share_of_unseen_samples(m
     assert all(figure.shape == () for figure in outcome.metrics.values())
 
 
-def test_cosine_schedules_give_the_steps_of_their_constant_values(make_features, make_state, run):
+def test_cosine_schedules_give_the_steps_of_their_constant_values():
     schedules = {"gamma_decay_epochs": 2, "gamma_min": 0.4, "eta": 0.02, "eta_min": 0.01, "eta_decay_epochs": 2}
     scheduled = create_objective("isogclr", **schedules)
     features, state = make_features(6), make_state(scheduled, 6)
     for epoch, gamma, eta in ((0, 1.0, 0.02), (1, 0.7, 0.015), (2, 0.4, 0.01), (9, 0.4, 0.01)):
-        constant, *_ = run(create_objective("isogclr", gamma=gamma, eta=eta), features, state)
-        outcome, *_ = run(scheduled, features, state, Progress(step=10 * epoch + 9, steps_per_epoch=10))
+        constant, *_ = run_step(create_objective("isogclr", gamma=gamma, eta=eta), features, state)
+        outcome, *_ = run_step(scheduled, features, state, Progress(step=10 * epoch + 9, steps_per_epoch=10))
         for name, values in constant.state.items():
             torch.testing.assert_close(outcome.state[name], values, rtol=1e-13, atol=0)
 
@@ -85,13 +84,11 @@ SETTINGS = [("isogclr", "bimodal"), ("isogclr", "unimodal"), ("fastclip_v2", "bi
 
 
 @pytest.mark.parametrize(("name", "mode"), SETTINGS)
-def test_a_trust_region_bounds_the_factor_of_a_step_and_leaves_small_steps_as_they_are(
-    name, mode, make_features, make_state, run
-):
+def test_a_trust_region_bounds_the_factor_of_a_step_and_leaves_small_steps(name, mode):
     bounds = {"tau_min": 1e-4, "tau_max": 100.0, "tau_init": 0.05}
     free, held = (create_objective(name, mode, eta=0.02, tau_step=step, **bounds) for step in (None, 0.1))
     features, state = make_features(40), make_state(held, 40)
-    freely, within = run(free, features, state)[0], run(held, features, state)[0]
+    freely, within = run_step(free, features, state)[0], run_step(held, features, state)[0]
     for side in held.sides:
         tau = state[f"{side}/tau"]
         asked = (freely.state[f"{side}/tau"] - tau) / tau
@@ -103,23 +100,23 @@ def test_a_trust_region_bounds_the_factor_of_a_step_and_leaves_small_steps_as_th
 
 
 @pytest.mark.parametrize(("name", "mode"), SETTINGS)
-def test_a_trust_region_keeps_the_bounds_of_tau(name, mode, make_features, make_state, run):
+def test_a_trust_region_keeps_the_bounds_of_tau(name, mode):
     objective = create_objective(name, mode, eta=0.5, tau_step=5.0, tau_min=0.04, tau_init=0.05, tau_max=0.06)
     features, state = make_features(40), make_state(objective, 40)
     for side in objective.sides:
         state[f"{side}/tau"].clamp_(0.04, 0.06)
-        tau = run(objective, features, state)[0].state[f"{side}/tau"]
+        tau = run_step(objective, features, state)[0].state[f"{side}/tau"]
         assert tau.min() >= 0.04
         assert tau.max() <= 0.06
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_anchors_whose_s_is_far_above_this_batch_are_silent(mode, make_features, make_state, run):
+def test_anchors_whose_s_is_far_above_this_batch_are_silent(mode):
     objective = create_objective("isogclr", mode)
     features, state = make_features(10), make_state(objective, 10, unseen=0.0)
     for side in objective.sides:
         state[f"{side}/log_s"][:3] = 60.0
-    outcome, *_ = run(objective, features, state)
+    outcome, *_ = run_step(objective, features, state)
     for side in objective.sides:
         assert outcome.metrics[f"{side}/share_silent"].item() == pytest.approx(0.3)
 

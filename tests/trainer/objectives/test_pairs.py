@@ -62,7 +62,7 @@ def test_the_blocks_hold_what_own_rows_see_with_their_own_sample_excluded(layout
 
 @settings(max_examples=40)
 @given(layout=layouts())
-def test_similarities_are_kept_where_all_of_them_fit_the_budget_and_else_come_in_chunks_within_it(layout, across):
+def test_similarities_are_kept_if_all_fit_the_budget_and_else_come_in_chunks(layout, across):
     batch, own, _ = layout
     features = make_features(batch)
     blocks = len(Pairs(features, own, across=across, budget=1).blocks)
@@ -80,7 +80,7 @@ def test_similarities_are_kept_where_all_of_them_fit_the_budget_and_else_come_in
 
 @settings(max_examples=20)
 @given(layout=layouts())
-def test_the_second_half_is_read_off_the_first_halfs_columns_only_where_one_rank_holds_the_whole_batch(layout, across):
+def test_the_second_half_is_read_off_the_first_halfs_columns_on_one_rank_alone(layout, across):
     batch, own, budget = layout
     pairs = Pairs(make_features(batch), own, across=across, budget=budget)
     assert pairs.mirrored == (across and own == slice(0, batch))
@@ -112,7 +112,7 @@ def test_gradients_of_own_rows_are_the_weights_times_candidates_and_positives(la
 
 
 @pytest.mark.parametrize(("piece", "heights"), [(1, [1] * 7), (10, [3, 3, 1]), (100, [7])])
-def test_a_chunk_is_split_into_views_of_whole_rows_that_hold_at_most_a_piece_of_pairs(piece, heights, monkeypatch):
+def test_a_chunk_is_split_into_views_of_whole_rows_no_larger_than_a_piece(piece, heights, monkeypatch):
     monkeypatch.setitem(module.PIECE, "cpu", piece)
     chunk = torch.zeros(7, 3)
     parts = list(split(slice(20, 27), chunk))

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from thermopile.trainer.objectives import OBJECTIVES, Progress
 
+from support.objectives import START, log_mean, make_features, make_objective, make_state, run_step
+
 
 def plain_clip(objective, first, second, state, log_g):
     logits, labels = objective.log_logit_scale.exp() * first @ second.T, torch.arange(len(first))
@@ -95,22 +97,16 @@ PLAIN = {
 }
 
 
-@pytest.fixture(scope="module")
-def check(make_features, log_mean, run):
-    """Compares one step of the objective with autograd of `plain`, value, features' and own parameters' gradients."""
-
-    def compare(plain, objective, mode, samples, seed, state, progress=Progress(0, 10)):  # noqa: B008
-        outcome, *gradients = run(objective, make_features(samples, seed), state, progress)
-        first, second = make_features(samples, seed)
-        expected = plain(objective, first, second, state, lambda tau: log_mean(first, second, tau, mode))
-        torch.testing.assert_close(outcome.loss, expected, rtol=1e-10, atol=1e-11)
-        inputs = [first, second, *objective.parameters()]
-        # Autograd loses a gradient below the round-off of its softmax, which is that of 1.
-        scale = max(1.0, *(gradient.abs().max().item() for gradient in gradients))
-        for here, there in zip(gradients, torch.autograd.grad(expected, inputs), strict=True):
-            torch.testing.assert_close(here, there, rtol=1e-9, atol=1e-12 * scale)
-
-    return compare
+def check(plain, objective, mode, samples, seed, state, progress=START):
+    """Compare one step with autograd of `plain`: value, and gradients of features and own parameters."""
+    outcome, *gradients = run_step(objective, make_features(samples, seed), state, progress)
+    first, second = make_features(samples, seed)
+    expected = plain(objective, first, second, state, lambda tau: log_mean(first, second, tau, mode))
+    torch.testing.assert_close(outcome.loss, expected, rtol=1e-10, atol=1e-11)
+    # Autograd loses a gradient below the round-off of its softmax, which is that of 1.
+    scale = max(1.0, *(gradient.abs().max().item() for gradient in gradients))
+    there = torch.autograd.grad(expected, [first, second, *objective.parameters()])
+    torch.testing.assert_close(gradients, list(there), rtol=1e-9, atol=1e-12 * scale)
 
 
 @pytest.mark.parametrize(
@@ -118,9 +114,7 @@ def check(make_features, log_mean, run):
 )
 @settings(max_examples=12)
 @given(seed=st.integers(0, 2**31), samples=st.integers(2, 9), tau=st.floats(0.02, 1.0), eps=st.sampled_from([0.0, 0.1]))
-def test_value_and_gradients_are_autograds_of_the_mini_batch_loss(
-    name, mode, make_objective, make_state, check, seed, samples, tau, eps
-):
+def test_value_and_gradients_are_autograds_of_the_mini_batch_loss(name, mode, seed, samples, tau, eps):
     objective = make_objective(
         name, mode, gamma=1.0, tau=tau, eps=eps, rho=0.7, alpha=tau, b=tau - 0.5, log_logit_scale=-math.log(tau)
     )
@@ -137,9 +131,7 @@ def test_value_and_gradients_are_autograds_of_the_mini_batch_loss(
     mixing=st.sampled_from(["loss1", "loss2", "alternate", "decay"]),
     step=st.integers(0, 7),
 )
-def test_decls_value_and_gradients_are_autograds_of_its_two_losses(
-    mode, make_objective, make_state, check, seed, samples, tau, gamma, mixing, step
-):
+def test_decls_value_and_gradients_are_autograds_of_its_two_losses(mode, seed, samples, tau, gamma, mixing, step):
     objective = make_objective("decl", mode, tau=tau, gamma=gamma, mixing=mixing, auxiliary="mean", t0=3.0)
     share_of_loss1 = {"loss1": 1, "loss2": 0, "alternate": 1 - step % 2, "decay": 1 / (1 + step / 3)}[mixing]
 

@@ -11,23 +11,21 @@ from hypothesis import strategies as st
 from thermopile.trainer.objectives import create_objective
 from thermopile.trainer.objectives import pairs as pairs_module
 
+from support.objectives import run_step
+
 COLUMNS = ["barlow_twins-unimodal", "vicreg-unimodal"]
 DISTANCES = ["simclr-unimodal", "decl-unimodal", "decl-bimodal"]
 RAW = [*COLUMNS, "spectral-unimodal", *DISTANCES]
 
 
-@pytest.fixture(scope="module")
-def make_raw():
-    def make(case, **chosen):
-        """The objective of a case of RAW, by distance where it has the choice."""
-        name, mode = case.split("-")
-        if case in DISTANCES:
-            chosen["similarity"] = "distance"
-        if name == "decl":
-            chosen["auxiliary"] = "mean"
-        return create_objective(name, mode, **chosen)
-
-    return make
+def make_raw(case, **chosen):
+    """The objective of a case of RAW, by distance where it has the choice."""
+    name, mode = case.split("-")
+    if case in DISTANCES:
+        chosen["similarity"] = "distance"
+    if name == "decl":
+        chosen["auxiliary"] = "mean"
+    return create_objective(name, mode, **chosen)
 
 
 def make_features(samples, seed=0, dtype=torch.float64, scale=1.0):
@@ -126,7 +124,7 @@ def unseen(objective, samples, dtype=torch.float64):
     piece=st.sampled_from([1, 11, 2**18]),
 )
 def test_value_and_gradients_are_autograds_of_the_plain_loss_at_any_norm_and_budget(
-    case, make_raw, run, data, seed, samples, scale, budget, piece
+    case, data, seed, samples, scale, budget, piece
 ):
     # Wide ranges, which the trained values never have; mu has rows on both sides of it.
     drawn = {
@@ -140,7 +138,7 @@ def test_value_and_gradients_are_autograds_of_the_plain_loss_at_any_norm_and_bud
     objective, features = make_raw(case, similarity_budget=budget, **chosen), make_features(samples, seed, scale=scale)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(pairs_module.PIECE, "cpu", piece)
-        outcome, *gradients = run(objective, features, unseen(objective, samples))
+        outcome, *gradients = run_step(objective, features, unseen(objective, samples))
     expected = PLAIN[case.split("-")[0]](objective, *features)
     torch.testing.assert_close(outcome.loss, expected, rtol=1e-9, atol=1e-11)
     expected = torch.autograd.grad(expected, features)
@@ -152,24 +150,24 @@ def test_value_and_gradients_are_autograds_of_the_plain_loss_at_any_norm_and_bud
 @pytest.mark.parametrize("case", RAW)
 @settings(max_examples=8)
 @given(data=st.data(), seed=st.integers(0, 2**31), samples=st.integers(2, 9))
-def test_the_order_of_the_batch_does_not_matter(case, make_raw, run, data, seed, samples):
+def test_the_order_of_the_batch_does_not_matter(case, data, seed, samples):
     objective, features = make_raw(case), make_features(samples, seed)
     order = torch.tensor(data.draw(st.permutations(range(samples))))
-    outcome, *gradients = run(objective, features, unseen(objective, samples))
-    moved, *moved_gradients = run(objective, [side[order] for side in features], unseen(objective, samples))
+    outcome, *gradients = run_step(objective, features, unseen(objective, samples))
+    moved, *moved_gradients = run_step(objective, [side[order] for side in features], unseen(objective, samples))
     torch.testing.assert_close(moved.loss, outcome.loss, rtol=1e-11, atol=1e-13)
     torch.testing.assert_close(moved_gradients, [side[order] for side in gradients], rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("case", [*COLUMNS, *DISTANCES])
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-9), (torch.float32, 1e-5)], ids=str)
-def test_far_from_the_origin_the_step_is_the_same(case, dtype, rtol, make_raw, run):
+def test_far_from_the_origin_the_step_is_the_same(case, dtype, rtol):
     objective = make_raw(case)
     # Multiples of 2^-10, which a float32 still holds beside 10,000.
     near = [(side.detach() * 1024).round() / 1024 for side in make_features(9)]
     far = [side + torch.linspace(-10_000, 10_000, 7).round() for side in near]
-    here, *gradients = run(objective, [side.to(dtype) for side in far], unseen(objective, 9, dtype))
-    there, *expected = run(objective, near, unseen(objective, 9))
+    here, *gradients = run_step(objective, [side.to(dtype) for side in far], unseen(objective, 9, dtype))
+    there, *expected = run_step(objective, near, unseen(objective, 9))
     torch.testing.assert_close(here.loss.double(), there.loss, rtol=rtol, atol=0)
     for gradient, wanted in zip(gradients, expected, strict=True):
         assert (gradient - wanted).abs().max() <= rtol * wanted.abs().max()
@@ -178,20 +176,20 @@ def test_far_from_the_origin_the_step_is_the_same(case, dtype, rtol, make_raw, r
 @pytest.mark.parametrize("case", RAW)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("offset", [0.0, 100.0])
-def test_rows_that_coincide_give_finite_numbers(case, dtype, offset, make_raw, run):
+def test_rows_that_coincide_give_finite_numbers(case, dtype, offset):
     objective, (first, second) = make_raw(case), make_features(6, dtype=dtype)
     row = first.detach()[:1].repeat(6, 1) + offset
     some = torch.cat([row[:3], first.detach()[3:] + offset])
     for features in ([row, row], [some, some], [some, second.detach() + offset], [0 * row, 0 * row]):
-        outcome, *gradients = run(objective, features, unseen(objective, 6, dtype))
+        outcome, *gradients = run_step(objective, features, unseen(objective, 6, dtype))
         figures = (outcome.loss, *outcome.state.values(), *outcome.metrics.values(), *gradients)
         assert all(figure.isfinite().all() for figure in figures)
 
 
 @pytest.mark.parametrize("case", DISTANCES)
-def test_a_distance_of_zero_has_no_gradient(case, make_raw, run):
+def test_a_distance_of_zero_has_no_gradient(case):
     objective, (row, _) = make_raw(case), make_features(1)
-    outcome, *gradients = run(objective, [row.repeat(4, 1), row.repeat(4, 1)], unseen(objective, 4))
+    outcome, *gradients = run_step(objective, [row.repeat(4, 1), row.repeat(4, 1)], unseen(objective, 4))
     assert all((gradient == 0).all() for gradient in gradients)
     negatives = 3 if case.endswith("bimodal") else 6
     expected = {"simclr": math.log(1 + negatives), "decl": float(len(objective.sides))}[case.split("-")[0]]
@@ -199,29 +197,31 @@ def test_a_distance_of_zero_has_no_gradient(case, make_raw, run):
 
 
 @pytest.mark.parametrize("case", DISTANCES)
-def test_a_positive_much_closer_than_the_rest_has_its_exact_direction(case, make_raw, run):
+def test_a_positive_much_closer_than_the_rest_has_its_exact_direction(case):
     objective = make_raw(case)
     first = make_features(5, dtype=torch.float32)[0].detach()
     second = first.clone()
     second[:, 2] += 2**-20  # a few units of float32's last place
-    _, in_first, in_second = run(objective, [first, second], unseen(objective, 5, torch.float32))
-    _, *expected = run(objective, [first.double(), second.double()], unseen(objective, 5))
+    _, in_first, in_second = run_step(objective, [first, second], unseen(objective, 5, torch.float32))
+    _, *expected = run_step(objective, [first.double(), second.double()], unseen(objective, 5))
     torch.testing.assert_close([in_first.double(), in_second.double()], expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("case", RAW)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_features_are_computed_in_float32(case, dtype, make_raw, run):
+def test_half_features_are_computed_in_float32(case, dtype):
     objective, features = make_raw(case), make_features(9, dtype=dtype)
-    outcome, *gradients = run(objective, features, unseen(objective, 9, torch.float32))
-    wide, *wide_gradients = run(objective, [side.float() for side in features], unseen(objective, 9, torch.float32))
+    outcome, *gradients = run_step(objective, features, unseen(objective, 9, torch.float32))
+    wide, *wide_gradients = run_step(
+        objective, [side.float() for side in features], unseen(objective, 9, torch.float32)
+    )
     assert torch.equal(outcome.loss, wide.loss)
     assert all(torch.equal(here, there.to(dtype)) for here, there in zip(gradients, wide_gradients, strict=True))
 
 
 @pytest.mark.parametrize(("name", "first"), [("barlow_twins", 1.0), ("vicreg", 2.0)])
-def test_metrics_tell_how_alike_views_are_or_how_wide_the_columns(name, first, run):
+def test_metrics_tell_how_alike_views_are_or_how_wide_the_columns(name, first):
     same = first * torch.tensor([[1.0, -1.0], [-1.0, 1.0], [1.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
-    metrics = run(create_objective(name, "unimodal"), [same, same], {})[0].metrics
+    metrics = run_step(create_objective(name, "unimodal"), [same, same], {})[0].metrics
     expected = {"barlow_twins": {"correlation_mean": 1.0}, "vicreg": {"deviation_mean": 2 * math.sqrt(4 / 3)}}[name]
     assert {metric: value.item() for metric, value in metrics.items()} == pytest.approx(expected, rel=1e-4)

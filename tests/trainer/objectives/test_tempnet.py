@@ -8,6 +8,8 @@ import torch
 
 from thermopile.trainer.objectives import Progress, create_objective
 
+from support.objectives import log_mean, make_features, make_state, run_step
+
 MODES = ["bimodal", "unimodal"]
 SAMPLES, WIDTH = 7, 16
 LATER = Progress(step=3, steps_per_epoch=10)
@@ -84,10 +86,10 @@ def plain_step(objective, first, second, state, step):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("settings", CASES, ids=lambda settings: "-".join(settings) or "defaults")
-def test_a_step_is_its_definition_written_out(mode, settings, make_trained, make_features, make_state, run):
+def test_a_step_is_its_definition_written_out(mode, settings, make_trained):
     objective = make_trained(mode, **settings)
     features, state = make_features(SAMPLES), make_state(objective, SAMPLES)
-    outcome, *gradients = run(objective, features, state, LATER)
+    outcome, *gradients = run_step(objective, features, state, LATER)
     value, new, differentiable = plain_step(objective, *features, state, LATER.step)
     expected = torch.autograd.grad(differentiable, [*features, *objective.parameters()])
     torch.testing.assert_close(outcome.loss, value, rtol=1e-9, atol=1e-9)
@@ -99,12 +101,10 @@ def test_a_step_is_its_definition_written_out(mode, settings, make_trained, make
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_network_learns_the_derivative_of_the_robust_loss_at_gamma_one(
-    mode, make_trained, make_features, make_state, run, log_mean
-):
+def test_the_network_learns_the_derivative_of_the_robust_loss_at_gamma_one(mode, make_trained):
     objective = make_trained(mode, gamma=1.0, dropout=0.0)
     features, state = make_features(6), make_state(objective, 6)
-    _, _, _, *gradients = run(objective, features, state, LATER)
+    _, _, _, *gradients = run_step(objective, features, state, LATER)
     views = [[side.detach()] for side in features] if mode == "bimodal" else [[side.detach() for side in features]]
     of_sides = zip(objective.networks.values(), views, strict=True)
     tau = torch.stack([torch.stack([network(view) for view in of_side]).mean(0) for network, of_side in of_sides])
@@ -116,29 +116,27 @@ def test_the_network_learns_the_derivative_of_the_robust_loss_at_gamma_one(
     torch.testing.assert_close(gradients, list(expected), rtol=1e-9, atol=1e-11)
 
 
-def test_no_step_reads_the_stored_temperature(make_trained, make_features, make_state, run):
+def test_no_step_reads_the_stored_temperature(make_trained):
     objective = make_trained("bimodal")
     features, state = make_features(SAMPLES), make_state(objective, SAMPLES)
     moved = state | {name: values * 2 for name, values in state.items() if name.endswith("/tau")}
-    here, there = run(objective, features, state, LATER), run(objective, features, moved, LATER)
+    here, there = run_step(objective, features, state, LATER), run_step(objective, features, moved, LATER)
     assert torch.equal(here[0].loss, there[0].loss)
     assert all(torch.equal(here[0].state[name], there[0].state[name]) for name in state)
 
 
-def test_dropout_changes_from_step_to_step_and_comes_again_with_the_step(make_trained, make_features, make_state, run):
+def test_dropout_changes_from_step_to_step_and_comes_again_with_the_step(make_trained):
     objective = make_trained("unimodal")
     features, state = make_features(SAMPLES), make_state(objective, SAMPLES)
-    taus = [run(objective, features, state, Progress(step, 10))[0].state["sample/tau"] for step in (1, 2, 1)]
+    taus = [run_step(objective, features, state, Progress(step, 10))[0].state["sample/tau"] for step in (1, 2, 1)]
     assert torch.equal(taus[0], taus[2])
     assert (taus[0] != taus[1]).all()
 
 
-def test_predictions_are_those_of_a_step_without_dropout_and_of_the_sides_own_network(
-    make_trained, make_features, make_state, run
-):
+def test_predictions_are_those_of_the_sides_own_network_without_dropout(make_trained):
     objective, dropping = make_trained("bimodal", dropout=0.0), make_trained("bimodal")
     features = make_features(SAMPLES)
-    new = run(objective, features, make_state(objective, SAMPLES), LATER)[0].state
+    new = run_step(objective, features, make_state(objective, SAMPLES), LATER)[0].state
     for side, of_side in zip(objective.sides, features, strict=True):
         assert torch.equal(objective.predict(side, of_side), new[f"{side}/tau"])
         assert torch.equal(dropping.predict(side, of_side), new[f"{side}/tau"])
@@ -171,15 +169,15 @@ def test_the_network_starts_as_in_the_authors_code():
 
 
 @pytest.mark.parametrize("prototypes", [5, 16])
-def test_the_first_step_puts_the_prototypes_at_the_other_sides_features(prototypes, make_features, make_state, run):
+def test_the_first_step_puts_the_prototypes_at_the_other_sides_features(prototypes):
     objective = create_objective("tempnet", width=WIDTH, prototypes=prototypes).double()
     features, state = make_features(SAMPLES), make_state(objective, SAMPLES)
-    run(objective, features, state, Progress(0, 10))
+    run_step(objective, features, state, Progress(0, 10))
     for side, other in zip(objective.sides, features[::-1], strict=True):
         expected = other[torch.arange(prototypes) % SAMPLES]
         assert torch.equal(objective.networks[side].prototypes, expected)
     before = {name: weights.clone() for name, weights in objective.named_parameters()}
-    run(objective, make_features(SAMPLES, seed=1), state, Progress(1, 10))
+    run_step(objective, make_features(SAMPLES, seed=1), state, Progress(1, 10))
     assert all(torch.equal(weights, before[name]) for name, weights in objective.named_parameters())
 
 
@@ -189,7 +187,7 @@ def test_defaults_are_those_of_the_authors_run_on_pairs():
     assert (rate.lr, rate.decay, rate.betas, rate.slow_below) == (3e-5, 0.9, (0.9, 0.999), None)
 
 
-def test_features_of_another_width_are_refused(make_features, make_state, run):
+def test_features_of_another_width_are_refused():
     objective = create_objective("tempnet", width=12)
     with pytest.raises(ValueError, match=r"'tempnet': features have 16 numbers, but width is 12"):
-        run(objective, make_features(5), make_state(objective, 5))
+        run_step(objective, make_features(5), make_state(objective, 5))

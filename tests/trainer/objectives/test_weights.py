@@ -1,19 +1,20 @@
-"""Weights of samples, against every loss written out plainly: the weighted mean of the samples' own terms."""
+"""Losses of every frame, written out plainly: the mean of the samples' own terms, weighted or not."""
 
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
-from objective_frames import FRAMED, Frame, directions_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from thermopile.trainer.objectives import OBJECTIVES, Progress, create_objective
 
-START = Progress(step=0, steps_per_epoch=10)
+from support.objectives import FRAMED, START, Frame, directions_of, make_features, make_objective, make_state, one_step
+
 WEIGHTED = [case for case in FRAMED if OBJECTIVES[case[0]].takes_weights]
 OTHERS = sorted({name for name, known in OBJECTIVES.items() if not known.takes_weights})
 EACH = pytest.mark.parametrize("case", WEIGHTED, ids=lambda case: f"{case[0]}-{case[1]}{case[2]}")
-SIMPLE = {"auxiliary": "mean", "gamma": 0.6}
 
 
 def weights_of(samples, seed=3):
@@ -89,32 +90,41 @@ def gradients(loss, *inputs):
 
 
 @EACH
-def test_the_loss_is_the_weighted_mean_of_the_samples_terms(case, make_objective, make_features, make_state, step):
+@settings(max_examples=10)
+@given(
+    seed=st.integers(0, 2**31),
+    samples=st.integers(2, 9),
+    tau=st.floats(0.05, 1.0),
+    gamma=st.sampled_from([0.6, 1.0]),
+    is_weighted=st.booleans(),
+)
+def test_the_loss_is_the_weighted_mean_of_the_samples_terms(case, seed, samples, tau, gamma, is_weighted):
     name, mode, frame = case
-    objective = make_objective(name, mode, frame, **SIMPLE)
-    first, second = make_features(9)
-    state, weights = make_state(objective, 9), weights_of(9)
-    outcome = step(objective, first, second, state | {"weight": weights})
+    objective = make_objective(name, mode, frame, auxiliary="mean", tau=tau, gamma=gamma)
+    first, second = make_features(samples, seed)
+    state = make_state(objective, samples, seed)
+    weights = weights_of(samples, seed) if is_weighted else torch.ones(samples, dtype=torch.float64)
+    outcome = one_step(objective, first, second, state | ({"weight": weights} if is_weighted else {}))
     expected = (weights * plain_terms(objective, name, mode, frame, first, second, state)).mean()
     if name == "fastclip_v3":
         expected = expected + 2 * objective.settings.rho * objective.tau
     factor = 2 if frame.keys else 1  # the sum of both directions
     inputs = (first, second, *objective.parameters())
-    assert outcome.loss.item() == pytest.approx(factor * expected.item(), rel=1e-10)
-    for given, plain in zip(gradients(outcome.loss, *inputs), gradients(expected, *inputs), strict=True):
-        torch.testing.assert_close(given, factor * plain, rtol=1e-9, atol=1e-12)
+    assert outcome.loss.item() == pytest.approx(factor * expected.item(), rel=1e-9, abs=1e-11)
+    found = gradients(outcome.loss, *inputs)
+    scale = max(1.0, *(gradient.abs().max().item() for gradient in found))
+    wanted = [factor * gradient for gradient in gradients(expected, *inputs)]
+    torch.testing.assert_close(list(found), wanted, rtol=1e-9, atol=1e-12 * scale)
 
 
 @EACH
-def test_weights_leave_state_and_metrics_alone_and_weights_of_1_also_loss_and_gradients(
-    case, make_objective, make_features, make_state, step
-):
+def test_weights_leave_state_and_metrics_alone_and_those_of_1_the_loss_as_well(case):
     name, mode, frame = case
     objective = make_objective(name, mode, frame)
     first, second = make_features(9, dtype=torch.float32)
     state = make_state(objective, 9, dtype=torch.float32)
     without, ones, weighted = (
-        step(objective, first, second, state | more)
+        one_step(objective, first, second, state | more)
         for more in ({}, {"weight": torch.ones(9)}, {"weight": weights_of(9).float()})
     )
     assert weighted.state.keys() == without.state.keys()
@@ -124,14 +134,14 @@ def test_weights_leave_state_and_metrics_alone_and_weights_of_1_also_loss_and_gr
     inputs = (first, second, *objective.parameters())
     assert torch.equal(ones.loss, without.loss)
     assert not torch.equal(weighted.loss, without.loss)
-    for given, expected in zip(gradients(ones.loss, *inputs), gradients(without.loss, *inputs), strict=True):
-        assert torch.equal(given, expected)
+    for found, expected in zip(gradients(ones.loss, *inputs), gradients(without.loss, *inputs), strict=True):
+        assert torch.equal(found, expected)
     for path in without.metrics.keys() - {"tau_gradient"}:  # the gradient of a temperature that all samples share
         assert torch.equal(weighted.metrics[path], without.metrics[path]), path
 
 
 @pytest.mark.parametrize("settings", [{"mixing": "loss2"}, {"mixing": "decay"}, {"auxiliary": "sample"}])
-def test_either_loss_of_decl_is_linear_in_the_weights(settings, make_features, make_state):
+def test_either_loss_of_decl_is_linear_in_the_weights(settings):
     objective = create_objective("decl", "bimodal", **settings)
     (first, second), weights = make_features(9), weights_of(9)
     state = make_state(objective, 9)
@@ -147,21 +157,19 @@ def test_either_loss_of_decl_is_linear_in_the_weights(settings, make_features, m
 
 
 @EACH
-def test_chunks_of_similarities_change_the_weighted_gradients_by_rounding_only(
-    case, make_objective, make_features, make_state, step
-):
+def test_chunks_of_similarities_change_the_weighted_gradients_by_rounding_only(case):
     name, mode, frame = case
     found = []
     for budget in (0, 200):
         objective = make_objective(name, mode, frame, similarity_budget=budget)
         first, second = make_features(9)
         state = make_state(objective, 9) | {"weight": weights_of(9)}
-        found.append(gradients(step(objective, first, second, state).loss, first, second))
+        found.append(gradients(one_step(objective, first, second, state).loss, first, second))
     for whole, chunks in zip(*found, strict=True):
         torch.testing.assert_close(chunks, whole, rtol=1e-10, atol=1e-13)
 
 
-def test_losses_that_are_no_means_over_anchors_take_no_weights(make_features):
+def test_losses_that_are_no_means_over_anchors_take_no_weights():
     assert OTHERS == ["auc_cl", "barlow_twins", "cyclip", "siglip", "spectral", "tempnet", "vicreg"]
     first, second = make_features(9)
     for name in OTHERS:
@@ -170,7 +178,7 @@ def test_losses_that_are_no_means_over_anchors_take_no_weights(make_features):
             objective(first, second, {"weight": torch.ones(9)}, START)
 
 
-def test_weights_of_another_number_of_samples_are_refused(make_features):
+def test_weights_of_another_number_of_samples_are_refused():
     with pytest.raises(ValueError, match=r"state: 'weight' is \[8\] but the batch has 9 samples"):
         create_objective("clip")(*make_features(9), {"weight": torch.ones(8)}, START)
 

@@ -1,4 +1,4 @@
-"""A checkpoint with random encoders for a run that no training made."""
+"""Checkpoints of runs that no training made."""
 
 import torch
 
@@ -9,6 +9,13 @@ from thermopile.trainer.encoders import Encoders
 
 STEP = 5
 IMAGE_SIZE = 16
+
+
+def write_checkpoint(run, step, snapshot="none", *, dataset_fingerprint="f", settings=None, **training):
+    info = CheckpointInfo(
+        step=step, snapshot=snapshot, order_version=1, dataset_fingerprint=dataset_fingerprint, settings=settings or {}
+    )
+    save_checkpoint(run.checkpoints, info, training)
 
 
 def save_encoders(run, dataset, step=STEP, change=lambda weights: None, ema=0.0, at="latest"):
@@ -25,10 +32,9 @@ def save_encoders(run, dataset, step=STEP, change=lambda weights: None, ema=0.0,
     encoders = Encoders.create(config.model, config.objective.mode, config.data.image_size, dataset.index.tokenizer)
     weights = encoders.state_dict()
     change(weights)
-    info = CheckpointInfo(
-        step=step, order_version=1, snapshot=read_run(run, at=at).reader.snapshot.id, settings=to_tree(config),
-        dataset_fingerprint=dataset.index.fingerprint,
-    )  # fmt: skip
     averaged = {"averaged": {name: -value for name, value in weights.items()}} if ema else {}
-    save_checkpoint(run.checkpoints, info, {"encoders": weights} | averaged)
+    write_checkpoint(
+        run, step, read_run(run, at=at).reader.snapshot.id, settings=to_tree(config), encoders=weights,
+        dataset_fingerprint=dataset.index.fingerprint, **averaged,
+    )  # fmt: skip
     return encoders.eval()

@@ -43,16 +43,16 @@ def windows_after(step):
 class ExpectedState:
     """The columns as the steps 1 … `step` leave them; only ever moves forward."""
 
-    def __init__(self):
-        self.step = 0
-        samples = SAMPLES
-        self.columns = {name: np.full(samples, value, dtype=np.float32) for name, value in FIELDS.items()}
+    def __init__(self, samples=SAMPLES, fields=FIELDS, batch_of_step=batch_of_step):
+        self.step, self._batch_of_step = 0, batch_of_step
+        self.columns = {name: np.full(samples, value, dtype=np.float32) for name, value in fields.items()}
         self.columns |= {name: np.zeros(samples, dtype=np.uint32) for name in ("visits", "last_step")}
 
     def after(self, step):
+        assert step >= self.step
         while self.step < step:
             self.step += 1
-            ids, rows = batch_of_step(self.step)
+            ids, rows = self._batch_of_step(self.step)
             for name, row in rows.items():
                 self.columns[name][ids] = row
             self.columns["visits"][ids] += 1

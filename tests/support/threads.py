@@ -1,6 +1,23 @@
-"""Ranks that are threads of one process."""
+"""Which threads call a function, and ranks that are threads."""
 
 import queue
+import threading
+
+
+def watch(monkeypatch, functions):
+    """Watch (owner, name) each. Returns name -> the threads that called it, filled as they do."""
+    threads = {}
+
+    def watched(name, work):
+        def call(*given, **options):
+            threads.setdefault(name, set()).add(threading.current_thread())
+            return work(*given, **options)
+
+        return call
+
+    for owner, name in functions:
+        monkeypatch.setattr(owner, name, watched(name, getattr(owner, name)))
+    return threads
 
 
 class ThreadRank:

@@ -1,12 +1,16 @@
 """Runs of seconds, on the small pairs of `pairs_dataset`, and what one can ask of a run."""
 
 import json
+import time
+from itertools import count
 
 import numpy as np
+import pytest
 import torch
 
 from thermopile.pipeline.dataset import Dataset
-from thermopile.state_store import StateReader
+from thermopile.state_store import StateReader, list_snapshots
+from thermopile.storage.bucket import Address
 from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
 from thermopile.trainer.checkpoints.tensors import take_apart
 from thermopile.trainer.config import load_config
@@ -22,6 +26,8 @@ SMALL = (
 )  # fmt: skip
 """The settings of `small`, as a command line names them."""
 
+OFTEN = {"checkpoint": {"every_steps": 2, "every_minutes": 0}}
+
 
 def small(dataset: Dataset, **more):
     """Settings of 2 epochs of 7 steps, 256 pairs each, with the settings of `more` in place of some of them."""
@@ -32,10 +38,19 @@ def small(dataset: Dataset, **more):
     return resolve(load_config(tree | more), dataset)
 
 
-def train(config, path):
-    run = RunDirectory(path)
-    with Trainer.open(config, run) as trainer:
-        trainer.run()
+_places = count()
+
+
+def new_run():
+    """A run in the bucket, at an address that no test has used."""
+    return RunDirectory(Address("bucket", f"runs/{next(_places)}"))
+
+
+def train(config, place, *, resume=False, **options):
+    """Train to the end or until a report stops it; `options` are those of Trainer.run. Return the run's directory."""
+    run = place if isinstance(place, RunDirectory) else RunDirectory(place)
+    with Trainer.open(config, run, resume=resume) as trainer:
+        trainer.run(**options)
     return run
 
 
@@ -49,12 +64,63 @@ def stop_at(step):
     return report
 
 
+def stopped(config, place, step):
+    """Train until `step` is made, as if Ctrl-C came then; return the run's directory."""
+    with pytest.raises(KeyboardInterrupt):
+        train(config, place, on_report=stop_at(step))
+    return place if isinstance(place, RunDirectory) else RunDirectory(place)
+
+
+def resumed(config, run, from_step):
+    """Train a stopped run to its end, from the checkpoint of that step; return its directory."""
+    with Trainer.open(config, run, resume=True) as trainer:
+        assert trainer.steps_done == from_step
+        trainer.run()
+    return run
+
+
+def finish(programs):
+    """Let a program, or one for each rank, end well; return what each said to stdout and stderr."""
+    ends = [program.end() for program in programs]
+    assert [code for code, *_ in ends] == [0] * len(programs), ends
+    return [said for _, *said in ends]
+
+
+def wait_for(run, steps, programs):
+    """Wait until the log has this many lines."""
+    while not run.metrics_file.exists() or run.metrics_file.read_bytes().count(b"\n") < steps:
+        # A rank may have left in order already, and one that failed ends the others.
+        assert any(program.is_running() for program in programs), [program.end() for program in programs]
+        time.sleep(0.01)
+
+
+def kill(programs):
+    for program in programs:
+        program.kill()
+    for program in programs:
+        program.end()
+
+
+def checkpoints(run):
+    """The steps of the checkpoints on a disk."""
+    return {int(path.name.removeprefix("step-")) for path in run.checkpoints.glob("step-*")}
+
+
+def snapshots(run):
+    return {snapshot.step for snapshot in list_snapshots(run.state)}
+
+
 def lines(run):
     return [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
 
 
 def losses(run):
-    return {line["step"]: line["loss"] for line in lines(run)}
+    """Step -> loss; lines of evaluations have none."""
+    return {line["step"]: line["loss"] for line in lines(run) if "loss" in line}
+
+
+def weights(run):
+    return load_checkpoint(latest_checkpoint(run.checkpoints))[1]["encoders"]
 
 
 MOMENTUM = (
@@ -63,7 +129,11 @@ MOMENTUM = (
 )  # fmt: skip
 """Settings with all that a momentum network has beside it, and local views."""
 
-OWN_CODE = ("model.image.name=own_code:Tower", "model.text.name=own_code:Words", "objective.name=own_code:Weighted")
+OWN_CODE = (
+    "model.image.name=support.own_code:Tower",
+    "model.text.name=support.own_code:Words",
+    "objective.name=support.own_code:Weighted",
+)
 """Encoders and an objective of the user's own."""
 
 
@@ -86,3 +156,9 @@ def assert_same_state(one, other):
     one, other = StateReader.open(one.state), StateReader.open(other.state)
     for column in (*one.fields, "visits", "last_step"):
         np.testing.assert_array_equal(one.column(column), other.column(column))
+
+
+def assert_same_run(run, whole):
+    assert losses(run) == losses(whole)
+    assert_same_weights(run, whole)
+    assert_same_state(run, whole)

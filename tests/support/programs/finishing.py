@@ -4,9 +4,7 @@ The folder holds `out`, which is to be replaced, `.out.partial`, and `wanted`, t
 Prints the number of kills.
 """
 
-import hashlib
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -15,34 +13,13 @@ from thermopile.pipeline.conversion import plan
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.sources.folder import FolderSource
 
-STEPS = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "open"}
+from support.conversions import digests
+from support.kills import killed_at
 
 
 def finish(pictures, folder):
     plan.MIN_SHARD_ROWS, plan.MIN_SHARD_BYTES = 120, 1
     convert(FolderSource(pictures), folder / "out", ConvertSettings(), resume=True, overwrite=True)
-
-
-def digests(root):
-    files = sorted(path for path in root.rglob("*") if path.is_file())
-    return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
-def killed_at(step, pictures, folder):
-    """Whether the step was reached, in a fork of this process."""
-    if child := os.fork():
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-    left = [step]
-
-    def kill(event, arguments):
-        if event in STEPS and str(folder) in str(arguments[0]):
-            left[0] -= 1
-            if left[0] == 0:
-                os._exit(9)
-
-    sys.addaudithook(kill)
-    finish(pictures, folder)
-    os._exit(0)
 
 
 def main(pictures, folder, every):
@@ -53,7 +30,7 @@ def main(pictures, folder, every):
         (folder / "work").mkdir()
         for name in (".out.partial", "out"):
             shutil.copytree(folder / name, folder / "work" / name)
-        if not killed_at(1 + kills * every, pictures, folder / "work"):
+        if not killed_at(1 + kills * every, folder / "work", lambda: finish(pictures, folder / "work")):
             break
         kills += 1
         finish(pictures, folder / "work")

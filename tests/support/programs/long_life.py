@@ -1,6 +1,8 @@
 """A process with few descriptors that makes snapshot after snapshot; its last line of output is what it measured.
 
-python long_life_run.py steady PATH SNAPSHOTS, or: starved PATH FAILURES. Descriptors run out below LIMIT.
+python tests/support/programs/long_life.py steady PATH SNAPSHOTS, or: starved PATH FAILURES
+
+Descriptors run out below LIMIT.
 """
 
 import json
@@ -13,13 +15,11 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-
 from thermopile.state_store import SnapshotError, StateReader
-from thermopile.state_store.commit import ColumnPart
 from thermopile.state_store.durable import Repository
-from thermopile.state_store.ranks import Ranks
 from thermopile.state_store.schema import Description, Schema
+
+from support.commits import commit
 
 LIMIT = 160
 SCHEMA = Schema({"image/tau": 0.0})
@@ -28,13 +28,6 @@ SAMPLES, BLOCK_ROWS = 500, 256
 KEEP_LAST = 2
 MAX_SECONDS_UNTIL_STARVED = 0.04
 """About as long as a snapshot takes, so that descriptors run out anywhere in it."""
-
-
-def commit(repository, base, step):
-    rows = ColumnPart(0, {name: np.full(SAMPLES, step, SCHEMA.dtype(name)) for name in SCHEMA.columns})
-    return repository.commit(
-        lambda _: [rows], base=base, step=step, epoch=0, config_hash="", dataset_fingerprint="", ranks=Ranks()
-    )
 
 
 def assert_whole(path, steps):
@@ -61,7 +54,7 @@ def steady(path, snapshots):
     last, seconds, cpu_seconds, measured = repository.resolve("latest"), [], [], []
     for step in range(1, snapshots + 1):
         began, cpu_began = time.perf_counter(), time.process_time()
-        last = commit(repository, last, step)
+        last = commit(repository, step, base=last)
         repository.retain(KEEP_LAST)
         seconds.append(time.perf_counter() - began)
         cpu_seconds.append(time.process_time() - cpu_began)
@@ -103,7 +96,7 @@ def starved(path, failures):
         step += 1
         with starved_at_some_moment(chance):
             try:
-                last = commit(repository, last, step)
+                last = commit(repository, step, base=last)
                 committed.append(step)
                 repository.retain(KEEP_LAST)
             except (SnapshotError, OSError):

@@ -16,6 +16,8 @@ from thermopile.state_store.durable import Repository
 from thermopile.state_store.ranks import TorchRanks
 from thermopile.state_store.schema import Schema
 
+from support import commits
+
 
 def serve(connection, rank, meeting_point):
     init_process_group("gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=2)
@@ -56,10 +58,7 @@ def commit_all(ranks, path):
 
     def commit(name, step, parts):
         try:
-            snapshot = repository.commit(
-                lambda _: parts, base=repository.resolve("latest"), step=step, epoch=1, config_hash="c0ffee",
-                dataset_fingerprint="glyphs-1", ranks=ranks,
-            )  # fmt: skip
+            snapshot = commits.commit(repository, step, parts, epoch=1, config_hash="c0ffee", ranks=ranks)
             told[name] = [snapshot.tag, snapshot.bytes_written]
         except SnapshotError as error:
             told[name] = [str(error)]

@@ -1,6 +1,6 @@
 """A store of many rows in a bucket, written while rows change, and killed again and again: what is found each time.
 
-python tests/state_store/bucket_kills_run.py ROWS KILLS [SECONDS]
+python tests/support/programs/bucket_kills.py ROWS KILLS [SECONDS]
 
 SECONDS: the longest time from the start of a run to its kill. Prints a line for each kill, and the figures at the end.
 """
@@ -12,6 +12,7 @@ import resource
 import subprocess
 import sys
 import time
+from functools import partial
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -20,6 +21,8 @@ import torch
 from thermopile.state_store import StateReader, StateStore, list_snapshots
 from thermopile.state_store.history import is_there
 from thermopile.storage.bucket import SCRATCH, Address
+
+from support.programs.crashing import ExpectedState
 
 BATCH, STEP_SECONDS = 8_192, 0.02
 FIELDS = {"image/log_s": -math.inf, "image/tau": 0.05, "image/u": 0.0,
@@ -57,26 +60,6 @@ def train(rows: int) -> None:
             snapshot, began = store.snapshot(step, epoch=0), time.monotonic()
 
 
-class Expected:
-    """The columns after each step; only ever moves forward."""
-
-    def __init__(self, rows: int) -> None:
-        self.step, self._rows = 0, rows
-        self.columns = {name: np.full(rows, value, np.float32) for name, value in FIELDS.items()}
-        self.columns |= {name: np.zeros(rows, np.uint32) for name in ("visits", "last_step")}
-
-    def after(self, step: int) -> dict[str, np.ndarray]:
-        assert step >= self.step
-        while self.step < step:
-            self.step += 1
-            ids, new = batch_of_step(self.step, self._rows)
-            for name, row in new.items():
-                self.columns[name][ids] = row
-            self.columns["visits"][ids] += 1
-            self.columns["last_step"][ids] = self.step
-        return self.columns
-
-
 def run_and_kill(rows: int, moments: random.Random, longest: float) -> list[tuple[int, int, float]]:
     """Train for up to `longest` seconds, then kill; return step, bytes and seconds of what was announced."""
     process = subprocess.Popen([sys.executable, __file__, "train", str(rows)], stdout=subprocess.PIPE, text=True)
@@ -92,7 +75,12 @@ def run_and_kill(rows: int, moments: random.Random, longest: float) -> list[tupl
 def main(rows: int, kills: int, longest: float) -> None:
     from thermopile.benchmarks.object_server import object_server
 
-    moments, expected, announced, held = random.Random(11), Expected(rows), [], 0
+    moments, expected, announced, held = (
+        random.Random(11),
+        ExpectedState(rows, FIELDS, partial(batch_of_step, rows=rows)),
+        [],
+        0,
+    )
     counts, kept = [], 0
     with object_server(), TemporaryDirectory() as scratch:
         os.environ[SCRATCH] = scratch

@@ -3,11 +3,11 @@
 import sys
 from pathlib import Path
 
-from told_sources import PausingSource
-
 from thermopile.pipeline.conversion import plan
 from thermopile.pipeline.conversion.convert import ConvertSettings
 from thermopile.pipeline.conversion.on_ray import cluster, convert_on_ray
+
+from support.sources import PausingSource
 
 if __name__ == "__main__":
     plan.MIN_SHARD_ROWS, plan.MIN_SHARD_BYTES = 30, 1

@@ -3,7 +3,7 @@
 One process imports all that the commands need. Each flip is tried in a fork of it, so that a crash ends only the fork,
 and a command takes a second instead of ten. Prints one JSON object per flip.
 
-    python tests/flip_bits.py FOLDER --flips 20 --seed 0 --kinds manifest,chunk
+    python tests/support/programs/flip_bits.py FOLDER --flips 20 --seed 0 --kinds manifest,chunk
 """
 
 import argparse

@@ -7,6 +7,7 @@ from thermopile.state_store.commit import ColumnPart, array_of
 from thermopile.state_store.ranks import Ranks
 from thermopile.state_store.schema import Schema
 
+ALONE = Ranks()
 SCHEMA = Schema({"image/log_s": -np.inf, "image/tau": 0.05})
 
 # A chunk of 1 KB: icechunk keeps those of up to 512 B in its manifests.
@@ -20,16 +21,16 @@ def rows(value, start=0, stop=SAMPLES):
     return ColumnPart(start, {name: np.full(stop - start, value, SCHEMA.dtype(name)) for name in SCHEMA.columns})
 
 
-def commit(repository, step, parts=None, **changes):
+def commit(repository, step, parts=None, *, base=None, ranks=ALONE, **changes):
     """Commit a snapshot on top of the last one; by default all rows are set to the number of the step."""
-    settings = {
-        "base": changes.pop("base", None) or repository.resolve("latest"),
-        "epoch": 0,
-        "config_hash": "",
-        "dataset_fingerprint": "glyphs-1",
-    }
-    parts = [rows(step)] if parts is None else parts
-    return repository.commit(lambda _: parts, step=step, ranks=Ranks(), **(settings | changes))
+    made_for = repository.description
+    if parts is None:
+        names = made_for.schema.columns
+        parts = [ColumnPart(0, {name: np.full(made_for.samples, step, made_for.schema.dtype(name)) for name in names})]
+    about = {"epoch": 0, "config_hash": "", "dataset_fingerprint": made_for.dataset_fingerprint} | changes
+    return repository.commit(
+        lambda _: parts, base=base or repository.resolve("latest"), step=step, ranks=ranks, **about
+    )
 
 
 def columns(repository, at="latest"):

@@ -2,9 +2,22 @@
 
 import numpy as np
 
+from thermopile.state_store.commit import ColumnPart
+from thermopile.state_store.durable import Repository
+from thermopile.state_store.schema import Description, Schema
+
+from support.commits import commit
+
 FIELDS = {"image/log_s": -np.inf, "image/tau": 0.05, "image/u": 0.0}
 SAMPLES, BLOCK = 1000, 300
 STEP = 7
+
+
+def write_columns(path, columns, fingerprint="glyphs-1"):
+    """Write a state of these columns, and return its repository."""
+    repository = Repository.create(path, Description(len(columns["visits"]), Schema(FIELDS), BLOCK, fingerprint))
+    commit(repository, STEP, [ColumnPart(0, columns)], epoch=2)
+    return repository
 
 
 def sound_columns(samples=SAMPLES, step=STEP):

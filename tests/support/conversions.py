@@ -1,0 +1,26 @@
+"""Datasets that tests convert, and what a conversion writes."""
+
+import hashlib
+
+from thermopile.pipeline.dataset import Dataset
+
+
+def dataset_of(source, out, selection=None, tokenizer_from=None, **settings):
+    """Convert a source into a dataset at `out`, in this process."""
+    from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+
+    convert(source, out, ConvertSettings(**settings), workers=1, selection=selection, tokenizer_from=tokenizer_from)
+    return Dataset(out)
+
+
+def digests(root):
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
+
+
+def many_shards(monkeypatch, rows):
+    monkeypatch.setattr("thermopile.pipeline.conversion.plan.MIN_SHARD_ROWS", rows)
+    monkeypatch.setattr("thermopile.pipeline.conversion.plan.MIN_SHARD_BYTES", 1)

@@ -17,8 +17,8 @@ from thermopile.trainer.checkpoints.checkpoint_files import checkpoints_in
 from thermopile.trainer.config import load_config, to_tree
 from thermopile.trainer.errors import RunError, RunExistsError
 from thermopile.trainer.loop import Trainer
+from thermopile.trainer.run import run_status
 from thermopile.trainer.run.build import resolve
-from thermopile.trainer.run.run import run_status
 from thermopile.trainer.run.run_status import read_status
 from thermopile.trainer.run_directory import RunDirectory
 

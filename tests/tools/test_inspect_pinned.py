@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from thermopile.tools.cli import main
+from support.cli import answer, sets, succeed
+from support.written_runs import train_on, write_run
 
 EXPECTED = Path(__file__).parents[1] / "data" / "inspect"
 SETTINGS = ("epochs=6", "batch_size=32", "canonical_shards=2", "data.image_size=16", "data.workers=1", "model.dim=8",
@@ -21,14 +21,8 @@ SETTINGS = ("epochs=6", "batch_size=32", "canonical_shards=2", "data.image_size=
             "objective.doubt_after=1")  # fmt: skip
 
 
-def thermopile(*words):
-    done = CliRunner().invoke(main, list(map(str, words)))
-    assert done.exit_code == 0, done.output
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
-def runs(hostile_dataset, flat_dataset, tau_by_class_size, write_run, train_on, tmp_path_factory):
+def runs(hostile_dataset, flat_dataset, tau_by_class_size, tmp_path_factory):
     """Runs: with two snapshots, on images without classes, without temperatures, without a snapshot, trained."""
     folder, later = tmp_path_factory.mktemp("pinned"), tau_by_class_size.copy()
     later[3] = 0.9
@@ -38,8 +32,7 @@ def runs(hostile_dataset, flat_dataset, tau_by_class_size, write_run, train_on, 
     write_run(folder / "flat", flat_dataset, {"sample": np.linspace(0.1, 0.9, flat_dataset.n)})
     write_run(folder / "clip", hostile_dataset, {}, objective="clip")
     write_run(folder / "no-snapshot", hostile_dataset, {}, snapshot=False)
-    settings = [part for setting in SETTINGS for part in ("--set", setting)]
-    thermopile("train", "--data", hostile_dataset.path, "--out", folder / "trained", *settings)
+    succeed("train", "--data", hostile_dataset.path, "--out", folder / "trained", *sets(*SETTINGS))
     return folder
 
 
@@ -48,6 +41,7 @@ def same_as_expected(name, seen):
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
         path.write_text(seen, "utf-8")
+        pytest.fail(f"{name} was written anew; look at the difference")
     assert seen == path.read_text("utf-8")
 
 
@@ -76,7 +70,7 @@ def test_the_json_has_the_same_keys_in_the_same_order(runs):
     seen = {}
     for name, words in ASKED.items():
         run = next(path for path in runs.iterdir() if name.startswith(path.name))
-        seen[name] = shape(json.loads(thermopile("inspect", run, *words, "--json")))
+        seen[name] = shape(answer("inspect", run, *words))
     same_as_expected("json.txt", "".join(f"{name}: {json.dumps(keys)}\n" for name, keys in seen.items()))
 
 
@@ -120,8 +114,9 @@ def _without_numbers(words):
 )  # fmt: skip
 def test_a_page_has_the_same_elements_and_words(runs, name, page, tmp_path):
     run = next(path for path in runs.iterdir() if name.startswith(path.name))
-    thermopile("inspect", run, *ASKED[name], "--to", tmp_path)
-    html = re.sub("<style>.*?</style>|<script>.*?</script>", "", (tmp_path / page).read_text("utf-8"), flags=re.DOTALL)
+    succeed("inspect", run, *ASKED[name], "--to", tmp_path)
+    html = (tmp_path / page).read_text("utf-8").replace(str(runs.resolve()), "RUNS")
+    html = re.sub("<style>.*?</style>|<script>.*?</script>", "", html, flags=re.DOTALL)
     lines = ("\n" * line.startswith(BEGINS_A_LINE) + line for line in Outline(html).lines)
-    outline = " ".join(lines).replace(str(runs.resolve()), "RUNS")
+    outline = " ".join(lines)
     same_as_expected(f"{name}.txt", re.sub(r"[^ \n]*/dataset\b|[^ \n]*/flat-dataset", "DATASET", outline) + "\n")

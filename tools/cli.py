@@ -21,7 +21,7 @@ from ..pipeline.errors import DatasetError, DatasetExistsError, SourceError
 from ..state_store.errors import StateStoreError, StoreMismatchError
 from ..storage.bucket import AddressError
 from ..trainer.errors import ConfigError, RunError, RunExistsError, TrainingError
-from .plain_text import MAX_ERROR_CHARACTERS, plain_text
+from .printing import MAX_ERROR_CHARACTERS, plain_text
 
 COMMANDS = {
     "convert": (".convert:convert", "Convert a source to a dataset directory, or check one."),

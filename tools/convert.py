@@ -35,10 +35,9 @@ from ..pipeline.tokenizer import MAX_FILE_BYTES
 from ..storage.local import LocalPath
 from ..storage.place import Place
 from ..trainer.run.selection_files import selected_ids
+from .arguments import ANY_PLACE, DatasetPath
 from .convert_sources import KINDS, Kind, users_kind
-from .dataset_path import DatasetPath
-from .place_type import ANY_PLACE
-from .plain_text import plain_text
+from .printing import plain_text
 from .progress import in_units, progress_bar
 
 SECONDS_UNTIL_TOLD = 2.0

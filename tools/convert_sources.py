@@ -11,7 +11,7 @@ import click
 from ..storage.bucket import is_address
 from ..storage.local import LocalPath
 from ..storage.place import Place
-from .place_type import PlaceType
+from .arguments import PlaceType
 
 if TYPE_CHECKING:
     from ..pipeline.sources import Source

@@ -9,9 +9,8 @@ from pathlib import Path
 import click
 
 from ..storage.place import Place
-from .dataset_path import DatasetPath
-from .run_place import RUN
-from .terminal import print_facts, print_table
+from .arguments import RUN, DatasetPath
+from .printing import print_facts, print_table
 
 ALL = 1 << 62
 

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..storage.place import Place
-from .dataset_path import DatasetPath
-from .own_code import ALLOW
+from .arguments import ALLOW, RUN, DatasetPath
+from .printing import print_facts, print_table
 from .progress import task_bars
-from .run_place import RUN
-from .terminal import print_facts, print_table
 
 if TYPE_CHECKING:
     from ..trainer.encoders.averaging import Weights

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from ..storage.place import Place
-from .dataset_path import DatasetPath
-from .own_code import ALLOW
-from .run_place import RUN
+from .arguments import ALLOW, RUN, DatasetPath
 
 if TYPE_CHECKING:
     from ..trainer.encoders.averaging import Weights

@@ -16,7 +16,7 @@ from ..storage.files import refuse_link
 from ..storage.place import Place
 from ..trainer.errors import RunError
 from ..trainer.run_directory import RunDirectory
-from .dataset_path import DatasetPath
+from .arguments import ALLOW, RUN, DatasetPath
 from .inspection import summary
 from .inspection.as_json import duplicates_to_json, samples_to_json, to_json
 from .inspection.duplicates.finding import DUPLICATES, find_duplicates, write_duplicates
@@ -39,15 +39,12 @@ from .inspection.temperatures.kinds import KIND_NAMES, MISFIT
 from .inspection.temperatures.samples import Sample, read_histories, read_samples
 from .inspection.temperatures.survey import Survey
 from .inspection.temperatures.whole_run import PRECISION
-from .own_code import ALLOW
-from .plain_text import plain_text
+from .printing import plain_text, print_facts, print_table
 from .progress import progress_bar, task_bars, working
 from .report.duplicates import duplicate_facts, write_duplicates_page
 from .report.neighbourhood import listed_ids, listings, table_of
 from .report.page import write_report, write_samples
 from .report.sheets import facts, number, state_word
-from .run_place import RUN
-from .terminal import print_facts, print_table
 
 if TYPE_CHECKING:
     from ..trainer.encoders.averaging import Weights

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .dataset_path import DatasetPath
+from .arguments import DatasetPath
 
 if TYPE_CHECKING:
     from ..storage.place import Place
@@ -75,7 +75,7 @@ def show(
 
     from ..pipeline.dataset import Dataset
     from ..storage.files import write_atomically
-    from .plain_text import plain_text
+    from .printing import plain_text
 
     if out.suffix.lower() != ".png":
         raise click.UsageError(f"--out {out} does not end in .png; the sheet is a PNG file")

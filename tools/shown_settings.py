@@ -12,7 +12,7 @@ from ..trainer.config import TrainConfig, flat
 from ..trainer.config.layers import Layers
 from ..trainer.encoders import is_directory
 from ..trainer.run.build import objective_of
-from .plain_text import plain_text
+from .printing import plain_text
 
 
 def shown_settings(settings: TrainConfig, layers: Layers) -> str:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..storage.place import Place, place_of
-from .plain_text import plain_text
+from .arguments import RUN
+from .printing import plain_text, print_table
 from .progress import in_units, progress_bar, working
-from .run_place import RUN
-from .terminal import print_table
 
 if TYPE_CHECKING:
     from ..state_store import Snapshot, StateReader

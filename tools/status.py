@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ..storage.place import Place
-from .plain_text import plain_text
+from .arguments import RUN
+from .printing import plain_text
 from .progress import duration
-from .run_place import RUN
 
 if TYPE_CHECKING:
     from ..trainer.run.run_status import RunStatus, StepsStatus

@@ -24,10 +24,9 @@ from ..trainer.config.own_code import announce_code, code_in, refuse_code
 from ..trainer.errors import ConfigError, RanksLostError, RunError
 from ..trainer.run_directory import RunDirectory
 from ..trainer.world import World, joined_world, refuse_separate_directories
-from .dataset_path import DatasetPath
+from .arguments import ANY_PLACE, DatasetPath
 from .eval import LABELS
-from .place_type import ANY_PLACE
-from .plain_text import MAX_ERROR_CHARACTERS, plain_text
+from .printing import MAX_ERROR_CHARACTERS, plain_text
 from .progress import ProgressBar, progress_bar
 
 if TYPE_CHECKING:

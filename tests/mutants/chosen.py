@@ -22,10 +22,10 @@ CHOSEN = (
         ("state_store/test_rows.py", "state_store/test_store.py"),
     ),
     Chosen(
-        "fsync dropped", "files.py",
+        "fsync dropped", "storage/files.py",
         "os.fsync(file.fileno())",
         "pass",
-        ("state_store/test_disk.py", "test_files.py"),
+        ("state_store/test_disk.py", "storage/test_files.py"),
     ),
     Chosen(
         "order off by one", "pipeline/order.py",
@@ -52,10 +52,10 @@ CHOSEN = (
         ("pipeline/test_stored_sample.py",),
     ),
     Chosen(
-        "directory sync dropped", "files.py",
+        "directory sync dropped", "storage/files.py",
         "    sync(to.parent)",
         "    pass",
-        ("state_store/test_disk.py", "test_files.py"),
+        ("state_store/test_disk.py", "storage/test_files.py"),
     ),
     Chosen(
         "stale row served", "state_store/rows.py",
@@ -70,10 +70,10 @@ CHOSEN = (
         ("trainer/objectives/test_isogclr.py", "trainer/objectives/test_reference_vectors.py"),
     ),
     Chosen(
-        "lease ignored", "state_store/bucket_lock.py",
+        "lease ignored", "storage/bucket_lock.py",
         "raise LockedError(name)",
         "return now",
-        ("state_store/test_bucket_lock.py",),
+        ("storage/test_bucket_lock.py",),
     ),
     Chosen(
         "window's last block forgotten", "pipeline/order.py",

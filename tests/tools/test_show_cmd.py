@@ -19,7 +19,7 @@ from thermopile.pipeline.order import Order
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.tools import lettering
 from thermopile.tools.lettering import Lettering
-from thermopile.tools.plain_text import plain_text
+from thermopile.tools.printing import plain_text
 from thermopile.tools.sample_sheet import ShownSample, ShownView, draw_sheet, shown_samples
 from thermopile.tools.show import RECIPE_NAMES
 from thermopile.trainer.config import load_config

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...storage.place import Place
-from ..dataset_path import DatasetPath
+from ..arguments import DatasetPath
 
 if TYPE_CHECKING:
     from .feeding import Fed, FeedingOptions

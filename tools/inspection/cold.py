@@ -11,7 +11,7 @@ from operator import itemgetter
 import numpy as np
 
 from ...trainer.errors import RunError
-from ..plain_text import plain_text
+from ..printing import plain_text
 from .duplicates.finding import DUPLICATES, read_clusters
 from .reading.opening import Inspection
 from .temperatures.groups import CLASS_COLUMN

@@ -16,7 +16,7 @@ from ..inspection import summary
 from ..inspection.temperatures.kinds import MIN_VISITS
 from ..inspection.temperatures.through_time import QUANTILES
 from ..inspection.temperatures.whole_run import PRECISION
-from ..plain_text import plain_text
+from ..printing import plain_text
 from . import grouping, neighbourhood, sheets
 from .figures import by_group, embedding_map, histograms, over_time
 from .figures.style import DARK, LIGHT, PIXELS_PER_INCH, narrow, png_of

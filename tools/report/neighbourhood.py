@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..inspection.features.neighbours import PICTURES, Neighbours, Ranking
 from ..inspection.summary import share
 from ..inspection.temperatures.samples import Sample
-from ..plain_text import plain_text
+from ..printing import plain_text
 from .sheets import number
 
 Around = Mapping[int, Neighbours]

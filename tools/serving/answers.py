@@ -27,7 +27,7 @@ from ..inspection.reading.opening import Inspection
 from ..inspection.temperatures.samples import Row, Sample
 from ..inspection.temperatures.through_time import read_every_snapshot
 from ..inspection.temperatures.whole_run import PRECISION
-from ..plain_text import plain_text
+from ..printing import plain_text
 from ..report.neighbourhood import Listing, figures, listings
 from .catalogue import SERVED_KINDS, Catalogue
 from .queries import Finder, Query

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, urlsplit
 from ...pipeline.errors import DatasetError
 from ...state_store.errors import StateStoreError
 from ...trainer.errors import ConfigError, TrainingError
-from ..plain_text import MAX_ERROR_CHARACTERS, plain_text
+from ..printing import MAX_ERROR_CHARACTERS, plain_text
 from .answers import Answers
 from .queries import Query
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ...inspection.temperatures.groups import MIN_FOR_INTERVAL, Groups
 from ...inspection.temperatures.survey import Side
-from ...plain_text import plain_text
+from ...printing import plain_text
 from .style import MARKERS, Style, finish, legend
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thermopile.tools.plain_text import plain_text
+from thermopile.tools.printing import plain_text
 
 
 @given(st.text(st.characters(), max_size=50))

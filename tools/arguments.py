@@ -1,0 +1,60 @@
+"""What commands take: places, datasets, runs, and leave to import a user's own code."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+from ..storage.bucket import Address, AddressError, is_address
+from ..storage.local import LocalPath
+from ..storage.place import Place, place_of
+
+
+class PlaceType(click.ParamType[Any]):
+    """Gives an Address for `s3://bucket/path`, which need not exist, else what the type of a local path gives."""
+
+    def __init__(self, local: click.Path) -> None:
+        self.name, self._local = local.name, local
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
+        if isinstance(value, Address):
+            return value
+        if not (isinstance(value, str) and is_address(value)):
+            path: Place = self._local.convert(value, param, ctx)  # type: ignore[assignment]
+            return path
+        try:
+            return place_of(value)
+        except AddressError as error:
+            self.fail(str(error), param, ctx)
+
+
+ANY_PLACE = PlaceType(click.Path(path_type=LocalPath))
+"""A path or an address of which nothing is asked."""
+
+
+class DatasetPath(PlaceType):
+    """An existing directory, or an Address; for an unfinished conversion, the error says how to continue."""
+
+    def __init__(self) -> None:
+        super().__init__(_Directory(exists=True, file_okay=False, path_type=LocalPath))
+
+
+class _Directory(click.Path):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not os.path.isfile(os.path.join(value, "dataset.json")):
+            from ..pipeline.conversion.partial import Partial
+
+            if Partial(LocalPath(value)).in_progress:
+                self.fail(
+                    f"{value} is incomplete: its conversion was interrupted or is still running; continue it "
+                    f"with `thermopile convert … {value} --resume`",
+                    param,
+                    ctx,
+                )
+        return super().convert(value, param, ctx)
+
+
+RUN = click.argument("run", type=ANY_PLACE)
+ALLOW = click.option("--allow-code", is_flag=True, help="Allow the run's settings to import code: `module:name`.")

@@ -138,7 +138,7 @@ def _as_kept_by_default(inspection: Inspection) -> Inspection:
     shutil.rmtree(kept, ignore_errors=True)
     shutil.copytree(path, kept, ignore=shutil.ignore_patterns("checkpoints"))
     copy = RunDirectory(kept)
-    Repository.open(copy.state).retain(keep.keep_last, keep.keep_every, keep.keep_early)
+    Repository(copy.state).retain(keep.keep_last, keep.keep_every, keep.keep_early)
     return read_run(copy, data=_dataset(inspection).place)
 
 

@@ -52,7 +52,10 @@ class Repository:
     """
 
     def __init__(self, path: Place, writer: str | None = None) -> None:
-        """writer: in a bucket, the writer's name; `create` and `repair` record it in the index."""
+        """Open an existing repository. Raises StoreNotFoundError if there is none that can be read.
+
+        writer: in a bucket, the writer's name; `create` and `repair` record it in the index.
+        """
         self.path, self._writer = path, writer
         self._damage_told: str | None = None
         self._damaged: set[int] = set()  # steps of snapshots that commits found damaged and skipped
@@ -78,11 +81,6 @@ class Repository:
                 building.remove([*icechunk_files.present_files(building), icechunk_files.REFERENCE])
                 first = write_initial_values(building, description, about, carried)
                 history.replace(building, History(description, (first,), writer))
-        return cls.open(path, writer)
-
-    @classmethod
-    def open(cls, path: Place, writer: str | None = None) -> Repository:
-        """Open an existing repository. Raises StoreNotFoundError if there is no readable repository."""
         return cls(path, writer)
 
     def snapshots(self) -> list[Snapshot]:
@@ -346,7 +344,7 @@ def list_snapshots(path: str | os.PathLike[str] | Address) -> list[Snapshot]:
 
     Raises StoreNotFoundError if there is no store.
     """
-    return Repository.open(place_of(path)).snapshots()
+    return Repository(place_of(path)).snapshots()
 
 
 @contextmanager

@@ -81,7 +81,7 @@ class StateReader:
 
         Raises StoreNotFoundError, or SnapshotNotFoundError, which lists the existing tags.
         """
-        repository = Repository.open(place_of(path))
+        repository = Repository(place_of(path))
         return cls(repository, repository.resolve(at), selection_of(repository))
 
     def of_rows(self) -> StateReader:

@@ -61,7 +61,7 @@ def open_share(
                 snapshot = begin(path, description, writer)
         snapshot = ranks.broadcast(snapshot)
         with agreement(ranks):
-            repository = Repository.open(path, writer)
+            repository = Repository(path, writer)
             blocks = _blocks_at(repository, snapshot, owned, slots, ranks.rank)
             undo.callback(blocks.close)
             rows = Rows(description.schema, owned, description.block_rows, blocks, snapshot.step)

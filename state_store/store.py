@@ -134,7 +134,7 @@ class StateStore:
         path = place_of(path)
 
         def describe() -> Description:
-            repository = Repository.open(path)
+            repository = Repository(path)
             repository.description.check_same(
                 samples=samples,
                 schema=Schema(dict(fields)),
@@ -146,7 +146,7 @@ class StateStore:
             return repository.description
 
         def begin(leased: Place, _: Description, writer: str | None) -> Snapshot:
-            repository = Repository.open(leased, writer)
+            repository = Repository(leased, writer)
             repository.repair()
             return repository.resolve(at)
 

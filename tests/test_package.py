@@ -58,7 +58,7 @@ dataset = synthetic_dataset(folder / "dataset", 64, "pairs")
 def train(loader):
     data = {"path": str(dataset.path), "loader": loader, "image_size": 16}
     config = resolve(load_config({"epochs": 1, "batch_size": 32, "device": "cpu", "data": data}), dataset)
-    with Trainer.open(config, RunDirectory(folder / loader)) as trainer:
+    with Trainer(config, RunDirectory(folder / loader)) as trainer:
         trainer.run()
         print(trainer.steps_done, *trainer.advice())
 

@@ -62,7 +62,7 @@ def check(context: click.Context, run: Place, at: str, every: bool, as_json: boo
         reports.append(report)
         if not as_json:
             _print_report(report)
-    repository = Repository.open(path)
+    repository = Repository(path)
     unreadable = repository.unreadable() if at == _LATEST else []
     damage = repository.damage()
     sound = all(report.sound for report in reports) and not unreadable and not damage
@@ -94,7 +94,7 @@ def log(run: Place, as_json: bool) -> None:
     from ..state_store.durable import Repository
 
     path, _, _ = _find(run)
-    history = Repository.open(path).history()
+    history = Repository(path).history()
     snapshots = [entry for entry in history if isinstance(entry, Snapshot)]
     unreadable = [entry for entry in history if not isinstance(entry, Snapshot)]
     with working(f"measuring {plain_text(str(path))}"):

@@ -314,7 +314,7 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
         say(f"copying {copied:,} rows of selection and weights …")
     with (
         warnings_log(run.warnings_file, world.rank if world.size > 1 else None),
-        Trainer.open(settings, run, resume=resuming, world=world) as trainer,
+        Trainer(settings, run, resume=resuming, world=world) as trainer,
     ):
         finished = trainer.steps_done >= trainer.total_steps
         if resuming and world.is_first and (accepted or not finished):

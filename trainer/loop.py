@@ -3,14 +3,13 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor
 
 from ..pipeline.batch import Batch
 from ..pipeline.loading.synthetic_loader import ADVICE as SYNTHETIC_ADVICE
 from ..state_store.ranks import agreement
-from .config import TrainConfig
 from .encoders import Features
 from .encoders.averaging import AveragedEncoders
 from .encoders.data_parallel import batch_norm_advice, encoders_of_a_step
@@ -27,8 +26,6 @@ from .precision import MixedPrecision
 from .run.failures import ranks_lost, samples_after
 from .run.restoring import LOSS_SCALE
 from .run.run import Run
-from .run_directory import RunDirectory
-from .world import ALONE, World
 
 MAX_SKIPPED = 10
 """Maximum number of consecutive skipped steps; corrupted weights never yield a finite step again."""
@@ -37,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class Trainer(Run):
-    """A run with thermopile's own training loop. Create it with `open` or `from_settings`; `run` trains to the end."""
+    """A run with thermopile's own training loop. `run` trains to the end."""
 
     def _prepare(self) -> None:
         config = self.config
@@ -57,15 +54,6 @@ class Trainer(Run):
             # Only one rank evaluates; the others wait for it.
             is_first = self.world.is_first
             self.evaluation = OnlineEvaluation.open(config, self.dataset, self.device) if is_first else None
-
-    @classmethod
-    def open(cls, config: TrainConfig, run: RunDirectory, *, resume: bool = False, world: World = ALONE) -> Self:
-        """Start a run with resolved settings (`resolve`), or resume it from its latest checkpoint.
-
-        Writes nothing until the ranks are known to agree and all parts have been built. Called by all ranks.
-        Raises ConfigError, RunError, DatasetError, StateStoreError, OSError.
-        """
-        return cls(config, run, world, resume=resume)
 
     def run(
         self,

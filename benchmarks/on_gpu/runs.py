@@ -128,11 +128,11 @@ def _resumed(found: Findings, config: TrainConfig, steps: int) -> tuple[list[flo
     """Return the losses of a run that was stopped half way, and of one that was not."""
     middle = steps // 2
     whole, stopped = (RunDirectory(Path(mkdtemp(dir=found.folder), name)) for name in ("whole", "stopped"))
-    with Trainer.open(config, whole) as trainer:
+    with Trainer(config, whole) as trainer:
         trainer.run()
-    with Trainer.open(config, stopped) as trainer:
+    with Trainer(config, stopped) as trainer:
         trainer.run(should_stop=lambda: trainer.steps_done == middle)
-    with Trainer.open(config, stopped, resume=True) as trainer:
+    with Trainer(config, stopped, resume=True) as trainer:
         trainer.run()
     return _losses(stopped), _losses(whole)
 
@@ -141,10 +141,10 @@ def one_rank(found: Findings) -> None:
     """Train as one of several ranks does, in a group of one: averaged gradients, synchronised norms, heartbeats."""
     config = _config(found, precision="float32")
     alone, ranked = (RunDirectory(found.folder / name) for name in ("alone", "ranked"))
-    with Trainer.open(config, alone) as trainer:
+    with Trainer(config, alone) as trainer:
         trainer.run()
     with _world_of_one(found.device) as (world, heartbeats):
-        with OneOfSeveral.open(config, ranked, world=world) as trainer:
+        with OneOfSeveral(config, ranked, world=world) as trainer:
             trainer.run()
         # Objectives gather bytes like this, but not in a group of one.
         sent = torch.arange(8, dtype=torch.uint8, device=found.device)

@@ -29,8 +29,8 @@ CHOSEN = (
     ),
     Chosen(
         "order off by one", "pipeline/order.py",
-        "fill_places(row, step * len(row), ",
-        "fill_places(row, max(step * len(row) - 1, 0), ",
+        "            step * len(row),",
+        "            max(step * len(row) - 1, 0),",
         ("pipeline/test_order.py", "pipeline/test_served_orders.py"),
     ),
     Chosen(

@@ -253,7 +253,7 @@ def test_a_writer_taken_for_dead_is_stopped_at_its_next_snapshot(
 
 def test_two_that_take_themselves_for_the_writer_cannot_both_announce(path, repository):
     commit(repository, 1)
-    other = Repository.open(path, "1" * 32)
+    other = Repository(path, "1" * 32)
     other.repair()
     base = other.resolve("latest")
     with pytest.raises(StoreLockedError):
@@ -286,7 +286,7 @@ def test_a_writer_that_is_replaced_while_it_looks_for_garbage_deletes_nothing(pa
     for step in (1, 2):
         commit(repository, step)
     (path / "chunks" / ("0" * 20)).write(b"of the next writer's commit")
-    other, find = Repository.open(path, "1" * 32), icechunk_files.find_garbage
+    other, find = Repository(path, "1" * 32), icechunk_files.find_garbage
 
     def find_and_be_replaced(*arguments):
         garbage = find(*arguments)

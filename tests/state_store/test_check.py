@@ -159,7 +159,7 @@ def test_an_array_that_is_not_what_the_store_was_made_for_is_found(write_state, 
 
 def test_a_snapshot_of_another_dataset_than_the_store_is_a_problem(write_state):
     path = write_state(sound_columns())
-    commit(Repository.open(path), 8, [], dataset_fingerprint="glyphs-2")
+    commit(Repository(path), 8, [], dataset_fingerprint="glyphs-2")
     report = check(path)
     assert not report.sound
     assert report.other_problems == ["the state is for dataset glyphs-1…, but this snapshot is for glyphs-2…"]

@@ -58,7 +58,7 @@ def store(original, tmp_path):
 
 
 def read(path, column="image/tau", start=0, stop=SAMPLES, at="latest"):
-    repository = Repository.open(path)
+    repository = Repository(path)
     snapshot = repository.resolve(at)
     return read_rows(repository.group(snapshot), repository.description, column, start, stop)
 
@@ -108,7 +108,7 @@ def test_a_damaged_chunk_is_an_error_that_names_array_chunk_file_and_cure(store,
 def test_every_file_is_named_by_the_one_chunk_that_needs_it(store):
     def refused():
         """Which chunk of which column cannot be read, and the file named."""
-        repository = Repository.open(store)
+        repository = Repository(store)
         for snapshot in map(repository.resolve, ("step-1", "step-2")):
             group, description = repository.group(snapshot), repository.description
             for column in ("image/tau", "visits", "last_step"):
@@ -173,7 +173,7 @@ def test_chunks_too_small_for_a_file_of_their_own_name_their_manifest(tmp_path):
 
 
 def test_an_array_that_is_not_there_is_damage_too(original):
-    repository = Repository.open(original)
+    repository = Repository(original)
     description = repository.description
     with pytest.raises(DamagedChunkError, match="array 'image/tau' is missing"):
         read_rows(zarr.create_group({}), description, "image/tau", 0, 1)
@@ -189,7 +189,7 @@ def test_a_read_that_fails_but_once_gives_its_rows(original):
                 raise ValueError("too many open files")
             return await super().get(key, *args, **kwargs)
 
-    repository = Repository.open(original)
+    repository = Repository(original)
     snapshot = repository.resolve("latest")
     store = FailsOnce(repository.group(snapshot).store)
     group = zarr.open_group(store, mode="r")

@@ -29,7 +29,7 @@ from support.damage import cut_short
 def damage(path, snapshot, how=cut_short):
     """Damage the file of a snapshot, and return the reopened repository."""
     how(path / "snapshots" / snapshot.id)
-    return Repository.open(path)
+    return Repository(path)
 
 
 def unreadable_tags(repository):
@@ -144,7 +144,7 @@ def test_retention_leaves_what_a_damaged_snapshot_may_need_until_a_restart(repos
     assert tags(repository) == ["step-0", "step-2", "step-7", "step-8"]
     assert (columns(repository, "step-2")["visits"] == [0] * 256 + [1] * 256 + [2] * 488).all()
     manifest.unlink()
-    restarted = Repository.open(path)
+    restarted = Repository(path)
     restarted.forget_damaged()
     restarted.retain(2)
     assert tags(restarted) == ["step-0", "step-7", "step-8"]

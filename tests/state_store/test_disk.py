@@ -108,7 +108,7 @@ class PowerFailures:
             path = self.elsewhere / name
             path.mkdir() if content is None else path.write_bytes(content)
         try:
-            repository = Repository.open(self.elsewhere / "run" / "state")
+            repository = Repository(self.elsewhere / "run" / "state")
             assert steps(repository) >= (self.announced or {0}), moment
             repository.repair()  # as the store does that goes on
             last = repository.snapshots()[-1].step

@@ -117,14 +117,14 @@ def test_the_tags_in_the_order_of_their_steps_are_the_history(repository, path):
     for step in (9, 10, 100):
         commit(repository, step)
     icechunk_repository(path).create_tag("favourite", repository.resolve("step-9").id)
-    assert tags(repository) == tags(Repository.open(path)) == ["step-0", "step-9", "step-10", "step-100"]
+    assert tags(repository) == tags(Repository(path)) == ["step-0", "step-9", "step-10", "step-100"]
 
 
 def test_undoing_makes_a_snapshot_the_last_one(repository, path):
     for step in (1, 2, 3):
         commit(repository, step)
     repository.undo_after(repository.resolve("step-1"))
-    assert tags(repository) == tags(Repository.open(path)) == ["step-0", "step-1"]
+    assert tags(repository) == tags(Repository(path)) == ["step-0", "step-1"]
     assert_all_rows(repository, "latest", 1)
 
 
@@ -133,7 +133,7 @@ def test_a_step_made_again_has_its_old_name(repository, path):
         made = commit(repository, 5, [rows(attempt)])
         assert made.tag == "step-5"
         assert repository.snapshots() == [repository.resolve("step-0"), made]
-        assert_all_rows(Repository.open(path), "step-5", attempt)
+        assert_all_rows(Repository(path), "step-5", attempt)
         repository.undo_after(repository.resolve("step-0"))
 
 
@@ -241,10 +241,10 @@ def test_a_snapshot_whose_index_does_not_reach_the_disk_is_none(repository, path
             commit(repository, 2)
     base = repository.resolve("step-1")
     commit(repository, 2, [rows(20)], base=base)
-    assert tags(Repository.open(path)) == ["step-0", "step-1", "step-2"]
-    assert_all_rows(Repository.open(path), "step-2", 20)
+    assert tags(Repository(path)) == ["step-0", "step-1", "step-2"]
+    assert_all_rows(Repository(path), "step-2", 20)
     repository.retain(3)
-    assert_all_rows(Repository.open(path), "step-2", 20)
+    assert_all_rows(Repository(path), "step-2", 20)
 
 
 def test_a_snapshot_that_failed_in_its_place_goes_with_the_next_and_costs_none(repository, path, monkeypatch):

@@ -86,13 +86,13 @@ def test_the_index_is_json_that_names_each_snapshot_and_its_files(store):
 @pytest.mark.parametrize("how", [flip, os.unlink, lambda file: file.write_bytes(b"{}")])
 def test_one_damaged_index_is_told_and_costs_nothing_and_resuming_writes_it_again(store, resume, name, how, caplog):
     how(store / name)
-    assert tags(Repository.open(store)) == ["step-0", "step-1", "step-2"]
-    assert len(Repository.open(store).damage()) == 1
-    assert name in Repository.open(store).damage()[0]
+    assert tags(Repository(store)) == ["step-0", "step-1", "step-2"]
+    assert len(Repository(store).damage()) == 1
+    assert name in Repository(store).damage()[0]
     assert all(name in message for message in caplog.messages)
     assert bool(caplog.messages) == (name == INDEX)
     resume().close()
-    assert Repository.open(store).damage() == []
+    assert Repository(store).damage() == []
 
 
 def test_an_index_and_a_copy_both_damaged_are_one_error_that_names_them(store, resume):
@@ -158,16 +158,16 @@ def test_a_store_of_a_later_format_is_refused_by_number(store):
 @pytest.mark.parametrize("kind", ["snapshots", "manifests"])
 @pytest.mark.parametrize("how", [flip, os.unlink, lambda file: (file.unlink(), os.mkfifo(file))])
 def test_a_damaged_file_of_a_snapshot_is_found_before_icechunk_sees_it(store, resume, kind, how):
-    newest = Repository.open(store).resolve("latest")
+    newest = Repository(store).resolve("latest")
     file = next(name for name in newest.files if name.startswith(kind))
     how(store / file)
-    repository = Repository.open(store)
+    repository = Repository(store)
     assert [entry.file for entry in repository.unreadable()] == [file]
-    assert tags(Repository.open(store)) == ["step-0", "step-1"]
+    assert tags(Repository(store)) == ["step-0", "step-1"]
     for read in (repository.group, lambda snapshot: repository.resolve(snapshot.id), lambda s: resume(at=s.id)):
         with pytest.raises(SnapshotNotFoundError, match=f"step-2 cannot be read: {file} in the state directory"):
             read(newest)
-    assert tags(Repository.open(store)) == ["step-0", "step-1"]
+    assert tags(Repository(store)) == ["step-0", "step-1"]
 
 
 @pytest.mark.parametrize("text", [b"", b'{"snapshot', b'{"snapshot":"1CECHNKREP0F1RSTCMT"}', b"[" * 100_000])
@@ -200,17 +200,17 @@ def test_nothing_is_written_through_a_link(store, tmp_path, resume, name):
     (store / name).rename(outside)
     (store / name).symlink_to(outside)
     before = {file: file.stat().st_mtime_ns for file in outside.rglob("*")}
-    assert tags(Repository.open(store)) == ["step-0", "step-1", "step-2"], "reading follows links"
+    assert tags(Repository(store)) == ["step-0", "step-1", "step-2"], "reading follows links"
     with pytest.raises(SnapshotError, match="is a link, and files are not written through links"):
         resume()
-    repository = Repository.open(store)
+    repository = Repository(store)
     with pytest.raises(SnapshotError, match="is a link"):
         repository.retain(1)
     assert {file: file.stat().st_mtime_ns for file in outside.rglob("*")} == before
 
 
 def test_a_snapshot_that_retention_deletes_while_the_history_is_read_is_not_damaged(store, monkeypatch):
-    reader, writer = Repository.open(store), Repository.open(store)
+    reader, writer = Repository(store), Repository(store)
     load = history.load
 
     def load_then_retain(path):
@@ -224,7 +224,7 @@ def test_a_snapshot_that_retention_deletes_while_the_history_is_read_is_not_dama
 
 
 def test_undoing_is_one_replacement_of_the_index(store, monkeypatch):
-    repository = Repository.open(store)
+    repository = Repository(store)
     written = []
     monkeypatch.setattr(history, "replace", lambda path, to: written.append(to))
     repository.undo_after(repository.resolve("step-0"))
@@ -253,7 +253,7 @@ def file_of(chunked, tag, kind):
     }
     return chunked / min(
         name
-        for name in needed_files(chunked, [Repository.open(chunked).resolve(tag).files]) - of_others
+        for name in needed_files(chunked, [Repository(chunked).resolve(tag).files]) - of_others
         if name.startswith(kind)
     )
 
@@ -265,14 +265,14 @@ def test_resuming_forgets_a_damaged_snapshot_by_name_and_retention_works_again(c
     with pytest.raises(
         SnapshotError, match=r"not all old snapshots were deleted.*restore the file from a copy.* and resume"
     ):
-        Repository.open(chunked).retain(1, keep_every=1)
+        Repository(chunked).retain(1, keep_every=1)
     with resume(samples=200) as resumed:
         [warning] = [record.getMessage() for record in caplog.records]
         assert f"snapshot step-1 is damaged ({file.relative_to(chunked)} in the state directory" in warning
         assert [entry.tag for entry in history.load(chunked)[0].snapshots] == ["step-0", "step-2"]
         resumed.retain(1, keep_every=1).result()
         assert resumed.take(np.arange(3))["image/tau"].tolist() == [2.0] * 3
-    assert tags(Repository.open(chunked)) == ["step-0", "step-2"]
+    assert tags(Repository(chunked)) == ["step-0", "step-2"]
     needed = needed_files(chunked, [entry.files for entry in list_snapshots(chunked)])
     assert {f"{file.parent.name}/{file.name}" for file in chunked.glob("[cms]*/*")} == needed
 
@@ -281,10 +281,10 @@ def test_a_file_put_back_before_resuming_keeps_the_snapshot(chunked, resume, tmp
     file = file_of(chunked, "step-1", "manifests")
     file.rename(tmp_path / "copy")
     with pytest.raises(SnapshotError):
-        Repository.open(chunked).retain(1, keep_every=1)
+        Repository(chunked).retain(1, keep_every=1)
     (tmp_path / "copy").rename(file)
     resume(samples=200).retain(1, keep_every=1).result()
-    assert tags(Repository.open(chunked)) == ["step-0", "step-1", "step-2"]
+    assert tags(Repository(chunked)) == ["step-0", "step-1", "step-2"]
     assert not caplog.records
 
 
@@ -292,7 +292,7 @@ def test_no_snapshot_is_forgotten_while_the_last_one_is_damaged_as_well(chunked)
     for tag in ("step-1", "step-2"):
         flip(file_of(chunked, tag, "manifests"))
     before = (chunked / INDEX).read_bytes()
-    Repository.open(chunked).forget_damaged()
+    Repository(chunked).forget_damaged()
     assert (chunked / INDEX).read_bytes() == before
 
 
@@ -306,10 +306,10 @@ def test_a_chunk_that_only_a_listing_leaves_out_is_not_missing(chunked, monkeypa
             yield [entry for entry in entries if entry.name != chunk.name]
 
     monkeypatch.setattr(os, "scandir", all_but_one)
-    repository = Repository.open(chunked)
+    repository = Repository(chunked)
     repository.forget_damaged()
     repository.retain(1, keep_every=1)
-    assert tags(Repository.open(chunked)) == ["step-0", "step-1", "step-2"]
+    assert tags(Repository(chunked)) == ["step-0", "step-1", "step-2"]
     assert chunk.exists()
 
 
@@ -322,4 +322,4 @@ def test_a_store_of_selected_samples_has_a_format_that_earlier_readers_refuse(pa
         del tree["selection"]
         (path / name).write_bytes(seal_document(tree))
     with pytest.raises(StoreNotFoundError, match="format version 4 with selection None"):
-        Repository.open(path)
+        Repository(path)

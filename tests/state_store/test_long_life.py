@@ -89,7 +89,7 @@ def test_a_flipped_bit_is_an_error_that_names_the_file_or_changes_nothing(sound,
         name = str(file.relative_to(state))
         for tag, right in rows.items():
             told += reads_right_or_names(state, tag, right, name)
-        checked = Repository.open(state)
+        checked = Repository(state)
         told += bool(checked.damage() or checked.unreadable() or name in caplog.text)
         goes_on(state, rows, name)
         caplog.clear()

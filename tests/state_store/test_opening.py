@@ -63,5 +63,5 @@ def test_a_store_made_for_another_run_is_refused_naming_both_sides(create, resum
 
 
 def test_opening_prints_no_warning_of_the_storage(repository, path, capfd):
-    commit(Repository.open(path), 1)
+    commit(Repository(path), 1)
     assert capfd.readouterr() == ("", "")

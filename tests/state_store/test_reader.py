@@ -118,7 +118,7 @@ def test_a_snapshot_that_the_run_deletes_is_no_damage(create, path, new_rows):
         store.put(np.arange(600), new_rows(600, float(step), spread=True), step=step)
         store.snapshot(step, epoch=0).result()
     reader, kept = StateReader.open(path, "step-1"), StateReader.open(path, "step-2")
-    Repository.open(path).retain(keep_last=1)
+    Repository(path).retain(keep_last=1)
     with pytest.raises(SnapshotNotFoundError, match="step-1 was deleted while it was read"):
         reader.column("image/tau")
     with pytest.raises(SnapshotNotFoundError, match="step-1 was deleted while it was read"):

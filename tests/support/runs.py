@@ -49,7 +49,7 @@ def new_run():
 def train(config, place, *, resume=False, **options):
     """Train to the end or until a report stops it; `options` are those of Trainer.run. Return the run's directory."""
     run = place if isinstance(place, RunDirectory) else RunDirectory(place)
-    with Trainer.open(config, run, resume=resume) as trainer:
+    with Trainer(config, run, resume=resume) as trainer:
         trainer.run(**options)
     return run
 
@@ -73,7 +73,7 @@ def stopped(config, place, step):
 
 def resumed(config, run, from_step):
     """Train a stopped run to its end, from the checkpoint of that step; return its directory."""
-    with Trainer.open(config, run, resume=True) as trainer:
+    with Trainer(config, run, resume=True) as trainer:
         assert trainer.steps_done == from_step
         trainer.run()
     return run

@@ -81,7 +81,7 @@ def test_a_file_where_the_checkpoints_belong_is_an_error_of_the_resumed_run(run)
 def test_a_run_that_can_write_no_checkpoint_trains_on_and_fails_at_its_end(images_dataset, tmp_path):
     config = small(images_dataset)
     run = RunDirectory(tmp_path / "run")
-    with Trainer.open(config, run) as trainer:
+    with Trainer(config, run) as trainer:
         run.checkpoints.touch()
         with pytest.raises(OSError, match="checkpoints"):
             trainer.run()
@@ -110,7 +110,7 @@ def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else(
     # Of earlier commands: what they print goes to a file of pytest's, for which there is no room either.
     monkeypatch.setattr(logging.getLogger("thermopile"), "handlers", [])
     whole, run = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "run")
-    with Trainer.open(small(images_dataset), whole) as trainer:
+    with Trainer(small(images_dataset), whole) as trainer:
         trainer.run()
 
     def report(report):
@@ -122,7 +122,7 @@ def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else(
             room_for_files(resource.RLIM_INFINITY)
 
     try:
-        with Trainer.open(small(images_dataset), run) as trainer:
+        with Trainer(small(images_dataset), run) as trainer:
             trainer.run(report)
     finally:
         room_for_files(resource.RLIM_INFINITY)

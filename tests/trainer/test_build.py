@@ -77,7 +77,7 @@ def test_local_views_that_a_vits_patches_do_not_divide_are_refused_at_once(image
     data = {"path": str(images_dataset.path), "image_size": 32, "local_views": 1, "local_size": 24}
     tree = {"data": data, "model": {"image": vit}, "objective": {"name": "simclr"}, "batch_size": 64}
     with pytest.raises(ConfigError, match=r"patches of 16 pixels, of which data.local_size = 24 is no multiple"):
-        Trainer.open(resolve(load_config(tree), images_dataset), RunDirectory(tmp_path / "run"))
+        Trainer(resolve(load_config(tree), images_dataset), RunDirectory(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 
@@ -123,7 +123,7 @@ def test_a_run_trains_alike_with_either_loader(pairs_dataset, tmp_path):
     losses = []
     for loader in ("ffcv", "dali"):
         run = RunDirectory(tmp_path / loader)
-        with Trainer.open(settings(pairs_dataset, loader=loader), run) as trainer:
+        with Trainer(settings(pairs_dataset, loader=loader), run) as trainer:
             trainer.run(lambda report: losses.append(report.loss))
         assert run.config().data.loader == loader
     assert len(losses) == 2
@@ -251,7 +251,7 @@ def test_an_augmentation_that_cannot_be_used_is_refused_before_a_run_begins(
 ):
     run = RunDirectory(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"(?s)data\.augmentation = " + message):
-        Trainer.open(settings(pairs_dataset, augmentation=name), run)
+        Trainer(settings(pairs_dataset, augmentation=name), run)
     assert not run.path.exists()
 
 

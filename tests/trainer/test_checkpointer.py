@@ -62,10 +62,10 @@ def test_a_checkpoint_written_beside_training_holds_the_weights_of_its_own_step(
             assert checkpoints(run) == set()
             slow_disk.free.set()
 
-    with Trainer.open(small(pairs_dataset, every_steps=3), run) as trainer:
+    with Trainer(small(pairs_dataset, every_steps=3), run) as trainer:
         trainer.run(report)
     assert checkpoints(run) == {3, 6, 7}
-    with Trainer.open(small(pairs_dataset), stopped) as trainer:
+    with Trainer(small(pairs_dataset), stopped) as trainer:
         trainer.run(should_stop=lambda: trainer.steps_done == 3)
     (_, kept), (_, expected) = (load_checkpoint(each.checkpoints / "step-3") for each in (run, stopped))
     torch.testing.assert_close(kept["encoders"], expected["encoders"], rtol=0, atol=0)
@@ -76,7 +76,7 @@ def test_a_checkpoint_written_beside_training_holds_the_weights_of_its_own_step(
 
 def test_a_checkpoint_that_comes_due_while_one_is_written_waits_for_it(pairs_dataset, tmp_path, slow_disk):
     run, waited = RunDirectory(tmp_path / "run"), []
-    with Trainer.open(small(pairs_dataset, every_steps=3), run) as trainer:
+    with Trainer(small(pairs_dataset, every_steps=3), run) as trainer:
 
         def let_go_late():
             assert slow_disk.began.wait(PATIENCE)
@@ -106,12 +106,12 @@ def test_a_run_that_ends_by_an_error_finishes_the_checkpoint_being_written(pairs
 
     with (
         pytest.raises(KeyboardInterrupt),
-        Trainer.open(small(pairs_dataset, every_steps=3), run) as trainer,
+        Trainer(small(pairs_dataset, every_steps=3), run) as trainer,
     ):
         trainer.run(report)
     assert checkpoints(run) == {3}
     assert latest_checkpoint(run.checkpoints).name == "step-3"
-    with Trainer.open(run.config(), run, resume=True) as trainer:
+    with Trainer(run.config(), run, resume=True) as trainer:
         assert trainer.steps_done == 3
 
 
@@ -128,7 +128,7 @@ def test_an_error_that_no_disk_gives_ends_the_run(pairs_dataset, tmp_path, monke
     run = RunDirectory(tmp_path / "run")
     with (
         pytest.raises(KeyError, match="a mistake in the program"),
-        Trainer.open(small(pairs_dataset, every_steps=3), run) as trainer,
+        Trainer(small(pairs_dataset, every_steps=3), run) as trainer,
     ):
         trainer.run()
     assert checkpoints(run) == (set() if at == 3 else {3, 6})

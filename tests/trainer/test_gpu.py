@@ -62,7 +62,7 @@ CLIP = {
 )  # fmt: skip
 def test_a_step_between_two_lines_of_the_log_does_not_wait_for_the_gpu(pairs_dataset, tmp_path, settings):
     config = small(pairs_dataset, device="cuda", log_every=100, **settings)
-    with Trainer.open(config, RunDirectory(tmp_path / "run")) as trainer:
+    with Trainer(config, RunDirectory(tmp_path / "run")) as trainer:
         batches = trainer.loader.epoch(0, 0)
         for _ in range(3):  # the objective looks at the first features, and kernels are chosen or compiled
             trainer.step([next(batches)])
@@ -94,7 +94,7 @@ def test_a_run_in_pieces_begins_with_the_losses_of_one_that_encodes_batches_at_o
 def test_a_run_stopped_on_a_gpu_goes_on_with_the_same_losses(pairs_dataset, tmp_path, more):
     config = small(pairs_dataset, device="cuda", precision="fp16", **more)
     whole, broken = train(config, tmp_path / "whole"), RunDirectory(tmp_path / "broken")
-    with Trainer.open(config, broken) as trainer:
+    with Trainer(config, broken) as trainer:
         trainer.run(should_stop=lambda: trainer.steps_done == 5)
     train(config, broken, resume=True)
     assert first(8, broken) == pytest.approx(first(8, whole), rel=1e-2)
@@ -104,7 +104,7 @@ def test_a_run_stopped_on_a_gpu_goes_on_with_the_same_losses(pairs_dataset, tmp_
 def test_steps_that_are_skipped_are_logged_though_nothing_waits_for_their_end(pairs_dataset, tmp_path):
     config = small(pairs_dataset, device="cuda", on_nan="skip")
     run = RunDirectory(tmp_path / "run")
-    with Trainer.open(config, run) as trainer:
+    with Trainer(config, run) as trainer:
         trainer.encoders.image.register_forward_hook(
             lambda module, inputs, features: features * torch.nan if trainer.steps_done == 3 else None
         )

@@ -34,7 +34,7 @@ def test_the_snapshots_kept_are_those_of_the_checkpoints_and_a_few_early_ones(pa
             trainer.checkpointer.finish()
             assert snapshot_of_the_latest(run) in {snapshot.id for snapshot in list_snapshots(run.state)}
 
-    with Trainer.open(config, run) as trainer:
+    with Trainer(config, run) as trainer:
         trainer.run(latest_is_whole)
     assert checkpoints(run) == kept
     early = {3, 6, 12} if config.checkpoint.keep_early else set()  # from 2.2, 4.6 and 10 steps on
@@ -43,7 +43,7 @@ def test_the_snapshots_kept_are_those_of_the_checkpoints_and_a_few_early_ones(pa
 
 def test_checkpoints_that_a_run_went_back_behind_do_not_crowd_out_the_new_one(pairs_dataset, tmp_path):
     config, run = small(pairs_dataset, checkpoint={"every_steps": 3, "keep_last": 9}), RunDirectory(tmp_path / "run")
-    with Trainer.open(config, run) as trainer:
+    with Trainer(config, run) as trainer:
         trainer.run()
     for step in (9, 12, 14):
         shutil.rmtree(run.checkpoints / f"step-{step}")
@@ -53,7 +53,7 @@ def test_checkpoints_that_a_run_went_back_behind_do_not_crowd_out_the_new_one(pa
         trainer.checkpointer.finish()
         stop_at(11)(report)
 
-    with pytest.raises(KeyboardInterrupt), Trainer.open(config, run, resume=True) as trainer:
+    with pytest.raises(KeyboardInterrupt), Trainer(config, run, resume=True) as trainer:
         trainer.run(stop)
     assert latest_checkpoint(run.checkpoints).name == "step-9"
     assert checkpoints(run) == {9}
@@ -71,7 +71,7 @@ def test_a_damaged_snapshot_that_is_kept_is_told_of_until_a_resume_forgets_it(pa
             (run.state / "snapshots" / info.snapshot).unlink()
         stop_at(13)(report)
 
-    with pytest.raises(KeyboardInterrupt), Trainer.open(config, run) as trainer:
+    with pytest.raises(KeyboardInterrupt), Trainer(config, run) as trainer:
         trainer.run(damage)
     assert caplog.messages
     for warning in caplog.messages:
@@ -79,7 +79,7 @@ def test_a_damaged_snapshot_that_is_kept_is_told_of_until_a_resume_forgets_it(pa
         assert "restore the file from a copy" in warning
     assert snapshots(run) == {0, 9, 12}
     caplog.clear()
-    with Trainer.open(config, run, resume=True) as trainer:
+    with Trainer(config, run, resume=True) as trainer:
         trainer.run()
     [warning] = [record.getMessage() for record in caplog.records]
     assert "snapshot step-6 is damaged" in warning
@@ -100,7 +100,7 @@ def test_a_newest_snapshot_damaged_meanwhile_is_named_once_and_changes_nothing(p
             trainer.store.flush()
             (run.state / "snapshots" / snapshot_of_the_latest(run)).unlink()
 
-    with Trainer.open(config, run) as trainer:
+    with Trainer(config, run) as trainer:
         trainer.run(damage)
     assert_same_run(run, whole)
     assert snapshots(run) == snapshots(whole)
@@ -136,7 +136,7 @@ def test_a_snapshot_that_fails_is_tried_again_and_training_goes_on(
             assert latest_checkpoint(run.checkpoints).name == "step-3"
             unblock(run)
 
-    with Trainer.open(config, run) as trainer:
+    with Trainer(config, run) as trainer:
         trainer.run(report)
     warned = [message for message in caplog.messages if message.startswith("the checkpoint of step")]
     assert [message.split(" was")[0] for message in warned] == ["the checkpoint of step 6", "the checkpoint of step 8"]
@@ -156,7 +156,7 @@ def test_a_failed_attempt_is_not_repeated_at_every_step(pairs_dataset, tmp_path,
         if report.step == 6:
             unblock(run)
 
-    with Trainer.open(config, run) as trainer:
+    with Trainer(config, run) as trainer:
         trainer.run(report)
     assert [record.name for record in caplog.records].count(checkpoint_writer.__name__) == 1
     assert checkpoints(run) == {7}
@@ -170,10 +170,10 @@ def test_a_run_fails_whose_last_checkpoint_cannot_be_written_and_can_be_resumed(
             trainer.checkpointer.finish()
             block(run)
 
-    with pytest.raises(SnapshotError, match="snapshot of step 14"), Trainer.open(config, run) as trainer:
+    with pytest.raises(SnapshotError, match="snapshot of step 14"), Trainer(config, run) as trainer:
         trainer.run(report)
     unblock(run)
-    with Trainer.open(config, run, resume=True) as trainer:
+    with Trainer(config, run, resume=True) as trainer:
         assert trainer.steps_done == 10
         trainer.run()
     assert_same_run(run, finished)
@@ -194,7 +194,7 @@ def test_a_model_part_that_fails_leaves_the_last_checkpoint_with_its_snapshot(
             assert latest_checkpoint(run.checkpoints).name == "step-3"
             assert snapshot_of_the_latest(run) in {snapshot.id for snapshot in list_snapshots(run.state)}
 
-    with Trainer.open(config, run) as trainer:
+    with Trainer(config, run) as trainer:
         trainer.run(report)
     assert "the checkpoint of step 6 was not written" in caplog.text
     assert checkpoints(run) == {12, 14}

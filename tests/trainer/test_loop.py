@@ -58,7 +58,7 @@ def test_the_loss_falls_and_the_learned_temperature_of_clip_is_trained(pairs_dat
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_samples(pairs_dataset, tmp_path, monkeypatch):
     config, run = small(pairs_dataset, log_every=4, checkpoint={"every_steps": 3}), RunDirectory(tmp_path / "run")
-    with Trainer.open(config, run) as trainer:
+    with Trainer(config, run) as trainer:
         outcome = trainer._outcome
 
         def poisoned(*inputs):
@@ -112,7 +112,7 @@ def test_the_recorded_settings_leave_nothing_to_defaults(finished):
 def test_reports_count_the_steps_since_the_last_one(pairs_dataset, tmp_path):
     config, run = small(pairs_dataset, log_every=5, checkpoint={"every_steps": 3}), RunDirectory(tmp_path / "run")
     reports = []
-    with Trainer.open(config, run) as trainer:
+    with Trainer(config, run) as trainer:
         trainer.run(reports.append)
     assert [report.step for report in reports] == [3, 5, 6, 9, 10, 12, 14]
     assert all(report.samples_per_second > 0 for report in reports)
@@ -131,7 +131,7 @@ def test_rows_of_each_step_are_prefetched_once_in_time_also_across_epochs(pairs_
 
         return call
 
-    with Trainer.open(config, RunDirectory(tmp_path / "run")) as trainer:
+    with Trainer(config, RunDirectory(tmp_path / "run")) as trainer:
         step_of = {trainer.order.batch_ids(*divmod(step, 7)).tobytes(): step for step in range(14)}
         monkeypatch.setattr(trainer.store, "prefetch", recorded("prefetch", trainer.store.prefetch))
         monkeypatch.setattr(trainer.store, "take", recorded("take", trainer.store.take))

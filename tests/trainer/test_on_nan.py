@@ -41,7 +41,7 @@ def poison(trainer, steps, what="pictures"):
 
 def train(config, path, steps=(), what="pictures", until=None, resume=False, report=lambda report: None):
     run = RunDirectory(path)
-    with Trainer.open(config, run, resume=resume) as trainer:
+    with Trainer(config, run, resume=resume) as trainer:
         poison(trainer, steps, what)
         trainer.run(report, lambda: trainer.steps_done == until)
     return run
@@ -110,7 +110,7 @@ SKIPPED = [1, 2, 6, 7, 8, 16, 29, 30]
 def without_prefetch(pairs_dataset, tmp_path_factory):
     """A run with all rows in memory, which gathers each step's when they are asked for."""
     run = RunDirectory(tmp_path_factory.mktemp("runs") / "plain")
-    with Trainer.open(small(pairs_dataset, **WINDOWED), run) as trainer, pytest.MonkeyPatch.context() as patch:
+    with Trainer(small(pairs_dataset, **WINDOWED), run) as trainer, pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer.store, "prefetch", lambda sample_ids: None)
         poison(trainer, SKIPPED)
         trainer.run()

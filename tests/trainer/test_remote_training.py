@@ -101,15 +101,15 @@ def test_the_narrower_of_the_windows_for_state_and_cache_counts(s3, address):
 def test_a_resumed_run_may_have_a_larger_cache_but_none_too_small_for_its_order(s3, address, windowed, tmp_path):
     dataset, run = Dataset(address), RunDirectory(tmp_path / "run")
     config = resolve(settings(address, cache=QUARTER), dataset)
-    with Trainer.open(config, run) as trainer:
+    with Trainer(config, run) as trainer:
         trainer.run(should_stop=lambda: trainer.steps_done >= 30)
     smaller = config.model_copy(update={"data": config.data.model_copy(update={"cache": 1_000_000})})
     with pytest.raises(ConfigError, match=r"data\.cache = 1,000,000 is too small for s3://bucket/noise") as refused:
-        Trainer.open(smaller, run, resume=True)
+        Trainer(smaller, run, resume=True)
     floor = int(re.search(r"at least ([\d,]+)$", str(refused.value))[1].replace(",", ""))
     assert 1_000_000 < floor <= QUARTER
     larger = config.model_copy(update={"data": config.data.model_copy(update={"cache": 8_000_000})})
-    with Trainer.open(larger, run, resume=True) as trainer:
+    with Trainer(larger, run, resume=True) as trainer:
         trainer.run()
     assert losses(run) == losses(windowed)
 
@@ -143,11 +143,11 @@ def test_a_run_whose_store_goes_away_ends_with_one_error_and_can_be_resumed(
 
         with (
             pytest.raises(ObjectStoreError, match=r"s3://bucket/noise/shards/.* cannot be used: .*AWS_ENDPOINT_URL"),
-            Trainer.open(config, run) as trainer,
+            Trainer(config, run) as trainer,
         ):
             trainer.run(outage)
         gateway.start()
-        with Trainer.open(config, run, resume=True) as trainer:
+        with Trainer(config, run, resume=True) as trainer:
             assert trainer.steps_done >= 20
             trainer.run()
     assert losses(run) == losses(windowed)

@@ -37,7 +37,7 @@ def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(fini
     config = small(pairs_dataset, checkpoint={"every_steps": 3})
     run = stopped(config, tmp_path / "run", 8)
     (run.checkpoints / "step-6" / "tensors.safetensors").write_bytes(b"")
-    with Trainer.open(config, run, resume=True) as trainer:
+    with Trainer(config, run, resume=True) as trainer:
         assert trainer.steps_done == 3
         assert checkpoints(run) == {3}, "a checkpoint is left whose state was undone"
         trainer.run()
@@ -98,7 +98,7 @@ def test_a_checkpoint_of_other_settings_is_refused_with_its_name(finished, tmp_p
     change(training)
     save_checkpoint(run.checkpoints, info, training)
     with pytest.raises(RunError, match=rf"step-14 does not match the run's settings \(.*{reason}.*\).*resume it with"):
-        Trainer.open(run.config(), run, resume=True)
+        Trainer(run.config(), run, resume=True)
 
 
 def test_a_run_that_another_process_has_just_saved_is_not_taken_back(finished, tmp_path, monkeypatch):
@@ -111,7 +111,7 @@ def test_a_run_that_another_process_has_just_saved_is_not_taken_back(finished, t
 
     monkeypatch.setattr(run_module, "create_order", meanwhile)
     with pytest.raises(RunError, match="another process has just written a checkpoint"):
-        Trainer.open(run.config(), run, resume=True)
+        Trainer(run.config(), run, resume=True)
     assert 14 in {snapshot.step for snapshot in list_snapshots(run.state)}
 
 

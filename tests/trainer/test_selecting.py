@@ -72,7 +72,7 @@ def test_few_rows_in_memory_give_the_bits_of_all_in_memory_also_when_resumed(pai
     assert config.blocks_per_shard > config.window_blocks
     whole = train(config.model_copy(update={"state": small(pairs_dataset).state}), tmp_path / "whole")
     run = stopped(config, tmp_path / "run", 11)
-    with Trainer.open(config, run, resume=True) as trainer:
+    with Trainer(config, run, resume=True) as trainer:
         assert trainer.steps_done == 8
         trainer.run()
         assert 0 < trainer.store.blocks_read < 3 * 2 * config.blocks_per_shard, "the store was not told the windows"
@@ -120,13 +120,13 @@ def test_a_state_with_another_runs_selection_or_a_damaged_one_is_refused(selecte
     file.write_bytes(data)
     config = run.config()
     with pytest.raises(SelectionError, match=r"ids\.int64 is damaged: its sha256 differs .*; restore it from a copy"):
-        Trainer.open(config, run, resume=True)
+        Trainer(config, run, resume=True)
     file.write_bytes(data[:-8])
     with pytest.raises(SelectionError, match=r"ids\.int64 is damaged: it has 6,720 bytes instead of 6,728"):
         StateReader.open(run.state).column("visits")
     write_selection(on(pairs_dataset, write(KEPT[:-1])).data, pairs_dataset.index, run.selection)
     with pytest.raises(SelectionError, match=r"is not what config\.toml says: a selection of 840 samples\. Restore"):
-        Trainer.open(config, run, resume=True)
+        Trainer(config, run, resume=True)
     write_selection(on(pairs_dataset, write(KEPT + 1)).data, pairs_dataset.index, run.selection)
     with pytest.raises(SelectionError, match="selection is another run's"):
         StateReader.open(run.state)
@@ -165,7 +165,7 @@ def test_a_run_goes_on_with_its_own_copy_and_refuses_another_selection(selected,
 def refuses(settings, match, tmp_path):
     run = RunDirectory(tmp_path / "run")
     with pytest.raises(ConfigError, match=match):
-        Trainer.open(settings(), run)
+        Trainer(settings(), run)
     assert not run.exists()
     run.refuse_existing()
 
@@ -202,7 +202,7 @@ def test_a_file_that_changed_since_it_was_recorded_is_refused(pairs_dataset, wri
     config = on(pairs_dataset, write(KEPT))
     write(KEPT[1:])
     with pytest.raises(ConfigError, match=r"has changed since it was recorded: .* Pass it again with --select"):
-        Trainer.open(resolve(config, pairs_dataset), RunDirectory(tmp_path / "run"))
+        Trainer(resolve(config, pairs_dataset), RunDirectory(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("option", ["select", "weights"])
@@ -271,7 +271,7 @@ def test_a_step_has_its_samples_weights_relative_to_the_mean_of_the_selected_one
         "weights": write(mixed, weights[mixed], "weights.parquet"),
     }  # fmt: skip
     run, seen = RunDirectory(tmp_path / "run"), []
-    with Trainer.open(small(pairs_dataset, batch_size=64, epochs=1, data=data, micro_batch=16), run) as trainer:
+    with Trainer(small(pairs_dataset, batch_size=64, epochs=1, data=data, micro_batch=16), run) as trainer:
         take = trainer._take
 
         def noted(sample_ids):

@@ -51,9 +51,9 @@ def test_a_directory_that_another_start_is_making_is_refused_like_one_that_exist
         def _write_selection(self):
             super()._write_selection()
             with pytest.raises(RunExistsError, match=f"run {TAKEN}"):
-                Trainer.open(on_first(1600), run)
+                Trainer(on_first(1600), run)
 
-    with First.open(on_first(1800), run) as trainer:
+    with First(on_first(1800), run) as trainer:
         trainer.run()
     assert run.config() == on_first(1800)
     Selection(run.selection).verify()
@@ -68,8 +68,8 @@ def test_a_start_that_fails_before_its_settings_leaves_the_directory_to_the_next
             raise OSError("the disk is full")
 
     with pytest.raises(OSError, match="full"):
-        Failing.open(on_first(1800), run)
-    Trainer.open(on_first(1800), run).close()
+        Failing(on_first(1800), run)
+    Trainer(on_first(1800), run).close()
 
 
 def test_a_start_that_another_overtook_changes_nothing_in_what_that_has_trained(pairs_dataset, tmp_path):
@@ -81,7 +81,7 @@ def test_a_start_that_another_overtook_changes_nothing_in_what_that_has_trained(
             train(small(pairs_dataset, **SHORT), run.path)
 
     with pytest.raises(RunExistsError, match=f"run {TAKEN}"):
-        Overtaken.open(small(pairs_dataset, seed=1, **SHORT), run)
+        Overtaken(small(pairs_dataset, seed=1, **SHORT), run)
     assert run.config().seed == 0
     assert max(losses(run)) == 7
 
@@ -96,7 +96,7 @@ def test_of_two_that_resume_at_step_0_the_later_one_undoes_nothing(pairs_dataset
             train(config, run, resume=True)
 
     with pytest.raises(RunError, match=r"another process has just written a checkpoint in .*; resume again"):
-        Overtaken.open(config, run, resume=True)
+        Overtaken(config, run, resume=True)
     assert_same_run(run, train(config, tmp_path / "alone"))
 
 

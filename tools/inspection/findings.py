@@ -118,7 +118,7 @@ def look(
     inspection, found = findings.inspection, findings.survey
     if found is None or not found.sides or inspection.prediction:
         return findings
-    history = Repository.open(inspection.run.state).history()
+    history = Repository(inspection.run.state).history()
     with progress_bar("reading all snapshots", len(history), hidden=found.samples < ROWS_IN_TWO_SECONDS) as bar:
         findings = replace(findings, through_time=through_time(inspection, bar.update))
     if with_map:

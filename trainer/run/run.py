@@ -68,8 +68,12 @@ class Run:
     in metrics.jsonl, in the state and in the names of checkpoints.
     """
 
-    def __init__(self, config: TrainConfig, run: RunDirectory, world: World, *, resume: bool) -> None:
-        """Open a run with resolved settings; see `from_settings`."""
+    def __init__(self, config: TrainConfig, run: RunDirectory, *, resume: bool = False, world: World = ALONE) -> None:
+        """Start a run with resolved settings (`resolve`), or resume it from its latest checkpoint.
+
+        Writes nothing until the ranks are known to agree and all parts have been built. Called by all ranks.
+        Raises ConfigError, RunError, DatasetError, StateStoreError, OSError.
+        """
         self.config, self.run_directory, self.world, self.mode = config, run, world, config.objective.mode
         self.dataset, start = find_start(config, run, world, resume=resume)
         self.device = device_named(config.device)
@@ -183,7 +187,7 @@ class Run:
                 config = resumed_config(directory, given, dataset, world, allow_change)
             else:
                 config = resolve(config, dataset, world)
-        run = cls(config, directory, world, resume=begun)
+        run = cls(config, directory, resume=begun, world=world)
         if begun and world.is_first:
             run.held_directory.record(config)  # the dataset's new path and other allowed changes
         return run

@@ -235,7 +235,7 @@ def _read_state(run: RunDirectory, notes: list[str]) -> StateStatus | None:
     from ...state_store.scattered import selection_of
 
     try:
-        repository = Repository.open(run.state)
+        repository = Repository(run.state)
         history = repository.history()
         snapshots = [entry for entry in history if isinstance(entry, Snapshot)]
         notes += [str(entry) for entry in history if not isinstance(entry, Snapshot)]

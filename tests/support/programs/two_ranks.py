@@ -54,7 +54,7 @@ def failing_half(rank, value):
 
 def commit_all(ranks, path):
     """Return for each commit its name, and the snapshot's tag and size or the error that it raised."""
-    rank, repository, told = ranks.rank, Repository.open(path), {}
+    rank, repository, told = ranks.rank, Repository(path), {}
 
     def commit(name, step, parts):
         try:

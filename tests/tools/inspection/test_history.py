@@ -56,7 +56,7 @@ def test_an_unknown_id_is_refused_with_the_range_of_ids(run, sample_id):
 
 
 def test_a_snapshot_that_cannot_be_read_is_left_out_and_noted(run):
-    damaged = Repository.open(run.state).snapshots()[1]
+    damaged = Repository(run.state).snapshots()[1]
     (run.state / "snapshots" / damaged.id).unlink()
     inspection = read_run(run)
     (history,) = read_histories(inspection, [3])

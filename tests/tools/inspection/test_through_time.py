@@ -77,7 +77,7 @@ def test_a_snapshot_that_the_run_deletes_meanwhile_is_left_out_and_noted(run):
 
     def delete(done):
         if not told:
-            Repository.open(run.state).retain(keep_last=2)
+            Repository(run.state).retain(keep_last=2)
         told.append(done)
 
     found = through_time(inspection, delete)
@@ -94,7 +94,7 @@ def test_a_damaged_snapshot_is_left_out_and_noted(hostile_dataset, tmp_path):
     train_on(run, at(12), 12)
     for manifest in of_9:
         manifest.write_bytes(manifest.read_bytes()[:50])
-    latest = Repository.open(run.state).snapshots()[-1]
+    latest = Repository(run.state).snapshots()[-1]
     (run.state / "snapshots" / latest.id).write_bytes(b"?")
     inspection = read_run(run, at="step-5")
     found = through_time(inspection)

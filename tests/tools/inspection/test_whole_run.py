@@ -93,13 +93,13 @@ def test_the_blocks_give_the_ranks_of_the_whole(run, monkeypatch):
 
 
 def test_a_single_snapshot_gives_the_ranks_of_its_log_s(run):
-    Repository.open(run.state).retain(keep_last=1)
+    Repository(run.state).retain(keep_last=1)
     found, _ = ranks(run)
     np.testing.assert_allclose(found, slowly([8]), atol=1e-6)
 
 
 def test_a_snapshot_that_cannot_be_read_is_left_out_and_noted_once(run):
-    damaged = next(each for each in Repository.open(run.state).snapshots() if each.step == 6)
+    damaged = next(each for each in Repository(run.state).snapshots() if each.step == 6)
     (run.state / "snapshots" / damaged.id).write_bytes(b"?")
     found, notes = ranks(run)
     np.testing.assert_allclose(found, slowly([5, 7, 8]), atol=1e-6)
@@ -122,7 +122,7 @@ def test_a_snapshot_that_the_run_deletes_meanwhile_is_left_out_from_there_on(pai
     inspection = read_run(run, at="step-9")
     whole_run = WholeRun(inspection)
     found = [whole_run.ranks(range(0, 1000))]
-    Repository.open(run.state).retain(keep_last=1)
+    Repository(run.state).retain(keep_last=1)
     found.append(whole_run.ranks(range(1000, n)))
     first, last = ((n - 0.5 - np.argsort(np.argsort(of))) / n for of in log_s.values())
     np.testing.assert_allclose(found[0], (first + last)[:1000] / 2, atol=1e-3)

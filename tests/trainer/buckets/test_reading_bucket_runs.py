@@ -47,7 +47,7 @@ def test_status_is_read_from_another_machine_with_the_age_of_the_last_part(pairs
             trainer.checkpointer.wait()
             seen.append(read_status(elsewhere(run)))
 
-    with Trainer.open(config, run) as trainer:
+    with Trainer(config, run) as trainer:
         trainer.run(on_report=look)
     (status,) = seen
     assert status.state == "running"
@@ -78,7 +78,7 @@ def test_status_says_at_once_on_the_same_machine_that_a_run_was_killed(pairs_dat
 
 
 def test_a_run_that_holds_its_lock_but_writes_nothing_is_silent(pairs_dataset, run, monkeypatch):
-    with Trainer.open(small(pairs_dataset, **OFTEN), run) as trainer:
+    with Trainer(small(pairs_dataset, **OFTEN), run) as trainer:
         trainer.run(should_stop=lambda: trainer.steps_done >= 5)
         trainer.checkpointer.wait()
         lock = lock_status(run.state_lock)

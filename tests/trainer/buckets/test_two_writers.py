@@ -151,7 +151,7 @@ def train(lease, folder, steps=STEPS):
     log = folder / "metrics.jsonl"
     if not history.is_there(state):
         history.replace(state, History(DESCRIPTION, (snapshot(0, ""),), term.ljust(32, "0")))
-    repository = Repository.open(state, term.ljust(32, "0"))
+    repository = Repository(state, term.ljust(32, "0"))
     repository.repair()
     snapshots = {each.step: each for each in history.load(state)[0].snapshots}
     newest_first = sorted(checkpoints_in(folders).items(), reverse=True)
@@ -287,7 +287,7 @@ def done(work, term):
 def begun(bucket, lease):
     """A run as the later writer finds it, with what it writes first: its name into the index."""
     run = dataclasses.replace(RUN, lease=lease)
-    Repository.open(run / "state", lease.term.ljust(32, "0")).repair()
+    Repository(run / "state", lease.term.ljust(32, "0")).repair()
     return run
 
 

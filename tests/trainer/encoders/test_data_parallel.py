@@ -23,7 +23,7 @@ def tiny(dataset, **more):
 def train(config, path, until=14, resume=False):
     """Train until a number of steps is done, and stop with a checkpoint."""
     run = RunDirectory(path)
-    with Trainer.open(config, run, resume=resume) as trainer:
+    with Trainer(config, run, resume=resume) as trainer:
         trainer.run(should_stop=lambda: trainer.steps_done == until)
     return run
 
@@ -43,7 +43,7 @@ def kernels(trainer):
 
 def test_channels_last_lays_kernels_out_so_and_changes_no_loss_beyond_round_off(plain, pairs_dataset, tmp_path):
     run = RunDirectory(tmp_path / "run")
-    with Trainer.open(tiny(pairs_dataset, channels_last=True), run) as trainer:
+    with Trainer(tiny(pairs_dataset, channels_last=True), run) as trainer:
         trainer.run()
         assert kernels(trainer)
         for kernel in kernels(trainer):

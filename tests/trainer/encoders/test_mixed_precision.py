@@ -38,7 +38,7 @@ def losses(run):
 
 def trained(config, path):
     run = RunDirectory(path)
-    with Trainer.open(config, run) as trainer:
+    with Trainer(config, run) as trainer:
         scaled_by(trainer, HARMLESS).run()
     return run
 
@@ -64,7 +64,7 @@ def test_a_run_in_half_precision_begins_as_one_in_float32_and_learns_as_it_does(
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
 def test_encoders_compute_in_half_precision_and_give_unit_rows_of_float32(pairs_dataset, tmp_path, precision, dtype):
     encoded, received = [], []
-    with Trainer.open(tiny(pairs_dataset, precision, epochs=1), RunDirectory(tmp_path / "run")) as trainer:
+    with Trainer(tiny(pairs_dataset, precision, epochs=1), RunDirectory(tmp_path / "run")) as trainer:
         for encoder in trainer.encoders.children():
             encoder.register_forward_hook(lambda module, inputs, features: encoded.append(features.dtype))
         trainer.objective.register_forward_pre_hook(lambda module, inputs: received.extend(inputs[:2]))
@@ -81,13 +81,13 @@ def test_a_resumed_fp16_run_goes_on_with_its_loss_scale_and_losses(pairs_dataset
     config = tiny(pairs_dataset, "fp16", epochs=1)
     whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
     for run, steps in ((whole, 7), (broken, 4)):
-        with Trainer.open(config, run) as trainer:
+        with Trainer(config, run) as trainer:
             scaled_by(trainer, HARMLESS).run(
                 should_stop=lambda trainer=trainer, steps=steps: trainer.steps_done == steps
             )
     _, training = load_checkpoint(latest_checkpoint(broken.checkpoints))
     assert training["loss_scale"]["scale"] == HARMLESS
-    with Trainer.open(config, broken, resume=True) as trainer:
+    with Trainer(config, broken, resume=True) as trainer:
         assert trainer.precision.scaler.get_scale() == HARMLESS
         trainer.run()
     assert losses(broken) == losses(whole)
@@ -98,7 +98,7 @@ def test_a_resumed_fp16_run_goes_on_with_its_loss_scale_and_losses(pairs_dataset
 )
 def test_a_step_whose_gradients_overflow_moves_no_weight_and_halves_the_scale(pairs_dataset, tmp_path, name):
     config = tiny(pairs_dataset, "fp16", epochs=1, optimizer={"name": name, "warmup_steps": 0})
-    with Trainer.open(config, RunDirectory(tmp_path / "run")) as trainer:
+    with Trainer(config, RunDirectory(tmp_path / "run")) as trainer:
         scaled_by(trainer, TOO_LARGE)
         before = {key: value.clone() for key, value in trainer.encoders.state_dict().items()}
 

@@ -102,7 +102,7 @@ def _check_own_state(run: RunDirectory) -> None:
         return
     try:
         named = read_info(latest).snapshot
-        is_there = Repository.open(run.state).holds(named)
+        is_there = Repository(run.state).holds(named)
     except (DamagedCheckpointError, StoreNotFoundError):
         return  # nothing to compare the state with
     if not is_there and latest_checkpoint(run.checkpoints) == latest:  # otherwise the run has moved on meanwhile

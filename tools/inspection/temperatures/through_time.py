@@ -97,7 +97,7 @@ def read_every_snapshot(
     A snapshot that is damaged, or that the run deletes meanwhile, is left out and noted.
     """
     found, path = [], inspection.run.state
-    for done, entry in enumerate(Repository.open(path).history(), start=1):
+    for done, entry in enumerate(Repository(path).history(), start=1):
         try:
             # Reopen each time, so that snapshots deleted since the listing are noticed.
             if isinstance(entry, Snapshot):

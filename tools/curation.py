@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +29,7 @@ from .inspection.temperatures.correlation import NO_GROUP
 from .inspection.temperatures.groups import CLASS_COLUMN, check_columns, codes_of
 from .inspection.temperatures.kinds import CROWDED, MIN_VISITS, MISFIT, STUCK, TOO_FEW_VISITS, Codes, read_rules
 from .inspection.temperatures.whole_run import PRECISION, WholeRun
-from .progress import task_bars
+from .progress import OnTask, task_bars
 
 KEPT, LISTED, IS_MISFIT, DUPLICATE, CLASS_FULL, NOT_TRAINED_ON = range(6)
 REASONS = ("kept", "listed", "misfit", "duplicate", "class_full", "not_trained_on")
@@ -38,8 +37,6 @@ REASONS = ("kept", "listed", "misfit", "duplicate", "class_full", "not_trained_o
 ROWS_AT_ONCE = 1 << 20
 
 Ids = NDArray[np.int64]
-OnProgress = Callable[[str, int, int], None]
-"""Task, samples done, total."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,7 @@ def curate_run(
 
 
 def curate(
-    inspection: Inspection, rules: CurationRules, clusters: Clusters, on_progress: OnProgress = lambda *_: None
+    inspection: Inspection, rules: CurationRules, clusters: Clusters, on_progress: OnTask = lambda *_: None
 ) -> Curation:
     """Apply the rules to a snapshot's samples. Takes about 24 bytes of memory per sample, and 50 more with `per_class`.
 
@@ -182,7 +179,7 @@ class _State:
     """float32 [n]: mean of log tau over the sides, not finite without a usable tau; None if it is not needed."""
 
     @classmethod
-    def read(cls, inspection: Inspection, rules: CurationRules, on_progress: OnProgress) -> _State:
+    def read(cls, inspection: Inspection, rules: CurationRules, on_progress: OnTask) -> _State:
         reader = inspection.reader
         assert reader is not None
         n, name = reader.samples, inspection.config.objective.name

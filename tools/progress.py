@@ -11,6 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.status import Status
 from rich.text import Text
 
+OnDone = Callable[[int, int], None]
+"""Called with how many are done, and of how many."""
+OnTask = Callable[[str, int, int], None]
+"""Called with the name of a task, how many are done, and of how many."""
+
 FIRST_LINE, LONGEST_GAP = 10.0, 600.0
 """Seconds. Each line comes after twice the time of the one before, so a log of minutes and one of a week stay short."""
 

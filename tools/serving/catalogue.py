@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,6 +30,7 @@ from ..inspection.temperatures.correlation import NO_GROUP
 from ..inspection.temperatures.groups import CLASS_COLUMN, TooManyGroupsError, codes_of
 from ..inspection.temperatures.kinds import KIND_NAMES, read_rules
 from ..inspection.temperatures.whole_run import WholeRun
+from ..progress import OnTask
 from .texts import Texts, damaged, write_texts
 
 INDEX = "index"
@@ -44,8 +45,6 @@ SERVED_KINDS = (*KIND_NAMES, "not_selected")
 _LARGEST = 1 << 32
 """Ids are kept as uint32."""
 
-OnProgress = Callable[[str, int, int], None]
-"""What is being indexed, how many samples are done, and how many there are."""
 Ids = NDArray[np.uint32]
 
 
@@ -83,7 +82,7 @@ class Catalogue:
             self.texts.close()
 
 
-def open_catalogue(inspection: Inspection, folder: Path, on_progress: OnProgress) -> Catalogue:
+def open_catalogue(inspection: Inspection, folder: Path, on_progress: OnTask) -> Catalogue:
     """Open the index in RUN/report/index, or make the parts of it that are missing; takes 16 bytes a sample meanwhile.
 
     folder: RUN/report. Raises RunError without a snapshot or if the index is damaged, DatasetError, DamagedChunkError,
@@ -107,7 +106,7 @@ def open_catalogue(inspection: Inspection, folder: Path, on_progress: OnProgress
     return _opened(inspection, of_state, of_texts if dataset else None)
 
 
-def with_margins(catalogue: Catalogue, features: FeaturesFile, folder: Path, on_progress: OnProgress) -> Catalogue:
+def with_margins(catalogue: Catalogue, features: FeaturesFile, folder: Path, on_progress: OnTask) -> Catalogue:
     """Return the catalogue with the margins of features of pairs, which are indexed in RUN/report/index once.
 
     folder: RUN/report, where `catalogue` was opened. Raises RunError if index or features are damaged,
@@ -161,7 +160,7 @@ def _opened(inspection: Inspection, of_state: Path, of_texts: Path | None) -> Ca
     )
 
 
-def _index_state(inspection: Inspection, folder: Path, on_progress: OnProgress) -> None:
+def _index_state(inspection: Inspection, folder: Path, on_progress: OnTask) -> None:
     reader, noted = inspection.reader, len(inspection.notes)
     assert reader is not None
     count = reader.samples
@@ -197,7 +196,7 @@ def _write_ranks(folder: Path, side: str, columns: dict[str, NDArray[Any]], coun
     _new(folder / f"{side}.tau-sorted.npy", np.float32, count)[:] = keys[order]
 
 
-def _index_classes(inspection: Inspection, folder: Path, on_progress: OnProgress) -> None:
+def _index_classes(inspection: Inspection, folder: Path, on_progress: OnTask) -> None:
     """Write every sample's class; without names if there are more classes than can be listed."""
     dataset = inspection.dataset
     assert dataset is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from ....pipeline.dataset import Dataset
 from ....pipeline.dataset_index import FINGERPRINT
 from ....storage.files import open_regular, refuse_link, written_aside
 from ....trainer.errors import RunError
+from ...progress import OnTask
 from ..features.features_file import FeaturesFile
 from .exact_copies import blank_pictures, exact_copies
 from .picture_agreement import EDGE, MAX_DIFFERENCE, MIN_CORRELATION, NO_AGREEMENT, Agreement, agreement, prepare
@@ -35,9 +35,6 @@ REASONS = ("exact", "near", "blank")
 _PAIRS_AT_ONCE = 256
 MAX_PAIRS = 1 << 28
 """Read from a file: some gigabytes of memory."""
-
-OnProgress = Callable[[str, int, int], None]
-"""Task, done, total."""
 
 
 class Clusters(NamedTuple):
@@ -93,7 +90,7 @@ def find_duplicates(
     features: FeaturesFile,
     score: NDArray[np.float32],
     scratch: Path,
-    on_progress: OnProgress = lambda what, done, total: None,
+    on_progress: OnTask = lambda what, done, total: None,
 ) -> Duplicates:
     """Look for duplicates among all samples.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ....pipeline.errors import DatasetError
 from ....trainer.errors import ConfigError, RunError
+from ...progress import OnDone
 from ..json_fields import HOW_MANY, Hidden, Shown, named
 from ..reading.opening import Inspection
 from ..reading.state_blocks import Rows
@@ -32,9 +33,6 @@ ROWS_AT_ONCE = 1024
 LEAST_LEAD = 1e-5
 """Lead in cosine from which a negative counts as above the positive: equal captions differ by rounding."""
 _SEED = 2025
-
-OnProgress = Callable[[int, int], None]
-"""Samples embedded, total."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ class Compared(NamedTuple):
 def confirm(
     inspection: Inspection,
     survey: Survey,
-    on_progress: OnProgress = lambda done, total: None,
+    on_progress: OnDone = lambda done, total: None,
     *,
     weights: Weights | None = None,
     allow_code: bool = False,
@@ -102,7 +100,7 @@ def confirm(
 
 
 def _confirmed(
-    inspection: Inspection, survey: Survey, weights: Weights | None, allow_code: bool, on_progress: OnProgress
+    inspection: Inspection, survey: Survey, weights: Weights | None, allow_code: bool, on_progress: OnDone
 ) -> Confirmation:
     reader, dataset, kinds = inspection.reader, inspection.dataset, survey.kinds
     if reader is None or kinds is None or not len(kinds.suspects):
@@ -145,7 +143,7 @@ def compared_ids(survey: Survey, kinds: SampleKinds) -> tuple[NDArray[np.int64],
 
 
 def _features(
-    inspection: Inspection, encoders: Encoders, sample_ids: NDArray[np.int64], on_progress: OnProgress
+    inspection: Inspection, encoders: Encoders, sample_ids: NDArray[np.int64], on_progress: OnDone
 ) -> list[Tensor]:
     """Return the features of pictures and captions, or of two views, float32 [m, d] each, rows of norm 1."""
     import torch

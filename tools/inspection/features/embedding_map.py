@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -15,6 +14,7 @@ from ....pipeline.errors import DatasetError
 from ....storage.place import Place
 from ....trainer.errors import ConfigError, RunError
 from ....trainer.evaluation.bands import BANDS, band_of_class
+from ...progress import OnTask
 from ..json_fields import TO_LIST, Hidden, Shown
 from ..reading.opening import Inspection
 from ..temperatures.correlation import NO_GROUP
@@ -37,9 +37,6 @@ PERPLEXITY = 30.0
 SEED = 2023
 _TAU_STRATA = 20
 _LEAST_SPREAD = 1e-6
-
-OnProgress = Callable[[str, int, int], None]
-"""Task, done, total."""
 
 
 class Points(NamedTuple):
@@ -87,7 +84,7 @@ class EmbeddingMap:
 def embedding_map(
     inspection: Inspection,
     survey: Survey,
-    on_progress: OnProgress = lambda what, done, total: None,
+    on_progress: OnTask = lambda what, done, total: None,
     *,
     weights: Weights | None = None,
     allow_code: bool = False,
@@ -107,7 +104,7 @@ def embedding_map(
 
 
 def _made(
-    inspection: Inspection, survey: Survey, weights: Weights | None, allow_code: bool, on_progress: OnProgress
+    inspection: Inspection, survey: Survey, weights: Weights | None, allow_code: bool, on_progress: OnTask
 ) -> EmbeddingMap:
     pool, visited = survey.pool, len(survey.pool.sample_ids)
     if not survey.sides or inspection.reader is None:
@@ -183,7 +180,7 @@ def _embed(
     found: CheckpointEncoders,
     dataset: Dataset,
     sample_ids: NDArray[np.int64],
-    on_progress: OnProgress,
+    on_progress: OnTask,
 ) -> list[NDArray[np.float32]]:
     """Return each side's features, float32 [m, d], rows of norm 1. Raises RunError, DatasetError."""
     import torch

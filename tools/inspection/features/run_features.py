@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from ....trainer.checkpoints.checkpoint_files import LATEST, checkpoints_in, rea
 from ....trainer.config import TrainConfig
 from ....trainer.errors import RunError
 from ....trainer.run_directory import find_checkpoint, load_found
-from ...progress import progress_bar
+from ...progress import OnDone, progress_bar
 from ..reading.opening import Inspection
 from .features_file import NAME, FeaturesFile, FeaturesOf, UnusableFeaturesError, write_features
 
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 SAMPLES_AT_ONCE = 1 << 14
 
-OnProgress = Callable[[int, int], None]
-"""Samples done, total."""
-
 
 def run_features(
     inspection: Inspection,
@@ -36,7 +33,7 @@ def run_features(
     *,
     weights: Weights | None = None,
     allow_code: bool = False,
-    on_progress: OnProgress = lambda done, total: None,
+    on_progress: OnDone = lambda done, total: None,
 ) -> FeaturesFile:
     """Open the features of all samples in `folder`, an existing directory; make them first where they do not fit.
 
@@ -100,7 +97,7 @@ def _wanted(inspection: Inspection, weights: Weights | None) -> tuple[Dataset, P
 
 
 def _batches(
-    config: TrainConfig, dataset: Dataset, checkpoint: Place, of: FeaturesOf, allow_code: bool, on_progress: OnProgress
+    config: TrainConfig, dataset: Dataset, checkpoint: Place, of: FeaturesOf, allow_code: bool, on_progress: OnDone
 ) -> Iterator[NDArray[np.float32]]:
     """Yield the features of all samples, float32 [up to SAMPLES_AT_ONCE, sides, d]."""
     from ....trainer.evaluation.features import restore_encoders, sample_features

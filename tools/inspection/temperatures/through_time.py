@@ -17,7 +17,6 @@ from ..reading.state_blocks import pieces
 from .distribution import Distribution
 
 T = TypeVar("T")
-Progress = Callable[[int], None]
 
 MAX_ROWS = 200_000_000
 """Limit over all snapshots together: about ten seconds on one core."""
@@ -68,7 +67,7 @@ class ThroughTime:
     moments: Annotated[list[Moment], named("snapshots")]
 
 
-def through_time(inspection: Inspection, on_progress: Progress = lambda done: None) -> ThroughTime | None:
+def through_time(inspection: Inspection, on_progress: Callable[[int], None] = lambda done: None) -> ThroughTime | None:
     """Read tau at every snapshot of the inspection's run; None if there is no tau or no sample was ever visited.
 
     Memory does not grow with the samples. A snapshot that is damaged, or that the run deletes meanwhile, is left out
@@ -90,7 +89,7 @@ def through_time(inspection: Inspection, on_progress: Progress = lambda done: No
 
 
 def read_every_snapshot(
-    inspection: Inspection, read: Callable[[StateReader], T], on_progress: Progress = lambda done: None
+    inspection: Inspection, read: Callable[[StateReader], T], on_progress: Callable[[int], None] = lambda done: None
 ) -> list[T]:
     """Apply `read` to every snapshot of the inspection's run, oldest first.
 

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from thermopile.pipeline.sources.parquet import ParquetSource
+from thermopile.tools.inspection.duplicates import exact_copies as exact_module
 from thermopile.tools.inspection.duplicates.exact_copies import blank_pictures, exact_copies
 from thermopile.tools.inspection.duplicates.finding import REASONS, find_duplicates, read_clusters, write_duplicates
-from thermopile.tools.inspection.duplicates.finding import exact_copies as exact_module
 from thermopile.tools.inspection.duplicates.similar_pairs import NEAREST, similar_pairs
 from thermopile.tools.inspection.features.features_file import NAME
 from thermopile.tools.inspection.findings import look

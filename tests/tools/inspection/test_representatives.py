@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from thermopile.tools.inspection.duplicates.finding import representatives as module
+from thermopile.tools.inspection.duplicates import representatives as module
 from thermopile.tools.inspection.duplicates.picture_agreement import EDGE, agreement, prepare
 from thermopile.tools.inspection.duplicates.representatives import represent, star
 from thermopile.tools.inspection.duplicates.similar_pairs import NEAREST, NO_PAIRS, Pairs

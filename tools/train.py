@@ -174,10 +174,12 @@ def run(asked: TrainOptions) -> bool:
                 _refuse_code_of_files(settings, recorded, layers)
             if world.is_first:
                 announce_code(code_in(settings))
-        if begun is None or recorded is None:
-            settings = _new(settings, world, asked)
-        else:
-            settings, changes = _resumed(settings, begun, recorded, world, asked.allowed)
+        with agreement(world.control, ConfigError):
+            dataset = _dataset_of(settings, asked, is_begun=begun is not None)
+        if dataset is not None or settings.init_from or world.size > 1:
+            from ..trainer.run.resume_settings import settled
+
+            settings, changes = settled(begun, recorded, settings, dataset, world, asked.allowed)
         if asked.print_config and world.is_first:
             from .shown_settings import shown_settings
 
@@ -255,42 +257,20 @@ def _refuse_code_of_files(settings: TrainConfig, recorded: TrainConfig | None, l
                 refuse_code({key: code}, where or layers.origins[key])
 
 
-def _new(settings: TrainConfig, world: World, asked: TrainOptions) -> TrainConfig:
-    """Return the settings of a new run, resolved if there is a dataset. All ranks call it."""
-    with agreement(world.control, ConfigError):
-        dataset = Dataset(settings.data.path) if settings.data.path else None
-        if dataset is None and not asked.print_config:
-            start = f"{asked.out} has no run to resume, and a new one has " if asked.resume else ""
-            raise click.UsageError(f"{start}no dataset: pass --data, a directory written by `thermopile convert`")
-    if settings.init_from or world.size > 1:  # ranks may differ here, and are refused later
-        from ..trainer.encoders.initial_weights import with_pinned_source
-
-        settings = with_pinned_source(settings, world)
-    if dataset is None:
-        return settings
-    from ..trainer.run.build import resolve
-
-    with agreement(world.control, ConfigError):
-        return resolve(settings, dataset, world)
-
-
-def _resumed(
-    asked: TrainConfig, run: RunDirectory, recorded: TrainConfig, world: World, allowed: tuple[str, ...]
-) -> tuple[TrainConfig, list[Change]]:
-    """Return the run's settings with the allowed changes, and those changes; refuse any other change by name.
-
-    All ranks call it.
-    """
-    with agreement(world.control, ConfigError):
-        try:
-            dataset = Dataset(asked.data.path)
-        except DatasetError as error:
-            moved = "If the run's dataset was moved, pass its new path with --data."
-            raise DatasetError(f"{error} {moved}") from error
-    from ..trainer.run.resume_settings import resolved_changes
-
-    with agreement(world.control, ConfigError):
-        return resolved_changes(run.path, recorded, asked, dataset, world, allowed)
+def _dataset_of(settings: TrainConfig, asked: TrainOptions, *, is_begun: bool) -> Dataset | None:
+    """Open the dataset of the settings; return None if a new run, which is only to be printed, names none."""
+    if not (settings.data.path or is_begun):
+        if asked.print_config:
+            return None
+        start = f"{asked.out} has no run to resume, and a new one has " if asked.resume else ""
+        raise click.UsageError(f"{start}no dataset: pass --data, a directory written by `thermopile convert`")
+    try:
+        return Dataset(settings.data.path)
+    except DatasetError as error:
+        if not is_begun:
+            raise
+        moved = "If the run's dataset was moved, pass its new path with --data."
+        raise DatasetError(f"{error} {moved}") from error
 
 
 def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: bool, accepted: bool) -> bool:

@@ -4,12 +4,13 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ...pipeline.dataset import Dataset
+from ...state_store.ranks import agreement
 from ...storage.place import Place
 from ..config import EncoderConfig, TrainConfig, flat, load_config, to_tree
 from ..config.layers import Layers
 from ..config.own_code import code_in
 from ..encoders import is_directory
-from ..encoders.initial_weights import is_same_source
+from ..encoders.initial_weights import is_same_source, with_pinned_source
 from ..errors import ConfigError, RunError
 from ..run_directory import RunDirectory
 from ..world import World
@@ -112,10 +113,8 @@ def _encoder_as_recorded(asked: EncoderConfig, recorded: EncoderConfig) -> Encod
     return asked.model_copy(update={"name": recorded.name, "config": recorded.config | asked.config})
 
 
-def resumed_config(
-    directory: RunDirectory, given: Layers, dataset: Dataset, world: World, allow_change: Collection[str]
-) -> TrainConfig:
-    """Return a run's settings with the given changes. Raises ConfigError for changes not allowed."""
+def with_recorded(directory: RunDirectory, given: Layers) -> tuple[TrainConfig, TrainConfig]:
+    """Return a run's recorded settings, and these with the given changes. Raises ConfigError for code of its own."""
     recorded, named = directory.config_to_resume(accept_edits=False), code_in(given.load())
     for key, code in code_in(recorded).items():
         if named.get(key) != code:  # before the import
@@ -126,8 +125,31 @@ def resumed_config(
     layers = Layers()
     layers.add(to_tree(recorded), str(directory.config_file))
     layers.add(given.tree, "settings")
-    config, _ = resolved_changes(directory.path, recorded, layers.load(), dataset, world, allow_change)
-    return config
+    return recorded, layers.load()
+
+
+def settled(
+    run: RunDirectory | None,
+    recorded: TrainConfig | None,
+    asked: TrainConfig,
+    dataset: Dataset | None,
+    world: World,
+    allowed: Collection[str],
+) -> tuple[TrainConfig, list[Change]]:
+    """Return the resolved settings to train with, and a resumed run's changes. Called by all ranks.
+
+    recorded: the settings of the run to resume; None for a new run, whose `init_from` is pinned. Without a dataset, the
+    settings of a new run stay unresolved. Raises ConfigError as `resolve` and `allowed_changes`, RunError.
+    """
+    if run is not None and recorded is not None and dataset is not None:
+        with agreement(world.control, ConfigError):
+            return resolved_changes(run.path, recorded, asked, dataset, world, allowed)
+    if asked.init_from or world.size > 1:  # ranks may differ here, and are refused later
+        asked = with_pinned_source(asked, world)
+    if dataset is None:
+        return asked, []
+    with agreement(world.control, ConfigError):
+        return resolve(asked, dataset, world), []
 
 
 def resolved_changes(

@@ -28,7 +28,7 @@ from ..checkpoints.tensors import take_apart
 from ..config import TrainConfig
 from ..config.layers import Layers
 from ..encoders import Encoders
-from ..encoders.initial_weights import load_initial_weights, with_pinned_source
+from ..encoders.initial_weights import load_initial_weights
 from ..errors import ConfigError, NotFiniteError, RanksLostError, RunError, TrainingError
 from ..metrics.metrics_log import MetricsLog, Scalar
 from ..metrics.step_clock import StepClock
@@ -37,12 +37,12 @@ from ..objectives.base import WEIGHT
 from ..precision import fast_kernels
 from ..run_directory import RunDirectory
 from ..world import ALONE, World, refuse_separate_directories
-from .build import create_order, device_named, objective_of, open_loader, pieces_per_step, resolve, windows_from
+from .build import create_order, device_named, objective_of, open_loader, pieces_per_step, windows_from
 from .checkpoint_writer import Checkpointer
 from .dataset_cache import DatasetCache
 from .failures import not_finite
 from .restoring import find_start, open_store, restore, take_lock
-from .resume_settings import resumed_config
+from .resume_settings import settled, with_recorded
 from .selection_files import write_selection
 
 
@@ -179,14 +179,8 @@ class Run:
             given.add(settings or {}, "settings")
             dataset = Dataset(data)
             given.add({"data": {"path": dataset.absolute}}, "data")
-            config = given.load()
-        if not begun:
-            config = with_pinned_source(config, world)
-        with agreement(world.control, ConfigError):
-            if begun:
-                config = resumed_config(directory, given, dataset, world, allow_change)
-            else:
-                config = resolve(config, dataset, world)
+            recorded, asked = with_recorded(directory, given) if begun else (None, given.load())
+        config, _ = settled(directory, recorded, asked, dataset, world, allow_change)
         run = cls(config, directory, resume=begun, world=world)
         if begun and world.is_first:
             run.held_directory.record(config)  # the dataset's new path and other allowed changes

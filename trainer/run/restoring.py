@@ -10,7 +10,7 @@ import torch
 from ..._version import __version__
 from ...pipeline.dataset import Dataset
 from ...pipeline.order import ORDER_VERSION, Order
-from ...state_store import DamagedChunkError, SnapshotNotFoundError, StateStore, StoreLockedError
+from ...state_store import DamagedChunkError, SnapshotNotFoundError, StateReader, StateStore, StoreLockedError
 from ...state_store.ranks import agreement
 from ...state_store.shares import writer_lock
 from ...storage.place import Lock
@@ -21,14 +21,15 @@ from ..checkpoints.checkpoint_files import (
     checkpoints_in,
     latest_checkpoint,
     load_latest,
+    read_info,
     remove_checkpoints,
 )
 from ..config import TrainConfig, flat, to_tree
+from ..encoders.initial_weights import parts_of
 from ..errors import ConfigError, RunError
 from ..objectives import Objective
 from ..run_directory import RunDirectory
 from ..world import World
-from .growing import state_to_grow
 from .resume_settings import changes_since
 from .selection_files import check_own_copy
 
@@ -222,3 +223,28 @@ def differences(of_ranks: Sequence[dict[str, Any]]) -> list[str]:
         for key in (first | own)
         if own.get(key) != first.get(key)
     ]
+
+
+def state_to_grow(config: TrainConfig, dataset: Dataset, objective: Objective) -> StateReader:
+    """Return the state of `init_from`, the initial state of the dataset's first samples.
+
+    Raises ConfigError unless the dataset is that run's, or grew from it by appending, and both keep the same fields;
+    RunError and StateStoreError if the state cannot be read.
+    """
+    path, step = parts_of(config.init_from)
+    run = RunDirectory(path)
+    reader = StateReader.open(run.state, at=read_info(run.checkpoints / str(step)).snapshot)
+    if reader.selection is not None or config.data.select:
+        raise ConfigError("--grow carries the state of all samples, and one of the runs selects some; leave it out")
+    known = {**dataset.index.predecessors, dataset.index.fingerprint: dataset.n}
+    if known.get(reader.dataset_fingerprint) != reader.samples:
+        raise ConfigError(
+            f"--grow: {dataset.place} did not grow from the dataset of {path}, whose samples are others; "
+            "append to that dataset (thermopile convert … --append), or leave out --grow"
+        )
+    if set(reader.fields) != set(objective.fields):
+        raise ConfigError(
+            f"--grow: {path} keeps {', '.join(reader.fields)} for each sample, but this run's objective "
+            f"{', '.join(objective.fields) or 'nothing'}; use that run's objective"
+        )
+    return reader

@@ -70,7 +70,7 @@ class Server:
     @contextmanager
     def gateway(self, latency: float = 0, bytes_per_second: float = 0, failing: float = 0) -> Iterator["Server"]:
         """Put a gateway before the server, to which AWS_ENDPOINT_URL leads meanwhile."""
-        port = _free_port()
+        port = free_port()
         given = [str(value) for value in (port, int(self.url.rpartition(":")[2]), latency, bytes_per_second, failing)]
         gateway = Server([sys.executable, str(Path(__file__)), *given], port)
         before = os.environ["AWS_ENDPOINT_URL"]
@@ -89,7 +89,7 @@ def object_server() -> Iterator[Server]:
         import pytest
 
         pytest.skip("needs moto's S3 server: pip install 'moto[server]'")
-    port = _free_port()
+    port = free_port()
     server = Server([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port)
     before = dict(os.environ)
     os.environ.update(CREDENTIALS)
@@ -130,7 +130,7 @@ def _forget_connections() -> None:
     bucket._store.cache_clear()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Return a port below those that systems give to clients.
 
     Of those, a client that calls a server which is away may be given the server's own: it then calls itself, and the

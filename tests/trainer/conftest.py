@@ -2,11 +2,12 @@
 
 import multiprocessing
 import os
-import socket
 from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
+
+from thermopile.benchmarks.object_server import free_port
 
 from support.runs import small, train
 
@@ -99,8 +100,8 @@ def start_ranks(start_program):
     """
 
     def start(world, *arguments, last_rank=(), codes=None):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        # On a port of those that clients get, a rank that is early might connect to itself and wait for ever.
+        port = free_port()
         shared = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         return [
             start_program(

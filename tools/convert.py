@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import json
-import re
-import shutil
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Timer
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import numpy as np
 from click.core import ParameterSource
-from numpy.typing import NDArray
 
 from ..pipeline.conversion.append import appended_path, is_joining, join, refuse_known, refuse_ungrowable
 from ..pipeline.conversion.convert import ConvertSettings, PartNumber, Summary, convert_part
 from ..pipeline.conversion.convert import convert as convert_source
 from ..pipeline.conversion.convert import finish as finish_parts
-from ..pipeline.conversion.plan import largest_bytes, shard_count
-from ..pipeline.conversion.shard_pool import Counts, start_workers_early
+from ..pipeline.conversion.shard_pool import start_workers_early
 from ..pipeline.conversion.steps import Job, unfinished
-from ..pipeline.dataset import CAPTION, Dataset
-from ..pipeline.dataset_index import ERRORS_FILE, TOKENIZER_FILE, Content, ImagePolicy, read_index
+from ..pipeline.dataset_index import TOKENIZER_FILE, DatasetIndex, read_index
 from ..pipeline.errors import DatasetExistsError, SourceError
 from ..pipeline.sources import Groups, Source
 from ..pipeline.sources.dataset_source import DatasetSource
@@ -36,9 +31,11 @@ from ..storage.local import LocalPath
 from ..storage.place import Place
 from ..trainer.run.selection_files import selected_ids
 from .arguments import ANY_PLACE, DatasetPath
+from .convert_options import ConvertOptions, options_of
 from .convert_sources import KINDS, Kind, users_kind
+from .convert_splits import Shown, Split, announce, say_content, say_summary
 from .printing import plain_text
-from .progress import in_units, progress_bar
+from .progress import progress_bar
 
 SECONDS_UNTIL_TOLD = 2.0
 MAX_OF_A_KIND = 10
@@ -69,129 +66,18 @@ def convert() -> None:
     """
 
 
-def _number_or_share(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
-    if value is None or 0 < value < 1 or (value >= 1 and value.is_integer()):
-        return value
-    raise click.BadParameter(f"{value:g} is neither a number of samples nor a fraction between 0 and 1")
-
-
-def _part_number(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
-    if value is None:
-        return None
-    found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", value)
-    if not found or not 1 <= int(found[1]) <= int(found[2]):
-        raise click.BadParameter(f"{value!r} is not I/K with I from 1 to K, such as 1/8")
-    return int(found[1]), int(found[2])
-
-
-def _options(kind: Kind) -> Iterator[click.Option]:
-    """Yield the options shared by several kinds, named as the parameters of `run_conversion`."""
-    if not (kind.own_test or kind.is_dataset):
-        yield click.Option(
-            ["--holdout"],
-            type=float,
-            callback=_number_or_share,
-            metavar="N|FRACTION",
-            help="Hold out this many samples, or fraction, as OUT-test, class-balanced.",
-        )
-    if not (kind.own_test or kind.is_dataset):
-        yield click.Option(
-            ["--append"],
-            is_flag=True,
-            help="Append the samples to the dataset OUT, with its tokenizer and picture sizes; its own "
-            "samples keep their ids.",
-        )
-    if kind.src and not kind.is_dataset:
-        yield click.Option(
-            ["--longtail"],
-            type=click.FloatRange(1, min_open=True),
-            metavar="RATIO",
-            help="Cut the classes to an exponential long tail: the first is RATIO times the last. "
-            "Applied after --holdout; samples without a class are kept.",
-        )
-    if kind.captions:
-        yield click.Option(
-            ["--vocab-size"],
-            type=click.IntRange(300),
-            default=1024,
-            show_default=True,
-            help="Vocabulary size of the tokenizer trained on the captions.",
-        )
-        yield click.Option(
-            ["--tokenizer"],
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="Use this tokenizer.json instead of training one.",
-        )
-        yield click.Option(
-            ["--context-length"], type=click.IntRange(4), default=32, show_default=True, help="Tokens per caption."
-        )
-    if not kind.is_dataset:
-        yield click.Option(
-            ["--max-size"],
-            type=click.IntRange(8),
-            default=512,
-            show_default=True,
-            help="Downscale pictures whose short side is longer, in pixels.",
-        )
-        yield click.Option(
-            ["--quality"],
-            type=click.IntRange(1, 100),
-            default=90,
-            show_default=True,
-            help="JPEG quality of re-encoded pictures.",
-        )
-    yield click.Option(
-        ["--on-error"],
-        type=click.Choice(["skip", "fail"]),
-        default="skip",
-        show_default=True,
-        help="Leave out samples that cannot be used, or fail at the first.",
-    )
-    yield click.Option(
-        ["--max-error-rate"],
-        type=click.FloatRange(0, 1),
-        default=0.1,
-        show_default=True,
-        help="Fail if a larger share of the samples cannot be used.",
-    )
-    yield click.Option(
-        ["--seed"],
-        type=click.IntRange(0),
-        default=0,
-        show_default=True,
-        help="Seed of the shuffle and of all draws; same seed, same dataset.",
-    )
-    yield click.Option(["--workers"], type=click.IntRange(1), help="Worker processes. Default: one per core.")
-    yield click.Option(["--resume"], is_flag=True, help="Continue an interrupted conversion.")
-    yield click.Option(["--overwrite"], is_flag=True, help="Replace OUT if it is a dataset.")
-    yield click.Option(
-        ["--part"],
-        callback=_part_number,
-        metavar="I/K",
-        help="Convert only part I of K, beside other parts, on any machine that shares the files. "
-        "Repeat it after an interruption.",
-    )
-    yield click.Option(
-        ["--on"],
-        type=click.Choice(["ray"]),
-        help="Convert on the Ray cluster that RAY_ADDRESS names, or on a local one of --workers cores. "
-        "Repeat it after an interruption.",
-    )
-    yield click.Option(["--finish"], is_flag=True, help="Make the dataset of all parts, once they are converted.")
-
-
 def _command(kind: Kind) -> click.Command:
-    def run(out: Place, seed: int, src: Any = None, **values: Any) -> None:
+    def converted(out: Place, seed: int, src: Any = None, **values: Any) -> None:
         own = {name: values.pop(name) for option in kind.options if (name := option.name)}
-        run_conversion(kind, seed if kind.src is None else src, own, out, seed=seed, **values)
+        run(kind, seed if kind.src is None else src, own, out, ConvertOptions(seed=seed, **values))
 
     many = kind.pattern is not None
     src = [click.Argument(["src"], type=kind.src, nargs=-1 if many else 1, required=True)] if kind.src else []
     out = click.Argument(["out"], type=ANY_PLACE)
     return click.Command(
         kind.name,
-        params=[*src, out, *kind.options, *_options(kind)],
-        callback=run,
+        params=[*src, out, *kind.options, *options_of(kind)],
+        callback=converted,
         help=kind.help,
         epilog=f"\b\nExample:\n  thermopile convert {kind.name} {kind.example}",
     )
@@ -240,116 +126,43 @@ def check(context: click.Context, dataset: Place, workers: int | None, as_json: 
         context.exit(1)
 
 
-class Split(NamedTuple):
-    """One dataset to write."""
-
-    out: Place
-    source: Source
-    selection: NDArray[np.int64] | None
-    """Source indices; None for all."""
-    groups: Groups | None
-    grown: LocalPath | None = None
-    """The dataset that it is to be appended to."""
-
-    @property
-    def shown(self) -> Place:
-        """The dataset that the user knows."""
-        return self.grown or self.out
-
-    @property
-    def samples(self) -> int:
-        return len(self.source) if self.selection is None else len(self.selection)
-
-    @property
-    def stored_bytes(self) -> int | None:
-        """Bytes of the selected pictures in the source; None if unknown."""
-        stored = self.source.stored_bytes()
-        return None if stored is None else stored * self.samples // len(self.source)
-
-    def samples_of(self, part: PartNumber) -> int:
-        """Return about how many samples a part has."""
-        shards = range(shard_count(self.samples, self.stored_bytes))
-        return self.samples * len(shards[part.shards]) // len(shards)
-
-    @property
-    def classes(self) -> str:
-        """` of 3 classes`, empty for a source without classes, and whether they are appended."""
-        appended = " to append" if self.grown else ""
-        if self.groups is None:
-            return appended
-        of_sample = self.groups.of_sample if self.selection is None else self.groups.of_sample[self.selection]
-        unlabelled = [i for i, name in enumerate(self.groups.names) if not name]  # samples without a class share one
-        return f" of {len(np.setdiff1d(of_sample, unlabelled)):,} classes{appended}"
-
-
-def run_conversion(
-    kind: Kind,
-    src: Any,
-    own: dict[str, Any],
-    out: Place,
-    *,
-    workers: int | None,
-    resume: bool,
-    overwrite: bool,
-    part: tuple[int, int] | None,
-    on: str | None,
-    finish: bool,
-    append: bool = False,
-    holdout: float | None = None,
-    longtail: float | None = None,
-    **options: Any,
-) -> None:
+def run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOptions) -> None:
     """Convert `src`, opened with the kind's `own` options, or a part of it, to `out` and perhaps `out`-test."""
-    _refuse_contradictions(out, _paths(src, own), part, on, finish)
-    grown = _to_append_to(out, holdout) if append else None
+    _refuse_contradictions(out, _paths(src, own), asked)
+    grown = _to_append_to(out, asked.holdout) if asked.append else None
     select = own.pop("select") if kind.is_dataset else None
-    outs = [out, out.with_name(f"{out.name}-test")] if kind.own_test or holdout else [out]
+    outs = [out, out.with_name(f"{out.name}-test")] if kind.own_test or asked.holdout else [out]
     if grown is not None:
-        outs, resume = [appended_path(grown)], True
-    if not (resume or part or on or finish):
+        outs, asked = [appended_path(grown)], replace(asked, resume=True)
+    if not (asked.resume or asked.part or asked.on or asked.finish):
         for each in outs:
-            unfinished(each).refuse_existing(overwrite=overwrite, resume=False)
-    if on:
+            unfinished(each).refuse_existing(overwrite=asked.overwrite, resume=False)
+    if asked.on:
         from ..pipeline.conversion.on_ray import cluster
 
         src, own = _absolute(src), {name: _absolute(value) for name, value in own.items()}
-        click.get_current_context().with_resource(cluster(workers))
+        click.get_current_context().with_resource(cluster(asked.workers))
     else:
         start_workers_early()
     with _told_when_slow(f"listing {kind.name} …"):
         sources = kind.open(src, **own)
-        settings = _settings(sources[0], grown, **options)
-        splits = _splits(sources, outs, settings.seed, holdout, longtail)
+        settings = _settings(sources[0], grown, asked)
+        splits = _splits(sources, outs, asked)
         if select is not None:
             assert isinstance(sources[0], DatasetSource)
             splits = [splits[0]._replace(selection=selected_ids(select, sources[0].dataset.index))]
         if grown is not None:
             splits = [splits[0]._replace(grown=grown)]
-        _announce(splits)
+        announce(splits)
     if grown is not None:
         refuse_known(grown, Job.of(sources[0], settings, splits[0].selection, settings.tokenizer).plan)
-    to_finish = False
-    with TemporaryDirectory(prefix="thermopile-convert-") as folder:
-        for split in splits:
-            how: dict[str, Any] = {"overwrite": overwrite}
-            if grown is None and split.out != out:  # a test set has the tokenizer of its training set
-                how["tokenizer_from"] = _tokenizer_of(out, Path(folder))
-            if part:
-                to_finish |= _convert_part(split, settings, PartNumber(*part), workers=workers, **how)
-            elif finish:
-                _finish(split, settings, **how)
-            elif on:
-                from ..pipeline.conversion.on_ray import convert_on_ray
-
-                _convert(convert_on_ray, split, settings, reads=_paths(src, own), **how)
-            else:
-                _convert(convert_source, split, settings, workers=workers, resume=resume, **how)
-    if grown is not None and not part:
+    to_finish = _convert_all(splits, settings, out, asked, _paths(src, own))
+    if grown is not None and not asked.part:
         with _told_when_slow("appending …"):
             join(grown)
         index = read_index(grown)
         click.echo(f"{grown}: {index.n:,} samples with those appended")
-        _say_content(grown, index.content)
+        say_content(grown, index.content)
     if to_finish:
         click.echo("next: when all parts are done, the same command with --finish in place of --part")
     else:
@@ -358,14 +171,35 @@ def run_conversion(
         )
 
 
-def _refuse_contradictions(
-    out: Place, reads: Iterable[Path], part: tuple[int, int] | None, on: str | None, finish: bool
-) -> None:
-    if part and finish:
+def _convert_all(
+    splits: list[Split], settings: ConvertSettings, out: Place, asked: ConvertOptions, reads: list[Path]
+) -> bool:
+    """Convert each dataset, or the part asked for; return whether one is still to be finished."""
+    to_finish = False
+    with TemporaryDirectory(prefix="thermopile-convert-") as folder:
+        for split in splits:
+            how: dict[str, Any] = {"overwrite": asked.overwrite}
+            if split.grown is None and split.out != out:  # a test set has the tokenizer of its training set
+                how["tokenizer_from"] = _tokenizer_of(out, Path(folder))
+            if asked.part:
+                to_finish |= _convert_part(split, settings, asked.part, workers=asked.workers, **how)
+            elif asked.finish:
+                _finish(split, settings, **how)
+            elif asked.on:
+                from ..pipeline.conversion.on_ray import convert_on_ray
+
+                _convert(convert_on_ray, split, settings, reads=reads, **how)
+            else:
+                _convert(convert_source, split, settings, workers=asked.workers, resume=asked.resume, **how)
+    return to_finish
+
+
+def _refuse_contradictions(out: Place, reads: Iterable[Path], asked: ConvertOptions) -> None:
+    if asked.part and asked.finish:
         raise click.UsageError("--part and --finish exclude each other: finish after all parts")
-    if on and (part or finish):
+    if asked.on and (asked.part or asked.finish):
         raise click.UsageError("--on ray converts all parts and finishes: leave out --part and --finish")
-    if on and out.is_remote:
+    if asked.on and out.is_remote:
         raise click.UsageError(f"--on ray writes to directories only, and {out} is an address; use --part I/K")
     for path in reads:
         if path.resolve().is_relative_to(str(out.resolve())):
@@ -412,24 +246,23 @@ def _absolute(value: Any) -> Any:
     return value.absolute() if isinstance(value, Path) else value
 
 
-def _settings(source: Source, grown: LocalPath | None, **options: Any) -> ConvertSettings:
+def _settings(source: Source, grown: LocalPath | None, asked: ConvertOptions) -> ConvertSettings:
     """Return the settings of a conversion; for a dataset, or one that grows, those it was made with."""
     if grown is not None:
         index = read_index(grown)
         if index.mode != source.mode:
             raise click.UsageError(f"{grown} holds {index.mode}, but the source {source.mode}; convert it separately")
-        kept: dict[str, Any] = {"image": index.image}
-        if index.tokenizer is not None:
-            kept |= {"tokenizer": grown / TOKENIZER_FILE, "context_length": index.tokenizer.context_length}
-        return ConvertSettings(**kept, **{name: options[name] for name in ("seed", "on_error", "max_error_rate")})
-    if not isinstance(source, DatasetSource):
-        image = ImagePolicy(max_size=options.pop("max_size"), quality=options.pop("quality"))
-        return ConvertSettings(image=image, **options)
-    index = source.dataset.index
-    options["image"] = index.image
-    if index.tokenizer is not None:
-        options |= {"tokenizer": source.dataset.tokenizer_path, "context_length": index.tokenizer.context_length}
-    return ConvertSettings(**options)
+        return asked.settings(**_kept(index, lambda: grown / TOKENIZER_FILE))
+    if isinstance(source, DatasetSource):
+        return asked.settings(**_kept(source.dataset.index, lambda: source.dataset.tokenizer_path))
+    return asked.settings()
+
+
+def _kept(index: DatasetIndex, tokenizer: Callable[[], Path]) -> dict[str, Any]:
+    """Return the settings that a dataset was made with."""
+    if index.tokenizer is None:
+        return {"image": index.image}
+    return {"image": index.image, "tokenizer": tokenizer(), "context_length": index.tokenizer.context_length}
 
 
 @contextmanager
@@ -443,23 +276,21 @@ def _told_when_slow(words: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _splits(
-    sources: tuple[Source, ...], outs: list[Place], seed: int, holdout: float | None, longtail: float | None
-) -> list[Split]:
+def _splits(sources: tuple[Source, ...], outs: list[Place], asked: ConvertOptions) -> list[Split]:
     """Return the datasets to write. The test set is held out first; the long tail is cut from the rest."""
     source, *own_test = sources
     groups, train, test = source.groups(), None, None
     _refuse_what_no_sample_has(source, groups)
-    if holdout:
-        train, test = hold_out(len(source), groups, holdout, seed)
-    if longtail:
+    if asked.holdout:
+        train, test = hold_out(len(source), groups, asked.holdout, asked.seed)
+    if asked.longtail:
         if groups is None:
             raise click.UsageError("--longtail needs classes, and this source has none")
-        train = long_tail(np.arange(len(source)) if train is None else train, groups, longtail, seed)
+        train = long_tail(np.arange(len(source)) if train is None else train, groups, asked.longtail, asked.seed)
     splits = [Split(outs[0], source, train, groups)]
     if own_test:
         splits.append(Split(outs[1], own_test[0], None, own_test[0].groups()))
-    elif holdout:
+    elif asked.holdout:
         splits.append(Split(outs[1], source, test, groups))
     return splits
 
@@ -473,30 +304,6 @@ def _refuse_what_no_sample_has(source: Source, groups: Groups | None) -> None:
             raise SourceError(f"--{option} {given!r} matches no sample; choose another, or none: --{option} ''")
 
 
-def _announce(splits: list[Split]) -> None:
-    """Print one line per dataset on stderr, and a warning if the disk may be too small."""
-    needed = 0
-    for split in splits:
-        words = f"{split.shown.name}: {split.samples:,} samples{split.classes}"
-        if (here := split.stored_bytes) is not None:
-            most = largest_bytes(split.samples, here)
-            if not split.out.is_remote:
-                needed += most - unfinished(split.out).path.size_below()
-            words += f", {in_units(here)} in the source, at most about {in_units(most)} in {split.shown}"
-        click.echo(words, err=True)
-    if splits[0].out.is_remote:
-        return
-    out = Path(str(splits[0].out)).absolute()
-    folder = next(folder for folder in (out, *out.parents) if folder.exists())
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        click.echo(
-            f"Warning: this needs up to {in_units(needed)}, but only {in_units(free)} are free in {folder}; "
-            "free some space or lower --max-size. If the disk fills up, continue with --resume.",
-            err=True,
-        )
-
-
 def _convert(convert: Callable[..., Summary], split: Split, settings: ConvertSettings, **how: Any) -> None:
     try:
         with progress_bar(f"converting {split.shown.name}", split.samples) as bar:
@@ -506,7 +313,7 @@ def _convert(convert: Callable[..., Summary], split: Split, settings: ConvertSet
                 split.out,
                 settings,
                 selection=split.selection,
-                on_progress=_Shown(bar.update, split.samples),
+                on_progress=Shown(bar.update, split.samples),
                 **how,
             )
     except DatasetExistsError:
@@ -517,7 +324,7 @@ def _convert(convert: Callable[..., Summary], split: Split, settings: ConvertSet
         if kept and "--resume" not in str(error):
             click.echo("Finished shards are kept; continue with the same command and --resume.", err=True)
         raise
-    _say_summary(summary, split, settings)
+    say_summary(summary, split, settings)
 
 
 def _convert_part(split: Split, settings: ConvertSettings, part: PartNumber, **how: Any) -> bool:
@@ -526,7 +333,7 @@ def _convert_part(split: Split, settings: ConvertSettings, part: PartNumber, **h
     with progress_bar(f"converting {name}", split.samples_of(part)) as bar:
         bar.update(0, "preparing")
         done = convert_part(
-            split.source, split.out, settings, part, selection=split.selection, on_progress=_Shown(bar.update), **how
+            split.source, split.out, settings, part, selection=split.selection, on_progress=Shown(bar.update), **how
         )
     if not done.samples and part.number <= done.shards:
         click.echo(f"all shards of {split.shown} are done; nothing to convert")
@@ -540,68 +347,4 @@ def _convert_part(split: Split, settings: ConvertSettings, part: PartNumber, **h
 def _finish(split: Split, settings: ConvertSettings, **how: Any) -> None:
     with _told_when_slow(f"putting {split.shown.name} together …"):
         summary = finish_parts(split.source, split.out, settings, selection=split.selection, **how)
-    _say_summary(summary, split, settings, "put together from its parts")
-
-
-class _Shown:
-    """Shows a conversion's progress, rate and number of samples left out on a bar."""
-
-    def __init__(self, update: Callable[[int, str], None], total: int = 0) -> None:
-        self._update, self._total = update, total
-        self._started: float | None = None
-        self._first = self._last = 0
-
-    def __call__(self, counts: Counts) -> None:
-        if self._started is None or counts.done == self._first:  # the workers are still starting
-            self._started, self._first = time.monotonic(), counts.done
-        elif counts.done != self._last:
-            rate = (counts.done - self._first) / (time.monotonic() - self._started)
-            left_out = f", {counts.left_out:,} left out" if counts.left_out else ""
-            ending = ", putting it together" if counts.done == self._total else ""
-            self._update(counts.done, f"{rate:,.0f} img/s{left_out}{ending}")
-        self._last = counts.done
-
-
-def _say_summary(
-    summary: Summary, split: Split, settings: ConvertSettings, if_none_was_seen: str = "nothing to convert"
-) -> None:
-    """Print what was converted on stdout."""
-    index, path = summary.index, split.shown
-    shards = "1 shard" if len(index.shard_digests) == 1 else f"{len(index.shard_digests):,} shards"
-    captions = ""
-    if index.captions_per_sample > 1:
-        captions = f" with {index.total_captions:,} captions, at most {index.captions_per_sample} each,"
-    result = f"{index.n:,} samples{split.classes}{captions} in {shards}, {in_units(summary.path.size_below())}"
-    if not summary.seen:
-        click.echo(f"{path} is complete: {result}; {if_none_was_seen}")
-    else:
-        rate = summary.seen / max(summary.seconds, 1e-9)
-        click.echo(f"{path}: {result}; {summary.seconds:.1f} s, {rate:,.0f} img/s")
-    if summary.left_out:
-        reasons = "; ".join(f"{count:,} × {plain_text(reason, 80)}" for reason, count in summary.reasons)
-        click.echo(f"  {summary.left_out:,} left out, see {path / ERRORS_FILE}: {reasons}")
-    if index.tokenizer and index.tokenizer.truncated:
-        click.echo(f"  {index.tokenizer.truncated:,} captions were truncated to {settings.context_length} tokens")
-    if split.grown is None:  # else the whole dataset's follows
-        _say_content(path, index.content)
-
-
-def _say_content(place: Place, content: Content | None) -> None:
-    """Print what the samples of a dataset repeat, and how many are blank."""
-    if content and content.sharing_captions:
-        caption = f"that of sample {content.caption_sample:,}"
-        if not place.is_remote:  # else a table would be fetched
-            row = Dataset(place).take(np.array([content.caption_sample]), [CAPTION]).to_pylist()[0]
-            caption = f"“{plain_text(row[CAPTION] or '', 60)}”"
-        click.echo(
-            f"  samples that share their caption with another: {content.sharing_captions:,}; the most frequent, "
-            f"{caption}, occurs {content.with_caption:,} times"
-        )
-    if content and content.copies:
-        click.echo(
-            f"  exact copies of earlier pictures: {content.copies:,}; the most frequent picture occurs "
-            f"{content.most_copied:,} times"
-        )
-    if content and content.blank != 0:
-        blank = f"{content.blank:,}" if content.blank else "unknown, as an earlier version converted some samples"
-        click.echo(f"  blank pictures, of one colour: {blank}")
+    say_summary(summary, split, settings, "put together from its parts")

@@ -12,7 +12,8 @@ import pytest
 from thermopile.pipeline.conversion.convert import ConvertSettings
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.storage.bucket import Address, ObjectStoreError
-from thermopile.tools.convert import Split, _convert
+from thermopile.tools.convert import _convert
+from thermopile.tools.convert_splits import Split
 
 from support.cli import assert_one_line, cli
 

@@ -1,0 +1,176 @@
+"""The options of `thermopile convert`, whichever kind of source it reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from ..pipeline.conversion.convert import ConvertSettings, PartNumber
+from ..pipeline.dataset_index import ImagePolicy
+from .convert_sources import Kind
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """The options that several kinds have; a kind without an option has its default."""
+
+    seed: int
+    on_error: Literal["skip", "fail"]
+    max_error_rate: float
+    workers: int | None
+    resume: bool
+    overwrite: bool
+    part: PartNumber | None
+    on: str | None
+    finish: bool
+    append: bool = False
+    holdout: float | None = None
+    longtail: float | None = None
+    vocab_size: int = 1024
+    tokenizer: Path | None = None
+    context_length: int = 32
+    max_size: int = 512
+    quality: int = 90
+
+    def settings(self, **kept: Any) -> ConvertSettings:
+        """Return the settings of a conversion. kept: those of an existing dataset, which replace the options."""
+        asked: dict[str, Any] = {
+            "seed": self.seed,
+            "image": ImagePolicy(max_size=self.max_size, quality=self.quality),
+            "vocab_size": self.vocab_size,
+            "tokenizer": self.tokenizer,
+            "context_length": self.context_length,
+            "on_error": self.on_error,
+            "max_error_rate": self.max_error_rate,
+        }
+        return ConvertSettings(**asked | kept)
+
+
+def _number_or_share(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    if value is None or 0 < value < 1 or (value >= 1 and value.is_integer()):
+        return value
+    raise click.BadParameter(f"{value:g} is neither a number of samples nor a fraction between 0 and 1")
+
+
+def _part_number(context: click.Context, parameter: click.Parameter, value: str | None) -> PartNumber | None:
+    if value is None:
+        return None
+    found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", value)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise click.BadParameter(f"{value!r} is not I/K with I from 1 to K, such as 1/8")
+    return PartNumber(int(found[1]), int(found[2]))
+
+
+_OF_NEW_SAMPLES = (
+    click.Option(
+        ["--holdout"],
+        type=float,
+        callback=_number_or_share,
+        metavar="N|FRACTION",
+        help="Hold out this many samples, or fraction, as OUT-test, class-balanced.",
+    ),
+    click.Option(
+        ["--append"],
+        is_flag=True,
+        help="Append the samples to the dataset OUT, with its tokenizer and picture sizes; its own "
+        "samples keep their ids.",
+    ),
+)
+_LONGTAIL = click.Option(
+    ["--longtail"],
+    type=click.FloatRange(1, min_open=True),
+    metavar="RATIO",
+    help="Cut the classes to an exponential long tail: the first is RATIO times the last. "
+    "Applied after --holdout; samples without a class are kept.",
+)
+_OF_CAPTIONS = (
+    click.Option(
+        ["--vocab-size"],
+        type=click.IntRange(300),
+        default=1024,
+        show_default=True,
+        help="Vocabulary size of the tokenizer trained on the captions.",
+    ),
+    click.Option(
+        ["--tokenizer"],
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="Use this tokenizer.json instead of training one.",
+    ),
+    click.Option(
+        ["--context-length"], type=click.IntRange(4), default=32, show_default=True, help="Tokens per caption."
+    ),
+)
+_OF_PICTURES = (
+    click.Option(
+        ["--max-size"],
+        type=click.IntRange(8),
+        default=512,
+        show_default=True,
+        help="Downscale pictures whose short side is longer, in pixels.",
+    ),
+    click.Option(
+        ["--quality"],
+        type=click.IntRange(1, 100),
+        default=90,
+        show_default=True,
+        help="JPEG quality of re-encoded pictures.",
+    ),
+)
+_OF_ALL = (
+    click.Option(
+        ["--on-error"],
+        type=click.Choice(["skip", "fail"]),
+        default="skip",
+        show_default=True,
+        help="Leave out samples that cannot be used, or fail at the first.",
+    ),
+    click.Option(
+        ["--max-error-rate"],
+        type=click.FloatRange(0, 1),
+        default=0.1,
+        show_default=True,
+        help="Fail if a larger share of the samples cannot be used.",
+    ),
+    click.Option(
+        ["--seed"],
+        type=click.IntRange(0),
+        default=0,
+        show_default=True,
+        help="Seed of the shuffle and of all draws; same seed, same dataset.",
+    ),
+    click.Option(["--workers"], type=click.IntRange(1), help="Worker processes. Default: one per core."),
+    click.Option(["--resume"], is_flag=True, help="Continue an interrupted conversion."),
+    click.Option(["--overwrite"], is_flag=True, help="Replace OUT if it is a dataset."),
+    click.Option(
+        ["--part"],
+        callback=_part_number,
+        metavar="I/K",
+        help="Convert only part I of K, beside other parts, on any machine that shares the files. "
+        "Repeat it after an interruption.",
+    ),
+    click.Option(
+        ["--on"],
+        type=click.Choice(["ray"]),
+        help="Convert on the Ray cluster that RAY_ADDRESS names, or on a local one of --workers cores. "
+        "Repeat it after an interruption.",
+    ),
+    click.Option(["--finish"], is_flag=True, help="Make the dataset of all parts, once they are converted."),
+)
+
+
+def options_of(kind: Kind) -> Iterator[click.Option]:
+    """Yield the options of a kind, named as the fields of ConvertOptions."""
+    if not (kind.own_test or kind.is_dataset):
+        yield from _OF_NEW_SAMPLES
+    if kind.src and not kind.is_dataset:
+        yield _LONGTAIL
+    if kind.captions:
+        yield from _OF_CAPTIONS
+    if not kind.is_dataset:
+        yield from _OF_PICTURES
+    yield from _OF_ALL

@@ -1,0 +1,155 @@
+"""A dataset that `thermopile convert` writes, and what is said of it before, meanwhile and afterwards."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from ..pipeline.conversion.convert import ConvertSettings, PartNumber, Summary
+from ..pipeline.conversion.plan import largest_bytes, shard_count
+from ..pipeline.conversion.shard_pool import Counts
+from ..pipeline.conversion.steps import unfinished
+from ..pipeline.dataset import CAPTION, Dataset
+from ..pipeline.dataset_index import ERRORS_FILE, Content
+from ..pipeline.sources import Groups, Source
+from ..storage.local import LocalPath
+from ..storage.place import Place
+from .printing import plain_text
+from .progress import in_units
+
+
+class Split(NamedTuple):
+    """One dataset to write."""
+
+    out: Place
+    source: Source
+    selection: NDArray[np.int64] | None
+    """Source indices; None for all."""
+    groups: Groups | None
+    grown: LocalPath | None = None
+    """The dataset that it is to be appended to."""
+
+    @property
+    def shown(self) -> Place:
+        """The dataset that the user knows."""
+        return self.grown or self.out
+
+    @property
+    def samples(self) -> int:
+        return len(self.source) if self.selection is None else len(self.selection)
+
+    @property
+    def stored_bytes(self) -> int | None:
+        """Bytes of the selected pictures in the source; None if unknown."""
+        stored = self.source.stored_bytes()
+        return None if stored is None else stored * self.samples // len(self.source)
+
+    def samples_of(self, part: PartNumber) -> int:
+        """Return about how many samples a part has."""
+        shards = range(shard_count(self.samples, self.stored_bytes))
+        return self.samples * len(shards[part.shards]) // len(shards)
+
+    @property
+    def classes(self) -> str:
+        """` of 3 classes`, empty for a source without classes, and whether they are appended."""
+        appended = " to append" if self.grown else ""
+        if self.groups is None:
+            return appended
+        of_sample = self.groups.of_sample if self.selection is None else self.groups.of_sample[self.selection]
+        unlabelled = [i for i, name in enumerate(self.groups.names) if not name]  # samples without a class share one
+        return f" of {len(np.setdiff1d(of_sample, unlabelled)):,} classes{appended}"
+
+
+def announce(splits: list[Split]) -> None:
+    """Print one line per dataset on stderr, and a warning if the disk may be too small."""
+    needed = 0
+    for split in splits:
+        words = f"{split.shown.name}: {split.samples:,} samples{split.classes}"
+        if (here := split.stored_bytes) is not None:
+            most = largest_bytes(split.samples, here)
+            if not split.out.is_remote:
+                needed += most - unfinished(split.out).path.size_below()
+            words += f", {in_units(here)} in the source, at most about {in_units(most)} in {split.shown}"
+        click.echo(words, err=True)
+    if splits[0].out.is_remote:
+        return
+    out = Path(str(splits[0].out)).absolute()
+    folder = next(folder for folder in (out, *out.parents) if folder.exists())
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        click.echo(
+            f"Warning: this needs up to {in_units(needed)}, but only {in_units(free)} are free in {folder}; "
+            "free some space or lower --max-size. If the disk fills up, continue with --resume.",
+            err=True,
+        )
+
+
+class Shown:
+    """Shows a conversion's progress, rate and number of samples left out on a bar."""
+
+    def __init__(self, update: Callable[[int, str], None], total: int = 0) -> None:
+        self._update, self._total = update, total
+        self._started: float | None = None
+        self._first = self._last = 0
+
+    def __call__(self, counts: Counts) -> None:
+        if self._started is None or counts.done == self._first:  # the workers are still starting
+            self._started, self._first = time.monotonic(), counts.done
+        elif counts.done != self._last:
+            rate = (counts.done - self._first) / (time.monotonic() - self._started)
+            left_out = f", {counts.left_out:,} left out" if counts.left_out else ""
+            ending = ", putting it together" if counts.done == self._total else ""
+            self._update(counts.done, f"{rate:,.0f} img/s{left_out}{ending}")
+        self._last = counts.done
+
+
+def say_summary(
+    summary: Summary, split: Split, settings: ConvertSettings, if_none_was_seen: str = "nothing to convert"
+) -> None:
+    """Print what was converted on stdout."""
+    index, path = summary.index, split.shown
+    shards = "1 shard" if len(index.shard_digests) == 1 else f"{len(index.shard_digests):,} shards"
+    captions = ""
+    if index.captions_per_sample > 1:
+        captions = f" with {index.total_captions:,} captions, at most {index.captions_per_sample} each,"
+    result = f"{index.n:,} samples{split.classes}{captions} in {shards}, {in_units(summary.path.size_below())}"
+    if not summary.seen:
+        click.echo(f"{path} is complete: {result}; {if_none_was_seen}")
+    else:
+        rate = summary.seen / max(summary.seconds, 1e-9)
+        click.echo(f"{path}: {result}; {summary.seconds:.1f} s, {rate:,.0f} img/s")
+    if summary.left_out:
+        reasons = "; ".join(f"{count:,} × {plain_text(reason, 80)}" for reason, count in summary.reasons)
+        click.echo(f"  {summary.left_out:,} left out, see {path / ERRORS_FILE}: {reasons}")
+    if index.tokenizer and index.tokenizer.truncated:
+        click.echo(f"  {index.tokenizer.truncated:,} captions were truncated to {settings.context_length} tokens")
+    if split.grown is None:  # else the whole dataset's follows
+        say_content(path, index.content)
+
+
+def say_content(place: Place, content: Content | None) -> None:
+    """Print what the samples of a dataset repeat, and how many are blank."""
+    if content and content.sharing_captions:
+        caption = f"that of sample {content.caption_sample:,}"
+        if not place.is_remote:  # else a table would be fetched
+            row = Dataset(place).take(np.array([content.caption_sample]), [CAPTION]).to_pylist()[0]
+            caption = f"“{plain_text(row[CAPTION] or '', 60)}”"
+        click.echo(
+            f"  samples that share their caption with another: {content.sharing_captions:,}; the most frequent, "
+            f"{caption}, occurs {content.with_caption:,} times"
+        )
+    if content and content.copies:
+        click.echo(
+            f"  exact copies of earlier pictures: {content.copies:,}; the most frequent picture occurs "
+            f"{content.most_copied:,} times"
+        )
+    if content and content.blank != 0:
+        blank = f"{content.blank:,}" if content.blank else "unknown, as an earlier version converted some samples"
+        click.echo(f"  blank pictures, of one colour: {blank}")

@@ -100,7 +100,6 @@ class BucketLog:
 
     def begin(self, *, resuming: bool, exactly: bool = False) -> None:
         refuse_link(self._file)
-        self._file.parent.mkdir(parents=True, exist_ok=True)
         listed = _listed(self._folder) if resuming else []
         self._parts = _whole(listed)
         needed = {part.name for part in self._parts}

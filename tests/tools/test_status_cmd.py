@@ -60,7 +60,6 @@ def write_checkpoint(run_directory, step, size=1000):
     path = run_directory.checkpoints / f"step-{step}"
     path.mkdir(parents=True)
     (path / "tensors.safetensors").write_bytes(bytes(size))
-    (path / "checkpoint.json").touch()
 
 
 @pytest.fixture(scope="session")

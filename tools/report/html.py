@@ -42,7 +42,7 @@ class Forms(NamedTuple):
     """Media query -> data URI."""
     wide: Markup
     width: int
-    """Of the wide one, in CSS pixels."""
+    """Width of the wide variant, in CSS pixels."""
 
 
 def forms(draw: Callable[..., None], *shown: object) -> Forms:

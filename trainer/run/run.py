@@ -103,45 +103,53 @@ class Run:
         self._start: Loaded | None = None  # the checkpoint from which parts are restored, until the first step
         self._has_stepped = False
         with ExitStack() as opened:
-            opened.enter_context(fast_kernels(config))
-            self.loader = opened.enter_context(
-                open_loader(config.data, self.dataset, self.served, self.mode, self.device, world, pieces=self._pieces)
-            )
-            with agreement(world.control, RunError):
-                if start is None and config.init_from:
-                    load_initial_weights(self.encoders, config.init_from, config.init_sides)
-            self._prepare()
-            if not resume:
-                refuse_separate_directories(world, run.path)
-            lock = take_lock(run, start, world, resume=resume, until=opened)
-            self.held_directory = run = run.under(lock)
-            with agreement(world.control, RunError):
-                if not resume and world.is_first:
-                    run.create(config, self._write_selection)
-            self.store, start = open_store(
-                config, run, world, start, self.dataset, self.objective, self.order, self.device, self.selection, lock
-            )
-            opened.enter_context(self.store)
-            if start is not None:
-                self._refused_rows = self._refused_before = restore(start, self.store, self._parts)
-                self.steps_done, self._start = start.info.step, start
-            self.store.expect(windows_from(self.steps_done, self.order, config.epochs, world))
-            self._expect_samples(opened)
-            self._prefetched = self.steps_done + 1  # number of steps whose rows need no prefetch
-            with agreement(world.slow_group, RunError):  # reading a long log takes a while
-                if world.is_first:
-                    run.remove_leftovers()
-                    run.metrics.begin(resuming=resume, exactly=True)
-                    run.warnings.begin(resuming=resume)
-                files = (run.metrics_file, run.tensorboard if config.tensorboard else None)
-                # One rank writes the log: its metrics cover the whole batch.
-                log = MetricsLog(*(files if world.is_first else (None, None)), keep_steps=self.steps_done)
-                self.log = opened.enter_context(log)
-                if world.is_first:
-                    run.metrics.settle()
-            self.checkpointer = Checkpointer(config, run, self.store, self.log, world, self.dataset.index.fingerprint)
-            opened.callback(self.checkpointer.close)
+            self._open(start, opened, resume=resume)
             self._resources = opened.pop_all()
+
+    def _open(self, start: Loaded | None, opened: ExitStack, *, resume: bool) -> None:
+        """Open the loader, take the lock, open the state, the log and the checkpoint writer. Called by all ranks."""
+        config, run, world = self.config, self.run_directory, self.world
+        opened.enter_context(fast_kernels(config))
+        self.loader = opened.enter_context(
+            open_loader(config.data, self.dataset, self.served, self.mode, self.device, world, pieces=self._pieces)
+        )
+        with agreement(world.control, RunError):
+            if start is None and config.init_from:
+                load_initial_weights(self.encoders, config.init_from, config.init_sides)
+        self._prepare()
+        if not resume:
+            refuse_separate_directories(world, run.path)
+        lock = take_lock(run, start, world, resume=resume, until=opened)
+        self.held_directory = run = run.under(lock)
+        with agreement(world.control, RunError):
+            if not resume and world.is_first:
+                run.create(config, self._write_selection)
+        self.store, start = open_store(
+            config, run, world, start, self.dataset, self.objective, self.order, self.device, self.selection, lock
+        )
+        opened.enter_context(self.store)
+        if start is not None:
+            self._refused_rows = self._refused_before = restore(start, self.store, self._parts)
+            self.steps_done, self._start = start.info.step, start
+        self.store.expect(windows_from(self.steps_done, self.order, config.epochs, world))
+        self._expect_samples(opened)
+        self._prefetched = self.steps_done + 1  # number of steps whose rows need no prefetch
+        self.log = self._opened_log(run, opened, resume=resume)
+        self.checkpointer = Checkpointer(config, run, self.store, self.log, world, self.dataset.index.fingerprint)
+        opened.callback(self.checkpointer.close)
+
+    def _opened_log(self, run: RunDirectory, opened: ExitStack, *, resume: bool) -> MetricsLog:
+        """Open the log, cut back to the step at which the run begins."""
+        with agreement(self.world.slow_group, RunError):  # reading a long log takes a while
+            if not self.world.is_first:  # one rank writes the log: its metrics cover the whole batch
+                return opened.enter_context(MetricsLog(None, None, keep_steps=self.steps_done))
+            run.remove_leftovers()
+            run.metrics.begin(resuming=resume, exactly=True)
+            run.warnings.begin(resuming=resume)
+            tensorboard = run.tensorboard if self.config.tensorboard else None
+            log = opened.enter_context(MetricsLog(run.metrics_file, tensorboard, keep_steps=self.steps_done))
+            run.metrics.settle()
+            return log
 
     def _expect_samples(self, opened: ExitStack) -> None:
         """Let a dataset in an object store read ahead until the run is closed."""

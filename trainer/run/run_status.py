@@ -277,7 +277,8 @@ def _read_checkpoints(folder: Place) -> list[CheckpointStatus]:
     found = []
     for step, path in sorted(checkpoints_in(folder).items()):
         with suppress(OSError):  # the run may be removing old ones
-            found.append(CheckpointStatus(step, _age(path / INFO), path.size_below()))
+            written = path / INFO if path.is_remote else path  # objects alone have times in a bucket
+            found.append(CheckpointStatus(step, _age(written), path.size_below()))
     return found
 
 

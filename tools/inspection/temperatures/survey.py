@@ -41,7 +41,7 @@ class Side:
     tau: Figures
     """Tau of the visited samples."""
     share_at_tau_min: float | None
-    """Of them, 0 … 1; None if the objective has none."""
+    """Share of the visited samples, 0 … 1; None if the objective has none."""
     share_at_tau_max: float | None
 
 

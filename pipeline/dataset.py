@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ..storage.bucket import Address, ObjectStoreError
+from ..storage.bucket import Address
+from ..storage.bucket_errors import ObjectStoreError
 from ..storage.files import open_regular, sha256_of
 from ..storage.place import AnyPlace, Place, made_for, place_of
 from .dataset_files import DatasetFiles, LocalFiles

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..storage.bucket import MissingBucketError, ObjectStoreError
+from ..storage.bucket_errors import MissingBucketError, ObjectStoreError
 from ..storage.place import AnyPlace, place_of
 from ..storage.sealed_json import DamagedJSONError, seal_document, unseal
 from .errors import DatasetError

@@ -13,7 +13,8 @@ from dataclasses import replace
 import icechunk
 import zarr
 
-from ..storage.bucket import Address, without_credentials
+from ..storage.bucket import Address
+from ..storage.bucket_errors import without_credentials
 from ..storage.place import Place, place_of
 from . import history, icechunk_files
 from .commit import ColumnPart, fork, merge, write_initial_values, write_parts

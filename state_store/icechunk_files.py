@@ -20,7 +20,8 @@ from typing import TypeVar
 
 import icechunk
 
-from ..storage.bucket import SIDE_BY_SIDE, Address, endpoint_url, is_away
+from ..storage.bucket import SIDE_BY_SIDE, Address, endpoint_url
+from ..storage.bucket_errors import is_away
 from ..storage.files import MAX_TEXT_BYTES
 from ..storage.place import Place, made_for
 from .errors import DamagedFileError, StoreNotFoundError

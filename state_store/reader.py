@@ -18,7 +18,8 @@ from zarr.abc.store import SuffixByteRequest
 from zarr.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from ..storage.bucket import Address, ObjectStoreError, without_credentials
+from ..storage.bucket import Address
+from ..storage.bucket_errors import ObjectStoreError, without_credentials
 from ..storage.place import place_of
 from ..storage.selection import Selection
 from .commit import array_of

@@ -26,6 +26,14 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from threading import Event, Lock
 from typing import TYPE_CHECKING, BinaryIO, ClassVar, Literal, Protocol, TypeVar
 
+from .bucket_errors import (
+    AddressError,
+    MissingBucketError,
+    ObjectStoreError,
+    ObjectTooLargeError,
+    as_os_error,
+    may_pass,
+)
 from .files import MAX_TEXT_BYTES, own_directory
 from .local import LocalPath
 
@@ -57,22 +65,6 @@ _telling, _told_at = Lock(), dict[tuple[str, str | None], float]()
 """When an outage was last logged, by bucket and endpoint."""
 _NEVER = Event()
 T = TypeVar("T")
-
-
-class AddressError(ValueError):
-    """The text is not a valid object address."""
-
-
-class MissingBucketError(FileNotFoundError):
-    """The bucket does not exist."""
-
-
-class ObjectStoreError(OSError):
-    """The object store cannot be reached, or refuses the request."""
-
-
-class ObjectTooLargeError(OSError):
-    """The object exceeds the caller's size limit."""
 
 
 class Lease(Protocol):
@@ -494,10 +486,10 @@ class Address:
                 if _NO_BUCKET in str(error):  # in answer to a listing
                     raise self._missing(error) from None
                 waited = time.monotonic() - started
-                if not _may_pass(error) or waited + pause > patience or ended.is_set():
-                    raise _as_os_error(self, error) from error
+                if not may_pass(error) or waited + pause > patience or ended.is_set():
+                    raise as_os_error(self, error) from error
                 if waited > _TOLD_AFTER_SECONDS and self._is_first_to_tell():
-                    _log.warning("%s; trying again for up to %.0f s", _as_os_error(self, error), patience)
+                    _log.warning("%s; trying again for up to %.0f s", as_os_error(self, error), patience)
             ended.wait(pause * (0.5 + random()))  # jitter: clients that failed together must not retry together
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -553,41 +545,3 @@ def _store(bucket: str, repeat_seconds: float = 0.0) -> S3Store:
         retry_config={"max_retries": 20 if repeat_seconds else 0, "retry_timeout": timedelta(seconds=repeat_seconds)},
         endpoint=endpoint,
     )
-
-
-def _may_pass(error: Exception) -> bool:
-    """Return whether retrying may succeed after this error."""
-    from obstore.exceptions import AlreadyExistsError, GenericError, JoinError, PreconditionError
-
-    # Only 408 and 429 ("slow down") are worth a retry among 4xx statuses.
-    status = re.search(r"status code: (4\d\d)", str(error))
-    if isinstance(error, AlreadyExistsError | PreconditionError):
-        return True  # `_written_if` raises these only to retry
-    of_store = isinstance(error, GenericError | JoinError | ObjectStoreError)
-    return of_store and (status is None or status[1] in ("408", "429"))
-
-
-def without_credentials(text: str) -> str:
-    """Return the text with user and password removed from its URLs: an endpoint may hold them."""
-    return re.sub(r"(?<=://)[^/\s]*@", "", text)
-
-
-def _as_os_error(address: Address, error: Exception) -> OSError:
-    """Return the error as an OSError with a one-line message."""
-    if isinstance(error, OSError):
-        return error
-    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
-
-    reason = " ".join(str(error).partition("\n\nDebug source")[0].split())
-    reason = without_credentials(re.sub(r"<\?xml.*?(?:<Message>(.*?)</Message>.*|$)", r"\1", reason))[:300]
-    if isinstance(error, PermissionDeniedError | UnauthenticatedError):
-        return PermissionError(
-            f"{address}: access denied: {reason}. Check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY "
-            "and the rights that they give"
-        )
-    return ObjectStoreError(f"{address} cannot be used: {reason}. Check AWS_ENDPOINT_URL, AWS_REGION and the network")
-
-
-def is_away(error: OSError) -> bool:
-    """Return whether the store was unusable, which says nothing about the object."""
-    return isinstance(error, ObjectStoreError | PermissionError)

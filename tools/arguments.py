@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from ..storage.bucket import Address, AddressError, is_address
+from ..storage.bucket import Address, is_address
+from ..storage.bucket_errors import AddressError
 from ..storage.local import LocalPath
 from ..storage.place import Place, place_of
 

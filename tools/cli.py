@@ -19,7 +19,7 @@ import click
 from .._version import __version__
 from ..pipeline.errors import DatasetError, DatasetExistsError, SourceError
 from ..state_store.errors import StateStoreError, StoreMismatchError
-from ..storage.bucket import AddressError
+from ..storage.bucket_errors import AddressError
 from ..trainer.errors import ConfigError, RunError, RunExistsError, TrainingError
 from .printing import MAX_ERROR_CHARACTERS, plain_text
 

@@ -10,7 +10,8 @@ from contextlib import suppress
 from os import PathLike
 from typing import Any
 
-from ..storage.bucket import Address, MissingBucketError
+from ..storage.bucket import Address
+from ..storage.bucket_errors import MissingBucketError
 from ..storage.place import Lock, Place, leased, log_at, place_of
 from .checkpoints.checkpoint_files import (
     LATEST,

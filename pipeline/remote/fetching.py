@@ -10,7 +10,8 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import NamedTuple
 
-from ...storage.bucket import Address, ObjectStoreError
+from ...storage.bucket import Address
+from ...storage.bucket_errors import ObjectStoreError
 from . import sparse
 
 SIDE_BY_SIDE = 16

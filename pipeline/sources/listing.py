@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...storage.bucket import Address, AddressError, ObjectStoreError, ObjectTooLargeError
+from ...storage.bucket import Address
+from ...storage.bucket_errors import AddressError, ObjectStoreError, ObjectTooLargeError
 from ...storage.files import NotRegularFileError, open_regular
 from ...storage.place import Place, common_folder
 from ..errors import BadSampleError, SourceChangedError

@@ -28,7 +28,8 @@ from thermopile.state_store.history import INDEX
 from thermopile.state_store.ranks import Ranks
 from thermopile.state_store.schema import Description
 from thermopile.storage import bucket_lock
-from thermopile.storage.bucket import SCRATCH, Address, ObjectStoreError
+from thermopile.storage.bucket import SCRATCH, Address
+from thermopile.storage.bucket_errors import ObjectStoreError
 from thermopile.storage.lock import LockedError, TakenOverError
 from thermopile.storage.sealed_json import seal_line
 

@@ -11,7 +11,8 @@ from obstore.exceptions import PreconditionError
 
 from thermopile.benchmarks.object_server import CREDENTIALS
 from thermopile.storage import bucket
-from thermopile.storage.bucket import Address, AddressError, MissingBucketError, ObjectStoreError, is_address
+from thermopile.storage.bucket import Address, is_address
+from thermopile.storage.bucket_errors import AddressError, MissingBucketError, ObjectStoreError
 
 wide = pytest.mark.wide
 

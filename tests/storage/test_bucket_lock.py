@@ -12,7 +12,8 @@ from thermopile.state_store import StoreLockedError
 from thermopile.state_store.history import taken_over
 from thermopile.storage import bucket as addresses
 from thermopile.storage import bucket_lock
-from thermopile.storage.bucket import SCRATCH, Address, ObjectStoreError
+from thermopile.storage.bucket import SCRATCH, Address
+from thermopile.storage.bucket_errors import ObjectStoreError
 from thermopile.storage.bucket_lock import BucketLock, bucket_lock_status
 from thermopile.storage.lock import LockedError
 from thermopile.storage.sealed_json import seal_line

@@ -11,7 +11,8 @@ import pytest
 
 from thermopile.pipeline.conversion.convert import ConvertSettings
 from thermopile.pipeline.sources.glyphs import GlyphSource
-from thermopile.storage.bucket import Address, ObjectStoreError
+from thermopile.storage.bucket import Address
+from thermopile.storage.bucket_errors import ObjectStoreError
 from thermopile.tools.convert import _convert
 from thermopile.tools.convert_splits import Split
 

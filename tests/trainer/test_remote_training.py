@@ -10,7 +10,8 @@ from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.remote import cache_folder
 from thermopile.storage import bucket
-from thermopile.storage.bucket import Address, ObjectStoreError
+from thermopile.storage.bucket import Address
+from thermopile.storage.bucket_errors import ObjectStoreError
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.evaluation.evaluate import compared

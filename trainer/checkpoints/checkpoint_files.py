@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, NonNegativeInt
 
-from ...storage.bucket import is_away
+from ...storage.bucket_errors import is_away
 from ...storage.files import read_regular, sha256_of, write_atomically
 from ...storage.place import Place, steps_in
 from ...storage.sealed_json import DamagedJSONError, parse, seal_document, unseal

@@ -16,7 +16,8 @@ from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.loading.ffcv_loader import ViewMaker
 from thermopile.pipeline.remote import samples as samples_module
-from thermopile.storage.bucket import Address, ObjectStoreError
+from thermopile.storage.bucket import Address
+from thermopile.storage.bucket_errors import ObjectStoreError
 
 pytestmark = pytest.mark.wide
 

@@ -17,7 +17,7 @@ from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
 from thermopile.pipeline.order import Order, Selected
 from thermopile.pipeline.remote.room import CacheTooSmallError
 from thermopile.storage import bucket
-from thermopile.storage.bucket import ObjectStoreError
+from thermopile.storage.bucket_errors import ObjectStoreError
 from thermopile.storage.selection import IDS, Selection, SelectionWriter
 from thermopile.trainer.config import DataConfig
 from thermopile.trainer.run.build import windows_from

@@ -21,7 +21,8 @@ from thermopile.pipeline.sources.parquet import ParquetSource
 from thermopile.pipeline.sources.source_file import SourceFile
 from thermopile.pipeline.sources.webdataset import WebDatasetSource
 from thermopile.storage import bucket
-from thermopile.storage.bucket import Address, ObjectStoreError
+from thermopile.storage.bucket import Address
+from thermopile.storage.bucket_errors import ObjectStoreError
 from thermopile.tools.convert_sources import KINDS
 
 from support.cli import succeed

@@ -13,7 +13,8 @@ import pytest
 
 from thermopile.state_store import SnapshotError, StateReader, StoreLockedError, list_snapshots
 from thermopile.storage import bucket_lock
-from thermopile.storage.bucket import SCRATCH, Address, ObjectStoreError
+from thermopile.storage.bucket import SCRATCH, Address
+from thermopile.storage.bucket_errors import ObjectStoreError
 from thermopile.trainer.checkpoints import checkpoint_files
 from thermopile.trainer.checkpoints.checkpoint_files import (
     checkpoints_in,

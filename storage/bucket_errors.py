@@ -1,0 +1,59 @@
+"""What fails in an object store, and which failures may pass."""
+
+from __future__ import annotations
+
+import re
+
+
+class AddressError(ValueError):
+    """The text is not a valid object address."""
+
+
+class MissingBucketError(FileNotFoundError):
+    """The bucket does not exist."""
+
+
+class ObjectStoreError(OSError):
+    """The object store cannot be reached, or refuses the request."""
+
+
+class ObjectTooLargeError(OSError):
+    """The object exceeds the caller's size limit."""
+
+
+def may_pass(error: Exception) -> bool:
+    """Return whether retrying may succeed after this error."""
+    from obstore.exceptions import AlreadyExistsError, GenericError, JoinError, PreconditionError
+
+    # Only 408 and 429 ("slow down") are worth a retry among 4xx statuses.
+    status = re.search(r"status code: (4\d\d)", str(error))
+    if isinstance(error, AlreadyExistsError | PreconditionError):
+        return True  # `_written_if` raises these only to retry
+    of_store = isinstance(error, GenericError | JoinError | ObjectStoreError)
+    return of_store and (status is None or status[1] in ("408", "429"))
+
+
+def without_credentials(text: str) -> str:
+    """Return the text with user and password removed from its URLs: an endpoint may hold them."""
+    return re.sub(r"(?<=://)[^/\s]*@", "", text)
+
+
+def as_os_error(address: object, error: Exception) -> OSError:
+    """Return the error as an OSError with a one-line message."""
+    if isinstance(error, OSError):
+        return error
+    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+    reason = " ".join(str(error).partition("\n\nDebug source")[0].split())
+    reason = without_credentials(re.sub(r"<\?xml.*?(?:<Message>(.*?)</Message>.*|$)", r"\1", reason))[:300]
+    if isinstance(error, PermissionDeniedError | UnauthenticatedError):
+        return PermissionError(
+            f"{address}: access denied: {reason}. Check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY "
+            "and the rights that they give"
+        )
+    return ObjectStoreError(f"{address} cannot be used: {reason}. Check AWS_ENDPOINT_URL, AWS_REGION and the network")
+
+
+def is_away(error: OSError) -> bool:
+    """Return whether the store was unusable, which says nothing about the object."""
+    return isinstance(error, ObjectStoreError | PermissionError)

@@ -23,12 +23,12 @@ from PIL import Image
 
 from thermopile.pipeline.sources import Groups, Sample
 from thermopile.pipeline.sources.glyphs import GlyphSource
+from thermopile.storage.local import LocalPath
 from thermopile.tools.bench.machine import describe_machine, words_of
 from thermopile.tools.inspection.findings import look
 from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES, read_rules
 from thermopile.tools.report.grouping import lede
 
-from ..storage.local import LocalPath
 from .glyph_runs import converted, trained
 from .markdown import table
 

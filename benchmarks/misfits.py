@@ -26,6 +26,7 @@ from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.state_store import list_snapshots
 from thermopile.state_store.durable import Repository
+from thermopile.storage.local import LocalPath
 from thermopile.tools.bench.machine import describe_machine, words_of
 from thermopile.tools.inspection.features.checkpoint_encoders import load_encoders
 from thermopile.tools.inspection.features.confirmation import Confirmation, confirm
@@ -38,7 +39,6 @@ from thermopile.trainer.evaluation.features import sample_features
 from thermopile.trainer.run.build import recipe_named
 from thermopile.trainer.run_directory import RunDirectory
 
-from ..storage.local import LocalPath
 from .glyph_runs import converted, trained
 from .markdown import table
 

@@ -79,7 +79,9 @@ class Repository:
                 raise StoreExistsError(f"{path} exists already; resume that run, or choose another {path.noun}")
             with path.built() as building:
                 # An interrupted creation in a bucket may have left files.
-                building.remove([*icechunk_files.present_files(building), icechunk_files.REFERENCE])
+                reference = icechunk_files.REFERENCE
+                left = [*icechunk_files.present_files(building)]
+                building.remove([*left, reference] if (building / reference).is_present() else left)
                 first = write_initial_values(building, description, about, carried)
                 history.replace(building, History(description, (first,), writer))
         return cls(path, writer)

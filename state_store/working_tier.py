@@ -28,7 +28,7 @@ class WorkingTier:
     def __init__(self, repository: Repository, owned: range, snapshot: Snapshot, rank: int) -> None:
         self._repository, self._owned = repository, owned
         self._description = description = repository.description
-        self.path = own_directory(_directory(repository.path)) / f"rank-{rank}"
+        self.path = Path(own_directory(_directory(repository.path))) / f"rank-{rank}"
         if repository.path.is_remote:
             shutil.rmtree(self.path, ignore_errors=True)  # on machines other than rank 0's, leftovers of a killed run
         self.path.mkdir()  # must not exist: leftovers of killed runs and planted files have been discarded

@@ -75,7 +75,7 @@ class LocalPath(PosixPath):
         return os.path.lexists(self)
 
     def is_missing(self) -> bool:
-        """Return whether there is neither a file nor a link here."""
+        """Return whether there is nothing here, or a folder; a link counts as a file."""
         try:
             return stat.S_ISDIR(self.lstat().st_mode)
         except FileNotFoundError:

@@ -80,14 +80,15 @@ class RunDirectory:
 
     def remove_leftovers(self) -> None:
         """Remove temporary files of killed writers. Only for the holder of the state's lock."""
-        for folder in (self.local, self.checkpoints, self.path):
+        for folder in {self.path, self.local, self.checkpoints}:
             folder.remove_leftovers()
 
     def refuse_existing(self) -> None:
         """Raise RunExistsError if the directory already has content."""
         # Leftovers of a kill during creation, and early warnings, do not make a run.
         own = {self.warnings_file.name, self.selection.name, self.state_lock.name}
-        is_occupied = any(name[0] != "." and name not in own for name in self.path.content())
+        is_file = self.path.is_present() and not self.path.is_folder()
+        is_occupied = is_file or any(not name.startswith(".") and name not in own for name in self.path.content())
         if self.exists():  # asked last: the content may belong to a run that another start has just made
             raise self.taken()
         if is_occupied:
@@ -96,7 +97,7 @@ class RunDirectory:
     def create(self, config: TrainConfig, fill: Callable[[], None] = lambda: None) -> None:
         """Create the directory and write the resolved settings, after `fill` has written the files that belong to them.
 
-        Raises RunExistsError as `refuse_existing`.
+        Raises RunExistsError as `refuse_existing`, and if another start has created a run here meanwhile.
         """
         self.refuse_existing()
         self.path.make()

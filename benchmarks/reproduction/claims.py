@@ -39,7 +39,6 @@ UNDECIDED = "undecided"
 NO = "does not show"
 NOT_CLEAR = "no verdict"
 NOT_TESTED = "not tested"
-FROM_WORST = (REVERSED, UNDECIDED, EQUIVALENT, SHOWS)
 
 SMALL, LARGE = min(BATCHES), max(BATCHES)
 LEVEL = 1.0
@@ -86,12 +85,6 @@ def verdict(estimate: Estimate) -> str:
     if abs(estimate.points) > estimate.noise:
         return SHOWS if estimate.points > 0 else REVERSED
     return EQUIVALENT if abs(estimate.points) + estimate.noise <= LEVEL else UNDECIDED
-
-
-def verdict_of_all(estimates: Sequence[Estimate]) -> str:
-    """Return the verdict on the claim that several figures are all above 0."""
-    verdicts = {verdict(estimate) for estimate in estimates}
-    return next(worst for worst in FROM_WORST if worst in verdicts)
 
 
 def _compared(runs: Comparison, better: list[Result], worse: list[Result], measure: Measure | None = None) -> Finding:

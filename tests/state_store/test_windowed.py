@@ -289,3 +289,17 @@ def test_a_working_tier_is_never_written_through_a_link(tmp_path, small):
         StateStore.open(tmp_path / "state", samples=small.samples, fields=FIELDS, dataset_fingerprint="windows",
                         memory_budget=2 * small.block_rows * ROW_BYTES)  # fmt: skip
     assert list(outside.iterdir()) == []
+
+
+@pytest.mark.wide
+def test_a_block_may_be_larger_than_the_files_that_are_read_whole(tmp_path):
+    rows = 2_200_000  # of 32 bytes: above 64 MiB
+    with StateStore.create(
+        tmp_path / "state", 2 * rows, FIELDS, block_rows=rows, dataset_fingerprint="large", memory_budget=33 * rows
+    ) as store:
+        for step, row in enumerate((0, rows, 0), start=1):
+            store.prefetch(np.array([row]))
+            state = store.take(np.array([row]))
+            store.put(np.array([row]), {name: values + 1 for name, values in state.items()}, step=step)
+        store.prefetch(np.array([0]))
+        assert store.take(np.array([0]))["field_2"].item() == 3

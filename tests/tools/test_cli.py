@@ -63,6 +63,7 @@ def test_simple_mistakes_are_refused_without_importing_torch(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "config.toml").touch()
+    (tmp_path / "warnings.log").touch()
     (tmp_path / ".cut.partial" / "dataset").mkdir(parents=True)
     (tmp_path / ".cut.partial" / "plan.json").write_text("{}")
     train = ["train", "--out", "run"]
@@ -76,6 +77,7 @@ def test_simple_mistakes_are_refused_without_importing_torch(tmp_path):
         ([*train, "--set", "epochs"], 2, "is not key=value"),
         (["train", "--out", "begun"], 2, "begun holds a run; continue it with --resume"),
         (["train", "--out", "empty/..", "--set", "epochs=1"], 2, "is not empty; choose another directory"),
+        (["train", "--out", "warnings.log", "--set", "epochs=1"], 2, "is not empty; choose another directory"),
         ([*train, "--batch-size", "64"], 2, "No such option: --batch-size. It is a setting: --set batch_size=VALUE"),
         ([*train, "--image_size=64"], 2, "It is a setting: --set data.image_size=VALUE"),
         ([*train, "--optimizer-lr=1"], 2, "It is a setting: --set optimizer.lr=VALUE"),
@@ -96,7 +98,7 @@ def test_simple_mistakes_are_refused_without_importing_torch(tmp_path):
     command = [sys.executable, "-c", REFUSED_WITHOUT_TORCH, json.dumps(mistakes)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".cut.partial", "begun", "empty"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".cut.partial", "begun", "empty", "warnings.log"]
 
 
 SHOWN_WITHOUT_TORCH = """

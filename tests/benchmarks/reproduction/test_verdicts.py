@@ -12,7 +12,6 @@ from thermopile.benchmarks.reproduction.claims import (
     SHOWS,
     UNDECIDED,
     verdict,
-    verdict_of_all,
 )
 from thermopile.benchmarks.reproduction.comparison import BASELINES, Comparison, Estimate, _estimate
 from thermopile.benchmarks.reproduction.plan import METHOD, baseline_run
@@ -46,14 +45,6 @@ def test_a_figure_shows_beyond_its_error_and_is_none_that_matters_where_its_inte
     points, noise, expected
 ):
     assert verdict(Estimate(points, noise)) == expected
-
-
-def test_of_several_figures_the_worst_decides():
-    shows, level, open_, reverse = Estimate(2, 1), Estimate(0, 0.5), Estimate(0, 2), Estimate(-2, 1)
-    assert verdict_of_all([shows, shows]) == SHOWS
-    assert verdict_of_all([shows, level]) == EQUIVALENT
-    assert verdict_of_all([level, open_, shows]) == UNDECIDED
-    assert verdict_of_all([open_, shows, reverse]) == REVERSED
 
 
 ABOVE = "iSogCLR is above SimCLR, images"

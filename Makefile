@@ -1,5 +1,5 @@
 # `make demo` and `make test` set up all they need by themselves, once. The rest is for development.
-.PHONY: demo test fast-tests test-wide test-lowest test-newest mutants reproduce soak gpu gpu-wheels lint link format system browser clean
+.PHONY: demo test fast-tests test-wide test-lowest test-newest mutants reproduce soak gpu gpu-wheels wheels lint link format system browser clean
 .DELETE_ON_ERROR:
 # Where bytecode is not kept, each of the many processes that tests start compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -11,9 +11,11 @@ PIP = setup/quietly .venv/bin/pip install --disable-pip-version-check
 # With the checkout as its root, pytest would import it under the checkout's own name, which need not be one for a module.
 PYTEST = .venv/bin/pytest --rootdir tests tests
 COUNTED = .venv/bin/python tests/cpu_budget.py
-# What ffcv compiles against. To count what that adds to a Debian that has nothing yet (168 packages on Debian 12):
+# The wheel of ffcv, which setup/ffcv_wheel.py builds where dist/ lacks it, and what that takes. To count what this adds to a
+# Debian that has nothing yet (COUNT packages on Debian 12):
 #   touch /tmp/none; apt-get -s -o Dir::State::status=/tmp/none install --no-install-recommends PACKAGES | grep -c ^Inst
-DEBIAN_PACKAGES = build-essential pkg-config libopencv-imgproc-dev libturbojpeg0-dev python3-dev python3-venv
+FFCV = $(wildcard dist/ffcv-1.0.2+thermopile.1-cp311-abi3-*_$(shell uname -m).whl)
+DEBIAN_PACKAGES = $(if $(FFCV),,g++ pkg-config libturbojpeg0-dev python3-dev) python3-venv
 
 demo: .venv/ready
 	setup/quietly $(RUN) convert glyphs demo/glyphs --resume
@@ -87,26 +89,27 @@ format: .venv/ready
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
-# ffcv asks pkg-config for all of OpenCV, 334 Debian packages, and uses two of its modules. setup/ names these alone.
-.venv/ready system: export PKG_CONFIG_PATH := $(CURDIR)/setup$(if $(PKG_CONFIG_PATH),:$(PKG_CONFIG_PATH))
-.venv/ready system: export CPATH := $(CURDIR)/setup:/usr/include/opencv4$(if $(CPATH),:$(CPATH))
-
 # torch comes first, with the CUDA packages that this machine's build of it asks for. All other packages are in
-# constraints.txt, so pip resolves nothing: ffcv would bring opencv-python, which loads libGL. ffcv is compiled here even
-# if pip has it in its cache, where it may be linked to all of OpenCV.
-.venv/ready: pyproject.toml constraints.txt setup/opencv4.pc setup/opencv2/opencv.hpp | system
+# constraints.txt, so pip resolves nothing. ffcv has no wheels elsewhere, and its sources ask for all of OpenCV.
+.venv/ready: pyproject.toml constraints.txt $(wildcard setup/ffcv_wheel.py setup/opencv4.pc setup/opencv2/opencv.hpp) | system
 	@echo "Installing the Python packages into .venv, which takes a few minutes."
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	@$(if $(FFCV),,setup/quietly .venv/bin/python setup/ffcv_wheel.py dist)
 	@$(PIP) --constraint constraints.txt torch
-	@$(PIP) --constraint constraints.txt --no-deps --force-reinstall --no-cache-dir ffcv
-	@$(PIP) --requirement constraints.txt --no-deps --editable .
+	@$(PIP) --find-links dist --requirement constraints.txt --no-deps --editable .
 	@touch $@
+
+# What `pip install --find-links dist thermopile` needs besides the package index, and the sources.
+wheels: .venv/ready
+	@$(PIP) build
+	@setup/quietly .venv/bin/python -m build --outdir dist .
+	@ls dist
 
 system:
 	@$(PYTHON) -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] not in sys.argv)' $(PYTHONS) || \
 	  { echo "thermopile needs one of Python $(PYTHONS); name it with: make PYTHON=python3.11 …"; exit 1; }
-	@{ $(CXX) -E -x c++ -include turbojpeg.h setup/opencv2/opencv.hpp && pkg-config --exists libturbojpeg && \
-	  $(PYTHON) -c $(HAS_VENV); } >/dev/null 2>&1 || { $(call install,$(DEBIAN_PACKAGES),ffcv is compiled here.); }
+	@{ $(PYTHON) -c 'import ensurepip' && $(if $(FFCV),true,$(CAN_COMPILE)); } >/dev/null 2>&1 || \
+	  { $(call install,$(DEBIAN_PACKAGES),$(if $(FFCV),Python needs venv.,ffcv is compiled here.)); }
 
 # The report's tests look at it as a reader does; without a browser they are skipped.
 browser:
@@ -114,7 +117,9 @@ browser:
 	  ( $(call install,chromium chromium-driver,The report is tested in a browser.) ) || \
 	  echo "Without Chromium, the tests of the report in a browser are skipped."
 
-HAS_VENV = "import ensurepip, os, sysconfig as s; assert os.path.exists(s.get_paths()['include'] + '/Python.h')"
+CAN_COMPILE = $(CXX) -E -x c++ -include turbojpeg.h -include Python.h -I"$$($(PYTHON) -c $(INCLUDE))" /dev/null && \
+  pkg-config --exists libturbojpeg
+INCLUDE = "import sysconfig; print(sysconfig.get_paths()['include'])"
 
 # $(call install,packages,why they are needed): with apt-get where it may, else it says what to install and fails.
 define install
@@ -134,4 +139,4 @@ echo "Installing Debian packages: $(2)" && setup/quietly $(1) apt-get update && 
 endef
 
 clean:
-	rm -rf .venv build demo reproduction *.egg-info
+	rm -rf .venv build dist demo reproduction *.egg-info

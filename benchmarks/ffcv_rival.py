@@ -1,9 +1,16 @@
-"""FFCV's own Loader and operations on the same file, as its users write them."""
+"""FFCV's own Loader and operations on the same file, as its users write them.
+
+They take part only where ffcv is compiled against OpenCV (Debian's libopencv-dev), which `make` does not do:
+
+    pip install --no-deps --no-binary ffcv --target build/opencv ffcv==1.0.2
+    PYTHONPATH=build/opencv python -m benchmarks.loader …
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -17,6 +24,10 @@ from thermopile.pipeline.augment import RECIPES, Recipe
 from thermopile.pipeline.cores import cores
 from thermopile.pipeline.dataset_index import SHARD_FOLDER, shard_name
 from thermopile.tools.bench.work import AHEAD, WARM_UP, Serve, Work
+
+
+def has_opencv() -> bool:
+    return "+" not in version("ffcv")
 
 
 @contextmanager

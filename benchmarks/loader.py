@@ -82,14 +82,15 @@ def rate(sizes: RateSizes, directory: Path) -> Measured:
     from thermopile.tools.bench.work import Work
     from thermopile.trainer.run.build import device_named
 
-    from .ffcv_rival import ffcv_own_loader
+    from .ffcv_rival import ffcv_own_loader, has_opencv
     from .pillow_views import pillow
 
     dataset = photographs(directory, sizes.images)
     order = Order.create(sizes.images, sizes.batch)
     work = Work(dataset, order, sizes.recipe, sizes.views, sizes.image_size, sizes.batches, device_named("auto"))
     known: dict[str, Contender] = {**LOADERS, "ffcv_own": ffcv_own_loader, "pillow": pillow}
-    contenders = {name: known[name] for pair in sizes.pairs for name in pair}
+    pairs = [(ours, other) for ours, other in sizes.pairs if other != "ffcv_own" or has_opencv()]
+    contenders = {name: known[name] for pair in pairs for name in pair}
     found = rates(contenders, work, sizes.rounds)
     views = "one view" if sizes.views == 1 else f"{sizes.views} views"
     return Measured(
@@ -101,9 +102,10 @@ def rate(sizes: RateSizes, directory: Path) -> Measured:
             Figure.of_rounds(f"{ours}_over_{other}", f"{LABELS[ours]}, beside {LABELS[other]}", "/s", found[ours],
                              found[other], more_is_better=True,
                              ratio_at_least=ASKED.get((sizes.recipe, sizes.views, ours, other)))
-            for ours, other in sizes.pairs
+            for ours, other in pairs
         ],
-        notes=["Each on all cores, with two batches ahead. ffcv and dali decode a JPEG once for all its views, FFCV's "
+        notes=[*(["FFCV's own Loader needs an ffcv with OpenCV: see ffcv_rival.py."] if not has_opencv() else []),
+               "Each on all cores, with two batches ahead. ffcv and dali decode a JPEG once for all its views, FFCV's "
                f"own Loader once for each. dali runs on the {'GPU' if torch.cuda.is_available() else 'CPU'}."],
     )  # fmt: skip
 

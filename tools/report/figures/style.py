@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from ...lettering import letter
+from .lettering import letter
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

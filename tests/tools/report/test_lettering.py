@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from thermopile.tools import lettering
-from thermopile.tools.lettering import Lettering
+from thermopile.tools.report.figures import lettering
+from thermopile.tools.report.figures.lettering import Lettering
 from thermopile.tools.report.figures.style import LIGHT, png_of
 
 SCRIPTS = {"Chinese": "猫", "Japanese": "かな", "Korean": "사진", "Devanagari": "पहाड़", "Thai": "ภาพ", "Tamil": "தமி"}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.status import Status
 from rich.text import Text
 
@@ -25,30 +25,35 @@ class ProgressBar:
 
     def __init__(self, console: Console, title: str, total: int, bar: _BarAboveWords | None) -> None:
         self._console, self._title, self._total, self._bar = console, title, total, bar
-        self._task = bar.add_task(title, total=total) if bar else None
+        self._task = bar.add_task(title, total=total, left="") if bar else None
         self._begun = time.monotonic()
         self._next_line = self._begun + FIRST_LINE
-        self._first: tuple[int, float] | None = None
+        self._calls = 0
+        self._since = 0, self._begun
+        """What was done at the second call, and its time."""
 
     def update(self, done: int, words: str = "") -> None:
         """Show `done` of the total. Without a terminal: after 10, 20, 40, … s, every 10 min, and at the end.
 
-        The remaining time is estimated from the speed since the first call.
+        The remaining time is estimated from the speed since the second call: until then, work may start slowly.
         """
         now = time.monotonic()
-        self._first = self._first or (done, now)
+        self._calls += 1
+        if self._calls <= 2:
+            self._since = done, now
         if self._bar and self._task is not None:
             self._bar.words = words
-            self._bar.update(self._task, completed=done)
+            self._bar.update(self._task, completed=done, left=self._left(done, now))
         elif now >= self._next_line or done == self._total:
+            left = self._left(done, now)
             self._next_line = now + min(max(FIRST_LINE, now - self._begun), LONGEST_GAP)
-            self.note(f"{self._title}: {done:,}/{self._total:,}{self._left(done, now)} {words}")
+            self.note(f"{self._title}: {done:,}/{self._total:,}{left and f', {left}'} {words}")
 
     def _left(self, done: int, now: float) -> str:
-        before, since = self._first or (done, now)
+        before, since = self._since
         if done == before or done == self._total:
             return ""
-        return f", {duration((self._total - done) * (now - since) / (done - before))} left"
+        return f"{duration((self._total - done) * (now - since) / (done - before))} left"
 
     def note(self, text: str) -> None:
         """Print a separate line that stays."""
@@ -79,7 +84,7 @@ def progress_bar(title: str, total: int, *, hidden: bool = False) -> Iterator[Pr
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[left]}"),
     )
     with _BarAboveWords(*columns, console=console) as bar:
         yield ProgressBar(console, title, total, bar)

@@ -39,34 +39,48 @@ def test_parts_that_exceed_the_whole_leave_nothing_else():
 
 
 def test_a_wait_above_a_tenth_gives_one_line_that_says_how_to_shorten_it():
-    (data,) = hints([line(data_wait=0.23, store_wait=0.1)]).values()
+    (data,) = hints([line(data_wait=0.23, store_wait=0.1)], {}).values()
     assert data.startswith("data wait 23%: ")
     for words in ("--max-size", "data.workers", "thermopile bench loader"):
         assert words in data
-    (store,) = hints([line(data_wait=0.05, store_wait=0.11)]).values()
+    (store,) = hints([line(data_wait=0.05, store_wait=0.11)], {}).values()
     assert store.startswith("store wait 11%: ")
     for words in ("state.memory_budget", "state.prefetch_steps", "disk", "thermopile bench step"):
         assert words in store
     assert "\n" not in data + store
 
 
-def test_more_than_a_hundredth_of_silent_anchors_give_one_line_on_both_settings():
-    def step(image, text):
-        shares = {"image/share_silent": image, "text/share_silent": text}
-        return line() | {"image/tau_mean": 0.1, "text/tau_mean": 0.1} | shares
+def step_with_silent(image, text, epoch=2):
+    shares = {"image/share_silent": image, "text/share_silent": text, "epoch": epoch}
+    return line() | {"image/tau_mean": 0.1, "text/tau_mean": 0.1} | shares
 
-    (silent,) = hints([step(0.0, 0.0), step(0.03, 0.05)]).values()
+
+@pytest.mark.parametrize(
+    ("objective", "cure"),
+    [
+        ({"eta": 0.02}, "Set `objective.tau_step` to 0.1"),
+        ({"eta": 0.02, "tau_step": 0.3}, "Set `objective.tau_step` to 0.1"),
+        ({"eta": 0.02, "tau_step": 0.1}, "Lower `objective.eta`, to 0.01 for example"),
+    ],
+)
+def test_more_than_a_hundredth_of_silent_anchors_give_one_line_on_a_setting_that_is_not_yet_so(objective, cure):
+    (silent,) = hints([step_with_silent(0.0, 0.0), step_with_silent(0.03, 0.05)], objective).values()
     assert silent.startswith("silent anchors 2.0%: ")
-    assert "objective.eta" in silent
-    assert "objective.tau_step" in silent
-    assert hints([step(0.0, 0.02)]) == {}
+    assert silent.endswith(cure)
+    assert hints([step_with_silent(0.0, 0.02)], objective) == {}
+
+
+def test_anchors_may_be_silent_in_the_first_two_epochs():
+    assert hints([step_with_silent(0.5, 0.5, epoch=1)], {}) == {}
+    (silent,) = hints([step_with_silent(0.5, 0.5, epoch=1), step_with_silent(0.02, 0.04)], {}).values()
+    assert silent.startswith("silent anchors 3.0%: ")
 
 
 @pytest.mark.parametrize("silent", [{"image/share_silent": 0.5}, {"image/tau_mean": 0.1, "image/share_silent": None}])
 def test_anchors_of_a_constant_temperature_or_a_damaged_line_are_not_silent(silent):
-    assert hints([line() | silent]) == {}
+    assert hints([line() | silent | {"epoch": 2}], {}) == {}
 
 
 def test_no_wait_gives_no_hint():
-    assert hints([line(data_wait=0.1, store_wait=0.0, forward_backward=0.9)]) == {}
-    assert hints([]) == {}
+    assert hints([line(data_wait=0.1, store_wait=0.0, forward_backward=0.9)], {}) == {}
+    assert hints([], {}) == {}

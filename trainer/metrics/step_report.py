@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..config import TrainConfig
+
 TIME = "step_seconds"
 
 PARTS = ("data_wait", "fetch_wait", "store_wait", "forward_backward", "optimizer", "communication")
@@ -14,6 +16,9 @@ TOO_LONG = 0.1
 """Share of the time above which a wait gets a hint."""
 TOO_SILENT = 0.01
 """Share of anchors without gradient above which they get a hint."""
+SETTLING_EPOCHS = 2
+"""Epochs in which anchors may be silent, because their s has seen few batches."""
+USUAL_TAU_STEP = 0.1
 
 _HINTS = {
     "data_wait": "batches arrive late. Convert with fewer pixels (`thermopile convert … --max-size`), use more cores "
@@ -45,15 +50,20 @@ def split(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def share_silent(lines: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the share of anchors that gave no gradient, mean over steps and sides; None if taus are not individual."""
+    """Return the share of anchors that gave no gradient, mean over sides and the steps after SETTLING_EPOCHS; None if
+    there are no such steps, or taus are not individual."""
+    lines = [line for line in lines if line.get("epoch", 0) >= SETTLING_EPOCHS]
     sides = {name.removesuffix("tau_mean") for line in lines for name in line if name.endswith("/tau_mean")}
     found = [line.get(f"{side}share_silent") for line in lines for side in sides]
     known = [share for share in found if isinstance(share, int | float)]
     return sum(known) / len(known) if known else None
 
 
-def hints(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return a hint for each wait above TOO_LONG, and for TOO_SILENT anchors, by name: its meaning and a cure."""
+def hints(lines: Sequence[Mapping[str, Any]], objective: Mapping[str, Any]) -> dict[str, str]:
+    """Return a hint for each wait above TOO_LONG, and for TOO_SILENT anchors, by name: its meaning and a cure.
+
+    objective: the objective's settings, so that no cure is named that the run has taken.
+    """
     shares, silent = split(lines), share_silent(lines)
     found = {
         name: f"{name.replace('_', ' ')} {shares[name]:.0%}: {advice}"
@@ -63,9 +73,17 @@ def hints(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     if silent is not None and silent > TOO_SILENT:
         found["silent"] = (
             f"silent anchors {silent:.1%}: their temperatures move faster than their s can follow, so they give no "
-            "gradient. Lower `objective.eta`, or set `objective.tau_step`, to 0.1 for example"
+            f"gradient. {_slower(objective)}"
         )
     return found
+
+
+def _slower(objective: Mapping[str, Any]) -> str:
+    """Name the next way to let temperatures move more slowly: first a limit of each step, then a smaller rate."""
+    if (objective.get("tau_step") or math.inf) > USUAL_TAU_STEP:
+        return f"Set `objective.tau_step` to {USUAL_TAU_STEP}"
+    eta = objective.get("eta")
+    return f"Lower `objective.eta`, to {eta / 2:g} for example" if eta else "Lower `objective.eta`"
 
 
 @dataclass(frozen=True)
@@ -88,7 +106,7 @@ class StepReport:
     """Name of a problem -> its meaning and a cure; see `hints`."""
 
 
-def report_of(lines: Sequence[Mapping[str, Any]], total_steps: int, batch_size: int, seconds: float) -> StepReport:
+def report_of(lines: Sequence[Mapping[str, Any]], total_steps: int, config: TrainConfig, seconds: float) -> StepReport:
     """Summarise the steps in `lines` of metrics.jsonl (at least one), which took `seconds`."""
     last = lines[-1]
     taus = [value for name, value in last.items() if name == "tau" or name.endswith("/tau_mean")]
@@ -98,7 +116,7 @@ def report_of(lines: Sequence[Mapping[str, Any]], total_steps: int, batch_size: 
         epoch=int(last["epoch"]),
         loss=math.nan if last["loss"] is None else last["loss"],
         tau_mean=sum(taus) / len(taus) if taus else None,
-        samples_per_second=len(lines) * batch_size / seconds,
+        samples_per_second=len(lines) * config.batch_size / seconds,
         split=split(lines),
-        hints=hints(lines),
+        hints=hints(lines, config.objective.settings),
     )

@@ -110,7 +110,7 @@ class RunStatus:
 def read_status(run: RunDirectory) -> RunStatus:
     """Read a run's status, in time independent of its length. Raises RunError if the directory is not a run."""
     config, notes = run.config(), list[str]()
-    steps, evaluations = _read_metrics(run, notes)
+    steps, evaluations = _read_metrics(run, config, notes)
     sample_state = _read_state(run, notes)
     total = _total_steps(config, sample_state, notes)
     checkpoints = _read_checkpoints(run.checkpoints)
@@ -174,7 +174,9 @@ def _every_steps(run: RunDirectory, config: TrainConfig, checkpoints: Sequence[C
     return checkpoints[-1].step - (checkpoints[-2].step if len(checkpoints) > 1 else 0)
 
 
-def _read_metrics(run: RunDirectory, notes: list[str]) -> tuple[StepsStatus | None, list[dict[str, Any]]]:
+def _read_metrics(
+    run: RunDirectory, config: TrainConfig, notes: list[str]
+) -> tuple[StepsStatus | None, list[dict[str, Any]]]:
     try:
         lines, evaluations, damaged = last_lines(run.metrics, RECENT_STEPS, EVALUATIONS)
         curve, age = loss_curve(run.metrics, CURVE_POINTS), _age(run.metrics)
@@ -205,7 +207,7 @@ def _read_metrics(run: RunDirectory, notes: list[str]) -> tuple[StepsStatus | No
         skipped=sum(line.get("skipped") is True for line in lines),
         step_seconds=_mean(_number(line, TIME) for line in lines),
         split=split(lines),
-        hints=list(hints(lines).values()),
+        hints=list(hints(lines, config.objective.settings).values()),
     ), evaluations
 
 

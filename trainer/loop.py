@@ -92,15 +92,7 @@ class Trainer(Run):
             is_logged = self.steps_done % self.config.log_every == 0
             if is_last or checkpoint_is_due or evaluation_is_due or is_logged:
                 lines, now = self._flushed_log(), time.monotonic()
-                on_report(
-                    report_of(
-                        lines,
-                        self.total_steps,
-                        self.config.batch_size,
-                        now - reported_at,
-                        self.config.objective.settings,
-                    )
-                )
+                on_report(report_of(lines, self.total_steps, self.config, now - reported_at))
                 reported_at = now
             if evaluation_is_due:
                 self._evaluate(should_stop, on_evaluation)

@@ -27,6 +27,8 @@ COMMANDS = {
     "convert": (".convert:convert", "Convert a source to a dataset directory, or check one."),
     "show": (".show:show", "Draw samples of a dataset and their augmented views."),
     "train": (".train:train", "Train encoders with a temperature per sample."),
+    "presets": (".settings:presets", "List the presets."),
+    "settings": (".settings:settings", "Explain the settings."),
     "status": (".status:status", "Show whether a run trains, and its progress."),
     "inspect": (".inspect:inspect", "Summarise the temperatures of a run."),
     "curate": (".curate:curate", "Choose what to train on next."),

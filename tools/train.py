@@ -166,6 +166,7 @@ def run(asked: TrainOptions) -> bool:
         if begun is not None and not asked.print_config:
             refuse_separate_directories(world, begun.path)
         changes: list[Change] = []
+        chosen: list[str] = []
         with agreement(world.control, ConfigError):
             recorded = None if begun is None else begun.config_to_resume(accept_edits=asked.accept_config)
             layers = _layers(asked, begun, recorded)
@@ -177,17 +178,23 @@ def run(asked: TrainOptions) -> bool:
         with agreement(world.control, ConfigError):
             dataset = _dataset_of(settings, asked, is_begun=begun is not None)
         if dataset is not None or settings.init_from or world.size > 1:
+            from ..trainer.run.chosen import choices
             from ..trainer.run.resume_settings import settled
 
-            settings, changes = settled(begun, recorded, settings, dataset, world, asked.allowed)
+            given = settings
+            settings, changes = settled(begun, recorded, given, dataset, world, asked.allowed)
+            if dataset is not None and begun is None and not asked.print_config:
+                chosen = choices(given, settings, dataset)
         if asked.print_config and world.is_first:
-            from .shown_settings import shown_settings
+            from .settings import shown_settings
 
             for change in changes:
                 click.echo(change.arrow, err=True)
             click.echo(shown_settings(settings, layers))
         if directory is None or asked.print_config:
             return True
+        for line in chosen if world.is_first else ():
+            click.echo(f"{directory.path}: {line}", err=True)
         return _train(settings, directory, world, resuming=begun is not None, accepted=asked.accept_config)
 
 

@@ -15,9 +15,8 @@ STEP = 5
 def run_without_state(path, dataset, **objective):
     """Write the settings of a run; return its directory and the objective's fields."""
     run = RunDirectory(path)
-    config = resolve(
-        load_config({"batch_size": 16, "data": {"path": str(dataset.path)}, "objective": objective}), dataset
-    )
+    data = {"path": str(dataset.path), "image_size": 32}
+    config = resolve(load_config({"batch_size": 16, "data": data, "objective": objective}), dataset)
     run.create(config)
     return run, create_objective(config.objective.name, mode=config.objective.mode, **config.objective.settings).fields
 

@@ -51,8 +51,10 @@ class TrainConfig(Section):
     seed: NonNegativeInt = 0
     """Determines order, augmentation and initial weights."""
     epochs: PositiveInt = 20
-    batch_size: PositiveInt = 256
-    """Global batch size, over all ranks."""
+    """Passes over the samples; each leaves out what does not fill a batch, another part every time."""
+    batch_size: NonNegativeInt = 0
+    """Global batch size, over all ranks; 0 chooses 256, or less for small datasets, so that an epoch has
+    four steps."""
     micro_batch: NonNegativeInt = 0
     """Samples that a rank encodes at once, for batches larger than the memory; 0: its whole share of the batch. Takes
     about a third more time (docs/settings.md)."""
@@ -63,6 +65,7 @@ class TrainConfig(Section):
     window_blocks: NonNegativeInt = 0
     """Blocks of a range that are shuffled together; 0 means all, or as many as suit `state.memory_budget`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where encoders and objective run; auto: on a GPU if there is one. The samples' state stays on the CPU."""
     precision: Literal["auto", "float32", "tf32", "bf16", "fp16"] = "auto"
     """Precision of the encoders' computation; weights, objective and state are always float32. auto is bf16 on a GPU
     that supports it, otherwise float32; unless float32 is chosen, a GPU's remaining float32 products use TF32."""

@@ -103,8 +103,9 @@ class DataConfig(Section):
     changes a view in place: (pixels float32 [3, H, W] in 0 … 255, key uint64)."""
     captions: Literal["draw", "first"] = "draw"
     """For a sample with several captions: draw one per epoch, or always take the first."""
-    image_size: int = Field(default=224, ge=8)
-    """Side length of a view in pixels."""
+    image_size: int = Field(default=0, ge=0)
+    """Side length of a view in pixels, 8 or more; 0 chooses the median shorter side of the dataset's pictures, rounded
+    down to a multiple of 16 from 32 to 224."""
     local_views: int = Field(default=0, ge=0, le=64)
     """Number of small crops of a picture besides its two views, for objectives with multi-crop."""
     local_size: int = Field(default=96, ge=8)
@@ -113,6 +114,13 @@ class DataConfig(Section):
     """Decoding threads; 0 means one per core, plus one with `dali`."""
     ahead: int = Field(default=2, ge=1, le=1000)
     """Batches decoded ahead; pieces with `micro_batch`."""
+
+    @field_validator("image_size")
+    @classmethod
+    def _large_enough(cls, side: int) -> int:
+        if 0 < side < 8:
+            raise ValueError("should be 8 or more, or 0 to choose it from the dataset")
+        return side
 
     @model_validator(mode="after")
     def _augmentation_has_its_loader(self) -> Self:
@@ -128,8 +136,8 @@ class EncoderConfig(Section):
     """One encoder: a built-in by name, or `hf:` with a transformers model or a local directory."""
 
     name: str = "auto"
-    """auto is `conv` for images and `mean_embedding` for text; `hf:/path/to/model` or `hf:./model` loads the weights of
-    a local directory."""
+    """auto is `conv` for images and `mean_embedding` for text, for views of up to 64 pixels; `hf:/path/to/model` or
+    `hf:./model` loads the weights of a local directory."""
     config: dict[str, bool | int | float | str | list[int]] = {}
     """Overrides of the encoder's own settings; for a local directory, its recorded architecture."""
     locked: bool = False
@@ -194,6 +202,7 @@ class ObjectiveConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     name: str = "isogclr"
+    """An objective of docs/objectives.md, or `module:name` for your own."""
     mode: Literal["auto", "bimodal", "unimodal"] = "auto"
     """auto is the objective's only mode if it has one; otherwise bimodal for pairs and unimodal for images."""
 

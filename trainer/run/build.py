@@ -24,6 +24,7 @@ from ..objectives import Objective, create_objective, objective_class
 from ..plugins import PluginError, is_plugin, load_plugin
 from ..precision import resolve_speed
 from ..world import ALONE, World
+from .chosen import refuse_unnamed_encoders, usual_batch_size, usual_image_size
 from .dataset_cache import DatasetCache
 from .selection_files import SELECTING, pinned, rows_of
 
@@ -43,9 +44,12 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
         mode = "bimodal" if (pairs and "bimodal" in modes) or modes == {"bimodal"} else "unimodal"
     if mode == "bimodal" and not pairs:
         raise ConfigError(f"objective.mode = 'bimodal' needs captions, but {dataset.place} has only images")
+    data = _resolve_data(config, dataset, mode)
+    refuse_unnamed_encoders(config.model, data.image_size, mode)
     resolved = config.model_copy(
         update={
-            "data": _resolve_data(config, dataset, mode),
+            "batch_size": config.batch_size or usual_batch_size(_samples(data, dataset)),
+            "data": data,
             "objective": config.objective.model_copy(update={"mode": mode}),
             "model": with_names(config.model),
         }
@@ -101,7 +105,8 @@ def _resolve_data(config: TrainConfig, dataset: Dataset, mode: str) -> DataConfi
     if loader == "auto":
         on_gpu = device_named(config.device).type == "cuda"
         loader = "dali" if on_gpu and not data.augmentation and _has_dali() else "ffcv"
-    update = {"recipe": recipe, "loader": loader, "path": dataset.absolute}
+    image_size = data.image_size or usual_image_size(dataset)
+    update = {"recipe": recipe, "loader": loader, "path": dataset.absolute, "image_size": image_size}
     return data.model_copy(update=update | {option: pinned(getattr(data, option), option) for option in SELECTING})
 
 
@@ -156,6 +161,10 @@ def windows_from(steps_done: int, order: Order, epochs: int, world: World = ALON
                 yield Window(first_step + window.first_step, first_step + window.last_step, window.blocks)
 
 
+def _samples(data: DataConfig, dataset: Dataset) -> int:
+    return rows_of(data.select) if data.select else dataset.n
+
+
 def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, world: World = ALONE) -> Order:
     """Create the configured order, windowed if the settings leave that open and the memory budget requires it.
 
@@ -166,7 +175,7 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
     divide the order's shards.
     """
     row_bytes = 4 * Schema(objective.fields).row_words
-    samples = rows_of(config.data.select) if config.data.select else dataset.n
+    samples = _samples(config.data, dataset)
     budget = (config.state.memory_budget or samples * row_bytes) * world.size
     rows, shards = budget // row_bytes, config.canonical_shards or None
     blocks, window = config.blocks_per_shard or None, config.window_blocks or None

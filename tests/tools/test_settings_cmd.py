@@ -1,13 +1,18 @@
-"""`--print-config`: every setting, where it comes from, as TOML that is settings again."""
+"""Settings explained and listed; `--print-config`: each with its origin, as TOML that is settings again."""
 
+import re
 import tomllib
+from pathlib import Path
 
 import pytest
 
-from thermopile.tools.shown_settings import shown_settings
+from thermopile.tools.settings import _of_objective, shown_settings
 from thermopile.trainer.config import TrainConfig, flat, load_config
 from thermopile.trainer.config.layers import Layers, preset_names
+from thermopile.trainer.objectives import OBJECTIVES
 from thermopile.trainer.run.build import resolve
+
+from support.cli import cli
 
 
 def layered(*, preset=None, **settings):
@@ -85,3 +90,43 @@ def test_no_setting_hides_or_reorders_what_the_terminal_shows():
     text = shown_settings(layers.load(), layers)
     assert all(c.isprintable() or c == "\n" for c in text)
     assert load_config(tomllib.loads(text)).data.path == "a\x1b[2J\u202eb\x85\x7f"
+
+
+# `thermopile settings`, `thermopile presets`
+
+
+def test_every_setting_is_explained_and_the_documentation_is_what_the_command_prints():
+    printed = cli("settings").stdout
+    names = re.findall(r"^(\S+) = ", printed, re.MULTILINE)
+    assert set(flat(TrainConfig().model_dump(mode="json"))) <= set(names)
+    assert all(len(lines.splitlines()) > 1 for lines in printed.split("\n\n"))
+    assert printed in (Path(__file__).parents[2] / "docs/settings.md").read_text("utf-8")
+
+
+def test_a_table_s_settings_have_their_default_and_range():
+    assert cli("settings", "data.local_views").stdout.startswith(
+        "data.local_views = 0    # integer ≥ 0 ≤ 64\n    Number of"
+    )
+    names = re.findall(r"^(\S+) = ", cli("settings", "model.image").stdout, re.MULTILINE)
+    assert names == [f"model.image.{key}" for key in ("name", "config", "locked", "unlocked_groups")]
+
+
+@pytest.mark.parametrize("name", [*OBJECTIVES])
+def test_every_setting_of_an_objective_is_explained(name):
+    found = {each.name: each for each in _of_objective(name)}
+    models = OBJECTIVES[name].settings_of_mode.values()
+    assert found.keys() == {f"objective.{key}" for model in models for key in model.model_fields}
+    assert all(each.sentence for each in found.values())
+
+
+def test_an_unknown_setting_names_the_nearest():
+    unknown, objective = cli("settings", "data.image_sise"), cli("settings", "objective.isogcl")
+    assert (unknown.exit_code, objective.exit_code) == (2, 2)
+    assert unknown.stderr.endswith("no setting is called 'data.image_sise' (did you mean 'data.image_size'?)\n")
+    assert "did you mean 'isogclr'?" in objective.stderr
+
+
+def test_every_preset_is_listed_with_a_line_of_its_own():
+    lines = cli("presets").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == preset_names()
+    assert all(len(line.split(maxsplit=1)[1]) > 20 for line in lines)

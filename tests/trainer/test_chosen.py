@@ -1,0 +1,83 @@
+"""Settings that are chosen from the dataset: what, when, and what is said of it."""
+
+import pyarrow as pa
+import pytest
+
+from thermopile.trainer.config import load_config
+from thermopile.trainer.errors import ConfigError
+from thermopile.trainer.run.build import resolve
+from thermopile.trainer.run.chosen import choices, usual_batch_size, usual_image_size
+
+from support.cli import cli
+from support.datasets import write_dataset
+
+
+@pytest.mark.parametrize(
+    ("sides", "expected"),
+    [
+        ([20, 24, 30], 32), ([63, 64, 500], 64), ([79, 79, 80], 64), ([80], 80), ([200, 230], 208), ([512], 224),
+    ],
+)  # fmt: skip
+def test_views_are_as_large_as_the_median_shorter_side(tmp_path, sides, expected):
+    wide = pa.table({"width": [side + 10 for side in sides], "height": sides})
+    high = pa.table({"width": sides, "height": [side + 10 for side in sides]})
+    assert usual_image_size(write_dataset(tmp_path / "data", [wide, high])) == expected
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"), [(1, 2), (8, 2), (300, 64), (511, 64), (1023, 128), (1024, 256), (10**9, 256)]
+)
+def test_a_small_dataset_has_four_steps_an_epoch(samples, expected):
+    assert usual_batch_size(samples) == expected
+
+
+def test_what_was_chosen_is_said_and_what_was_given_is_not(images_dataset):
+    asked = load_config({"device": "cpu"})
+    chosen = resolve(asked, images_dataset)
+    assert (chosen.data.image_size, chosen.batch_size) == (32, 64)
+    assert choices(asked, chosen, images_dataset) == [
+        "data.image_size = 32: half of the pictures have a shorter side of 27 or more",
+        "batch_size = 64: 300 samples",
+    ]
+    given = load_config({"device": "cpu", "batch_size": 32, "data": {"image_size": 24}})
+    assert choices(given, resolve(given, images_dataset), images_dataset) == []
+
+
+def test_pictures_that_are_enlarged_are_warned_of(images_dataset):
+    asked = load_config({"device": "cpu", "batch_size": 32, "data": {"image_size": 64}})
+    (line,) = choices(asked, resolve(asked, images_dataset), images_dataset)
+    assert line == "pictures are enlarged: data.image_size = 64, but half have a shorter side up to 27"
+
+
+def test_on_a_gpu_without_dali_the_extra_is_named(images_dataset, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda **_: True)
+    monkeypatch.setattr("thermopile.trainer.run.build._has_dali", lambda: False)
+    asked = load_config({"batch_size": 32, "data": {"image_size": 24}})
+    (line,) = choices(asked, resolve(asked, images_dataset), images_dataset)
+    assert line.startswith("data.loader = ffcv: ")
+    assert line.endswith("pip install 'thermopile[gpu]'")
+
+
+@pytest.mark.parametrize("side", ["image", "text"])
+def test_large_views_need_encoders_by_name(pairs_dataset, side):
+    large = {"data": {"image_size": 96}, "device": "cpu"}
+    with pytest.raises(
+        ConfigError, match=r"Name the image and the text encoder: `--set model\.image\.name=hf:resnet-18`"
+    ):
+        resolve(load_config(large), pairs_dataset)
+    other = {"image": ("text", "hf:clip-text"), "text": ("image", "hf:resnet-18")}[side]
+    with pytest.raises(ConfigError, match=f"Name the {side} encoder: "):
+        resolve(load_config(large | {"model": {other[0]: {"name": other[1]}}}), pairs_dataset)
+    named = {"image": {"name": "conv"}, "text": {"name": "mean_embedding"}}
+    assert resolve(load_config(large | {"model": named}), pairs_dataset).model.image.name == "conv"
+
+
+def test_the_command_says_its_choices_and_records_them(images_dataset, tmp_path):
+    done = cli("train", "--data", images_dataset.path, "--out", tmp_path / "run", "--set", "epochs=1")
+    assert done.exit_code == 0, done.stderr
+    said = done.stderr.splitlines()
+    assert f"{tmp_path}/run: batch_size = 64: 300 samples" in said
+    assert "image_size = 32" in (tmp_path / "run/config.toml").read_text()
+    resumed = cli("train", "--out", tmp_path / "run", "--resume")
+    assert "batch_size" not in resumed.stderr

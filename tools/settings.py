@@ -1,0 +1,170 @@
+"""What can be set: `thermopile settings`, `thermopile presets`, and `train --print-config`: TOML with origins."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import tomli_w
+from pydantic import BaseModel
+
+from ..trainer.config import TrainConfig, flat, nearest
+from ..trainer.config.layers import PRESETS, Layers, preset_names
+from .printing import plain_text
+
+LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+
+
+@click.command(epilog="\b\nExample:\n  thermopile train --preset isogclr/cc3m --data data/cc3m --print-config")
+def presets() -> None:
+    """List the presets: the papers' settings, and the example's.
+
+    The comments of a preset's file say which tables of a paper it follows, what is not stated there, and the result.
+    """
+    names = preset_names()
+    for name in names:
+        first = (PRESETS / f"{name}.toml").read_text("utf-8").partition("\n")[0]
+        click.echo(f"{name:<{max(map(len, names))}}  {first.removeprefix('# ')}")
+
+
+@click.command(epilog="\b\nExamples:\n  thermopile settings data\n  thermopile settings objective.isogclr")
+@click.argument("name", default="")
+def settings(name: str) -> None:
+    """Explain all settings, or those whose name begins with NAME.
+
+    `objective.isogclr` explains the settings of an objective, which may be your own, `objective.module:name`.
+    """
+    _, _, objective = name.partition("objective.")
+    described = _of_objective(objective) if objective else [*_described(TrainConfig)]
+    shown = [each for each in described if objective or f"{each.name}.".startswith(f"{name}." if name else "")]
+    if not shown:
+        raise click.UsageError(f"no setting is called {name!r}{nearest(name, [each.name for each in described])}")
+    click.echo("\n\n".join(map(str, shown)))
+
+
+class _Setting(NamedTuple):
+    name: str
+    values: str
+    default: Any
+    sentence: str
+
+    def __str__(self) -> str:
+        default = "none" if self.default is None else _toml(self.default) if self.default != {} else "{}"
+        words = textwrap.fill(self.sentence, 110, initial_indent="    ", subsequent_indent="    ")
+        return f"{self.name} = {default}    # {self.values}\n{words}".rstrip()
+
+
+def _of_objective(name: str) -> list[_Setting]:
+    """Return the settings of an objective: those of its modes, each once. Raises UsageError if it is unknown."""
+    from ..trainer.objectives import objective_class
+
+    if name in TrainConfig.model_fields["objective"].annotation.model_fields:  # type: ignore[union-attr]
+        return [each for each in _described(TrainConfig) if each.name == f"objective.{name}"]
+    try:
+        models = objective_class(name).settings_of_mode.values()
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    return [*{each.name: each for model in models for each in _described(model, "objective.")}.values()]
+
+
+def _described(model: type[BaseModel], table: str = "") -> Iterator[_Setting]:
+    """Yield the settings of a model and of its tables, as its JSON schema and the docstrings below its fields say."""
+    schema, sentences = model.model_json_schema(), _docstrings(model)
+    for key, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _described(field.annotation, f"{table}{key}.")
+        else:
+            default = schema["properties"][key].get("default")
+            yield _Setting(f"{table}{key}", _values(schema["properties"][key]), default, sentences.get(key, ""))
+
+
+def _docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """Return the docstring below each field of a class and its bases, on one line."""
+    found = {}
+    for each in reversed(model.__mro__[: model.__mro__.index(BaseModel)]):
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+        lines = definition.body if isinstance(definition, ast.ClassDef) else []
+        for field, below in pairwise(lines):
+            is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and is_text:
+                found[field.target.id] = " ".join(str(below.value.value).split())  # type: ignore[attr-defined]
+    return found
+
+
+def _values(schema: Mapping[str, Any]) -> str:
+    """Return in words which values a JSON schema allows."""
+    if "anyOf" in schema:
+        return " or ".join(map(_values, schema["anyOf"]))
+    if "enum" in schema or "const" in schema:
+        return ", ".join(map(str, schema.get("enum", [schema.get("const")])))
+    limits = " ".join(f"{sign} {schema[limit]:g}" for limit, sign in LIMITS.items() if limit in schema)
+    kind = {"null": "none", "array": "list", "object": "table", "string": "text"}.get(schema.get("type", "object"))
+    return f"{kind or schema['type']} {limits}".rstrip()
+
+
+def shown_settings(settings: TrainConfig, layers: Layers) -> str:
+    """Return all settings of a run, unset ones as comments; `--config` accepts the text.
+
+    settings: the merged layers, resolved if there is a dataset. Values that resolving changed show the original.
+    """
+    from ..trainer.encoders import is_directory
+    from ..trainer.run.build import objective_of
+
+    tree = settings.model_dump(mode="json")
+    if settings.objective.mode != "auto":
+        tree["objective"] |= objective_of(settings).settings.model_dump(mode="json")
+    asked = flat(layers.load().model_dump(mode="json"))
+    sides = {"image": settings.model.image, "text": settings.model.text}
+    models = {f"model.{side}.config": encoder.name for side, encoder in sides.items() if is_directory(encoder.name)}
+    lines = []
+    for table, key, value in _entries(tree):
+        full = f"{table}.{key}".removeprefix(".")
+        origin = layers.origins.get(full, f"from {Path(models[table]).name}" if table in models else "default")
+        if full in asked and asked[full] != value:
+            origin = f"resolved from {asked[full]} ({origin})"
+        lines.append((table, f"# {key} = none" if value is None else f"{key} = {_toml(value)}", plain_text(origin)))
+    return _aligned(lines)
+
+
+def _entries(tree: dict[str, Any], table: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Yield table, key and value of every setting, a table's own settings before its subtables."""
+    for key, value in tree.items():
+        if not isinstance(value, dict):
+            yield table, _toml_key(key), value
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _entries(value, f"{table}.{key}".removeprefix("."))
+
+
+def _aligned(lines: list[tuple[str, str, str]]) -> str:
+    """Join the lines under their table headers, with origins aligned."""
+    width = min(44, max(len(setting) for _, setting, _ in lines))
+    text, current = [], ""
+    for table, setting, origin in lines:
+        if table != current:
+            text += ["", f"[{table}]"]
+            current = table
+        text.append(f"{setting:<{width}}  # {origin}")
+    return "\n".join(text)
+
+
+def _toml(value: Any) -> str:
+    """Format the value on one line."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return _escaped(tomli_w.dumps({"value": value}).removeprefix("value = ").removesuffix("\n"))
+
+
+def _toml_key(key: str) -> str:
+    return _escaped(tomli_w.dumps({key: 0}).removesuffix(" = 0\n"))
+
+
+def _escaped(text: str) -> str:
+    """Escape invisible and bidi characters the TOML way; the settings may be untrusted."""
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08X}" for c in text)

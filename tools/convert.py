@@ -24,6 +24,7 @@ from ..pipeline.conversion.steps import Job, unfinished
 from ..pipeline.dataset_index import TOKENIZER_FILE, DatasetIndex, read_index
 from ..pipeline.errors import DatasetExistsError, SourceError
 from ..pipeline.sources import Groups, Source
+from ..pipeline.sources.csv_source import CsvSource
 from ..pipeline.sources.dataset_source import DatasetSource
 from ..pipeline.sources.splits import hold_out, long_tail
 from ..pipeline.tokenizer import MAX_FILE_BYTES
@@ -296,7 +297,12 @@ def _splits(sources: tuple[Source, ...], outs: list[Place], asked: ConvertOption
 
 
 def _refuse_what_no_sample_has(source: Source, groups: Groups | None) -> None:
-    """Refuse names given on the command line that no sample has, as they may be mistyped; defaults may be absent."""
+    """Refuse names given on the command line that no sample has, as they may be mistyped; defaults may be absent.
+
+    Of a list of pictures, refuse a wrong root.
+    """
+    if isinstance(source, CsvSource):
+        source.refuse_wrong_root()
     context = click.get_current_context()
     for option, found in (("caption", source.mode == "pairs"), ("group", groups is not None)):
         given, by = context.params.get(option), context.get_parameter_source(option)

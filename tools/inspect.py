@@ -188,9 +188,9 @@ class InspectOptions:
 )
 @click.option(
     "--to",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=click.Path(file_okay=False, path_type=Path),
     metavar="DIRECTORY",
-    help="Directory of the page. Default: RUN/report.",
+    help="Directory of the page, made if it is missing. Default: RUN/report.",
 )
 @ALLOW
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object and write no page.")
@@ -265,6 +265,8 @@ def _writable(run: Place, to: Path | None) -> Path:
     folder = to or RunDirectory(run).report
     if to is None:
         refuse_link(folder)
+    else:
+        to.mkdir(parents=True, exist_ok=True)
     here = RunDirectory(run).report.parent
     nearest = folder if folder.exists() else here
     if here.is_dir() and not (nearest.is_dir() and os.access(nearest, os.W_OK)):

@@ -31,6 +31,13 @@ def load_plugin(name: str) -> Any:
     if not (module and colon and attribute):
         raise PluginError(f"is not module:name. {WRITE}")
     try:
-        return getattr(import_module(module), attribute)
+        imported = import_module(module)
     except Exception as error:  # a user's module may raise anything
-        raise PluginError(f"cannot be imported: {type(error).__name__}: {error}. {WRITE}") from error
+        said = f"{type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise PluginError(f"cannot be imported: {said}. {WRITE}") from error
+        raise PluginError(f"cannot be used, because {file_of(name)} ends with an error: {said}") from error
+    try:
+        return getattr(imported, attribute)
+    except AttributeError as error:
+        raise PluginError(f"is not in {file_of(name)}, which has no {attribute!r}") from error

@@ -1,6 +1,7 @@
 """A csv or tsv file of image paths and captions, such as CC3M's lists after the download."""
 
 import csv
+import os
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -17,6 +18,7 @@ from .listing import as_text, binary_arrays, caption_text, estimated_bytes, grou
 from .source_file import SourceFile
 
 _MAX_HEADER_BYTES = 16 << 20
+_FIRST_PICTURES = 100
 
 
 class CsvSource(Source):
@@ -42,10 +44,10 @@ class CsvSource(Source):
         self.file, self.root = file, place_of(root or file.parent)
         self.mode = "images" if caption is None else "pairs"
         self._names = {"image": image, "caption": caption, "group": group}
-        wanted = [name for name in (image, caption, group) if name is not None]
+        wanted = {option: name for option, name in self._names.items() if name is not None}
         opened = _opened(file)
         header, separator = _header(opened, wanted, separator)
-        self._rows = CsvRows(opened, separator, len(header), tuple(map(header.index, wanted)))
+        self._rows = CsvRows(opened, separator, len(header), tuple(map(header.index, wanted.values())))
         self._has_group = group is not None
         if not len(self):
             raise SourceError(f"{file} has a header but no rows")
@@ -82,6 +84,18 @@ class CsvSource(Source):
             except BadSampleError:
                 continue
 
+    def refuse_wrong_root(self) -> None:
+        """Raise SourceError if none of the first pictures exists; in an object store, nothing is asked."""
+        names = [self._path(index) for index in range(min(len(self._rows), _FIRST_PICTURES))]
+        if self.root.is_remote or not names or any(name.startswith(b"s3://") for name in names):
+            return
+        paths = [os.path.join(os.fsencode(str(self.root)), name) for name in names]
+        if not any(map(os.path.lexists, paths)):
+            raise SourceError(
+                f"none of the first {len(names):,} pictures exists, such as {os.fsdecode(paths[0])}; paths in "
+                f"{self.file} are relative to its folder, or to the folder given by --root"
+            )
+
     def stored_bytes(self) -> int | None:
         return estimated_bytes(self.root, self._path, len(self._rows)) if len(self._rows) else 0
 
@@ -108,8 +122,11 @@ def _opened(file: Place) -> SourceFile:
         raise SourceError(f"{file} is not a file; pass the csv or tsv file that lists the images") from None
 
 
-def _header(opened: SourceFile, columns: list[str], separator: str | None) -> tuple[list[str], str]:
-    """Return the names of the columns, and the separator. Raises SourceError if a column is missing or occurs twice."""
+def _header(opened: SourceFile, columns: dict[str, str], separator: str | None) -> tuple[list[str], str]:
+    """Return the names of the columns, and the separator. Raises SourceError if a column is missing or occurs twice.
+
+    columns: option that names a column -> its name.
+    """
     file = opened.place
     first = opened.reader().readline(_MAX_HEADER_BYTES).decode("utf-8-sig", "backslashreplace")
     separator = separator or ("\t" if file.name.lower().endswith(".tsv") or "\t" in first else ",")
@@ -119,9 +136,12 @@ def _header(opened: SourceFile, columns: list[str], separator: str | None) -> tu
         header = next(csv.reader([first], delimiter=separator), [])
     except csv.Error as error:
         raise SourceError(f"{file} does not begin with column names: {error}") from error
-    for name in columns:
+    for option, name in columns.items():
         if header.count(name) != 1:
             there = ", ".join(repr(column) for column in header[:50]) or "none"
             said = "no column" if name not in header else "more than one column"
-            raise SourceError(f"{file} has {said} {name!r}; its columns, by its first line: {there}")
+            raise SourceError(
+                f"{file} has {said} {name!r}; its columns, by its first line: {there}. Name "
+                f"the right one with --{option}"
+            )
     return header, separator

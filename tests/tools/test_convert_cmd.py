@@ -358,3 +358,13 @@ def test_the_selected_samples_of_a_dataset_become_a_dataset(tmp_path, classes):
     pq.write_table(pa.table({"sample_id": [64]}), tmp_path / "kept.parquet")
     assert_one_line(run(*arguments, "--overwrite"), 2, "has sample 64, but the dataset has the ids 0 … 63")
     assert "--max-size" not in run("dataset", "--help").stdout
+
+
+def test_a_list_of_which_no_picture_is_there_is_refused_at_once_with_the_option_for_its_folder(tmp_path):
+    (tmp_path / "in").mkdir()
+    _, options = write_csv(tmp_path / "in", [jpeg(draw(i)) for i in range(12)])
+    (tmp_path / "in" / "list.csv").rename(tmp_path / "list.csv")
+    moved = ["csv", tmp_path / "list.csv"]
+    assert_one_line(run(*moved, tmp_path / "out", *options), 1, "none of the first 12 pictures exists", "--root")
+    assert [path.name for path in tmp_path.iterdir() if "out" in path.name] == []
+    assert run(*moved, tmp_path / "out", *options, "--root", tmp_path / "in").exit_code == 0

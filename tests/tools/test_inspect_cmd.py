@@ -215,9 +215,8 @@ def test_a_run_that_may_only_be_read_is_refused_at_once_and_shown_elsewhere(host
     run = shutil.copytree(hostile_run.path, tmp_path / "run", ignore=shutil.ignore_patterns("report"))
     (run / "report").write_text("no directory")
     assert_one_line(inspect(run), 1, "the page cannot be written to", "--to")
-    (tmp_path / "elsewhere").mkdir()
-    done = inspect(run, "--to", tmp_path / "elsewhere", "--sample", "3")
-    assert done.stdout.splitlines()[-1] == str(tmp_path / "elsewhere" / "samples.html")
+    done = inspect(run, "--to", tmp_path / "else" / "where", "--sample", "3")
+    assert done.stdout.splitlines()[-1] == str(tmp_path / "else" / "where" / "samples.html")
 
 
 def test_a_run_can_be_inspected_while_it_trains(moved_run):

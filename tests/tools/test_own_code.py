@@ -132,7 +132,7 @@ def test_a_run_goes_on_where_its_code_is_allowed_or_named_again(trained):
     [
         (
             "model.image.name=support.own_code:Nothing",
-            "model.image.name = 'support.own_code:Nothing' cannot be imported",
+            "model.image.name = 'support.own_code:Nothing' is not in ",
         ),
         (
             "model.image.name=support.own_code:Weighted",

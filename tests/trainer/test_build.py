@@ -215,6 +215,8 @@ def own_module(tmp_path, monkeypatch):
         "def plain(pixels, key):\n"
         "    pixels[:] = 0\n"
     )
+    (tmp_path / "broken.py").write_text("raise ValueError('no blur')\n")
+    (tmp_path / "hasty.py").write_text("import absent\n")
     monkeypatch.syspath_prepend(tmp_path)
 
 
@@ -236,7 +238,12 @@ def test_an_augmentation_of_ones_own_changes_the_views_that_it_chooses(own_modul
     ("name", "message"),
     [
         ("nowhere:negative", r"'nowhere:negative' cannot be imported: ModuleNotFoundError: .*PYTHONPATH"),
-        ("own:positive", r"'own:positive' cannot be imported: AttributeError: .*'positive'"),
+        ("own:positive", r"'own:positive' is not in .*own\.py, which has no 'positive'"),
+        (
+            "broken:plain",
+            r"'broken:plain' cannot be used, because .*broken\.py ends with an error: ValueError: no blur$",
+        ),
+        ("hasty:plain", r"'hasty:plain' cannot be used, because .*hasty\.py ends with .*No module named 'absent'$"),
         ("own", r"'own' is not module:name\. Write module:name"),
         ("own:plain", r"'own:plain' is not compiled; decorate it with numba\.njit"),
         (

@@ -74,8 +74,10 @@ def test_other_columns_can_be_named_and_captions_left_out(listed):
 
 
 def test_a_missing_column_is_answered_with_the_columns_there_are(listed):
-    with pytest.raises(SourceError, match="no column 'title'; its columns, by its first line: 'filepath', 'text'"):
+    with pytest.raises(SourceError, match=r"no column 'title'.*first line: 'filepath', 'text'\. .* --caption$"):
         listed("filepath,text\na.jpg,x\n")
+    with pytest.raises(SourceError, match=r"no column 'filepath'.* --image$"):
+        listed("path,title\na.jpg,x\n")
     with pytest.raises(SourceError, match="more than one column 'title'"):
         listed("filepath,title,title\na.jpg,x,y\n")
 

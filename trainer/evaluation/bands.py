@@ -1,12 +1,11 @@
 """The classes of the training set, in bands by frequency: head, medium, tail."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-
-from ...pipeline.errors import DatasetError
 
 BANDS = ("head", "medium", "tail")
 """Thirds of the classes, not of the samples: classes sorted by number of training samples, largest first."""
@@ -26,7 +25,9 @@ class Classes:
     train: NDArray[np.int64]
     """int64 [n]: codes of the training samples, NONE for a sample without a class."""
     test: NDArray[np.int64]
-    """int64 [m]: codes of the test samples."""
+    """int64 [m]: codes of the test samples, NONE also for a class that no training sample has."""
+    unknown: dict[str, int]
+    """Test samples of each class that no training sample has."""
 
     @property
     def sizes(self) -> NDArray[np.int64]:
@@ -40,22 +41,16 @@ class Classes:
 
 
 def match_classes(train: pa.ChunkedArray, test: pa.ChunkedArray) -> Classes:
-    """Match the class-name columns of two datasets by name; null means no class.
-
-    Raises DatasetError if a test sample has a class that the training set lacks.
-    """
+    """Match the class-name columns of two datasets by name; null means no class."""
     train_groups, test_groups = train.to_pylist(), test.to_pylist()
     names = sorted({name for name in train_groups if name is not None})
     codes: dict[str | None, int] = {None: NONE} | {name: code for code, name in enumerate(names)}
-    if names and (unknown := sorted({name for name in test_groups if name not in codes})):
-        raise DatasetError(
-            f"the test set has {len(unknown):,} classes that the training set does not have, such as {unknown[0]!r}; "
-            f"the training set has {len(names):,}, such as {names[0]!r}. Classes are matched by name"
-        )
+    unknown = Counter(name for name in test_groups if name not in codes)
     return Classes(
         names,
         np.array([codes[name] for name in train_groups], np.int64),
         np.array([codes.get(name, NONE) for name in test_groups], np.int64),
+        dict(sorted(unknown.items())),
     )
 
 

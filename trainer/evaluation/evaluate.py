@@ -60,7 +60,8 @@ class Evaluation:
         """The reason for missing class scores, or None if there are scores."""
         for dataset, codes in ((self.train, self.classes.train), (self.test, self.classes.test)):
             if (codes == NONE).all():
-                return f"{dataset.place} has no classes"
+                is_other = dataset is self.test and self.classes.unknown and self.classes.names
+                return f"{dataset.place} has no class{f' of {self.train.place}' if is_other else 'es'}"
         return f"{self.train.place} has only one class" if len(self.classes.names) < 2 else None
 
     @property
@@ -135,6 +136,11 @@ def compared(checkpoint: str, train: Dataset, test: Dataset) -> Evaluation:
     if len(sizes) > 1 and (sizes == sizes[0]).all():
         result.notes.append(
             f"Every class has {sizes[0]:,} training samples, so the bands depend on the class names only."
+        )
+    if (unknown := result.classes.unknown) and not result.not_classified:
+        result.notes.append(
+            f"{sum(unknown.values()):,} of {test.n:,} test samples are left out of k-NN, linear probe and zero-shot: "
+            f"the training set lacks their {len(unknown):,} classes, such as {next(iter(unknown))!r}, by name."
         )
     if why := result.not_classified:
         result.notes.append(f"{why}, so there are no k-NN, linear probe and zero-shot scores.")

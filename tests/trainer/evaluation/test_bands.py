@@ -4,7 +4,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from thermopile.pipeline.errors import DatasetError
 from thermopile.trainer.evaluation.bands import band_of_class, match_classes, score
 
 
@@ -30,9 +29,10 @@ def test_classes_have_the_same_code_in_both_sets():
     assert classes.test_bands.tolist() == [1, -1, 0]
 
 
-def test_a_test_class_that_training_lacks_is_refused_by_name():
-    with pytest.raises(DatasetError, match="'emu'"):
-        match_classes(column("cat", "ant"), column("cat", "emu"))
+def test_a_test_class_that_training_lacks_counts_as_none():
+    classes = match_classes(column("cat", "ant"), column("cat", "emu", None, "emu", "boa"))
+    assert classes.test.tolist() == [1, -1, -1, -1, -1]
+    assert classes.unknown == {"boa": 1, "emu": 2}
 
 
 def test_a_training_set_without_classes_leaves_the_test_samples_without_a_class():

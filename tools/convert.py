@@ -16,6 +16,7 @@ import numpy as np
 from click.core import ParameterSource
 
 from ..pipeline.conversion.append import appended_path, is_joining, join, refuse_known, refuse_ungrowable
+from ..pipeline.conversion.caption_lengths import measure
 from ..pipeline.conversion.convert import ConvertSettings, PartNumber, Summary, convert_part
 from ..pipeline.conversion.convert import convert as convert_source
 from ..pipeline.conversion.convert import finish as finish_parts
@@ -256,7 +257,11 @@ def _settings(source: Source, grown: LocalPath | None, asked: ConvertOptions) ->
         return asked.settings(**_kept(index, lambda: grown / TOKENIZER_FILE))
     if isinstance(source, DatasetSource):
         return asked.settings(**_kept(source.dataset.index, lambda: source.dataset.tokenizer_path))
-    return asked.settings()
+    lengths = measure(source, asked.vocab_size, asked.context_length, asked.tokenizer)
+    if lengths is None:
+        return asked.settings()
+    click.echo(str(lengths), err=True)
+    return asked.settings(vocab_size=lengths.vocab_size, context_length=lengths.context_length)
 
 
 def _kept(index: DatasetIndex, tokenizer: Callable[[], Path]) -> dict[str, Any]:

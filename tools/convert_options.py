@@ -31,20 +31,18 @@ class ConvertOptions:
     append: bool = False
     holdout: float | None = None
     longtail: float | None = None
-    vocab_size: int = 1024
+    vocab_size: int | None = None
     tokenizer: Path | None = None
-    context_length: int = 32
+    context_length: int | None = None
     max_size: int = 512
     quality: int = 90
 
     def settings(self, **kept: Any) -> ConvertSettings:
-        """Return the settings of a conversion. kept: those of an existing dataset, which replace the options."""
+        """Return the settings of a conversion. kept: settings in place of the options, such as chosen ones."""
         asked: dict[str, Any] = {
             "seed": self.seed,
             "image": ImagePolicy(max_size=self.max_size, quality=self.quality),
-            "vocab_size": self.vocab_size,
             "tokenizer": self.tokenizer,
-            "context_length": self.context_length,
             "on_error": self.on_error,
             "max_error_rate": self.max_error_rate,
         }
@@ -92,9 +90,7 @@ _OF_CAPTIONS = (
     click.Option(
         ["--vocab-size"],
         type=click.IntRange(300),
-        default=1024,
-        show_default=True,
-        help="Vocabulary size of the tokenizer trained on the captions.",
+        help="Vocabulary size of the tokenizer trained on the captions. Default: from 1024 to 32768, by their words.",
     ),
     click.Option(
         ["--tokenizer"],
@@ -102,7 +98,9 @@ _OF_CAPTIONS = (
         help="Use this tokenizer.json instead of training one.",
     ),
     click.Option(
-        ["--context-length"], type=click.IntRange(4), default=32, show_default=True, help="Tokens per caption."
+        ["--context-length"],
+        type=click.IntRange(4),
+        help="Tokens per caption. Default: from 32 to 77, so that at most 1% of the captions are cut.",
     ),
 )
 _OF_PICTURES = (

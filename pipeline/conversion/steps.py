@@ -18,6 +18,7 @@ from ..errors import DatasetError, SourceError
 from ..sources import Source
 from ..tokenizer import MAX_FILE_BYTES, end_id_of, load_tokenizer, train_tokenizer, vocab_size_of
 from .bucket_partial import BucketPartial
+from .caption_lengths import in_runs
 from .content import content_of
 from .marker import ShardResult
 from .partial import Partial
@@ -87,12 +88,7 @@ def prepare_tokenizer(job: Job, partial: AnyPartial) -> None:
 
 def _captions_to_train_on(job: Job) -> NDArray[np.int64]:
     """Return sorted source indices: all, or evenly spaced runs of neighbours, which are cheap to read."""
-    count = job.plan.selected
-    if count <= MAX_TRAINED_ON:
-        places = np.arange(count)
-    else:
-        starts = np.linspace(0, count - RUN, MAX_TRAINED_ON // RUN).astype(np.int64)
-        places = (starts[:, None] + np.arange(RUN)).ravel()
+    places = in_runs(job.plan.selected, MAX_TRAINED_ON, RUN)
     return places if job.selection is None else job.selection[places]
 
 

@@ -189,6 +189,7 @@ def test_names_of_columns_and_members_are_options(tmp_path, write):
     result = converted(*source, tmp_path / "out", *options, "--context-length", 8, "--holdout", 4)
     assert "8 samples of 2 classes" in result.stdout
     assert "8 captions were truncated to 8 tokens" in result.stdout
+    assert "--context-length 8 cuts 100.0% of them; a longer" in result.stderr
     for name, count in (("out", 8), ("out-test", 4)):
         dataset = Dataset(tmp_path / name)
         for row in dataset.rows(range(count)):

@@ -1,0 +1,89 @@
+"""How long a source's captions are in tokens, and the vocabulary and context that suit them."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from ..sources import Source
+from ..tokenizer import load_tokenizer, train_tokenizer
+
+MEASURED_ON = 20_000
+"""Samples whose captions are measured."""
+VOCABULARIES = tuple(1 << bits for bits in range(10, 16))
+CONTEXTS = (*range(32, 73, 8), 77)
+"""Lengths that are chosen: 77 is CLIP's."""
+MAX_SHARE_CUT = 0.01
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True)
+class CaptionLengths:
+    """What was measured, and chosen unless it was given."""
+
+    vocab_size: int
+    context_length: int
+    tokens_a_word: float
+    share_cut: float
+    """Share of the captions that the context cuts."""
+
+    def __str__(self) -> str:
+        longer = "; a longer --context-length keeps more of them" if self.share_cut > MAX_SHARE_CUT else ""
+        return (
+            f"captions: {self.tokens_a_word:.1f} tokens a word with --vocab-size {self.vocab_size}; "
+            f"--context-length {self.context_length} cuts {self.share_cut:.1%} of them{longer}"
+        )
+
+
+def measure(
+    source: Source, vocab_size: int | None, context_length: int | None, tokenizer: Path | None
+) -> CaptionLengths | None:
+    """Measure a sample of the captions, and choose what is None; return None if there are no captions.
+
+    The vocabulary is the smallest power of two that holds the words which occur three times or more, or a larger one if
+    only that lets a context keep the captions; the context is the shortest that cuts MAX_SHARE_CUT of them or fewer, or
+    the longest. Every process chooses the same. tokenizer: a file in place of a tokenizer trained on the captions.
+    """
+    captions = [*source.captions(in_runs(len(source), MEASURED_ON))]
+    if not captions:
+        return None
+    words = Counter(word for caption in captions for word in _WORD.findall(caption))
+    frequent = sum(count >= 3 for count in words.values())
+    holding = [size for size in VOCABULARIES if size >= frequent] or [VOCABULARIES[-1]]
+    tried = []
+    for size in [vocab_size] if vocab_size else [holding[0]] if tokenizer or context_length else holding:
+        lengths = _lengths(_tokenizer(tokenizer, captions, size), captions)
+        fits = (context for context in CONTEXTS if (lengths > context).mean() <= MAX_SHARE_CUT)
+        context = context_length or next(fits, CONTEXTS[-1])
+        share_cut = float((lengths > context).mean())
+        tried.append(CaptionLengths(size, context, lengths.sum() / max(1, words.total()), share_cut))
+        if share_cut <= MAX_SHARE_CUT:
+            return tried[-1]
+    return tried[0]
+
+
+def _tokenizer(file: Path | None, captions: Sequence[str], vocab_size: int) -> Tokenizer:
+    if file is None:
+        return train_tokenizer(captions, vocab_size=vocab_size)
+    return load_tokenizer(file, context_length=CONTEXTS[-1])
+
+
+def _lengths(tokenizer: Tokenizer, captions: Sequence[str]) -> NDArray[np.int64]:
+    """Return the tokens of each caption, opening and closing tokens included: int64 [captions]."""
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return np.array([len(encoding.ids) for encoding in tokenizer.encode_batch(captions)], np.int64)
+
+
+def in_runs(count: int, most: int, run: int = 100) -> NDArray[np.int64]:
+    """Return at most `most` of `count` places, sorted: all, or evenly spaced runs of neighbours, which are cheap to
+    read."""
+    if count <= most:
+        return np.arange(count)
+    starts = np.linspace(0, count - run, most // run).astype(np.int64)
+    return (starts[:, None] + np.arange(run)).ravel()

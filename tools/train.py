@@ -83,6 +83,7 @@ class _TrainCommand(click.Command):
 @click.option("--preset", help="Start from these named settings; an unknown name lists the presets.")
 @click.option("--config", "config_file", type=click.Path(path_type=Path), help="A TOML file of settings.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one setting. Repeatable.")
+@click.option("--steps", type=click.IntRange(1), help="End after this many steps, for example to try a command.")
 @click.option("--init-from", metavar="RUN[@step-N]", help="Initialise the encoders from another run's checkpoint.")
 @click.option(
     "--grow", is_flag=True, help="With --init-from: also begin with its samples' state; --data extends its dataset."
@@ -118,8 +119,8 @@ class _TrainCommand(click.Command):
 def train(**options: Any) -> None:
     """Train encoders with a temperature per sample.
 
-    Later settings override earlier ones: defaults, --preset, --config, --set, --init-from, --on-nan, --data, --select,
-    --weights. OUT/config.toml records the result.
+    Later settings override earlier ones: defaults, --preset, --config, --set, --steps, --init-from, --on-nan, --data,
+    --select, --weights. OUT/config.toml records the result.
 
     SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 finish the current step, write a checkpoint and exit with code 75. A second
     signal ends the run at once; --resume then starts from the last checkpoint.
@@ -139,6 +140,7 @@ class TrainOptions:
     preset: str | None
     config_file: Path | None
     overrides: tuple[str, ...]
+    steps: int | None
     init_from: str | None
     grow: bool
     select: Path | None
@@ -239,7 +241,7 @@ def _layers(asked: TrainOptions, begun: RunDirectory | None, recorded: TrainConf
     overrides: dict[str, Any] = {}
     apply_overrides(overrides, asked.overrides)
     layers.add(overrides, _COMMAND_LINE)
-    for key in ("init_from", "on_nan"):
+    for key in ("steps", "init_from", "on_nan"):
         if (value := getattr(asked, key)) is not None:
             layers.add({key: value}, f"--{key.replace('_', '-')}")
     if asked.grow:
@@ -334,7 +336,7 @@ def _in_words(trainer: Trainer) -> str:
     selected = f"{trainer.order.samples:,} selected of " if config.data.select else ""
     parameters = sum(weights.numel() for weights in trainer.encoders.parameters() if weights.requires_grad)
     ranks = f" on {trainer.world.size} ranks" if trainer.world.size > 1 else ""
-    speed = ""
+    speed, epochs = "", -(-trainer.total_steps // trainer.order.steps_per_epoch)
     if trainer.device.type == "cuda":
         slow = "" if config.compile else ", not compiled (--set compile=true takes minutes once, then steps are faster)"
         speed = f" in {config.precision}{slow}"
@@ -343,7 +345,7 @@ def _in_words(trainer: Trainer) -> str:
     return (
         f"{selected}{dataset.n:,} {kind} from {dataset.place}{weighted}, "
         f"{trainer.device}{speed}{ranks}, {parameters:,} encoder parameters, {trainer.total_steps:,} steps in "
-        f"{config.epochs:,} {'epoch' if config.epochs == 1 else 'epochs'}"
+        f"{epochs:,} {'epoch' if epochs == 1 else 'epochs'}"
     )
 
 

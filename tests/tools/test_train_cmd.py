@@ -14,7 +14,7 @@ from transformers import AutoModel, ResNetConfig
 
 from thermopile.trainer.run_directory import RunDirectory
 
-from support.cli import assert_one_line, cli, sets, succeed
+from support.cli import answer, assert_one_line, cli, sets, succeed
 from support.datasets import change_content
 from support.runs import weights
 
@@ -54,6 +54,18 @@ def test_a_run_begins_with_a_line_of_what_it_trains(started, pairs_dataset):
     for words in ("training: 7/7 loss", "tau", "samples/s", "data wait", "store wait"):
         assert words in last
     assert "trained 7 steps" in result.stdout
+
+
+def test_a_run_may_end_after_some_steps_and_go_on_to_more_where_that_is_allowed(pairs_dataset, tmp_path):
+    run = tmp_path / "run"
+    done = succeed("train", "--data", pairs_dataset.path, "--out", run, *sets(*TINY), "--steps", 3)
+    assert "3 steps in 1 epoch" in done.stderr
+    assert "trained 3 steps" in done.stdout
+    assert answer("status", run)["total_steps"] == 3
+    assert "nothing to do" in succeed("train", "--out", run, "--resume").stdout
+    refused(train("--out", run, "--resume", "--steps", 9), "steps: the run has 3, asked for 9", "--allow-change steps")
+    more = succeed("train", "--out", run, "--resume", "--steps", 9, "--allow-change", "steps")
+    assert "trained 7 steps" in more.stdout  # all that the epoch has
 
 
 # Looking first

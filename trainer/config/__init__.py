@@ -52,6 +52,8 @@ class TrainConfig(Section):
     """Determines order, augmentation and initial weights."""
     epochs: PositiveInt = 20
     """Passes over the samples; each leaves out what does not fill a batch, another part every time."""
+    steps: NonNegativeInt = 0
+    """End after this many steps, in which the schedules run their course; `--steps`. 0: after all epochs."""
     batch_size: NonNegativeInt = 0
     """Global batch size, over all ranks; 0 chooses 256, or less for small datasets, so that an epoch has
     four steps."""
@@ -98,6 +100,11 @@ class TrainConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     state: StateConfig = StateConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """Return the number of steps of the whole run."""
+        of_epochs = self.epochs * steps_per_epoch
+        return min(self.steps, of_epochs) if self.steps else of_epochs
 
     @model_validator(mode="after")
     def _kernels_are_not_timed(self) -> Self:

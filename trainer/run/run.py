@@ -93,7 +93,7 @@ class Run:
         self.selection = Selection(run.selection) if config.data.select or config.data.weights else None
         # The same order as ids of the dataset, for the loader and for messages; the state uses `order`'s numbers.
         self.served = Selected(self.order, self.selection, self.dataset.n) if self.selection else self.order
-        self.total_steps = config.epochs * self.order.steps_per_epoch
+        self.total_steps = config.total_steps(self.order.steps_per_epoch)
         self.steps_done = self._refused_rows = self._refused_before = 0
         self._pieces = pieces_per_step(config, world)
         self._clock = StepClock(self.device, fetches=self.dataset.is_remote)

@@ -272,7 +272,7 @@ def _total_steps(config: TrainConfig, state: StateStatus | None, notes: list[str
     except ValueError as error:
         notes.append(f"the number of steps is unknown: {error}")
         return None
-    return config.epochs * order.steps_per_epoch
+    return config.total_steps(order.steps_per_epoch)
 
 
 def _read_checkpoints(folder: Place) -> list[CheckpointStatus]:

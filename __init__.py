@@ -17,22 +17,32 @@ if TYPE_CHECKING:
     from .tools.inspection.opened_run import open_run
     from .trainer.loop import Trainer
     from .trainer.objectives import Objective, Outcome, Progress, Settings, create_objective
+    from .trainer.objectives.contrastive import Anchors, Rows, Step
+    from .trainer.objectives.estimator import EstimatorSettings, GlobalContrastive
+    from .trainer.objectives.isogclr import IndividualTemperature, RobustSettings
     from .trainer.run.run import Run
     from .trainer.world import joined_world
 
 __all__ = [
+    "Anchors",
     "Dataset",
+    "EstimatorSettings",
+    "GlobalContrastive",
+    "IndividualTemperature",
     "Objective",
     "Order",
     "Outcome",
     "Progress",
     "Recipe",
+    "RobustSettings",
+    "Rows",
     "Run",
     "Sample",
     "Settings",
     "Source",
     "StateReader",
     "StateStore",
+    "Step",
     "Trainer",
     "__version__",
     "create_objective",
@@ -42,18 +52,25 @@ __all__ = [
 ]
 
 _HOME = {
+    "Anchors": "trainer.objectives.contrastive",
     "Dataset": "pipeline.dataset",
+    "EstimatorSettings": "trainer.objectives.estimator",
+    "GlobalContrastive": "trainer.objectives.estimator",
+    "IndividualTemperature": "trainer.objectives.isogclr",
     "Objective": "trainer.objectives",
     "Order": "pipeline.order",
     "Outcome": "trainer.objectives",
     "Progress": "trainer.objectives",
     "Recipe": "pipeline.augment",
+    "RobustSettings": "trainer.objectives.isogclr",
+    "Rows": "trainer.objectives.contrastive",
     "Run": "trainer.run.run",
     "Sample": "pipeline.sources",
     "Settings": "trainer.objectives",
     "Source": "pipeline.sources",
     "StateReader": "state_store",
     "StateStore": "state_store",
+    "Step": "trainer.objectives.contrastive",
     "Trainer": "trainer.loop",
     "create_objective": "trainer.objectives",
     "joined_world": "trainer.world",

@@ -22,6 +22,8 @@ from .pipeline.dataset_index import TokenizerInfo
 from .trainer.config import EncoderConfig
 from .trainer.encoders.own_backbone import own_backbone
 from .trainer.objectives import Objective, Outcome, Progress, create_objective
+from .trainer.objectives.isogclr import IndividualTemperature, IsogclrSettings
+from .trainer.objectives.reference import isogclr_step
 from .trainer.run.build import recipe_named
 
 if TYPE_CHECKING:
@@ -58,6 +60,38 @@ def check_objective(name: str, mode: str = "unimodal", **settings: Any) -> None:
     _step(objective, first, second, outcome.state)
     if type(objective).compute is Objective.compute:
         _check_shares(name, objective, first.detach(), second.detach(), state)
+
+
+def check_temperature(name: str, mode: str = "unimodal", **settings: Any) -> None:
+    """Check a class derived from `thermopile.IndividualTemperature`, `module:name`, with these settings.
+
+    As `check_objective`; and with whatever temperatures it has, loss, gradients and log s are those that iSogCLR's
+    equations give (`trainer/objectives/reference.py`, without eps), in three steps; its temperatures stay within
+    tau_min and tau_max.
+    """
+    check_objective(name, mode, **settings)
+    objective = create_objective(name, mode, **settings).double()
+    _holds(isinstance(objective, IndividualTemperature), f"{name} is not derived from IndividualTemperature")
+    given: Any = objective.settings
+    shared = {key: getattr(given, key) for key in ("gamma", "rho", "tau_min", "tau_max", "tau_init")}
+    reference = IsogclrSettings(eta=0.0, **shared)
+    state = _unseen(objective)
+    for number in range(3):
+        torch.manual_seed(number)
+        first, second = (_features(objective).requires_grad_() for _ in range(2))
+        rows = {f"{side}/{key}": state[f"{side}/{key}"].clone() for side in objective.sides for key in ("log_s", "tau")}
+        rows |= {f"{side}/u": torch.zeros(_SAMPLES, dtype=torch.float64) for side in objective.sides}
+        outcome = _step(objective, first, second, state)
+        loss = isogclr_step(first, second, torch.arange(_SAMPLES), rows, reference)
+        found, expected = (torch.autograd.grad(value, [first, second]) for value in (outcome.loss, loss))
+        log_s = {field: values for field, values in outcome.state.items() if field.endswith("/log_s")}
+        gradients = [{f"gradient {view}": values for view, values in enumerate(each)} for each in (found, expected)]
+        parts = Outcome(outcome.loss, log_s | gradients[0], {}), Outcome(loss, rows | gradients[1], {})
+        _same(name, f"step {number + 1}", *parts)
+        for field, tau in outcome.state.items():
+            is_inside = not field.endswith("/tau") or bool(((tau >= given.tau_min) & (tau <= given.tau_max)).all())
+            _holds(is_inside, f"{name}: step {number + 1}, {field} leaves tau_min … tau_max: {tau.tolist()}")
+        state = outcome.state | {"visits": state["visits"].long().add(1).to(torch.uint32)}
 
 
 def _check_shares(name: str, objective: Objective, first: Tensor, second: Tensor, state: dict[str, Tensor]) -> None:

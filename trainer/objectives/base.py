@@ -185,10 +185,14 @@ class Objective(nn.Module):
             raise ValueError(f"{self._name} takes no local views; valid: {_names('has_local', False)}")
 
     def check_weights(self) -> None:
-        """Raise ValueError unless the objective supports sample weights; a user's objective never does."""
-        from . import OBJECTIVES  # late: the registry imports this module
+        """Raise ValueError unless the objective supports sample weights.
 
-        if not self.takes_weights or type(self) not in OBJECTIVES.values():
+        A user's objective does if it inherits its step from one that does, or says so beside its own `compute_step`.
+        """
+        here = __name__.partition(".")[0]
+        own = [vars(each) for each in type(self).__mro__ if each.__module__.partition(".")[0] != here]
+        is_unsaid = any({"compute", "compute_step"} & each.keys() and "takes_weights" not in each for each in own)
+        if not self.takes_weights or is_unsaid or type(self).loss is not Objective.loss:
             raise ValueError(f"{self._name} takes no weights of samples; valid: {_names('takes_weights', False)}")
 
     @property

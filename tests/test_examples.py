@@ -1,5 +1,6 @@
 """The programs in examples/ do what they say, and docs/library.md shows them as they are."""
 
+import json
 import os
 import runpy
 import subprocess
@@ -53,6 +54,25 @@ def test_a_finished_loop_of_ones_own_has_nothing_to_do(own_loop, pairs_dataset):
     assert (own_loop / "metrics.jsonl").read_bytes() == before
 
 
+def test_a_temperature_rule_of_ones_own_trains_as_isogclr_does_and_its_samples_have_kinds(
+    pairs_dataset, tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    shared = ["--set", "data.image_size=16", "--set", "model.dim=8", "--steps", 7]
+    shared += [word for setting in ("rho=2", "tau_init=0.05", "eta=0.02") for word in ("--set", f"objective.{setting}")]
+    losses = []
+    for name in ("isogclr", "own_temperature:Own"):
+        succeed(
+            "train", "--data", pairs_dataset.path, "--out", tmp_path / name, "--set", f"objective.name={name}", *shared
+        )
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        losses.append([json.loads(line)["loss"] for line in lines])
+    assert len(losses[0]) == 7
+    assert losses[0] == losses[1]
+    found = [answer("inspect", tmp_path / name) for name in ("isogclr", "own_temperature:Own")]
+    assert found[0]["kinds"] == found[1]["kinds"]
+
+
 @pytest.mark.wide
 def test_the_loop_on_several_ranks_runs_under_torchrun(pairs_dataset, tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -85,8 +105,9 @@ def test_an_example_is_short_and_shown_as_it_is(example):
 def test_the_public_names_are_these():
     """A change of this list is a decision; docs/library.md has them too."""
     assert sorted(thermopile.__all__) == [
-        "Dataset", "Objective", "Order", "Outcome", "Progress", "Recipe", "Run", "Sample", "Settings", "Source",
-        "StateReader", "StateStore", "Trainer", "__version__", "create_objective", "joined_world", "list_snapshots",
+        "Anchors", "Dataset", "EstimatorSettings", "GlobalContrastive", "IndividualTemperature", "Objective", "Order",
+        "Outcome", "Progress", "Recipe", "RobustSettings", "Rows", "Run", "Sample", "Settings", "Source", "StateReader",
+        "StateStore", "Step", "Trainer", "__version__", "create_objective", "joined_world", "list_snapshots",
         "open_run",
     ]  # fmt: skip
     documented = (ROOT / "docs" / "library.md").read_text("utf-8")

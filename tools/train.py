@@ -26,8 +26,8 @@ from ..trainer.run_directory import RunDirectory
 from ..trainer.world import World, joined_world, refuse_separate_directories
 from .arguments import ANY_PLACE, DatasetPath
 from .eval import LABELS
-from .printing import MAX_ERROR_CHARACTERS, plain_text
-from .progress import ProgressBar, progress_bar
+from .printing import MAX_ERROR_CHARACTERS, plain_text, print_facts
+from .progress import ProgressBar, in_units, progress_bar
 
 if TYPE_CHECKING:
     from ..trainer.loop import Trainer
@@ -115,6 +115,9 @@ class _TrainCommand(click.Command):
 )
 @click.option("--accept-config", is_flag=True, help="With --resume: accept your manual edits of OUT/config.toml.")
 @click.option("--allow-code", is_flag=True, help="Allow OUT's settings or --config to import code: `module:name`.")
+@click.option(
+    "--dry-run", is_flag=True, help="Refuse what training would, print what it would need; train and write nothing."
+)
 @click.option("--print-config", is_flag=True, help="Print every setting and its origin; train nothing.")
 def train(**options: Any) -> None:
     """Train encoders with a temperature per sample.
@@ -150,6 +153,7 @@ class TrainOptions:
     allowed: tuple[str, ...]
     accept_config: bool
     allow_code: bool
+    dry_run: bool
     print_config: bool
 
 
@@ -197,6 +201,9 @@ def run(asked: TrainOptions) -> bool:
             return True
         for line in chosen if world.is_first else ():
             click.echo(f"{directory.path}: {line}", err=True)
+        if asked.dry_run:
+            _rehearse(settings, directory, world, resuming=begun is not None)
+            return True
         return _train(settings, directory, world, resuming=begun is not None, accepted=asked.accept_config)
 
 
@@ -328,6 +335,30 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
             return False
     say(f"trained {trainer.total_steps:,} steps; next: `thermopile inspect {run.path}`", err=False)
     return True
+
+
+def _rehearse(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: bool) -> None:
+    """Build what training builds, and print what it would need."""
+    from ..trainer.dry_run import DryRun
+
+    with DryRun(settings, run, resume=resuming, world=world) as trainer:
+        needs = trainer.needs()
+        if not world.is_first:
+            return
+        for advice in trainer.advice():
+            _log.warning("%s", advice)
+        click.echo(_in_words(trainer))
+        parameters = ", ".join(f"{name} {count:,}" for name, count in needs.parameters.items())
+        print_facts([
+            ("parameters", f"{parameters}; {needs.trained:,} trained"),
+            ("steps", f"{needs.steps:,}, {needs.steps_per_epoch:,} an epoch, {settings.batch_size:,} samples each"),
+            ("memory", f"{in_units(needs.state_in_memory)} for the samples' state on the host of a rank"),
+            ("device", f"{in_units(needs.weights_on_device)} for weights, gradients and optimiser; not activations"),
+            ("disk", f"{in_units(needs.checkpoint)} a checkpoint, {settings.checkpoint.keep_last} are kept; up to "
+             f"{in_units(needs.snapshot)} a snapshot of the state"),
+            ("export", " or ".join(needs.formats)),
+            ("time", "`--steps 20` with an --out to throw away shows the speed"),
+        ])  # fmt: skip
 
 
 def _in_words(trainer: Trainer) -> str:

@@ -69,7 +69,7 @@ def export_encoders(
     config = run.config()
     weights = chosen_weights(config.model, weights)
     if format == "hf":
-        _check_transformers_has_them(config)
+        check_transformers_has_them(config)
     sides = _restore(run, config, at, data, weights, allow_code)
     with _written_aside(to) as folder:
         for side in sides:
@@ -81,7 +81,8 @@ def export_encoders(
     return sorted(path for path in to.rglob("*") if path.is_file())
 
 
-def _check_transformers_has_them(config: TrainConfig) -> None:
+def check_transformers_has_them(config: TrainConfig) -> None:
+    """Raise ConfigError if transformers has no such encoder as one of the run's."""
     sides = {"image": config.model.image}
     if config.objective.mode == "bimodal":
         sides["text"] = config.model.text

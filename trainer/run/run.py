@@ -79,14 +79,7 @@ class Run:
         self.device = device_named(config.device)
         torch.manual_seed(config.seed)
         self.objective = objective_of(config).to(self.device)
-        self.encoders = Encoders.create(
-            config.model,
-            self.mode,
-            config.data.image_size,
-            self.dataset.index.tokenizer,
-            pretrained=start is None,
-            unit_norm=self.objective.unit_norm,
-        ).to(self.device)
+        self.encoders = self._created_encoders(pretrained=start is None)
         self.order = create_order(config, self.dataset, self.objective, world)
         if config.data.local_views:
             self.encoders.image.backbone.check_side(config.data.local_size)
@@ -103,12 +96,25 @@ class Run:
         self._start: Loaded | None = None  # the checkpoint from which parts are restored, until the first step
         self._has_stepped = False
         with ExitStack() as opened:
-            self._open(start, opened, resume=resume)
+            self._open(start, opened)
+            self._begin(start, opened, resume=resume)
             self._resources = opened.pop_all()
 
-    def _open(self, start: Loaded | None, opened: ExitStack, *, resume: bool) -> None:
-        """Open the loader, take the lock, open the state, the log and the checkpoint writer. Called by all ranks."""
-        config, run, world = self.config, self.run_directory, self.world
+    def _created_encoders(self, *, pretrained: bool) -> Encoders:
+        config, tokenizer = self.config, self.dataset.index.tokenizer
+        created = Encoders.create(
+            config.model,
+            self.mode,
+            config.data.image_size,
+            tokenizer,
+            pretrained=pretrained,
+            unit_norm=self.objective.unit_norm,
+        )
+        return created.to(self.device)
+
+    def _open(self, start: Loaded | None, opened: ExitStack) -> None:
+        """Open the loader, and make all else that writes nothing. Called by all ranks."""
+        config, world = self.config, self.world
         opened.enter_context(fast_kernels(config))
         self.loader = opened.enter_context(
             open_loader(config.data, self.dataset, self.served, self.mode, self.device, world, pieces=self._pieces)
@@ -117,6 +123,10 @@ class Run:
             if start is None and config.init_from:
                 load_initial_weights(self.encoders, config.init_from, config.init_sides)
         self._prepare()
+
+    def _begin(self, start: Loaded | None, opened: ExitStack, *, resume: bool) -> None:
+        """Take the lock, open the state, the log and the checkpoint writer. Called by all ranks."""
+        config, run, world = self.config, self.run_directory, self.world
         if not resume:
             refuse_separate_directories(world, run.path)
         lock = take_lock(run, start, world, resume=resume, until=opened)

@@ -1,0 +1,68 @@
+"""`thermopile train --dry-run`: what training would need, and every refusal of training, without a trace on the disk."""
+
+from functools import partial
+
+import pytest
+
+from thermopile.trainer.run_directory import RunDirectory
+
+from support.cli import cli, sets, succeed
+from support.runs import weights
+
+train = partial(cli, "train")
+TINY = ("epochs=1", "data.image_size=16", "model.dim=8", "model.image.config.width=4")
+
+
+def facts(text):
+    return {line.split()[0]: line.split(maxsplit=1)[1] for line in text.splitlines()[1:]}
+
+
+def test_a_dry_run_says_what_training_then_has_and_writes_nothing(pairs_dataset, tmp_path):
+    run, words = tmp_path / "run", ["--data", pairs_dataset.path, *sets(*TINY)]
+    found = facts(succeed("train", "--out", run, *words, "--dry-run").stdout)
+    assert list(tmp_path.iterdir()) == []
+    succeed("train", "--out", run, *words)
+    image, text = (
+        sum(value.numel() for name, value in weights(RunDirectory(run)).items() if name.startswith(f"{side}."))
+        for side in ("image", "text")
+    )
+    assert found["parameters"] == f"image {image:,}, text {text:,}; {image + text:,} trained"
+    assert found["steps"] == "7, 7 an epoch, 256 samples each"
+    (tensors,) = run.glob("checkpoints/*/tensors.safetensors")
+    assert found["disk"].startswith(f"{tensors.stat().st_size / 1e3:.0f}"[:2])
+    assert found["export"] == "safetensors"
+    again = facts(succeed("train", "--out", run, "--resume", "--dry-run").stdout)
+    assert again == found
+
+
+def test_encoders_of_transformers_take_no_memory_and_can_be_exported_to_it(pairs_dataset, tmp_path):
+    large = sets(
+        "model.image.name=hf:vit-b", "model.image.config.num_hidden_layers=400", "model.text.name=hf:clip-text"
+    )
+    words = ["--data", pairs_dataset.path, "--out", tmp_path / "run", *sets("data.image_size=224"), *large]
+    found = facts(succeed("train", *words, "--dry-run").stdout)
+    assert found["export"] == "hf or safetensors"
+    assert int(found["parameters"].split()[1].rstrip(",").replace(",", "")) > 2_800_000_000
+
+
+WRONG = [
+    "model.image.name=hf:resnet50", "model.image.name=cnn", "model.text.name=hf:bert", "model.image.name=hf:/nowhere",
+    "model.image.name=nowhere:Tower", "model.dim=0", "model.image.config.width=0", "model.image.config.depth=x",
+    "model.text.config.no=1", "model.head=mlp", "model.head_width=8", "model.predictor=moco_v3", "model.momentum=0.9",
+    "model.image.unlocked_groups=1", "data.image_size=4", "data.image_size=96", "data.local_views=2",
+    "data.recipe=none_such", "data.recipe.blur=7", "data.augmentation=nowhere:f", "data.weights=/nowhere.parquet",
+    "data.select=/nowhere.parquet", "batch_size=4000", "batch_size=6", "canonical_shards=3", "micro_batch=100",
+    "objective.name=isogcl", "objective.rho=-1", "objective.tau_min=2", "objective.mode=unimodal3",
+    "optimizer.name=adam", "optimizer.betas=[2,3]", "optimizer.momentum=0.9", "state.memory_budget=1000",
+    "evaluation.every_steps=5", "evaluation.test=/nowhere", "init_from=/nowhere", "device=cuda", "tensorboard=7",
+]  # fmt: skip
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("setting", WRONG)
+def test_what_training_refuses_is_refused_alike(pairs_dataset, tmp_path, setting):
+    words = ["--data", pairs_dataset.path, "--out", tmp_path / "run", *sets(*TINY, setting)]
+    dry, real = train(*words, "--dry-run"), train(*words)
+    assert dry.exit_code == real.exit_code != 0
+    assert dry.stderr == real.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,91 @@
+"""What a training run would need, found without training: everything is built but weights, and nothing is written."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+
+from ..state_store.schema import Schema
+from .checkpoints.checkpoint_files import Loaded
+from .encoders import Encoders, is_directory
+from .errors import ConfigError
+from .export import check_transformers_has_them
+from .loop import Trainer
+from .plugins import is_plugin
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a run has and needs. Sizes are in bytes."""
+
+    parameters: dict[str, int]
+    """Of each encoder, and of the objective if it has any."""
+    trained: int
+    """Parameters that are trained."""
+    steps: int
+    steps_per_epoch: int
+    state_in_memory: int
+    """Rows of the samples' state on this rank."""
+    weights_on_device: int
+    """Weights, gradients and the optimiser's state, without activations."""
+    checkpoint: int
+    """One checkpoint."""
+    snapshot: int
+    """One full snapshot of the samples' state, before compression."""
+    formats: tuple[str, ...]
+    """Formats that `export` can write."""
+
+
+class DryRun(Trainer):
+    """A trainer that refuses what a trainer refuses, with encoders without memory, and ends before it writes."""
+
+    def _created_encoders(self, *, pretrained: bool) -> Encoders:
+        names = [self.config.model.image.name, self.config.model.text.name]
+        if any(is_directory(name) or is_plugin(name) for name in names):
+            return super()._created_encoders(pretrained=pretrained)  # weights are read, a user's code may need them
+        device, self.device = self.device, torch.device("meta")
+        try:
+            with self.device:
+                return super()._created_encoders(pretrained=pretrained)
+        finally:
+            self.device = device
+
+    def _open(self, start: Loaded | None, opened: ExitStack) -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")
+            super()._open(start, opened)
+
+    def _begin(self, start: Loaded | None, opened: ExitStack, *, resume: bool) -> None:
+        """Begin nothing."""
+
+    def needs(self) -> Needs:
+        towers = {"image": self.encoders.image, "text": self.encoders.text, "momentum": self.encoders.momentum}
+        counted = {name: tower for name, tower in towers.items() if tower is not None} | {"objective": self.objective}
+        parameters = {name: sum(each.numel() for each in part.parameters()) for name, part in counted.items()}
+        weights = [*self.encoders.parameters(), *self.objective.parameters()]
+        trained = sum(each.numel() for each in weights if each.requires_grad)
+        every = sum(parameters.values()) + (trained if self.average else 0)
+        moments = 1 if self.config.optimizer.name in ("sgd", "lars", "lion") else 2
+        row_bytes = 4 * Schema(self.objective.fields).row_words
+        rows = self.order.samples // self.world.size
+        return Needs(
+            parameters={name: count for name, count in parameters.items() if count},
+            trained=trained,
+            steps=self.total_steps,
+            steps_per_epoch=self.order.steps_per_epoch,
+            state_in_memory=min(rows * row_bytes, self.config.state.memory_budget or rows * row_bytes),
+            weights_on_device=4 * (every + (1 + moments) * trained),
+            checkpoint=4 * (every + moments * trained),
+            snapshot=self.order.samples * row_bytes,
+            formats=self._formats(),
+        )
+
+    def _formats(self) -> tuple[str, ...]:
+        try:
+            check_transformers_has_them(self.config)
+        except ConfigError:
+            return ("safetensors",)
+        return ("hf", "safetensors")

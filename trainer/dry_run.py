@@ -10,7 +10,7 @@ import torch
 
 from ..state_store.schema import Schema
 from .checkpoints.checkpoint_files import Loaded
-from .encoders import Encoders, is_directory
+from .encoders import HF, Encoders, is_directory
 from .errors import ConfigError
 from .export import check_transformers_has_them
 from .loop import Trainer
@@ -44,7 +44,7 @@ class DryRun(Trainer):
 
     def _created_encoders(self, *, pretrained: bool) -> Encoders:
         names = [self.config.model.image.name, self.config.model.text.name]
-        if any(is_directory(name) or is_plugin(name) for name in names):
+        if any(is_directory(name) or (is_plugin(name) and not name.startswith(HF)) for name in names):
             return super()._created_encoders(pretrained=pretrained)  # weights are read, a user's code may need them
         device, self.device = self.device, torch.device("meta")
         try:

@@ -4,6 +4,9 @@ from functools import partial
 
 import pytest
 
+from thermopile.trainer.config import load_config
+from thermopile.trainer.dry_run import DryRun
+from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import cli, sets, succeed
@@ -43,6 +46,10 @@ def test_encoders_of_transformers_take_no_memory_and_can_be_exported_to_it(pairs
     words = ["--data", pairs_dataset.path, "--out", tmp_path / "run", *sets("data.image_size=224", *towers)]
     found = facts(succeed("train", *words, "--dry-run").stdout)
     assert found["export"] == "hf or safetensors"
+    model = {"image": {"name": "hf:vit-s"}, "text": {"name": "hf:clip-text"}}
+    config = {"device": "cpu", "data": {"image_size": 224}, "model": model}
+    with DryRun(resolve(load_config(config), pairs_dataset), RunDirectory(tmp_path / "run")) as trainer:
+        assert all(weights.is_meta for weights in trainer.encoders.parameters())
     assert int(found["parameters"].split()[1].rstrip(",").replace(",", "")) > 2_400_000_000
 
 

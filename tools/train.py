@@ -55,6 +55,28 @@ _ending = threading.Lock()
 _log = logging.getLogger(__name__)
 
 
+ELSEWHERE = {
+    "accum-freq": "--set micro_batch=SAMPLES, which gives the same gradients",
+    "grad-checkpointing": "--set model.activation_checkpointing=true",
+    "lock-image": "--set model.image.locked=true",
+    "lock-text": "--set model.text.locked=true",
+    "lr-scheduler": "--set optimizer.lr_min=VALUE: the schedule is a cosine after a linear warm-up",
+    "method": "--set objective.name=NAME, such as simclr (docs/objectives.md)",
+    "model": "--set model.image.name=hf:vit-b (or hf:resnet-50, or hf:/path/to/model), and for pairs "
+    "--set model.text.name=hf:clip-text",
+    "name": "--out RUN",
+    "pretrained": "--set model.image.name=hf:/path/to/model, a directory from transformers' save_pretrained",
+    "report-to": "--set tensorboard=true",
+    "save-frequency": "--set checkpoint.every_minutes=MINUTES or --set checkpoint.every_steps=STEPS",
+    "temperature": "--set objective.tau=VALUE, or objective.tau_init where it is learned",
+    "train-data": "--data, a directory that `thermopile convert` has written",
+    "val-data": "--set evaluation.test=DATASET",
+    "warmup": "--set optimizer.warmup_steps=STEPS",
+    "wd": "--set optimizer.weight_decay=VALUE",
+}
+"""Options of open_clip, solo-learn and lightly-train -> what does the same here (docs/coming_from.md)."""
+
+
 class _TrainCommand(click.Command):
     """Explains how to pass a setting that was given as an option."""
 
@@ -62,6 +84,8 @@ class _TrainCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
+            if meant := ELSEWHERE.get(error.option_name.lstrip("-").replace("_", "-")):
+                raise click.UsageError(f"No such option: {error.option_name}. What is meant is {meant}", ctx) from None
             if keys := settings_named(error.option_name):
                 said = " or ".join(f"--set {key}=VALUE" for key in keys)
                 raise click.UsageError(f"No such option: {error.option_name}. It is a setting: {said}", ctx) from None

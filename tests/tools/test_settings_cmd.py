@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from thermopile.tools.settings import _of_objective, shown_settings
+from thermopile.tools.train import ELSEWHERE
 from thermopile.trainer.config import TrainConfig, flat, load_config
 from thermopile.trainer.config.layers import Layers, preset_names
 from thermopile.trainer.objectives import OBJECTIVES
@@ -130,3 +131,28 @@ def test_every_preset_is_listed_with_a_line_of_its_own():
     lines = cli("presets").stdout.splitlines()
     assert [line.split()[0] for line in lines] == preset_names()
     assert all(len(line.split(maxsplit=1)[1]) > 20 for line in lines)
+
+
+# Coming from elsewhere
+
+
+def test_the_settings_named_for_flags_of_other_trainers_exist():
+    page = (Path(__file__).parents[2] / "docs/coming_from.md").read_text("utf-8")
+    words = [*re.findall(r"`([^`]*)`", page), *ELSEWHERE.values()]
+    free = r"model\.(image|text)\.config\.\w+|data\.recipe\.\w+|objective\.(tau|tau_init)"
+    known, named = set(flat(TrainConfig().model_dump(mode="json"))), set()
+    for key in re.findall(r"\b((?:data|model|objective|optimizer|checkpoint|evaluation)\.[\w.]+\w)", " ".join(words)):
+        if not re.fullmatch(rf"{free}|data\.(train_path|format)|optimizer\.batch_size|checkpoint\.frequency", key):
+            named.add(key)
+    assert len(named) > 20
+    assert named <= known
+    objectives = re.findall(r"objective\.name=(\w+)", " ".join(words))
+    assert {*objectives} - {"NAME"} <= set(OBJECTIVES)
+
+
+def test_a_flag_of_another_trainer_is_answered_with_the_setting_that_is_meant(tmp_path):
+    done = cli("train", "--out", tmp_path / "run", "--model", "ViT-B-32")
+    assert done.exit_code == 2
+    assert "What is meant is --set model.image.name=hf:vit-b" in done.stderr
+    assert "--set optimizer.weight_decay=VALUE" in cli("train", "--wd", "0.1").stderr
+    assert "micro_batch" in cli("train", "--accum_freq", "4").stderr

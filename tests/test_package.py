@@ -145,6 +145,11 @@ def test_the_wheel_of_ffcv_says_what_it_is_and_brings_its_licences():
     assert licences["NOTE"] in made.metadata.get_payload()
 
 
+def test_the_package_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "thermopile", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"thermopile, version {distribution('thermopile').version}\n"
+
+
 def test_every_public_name_can_be_had():
     import thermopile
 

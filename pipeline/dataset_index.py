@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from ..storage.bucket_errors import MissingBucketError, ObjectStoreError
 from ..storage.place import AnyPlace, place_of
@@ -25,6 +25,9 @@ FINGERPRINT = "thermopile.dataset_fingerprint"
 ShardSuffix = Literal["beton", "rows", "parquet"]
 SHARD_SUFFIXES: tuple[ShardSuffix, ...] = ("beton", "rows", "parquet")
 
+MAX_PIXELS = 89_478_485
+"""Maximum pixels of a picture: Pillow's limit before it warns of a bomb, a quarter of a gigabyte as RGB."""
+
 _Count = Annotated[int, Field(ge=0, lt=1 << 56)]
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -40,6 +43,12 @@ class ImagePolicy(_Record):
     """Maximum short side in pixels; larger pictures are reduced to it."""
     quality: int = Field(default=90, ge=1, le=100)
     """JPEG quality of re-encoded pictures."""
+    max_pixels: int = Field(default=MAX_PIXELS, ge=1)
+    """Larger pictures are left out, since a few bytes may claim any size. Recorded only if it was changed."""
+
+    @model_serializer(mode="wrap")
+    def _without_usual_limit(self, fields: SerializerFunctionWrapHandler) -> dict[str, int]:
+        return {key: value for key, value in fields(self).items() if (key, value) != ("max_pixels", MAX_PIXELS)}
 
 
 class TokenizerInfo(_Record):

@@ -10,12 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .dataset_index import MAX_PIXELS
 from .errors import DatasetError
 from .raw_bytes import Descriptor, read_at, xxh64
 from .rng import compiled
 
-MAX_PIXELS = 89_478_485
-"""Maximum pixels of a picture: Pillow's limit before it warns of a bomb, a quarter of a gigabyte as RGB."""
 MAX_BYTES = 1 << 21
 """Maximum bytes of a row in the .beton, which must fit one page."""
 MAX_JPEG_BYTES = MAX_BYTES - (1 << 16)

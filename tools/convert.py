@@ -226,7 +226,7 @@ def _to_append_to(out: Place, holdout: float | None) -> LocalPath:
     if holdout:
         raise click.UsageError("--append and --holdout exclude each other: append to the test set by itself")
     context = click.get_current_context()
-    for name in ("max_size", "quality", "vocab_size", "tokenizer", "context_length"):
+    for name in ("max_size", "quality", "max_pixels", "vocab_size", "tokenizer", "context_length"):
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--append keeps the settings of {out}; leave out --{name.replace('_', '-')}")
     folder = LocalPath(str(out.resolve()))  # the new shards are renamed, so they are written on the same disk

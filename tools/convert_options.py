@@ -11,7 +11,7 @@ from typing import Any, Literal
 import click
 
 from ..pipeline.conversion.convert import ConvertSettings, PartNumber
-from ..pipeline.dataset_index import ImagePolicy
+from ..pipeline.dataset_index import MAX_PIXELS, ImagePolicy
 from .convert_sources import Kind
 
 
@@ -36,12 +36,13 @@ class ConvertOptions:
     context_length: int | None = None
     max_size: int = 512
     quality: int = 90
+    max_pixels: int = MAX_PIXELS
 
     def settings(self, **kept: Any) -> ConvertSettings:
         """Return the settings of a conversion. kept: settings in place of the options, such as chosen ones."""
         asked: dict[str, Any] = {
             "seed": self.seed,
-            "image": ImagePolicy(max_size=self.max_size, quality=self.quality),
+            "image": ImagePolicy(max_size=self.max_size, quality=self.quality, max_pixels=self.max_pixels),
             "tokenizer": self.tokenizer,
             "on_error": self.on_error,
             "max_error_rate": self.max_error_rate,
@@ -117,6 +118,13 @@ _OF_PICTURES = (
         default=90,
         show_default=True,
         help="JPEG quality of re-encoded pictures.",
+    ),
+    click.Option(
+        ["--max-pixels"],
+        type=click.IntRange(1),
+        default=MAX_PIXELS,
+        show_default=True,
+        help="Leave out pictures with more pixels: a small file may claim a huge picture.",
     ),
 )
 _OF_ALL = (

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from ..dataset_index import ImagePolicy
+from ..dataset_index import MAX_PIXELS, ImagePolicy
 from ..errors import BadSampleError
 from ..jpeg import decode
 from ..jpeg_header import size_in_header
 from ..raw_bytes import writable
 from ..rng import compiled
-from ..row_records import MAX_JPEG_BYTES, MAX_PIXELS
+from ..row_records import MAX_JPEG_BYTES
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """Other formats are refused: Pillow starts other programs for some. MPO is a JPEG followed by more pictures."""
@@ -93,8 +93,9 @@ def to_stored(picture: bytes | Image.Image, policy: ImagePolicy) -> StoredImage:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # odd metadata, and bombs, which _refuse_bomb handles
+            Image.MAX_IMAGE_PIXELS = policy.max_pixels  # Pillow raises on opening above twice as many
             with Image.open(io.BytesIO(picture), formats=FORMATS) as image:
-                _refuse_bomb(image)
+                _refuse_bomb(image, policy)
                 can_stay = coding and coding.is_huffman and _is_plain_ycbcr(image) and _orientation(image) == 1
                 if can_stay and (kept := _kept(picture, image.height, image.width, policy)):
                     return kept
@@ -104,7 +105,7 @@ def to_stored(picture: bytes | Image.Image, policy: ImagePolicy) -> StoredImage:
     except UnidentifiedImageError:  # its message contains a memory address
         raise BadSampleError(_what_it_is(picture)) from None
     except Image.DecompressionBombError:  # raised on opening, before the size is known
-        raise BadSampleError(f"too many pixels: more than twice {MAX_PIXELS:,}") from None
+        raise BadSampleError(f"too many pixels: more than twice --max-pixels {policy.max_pixels:,}") from None
     except Exception as error:  # Pillow's decoders raise nearly anything on hostile input
         raise BadSampleError(f"damaged or not supported{_known_cause(error)}") from error
 
@@ -134,9 +135,10 @@ def _decodes(jpeg: NDArray[np.uint8], height: int, width: int, reduced: int) -> 
     return True, True
 
 
-def _refuse_bomb(image: Image.Image) -> None:
-    if image.width * image.height > MAX_PIXELS:
-        raise BadSampleError(f"too many pixels: {image.width}×{image.height}, above {MAX_PIXELS:,}")
+def _refuse_bomb(image: Image.Image, policy: ImagePolicy) -> None:
+    if image.width * image.height > policy.max_pixels:
+        limit = f"above --max-pixels {policy.max_pixels:,}"
+        raise BadSampleError(f"too many pixels: {image.width}×{image.height}, {limit}")
 
 
 def _is_plain_ycbcr(image: Image.Image) -> bool:

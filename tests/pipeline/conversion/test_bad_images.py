@@ -90,6 +90,17 @@ def bombs():
     }  # fmt: skip
 
 
+def test_the_limit_of_pixels_can_be_raised_and_lowered():
+    picture = as_bytes(Image.new("RGB", (9500, 9500)), "PNG")
+    with pytest.raises(BadSampleError, match=r"^too many pixels: 9500×9500, above --max-pixels 89,478,485$"):
+        to_stored(picture, POLICY)
+    large = POLICY.model_copy(update={"max_pixels": 100_000_000})
+    assert (to_stored(picture, large).height, large.model_dump()["max_pixels"]) == (POLICY.max_size, 100_000_000)
+    with pytest.raises(BadSampleError, match="above --max-pixels 100"):
+        to_stored(as_bytes(Image.new("RGB", (11, 10)), "PNG"), POLICY.model_copy(update={"max_pixels": 100}))
+    assert "max_pixels" not in POLICY.model_dump()
+
+
 def tiff(*entries, data=b""):
     """A TIFF of 8-bit grey with these entries (tag, type, count, value) before the necessary ones."""
     given = {entry[0] for entry in entries}

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from ..trainer.config import TrainConfig, flat, nearest
 from ..trainer.config.layers import PRESETS, Layers, preset_names
+from ..trainer.plugins import is_directory
 from .printing import plain_text
 
 LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
@@ -113,11 +114,10 @@ def shown_settings(settings: TrainConfig, layers: Layers) -> str:
 
     settings: the merged layers, resolved if there is a dataset. Values that resolving changed show the original.
     """
-    from ..trainer.encoders import is_directory
-    from ..trainer.run.build import objective_of
-
     tree = settings.model_dump(mode="json")
     if settings.objective.mode != "auto":
+        from ..trainer.run.build import objective_of  # imports torch
+
         tree["objective"] |= objective_of(settings).settings.model_dump(mode="json")
     asked = flat(layers.load().model_dump(mode="json"))
     sides = {"image": settings.model.image, "text": settings.model.text}

@@ -10,11 +10,11 @@ import torch
 
 from ..state_store.schema import Schema
 from .checkpoints.checkpoint_files import Loaded
-from .encoders import HF, Encoders, is_directory
+from .encoders import Encoders
 from .errors import ConfigError
 from .export import check_transformers_has_them
 from .loop import Trainer
-from .plugins import is_plugin
+from .plugins import HF, is_directory, is_plugin
 
 
 @dataclass(frozen=True)

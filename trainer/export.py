@@ -22,11 +22,12 @@ from ..storage.place import Place
 from .checkpoints.checkpoint_files import LATEST
 from .checkpoints.tensors import save_tensors
 from .config import EncoderConfig, TrainConfig
-from .encoders import HF, Encoder, is_directory
+from .encoders import Encoder
 from .encoders.averaging import Weights, chosen_weights
 from .errors import ConfigError, RunError
 from .evaluation.evaluate import tokenizer_of
 from .evaluation.features import restore_encoders
+from .plugins import HF, is_directory
 from .run.build import recipe_named
 from .run_directory import RunDirectory, find_checkpoint, load_found
 

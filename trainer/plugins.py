@@ -7,6 +7,10 @@ from typing import Any
 WRITE = "Write module:name, with the module's directory in PYTHONPATH"
 
 
+HF = "hf:"
+"""Before the name of an encoder that transformers makes."""
+
+
 class PluginError(ValueError):
     """An object cannot be imported, or is not of the required kind."""
 
@@ -14,6 +18,11 @@ class PluginError(ValueError):
 def is_plugin(name: str) -> bool:
     """Return whether a name is `module:name` instead of a built-in."""
     return ":" in name
+
+
+def is_directory(name: str) -> bool:
+    """Return whether an encoder's name is `hf:` and a path, rather than a model name of transformers."""
+    return name.startswith(HF) and "/" in name
 
 
 def file_of(name: str) -> str:

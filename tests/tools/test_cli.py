@@ -108,6 +108,10 @@ from thermopile.tools.cli import main
 def refuse(after, *packages):
     assert not set(packages) & set(sys.modules), (after, *packages)
 
+main(["train", "--preset", "glyphs", "--print-config"], standalone_mode=False)
+main(["presets"], standalone_mode=False)
+main(["settings", "data"], standalone_mode=False)
+refuse("settings", "torch", "numba", "ffcv", "pandas", "matplotlib", "scipy")
 thermopile.open_run(sys.argv[1]).temperatures()
 refuse("open_run", "torch", "numba", "ffcv", "pandas", "matplotlib", "scipy")
 for words in ("check", "log"):

@@ -13,7 +13,7 @@ from ...pipeline.batch import Batch
 from ...pipeline.dataset_index import TokenizerInfo
 from ..config import ModelConfig
 from ..errors import ConfigError
-from ..plugins import is_plugin
+from ..plugins import HF, is_directory, is_plugin
 from .backbones import Backbone, conv, mean_embedding
 from .locking import refuse_impossible_locks
 from .own_backbone import own_backbone
@@ -23,7 +23,6 @@ BUILT_IN: dict[str, dict[str, Callable[..., Backbone]]] = {
     "image": {"conv": conv},
     "text": {"mean_embedding": mean_embedding},
 }
-HF = "hf:"
 
 
 def with_names(config: ModelConfig) -> ModelConfig:
@@ -40,11 +39,6 @@ def with_names(config: ModelConfig) -> ModelConfig:
 
             named[side] = with_architecture(side, encoder)
     return config.model_copy(update=named)
-
-
-def is_directory(name: str) -> bool:
-    """Return whether an encoder's name is `hf:` and a path, rather than a model name of transformers."""
-    return name.startswith(HF) and "/" in name
 
 
 class Encoder(nn.Module):

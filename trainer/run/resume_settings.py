@@ -9,9 +9,9 @@ from ...storage.place import Place
 from ..config import EncoderConfig, TrainConfig, flat, load_config, to_tree
 from ..config.layers import Layers
 from ..config.own_code import code_in
-from ..encoders import is_directory
 from ..encoders.initial_weights import is_same_source, with_pinned_source
 from ..errors import ConfigError, RunError
+from ..plugins import is_directory
 from ..run_directory import RunDirectory
 from ..world import World
 from .build import objective_of, resolve

@@ -22,7 +22,7 @@ class Needs:
     """What a run has and needs. Sizes are in bytes."""
 
     parameters: dict[str, int]
-    """Of each encoder, and of the objective if it has any."""
+    """Number of parameters of each encoder, and of an objective that learns some."""
     trained: int
     """Parameters that are trained."""
     steps: int

@@ -112,7 +112,8 @@ def to_stored(picture: bytes | Image.Image, policy: ImagePolicy) -> StoredImage:
 
 def _kept(picture: bytes, height: int, width: int, policy: ImagePolicy) -> StoredImage | None:
     """Return a Huffman-coded, upright YCbCr JPEG that the decoder accepts; None if it must be encoded again."""
-    fits = 0 < height * width <= MAX_PIXELS and min(height, width) <= policy.max_size and len(picture) <= MAX_JPEG_BYTES
+    limit = min(MAX_PIXELS, policy.max_pixels)  # of a stored picture, and of a picture that is read
+    fits = 0 < height * width <= limit and min(height, width) <= policy.max_size and len(picture) <= MAX_JPEG_BYTES
     is_sound, is_blank = _decodes(writable(picture), height, width, 1) if fits else (False, False)
     return StoredImage(picture, height, width, is_blank) if is_sound else None
 

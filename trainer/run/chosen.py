@@ -8,6 +8,7 @@ import torch
 from ...pipeline.dataset import Dataset
 from ..config import ModelConfig, TrainConfig
 from ..errors import ConfigError
+from .selection_files import rows_of
 
 LOOKED_AT = 4096
 """Samples whose pictures' sizes are read; ids are in random order."""
@@ -59,7 +60,8 @@ def choices(asked: TrainConfig, resolved: TrainConfig, dataset: Dataset) -> list
     if not asked.data.image_size:
         lines.append(f"data.image_size = {data.image_size}: half of the pictures have a shorter side of {side} or more")
     if not asked.batch_size:
-        lines.append(f"batch_size = {resolved.batch_size}: {dataset.n:,} samples")
+        samples = rows_of(data.select) if data.select else dataset.n
+        lines.append(f"batch_size = {resolved.batch_size}: {samples:,} samples")
     on_gpu = torch.cuda.is_available() and resolved.device != "cpu"
     if asked.data.loader == "auto" and data.loader == "ffcv" and on_gpu and not data.augmentation:
         lines.append("data.loader = ffcv: DALI, which decodes on the GPU, is missing: pip install 'thermopile[gpu]'")

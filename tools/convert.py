@@ -42,6 +42,8 @@ from .progress import progress_bar
 SECONDS_UNTIL_TOLD = 2.0
 MAX_OF_A_KIND = 10
 """Findings of a kind that `check` prints."""
+FEW_SAMPLES = 20_000
+"""Below, the preset `small` is meant for the dataset."""
 
 
 class _Kinds(click.Group):
@@ -168,9 +170,10 @@ def run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOpt
     if to_finish:
         click.echo("next: when all parts are done, the same command with --finish in place of --part")
     else:
-        click.echo(
-            f"next: thermopile show {out} --out {out.name}.png; thermopile train --data {out} --out runs/{out.name}"
-        )
+        preset = "glyphs" if kind.name == "glyphs" else "small" if read_index(out).n < FEW_SAMPLES else None
+        named = f"--preset {preset} " if preset else ""
+        train = f"thermopile train {named}--data {out} --out runs/{out.name}"
+        click.echo(f"next: thermopile show {out} --out {out.name}.png; {train}")
 
 
 def _convert_all(

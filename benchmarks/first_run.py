@@ -52,7 +52,7 @@ def main(folder: Path, search: bool) -> None:
     rows = []
     for name in CONVERSIONS:
         command, converting = convert(folder, name)
-        tried: list[tuple[str, list[str]]] = [(f"`{' '.join(command[1:3])}`", [])]
+        tried: list[tuple[str, list[str]]] = [(f"`{' '.join(command[:2])}`", [])]
         if search:
             tried += [(f"{side} pixels, {encoder}, rate {rate:g}",
                        [*settings, f"data.image_size={side}", f"optimizer.lr={rate}"])

@@ -90,7 +90,7 @@ def convert(folder: Path, name: str) -> tuple[list[str], float]:
 def measured(folder: Path, name: str, command: list[str], settings: list[str], converting: float) -> tuple[str, ...]:
     """Train, unless that was done, and score on what was held out."""
     run = folder / "runs" / "-".join([name, *settings]).replace("/", "_")
-    recorded = run.with_suffix(".json")
+    recorded = run.with_name(f"{run.name}.json")
     if not recorded.exists():
         command = [*command[: command.index("--out") + 1], str(run)]
         began = time.monotonic()

@@ -27,7 +27,7 @@ from ..trainer.world import World, joined_world, refuse_separate_directories
 from .arguments import ANY_PLACE, DatasetPath
 from .eval import LABELS
 from .printing import MAX_ERROR_CHARACTERS, plain_text, print_facts
-from .progress import ProgressBar, in_units, progress_bar
+from .progress import ProgressBar, duration, in_units, progress_bar, working
 
 if TYPE_CHECKING:
     from ..trainer.loop import Trainer
@@ -142,6 +142,9 @@ class _TrainCommand(click.Command):
 @click.option(
     "--dry-run", is_flag=True, help="Refuse what training would, print what it would need; train and write nothing."
 )
+@click.option(
+    "--timed", is_flag=True, help="With --dry-run: estimate the time from ten steps in a temporary directory."
+)
 @click.option("--print-config", is_flag=True, help="Print every setting and its origin; train nothing.")
 def train(**options: Any) -> None:
     """Train encoders with a temperature per sample.
@@ -178,6 +181,7 @@ class TrainOptions:
     accept_config: bool
     allow_code: bool
     dry_run: bool
+    timed: bool
     print_config: bool
 
 
@@ -226,7 +230,7 @@ def run(asked: TrainOptions) -> bool:
         for line in chosen if world.is_first else ():
             click.echo(f"{directory.path}: {line}", err=True)
         if asked.dry_run:
-            _rehearse(settings, directory, world, resuming=begun is not None)
+            _rehearse(settings, directory, world, resuming=begun is not None, timed=asked.timed)
             return True
         return _train(settings, directory, world, resuming=begun is not None, accepted=asked.accept_config)
 
@@ -256,6 +260,8 @@ def _check_paths(asked: TrainOptions) -> None:
     if asked.data is not None:
         option = next(param for param in click.get_current_context().command.params if param.name == "data")
         DatasetPath().convert(asked.data, option, None)
+    if asked.timed and (asked.resume or not asked.dry_run or os.environ.get("WORLD_SIZE", "1") != "1"):
+        raise click.UsageError("--timed is for a new run's --dry-run, on one rank")
     if asked.config_file is not None and not asked.config_file.is_file():
         raise click.UsageError(f"Invalid value for '--config': file {asked.config_file} does not exist")
 
@@ -361,9 +367,9 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
     return True
 
 
-def _rehearse(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: bool) -> None:
+def _rehearse(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: bool, timed: bool) -> None:
     """Build what training builds, and print what it would need."""
-    from ..trainer.dry_run import DryRun
+    from ..trainer.dry_run import DryRun, seconds_a_step
 
     with DryRun(settings, run, resume=resuming, world=world) as trainer:
         needs = trainer.needs()
@@ -373,7 +379,7 @@ def _rehearse(settings: TrainConfig, run: RunDirectory, world: World, *, resumin
             _log.warning("%s", advice)
         click.echo(_in_words(trainer))
         parameters = ", ".join(f"{name} {count:,}" for name, count in needs.parameters.items())
-        print_facts([
+        facts = [
             ("parameters", f"{parameters}; {needs.trained:,} trained"),
             ("steps", f"{needs.steps:,}, {needs.steps_per_epoch:,} an epoch, {settings.batch_size:,} samples each"),
             ("memory", f"{in_units(needs.state_in_memory)} for the samples' state on the host of a rank"),
@@ -381,8 +387,12 @@ def _rehearse(settings: TrainConfig, run: RunDirectory, world: World, *, resumin
             ("disk", f"{in_units(needs.checkpoint)} a checkpoint, {settings.checkpoint.keep_last} are kept; up to "
              f"{in_units(needs.snapshot)} a snapshot of the state"),
             ("export", " or ".join(needs.formats)),
-            ("time", "`--steps 20` with an --out to throw away shows the speed"),
-        ])  # fmt: skip
+        ]  # fmt: skip
+    if timed:
+        with working("training ten steps …"):
+            each = seconds_a_step(settings)
+        facts.append(("time", f"{duration(each * needs.steps)}, {each:.2g} s a step, without evaluations"))
+    print_facts(facts)
 
 
 def _in_words(trainer: Trainer) -> str:

@@ -1,20 +1,30 @@
-"""What a training run would need, found without training: everything is built but weights, and nothing is written."""
+"""What a training run would need: everything is built but weights, and nothing is written; and the time of a step."""
 
 from __future__ import annotations
 
+import time
 import warnings
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
+from tempfile import TemporaryDirectory
 
+import numpy as np
 import torch
 
 from ..state_store.schema import Schema
+from ..storage.local import LocalPath
 from .checkpoints.checkpoint_files import Loaded
+from .config import TrainConfig
 from .encoders import Encoders
 from .errors import ConfigError
 from .export import check_transformers_has_them
 from .loop import Trainer
 from .plugins import HF, is_directory, is_plugin
+from .run_directory import RunDirectory
+
+FIRST_STEPS, TIMED_STEPS = 3, 10
+"""Steps that are not timed, because much happens in them for the first time, and steps that are."""
 
 
 @dataclass(frozen=True)
@@ -89,3 +99,26 @@ class DryRun(Trainer):
         except ConfigError:
             return ("safetensors",)
         return ("hf", "safetensors")
+
+
+class _TimedRun(Trainer):
+    def seconds_a_step(self) -> float:
+        """Train a few steps, write no checkpoint, and return the median seconds of one, with its waits."""
+        ends = []
+        for pieces in islice(self._steps(), FIRST_STEPS + TIMED_STEPS):
+            self.step(pieces)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            ends.append(time.monotonic())
+        return float(np.median(np.diff(ends[FIRST_STEPS - 1 :])))
+
+
+def seconds_a_step(config: TrainConfig) -> float:
+    """Time steps of a run with these resolved settings, in a temporary directory. Raises as Trainer does."""
+    steps = FIRST_STEPS + TIMED_STEPS
+    few = config.model_copy(update={"steps": steps, "epochs": steps})  # in as many epochs as it takes
+    with (
+        TemporaryDirectory(prefix="thermopile-") as folder,
+        _TimedRun(few, RunDirectory(LocalPath(folder) / "run")) as trainer,
+    ):
+        return trainer.seconds_a_step()

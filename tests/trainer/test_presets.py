@@ -34,8 +34,8 @@ def preset(name):
     return load_config(read_preset(name))
 
 
-def test_there_is_a_preset_for_every_run_of_the_papers_and_for_the_example():
-    assert set(preset_names()) == PAPERS | {"glyphs"}
+def test_there_is_a_preset_for_every_run_of_the_papers_for_the_example_and_for_few_samples():
+    assert set(preset_names()) == PAPERS | {"glyphs", "small"}
 
 
 @pytest.mark.parametrize("name", sorted(PAPERS))

@@ -45,7 +45,8 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
     if mode == "bimodal" and not pairs:
         raise ConfigError(f"objective.mode = 'bimodal' needs captions, but {dataset.place} has only images")
     data = _resolve_data(config, dataset, mode)
-    refuse_unnamed_encoders(config.model, data.image_size, mode)
+    device = device_named(config.device)
+    refuse_unnamed_encoders(config.model, data.image_size, mode, dataset.index.tokenizer, device)
     resolved = config.model_copy(
         update={
             "batch_size": config.batch_size or usual_batch_size(_samples(data, dataset)),
@@ -54,7 +55,7 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
             "model": with_names(config.model),
         }
     )
-    device, objective = device_named(config.device), objective_of(resolved)
+    objective = objective_of(resolved)
     _check_frame(resolved, objective)
     order = create_order(resolved, dataset, objective, world)
     pieces_per_step(resolved, world)

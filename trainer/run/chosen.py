@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from itertools import product
+
 import numpy as np
 import torch
 
 from ...pipeline.dataset import Dataset
-from ..config import ModelConfig, TrainConfig
+from ...pipeline.dataset_index import TokenizerInfo
+from ..config import EncoderConfig, ModelConfig, TrainConfig
+from ..encoders import Encoders, with_names
 from ..errors import ConfigError
 from .selection_files import rows_of
 
@@ -17,11 +22,9 @@ SIDES = range(32, 225, 16)
 USUAL_BATCH_SIZE = 256
 LARGEST_FOR_BUILT_IN = 64
 """Side length of views, in pixels, up to which the built-in encoders are chosen."""
-NAMED = {
-    "image": "`--set model.image.name=hf:resnet-18` (11 million parameters, 1.8 GFLOP for a picture of 224 pixels), or "
-    "hf:resnet-50 (24 million, 4.1 GFLOP)",
-    "text": "`--set model.text.name=hf:clip-text` (12 layers)",
-}
+NAMED = {"image": ("hf:resnet-18", "hf:resnet-50"), "text": ("hf:clip-text",)}
+"""Encoders to name for larger views."""
+TIMED_BATCH = 8
 
 
 def shorter_side(dataset: Dataset) -> int:
@@ -40,17 +43,49 @@ def usual_batch_size(samples: int) -> int:
     return min(USUAL_BATCH_SIZE, 1 << max(1, (samples // 4).bit_length() - 1))
 
 
-def refuse_unnamed_encoders(model: ModelConfig, image_size: int, mode: str) -> None:
-    """Raise ConfigError if an encoder must be given by name, because the views are large for the built-in one."""
-    sides = {"image": model.image.name} | ({"text": model.text.name} if mode == "bimodal" else {})
-    unnamed = [side for side, name in sides.items() if name == "auto"]
-    if unnamed and image_size > LARGEST_FOR_BUILT_IN:
-        named = "; ".join(NAMED[side] for side in unnamed)
-        raise ConfigError(
-            f"the built-in encoders are chosen for views of up to {LARGEST_FOR_BUILT_IN} pixels, but data.image_size = "
-            f"{image_size}. Name the {' and the '.join(unnamed)} encoder: {named}. "
-            f"Or train on smaller views: `--set data.image_size={LARGEST_FOR_BUILT_IN}`"
+def refuse_unnamed_encoders(
+    model: ModelConfig, image_size: int, mode: str, tokenizer: TokenizerInfo | None, device: torch.device
+) -> None:
+    """Raise ConfigError if an encoder must be given by name, because the views are large for the built-in one.
+
+    The message has two sets of names, with the speed of each on this machine, which takes seconds to measure.
+    """
+    sides = {"image": model.image} | ({"text": model.text} if mode == "bimodal" else {})
+    unnamed = [side for side, encoder in sides.items() if encoder.name == "auto"]
+    if not unnamed or image_size <= LARGEST_FOR_BUILT_IN:
+        return
+    offers = []
+    for names in product(*(NAMED[side] for side in unnamed)):
+        named = {side: EncoderConfig(name=name) for side, name in zip(unnamed, names, strict=True)}
+        encoders = Encoders.create(
+            with_names(model.model_copy(update=named)), mode, image_size, tokenizer, pretrained=False
         )
+        words = " ".join(f"--set model.{side}.name={encoder.name}" for side, encoder in named.items())
+        parameters = sum(weights.numel() for weights in encoders.parameters()) / 1e6
+        speed = _samples_per_second(encoders, image_size, tokenizer, device)
+        offers.append(f"`{words}` ({parameters:.0f} million parameters, {speed:,.0f} samples a second here)")
+    raise ConfigError(
+        f"the built-in encoders are chosen for views of up to {LARGEST_FOR_BUILT_IN} pixels, but data.image_size = "
+        f"{image_size}. Name the {' and the '.join(unnamed)} encoder: {', or '.join(offers)}. "
+        f"Or train on smaller views: `--set data.image_size={LARGEST_FOR_BUILT_IN}`"
+    )
+
+
+def _samples_per_second(
+    encoders: Encoders, image_size: int, tokenizer: TokenizerInfo | None, device: torch.device
+) -> float:
+    """Measure forward and backward passes of a small batch, in float32; the second of two."""
+    encoders.to(device)
+    pictures = torch.zeros(TIMED_BATCH, 3, image_size, image_size, device=device)
+    for _ in range(2):
+        began = time.monotonic()
+        out = encoders.image(pictures).sum()
+        if encoders.text is not None and tokenizer is not None:
+            ends = torch.full((TIMED_BATCH, tokenizer.context_length), tokenizer.end_id, device=device)
+            out = out + encoders.text(ends).sum()
+        out.backward()
+        out.item()  # waits for a GPU
+    return TIMED_BATCH / (time.monotonic() - began)
 
 
 def choices(asked: TrainConfig, resolved: TrainConfig, dataset: Dataset) -> list[str]:

@@ -61,6 +61,9 @@ class SamplesTable:
         """Number of samples."""
         return self.index.n
 
+    def __len__(self) -> int:
+        return self.n
+
     @property
     def shards(self) -> int:
         """Number of shards."""

@@ -73,6 +73,19 @@ def test_a_temperature_rule_of_ones_own_trains_as_isogclr_does_and_its_samples_h
     assert found[0]["kinds"] == found[1]["kinds"]
 
 
+def test_a_source_and_a_recipe_of_ones_own_make_a_dataset_that_trains(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    succeed("convert", "own_source:Discs", 70, tmp_path / "discs", "--workers", 1)
+    said = run_example("own_source.py", tmp_path / "discs").splitlines()
+    assert said[0] == "70 samples: {'blue': 23, 'green': 23, 'red': 24}"
+    number, uri, *caption = said[1].split()
+    assert (number, len(said)) == ("0", 3)
+    assert caption[:2] == ["a", ("red", "green", "blue")[int(uri.removeprefix("disc:")) % 3]]
+    words = ("data.recipe=own_source:GENTLE", "data.image_size=16", "model.dim=8")
+    shared = [word for setting in words for word in ("--set", setting)]
+    succeed("train", "--data", tmp_path / "discs", "--out", tmp_path / "run", "--steps", 1, *shared)
+
+
 @pytest.mark.wide
 def test_the_loop_on_several_ranks_runs_under_torchrun(pairs_dataset, tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

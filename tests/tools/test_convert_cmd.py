@@ -56,7 +56,16 @@ def test_a_conversion_is_announced_and_summed_up(tmp_path, classes):
     assert f"out: 64 samples of 3 classes, {sum(f.stat().st_size for f in classes.rglob('*.jpg')) / 1e3:.1f} kB in the source, at most about" in result.stderr  # fmt: skip # noqa: E501
     assert "converting out: 64/64" in result.stderr
     assert f"{tmp_path / 'out'}: 64 samples of 3 classes in 1 shard, 4.2 MB; " in result.stdout
-    assert f"next: thermopile show {tmp_path / 'out'} --out out.png" in result.stdout
+    assert result.stdout.endswith(
+        f"next: thermopile show {tmp_path / 'out'} --out out.png; "
+        f"thermopile train --preset small --data {tmp_path / 'out'} --out runs/out\n"
+    )
+
+
+def test_the_preset_for_few_samples_is_named_for_few_samples_alone(tmp_path, classes, monkeypatch):
+    monkeypatch.setattr("thermopile.tools.convert.FEW_SAMPLES", 64)
+    assert f"; thermopile train --data {tmp_path / 'out'} " in converted("folder", classes, tmp_path / "out").stdout
+    assert "; thermopile train --preset glyphs --data " in converted("glyphs", tmp_path / "glyphs", "--resume").stdout
 
 
 def test_a_disk_that_is_too_small_gives_a_warning(tmp_path, classes, monkeypatch):

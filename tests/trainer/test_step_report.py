@@ -58,9 +58,9 @@ def step_with_silent(image, text, epoch=2):
 @pytest.mark.parametrize(
     ("objective", "cure"),
     [
-        ({"eta": 0.02}, "Set `objective.tau_step` to 0.1"),
-        ({"eta": 0.02, "tau_step": 0.3}, "Set `objective.tau_step` to 0.1"),
-        ({"eta": 0.02, "tau_step": 0.1}, "Lower `objective.eta`, to 0.01 for example"),
+        ({"eta": 0.02}, "set `objective.tau_step` to 0.1"),
+        ({"eta": 0.02, "tau_step": 0.3}, "set `objective.tau_step` to 0.1"),
+        ({"eta": 0.02, "tau_step": 0.1}, "lower `objective.eta`, to 0.01 for example"),
     ],
 )
 def test_more_than_a_hundredth_of_silent_anchors_give_one_line_on_a_setting_that_is_not_yet_so(objective, cure):

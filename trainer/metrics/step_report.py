@@ -72,18 +72,19 @@ def hints(lines: Sequence[Mapping[str, Any]], objective: Mapping[str, Any]) -> d
     }
     if silent is not None and silent > TOO_SILENT:
         found["silent"] = (
-            f"silent anchors {silent:.1%}: their temperatures move faster than their s can follow, so they give no "
-            f"gradient. {_slower(objective)}"
+            f"silent anchors {silent:.1%}: the batch's negatives weigh next to nothing against their s, so they give no "
+            f"gradient. {_cure_of_silence(objective)}"
         )
     return found
 
 
-def _slower(objective: Mapping[str, Any]) -> str:
-    """Name the next way to let temperatures move more slowly: first a limit of each step, then a smaller rate."""
+def _cure_of_silence(objective: Mapping[str, Any]) -> str:
+    """Name the next way to let s follow the temperatures: first a limit of each step, then a smaller rate."""
     if (objective.get("tau_step") or math.inf) > USUAL_TAU_STEP:
-        return f"Set `objective.tau_step` to {USUAL_TAU_STEP}"
+        return f"Their temperatures may move faster than s can follow: set `objective.tau_step` to {USUAL_TAU_STEP}"
     eta = objective.get("eta")
-    return f"Lower `objective.eta`, to {eta / 2:g} for example" if eta else "Lower `objective.eta`"
+    lower = f"lower `objective.eta`, to {eta / 2:g} for example" if eta else "lower `objective.eta`"
+    return f"No harm where few of a sample's near-copies meet in a batch; else {lower}"
 
 
 @dataclass(frozen=True)

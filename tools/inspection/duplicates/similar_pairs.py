@@ -113,7 +113,7 @@ def build_index(features: FeaturesFile, folder: Path) -> faiss.IndexIVFScalarQua
         import faiss
     except ImportError:
         raise ConfigError(
-            f"a search among more than {EXACT_SAMPLES:,} samples needs faiss: pip install thermopile[neighbours]"
+            f"a search among more than {EXACT_SAMPLES:,} samples needs faiss: pip install 'thermopile[neighbours]'"
         ) from None
     cells = max(1, min(1 << 14, int(4 * features.samples**0.5)))
     index = faiss.IndexIVFScalarQuantizer(

@@ -72,7 +72,7 @@ def hints(lines: Sequence[Mapping[str, Any]], objective: Mapping[str, Any]) -> d
     }
     if silent is not None and silent > TOO_SILENT:
         found["silent"] = (
-            f"silent anchors {silent:.1%}: the batch's negatives weigh next to nothing against their s: no "
+            f"silent anchors {silent:.1%}: negatives weigh next to nothing against their s, so they give no "
             f"gradient. {_cure_of_silence(objective)}"
         )
     return found

@@ -14,7 +14,7 @@ import click
 import tomli_w
 from pydantic import BaseModel
 
-from ..trainer.config import TrainConfig, flat, nearest
+from ..trainer.config import TrainConfig, flat, nearest, settings_named
 from ..trainer.config.layers import PRESETS, Layers, preset_names
 from ..trainer.plugins import is_directory
 from .printing import plain_text
@@ -41,11 +41,14 @@ def settings(name: str) -> None:
 
     `objective.isogclr` explains the settings of an objective, which may be your own, `objective.module:name`.
     """
-    _, _, objective = name.partition("objective.")
-    described = _of_objective(objective) if objective else [*_described(TrainConfig)]
-    shown = [each for each in described if objective or f"{each.name}.".startswith(f"{name}." if name else "")]
+    described = [*_described(TrainConfig)]
+    shown = [each for each in described if f"{each.name}.".startswith(f"{name}." if name else "")]
+    if not shown and name.startswith("objective."):
+        shown = _of_objective(name.removeprefix("objective."))
     if not shown:
-        raise click.UsageError(f"no setting is called {name!r}{nearest(name, [each.name for each in described])}")
+        meant = " or ".join(settings_named(name))
+        hint = f"; {meant} is" if meant else nearest(name, [each.name for each in described])
+        raise click.UsageError(f"no setting is called {name!r}{hint}")
     click.echo("\n\n".join(map(str, shown)))
 
 
@@ -65,8 +68,6 @@ def _of_objective(name: str) -> list[_Setting]:
     """Return the settings of an objective: those of its modes, each once. Raises UsageError if it is unknown."""
     from ..trainer.objectives import objective_class
 
-    if name in TrainConfig.model_fields["objective"].annotation.model_fields:  # type: ignore[union-attr]
-        return [each for each in _described(TrainConfig) if each.name == f"objective.{name}"]
     try:
         models = objective_class(name).settings_of_mode.values()
     except ValueError as error:

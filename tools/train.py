@@ -217,8 +217,9 @@ def run(asked: TrainOptions) -> bool:
 
             given = settings
             settings, changes = settled(begun, recorded, given, dataset, world, asked.allowed)
-            if dataset is not None and begun is None and not asked.print_config:
-                chosen = choices(given, settings, dataset)
+            with agreement(world.control, ConfigError):
+                if world.is_first and dataset is not None and begun is None and not asked.print_config:
+                    chosen = choices(given, settings, dataset)
         if asked.print_config and world.is_first:
             from .settings import shown_settings
 
@@ -227,7 +228,7 @@ def run(asked: TrainOptions) -> bool:
             click.echo(shown_settings(settings, layers))
         if directory is None or asked.print_config:
             return True
-        for line in chosen if world.is_first else ():
+        for line in chosen:
             click.echo(f"{directory.path}: {line}", err=True)
         if asked.dry_run:
             _rehearse(settings, directory, world, resuming=begun is not None, timed=asked.timed)

@@ -54,8 +54,9 @@ class DryRun(Trainer):
 
     def _created_encoders(self, *, pretrained: bool) -> Encoders:
         names = [self.config.model.image.name, self.config.model.text.name]
-        if any(is_directory(name) or (is_plugin(name) and not name.startswith(HF)) for name in names):
-            return super()._created_encoders(pretrained=pretrained)  # weights are read, a user's code may need them
+        own = any(is_directory(name) or (is_plugin(name) and not name.startswith(HF)) for name in names)
+        if own or self.world.size > 1:  # weights are read, a user's code may need them, and so does DDP
+            return super()._created_encoders(pretrained=pretrained)
         device, self.device = self.device, torch.device("meta")
         try:
             with self.device:
@@ -72,13 +73,14 @@ class DryRun(Trainer):
         """Begin nothing."""
 
     def needs(self) -> Needs:
-        towers = {"image": self.encoders.image, "text": self.encoders.text, "momentum": self.encoders.momentum}
-        counted = {name: tower for name, tower in towers.items() if tower is not None} | {"objective": self.objective}
+        counted = {**dict(self.encoders.named_children()), "objective": self.objective}
         parameters = {name: sum(each.numel() for each in part.parameters()) for name, part in counted.items()}
         weights = [*self.encoders.parameters(), *self.objective.parameters()]
         trained = sum(each.numel() for each in weights if each.requires_grad)
         every = sum(parameters.values()) + (trained if self.average else 0)
-        moments = 1 if self.config.optimizer.name in ("sgd", "lars", "lion") else 2
+        optimizer = self.config.optimizer
+        one = optimizer.name in ("sgd", "lars", "lion")
+        moments = 0 if optimizer.name == "sgd" and not optimizer.momentum else 1 if one else 2
         row_bytes = 4 * Schema(self.objective.fields).row_words
         rows = self.order.samples // self.world.size
         return Needs(

@@ -45,8 +45,8 @@ def load_plugin(name: str) -> Any:
         said = f"{type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise PluginError(f"cannot be imported: {said}. {WRITE}") from error
-        raise PluginError(f"cannot be used, because {file_of(name)} ends with an error: {said}") from error
+        raise PluginError(f"cannot be used, because the module {module} ends with an error: {said}") from error
     try:
         return getattr(imported, attribute)
-    except AttributeError as error:
+    except Exception as error:  # a module may look names up by its own code
         raise PluginError(f"is not in {file_of(name)}, which has no {attribute!r}") from error

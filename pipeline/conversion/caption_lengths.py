@@ -19,6 +19,8 @@ VOCABULARIES = tuple(1 << bits for bits in range(10, 16))
 CONTEXTS = (*range(32, 73, 8), 77)
 """Lengths that are chosen: 77 is CLIP's."""
 MAX_SHARE_CUT = 0.01
+MAX_CHARACTERS = 2_000
+"""Of a caption, that are measured: far more than the longest context takes."""
 _WORD = re.compile(r"\w+")
 
 
@@ -28,14 +30,17 @@ class CaptionLengths:
 
     vocab_size: int
     context_length: int
+    is_given: bool
+    """Whether the tokenizer was given, which has its own vocabulary."""
     tokens_a_word: float
     share_cut: float
     """Share of the captions that the context cuts."""
 
     def __str__(self) -> str:
+        vocabulary = "" if self.is_given else f" with --vocab-size {self.vocab_size}"
         longer = "; a longer --context-length keeps more of them" if self.share_cut > MAX_SHARE_CUT else ""
         return (
-            f"captions: {self.tokens_a_word:.1f} tokens a word with --vocab-size {self.vocab_size}; "
+            f"captions: {self.tokens_a_word:.1f} tokens a word{vocabulary}; "
             f"--context-length {self.context_length} cuts {self.share_cut:.1%} of them{longer}"
         )
 
@@ -49,7 +54,7 @@ def measure(
     only that lets a context keep the captions; the context is the shortest that cuts MAX_SHARE_CUT of them or fewer, or
     the longest. Every process chooses the same. tokenizer: a file in place of a tokenizer trained on the captions.
     """
-    captions = [*source.captions(in_runs(len(source), MEASURED_ON))]
+    captions = [caption[:MAX_CHARACTERS] for caption in source.captions(in_runs(len(source), MEASURED_ON))]
     if not captions:
         return None
     words = Counter(word for caption in captions for word in _WORD.findall(caption))
@@ -61,7 +66,9 @@ def measure(
         fits = (context for context in CONTEXTS if (lengths > context).mean() <= MAX_SHARE_CUT)
         context = context_length or next(fits, CONTEXTS[-1])
         share_cut = float((lengths > context).mean())
-        tried.append(CaptionLengths(size, context, lengths.sum() / max(1, words.total()), share_cut))
+        tried.append(
+            CaptionLengths(size, context, tokenizer is not None, lengths.sum() / max(1, words.total()), share_cut)
+        )
         if share_cut <= MAX_SHARE_CUT:
             return tried[-1]
     return tried[0]

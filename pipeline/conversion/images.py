@@ -203,6 +203,10 @@ def _encode(image: Image.Image, policy: ImagePolicy) -> StoredImage:
         image = image.resize(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
     if max(image.size) > MAX_SIDE:
         raise BadSampleError(f"too long: {image.width}×{image.height} pixels; a side may have {MAX_SIDE:,}")
+    if image.width * image.height > MAX_PIXELS:
+        raise BadSampleError(
+            f"too large: {image.width}×{image.height} pixels, above {MAX_PIXELS:,}; a smaller --max-size fits"
+        )
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=policy.quality)
     if buffer.tell() > MAX_JPEG_BYTES:

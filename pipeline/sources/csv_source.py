@@ -18,7 +18,7 @@ from .listing import as_text, binary_arrays, caption_text, estimated_bytes, grou
 from .source_file import SourceFile
 
 _MAX_HEADER_BYTES = 16 << 20
-_FIRST_PICTURES = 100
+_TRIED_PICTURES = 100
 
 
 class CsvSource(Source):
@@ -85,14 +85,15 @@ class CsvSource(Source):
                 continue
 
     def refuse_wrong_root(self) -> None:
-        """Raise SourceError if none of the first pictures exists; in an object store, nothing is asked."""
-        names = [self._path(index) for index in range(min(len(self._rows), _FIRST_PICTURES))]
+        """Raise SourceError if none of some evenly spread pictures exists; in an object store, nothing is asked."""
+        rows = len(self._rows)
+        names = [self._path(index) for index in range(0, rows, max(1, rows // _TRIED_PICTURES))]
         if self.root.is_remote or not names or any(name.startswith(b"s3://") for name in names):
             return
         paths = [os.path.join(os.fsencode(str(self.root)), name) for name in names]
         if not any(map(os.path.lexists, paths)):
             raise SourceError(
-                f"none of the first {len(names):,} pictures exists, such as {os.fsdecode(paths[0])}; paths in "
+                f"none of {len(names):,} pictures tried exists, such as {os.fsdecode(paths[0])}; paths in "
                 f"{self.file} are relative to its folder, or to the folder given by --root"
             )
 

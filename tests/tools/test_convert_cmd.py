@@ -375,6 +375,15 @@ def test_a_list_of_which_no_picture_is_there_is_refused_at_once_with_the_option_
     _, options = write_csv(tmp_path / "in", [jpeg(draw(i)) for i in range(12)])
     (tmp_path / "in" / "list.csv").rename(tmp_path / "list.csv")
     moved = ["csv", tmp_path / "list.csv"]
-    assert_one_line(run(*moved, tmp_path / "out", *options), 1, "none of the first 12 pictures exists", "--root")
+    assert_one_line(run(*moved, tmp_path / "out", *options), 1, "none of 12 pictures tried exists", "--root")
     assert [path.name for path in tmp_path.iterdir() if "out" in path.name] == []
     assert run(*moved, tmp_path / "out", *options, "--root", tmp_path / "in").exit_code == 0
+
+
+def test_a_list_whose_first_pictures_are_missing_is_converted_if_that_many_may_be(tmp_path, monkeypatch):
+    monkeypatch.setattr("thermopile.pipeline.sources.csv_source._TRIED_PICTURES", 4)
+    _, options = write_csv(tmp_path, [jpeg(draw(i)) for i in range(12)])
+    for picture in sorted(tmp_path.glob("**/*.jpg"))[:6]:
+        picture.unlink()
+    done = run("csv", tmp_path / "list.csv", tmp_path / "out", *options, "--max-error-rate", 0.6)
+    assert (done.exit_code, Dataset(tmp_path / "out").n) == (0, 6)

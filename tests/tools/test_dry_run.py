@@ -1,8 +1,14 @@
 """`thermopile train --dry-run`: what training would need, and every refusal of training; nothing is written."""
 
+import os
 import re
+import subprocess
+import sys
 from functools import partial
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from thermopile.trainer.config import load_config
@@ -66,6 +72,26 @@ def test_the_time_is_estimated_from_a_few_steps_even_of_a_short_run(pairs_datase
     for wrong in (["--timed"], ["--dry-run", "--timed", "--resume"]):
         refused = train(*words, *wrong)
         assert (refused.exit_code, "--timed is for" in refused.stderr) == (2, True)
+
+
+@pytest.mark.wide
+def test_a_dry_run_on_two_ranks_prints_once_and_writes_nothing(pairs_dataset, tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = ["--data", pairs_dataset.path, "--out", tmp_path / "run", *sets(*TINY), "--dry-run"]
+    command = [*torchrun, "-m", "thermopile", "train", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("parameters  ") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_forty_samples_train_with_what_is_chosen_for_them(images_dataset, tmp_path):
+    few = tmp_path / "few.parquet"
+    pq.write_table(pa.table({"sample_id": np.arange(40)}), few)
+    succeed(
+        "train", "--data", images_dataset.path, "--out", tmp_path / "run", "--select", few, "--steps", 1,
+        *sets("data.image_size=16", "model.dim=8"),
+    )  # fmt: skip
 
 
 WRONG = [

@@ -27,7 +27,7 @@ def test_views_are_as_large_as_the_median_shorter_side(tmp_path, sides, expected
 
 
 @pytest.mark.parametrize(
-    ("samples", "expected"), [(1, 2), (8, 2), (300, 64), (511, 64), (1023, 128), (1024, 256), (10**9, 256)]
+    ("samples", "expected"), [(1, 16), (63, 16), (300, 64), (511, 64), (1023, 128), (1024, 256), (10**9, 256)]
 )
 def test_a_small_dataset_has_four_steps_an_epoch(samples, expected):
     assert usual_batch_size(samples) == expected
@@ -66,7 +66,9 @@ def test_large_views_need_encoders_by_name(pairs_dataset, side):
     large = {"data": {"image_size": 96}, "device": "cpu"}
     with pytest.raises(ConfigError, match="Name the image and the text encoder: ") as refused:
         resolve(load_config(large), pairs_dataset)
-    offered = re.findall(r"`([^`]*)` \((\d+) million parameters, [\d,]+ samples a second here\)", str(refused.value))
+    offered = re.findall(
+        r"`([^`]*)` \((\d+) million parameters, at most [\d,]+ samples a second here\)", str(refused.value)
+    )
     assert [name for name, _ in offered] == [
         f"--set model.image.name=hf:{name} --set model.text.name=hf:clip-text" for name in ("resnet-18", "resnet-50")
     ]

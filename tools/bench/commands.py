@@ -85,6 +85,7 @@ def step(
     from ...trainer.config import load_config
     from ...trainer.config.layers import apply_overrides, merge, read_preset
     from ...trainer.run.build import device_named
+    from ...trainer.run.chosen import USUAL_BATCH_SIZE
     from .machine import describe_machine, words_of
     from .step import costs_of
     from .synthetic_dataset import synthetic_dataset
@@ -102,7 +103,8 @@ def step(
     with TemporaryDirectory(prefix="thermopile-bench-", dir=directory) as temporary:
         config = load_config(settings(None, None))
         made = Path(temporary, "dataset")
-        dataset = Dataset(data) if data else synthetic_dataset(made, 4 * config.batch_size, "pairs")
+        samples = 4 * (config.batch_size or USUAL_BATCH_SIZE)
+        dataset = Dataset(data) if data else synthetic_dataset(made, samples, "pairs")
         loaders = [config.data.loader] if data else []
         for image, device in product(images or (None,), devices or (None,)):
             found, failure = costs_of(dataset, settings(image, device), loaders, steps, Path(temporary))

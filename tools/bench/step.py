@@ -19,6 +19,7 @@ from ...trainer.errors import ConfigError
 from ...trainer.loop import Trainer
 from ...trainer.metrics.step_report import TIME, split
 from ...trainer.run.build import resolve
+from ...trainer.run.chosen import USUAL_BATCH_SIZE
 from ...trainer.run_directory import RunDirectory
 
 WARM_UP = 10
@@ -112,5 +113,5 @@ def step_cost(dataset: Dataset, settings: Mapping[str, Any], steps: int, directo
 def open_trainer(dataset: Dataset, settings: Mapping[str, Any], steps: int, directory: Path) -> Trainer:
     """Return a trainer at the start of a run of at least `steps` steps in `directory`/run."""
     tree = {**settings, "data": {**settings.get("data", {}), "path": dataset.absolute}}
-    tree["epochs"] = 1 + 2 * steps * load_config(tree).batch_size // dataset.n
+    tree["epochs"] = 1 + 2 * steps * (load_config(tree).batch_size or USUAL_BATCH_SIZE) // dataset.n
     return Trainer(resolve(load_config(tree), dataset), RunDirectory(directory / "run"))

@@ -53,7 +53,7 @@ class TrainConfig(Section):
     epochs: PositiveInt = 20
     """Passes over the samples; each leaves out what does not fill a batch, another part every time."""
     steps: NonNegativeInt = 0
-    """End after this many steps, in which the schedules run their course; `--steps`. 0: after all epochs."""
+    """End after this many steps, if the epochs have more; the rate's cosine ends with them; `--steps`. 0: no limit."""
     batch_size: NonNegativeInt = 0
     """Global batch size, over all ranks; 0 chooses 256, or less for small datasets, so that an epoch has
     four steps."""

@@ -80,11 +80,11 @@ def hints(lines: Sequence[Mapping[str, Any]], objective: Mapping[str, Any]) -> d
 
 def _cure_of_silence(objective: Mapping[str, Any]) -> str:
     """Name the next way to let s follow the temperatures: first a limit of each step, then a smaller rate."""
-    if (objective.get("tau_step") or math.inf) > USUAL_TAU_STEP:
+    tau_step, eta = objective.get("tau_step"), objective.get("eta")  # of a user's own objective, they may be anything
+    if tau_step is None or (isinstance(tau_step, int | float) and tau_step > USUAL_TAU_STEP):
         return f"Their temperatures may move faster than s can follow: set `objective.tau_step` to {USUAL_TAU_STEP}"
-    eta = objective.get("eta")
-    lower = f"lower `objective.eta`, to {eta / 2:g} for example" if eta else "lower `objective.eta`"
-    return f"No harm where few of a sample's near-copies meet in a batch; else {lower}"
+    example = f", to {eta / 2:g} for example" if isinstance(eta, int | float) and eta else ""
+    return f"No harm where few of a sample's near-copies meet in a batch; else lower `objective.eta`{example}"
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,11 @@ from itertools import product
 
 import numpy as np
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from ...pipeline.dataset import Dataset
 from ...pipeline.dataset_index import TokenizerInfo
+from ...pipeline.order import MIN_ROWS_PER_STEP
 from ..config import EncoderConfig, ModelConfig, TrainConfig
 from ..encoders import Encoders, with_names
 from ..errors import ConfigError
@@ -17,14 +19,15 @@ from .selection_files import rows_of
 
 LOOKED_AT = 4096
 """Samples whose pictures' sizes are read; ids are in random order."""
-SIDES = range(32, 225, 16)
+SMALLEST, LARGEST, SIDE_STEP = 32, 224, 16
 """Side lengths of views that are chosen, in pixels."""
 USUAL_BATCH_SIZE = 256
 LARGEST_FOR_BUILT_IN = 64
 """Side length of views, in pixels, up to which the built-in encoders are chosen."""
 NAMED = {"image": ("hf:resnet-18", "hf:resnet-50"), "text": ("hf:clip-text",)}
 """Encoders to name for larger views."""
-TIMED_BATCH = 8
+MATRIX = 1024
+"""Side of the matrices whose product shows how fast a device computes."""
 
 
 def shorter_side(dataset: Dataset) -> int:
@@ -34,13 +37,16 @@ def shorter_side(dataset: Dataset) -> int:
 
 
 def usual_image_size(dataset: Dataset) -> int:
-    """Return the pictures' median shorter side, rounded down to one of SIDES."""
-    return max((side for side in SIDES if side <= shorter_side(dataset)), default=SIDES[0])
+    """Return the pictures' median shorter side, rounded down to a multiple of SIDE_STEP, within the limits."""
+    return min(LARGEST, max(SMALLEST, shorter_side(dataset) // SIDE_STEP * SIDE_STEP))
 
 
 def usual_batch_size(samples: int) -> int:
-    """Return USUAL_BATCH_SIZE, or for few samples the largest power of two of which an epoch has four steps."""
-    return min(USUAL_BATCH_SIZE, 1 << max(1, (samples // 4).bit_length() - 1))
+    """Return USUAL_BATCH_SIZE, or for few samples the largest power of two of which an epoch has four steps.
+
+    Never less than the order of samples takes.
+    """
+    return min(USUAL_BATCH_SIZE, max(MIN_ROWS_PER_STEP, 1 << max(1, samples // 4).bit_length() - 1))
 
 
 def refuse_unnamed_encoders(
@@ -48,22 +54,27 @@ def refuse_unnamed_encoders(
 ) -> None:
     """Raise ConfigError if an encoder must be given by name, because the views are large for the built-in one.
 
-    The message has two sets of names, with the speed of each on this machine, which takes seconds to measure.
+    The message has two sets of names, with the speed of each that this machine's arithmetic allows.
     """
     sides = {"image": model.image} | ({"text": model.text} if mode == "bimodal" else {})
     unnamed = [side for side, encoder in sides.items() if encoder.name == "auto"]
     if not unnamed or image_size <= LARGEST_FOR_BUILT_IN:
         return
-    offers = []
+    offers, speed = [], _flops_per_second(device)
     for names in product(*(NAMED[side] for side in unnamed)):
         named = {side: EncoderConfig(name=name) for side, name in zip(unnamed, names, strict=True)}
-        encoders = Encoders.create(
-            with_names(model.model_copy(update=named)), mode, image_size, tokenizer, pretrained=False
-        )
+        with torch.device("meta"), FlopCounterMode(display=False) as counted:
+            encoders = Encoders.create(
+                with_names(model.model_copy(update=named)), mode, image_size, tokenizer, pretrained=False
+            )
+            out = encoders.image(torch.zeros(1, 3, image_size, image_size)).sum()
+            if encoders.text is not None and tokenizer is not None:
+                out = out + encoders.text(torch.zeros(1, tokenizer.context_length, dtype=torch.int64)).sum()
+            out.backward()
         words = " ".join(f"--set model.{side}.name={encoder.name}" for side, encoder in named.items())
         parameters = sum(weights.numel() for weights in encoders.parameters()) / 1e6
-        speed = _samples_per_second(encoders, image_size, tokenizer, device)
-        offers.append(f"`{words}` ({parameters:.0f} million parameters, {speed:,.0f} samples a second here)")
+        here = speed / counted.get_total_flops()
+        offers.append(f"`{words}` ({parameters:.0f} million parameters, at most {here:,.0f} samples a second here)")
     raise ConfigError(
         f"the built-in encoders are chosen for views of up to {LARGEST_FOR_BUILT_IN} pixels, but data.image_size = "
         f"{image_size}. Name the {' and the '.join(unnamed)} encoder: {', or '.join(offers)}. "
@@ -71,21 +82,13 @@ def refuse_unnamed_encoders(
     )
 
 
-def _samples_per_second(
-    encoders: Encoders, image_size: int, tokenizer: TokenizerInfo | None, device: torch.device
-) -> float:
-    """Measure forward and backward passes of a small batch, in float32; the second of two."""
-    encoders.to(device)
-    pictures = torch.zeros(TIMED_BATCH, 3, image_size, image_size, device=device)
+def _flops_per_second(device: torch.device) -> float:
+    """Return how many floating-point operations of a float32 matrix product a device does; the second of two."""
+    matrix = torch.ones(MATRIX, MATRIX, device=device)
     for _ in range(2):
         began = time.monotonic()
-        out = encoders.image(pictures).sum()
-        if encoders.text is not None and tokenizer is not None:
-            ends = torch.full((TIMED_BATCH, tokenizer.context_length), tokenizer.end_id, device=device)
-            out = out + encoders.text(ends).sum()
-        out.backward()
-        out.item()  # waits for a GPU
-    return TIMED_BATCH / (time.monotonic() - began)
+        (matrix @ matrix)[0, 0].item()  # waits for a GPU
+    return 2 * MATRIX**3 / (time.monotonic() - began)
 
 
 def choices(asked: TrainConfig, resolved: TrainConfig, dataset: Dataset) -> list[str]:

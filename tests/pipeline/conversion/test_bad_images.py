@@ -102,6 +102,12 @@ def test_the_limit_of_pixels_can_be_raised_and_lowered():
     assert "max_pixels" not in POLICY.model_dump()
 
 
+def test_a_picture_that_stays_above_what_a_dataset_holds_names_the_option_that_reduces_it(monkeypatch):
+    monkeypatch.setattr("thermopile.pipeline.conversion.images.MAX_PIXELS", 100)
+    with pytest.raises(BadSampleError, match=r"too large: 11×10 pixels, above 100; a smaller --max-size fits"):
+        to_stored(as_bytes(Image.new("RGB", (11, 10)), "PNG"), POLICY.model_copy(update={"max_pixels": 200}))
+
+
 def tiff(*entries, data=b""):
     """A TIFF of 8-bit grey with these entries (tag, type, count, value) before the necessary ones."""
     given = {entry[0] for entry in entries}

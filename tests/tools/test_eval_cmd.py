@@ -60,8 +60,9 @@ def pairs_scores(pairs_dataset, tmp_path_factory):
 def test_pairs_get_every_score_in_every_band(pairs_scores):
     scores = pairs_scores["scores"]
     assert {method: list(variants) for method, variants in scores.items()} == {
-        "knn": ["10", "20", "100", "200"], "probe": ["lbfgs", "sgd"], "image_to_text": ["1", "5", "10"],
-        "text_to_image": ["1", "5", "10"], "zero_shot": ["top1"],
+        "knn": ["10", "20", "100", "200", "200_weighted"], "probe": ["lbfgs", "sgd"],
+        "image_to_text": ["1", "5", "10"], "text_to_image": ["1", "5", "10"],
+        "zero_shot": ["top1", "top5", "mean_per_class"],
     }  # fmt: skip
     for variants in scores.values():
         for shares in variants.values():

@@ -24,14 +24,7 @@ LABELS = {
     "zero_shot": "zero-shot, {}",
 }
 """Scoring method → its label, with a placeholder for the variant."""
-_VARIANTS = {
-    "200_weighted": "200, weighted",
-    "lbfgs": "L-BFGS",
-    "sgd": "SGD",
-    "top1": "top 1",
-    "top5": "top 5",
-    "mean_per_class": "mean of the classes",
-}
+_VARIANTS = {"200_weighted": "200, weighted", "lbfgs": "L-BFGS", "sgd": "SGD", "mean_per_class": "mean of classes"}
 _CLIP_BENCHMARK = {
     "zero_shot": {"top1": "acc1", "top5": "acc5", "mean_per_class": "mean_per_class_recall"},
     "text_to_image": {k: f"image_retrieval_recall@{k}" for k in ("1", "5", "10")},

@@ -3,10 +3,12 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from thermopile.pipeline.sources.folder import FolderSource
+from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.trainer.checkpoints.checkpoint_files import load_checkpoint, save_checkpoint
 
 from support.cli import assert_one_line, cli, sets, succeed
@@ -145,9 +147,11 @@ def test_a_class_that_training_lacks_is_left_out_of_class_scores_and_counted(ima
     assert note.endswith("lacks their 1 classes, such as 'birds', by name.")
 
 
-def test_the_prompts_of_a_file_are_as_if_each_was_given(pairs_run, hostile_dataset, tmp_path):
+def test_the_prompts_of_a_file_are_as_if_each_was_given(pairs_run, pairs_dataset, tmp_path):
     (tmp_path / "prompts.txt").write_text("{}\n# and\nthe character {lower}\n")
-    sets = (pairs_run, hostile_dataset, hostile_dataset)
+    given = {"tokenizer_from": pairs_dataset.path / "tokenizer.json", "selection": np.arange(0, pairs_dataset.n, 10)}
+    few = dataset_of(GlyphSource(0, test=True), tmp_path / "few", **given)
+    sets = (pairs_run, few, few)
     of_file = scores_of(*sets, "--template", "a {}", "--templates", tmp_path / "prompts.txt")
     assert of_file == scores_of(*sets, *(f"--template={each}" for each in ("a {}", "{}", "the character {lower}")))
     assert of_file["scores"]["zero_shot"] != scores_of(*sets, "--templates", "clip-80")["scores"]["zero_shot"]

@@ -2,11 +2,11 @@
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,8 +32,6 @@ from .scoring import OnCount
 BATCH = 256
 AHEAD = 2
 """Batches made while the encoders work on another."""
-
-T = TypeVar("T")
 
 
 def restore_encoders(
@@ -83,11 +81,7 @@ def image_features(
     on_progress: called with the number of images done, and n. Raises DatasetError for an image that does not decode,
     RunError if a feature is not finite.
     """
-
-    def embed(batch: Batch) -> list[Tensor]:
-        return [encoder(batch.views[0].to(device))]
-
-    view = (evaluation_recipe(recipe), image_size, device)
+    embed, view = partial(_pictures, encoder, device), (evaluation_recipe(recipe), image_size, device)
     return _together(_of_samples(embed, dataset, np.arange(dataset.n), *view), dataset.n, on_progress)[0]
 
 
@@ -131,10 +125,14 @@ def streamed_features(
 
 
 def _sides(encoders: Encoders, device: torch.device, batch: Batch) -> list[Tensor]:
-    pictures = encoders.image(batch.views[0].to(device))
+    pictures = _pictures(encoders.image, device, batch)
     if encoders.text is None or batch.tokens is None:
-        return [pictures]
-    return [pictures, encoders.text(batch.tokens.to(device))]
+        return pictures
+    return [*pictures, encoders.text(batch.tokens.to(device))]
+
+
+def _pictures(encoder: nn.Module, device: torch.device, batch: Batch) -> list[Tensor]:
+    return [encoder(view.to(device)) for view in batch.views]
 
 
 def view_features(
@@ -147,10 +145,7 @@ def view_features(
     on_progress: OnCount,
 ) -> list[Tensor]:
     """Return the head's features of two views of chosen images, as the recipe draws them; else as sample_features."""
-
-    def embed(batch: Batch) -> list[Tensor]:
-        return [encoders.image(view.to(device)) for view in batch.views]
-
+    embed = partial(_pictures, encoders.image, device)
     made = _of_samples(embed, dataset, sample_ids, recipe, image_size, device, views=2)
     return _together(made, len(sample_ids), on_progress)
 
@@ -172,6 +167,7 @@ def _of_samples(
     A thread makes the next batches, and copies them to a GPU, while the encoders work on the one before.
     """
     from ...pipeline.loading.ffcv_loader import ViewMaker  # needs ffcv, which training does not
+    from ...pipeline.loading.reader import own_thread
 
     copies = Copies(CudaDevice(device)) if device.type == "cuda" else None
 
@@ -183,7 +179,8 @@ def _of_samples(
 
     with (
         ViewMaker(dataset, recipe=recipe, image_size=image_size, views=views, spare=AHEAD + 1) as maker,
-        closing(_ahead(made(maker))) as coming,
+        own_thread(device.index) as thread,
+        closing(_ahead(thread, made(maker))) as coming,
     ):
         for batch, arriving in coming:
             with torch.inference_mode():
@@ -191,13 +188,12 @@ def _of_samples(
             yield [_unit_rows([of_side]) for of_side in features]
 
 
-def _ahead(items: Iterator[T]) -> Generator[T, None, None]:
-    """Yield the items, which a thread makes up to AHEAD ahead of their use."""
-    with ThreadPoolExecutor(1, "thermopile-batches") as thread:
-        coming = deque(thread.submit(next, items, None) for _ in range(AHEAD))
-        while (item := coming.popleft().result()) is not None:
-            coming.append(thread.submit(next, items, None))
-            yield item
+def _ahead(thread: Executor, items: Iterator[Any]) -> Generator[Any, None, None]:
+    """Yield the items, which the thread makes up to AHEAD ahead of their use."""
+    coming = deque(thread.submit(next, items, None) for _ in range(AHEAD))
+    while (item := coming.popleft().result()) is not None:
+        coming.append(thread.submit(next, items, None))
+        yield item
 
 
 def _together(batches: Generator[list[Tensor], None, None], total: int, on_progress: OnCount) -> list[Tensor]:

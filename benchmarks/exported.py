@@ -28,12 +28,12 @@ from torch import Tensor
 from torch.nn.functional import linear, normalize
 
 from thermopile.pipeline.dataset import Dataset
-from thermopile.trainer.evaluation.scoring import knn, retrieval_ranks
+from thermopile.trainer.evaluation.scoring import Vote, knn, retrieval_ranks
 
 from .glyph_runs import thermopile
 from .markdown import table
 
-AT_ONCE, NEIGHBOURS = 100, 10
+AT_ONCE, VOTE = 100, Vote(10)
 
 
 @click.command(help=__doc__)
@@ -50,14 +50,15 @@ def main(run: str, data: str, root: Path) -> None:
         if (models / "text").exists():
             captions = test.column("caption").to_pylist()
             number = torch.from_numpy(np.unique(captions, return_inverse=True)[1])
-            ranks = retrieval_ranks(pictures, of_texts(models / "text", captions), number, number, ignored)
+            same = (number[:, None] == number).nonzero().T
+            ranks = retrieval_ranks(pictures, of_texts(models / "text", captions), same, ignored)
             scores = [("R@1", evaluated["image_to_text"]["1"]["all"], float((ranks == 0).float().mean()))]
         else:
             names = np.array([*train.column("group").to_pylist(), *test.column("group").to_pylist()])
             labels = torch.from_numpy(np.unique(names, return_inverse=True)[1])
-            found = knn(of_pictures(models / "image", train, root), labels[: train.n], pictures, [NEIGHBOURS], ignored)
-            right = float((found[NEIGHBOURS] == labels[train.n :]).float().mean())
-            scores = [("k-NN", evaluated["knn"][str(NEIGHBOURS)]["all"], right)]
+            found = knn(of_pictures(models / "image", train, root), labels[: train.n], pictures, [VOTE], ignored)
+            right = float((found[VOTE] == labels[train.n :]).float().mean())
+            scores = [("k-NN", evaluated["knn"][str(VOTE.k)]["all"], right)]
     rows = [(name, f"{test.n:,}", f"{100 * ours:.1f} %", f"{100 * other:.1f} %") for name, ours, other in scores]
     click.echo(table(["score", "samples", "thermopile eval", "transformers, from the files"], rows))
 

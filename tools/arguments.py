@@ -58,4 +58,16 @@ class _Directory(click.Path):
 
 
 RUN = click.argument("run", type=ANY_PLACE)
+AT = click.option("--at", default="latest", show_default=True, metavar="step-N", help="The checkpoint to use.")
+WEIGHTS = click.option(
+    "--weights",
+    type=click.Choice(["averaged", "raw"]),
+    show_default="averaged, where the run has them",
+    help="The moving average of the weights (model.ema), or the weights themselves.",
+)
+RUN_DATA = click.option(
+    "--data",
+    type=DatasetPath(),
+    help="New path of the run's dataset, if it was moved; text encoders need its tokenizer.",
+)
 ALLOW = click.option("--allow-code", is_flag=True, help="Allow the run's settings to import code: `module:name`.")

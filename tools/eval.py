@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..storage.place import Place
-from .arguments import ALLOW, RUN, DatasetPath
+from .arguments import ALLOW, AT, RUN, RUN_DATA, WEIGHTS, DatasetPath
 from .printing import print_facts, print_table
 from .progress import task_bars
 
@@ -21,10 +21,16 @@ LABELS = {
     "probe": "linear probe, {}",
     "image_to_text": "image to text, R@{}",
     "text_to_image": "text to image, R@{}",
-    "zero_shot": "zero-shot",
+    "zero_shot": "zero-shot, {}",
 }
 """Scoring method → its label, with a placeholder for the variant."""
-_PROBES = {"lbfgs": "L-BFGS", "sgd": "SGD"}
+_VARIANTS = {"200_weighted": "200, weighted", "lbfgs": "L-BFGS", "sgd": "SGD", "mean_per_class": "mean of classes"}
+_CLIP_BENCHMARK = {
+    "zero_shot": {"top1": "acc1", "top5": "acc5", "mean_per_class": "mean_per_class_recall"},
+    "text_to_image": {k: f"image_retrieval_recall@{k}" for k in ("1", "5", "10")},
+    "image_to_text": {k: f"text_retrieval_recall@{k}" for k in ("1", "5", "10")},
+}
+"""Method and variant → the metric of clip_benchmark, which names retrieval by what is retrieved."""
 
 
 def _with_place(context: click.Context, option: click.Parameter, templates: tuple[str, ...]) -> tuple[str, ...]:
@@ -51,7 +57,7 @@ def _with_place(context: click.Context, option: click.Parameter, templates: tupl
     help="The dataset to fit classifiers on; its class sizes define the bands.",
 )
 @click.option("--test", required=True, type=DatasetPath(), help="The dataset to score.")
-@click.option("--at", default="latest", show_default=True, metavar="step-N", help="The checkpoint to evaluate.")
+@AT
 @click.option(
     "--network",
     type=click.Choice(["online", "momentum"]),
@@ -59,26 +65,17 @@ def _with_place(context: click.Context, option: click.Parameter, templates: tupl
     show_default=True,
     help="The trained network, or its moving average where the run has one (model.momentum).",
 )
-@click.option(
-    "--weights",
-    type=click.Choice(["averaged", "raw"]),
-    show_default="averaged, where the run has them",
-    help="The moving average of the trained network (model.ema), or its weights themselves.",
-)
+@WEIGHTS
 @click.option(
     "--template",
     "templates",
     multiple=True,
-    default=("a photo of a {}",),
-    show_default=True,
+    show_default="a photo of a {}",
     callback=_with_place,
     help="Zero-shot prompt; {} is the class name, {lower} the name in lower case. Repeatable.",
 )
-@click.option(
-    "--data",
-    type=DatasetPath(),
-    help="New path of the run's dataset, if it was moved; text encoders need its tokenizer.",
-)
+@click.option("--templates", "file", metavar="FILE|clip-80", help="Zero-shot prompts, one a line; clip-80: CLIP's own.")
+@RUN_DATA
 @ALLOW
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as one JSON object, from 0 to 1.")
 def eval_(
@@ -89,6 +86,7 @@ def eval_(
     network: Network,
     weights: Weights | None,
     templates: tuple[str, ...],
+    file: str | None,
     data: Place | None,
     allow_code: bool,
     as_json: bool,
@@ -99,11 +97,14 @@ def eval_(
     the classes by number of training samples. Works while the run trains and changes nothing.
     """
     from ..pipeline.dataset import Dataset
+    from ..trainer.evaluation.prompts import read_templates
     from ..trainer.run_directory import RunDirectory
 
+    templates += read_templates(file) if file else ()
     directory, sets = RunDirectory(run), (Dataset(train), Dataset(test))
     directory.config()  # refuse what is not a run before importing torch
     from ..trainer.evaluation.evaluate import evaluate
+    from ..trainer.evaluation.scoring import TEMPLATES
 
     with task_bars() as on_progress:
         evaluation = evaluate(
@@ -113,7 +114,7 @@ def eval_(
             data=data,
             network=network,
             weights=weights,
-            templates=templates,
+            templates=templates or TEMPLATES,
             allow_code=allow_code,
             on_progress=on_progress,
         )
@@ -132,6 +133,12 @@ def _to_json(run: Place, evaluation: Evaluation) -> dict[str, Any]:
         **{word: {"path": str(dataset.place), "samples": dataset.n} for word, dataset in sets.items()},
         "classes_of_band": evaluation.classes_of_band,
         "scores": evaluation.scores,
+        "clip_benchmark": {
+            name: evaluation.scores[method][variant]["all"]
+            for method, names in _CLIP_BENCHMARK.items()
+            for variant, name in names.items()
+            if variant in evaluation.scores.get(method, {})
+        },
         "notes": evaluation.notes,
     }
 
@@ -148,7 +155,7 @@ def _print_scores(run: Place, network: Network, evaluation: Evaluation) -> None:
             ["% right", ">all", *bands],
             [
                 [
-                    LABELS[method].format(_PROBES.get(variant, variant)),
+                    LABELS[method].format(_VARIANTS.get(variant, variant)),
                     *("–" if share is None else f"{100 * share:.1f}" for share in scores.values()),
                 ]
                 for method, variants in evaluation.scores.items()

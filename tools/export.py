@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from ..storage.place import Place
-from .arguments import ALLOW, RUN, DatasetPath
+from .arguments import ALLOW, AT, RUN, RUN_DATA, WEIGHTS
 
 if TYPE_CHECKING:
     from ..trainer.encoders.averaging import Weights
@@ -28,18 +28,9 @@ if TYPE_CHECKING:
     type=click.Choice(["hf", "safetensors"]),
     help="hf: one directory per encoder, loaded by transformers. safetensors: one file per encoder, for any encoder.",
 )
-@click.option("--at", default="latest", show_default=True, metavar="step-N", help="The checkpoint to export.")
-@click.option(
-    "--weights",
-    type=click.Choice(["averaged", "raw"]),
-    show_default="averaged, where the run has them",
-    help="The moving average of the weights (model.ema), or the weights themselves.",
-)
-@click.option(
-    "--data",
-    type=DatasetPath(),
-    help="New path of the run's dataset, if it was moved; text encoders need its tokenizer.",
-)
+@AT
+@WEIGHTS
+@RUN_DATA
 @ALLOW
 def export(
     run: Place,

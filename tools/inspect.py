@@ -16,7 +16,7 @@ from ..storage.files import refuse_link
 from ..storage.place import Place
 from ..trainer.errors import RunError
 from ..trainer.run_directory import RunDirectory
-from .arguments import ALLOW, RUN, DatasetPath
+from .arguments import ALLOW, RUN, WEIGHTS, DatasetPath
 from .inspection import summary
 from .inspection.as_json import duplicates_to_json, samples_to_json, to_json
 from .inspection.duplicates.finding import DUPLICATES, find_duplicates, write_duplicates
@@ -139,12 +139,7 @@ class InspectOptions:
     help="Decide the kinds of the N most suspicious samples (20,000 without a number) by a "
     "forward pass of the encoders.",
 )
-@click.option(
-    "--weights",
-    type=click.Choice(["averaged", "raw"]),
-    show_default="averaged, where the run has them",
-    help="Weights of the encoders, where needed: the moving average (model.ema), or not.",
-)
+@WEIGHTS
 @click.option(
     "--sample",
     "ids",

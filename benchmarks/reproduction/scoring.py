@@ -19,7 +19,7 @@ from thermopile.trainer.config import DataConfig
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.encoders.backbones import Backbone
 from thermopile.trainer.evaluation.features import image_features, text_features
-from thermopile.trainer.evaluation.scoring import knn, retrieval_ranks, sgd_probe, zero_shot
+from thermopile.trainer.evaluation.scoring import Vote, knn, retrieval_ranks, sgd_probe, zero_shot
 from thermopile.trainer.run.build import recipe_named
 
 from .results import NEIGHBOURS
@@ -76,13 +76,13 @@ class Scorer:
         if not (classes := self.sets.classes):
             return {}
         test, truth = torch.cat(self._tests), np.concatenate([each.test for each in classes])
-        labels = torch.from_numpy(classes[0].train)
+        labels, vote = torch.from_numpy(classes[0].train), Vote(NEIGHBOURS)
         predicted = {
-            "knn": knn(self._train, labels, test, [NEIGHBOURS], _nothing)[NEIGHBOURS],
+            "knn": knn(self._train, labels, test, [vote], _nothing)[vote],
             "probe": sgd_probe(self._train, labels, test, _nothing),
         }
         if self._encoders.text is not None:
-            predicted["zero_shot"] = zero_shot(test, classes[0].names, (PROMPT,), self._encode)
+            predicted["zero_shot"] = zero_shot(test, classes[0].names, (PROMPT,), self._encode).argmax(1)
         return {name: codes.numpy() == truth for name, codes in predicted.items()}
 
     def _retrieved(self) -> Right:
@@ -92,10 +92,11 @@ class Scorer:
     def _retrieved_of(self, test: Dataset, images: Tensor) -> Right:
         """R@1 within one test set, of each image and of each image's caption."""
         texts, of_image = np.unique(test.column("caption").to_pylist(), return_inverse=True)
-        place, of_text = torch.from_numpy(of_image), torch.arange(len(texts))
+        place = torch.from_numpy(of_image)
+        pairs = torch.stack([torch.arange(len(place)), place])
         features = self._encode(texts.tolist())
-        to_text = retrieval_ranks(images, features, place, of_text, _nothing)
-        to_image = retrieval_ranks(features, images, of_text, place, _nothing)[place]
+        to_text = retrieval_ranks(images, features, pairs, _nothing)
+        to_image = retrieval_ranks(features, images, pairs.flip(0), _nothing)[place]
         return {"image_to_text": (to_text == 0).numpy(), "text_to_image": (to_image == 0).numpy()}
 
     def alignment(self, ids: NDArray[np.int64], tau: NDArray[np.float64]) -> float | None:

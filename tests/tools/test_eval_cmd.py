@@ -3,10 +3,12 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from thermopile.pipeline.sources.folder import FolderSource
+from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.trainer.checkpoints.checkpoint_files import load_checkpoint, save_checkpoint
 
 from support.cli import assert_one_line, cli, sets, succeed
@@ -60,8 +62,9 @@ def pairs_scores(pairs_dataset, tmp_path_factory):
 def test_pairs_get_every_score_in_every_band(pairs_scores):
     scores = pairs_scores["scores"]
     assert {method: list(variants) for method, variants in scores.items()} == {
-        "knn": ["10", "20", "100", "200"], "probe": ["lbfgs", "sgd"], "image_to_text": ["1", "5", "10"],
-        "text_to_image": ["1", "5", "10"], "zero_shot": ["top1"],
+        "knn": ["10", "20", "100", "200", "200_weighted"], "probe": ["lbfgs", "sgd"],
+        "image_to_text": ["1", "5", "10"], "text_to_image": ["1", "5", "10"],
+        "zero_shot": ["top1", "top5", "mean_per_class"],
     }  # fmt: skip
     for variants in scores.values():
         for shares in variants.values():
@@ -144,6 +147,37 @@ def test_a_class_that_training_lacks_is_left_out_of_class_scores_and_counted(ima
     assert note.endswith("lacks their 1 classes, such as 'birds', by name.")
 
 
+def test_the_prompts_of_a_file_are_as_if_each_was_given(pairs_run, pairs_dataset, tmp_path):
+    (tmp_path / "prompts.txt").write_text("{}\n# and\nthe character {lower}\n")
+    given = {"tokenizer_from": pairs_dataset.path / "tokenizer.json", "selection": np.arange(0, pairs_dataset.n, 10)}
+    few = dataset_of(GlyphSource(0, test=True), tmp_path / "few", **given)
+    sets = (pairs_run, few, few)
+    of_file = scores_of(*sets, "--template", "a {}", "--templates", tmp_path / "prompts.txt")
+    assert of_file == scores_of(*sets, *(f"--template={each}" for each in ("a {}", "{}", "the character {lower}")))
+    assert of_file["scores"]["zero_shot"] != scores_of(*sets, "--templates", "clip-80")["scores"]["zero_shot"]
+
+
+def test_json_also_has_the_scores_under_the_names_of_clip_benchmark(pairs_run, images_dataset, hostile_dataset):
+    result = scores_of(pairs_run, hostile_dataset, hostile_dataset)
+    of_all = {
+        (method, variant): scores["all"]
+        for method, variants in result["scores"].items()
+        for variant, scores in variants.items()
+    }
+    assert result["clip_benchmark"] == {
+        "acc1": of_all["zero_shot", "top1"], "acc5": of_all["zero_shot", "top5"],
+        "mean_per_class_recall": of_all["zero_shot", "mean_per_class"],
+        "image_retrieval_recall@1": of_all["text_to_image", "1"],
+        "image_retrieval_recall@5": of_all["text_to_image", "5"],
+        "image_retrieval_recall@10": of_all["text_to_image", "10"],
+        "text_retrieval_recall@1": of_all["image_to_text", "1"],
+        "text_retrieval_recall@5": of_all["image_to_text", "5"],
+        "text_retrieval_recall@10": of_all["image_to_text", "10"],
+    }  # fmt: skip
+    of_two_classes = scores_of(pairs_run, images_dataset, images_dataset)["clip_benchmark"]
+    assert of_two_classes.keys() == {"acc1", "mean_per_class_recall"}
+
+
 def test_retrieval_counts_samples_of_every_class(pairs_run, pairs_dataset, hostile_dataset):
     result = scores_of(pairs_run, pairs_dataset, hostile_dataset)
     assert set(result["scores"]) == {"image_to_text", "text_to_image"}
@@ -203,6 +237,8 @@ def test_wrong_usage_is_told_from_failure(pairs_run, pairs_dataset):
     assert_one_line(cli("eval", pairs_run, "--train", pairs_dataset.path), 2, "--test")
     template = evaluate(pairs_run, pairs_dataset, pairs_dataset, "--template", "a photo")
     assert_one_line(template, 2, "neither {} nor {lower}")
+    templates = evaluate(pairs_run, pairs_dataset, pairs_dataset, "--templates", "clip-81")
+    assert_one_line(templates, 2, "clip-81", "No such file", "shipped: clip-80")
 
 
 def test_a_checkpoint_of_other_encoders_or_a_damaged_one_is_refused_in_one_line(pairs_run, pairs_dataset, tmp_path):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from ...pipeline.dataset import Dataset
+from ...pipeline.dataset import CAPTIONS, Dataset
 from ...pipeline.dataset_index import TokenizerInfo
 from ...pipeline.errors import DatasetError
 from ...pipeline.tokenizer import load_tokenizer
@@ -25,9 +25,11 @@ from ..run.build import device_named, recipe_named
 from ..run_directory import RunDirectory, find_checkpoint, load_found
 from .bands import BANDS, NONE, Classes, Scores, band_of_class, match_classes, score
 from .features import image_features, restore_encoders, text_features
-from .scoring import LBFGS_ITERATIONS, TEMPLATES, knn, lbfgs_probe, retrieval_ranks, sgd_probe, zero_shot
+from .scoring import LBFGS_ITERATIONS, TEMPLATES, Vote, knn, lbfgs_probe, retrieval_ranks, sgd_probe, zero_shot
 
 NEIGHBOURS = (10, 20, 100, 200)
+WEIGHTED = Vote(200, 0.07)
+"""Weighted k-NN as the papers report it, from Wu et al. (CVPR 2018) on."""
 RECALL_AT = (1, 5, 10)
 
 Network = Literal["online", "momentum"]
@@ -45,15 +47,14 @@ class Evaluation:
     test: Dataset
     classes: Classes
     scores: dict[str, dict[str, Scores]] = field(default_factory=dict)
-    """By method and variant: knn (10, 20, …), probe (lbfgs, sgd), image_to_text and text_to_image (recall at 1, 5, 10),
-    zero_shot (top1)."""
+    """By method and variant: knn (10, 20, …, 200_weighted), probe (lbfgs, sgd), image_to_text and text_to_image (recall
+    at 1, 5, 10), zero_shot (top1, top5, mean_per_class)."""
     notes: list[str] = field(default_factory=list)
     weights: Weights = "raw"
 
-    def add(self, method: str, variant: object, right: NDArray[np.bool_], of: NDArray[np.bool_] | None = None) -> None:
-        """Record which samples were right: bool, one value per test sample, or per test sample in `of`, bool [m]."""
-        bands = self.classes.test_bands
-        self.scores.setdefault(method, {})[str(variant)] = score(right, bands if of is None else bands[of])
+    def add(self, method: str, variant: object, right: NDArray[np.bool_], of: NDArray[np.int64]) -> None:
+        """Record what was right, bool [x], each for the test sample in `of`, int64 [x]."""
+        self.scores.setdefault(method, {})[str(variant)] = score(right, self.classes.test_bands[of])
 
     @property
     def not_classified(self) -> str | None:
@@ -175,10 +176,7 @@ def score_encoders(
     encode = partial(text_features, encoders.text, tokenizer, device=device)
     _retrieve(result, test_images, partial(encode, on_progress=partial(on_progress, "captions")), on_progress)
     if not result.not_classified:
-        labelled = result.classes.test != NONE
-        encode_prompts = partial(encode, on_progress=partial(on_progress, "prompts"))
-        predicted = zero_shot(test_images[labelled], result.classes.names, templates, encode_prompts)
-        result.add("zero_shot", "top1", predicted.cpu().numpy() == result.classes.test[labelled], labelled)
+        _name_classes(result, test_images, templates, partial(encode, on_progress=partial(on_progress, "prompts")))
 
 
 def tokenizer_of(
@@ -202,7 +200,7 @@ def _classify(
     result: Evaluation, train_images: Tensor, test_images: Tensor, with_probes: bool, on_progress: OnProgress
 ) -> None:
     """k-NN and probes on all features, float32 [n, d] and [m, d]; samples without a class do not count."""
-    known, labelled = result.classes.train != NONE, result.classes.test != NONE
+    known, labelled = result.classes.train != NONE, np.flatnonzero(result.classes.test != NONE)
     train, test, truth = train_images[known], test_images[labelled], result.classes.test[labelled]
     labels = torch.from_numpy(result.classes.train[known]).to(train.device)
 
@@ -215,8 +213,9 @@ def _classify(
             f"There is no k-NN for k = {', '.join(left_out)}: the training set has {len(train):,} samples with a class."
         )
     if ks:
-        for k, predicted in knn(train, labels, test, ks, partial(on_progress, "k-NN")).items():
-            add("knn", k, predicted)
+        votes = [*map(Vote, ks), *([WEIGHTED] if WEIGHTED.k in ks else [])]
+        for vote, predicted in knn(train, labels, test, votes, partial(on_progress, "k-NN")).items():
+            add("knn", f"{vote.k}_weighted" if vote == WEIGHTED else vote.k, predicted)
     if not with_probes:
         return
     on_progress("linear probe, L-BFGS", 0, 1)
@@ -231,20 +230,41 @@ def _classify(
 def _retrieve(
     result: Evaluation, images: Tensor, encode: Callable[[list[str]], Tensor], on_progress: OnProgress
 ) -> None:
-    """Score retrieval between the m test images, float32 [m, d], and their distinct captions."""
-    captions = result.test.column("caption").to_pylist()
-    has_caption = np.array([caption is not None for caption in captions])
-    texts = sorted({caption for caption in captions if caption is not None})
-    if not texts:
+    """Score retrieval between the m test images, float32 [m, d], and the distinct texts among all their captions.
+
+    An image is right to find any of its captions, and every caption is a query of its own, as on Flickr30k and COCO.
+    """
+    listed = result.test.column(CAPTIONS).to_pylist()
+    captions = [(sample, text) for sample, texts in enumerate(listed) for text in texts or () if text is not None]
+    if not captions:
         result.notes.append(f"{result.test.place} has no captions, so there are no retrieval scores.")
         return
+    texts = sorted({text for _, text in captions})
     place = {text: code for code, text in enumerate(texts)}
-    of_picture = torch.tensor([place[caption] for caption in captions if caption is not None], device=images.device)
-    of_text = torch.arange(len(texts), device=images.device)
-    pictures, features = images[has_caption], encode(texts)
-    to_text = retrieval_ranks(pictures, features, of_picture, of_text, partial(on_progress, "image to text"))
-    to_image = retrieval_ranks(features, pictures, of_text, of_picture, partial(on_progress, "text to image"))
-    # Each image's caption is one query, so that all samples have equal weight in both directions.
-    for direction, found in (("image_to_text", to_text), ("text_to_image", to_image[of_picture])):
+    of_caption = np.array([sample for sample, _ in captions])
+    samples, picture = np.unique(of_caption, return_inverse=True)
+    pairs = torch.from_numpy(np.stack([picture, [place[text] for _, text in captions]])).to(images.device)
+    pictures, features = images[samples], encode(texts)
+    to_text = retrieval_ranks(pictures, features, pairs, partial(on_progress, "image to text"))
+    to_image = retrieval_ranks(features, pictures, pairs.flip(0), partial(on_progress, "text to image"))
+    found = ("image_to_text", to_text, samples), ("text_to_image", to_image[pairs[1]], of_caption)
+    for direction, ranks, of in found:
         for k in RECALL_AT:
-            result.add(direction, k, (found < k).cpu().numpy(), has_caption)
+            result.add(direction, k, (ranks < k).cpu().numpy(), of)
+
+
+def _name_classes(
+    result: Evaluation, images: Tensor, templates: Sequence[str], encode: Callable[[list[str]], Tensor]
+) -> None:
+    """Score zero-shot classification of the m test images, float32 [m, d]; samples without a class do not count."""
+    labelled = np.flatnonzero(result.classes.test != NONE)
+    truth = result.classes.test[labelled]
+    similarity = zero_shot(images[labelled], result.classes.names, templates, encode)
+    right = similarity.argmax(1).cpu().numpy() == truth
+    result.add("zero_shot", "top1", right, labelled)
+    if len(result.classes.names) >= 5:
+        nearest = similarity.topk(5).indices.cpu().numpy()
+        result.add("zero_shot", "top5", (nearest == truth[:, None]).any(1), labelled)
+    classes, of = np.unique(truth, return_inverse=True)
+    recall = np.bincount(of, right) / np.bincount(of)
+    result.scores["zero_shot"]["mean_per_class"] = score(recall, band_of_class(result.classes.sizes)[classes])

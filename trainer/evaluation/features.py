@@ -1,6 +1,11 @@
 """Features of a dataset, or of chosen samples, from the encoders of a run's checkpoint."""
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,9 +15,10 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...gpu_copies import Arriving, Copies, CudaDevice
 from ...pipeline.augment import Recipe
 from ...pipeline.batch import Batch
-from ...pipeline.dataset import Dataset
+from ...pipeline.dataset import CAPTION, Dataset
 from ...pipeline.dataset_index import TokenizerInfo
 from ...pipeline.tokenizer import encode
 from ...storage.place import Place
@@ -24,6 +30,8 @@ from ..errors import RunError
 from .scoring import OnCount
 
 BATCH = 256
+AHEAD = 2
+"""Batches made while the encoders work on another."""
 
 
 def restore_encoders(
@@ -73,12 +81,8 @@ def image_features(
     on_progress: called with the number of images done, and n. Raises DatasetError for an image that does not decode,
     RunError if a feature is not finite.
     """
-
-    def embed(batch: Batch) -> list[Tensor]:
-        return [encoder(batch.views[0].to(device))]
-
-    still = evaluation_recipe(recipe)
-    return _of_samples(embed, dataset, np.arange(dataset.n), still, image_size, on_progress)[0]
+    embed, view = partial(_pictures, encoder, device), (evaluation_recipe(recipe), image_size, device)
+    return _together(_of_samples(embed, dataset, np.arange(dataset.n), *view), dataset.n, on_progress)[0]
 
 
 def sample_features(
@@ -95,14 +99,40 @@ def sample_features(
     sample_ids: int64 [m], at least one. Each result is float32 [m, d] on `device`, rows of norm 1.
     on_progress: called with the number of samples done, and m. Raises as image_features does.
     """
+    embed, view = partial(_sides, encoders, device), (evaluation_recipe(recipe), image_size, device)
+    return _together(_of_samples(embed, dataset, sample_ids, *view), len(sample_ids), on_progress)
 
-    def embed(batch: Batch) -> list[Tensor]:
-        pictures = encoders.image(batch.views[0].to(device))
-        if encoders.text is None or batch.tokens is None:
-            return [pictures]
-        return [pictures, encoders.text(batch.tokens.to(device))]
 
-    return _of_samples(embed, dataset, sample_ids, evaluation_recipe(recipe), image_size, on_progress)
+def streamed_features(
+    encoders: Encoders,
+    dataset: Dataset,
+    tokenizer: Tokenizer | None,
+    recipe: Recipe,
+    image_size: int,
+    device: torch.device,
+    rows: int = BATCH,
+) -> Generator[list[Tensor], None, None]:
+    """Yield what sample_features returns, of all samples in id order, `rows` at a time.
+
+    Captions are each sample's first, or "", in the tokens of the run's own tokenizer; None without a text encoder.
+    """
+    embed, view = partial(_sides, encoders, device), (evaluation_recipe(recipe), image_size, device)
+    tokens = None
+    if tokenizer and dataset.index.mode == "pairs":
+        texts = ([text or "" for text in table[CAPTION].to_pylist()] for table in dataset.tables([CAPTION], rows))
+        tokens = (torch.from_numpy(encode(tokenizer, each).tokens) for each in texts)
+    return _of_samples(embed, dataset, np.arange(dataset.n), *view, rows=rows, tokens=tokens)
+
+
+def _sides(encoders: Encoders, device: torch.device, batch: Batch) -> list[Tensor]:
+    pictures = _pictures(encoders.image, device, batch)
+    if encoders.text is None or batch.tokens is None:
+        return pictures
+    return [*pictures, encoders.text(batch.tokens.to(device))]
+
+
+def _pictures(encoder: nn.Module, device: torch.device, batch: Batch) -> list[Tensor]:
+    return [encoder(view.to(device)) for view in batch.views]
 
 
 def view_features(
@@ -115,11 +145,9 @@ def view_features(
     on_progress: OnCount,
 ) -> list[Tensor]:
     """Return the head's features of two views of chosen images, as the recipe draws them; else as sample_features."""
-
-    def embed(batch: Batch) -> list[Tensor]:
-        return [encoders.image(view.to(device)) for view in batch.views]
-
-    return _of_samples(embed, dataset, sample_ids, recipe, image_size, on_progress, views=2)
+    embed = partial(_pictures, encoders.image, device)
+    made = _of_samples(embed, dataset, sample_ids, recipe, image_size, device, views=2)
+    return _together(made, len(sample_ids), on_progress)
 
 
 def _of_samples(
@@ -128,18 +156,53 @@ def _of_samples(
     sample_ids: NDArray[np.int64],
     recipe: Recipe,
     image_size: int,
-    on_progress: OnCount,
+    device: torch.device,
+    *,
+    rows: int = BATCH,
     views: int = 1,
-) -> list[Tensor]:
-    from ...pipeline.loading.ffcv_loader import ViewMaker  # needs ffcv, which training does not
+    tokens: Iterator[Tensor] | None = None,
+) -> Generator[list[Tensor], None, None]:
+    """Yield features, `rows` samples at a time. tokens: of each batch, in place of the dataset's.
 
-    parts = []
-    with ViewMaker(dataset, recipe=recipe, image_size=image_size, views=views) as maker, torch.inference_mode():
-        for first in range(0, len(sample_ids), BATCH):
-            ids = sample_ids[first : first + BATCH]
-            parts.append(embed(maker.make(ids, epoch=0)))
-            on_progress(first + len(ids), len(sample_ids))
-    return [_unit_rows(list(of_side)) for of_side in zip(*parts, strict=True)]
+    A thread makes the next batches, and copies them to a GPU, while the encoders work on the one before.
+    """
+    from ...pipeline.loading.ffcv_loader import ViewMaker  # needs ffcv, which training does not
+    from ...pipeline.loading.reader import own_thread
+
+    copies = Copies(CudaDevice(device)) if device.type == "cuda" else None
+
+    def made(maker: ViewMaker) -> Iterator[tuple[Batch, Arriving | None]]:
+        for first in range(0, len(sample_ids), rows):
+            batch = maker.make(sample_ids[first : first + rows], epoch=0)
+            batch = replace(batch, tokens=next(tokens)) if tokens else batch
+            yield batch, copies.upload([view.pin_memory() for view in batch.views]) if copies else None
+
+    with (
+        ViewMaker(dataset, recipe=recipe, image_size=image_size, views=views, spare=AHEAD + 1) as maker,
+        own_thread(device.index) as thread,
+        closing(_ahead(thread, made(maker))) as coming,
+    ):
+        for batch, arriving in coming:
+            with torch.inference_mode():
+                features = embed(replace(batch, views=tuple(arriving.here())) if arriving else batch)
+            yield [_unit_rows([of_side]) for of_side in features]
+
+
+def _ahead(thread: Executor, items: Iterator[Any]) -> Generator[Any, None, None]:
+    """Yield the items, which the thread makes up to AHEAD ahead of their use."""
+    coming = deque(thread.submit(next, items, None) for _ in range(AHEAD))
+    while (item := coming.popleft().result()) is not None:
+        coming.append(thread.submit(next, items, None))
+        yield item
+
+
+def _together(batches: Generator[list[Tensor], None, None], total: int, on_progress: OnCount) -> list[Tensor]:
+    parts, done = [], 0
+    with closing(batches):
+        for features in batches:
+            parts.append(features)
+            on_progress(done := done + len(features[0]), total)
+    return [torch.cat(of_side) for of_side in zip(*parts, strict=True)]
 
 
 def text_features(

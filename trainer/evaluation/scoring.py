@@ -1,8 +1,10 @@
 """The methods that score features: k-NN, linear probes, retrieval and zero-shot. All settings are fixed, none tuned."""
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,26 +28,35 @@ OnCount = Callable[[int, int], None]
 """Called with the amount done and the total."""
 
 
+class Vote(NamedTuple):
+    """A vote of the k nearest samples with weights exp(similarity / tau), by default all 1."""
+
+    k: int
+    tau: float = math.inf
+
+
 @torch.inference_mode()
-def knn(train: Tensor, labels: Tensor, test: Tensor, ks: Sequence[int], on_progress: OnCount) -> dict[int, Tensor]:
-    """For each k, return the most frequent class among a test sample's k nearest training samples, int64 [m].
+def knn(train: Tensor, labels: Tensor, test: Tensor, votes: Sequence[Vote], on_progress: OnCount) -> dict[Vote, Tensor]:
+    """For each vote, return the class with the most weight among a test sample's k nearest training samples, int64 [m].
 
     train, test: float32 [n, d] and [m, d], rows of norm 1; nearest means the highest inner product. labels: int64 [n],
-    from 0. ks: distinct, each 1 … n. A tie goes to the class with the nearest sample.
+    from 0. votes: distinct, each k 1 … n. A tie goes to the class with the nearest sample.
+    Source of the weights: Wu et al., CVPR 2018, section 3.4.
     """
-    predicted: dict[int, list[Tensor]] = {k: [] for k in ks}
+    predicted: dict[Vote, list[Tensor]] = {vote: [] for vote in votes}
     for chunk in _chunks(len(test), len(train)):
-        nearest = (test[chunk] @ train.T).topk(max(ks)).indices
-        for k in ks:
-            predicted[k].append(_vote(labels[nearest[:, :k]]))
+        similarity, nearest = (test[chunk] @ train.T).topk(max(vote.k for vote in votes))
+        for vote in votes:
+            weights = (similarity[:, : vote.k] / vote.tau).exp()
+            predicted[vote].append(_winners(labels[nearest[:, : vote.k]], weights))
         on_progress(chunk.stop, len(test))
-    return {k: torch.cat(parts) for k, parts in predicted.items()}
+    return {vote: torch.cat(parts) for vote, parts in predicted.items()}
 
 
-def _vote(neighbours: Tensor) -> Tensor:
-    """Return the most frequent class per row, int64 [rows]; neighbours: classes, int64 [rows, k], nearest first."""
-    votes = neighbours.new_zeros(len(neighbours), int(neighbours.max()) + 1)
-    votes.scatter_add_(1, neighbours, torch.ones_like(neighbours))
+def _winners(neighbours: Tensor, weights: Tensor) -> Tensor:
+    """Return the class with the most weight per row, int64 [rows]; neighbours: classes, [rows, k], nearest first."""
+    votes = weights.new_zeros(len(neighbours), int(neighbours.max()) + 1)
+    votes.scatter_add_(1, neighbours, weights)
     of_neighbour = votes.gather(1, neighbours)
     # argmax may return any of several maxima, so a weight that falls with the position marks the first.
     falling = torch.arange(neighbours.shape[1], 0, -1, device=neighbours.device)
@@ -101,17 +112,19 @@ def sgd_probe(train: Tensor, labels: Tensor, test: Tensor, on_progress: OnCount,
 
 
 @torch.inference_mode()
-def retrieval_ranks(queries: Tensor, gallery: Tensor, wanted: Tensor, holds: Tensor, on_progress: OnCount) -> Tensor:
+def retrieval_ranks(queries: Tensor, gallery: Tensor, pairs: Tensor, on_progress: OnCount) -> Tensor:
     """Count wrong gallery entries ranked before each query's first right one, int64 [q]; 0 is a hit at 1.
 
-    queries, gallery: float32 [q, d] and [g, d], rows of norm 1. Entry j is right for query i if holds[j] == wanted[i],
-    int64 [g] and [q]; every query has a right entry. Ties count as wrong entries ranked before, so constant features
-    find nothing.
+    queries, gallery: float32 [q, d] and [g, d], rows of norm 1. pairs: int64 [2, p], each query and an entry that is
+    right for it; every query has one or several. Ties count as wrong entries ranked before, so constant features find
+    nothing.
     """
     found = []
     for chunk in _chunks(len(queries), len(gallery)):
         similarity = queries[chunk] @ gallery.T
-        right = wanted[chunk, None] == holds
+        query, entry = pairs[:, (pairs[0] >= chunk.start) & (pairs[0] < chunk.stop)]
+        right = torch.zeros_like(similarity, dtype=torch.bool)
+        right[query - chunk.start, entry] = True
         best = similarity.masked_fill(~right, -torch.inf).amax(1, keepdim=True)
         found.append(((similarity >= best) & ~right).sum(1))
         on_progress(chunk.stop, len(queries))
@@ -128,13 +141,13 @@ def _chunks(queries: int, gallery: int) -> Iterator[slice]:
 def zero_shot(
     images: Tensor, names: Sequence[str], templates: Sequence[str], encode: Callable[[list[str]], Tensor]
 ) -> Tensor:
-    """Return the index in `names` of each image's class, int64 [m]; no labels of training samples are used.
+    """Return the similarity of each image and each class in `names`, float32 [m, classes], without training samples.
 
     images: float32 [m, d], rows of norm 1. encode: texts → float32 [texts, d], rows of norm 1. A class's feature is the
     normalised mean over the templates. Source: CLIP (Radford et al. 2021), section 3.1.4.
     """
     texts = encode(prompts(names, templates)).view(len(names), len(templates), -1)
-    return (images @ F.normalize(texts.mean(1), dim=-1).T).argmax(1)
+    return images @ F.normalize(texts.mean(1), dim=-1).T
 
 
 def prompts(names: Sequence[str], templates: Sequence[str]) -> list[str]:

@@ -1,0 +1,151 @@
+"""Speed and memory of `thermopile embed`, beside the encoders alone, which are given ready batches.
+
+\b
+Example:
+  python -m benchmarks.embed --scale small
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from thermopile.pipeline.augment import RECIPES
+from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.sources import Sample
+from thermopile.pipeline.tokenizer import load_tokenizer
+from thermopile.tools.embed import NUMPY_TYPES, write_features
+from thermopile.trainer.config import EncoderConfig, ModelConfig
+from thermopile.trainer.encoders import Encoders
+from thermopile.trainer.evaluation.features import streamed_features
+from thermopile.trainer.run.build import device_named
+
+from .harness import Figure, Measured, Part, isolated, peak_memory, script, take_turns, timed
+from .made import PairSource, repeat_shard
+
+TEXT = EncoderConfig(
+    name="hf:clip-text",
+    config={"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4},
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A dataset of pairs, and encoders for it."""
+
+    rows: int = 20_000
+    """Of the dataset whose speed is measured, and whose peak of memory is compared with that of ten times as many."""
+    stored: int = 256
+    """Pixels of the shorter side of the stored pictures."""
+    pixels: int = 224
+    batch: int = 256
+    image: str = "hf:resnet-50"
+    rounds: int = 3
+
+
+class Pictures(PairSource):
+    """Pairs with pictures of `stored` by `stored` pixels, as smooth as photographs."""
+
+    def __init__(self, samples: int, stored: int) -> None:
+        super().__init__(samples)
+        self._stored = stored
+
+    def __getitem__(self, index: int) -> Sample:
+        coarse = np.random.default_rng(index).integers(
+            0, 256, (self._stored // 8, self._stored // 8, 3), dtype=np.uint8
+        )
+        picture = Image.fromarray(coarse).resize((self._stored, self._stored), Image.Resampling.BICUBIC)
+        return super().__getitem__(index)._replace(picture=picture)
+
+
+def make_dataset(sizes: Sizes, path: Path, times: int) -> Dataset:
+    """As many rows as the sizes say, `times` over: pictures of 1,000 samples at most are made and stored."""
+    rows = min(1000, sizes.rows)
+    convert(Pictures(rows, sizes.stored), path, ConvertSettings(), workers=1)
+    return repeat_shard(path, times * max(1, sizes.rows // rows))
+
+
+def make_encoders(sizes: Sizes, dataset: Dataset) -> Encoders:
+    """Encoders with random weights, on the device that `thermopile embed` takes."""
+    torch.manual_seed(0)
+    config = ModelConfig(dim=256, image=EncoderConfig(name=sizes.image), text=TEXT)
+    encoders = Encoders.create(config, "bimodal", sizes.pixels, dataset.index.tokenizer, pretrained=False)
+    return encoders.eval().to(device_named("auto"))
+
+
+def embed(sizes: Sizes, dataset: Dataset, encoders: Encoders, out: Path) -> None:
+    """What the command does once it has read a checkpoint."""
+    assert dataset.index.tokenizer is not None
+    tokenizer = load_tokenizer(dataset.tokenizer_path, context_length=dataset.index.tokenizer.context_length)
+    view = (RECIPES["clip"], sizes.pixels, device_named("auto"))
+    with closing(streamed_features(encoders, dataset, tokenizer, *view, rows=sizes.batch)) as made:
+        write_features(out, dataset, made, sizes.batch, NUMPY_TYPES["half"], {})
+
+
+def encode_alone(sizes: Sizes, dataset: Dataset, encoders: Encoders) -> None:
+    """As many forward passes, of one batch that is on the device."""
+    assert dataset.index.tokenizer is not None
+    device = device_named("auto")
+    pictures = torch.randn(sizes.batch, 3, sizes.pixels, sizes.pixels, device=device)
+    tokens = torch.from_numpy(dataset.shard(0).tokens(np.arange(sizes.batch))).to(device)
+    with torch.inference_mode():
+        for first in range(0, dataset.n, sizes.batch):
+            rows = slice(0, min(sizes.batch, dataset.n - first))
+            encoders.image(pictures[rows]).cpu()
+            if encoders.text is not None:
+                encoders.text(tokens[rows]).cpu()
+
+
+def measure_speed(sizes: Sizes, directory: Path) -> Measured:
+    """Turns of the command and the encoders alone."""
+    dataset = make_dataset(sizes, directory / "data", 1)
+    encoders = make_encoders(sizes, dataset)
+    turns = {
+        "embed": lambda _: dataset.n / timed(embed, sizes, dataset, encoders, directory / "features.parquet"),
+        "alone": lambda _: dataset.n / timed(encode_alone, sizes, dataset, encoders),
+    }
+    rates = take_turns("rounds", turns, sizes.rounds)
+    return Measured(
+        f"{dataset.n:,} pairs of {sizes.stored} px, {sizes.image} at {sizes.pixels} px and a text tower of 2 layers, "
+        f"batch {sizes.batch}, {device_named('auto')}; medians of {sizes.rounds} rounds",
+        "the encoders alone, on ready batches",
+        [
+            Figure.of_rounds(
+                "rows_per_second", "rows a second", "rows/s", rates["embed"], rates["alone"],
+                more_is_better=True, ratio_at_least=0.9,
+            )
+        ],
+    )  # fmt: skip
+
+
+def measure_memory(sizes: Sizes, directory: Path) -> Measured:
+    """The peak of a process of its own for each of two sizes; small encoders, for memory alone."""
+    peaks = [isolated(peak_of, sizes, directory / f"x{times}", times) / 1e6 for times in (1, 10)]
+    return Measured(
+        f"embedding {10 * sizes.rows:,} pairs of {sizes.stored} px at {sizes.pixels} px, batch {sizes.batch}",
+        f"embedding {sizes.rows:,} pairs",
+        [Figure("peak_megabytes", "peak memory", "MB", peaks[1], peaks[0], ratio_at_least=1 / 1.1)],
+    )
+
+
+def peak_of(sizes: Sizes, path: Path, times: int) -> int:
+    """Bytes."""
+    dataset = make_dataset(sizes, path, times)
+    embed(sizes, dataset, make_encoders(sizes, dataset), path.with_suffix(".parquet"))
+    return peak_memory()
+
+
+SMALL = Sizes(rows=32, stored=32, pixels=32, batch=16, image="conv", rounds=1)
+PARTS = {
+    "speed": Part(measure_speed, Sizes(), SMALL),
+    "memory": Part(measure_memory, Sizes(image="conv", pixels=64, stored=64), SMALL),
+}
+
+if __name__ == "__main__":
+    script(__doc__, PARTS, "torch")()

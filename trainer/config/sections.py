@@ -29,16 +29,6 @@ def nearest(given: str, valid: Iterable[str]) -> str:
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
-TRACKERS = ("tensorboard", "wandb")
-
-
-def known_tracker(name: str) -> str:
-    """Return the name. Raises ValueError unless it is one of TRACKERS or a `module:name`."""
-    if name not in TRACKERS and ":" not in name:
-        raise ValueError(f"no such tracker{nearest(name, TRACKERS)}; there are {', '.join(TRACKERS)}, module:name")
-    return name
-
-
 class Section(BaseModel):
     """A table of the TOML file."""
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from queue import Full, Queue
+from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Protocol
 
@@ -100,7 +99,7 @@ def makers_of(config: TrainConfig) -> dict[str, Maker]:
     makers: dict[str, Maker] = {}
     for name in [*config.trackers, *["tensorboard"] * config.tensorboard]:
         if name in built_in and find_spec(name) is None:
-            raise ConfigError(f"the tracker {name} needs its package: pip install 'thermopile[{name}]', or leave it out")
+            raise ConfigError(f"tracker {name} needs its package: pip install 'thermopile[{name}]', or leave it out")
         try:
             makers[name] = built_in.get(name) or load_plugin(name)
         except PluginError as error:
@@ -118,8 +117,8 @@ class Trackers:
         """Start the thread, before metrics.jsonl is cut back to keep_steps. Raises OSError."""
         run_id, self._sent = _identified(run)
         self._state, self._dataset, self._summed_up = run.state, dataset, keep_steps
-        self._names, self._is_full = " and ".join(makers), False
-        self._queue: Queue[dict[str, Any] | None] = Queue(QUEUE)
+        self._is_full = False
+        self._queue = SimpleQueue[dict[str, Any] | None]()
         self._trackers: dict[str, Tracker] = {}
         if "tensorboard" in makers:
             makers = makers | {"tensorboard": partial(TensorBoard, keep_steps=keep_steps)}
@@ -129,21 +128,18 @@ class Trackers:
 
     def add(self, line: dict[str, Any]) -> None:
         """Queue a line of metrics.jsonl, without waiting: if it does not fit it is left out, with one warning."""
-        try:
-            self._queue.put_nowait(line)
-        except Full:
-            if not self._is_full:
-                _log.warning("%s: %d lines wait, so some are left out; metrics.jsonl has all", self._names, QUEUE)
+        if self._queue.qsize() < QUEUE:
+            self._queue.put(line)
+        elif not self._is_full:
+            _log.warning("trackers: %d lines wait, so some are left out; metrics.jsonl has them all", QUEUE)
             self._is_full = True
 
     def close(self) -> None:
         """Let the thread send what is queued and end, for at most CLOSE_SECONDS."""
-        end = time.monotonic() + CLOSE_SECONDS
-        with suppress(Full):
-            self._queue.put(None, timeout=CLOSE_SECONDS)
-        self._thread.join(max(0.0, end - time.monotonic()))
+        self._queue.put(None)
+        self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
-            _log.warning("%s: not done after %.0f s, so lines may be missing", self._names, CLOSE_SECONDS)
+            _log.warning("trackers: not done after %.0f s, so they may lack the last lines", CLOSE_SECONDS)
 
     def _send(self, makers: dict[str, Maker], *given: Any) -> None:
         for name, make in makers.items():
@@ -154,9 +150,9 @@ class Trackers:
             step, numbers = line["step"], dict(numbers_in(line))
             if line.get("epoch", epoch) != epoch:
                 epoch = line["epoch"]
-                numbers |= self._temperatures()
+                numbers |= self._temperatures(step)
             self._share(numbers, (step, "evaluation" in line))
-        if found := self._temperatures():  # of the last checkpoint
+        if found := self._temperatures(step):  # of the last checkpoint
             self._share({"step": step} | found, (step, True))
         for name, tracker in list(self._trackers.items()):
             with self._dropped_if_it_fails(name):
@@ -173,18 +169,16 @@ class Trackers:
         try:
             yield
         except BaseException as error:  # noqa: BLE001 (it may raise anything, even SystemExit, and must cost no step)
-            said = f"{type(error).__name__}: {error}"
-            _log.warning("the tracker %s failed and gets no more lines; metrics.jsonl has all: %s", name, said)
-            tracker = self._trackers.pop(name, None)
-            with suppress(BaseException):
-                if tracker:
+            _log.warning("the tracker %s failed and gets no more lines; metrics.jsonl has all: %r", name, error)
+            if tracker := self._trackers.pop(name, None):
+                with suppress(BaseException):
                     tracker.close()
 
-    def _temperatures(self) -> dict[str, Any]:
-        """Return the summary of the newest snapshot, or nothing if it is not newer than the last one."""
+    def _temperatures(self, step: int) -> dict[str, Any]:
+        """Return the summary of the newest snapshot; empty if it was sent, or is newer than the step being sent."""
         try:
             reader = StateReader.open(self._state)
-            if reader.snapshot.step <= self._summed_up:
+            if not self._summed_up < reader.snapshot.step <= step:
                 return {}
             self._summed_up = reader.snapshot.step
             return summary(reader, self._dataset)

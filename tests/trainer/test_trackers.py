@@ -22,7 +22,7 @@ from thermopile.trainer.metrics.temperatures import summary
 from thermopile.trainer.metrics.trackers import TensorBoard, makers_of
 from thermopile.trainer.run_directory import RunDirectory
 
-from support.cli import sets
+from support.cli import assert_one_line, cli, sets
 from support.own_trackers import Hanging, sent
 from support.runs import OFTEN, SMALL, finish, lines, small, stop_at, stopped, train
 from support.written_runs import write_run
@@ -148,6 +148,14 @@ def test_an_unknown_tracker_is_refused_before_anything_is_written(pairs_dataset,
     with pytest.raises(ConfigError, match="'nowhere:Tracker' cannot be imported"):
         train(small(pairs_dataset, trackers=["nowhere:Tracker"]), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_tracker_that_only_a_file_of_settings_names_is_not_imported(pairs_dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr("thermopile.trainer.plugins.import_module", lambda name: pytest.fail(f"imported {name}"))
+    file = tmp_path / "sent.toml"
+    file.write_text('trackers = ["wandb", "sent:One", "sent:Other"]\n')
+    done = cli("train", "--data", pairs_dataset.path, "--out", tmp_path / "run", "--config", file)
+    assert_one_line(done, 2, f"--config {file} sets trackers = 'sent:One sent:Other'", "add --allow-code")
 
 
 # TensorBoard

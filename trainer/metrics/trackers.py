@@ -83,7 +83,7 @@ class Wandb:
         if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False):  # not below a progress bar
             raise RuntimeError("no API key; run `wandb login`, or set WANDB_API_KEY or WANDB_MODE=offline")
         own = wandb.Settings(console="off", finish_timeout=UPLOAD_SECONDS)
-        shown = {"name": directory.name, "config": settings, "allow_val_change": True}
+        shown: dict[str, Any] = {"name": directory.name, "config": settings, "allow_val_change": True}
         self._run = wandb.init(id=run_id, resume="allow", settings=own, **shown)
         self._histogram = wandb.Histogram
 

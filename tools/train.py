@@ -66,7 +66,7 @@ ELSEWHERE = {
     "--set model.text.name=hf:clip-text",
     "name": "--out RUN",
     "pretrained": "--set model.image.name=hf:/path/to/model, a directory from transformers' save_pretrained",
-    "report-to": "--set tensorboard=true",
+    "report-to": "--set trackers='[\"wandb\"]', or tensorboard",
     "save-frequency": "--set checkpoint.every_minutes=MINUTES or --set checkpoint.every_steps=STEPS",
     "temperature": "--set objective.tau=VALUE, or objective.tau_init where it is learned",
     "train-data": "--data, a directory that `thermopile convert` has written",

@@ -47,6 +47,7 @@ class RunDirectory:
         self.metrics_file = self.local / "metrics.jsonl"
         self.warnings_file = self.local / "warnings.log"
         self.tensorboard = self.local / "tensorboard"
+        self.trackers_id = path / "trackers.id"
         self.state_working = self.local / "state.working"
         self.report = path.output("report")
         self.metrics = log_at(path / "metrics", self.metrics_file)

@@ -1,10 +1,10 @@
 """A run's settings: validated as a whole, and written in full to RUN/config.toml."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import tomli_w
-from pydantic import BaseModel, NonNegativeInt, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from ..errors import ConfigError
 from .sections import (
@@ -84,7 +84,9 @@ class TrainConfig(Section):
     """If features or loss are not finite, end the run (stop), or change nothing and continue (skip), at most ten times
     in a row. With skip, every step synchronises with the device."""
     tensorboard: bool = False
-    """Write RUN/tensorboard/ besides metrics.jsonl; requires the package tensorboard."""
+    """Write RUN/tensorboard/ besides metrics.jsonl; the same as `trackers = ["tensorboard"]`."""
+    trackers: tuple[Annotated[str, Field(pattern=r"^(tensorboard|wandb|[^\s:]+:[^\s:]+)$")], ...] = ()
+    """Where the numbers of metrics.jsonl go as well: tensorboard, wandb, or a class of yours as module:name."""
     log_every: PositiveInt = 10
     """Steps between reads from the device; metrics.jsonl has a line for every step in any case."""
     init_from: str = ""

@@ -10,15 +10,17 @@ from . import TrainConfig, flat
 _log = logging.getLogger(__name__)
 
 CODE_OF_FEATURES = ("data.recipe", "data.recipe.name", "model.image.name", "model.text.name")
-CODE = ("data.augmentation", "objective.name", *CODE_OF_FEATURES)
+CODE = ("data.augmentation", "objective.name", "trackers", *CODE_OF_FEATURES)
 """Settings that may name a user's own code, as `module:name`; features depend on CODE_OF_FEATURES."""
 
 
 def code_in(config: TrainConfig, keys: Iterable[str] = CODE) -> dict[str, str]:
-    """Return key → `module:name` of the code that a run with these settings imports."""
+    """Return key → `module:name` of the code that a run with these settings imports; of `trackers`, with spaces."""
     values = {key: value for key, value in flat(config.model_dump()).items() if key in keys}
     if config.objective.mode == "unimodal":
         values.pop("model.text.name", None)
+    if "trackers" in values:
+        values["trackers"] = " ".join(filter(is_plugin, values["trackers"]))
     return {
         key: name
         for key, name in values.items()
@@ -37,5 +39,6 @@ def refuse_code(named: Mapping[str, str], where: object) -> None:
 
 def announce_code(named: Mapping[str, str]) -> None:
     """Log the code about to be imported, and its file."""
-    for key, code in named.items():
-        _log.warning("imports %s = %s from %s", key, code, file_of(code) or "a place that is not found")
+    for key, codes in named.items():
+        for code in codes.split() if key == "trackers" else [codes]:
+            _log.warning("imports %s = %s from %s", key, code, file_of(code) or "a place that is not found")

@@ -48,6 +48,7 @@ FREE_TO_CHANGE = (
     "log_every",
     "on_nan",
     "tensorboard",
+    "trackers",
     "checkpoint.",
     "state.",
     "evaluation.",

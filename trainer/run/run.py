@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from itertools import chain, islice
 from os import PathLike
@@ -32,6 +32,7 @@ from ..encoders.initial_weights import load_initial_weights
 from ..errors import ConfigError, NotFiniteError, RanksLostError, RunError, TrainingError
 from ..metrics.metrics_log import MetricsLog, Scalar
 from ..metrics.step_clock import StepClock
+from ..metrics.trackers import Trackers, makers_of
 from ..objectives import Progress
 from ..objectives.base import WEIGHT
 from ..precision import fast_kernels
@@ -122,6 +123,7 @@ class Run:
         with agreement(world.control, RunError):
             if start is None and config.init_from:
                 load_initial_weights(self.encoders, config.init_from, config.init_sides)
+            self._makers = makers_of(config) if world.is_first else {}
         self._prepare()
 
     def _begin(self, start: Loaded | None, opened: ExitStack, *, resume: bool) -> None:
@@ -156,8 +158,11 @@ class Run:
             run.remove_leftovers()
             run.metrics.begin(resuming=resume, exactly=True)
             run.warnings.begin(resuming=resume)
-            tensorboard = run.tensorboard if self.config.tensorboard else None
-            log = opened.enter_context(MetricsLog(run.metrics_file, tensorboard, keep_steps=self.steps_done))
+            trackers = None
+            if self._makers:
+                trackers = Trackers(run, self._makers, self.config, self.dataset, keep_steps=self.steps_done)
+                opened.enter_context(closing(trackers))
+            log = opened.enter_context(MetricsLog(run.metrics_file, trackers, keep_steps=self.steps_done))
             run.metrics.settle()
             return log
 

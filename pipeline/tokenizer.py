@@ -63,7 +63,7 @@ def load_tokenizer(path: Path, *, context_length: int) -> Tokenizer:
     Raises DatasetError if the file is not a tokenizer, its vocabulary exceeds MAX_VOCAB_SIZE, it does not close
     captions with a token (see end_id_of), or context_length leaves no room between its special tokens.
     """
-    tokenizer = _read(path)
+    tokenizer = read_tokenizer(path)
     tokenizer.encode_special_tokens = True  # otherwise a caption that contains "<end>" would end there
     if vocab_size_of(tokenizer) > MAX_VOCAB_SIZE:
         size = vocab_size_of(tokenizer)
@@ -129,7 +129,8 @@ def encode(tokenizer: Tokenizer, captions: Sequence[str]) -> Encoded:
     return Encoded(tokens, sum(bool(encoding.overflowing) for encoding in encodings))
 
 
-def _read(path: Path) -> Tokenizer:
+def read_tokenizer(path: Path) -> Tokenizer:
+    """Read a tokenizer.json as it is. Raises DatasetError if it is none."""
     try:
         return Tokenizer.from_buffer(read_regular(path, MAX_FILE_BYTES))
     except Exception as error:  # tokenizers raises no narrower class

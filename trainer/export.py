@@ -121,7 +121,9 @@ def _restore(
         return [image]
     facts = {"weights": weights} | sizes.model_dump(include={"vocab_size", "context_length", "end_id"})
     facts = _facts(config, config.model.text, encoders.text, info.step) | facts
-    pad_token = (tokenizer.padding or {})["pad_token"]
+    pad_id = getattr(encoders.text.backbone, "pad_id", None)  # of a model that reads padding
+    own_pad = None if pad_id is None else tokenizer.id_to_token(pad_id)
+    pad_token = own_pad or (tokenizer.padding or {})["pad_token"]
     return [image, _Side("text", encoders.text, facts, Dataset(folder).tokenizer_path, pad_token)]
 
 
@@ -155,7 +157,7 @@ def _write_hf(side: _Side, folder: Path) -> None:
         # With these, AutoTokenizer uses tokenizer.json unchanged, and pads and truncates.
         settings = {"model_max_length": side.facts["context_length"], "pad_token": side.pad_token}
         _write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"} | settings)
-    (folder / "README.md").write_text(_card(side, type(model).__name__), "utf-8")
+    (folder / "README.md").write_text(_card(side), "utf-8")
 
 
 def _copy_tokenizer(side: _Side, folder: Path) -> None:
@@ -187,17 +189,9 @@ def _preprocessor(facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _card(side: _Side, model_class: str) -> str:
-    facts = side.facts
-    outputs = {
-        "ResNetModel": "`pooler_output.flatten(1)`",
-        "ViTModel": "`pooler_output`",
-        "DistilBertModel": "`last_hidden_state[:, 0]`",
-        "CLIPTextModel": (
-            f"`last_hidden_state` at the first token {facts.get('end_id')}, which closes a text (not `pooler_output`: "
-            "transformers pools elsewhere where the end token's id is 2)"
-        ),
-    }
+def _card(side: _Side) -> str:
+    facts, backbone = side.facts, side.encoder.backbone
+    model_class = type(backbone.model).__name__
     about = "\n".join(f"| {key} | {json.dumps(value)} |" for key, value in facts.items())
     return f"""---
 library_name: transformers
@@ -205,9 +199,9 @@ library_name: transformers
 
 # The {side.name} encoder of a thermopile run
 
-A `{model_class}`, trained contrastively to step {facts["step"]:,}. `transformers.AutoModel.from_pretrained` loads it.
+A `{model_class}`, trained contrastively to step {facts["step"]:,}. `transformers.{model_class}.from_pretrained` loads it.
 
-Its features, {facts["width"]} wide, are {outputs[model_class]}. `head.safetensors` holds the projection head
+Its features, {facts["width"]} wide, are {backbone.output}. `head.safetensors` holds the projection head
 ({facts["head"]}) from them to the {facts["dim"]} dimensions of the objective's space.
 
 | | |

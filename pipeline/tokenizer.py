@@ -5,6 +5,7 @@ tokenizers pad differently, CLIP's even with the closing token itself.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from ..storage.files import read_regular
+from ..storage.sealed_json import parse
 from .errors import DatasetError
 
 PAD, START, END = "<pad>", "<start>", "<end>"
@@ -81,6 +83,34 @@ def load_tokenizer(path: Path, *, context_length: int) -> Tokenizer:
         )
     tokenizer.enable_truncation(context_length)
     return tokenizer
+
+
+def is_same_tokenizer(first: Path, second: Path) -> bool:
+    """Return whether two files make the same tokens of a text, padding and truncation apart. Raises DatasetError."""
+    told = []
+    for tokenizer in (read_tokenizer(first), read_tokenizer(second)):
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        told.append(tokenizer.to_str())
+    return told[0] == told[1]
+
+
+def model_context(folder: Path) -> int | None:
+    """Return the context length in tokens of a model in a directory of transformers, None if no file has it.
+
+    Raises DatasetError for a file that is not a JSON object.
+    """
+    found = []
+    for name, key in (("tokenizer_config.json", "model_max_length"), ("config.json", "max_position_embeddings")):
+        with suppress(FileNotFoundError):
+            try:
+                stored = parse(read_regular(folder / name))
+                found.append(int(stored.get("text_config", stored)[key]))
+            except KeyError:
+                continue
+            except (OSError, ValueError, TypeError, AttributeError) as error:
+                raise DatasetError(f"{folder / name} cannot be read: {error}") from error
+    return min(found, default=None)
 
 
 def end_id_of(tokenizer: Tokenizer) -> int:

@@ -10,8 +10,10 @@ from typing import Any, Literal
 
 import click
 
+from ..pipeline.conversion.caption_lengths import CONTEXTS
 from ..pipeline.conversion.convert import ConvertSettings, PartNumber
-from ..pipeline.dataset_index import MAX_PIXELS, ImagePolicy
+from ..pipeline.dataset_index import MAX_PIXELS, TOKENIZER_FILE, ImagePolicy
+from ..pipeline.tokenizer import model_context
 from .convert_sources import Kind
 
 
@@ -87,6 +89,20 @@ _LONGTAIL = click.Option(
     help="Cut the classes to an exponential long tail: the first is RATIO times the last. "
     "Applied after --holdout; samples without a class are kept.",
 )
+
+
+class _TokenizerPath(click.Path):
+    """A tokenizer.json, or `hf:` and a directory with one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        of_model = isinstance(value, str) and value.startswith("hf:")
+        file = Path(value[3:]).expanduser() / TOKENIZER_FILE if of_model else value
+        found = super().convert(file, param, ctx)
+        if of_model and ctx is not None and (length := model_context(found.parent)) and length <= CONTEXTS[-1]:
+            ctx.default_map = {"context_length": length}
+        return found
+
+
 _OF_CAPTIONS = (
     click.Option(
         ["--vocab-size"],
@@ -95,8 +111,9 @@ _OF_CAPTIONS = (
     ),
     click.Option(
         ["--tokenizer"],
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="Use this tokenizer.json instead of training one.",
+        type=_TokenizerPath(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE|hf:DIR",
+        help="Use this tokenizer.json instead of training one; or that of a model's directory, with its context length.",
     ),
     click.Option(
         ["--context-length"],

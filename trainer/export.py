@@ -28,6 +28,7 @@ from .errors import ConfigError, RunError
 from .evaluation.evaluate import tokenizer_of
 from .evaluation.features import restore_encoders
 from .plugins import HF, is_directory
+from .run.brought import has_own_heads
 from .run.build import recipe_named
 from .run_directory import RunDirectory, find_checkpoint, load_found
 
@@ -79,6 +80,8 @@ def export_encoders(
             else:
                 _save(side.encoder, folder / f"{side.name}.safetensors", side.facts)
                 _copy_tokenizer(side, folder)
+        if format == "hf" and len(sides) == 2 and has_own_heads(config.model):
+            _write_whole(sides, folder)
     return sorted(path for path in to.rglob("*") if path.is_file())
 
 
@@ -113,6 +116,8 @@ def _restore(
             )
     recipe = recipe_named(config.data.recipe)
     facts = {"weights": weights, "image_size": config.data.image_size, "mean": recipe.mean, "std": recipe.std}
+    if has_own_heads(config.model):
+        facts |= {name: value.item() for name, value in training["objective"].items()}
     image = _Side("image", encoders.image, _facts(config, config.model.image, encoders.image, info.step) | facts)
     if encoders.momentum is not None:
         facts = image.facts | {"network": "momentum", "weights": "raw"}
@@ -150,6 +155,25 @@ def _write_hf(side: _Side, folder: Path) -> None:
     with quiet():
         model.save_pretrained(folder)
     _save(side.encoder.head, folder / "head.safetensors", side.facts)
+    _write_preparation(side, folder)
+    (folder / "README.md").write_text(_card(side), "utf-8")
+
+
+def _write_whole(sides: list[_Side], folder: Path) -> None:
+    """Write the CLIP or SigLIP that a run began from, in the folder of that name."""
+    from .encoders.hf_directory import quiet, whole_model
+
+    image, text = (side.encoder for side in sides)
+    model: Any = whole_model(image, text, sides[0].facts)
+    folder = folder / model.config.model_type
+    with quiet():
+        model.save_pretrained(folder)
+    for side in sides:
+        _write_preparation(side, folder)
+
+
+def _write_preparation(side: _Side, folder: Path) -> None:
+    """Write the image processor or the tokenizer."""
     if side.tokenizer is None:
         _write_json(folder / "preprocessor_config.json", _preprocessor(side.facts))
     else:
@@ -157,7 +181,6 @@ def _write_hf(side: _Side, folder: Path) -> None:
         # With these, AutoTokenizer uses tokenizer.json unchanged, and pads and truncates.
         settings = {"model_max_length": side.facts["context_length"], "pad_token": side.pad_token}
         _write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"} | settings)
-    (folder / "README.md").write_text(_card(side), "utf-8")
 
 
 def _copy_tokenizer(side: _Side, folder: Path) -> None:

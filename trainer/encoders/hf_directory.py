@@ -11,15 +11,17 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, MODEL_MAPPING, AutoConfig, PreTrainedConfig, SiglipTextModel
+from transformers import CONFIG_MAPPING, MODEL_MAPPING, AutoConfig, AutoModel, PreTrainedConfig, SiglipTextModel
 from transformers.utils import logging as transformers_logging
 
 from ...pipeline.dataset_index import TOKENIZER_FILE
-from ...pipeline.tokenizer import read_tokenizer
+from ...pipeline.tokenizer import is_same_tokenizer, read_tokenizer
 from ...storage.files import read_regular
 from ...storage.sealed_json import parse
 from ..config import EncoderConfig
 from ..errors import ConfigError
+from ..plugins import HF
+from .hf_hub import cached, hub_name
 
 SUPPORTED = {
     "image": "resnet, vit, clip_vision_model, dinov2 and other models of images, and towers of clip and siglip",
@@ -34,7 +36,10 @@ MODEL_TYPE, PROJECTION = "model_type", "projection"
 dimension of the space of the whole model that a tower is from."""
 OWN_KEYS = (MODEL_TYPE, PROJECTION, "pretrained")
 """Settings of a directory's model that are not transformers'."""
+LEARNED = {"log_logit_scale": "logit_scale", "logit_bias": "logit_bias"}
+"""Parameters of an objective that learns a global temperature → tensors of a whole CLIP or SigLIP."""
 _TOKENIZER_CONFIG = "tokenizer_config.json"
+_PROCESSOR = "preprocessor_config.json"
 _INDEX = "model.safetensors.index.json"
 _WEIGHTS = ("model.safetensors", _INDEX)
 
@@ -80,7 +85,7 @@ def with_architecture(side: str, encoder: EncoderConfig) -> EncoderConfig:
             f"save_pretrained. For fresh weights, set model.{side}.config.pretrained=false"
         )
     recorded |= {MODEL_TYPE: model_type} | _architecture(where, folder, str(model_type), stored)
-    return encoder.model_copy(update={"name": f"hf:{folder}", "config": recorded | encoder.config})
+    return encoder.model_copy(update={"name": recorded_name(encoder.name, folder), "config": recorded | encoder.config})
 
 
 def _tower(where: str, side: str, stored: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -97,8 +102,16 @@ def _tower(where: str, side: str, stored: dict[str, Any]) -> tuple[dict[str, Any
 
 
 def folder_of(name: str) -> Path:
-    """Return the absolute path of `hf:/path/to/model` or `hf:./model`."""
-    return Path(name.removeprefix("hf:")).expanduser().absolute()
+    """Return the absolute path of `hf:/path/to/model` or `hf:./model`, or where `hf:org/name` was fetched to."""
+    if (hub := hub_name(name)) is not None:
+        return cached(name, *hub)
+    return Path(name.removeprefix(HF)).expanduser().absolute()
+
+
+def recorded_name(name: str, folder: Path) -> str:
+    """Return the name under which a run's settings record a model: its path, or its revision on the hub."""
+    hub = hub_name(name)
+    return f"{HF}{folder}" if hub is None else f"{HF}{hub[0]}@{folder.name}"
 
 
 def read_object(where: str, folder: Path, name: str) -> dict[str, Any]:
@@ -165,6 +178,23 @@ def _is_setting(value: object) -> bool:
     return isinstance(value, bool | int | float | str)
 
 
+def normalisation(folder: Path) -> dict[str, Any]:
+    """Return `mean` and `std` of a directory's image processor, for a recipe; empty if it has none."""
+    if not (folder / _PROCESSOR).is_file():
+        return {}
+    stored = read_object(f"hf:{folder}", folder, _PROCESSOR)
+    return {key: stored[f"image_{key}"] for key in ("mean", "std") if f"image_{key}" in stored}
+
+
+def refuse_other_tokenizer(folder: Path, tokenizer: Path) -> None:
+    """Raise ConfigError if the directory has another tokenizer than this file's, padding and truncation apart."""
+    if (own := folder / TOKENIZER_FILE).is_file() and not is_same_tokenizer(own, tokenizer):
+        raise ConfigError(
+            f"model.text.name = 'hf:{folder}' has another tokenizer than the dataset; convert the dataset with it: "
+            f"`thermopile convert … --tokenizer hf:{folder}`"
+        )
+
+
 def stored_tensor(where: str, folder: Path, name: str) -> Tensor:
     """Return one of a directory's tensors, float32. Raises ConfigError if it is missing or cannot be read."""
     files = _check_index(where, folder) if (folder / _INDEX).exists() else {}
@@ -174,6 +204,25 @@ def stored_tensor(where: str, folder: Path, name: str) -> Tensor:
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{where}: its {name} cannot be read ({_first_line(error)})") from error
     return tensor
+
+
+def whole_model(image: Any, text: Any, learned: dict[str, float]) -> nn.Module:
+    """Return the CLIP or SigLIP of two encoders that have its towers and heads. learned: the objective's parameters."""
+    towers = {"vision": image.backbone.model, "text": text.backbone.model}
+    configs = {f"{name}_config": tower.config.to_dict() for name, tower in towers.items()}
+    dim = image.backbone.own[PROJECTION]
+    kind = towers["vision"].config.model_type.partition("_")[0]
+    whole: Any = AutoModel.from_config(AutoConfig.for_model(kind, projection_dim=dim, **configs))
+    for name, tower in towers.items():
+        getattr(whole, f"{name}_model").load_state_dict(tower.state_dict())
+    if kind == "clip":
+        whole.visual_projection.load_state_dict(image.head.state_dict())
+        whole.text_projection.load_state_dict(text.head.state_dict())
+    for name, parameter in LEARNED.items():
+        if name in learned and hasattr(whole, parameter):
+            nn.init.constant_(getattr(whole, parameter), learned[name])
+    model: nn.Module = whole
+    return model
 
 
 def load_model(where: str, folder: Path, config: Any) -> nn.Module:

@@ -40,7 +40,7 @@ class HFBackbone(Backbone):
     def __init__(self, where: str, name: str, own: dict[str, Any], config: Any, pretrained: bool) -> None:
         """where: the setting that names the model, for messages. own: its settings. config: transformers'."""
         super().__init__(0)
-        self._where, self._name, self._own = where, name, own
+        self._where, self._name, self.own = where, name, own
         self._is_trained = _is_directory(name) and bool(own.get("pretrained", True))
         self._loads = pretrained and self._is_trained
         made = model_class(config.model_type)
@@ -101,9 +101,9 @@ class HFBackbone(Backbone):
 
         CLIP's is a matrix. SigLIP's towers end in the space.
         """
-        if self._own.get(PROJECTION) != dim:
+        if self.own.get(PROJECTION) != dim:
             return None
-        if self._own[MODEL_TYPE].startswith("siglip"):
+        if self.own[MODEL_TYPE].startswith("siglip"):
             return nn.Identity()
         head = nn.Linear(self.width, dim, bias=False)
         if self._loads:

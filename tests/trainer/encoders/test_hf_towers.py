@@ -91,7 +91,9 @@ def test_features_are_transformers_own_and_width_and_groups_are_found(model_type
     assert all((weight.grad is not None) == weight.requires_grad for weight in encoder.backbone.parameters())
 
 
-@pytest.mark.parametrize("model_type", ["convnext", "dinov2", pytest.param("siglip_text_model", marks=pytest.mark.wide)])
+@pytest.mark.parametrize(
+    "model_type", ["convnext", "dinov2", pytest.param("siglip_text_model", marks=pytest.mark.wide)]
+)
 def test_recomputing_changes_nothing(model_type, tmp_path):
     save(tmp_path, model_type)
 
@@ -115,7 +117,9 @@ def test_a_directory_may_give_its_architecture_alone(tmp_path):
     assert encoder_of(tmp_path, "vit", pretrained=False)(PICTURES).shape == (2, 64)
 
 
-@pytest.mark.parametrize("model_type", ["dinov2", "convnext", pytest.param("siglip_vision_model", marks=pytest.mark.wide)])
+@pytest.mark.parametrize(
+    "model_type", ["dinov2", "convnext", pytest.param("siglip_vision_model", marks=pytest.mark.wide)]
+)
 def test_local_views_of_another_size_are_taken(model_type, tmp_path):
     save(tmp_path, model_type)
     backbone = encoder_of(tmp_path, model_type).backbone

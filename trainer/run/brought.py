@@ -1,0 +1,64 @@
+"""What a new run takes from its models' directories besides weights: dimension, temperature, normalisation."""
+
+from collections.abc import Mapping
+from math import inf
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from ...pipeline.augment import RECIPES
+from ...pipeline.dataset import Dataset
+from ..config import ModelConfig, RecipeConfig, TrainConfig
+
+
+def with_what_models_bring(
+    asked: ModelConfig, config: TrainConfig, dataset: Dataset, objective: Mapping[str, FieldInfo]
+) -> TrainConfig:
+    """Return the settings with what the directories of newly named models have, where nothing else is set.
+
+    asked: the settings before the architectures were recorded in `config`; a resumed run's are recorded already.
+    objective: the objective's settings. Raises ConfigError if the dataset has another tokenizer than the text model.
+    """
+    sides = ("image", "text") if config.objective.mode == "bimodal" else ("image",)
+    new = [side for side in sides if getattr(config.model, side).config != getattr(asked, side).config]
+    if not new:
+        return config
+    from ..encoders.hf_directory import folder_of, normalisation, refuse_other_tokenizer
+
+    model, data, temperature = config.model, config.data, config.objective
+    spaces = [space for side in new if (space := getattr(model, side).config.get("projection"))]
+    if spaces and "dim" not in asked.model_fields_set:
+        model = model.model_copy(update={"dim": spaces[0]})
+    if "text" in new:
+        refuse_other_tokenizer(folder_of(model.text.name), dataset.tokenizer_path)
+    if "image" in new:
+        name, fields = (data.recipe, {}) if isinstance(data.recipe, str) else (data.recipe.name, data.recipe.fields)
+        own = RECIPES[name].model_dump() | fields if name in RECIPES else fields
+        theirs = {key: value for key, value in normalisation(folder_of(model.image.name)).items() if key not in fields}
+        if name in RECIPES and any(tuple(value) != own[key] for key, value in theirs.items()):
+            data = data.model_copy(update={"recipe": RecipeConfig(name=name, **theirs, **fields)})
+    if len(new) == 2 and model.image.name == model.text.name and has_own_heads(model):
+        found = _temperature(model, objective) | temperature.settings
+        temperature = type(temperature)(name=temperature.name, mode=temperature.mode, **found)
+    return config.model_copy(update={"model": model, "data": data, "objective": temperature})
+
+
+def has_own_heads(model: ModelConfig) -> bool:
+    """Return whether both encoders are towers of a whole CLIP or SigLIP with its projections as heads."""
+    return model.head == "linear" and all(
+        each.config.get("projection") == model.dim for each in (model.image, model.text)
+    )
+
+
+def _temperature(model: ModelConfig, objective: Mapping[str, FieldInfo]) -> dict[str, float]:
+    """Return the objective's initial temperature from the whole model; empty if the objective learns another kind."""
+    from ..encoders.hf_directory import LEARNED, folder_of, stored_tensor
+
+    own: dict[str, Any] = model.image.config
+    wanted = [name for name in LEARNED if name in objective]
+    has_bias = str(own["model_type"]).startswith("siglip")
+    if not own.get("pretrained", True) or ("logit_bias" in wanted and not has_bias):
+        return {}
+    folder = folder_of(model.image.name)
+    most = {name: min(getattr(limit, "le", inf) for limit in objective[name].metadata) for name in wanted}
+    return {name: min(most[name], stored_tensor(f"hf:{folder}", folder, LEARNED[name]).item()) for name in wanted}

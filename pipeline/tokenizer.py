@@ -5,7 +5,6 @@ tokenizers pad differently, CLIP's even with the closing token itself.
 """
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,20 +95,15 @@ def is_same_tokenizer(first: Path, second: Path) -> bool:
 
 
 def model_context(folder: Path) -> int | None:
-    """Return the context length in tokens of a model in a directory of transformers, None if no file has it.
-
-    Raises DatasetError for a file that is not a JSON object.
-    """
+    """Return a model's context length in tokens from its directory, None if that has none. Raises DatasetError."""
     found = []
-    for name, key in (("tokenizer_config.json", "model_max_length"), ("config.json", "max_position_embeddings")):
-        with suppress(FileNotFoundError):
-            try:
+    try:
+        for name, key in (("tokenizer_config.json", "model_max_length"), ("config.json", "max_position_embeddings")):
+            if (folder / name).is_file():
                 stored = parse(read_regular(folder / name))
-                found.append(int(stored.get("text_config", stored)[key]))
-            except KeyError:
-                continue
-            except (OSError, ValueError, TypeError, AttributeError) as error:
-                raise DatasetError(f"{folder / name} cannot be read: {error}") from error
+                found.append(int(stored.get("text_config", stored).get(key, MAX_VOCAB_SIZE)))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise DatasetError(f"{folder / name} cannot be read: {error}") from error
     return min(found, default=None)
 
 

@@ -95,12 +95,12 @@ class _TokenizerPath(click.Path):
     """A tokenizer.json, or `hf:` and a directory with one."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        of_model = isinstance(value, str) and value.startswith("hf:")
-        file = Path(value[3:]).expanduser() / TOKENIZER_FILE if of_model else value
-        found = super().convert(file, param, ctx)
-        if of_model and ctx is not None and (length := model_context(found.parent)) and length <= CONTEXTS[-1]:
+        if not str(value).startswith("hf:"):
+            return super().convert(value, param, ctx)
+        folder = Path(str(value)[3:]).expanduser()
+        if ctx is not None and (length := model_context(folder)) and length <= CONTEXTS[-1]:
             ctx.default_map = {"context_length": length}
-        return found
+        return super().convert(folder / TOKENIZER_FILE, param, ctx)
 
 
 _OF_CAPTIONS = (
@@ -113,7 +113,7 @@ _OF_CAPTIONS = (
         ["--tokenizer"],
         type=_TokenizerPath(exists=True, dir_okay=False, path_type=Path),
         metavar="FILE|hf:DIR",
-        help="Use this tokenizer.json instead of training one; or that of a model's directory, with its context length.",
+        help="Use this tokenizer.json instead of training one; of a model's directory, also its context length.",
     ),
     click.Option(
         ["--context-length"],

@@ -299,11 +299,11 @@ def _own_origins() -> set[str]:
 
 def _fetch_typed(settings: TrainConfig, asked: TrainOptions, layers: Layers) -> None:
     """Fetch the models of the hub that this command names, not those that a file of settings does."""
-    from ..trainer.encoders.hf_hub import fetch
+    from ..trainer.encoders.hf_hub import snapshot
 
     for side in ("image", "text"):
         if asked.allow_code or layers.origins.get(f"model.{side}.name") in _own_origins():
-            fetch(getattr(settings.model, side).name)
+            snapshot(getattr(settings.model, side).name, fetching=True)
 
 
 def _refuse_code_of_files(settings: TrainConfig, recorded: TrainConfig | None, layers: Layers) -> None:

@@ -222,7 +222,7 @@ library_name: transformers
 
 # The {side.name} encoder of a thermopile run
 
-A `{model_class}`, trained contrastively to step {facts["step"]:,}. `transformers.{model_class}.from_pretrained` loads it.
+A model trained contrastively to step {facts["step"]:,}. `transformers.{model_class}.from_pretrained` loads it.
 
 Its features, {facts["width"]} wide, are {backbone.output}. `head.safetensors` holds the projection head
 ({facts["head"]}) from them to the {facts["dim"]} dimensions of the objective's space.

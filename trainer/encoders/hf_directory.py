@@ -21,7 +21,7 @@ from ...storage.sealed_json import parse
 from ..config import EncoderConfig
 from ..errors import ConfigError
 from ..plugins import HF
-from .hf_hub import cached, hub_name
+from .hf_hub import hub_name, snapshot
 
 SUPPORTED = {
     "image": "resnet, vit, clip_vision_model, dinov2 and other models of images, and towers of clip and siglip",
@@ -29,8 +29,7 @@ SUPPORTED = {
 }
 _INPUT = {"image": "pixel_values", "text": "input_ids"}
 _TOWER = {"image": "vision", "text": "text"}
-WHOLE = ("clip", "siglip")
-"""Model types of a tower for images and one for texts, with a common space."""
+"""Side → what its tower is called in a whole CLIP or SigLIP."""
 MODEL_TYPE, PROJECTION = "model_type", "projection"
 """Keys under which a run's settings record a directory's architecture, next to its non-default settings, and the
 dimension of the space of the whole model that a tower is from."""
@@ -53,7 +52,7 @@ def model_class(model_type: str, side: str | None = None) -> Any:
         config = CONFIG_MAPPING[model_type]
         made = SiglipTextModel if model_type == "siglip_text_model" else MODEL_MAPPING[config]
         foreign = config.sub_configs or "timm" in model_type or any("backbone" in key for key in config().to_dict())
-    except Exception:  # unknown, or its packages are missing; transformers has no common class for that
+    except (KeyError, ImportError, AttributeError, ValueError, TypeError):  # unknown, or its packages are missing
         return None
     fits = side is None or getattr(made, "main_input_name", None) == _INPUT[side]
     return None if foreign or not fits else made
@@ -72,10 +71,10 @@ def with_architecture(side: str, encoder: EncoderConfig) -> EncoderConfig:
     if not folder.is_dir():
         raise ConfigError(f"{where}: no such directory; give one written by save_pretrained")
     stored = read_object(where, folder, "config.json")
-    model_type, recorded = stored.get(MODEL_TYPE), {}
-    if model_type in WHOLE:
+    recorded: dict[str, Any] = {}
+    if stored.get(MODEL_TYPE) in ("clip", "siglip"):
         stored, recorded = _tower(where, side, stored)
-        model_type = stored[MODEL_TYPE]
+    model_type = stored.get(MODEL_TYPE)
     if model_class(str(model_type), side) is None:
         raise ConfigError(f"{where} holds a model of type {model_type!r}; model.{side} supports: {SUPPORTED[side]}")
     if encoder.config.get("pretrained", True) and not any((folder / name).is_file() for name in _WEIGHTS):
@@ -85,33 +84,26 @@ def with_architecture(side: str, encoder: EncoderConfig) -> EncoderConfig:
             f"save_pretrained. For fresh weights, set model.{side}.config.pretrained=false"
         )
     recorded |= {MODEL_TYPE: model_type} | _architecture(where, folder, str(model_type), stored)
-    return encoder.model_copy(update={"name": recorded_name(encoder.name, folder), "config": recorded | encoder.config})
+    name = f"{HF}{hub[0]}@{folder.name}" if (hub := hub_name(encoder.name)) else f"{HF}{folder}"
+    return encoder.model_copy(update={"name": name, "config": recorded | encoder.config})
 
 
 def _tower(where: str, side: str, stored: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the config.json of a whole model's tower, and what is recorded of the whole."""
     towers = {key: value for key, value in stored.items() if key.startswith(("text_config", "vision_config"))}
-    sizes = {"projection_dim": stored["projection_dim"]} if "projection_dim" in stored else {}
     try:
-        whole: Any = AutoConfig.for_model(stored[MODEL_TYPE], **towers, **sizes)
-        space = whole.projection_dim if stored[MODEL_TYPE] == "clip" else whole.vision_config.hidden_size
+        whole: Any = AutoConfig.for_model(stored[MODEL_TYPE], **towers)
+        in_tower = whole.vision_config.hidden_size if stored[MODEL_TYPE] == "siglip" else whole.projection_dim
+        space = int(stored.get("projection_dim", in_tower))
         tower = getattr(whole, f"{_TOWER[side]}_config").to_dict()
     except Exception as error:  # transformers has no common class for invalid settings
         raise ConfigError(f"{where}: its config.json cannot be used: {_first_line(error)}") from error
-    return tower, {PROJECTION: int(space)}
+    return tower, {PROJECTION: space}
 
 
 def folder_of(name: str) -> Path:
     """Return the absolute path of `hf:/path/to/model` or `hf:./model`, or where `hf:org/name` was fetched to."""
-    if (hub := hub_name(name)) is not None:
-        return cached(name, *hub)
-    return Path(name.removeprefix(HF)).expanduser().absolute()
-
-
-def recorded_name(name: str, folder: Path) -> str:
-    """Return the name under which a run's settings record a model: its path, or its revision on the hub."""
-    hub = hub_name(name)
-    return f"{HF}{folder}" if hub is None else f"{HF}{hub[0]}@{folder.name}"
+    return snapshot(name) or Path(name.removeprefix(HF)).expanduser().absolute()
 
 
 def read_object(where: str, folder: Path, name: str) -> dict[str, Any]:
@@ -183,7 +175,7 @@ def normalisation(folder: Path) -> dict[str, Any]:
     if not (folder / _PROCESSOR).is_file():
         return {}
     stored = read_object(f"hf:{folder}", folder, _PROCESSOR)
-    return {key: stored[f"image_{key}"] for key in ("mean", "std") if f"image_{key}" in stored}
+    return {key: found for key in ("mean", "std") if isinstance(found := stored.get(f"image_{key}"), list)}
 
 
 def refuse_other_tokenizer(folder: Path, tokenizer: Path) -> None:
@@ -206,13 +198,13 @@ def stored_tensor(where: str, folder: Path, name: str) -> Tensor:
     return tensor
 
 
-def whole_model(image: Any, text: Any, learned: dict[str, float]) -> nn.Module:
+def whole_model(image: Any, text: Any, learned: dict[str, float]) -> Any:
     """Return the CLIP or SigLIP of two encoders that have its towers and heads. learned: the objective's parameters."""
     towers = {"vision": image.backbone.model, "text": text.backbone.model}
     configs = {f"{name}_config": tower.config.to_dict() for name, tower in towers.items()}
-    dim = image.backbone.own[PROJECTION]
     kind = towers["vision"].config.model_type.partition("_")[0]
-    whole: Any = AutoModel.from_config(AutoConfig.for_model(kind, projection_dim=dim, **configs))
+    sizes = {"projection_dim": image.head.out_features} if kind == "clip" else {}
+    whole: Any = AutoModel.from_config(AutoConfig.for_model(kind, **sizes, **configs))  # type: ignore[no-untyped-call]
     for name, tower in towers.items():
         getattr(whole, f"{name}_model").load_state_dict(tower.state_dict())
     if kind == "clip":
@@ -221,8 +213,7 @@ def whole_model(image: Any, text: Any, learned: dict[str, float]) -> nn.Module:
     for name, parameter in LEARNED.items():
         if name in learned and hasattr(whole, parameter):
             nn.init.constant_(getattr(whole, parameter), learned[name])
-    model: nn.Module = whole
-    return model
+    return whole
 
 
 def load_model(where: str, folder: Path, config: Any) -> nn.Module:

@@ -12,6 +12,7 @@ from transformers import AutoConfig
 
 from ...pipeline.dataset_index import TokenizerInfo
 from ..errors import ConfigError
+from ..plugins import HF
 from .backbones import Backbone, caption_mask, recompute_alone
 from .hf_directory import MODEL_TYPE, OWN_KEYS, PROJECTION, SUPPORTED, folder_of, load_model, model_class, stored_tensor
 
@@ -40,14 +41,14 @@ class HFBackbone(Backbone):
     def __init__(self, where: str, name: str, own: dict[str, Any], config: Any, pretrained: bool) -> None:
         """where: the setting that names the model, for messages. own: its settings. config: transformers'."""
         super().__init__(0)
-        self._where, self._name, self.own = where, name, own
+        self._where, self._own = where, own
         self._is_trained = _is_directory(name) and bool(own.get("pretrained", True))
-        self._loads = pretrained and self._is_trained
+        self._folder = folder_of(HF + name) if self._is_trained and pretrained else None
         made = model_class(config.model_type)
-        self.model: nn.Module = load_model(where, folder_of(name), config) if self._loads else made(config)
+        self.model: nn.Module = load_model(where, self._folder, config) if self._folder else made(config)
 
     def features(self, model: Any, inputs: Tensor) -> Tensor:
-        """Return the features [b, width] of images or tokens."""
+        """Return the features of images or tokens, [b, width]."""
         raise NotImplementedError
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -58,17 +59,16 @@ class HFBackbone(Backbone):
         """Find the width by a pass without values; weights on which the features do not depend are not trained."""
         model: Any = self.model
         try:
-            with torch.device("meta"), torch.enable_grad():
-                tried = type(model)(copy.deepcopy(model.config)).eval()
+            with torch.device("meta"):
+                tried: Any = model_class(model.config.model_type)(copy.deepcopy(model.config)).eval()
                 features = self.features(tried, torch.zeros(shape, dtype=dtype))
                 weights = dict(tried.named_parameters())
                 gradients = torch.autograd.grad(features.sum(), [*weights.values()], allow_unused=True)
+                self.width = features.shape[1]
+                for weight, gradient in zip(weights, gradients, strict=True):
+                    model.get_parameter(weight).requires_grad &= gradient is not None
         except Exception as error:  # transformers has no common class for what a model does not support
             raise ConfigError(f"{self._where} gives no features of inputs {[*shape]}: {_one_line(error)}") from error
-        self.width = features.shape[1]
-        for weight, gradient in zip(weights, gradients, strict=True):
-            if gradient is None:
-                model.get_parameter(weight).requires_grad_(False)
 
     def groups(self) -> list[nn.Module]:
         """Return what comes before the blocks, as one group, the blocks or stages, and what comes after them.
@@ -83,14 +83,8 @@ class HFBackbone(Backbone):
         return [group for group in listed if [*group.parameters(), *group.buffers()]]
 
     def recompute(self) -> None:
-        """Recompute activations in backprop: as transformers does it, or by layer where it cannot."""
-        model: Any = self.model
-        if model.supports_gradient_checkpointing:
-            # transformers before 5.23 has only the older name, and later versions warn about it.
-            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-            enable({"use_reentrant": False})
-            return
-        before, blocks, _ = _around_blocks(model)
+        """Recompute the activations of what comes before the blocks, and of each of their layers, in backprop."""
+        before, blocks, _ = _around_blocks(self.model)
         for block in (*before, *blocks):
             lists = [layers for layers in block.children() if isinstance(layers, nn.ModuleList)]
             for layer in [layer for layers in lists for layer in layers] or [block]:
@@ -101,17 +95,14 @@ class HFBackbone(Backbone):
 
         CLIP's is a matrix. SigLIP's towers end in the space.
         """
-        if self.own.get(PROJECTION) != dim:
+        if self._own.get(PROJECTION) != dim:
             return None
-        if self.own[MODEL_TYPE].startswith("siglip"):
+        if self._own[MODEL_TYPE].startswith("siglip"):
             return nn.Identity()
         head = nn.Linear(self.width, dim, bias=False)
-        if self._loads:
+        if self._folder:
             name = "visual_projection.weight" if isinstance(self, HFImageBackbone) else "text_projection.weight"
-            weight = stored_tensor(self._where, folder_of(self._name), name)
-            if weight.shape != head.weight.shape:
-                raise ConfigError(f"{self._where}: its {name} is {[*weight.shape]}, not {[*head.weight.shape]}")
-            head.weight = nn.Parameter(weight)
+            head.load_state_dict({"weight": stored_tensor(self._where, self._folder, name)})
         return head
 
 
@@ -121,7 +112,9 @@ def _around_blocks(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module], 
     if not lists:
         return [model], [], []
     blocks = max(lists, key=lambda each: sum(weight.numel() for weight in each.parameters()))
-    before, after, parent = [], [], model
+    before: list[nn.Module] = []
+    after: list[nn.Module] = []
+    parent = model
     while parent is not blocks:
         children = [*parent.children()]
         place = next(i for i, child in enumerate(children) if any(each is blocks for each in child.modules()))

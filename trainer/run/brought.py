@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from math import inf
-from typing import Any
 
 from pydantic.fields import FieldInfo
 
@@ -32,11 +31,12 @@ def with_what_models_bring(
     if "text" in new:
         refuse_other_tokenizer(folder_of(model.text.name), dataset.tokenizer_path)
     if "image" in new:
-        name, fields = (data.recipe, {}) if isinstance(data.recipe, str) else (data.recipe.name, data.recipe.fields)
-        own = RECIPES[name].model_dump() | fields if name in RECIPES else fields
-        theirs = {key: value for key, value in normalisation(folder_of(model.image.name)).items() if key not in fields}
-        if name in RECIPES and any(tuple(value) != own[key] for key, value in theirs.items()):
-            data = data.model_copy(update={"recipe": RecipeConfig(name=name, **theirs, **fields)})
+        recipe = RecipeConfig(name=data.recipe) if isinstance(data.recipe, str) else data.recipe
+        usual = RECIPES.get(recipe.name)  # a user's own recipe has its own normalisation
+        theirs = normalisation(folder_of(model.image.name)).items()
+        fields = {key: value for key, value in theirs if usual and tuple(value) != getattr(usual, key)} | recipe.fields
+        if fields != recipe.fields:
+            data = data.model_copy(update={"recipe": RecipeConfig(name=recipe.name, **fields)})
     if len(new) == 2 and model.image.name == model.text.name and has_own_heads(model):
         found = _temperature(model, objective) | temperature.settings
         temperature = type(temperature)(name=temperature.name, mode=temperature.mode, **found)
@@ -45,20 +45,17 @@ def with_what_models_bring(
 
 def has_own_heads(model: ModelConfig) -> bool:
     """Return whether both encoders are towers of a whole CLIP or SigLIP with its projections as heads."""
-    return model.head == "linear" and all(
-        each.config.get("projection") == model.dim for each in (model.image, model.text)
-    )
+    spaces = [side.config.get("projection") for side in (model.image, model.text)]
+    return model.head == "linear" and spaces == [model.dim, model.dim]
 
 
 def _temperature(model: ModelConfig, objective: Mapping[str, FieldInfo]) -> dict[str, float]:
     """Return the objective's initial temperature from the whole model; empty if the objective learns another kind."""
     from ..encoders.hf_directory import LEARNED, folder_of, stored_tensor
 
-    own: dict[str, Any] = model.image.config
-    wanted = [name for name in LEARNED if name in objective]
-    has_bias = str(own["model_type"]).startswith("siglip")
-    if not own.get("pretrained", True) or ("logit_bias" in wanted and not has_bias):
+    folder, wanted = folder_of(model.image.name), [name for name in LEARNED if name in objective]
+    has_bias = str(model.image.config["model_type"]).startswith("siglip")
+    if not model.image.config.get("pretrained", True) or ("logit_bias" in wanted and not has_bias):
         return {}
-    folder = folder_of(model.image.name)
     most = {name: min(getattr(limit, "le", inf) for limit in objective[name].metadata) for name in wanted}
     return {name: min(most[name], stored_tensor(f"hf:{folder}", folder, LEARNED[name]).item()) for name in wanted}

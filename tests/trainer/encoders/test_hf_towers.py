@@ -1,4 +1,4 @@
-"""Any model of transformers for images or texts: untrained and trained, interrupted, exported, as transformers has it."""
+"""Any model of transformers for images or texts: untrained, trained, interrupted, exported, as transformers has it."""
 
 import numpy as np
 import pytest

@@ -28,7 +28,7 @@ from .errors import ConfigError, RunError
 from .evaluation.evaluate import tokenizer_of
 from .evaluation.features import restore_encoders
 from .plugins import HF, is_directory
-from .run.brought import has_own_heads
+from .run.brought import LEARNED, has_own_heads
 from .run.build import recipe_named
 from .run_directory import RunDirectory, find_checkpoint, load_found
 
@@ -117,7 +117,7 @@ def _restore(
     recipe = recipe_named(config.data.recipe)
     facts = {"weights": weights, "image_size": config.data.image_size, "mean": recipe.mean, "std": recipe.std}
     if has_own_heads(config.model):
-        facts |= {name: value.item() for name, value in training["objective"].items()}
+        facts |= {name: value.item() for name, value in training["objective"].items() if name in LEARNED}
     image = _Side("image", encoders.image, _facts(config, config.model.image, encoders.image, info.step) | facts)
     if encoders.momentum is not None:
         facts = image.facts | {"network": "momentum", "weights": "raw"}
@@ -164,7 +164,8 @@ def _write_whole(sides: list[_Side], folder: Path) -> None:
     from .encoders.hf_directory import quiet, whole_model
 
     image, text = (side.encoder for side in sides)
-    model: Any = whole_model(image, text, sides[0].facts)
+    learned = {tensor: sides[0].facts[name] for name, tensor in LEARNED.items() if name in sides[0].facts}
+    model = whole_model(image, text, learned)
     folder = folder / model.config.model_type
     with quiet():
         model.save_pretrained(folder)

@@ -94,6 +94,8 @@ def test_a_typed_name_is_fetched_once_and_the_run_keeps_its_revision(hub, pairs_
     assert run(hub, *again, tmp_path / "again").returncode == 0  # from the cache
     assert hub.asked == []
     assert losses(RunDirectory(tmp_path / "again")) == losses(first)
+    assert run(hub, *again, tmp_path / "none", HF_HOME=str(tmp_path / "empty")).returncode == 2
+    assert hub.asked == []
 
 
 @pytest.mark.wide

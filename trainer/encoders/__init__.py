@@ -1,4 +1,4 @@
-"""Encoders: images or tokens → features. Small built-ins, and transformers models as `hf:`, without downloads."""
+"""Encoders: images or tokens → features. Small built-ins, and transformers models as `hf:`."""
 
 import copy
 from collections.abc import Callable

@@ -35,8 +35,6 @@ MODEL_TYPE, PROJECTION = "model_type", "projection"
 dimension of the space of the whole model that a tower is from."""
 OWN_KEYS = (MODEL_TYPE, PROJECTION, "pretrained")
 """Settings of a directory's model that are not transformers'."""
-LEARNED = {"log_logit_scale": "logit_scale", "logit_bias": "logit_bias"}
-"""Parameters of an objective that learns a global temperature → tensors of a whole CLIP or SigLIP."""
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _PROCESSOR = "preprocessor_config.json"
 _INDEX = "model.safetensors.index.json"
@@ -199,7 +197,7 @@ def stored_tensor(where: str, folder: Path, name: str) -> Tensor:
 
 
 def whole_model(image: Any, text: Any, learned: dict[str, float]) -> Any:
-    """Return the CLIP or SigLIP of two encoders that have its towers and heads. learned: the objective's parameters."""
+    """Return the CLIP or SigLIP of two encoders that have its towers and heads. learned: its tensor → value."""
     towers = {"vision": image.backbone.model, "text": text.backbone.model}
     configs = {f"{name}_config": tower.config.to_dict() for name, tower in towers.items()}
     kind = towers["vision"].config.model_type.partition("_")[0]
@@ -210,9 +208,9 @@ def whole_model(image: Any, text: Any, learned: dict[str, float]) -> Any:
     if kind == "clip":
         whole.visual_projection.load_state_dict(image.head.state_dict())
         whole.text_projection.load_state_dict(text.head.state_dict())
-    for name, parameter in LEARNED.items():
-        if name in learned and hasattr(whole, parameter):
-            nn.init.constant_(getattr(whole, parameter), learned[name])
+    for name, value in learned.items():
+        if hasattr(whole, name):
+            nn.init.constant_(getattr(whole, name), value)
     return whole
 
 

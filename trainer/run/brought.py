@@ -9,6 +9,9 @@ from ...pipeline.augment import RECIPES
 from ...pipeline.dataset import Dataset
 from ..config import ModelConfig, RecipeConfig, TrainConfig
 
+LEARNED = {"log_logit_scale": "logit_scale", "logit_bias": "logit_bias"}
+"""Parameters of an objective that learns a global temperature → tensors of a whole CLIP or SigLIP."""
+
 
 def with_what_models_bring(
     asked: ModelConfig, config: TrainConfig, dataset: Dataset, objective: Mapping[str, FieldInfo]
@@ -28,7 +31,7 @@ def with_what_models_bring(
     spaces = [space for side in new if (space := getattr(model, side).config.get("projection"))]
     if spaces and "dim" not in asked.model_fields_set:
         model = model.model_copy(update={"dim": spaces[0]})
-    if "text" in new:
+    if "text" in new and data.loader != "synthetic":
         refuse_other_tokenizer(folder_of(model.text.name), dataset.tokenizer_path)
     if "image" in new:
         recipe = RecipeConfig(name=data.recipe) if isinstance(data.recipe, str) else data.recipe
@@ -51,7 +54,7 @@ def has_own_heads(model: ModelConfig) -> bool:
 
 def _temperature(model: ModelConfig, objective: Mapping[str, FieldInfo]) -> dict[str, float]:
     """Return the objective's initial temperature from the whole model; empty if the objective learns another kind."""
-    from ..encoders.hf_directory import LEARNED, folder_of, stored_tensor
+    from ..encoders.hf_directory import folder_of, stored_tensor
 
     folder, wanted = folder_of(model.image.name), [name for name in LEARNED if name in objective]
     has_bias = str(model.image.config["model_type"]).startswith("siglip")

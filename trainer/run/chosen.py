@@ -13,7 +13,6 @@ from ...pipeline.dataset_index import TokenizerInfo
 from ..config import EncoderConfig, ModelConfig, TrainConfig
 from ..encoders import Encoders, with_names
 from ..errors import ConfigError
-from .brought import has_own_heads
 from .selection_files import rows_of
 
 LOOKED_AT = 4096
@@ -96,8 +95,9 @@ def choices(asked: TrainConfig, resolved: TrainConfig, dataset: Dataset) -> list
     if not asked.data.image_size:
         lines.append(f"data.image_size = {data.image_size}: half of the pictures have a shorter side of {side} or more")
     if space := resolved.model.image.config.get("projection"):
-        heads = "the model's own projections" if has_own_heads(resolved.model) else f"new; its own lead to {space}"
-        lines.append(f"model.dim = {resolved.model.dim}: the heads are {heads}")
+        is_own = resolved.model.head == "linear" and resolved.model.dim == space
+        head = "the model's own projection" if is_own else f"new; its own leads to {space} dimensions"
+        lines.append(f"model.dim = {resolved.model.dim}: the image head is {head}")
     if not asked.batch_size:
         samples = rows_of(data.select) if data.select else dataset.n
         lines.append(f"batch_size = {resolved.batch_size}: {samples:,} samples")

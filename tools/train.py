@@ -209,6 +209,7 @@ def run(asked: TrainOptions) -> bool:
                 _refuse_code_of_files(settings, recorded, layers)
             if world.is_first:
                 announce_code(code_in(settings))
+        with agreement(world.slow_group, ConfigError):
             if begun is None:
                 _fetch_typed(settings, asked, layers)
         with agreement(world.control, ConfigError):

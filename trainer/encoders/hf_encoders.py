@@ -42,10 +42,13 @@ class HFBackbone(Backbone):
         """where: the setting that names the model, for messages. own: its settings. config: transformers'."""
         super().__init__(0)
         self._where, self._own = where, own
-        self._is_trained = _is_directory(name) and bool(own.get("pretrained", True))
+        self._is_trained = "/" in name and bool(own.get("pretrained", True))
         self._folder = folder_of(HF + name) if self._is_trained and pretrained else None
-        made = model_class(config.model_type)
-        self.model: nn.Module = load_model(where, self._folder, config) if self._folder else made(config)
+        try:
+            made = model_class(config.model_type)
+            self.model: nn.Module = load_model(where, self._folder, config) if self._folder else made(config)
+        except (AssertionError, ZeroDivisionError, LookupError, TypeError, ValueError) as error:  # settings that clash
+            raise ConfigError(f"{where}: {_one_line(error)}") from error
 
     def features(self, model: Any, inputs: Tensor) -> Tensor:
         """Return the features of images or tokens, [b, width]."""
@@ -134,7 +137,7 @@ class HFImageBackbone(HFBackbone):
         settings = {key: value for key, value in own.items() if key != ("stem" if is_resnet else "fixed_patches")}
         # Only these have positions for one size of images.
         self_sized = _INTERPOLATE in inspect.signature(model_class(model_type).forward).parameters
-        if self_sized and not _is_directory(name):
+        if self_sized and "/" not in name:
             settings = {"image_size": image_size} | settings
         config = _config(where, model_type, defaults, settings)
         if self_sized and config.image_size != image_size:
@@ -207,7 +210,7 @@ class HFTextBackbone(HFBackbone):
         where, model_type, defaults = _kind("text", TEXT_MODELS, name, own)
         # No token id alone means padding: the attention mask marks it, and models that read it record its id.
         settings: dict[str, Any] = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": tokenizer.end_id}
-        if not _is_directory(name):
+        if "/" not in name:
             settings |= {"vocab_size": tokenizer.vocab_size, "max_position_embeddings": tokenizer.context_length}
         config = _config(where, model_type, defaults, settings | own)
         longest = getattr(config, "max_position_embeddings", tokenizer.context_length)
@@ -219,7 +222,7 @@ class HFTextBackbone(HFBackbone):
                 "(--tokenizer) and a --context-length within the model's"
             )
         super().__init__(where, name, own, config, pretrained)
-        self.end_id, self.pad_id = tokenizer.end_id, config.pad_token_id
+        self.end_id, self.pad_id = tokenizer.end_id, getattr(config, "pad_token_id", None)
         # A causal model has read the whole caption only at its end; the others read it all at the first token.
         is_causal = any(getattr(module, "is_causal", False) for module in self.model.modules())
         self.reads_at_end = is_causal or model_type == "clip_text_model"
@@ -255,16 +258,12 @@ class HFTextBackbone(HFBackbone):
 HF_BACKBONES: dict[str, Callable[..., Backbone]] = {"image": HFImageBackbone, "text": HFTextBackbone}
 
 
-def _is_directory(name: str) -> bool:
-    return "/" in name
-
-
 def _kind(
     side: str, known: dict[str, tuple[str, dict[str, Any]]], name: str, own: dict[str, Any]
 ) -> tuple[str, str, dict[str, Any]]:
     """Return the model's name for errors, its type, and its differences from the type's default."""
     where = f"model.{side}.name = 'hf:{name}'"
-    if _is_directory(name):
+    if "/" in name:
         model_type = str(own.get(MODEL_TYPE))
         if model_class(model_type, side) is None:
             raise ConfigError(

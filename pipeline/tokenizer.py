@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from ..storage.files import read_regular
+from ..storage.sealed_json import parse
 from .errors import DatasetError
 
 PAD, START, END = "<pad>", "<start>", "<end>"
@@ -63,7 +64,7 @@ def load_tokenizer(path: Path, *, context_length: int) -> Tokenizer:
     Raises DatasetError if the file is not a tokenizer, its vocabulary exceeds MAX_VOCAB_SIZE, it does not close
     captions with a token (see end_id_of), or context_length leaves no room between its special tokens.
     """
-    tokenizer = _read(path)
+    tokenizer = read_tokenizer(path)
     tokenizer.encode_special_tokens = True  # otherwise a caption that contains "<end>" would end there
     if vocab_size_of(tokenizer) > MAX_VOCAB_SIZE:
         size = vocab_size_of(tokenizer)
@@ -81,6 +82,29 @@ def load_tokenizer(path: Path, *, context_length: int) -> Tokenizer:
         )
     tokenizer.enable_truncation(context_length)
     return tokenizer
+
+
+def is_same_tokenizer(first: Path, second: Path) -> bool:
+    """Return whether two files make the same tokens of a text, padding and truncation apart. Raises DatasetError."""
+    told = []
+    for tokenizer in (read_tokenizer(first), read_tokenizer(second)):
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        told.append(tokenizer.to_str())
+    return told[0] == told[1]
+
+
+def model_context(folder: Path) -> int | None:
+    """Return a model's context length in tokens from its directory, None if that has none. Raises DatasetError."""
+    found = []
+    try:
+        for name, key in (("tokenizer_config.json", "model_max_length"), ("config.json", "max_position_embeddings")):
+            if (folder / name).is_file():
+                stored = parse(read_regular(folder / name))
+                found.append(int(stored.get("text_config", stored).get(key, MAX_VOCAB_SIZE)))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise DatasetError(f"{folder / name} cannot be read: {error}") from error
+    return min(found, default=None)
 
 
 def end_id_of(tokenizer: Tokenizer) -> int:
@@ -129,7 +153,8 @@ def encode(tokenizer: Tokenizer, captions: Sequence[str]) -> Encoded:
     return Encoded(tokens, sum(bool(encoding.overflowing) for encoding in encodings))
 
 
-def _read(path: Path) -> Tokenizer:
+def read_tokenizer(path: Path) -> Tokenizer:
+    """Read a tokenizer.json as it is. Raises DatasetError if it is none."""
     try:
         return Tokenizer.from_buffer(read_regular(path, MAX_FILE_BYTES))
     except Exception as error:  # tokenizers raises no narrower class

@@ -10,8 +10,10 @@ from typing import Any, Literal
 
 import click
 
+from ..pipeline.conversion.caption_lengths import CONTEXTS
 from ..pipeline.conversion.convert import ConvertSettings, PartNumber
-from ..pipeline.dataset_index import MAX_PIXELS, ImagePolicy
+from ..pipeline.dataset_index import MAX_PIXELS, TOKENIZER_FILE, ImagePolicy
+from ..pipeline.tokenizer import model_context
 from .convert_sources import Kind
 
 
@@ -87,6 +89,20 @@ _LONGTAIL = click.Option(
     help="Cut the classes to an exponential long tail: the first is RATIO times the last. "
     "Applied after --holdout; samples without a class are kept.",
 )
+
+
+class _TokenizerPath(click.Path):
+    """A tokenizer.json, or `hf:` and a directory with one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not str(value).startswith("hf:"):
+            return super().convert(value, param, ctx)
+        folder = Path(str(value)[3:]).expanduser()
+        if ctx is not None and (length := model_context(folder)) and length <= CONTEXTS[-1]:
+            ctx.default_map = {"context_length": length}
+        return super().convert(folder / TOKENIZER_FILE, param, ctx)
+
+
 _OF_CAPTIONS = (
     click.Option(
         ["--vocab-size"],
@@ -95,8 +111,9 @@ _OF_CAPTIONS = (
     ),
     click.Option(
         ["--tokenizer"],
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="Use this tokenizer.json instead of training one.",
+        type=_TokenizerPath(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE|hf:DIR",
+        help="Use this tokenizer.json instead of training one; of a model's directory, also its context length.",
     ),
     click.Option(
         ["--context-length"],

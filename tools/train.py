@@ -209,6 +209,9 @@ def run(asked: TrainOptions) -> bool:
                 _refuse_code_of_files(settings, recorded, layers)
             if world.is_first:
                 announce_code(code_in(settings))
+        with agreement(world.slow_group, ConfigError):
+            if begun is None:
+                _fetch_typed(settings, asked, layers)
         with agreement(world.control, ConfigError):
             dataset = _dataset_of(settings, asked, is_begun=begun is not None)
         if dataset is not None or settings.init_from or world.size > 1:
@@ -290,13 +293,27 @@ def _layers(asked: TrainOptions, begun: RunDirectory | None, recorded: TrainConf
     return layers
 
 
+def _own_origins() -> set[str]:
+    """Return the origins of settings that the user trusts by typing them."""
+    # Whole names: an untrusted directory may be called "preset x".
+    return {_COMMAND_LINE, *(f"preset {name}" for name in preset_names())}
+
+
+def _fetch_typed(settings: TrainConfig, asked: TrainOptions, layers: Layers) -> None:
+    """Fetch the models of the hub that this command names, not those that a file of settings does."""
+    from ..trainer.encoders.hf_hub import snapshot
+
+    for side in ("image", "text"):
+        if asked.allow_code or layers.origins.get(f"model.{side}.name") in _own_origins():
+            snapshot(getattr(settings.model, side).name, fetching=True)
+
+
 def _refuse_code_of_files(settings: TrainConfig, recorded: TrainConfig | None, layers: Layers) -> None:
     """Refuse code that a file of settings names, which may come from someone else, and this command does not.
 
     recorded: the settings of the run to resume, which are resolved as well.
     """
-    # Compare whole names: an untrusted directory may be called "preset x".
-    own = {_COMMAND_LINE, *(f"preset {name}" for name in preset_names())}
+    own = _own_origins()
     asked = {key: code for key, code in code_in(settings).items() if layers.origins[key] in own}
     for config, where in ((settings, ""), (recorded, "the run")):
         for key, code in code_in(config).items() if config else ():

@@ -28,6 +28,7 @@ from .errors import ConfigError, RunError
 from .evaluation.evaluate import tokenizer_of
 from .evaluation.features import restore_encoders
 from .plugins import HF, is_directory
+from .run.brought import LEARNED, has_own_heads
 from .run.build import recipe_named
 from .run_directory import RunDirectory, find_checkpoint, load_found
 
@@ -79,6 +80,8 @@ def export_encoders(
             else:
                 _save(side.encoder, folder / f"{side.name}.safetensors", side.facts)
                 _copy_tokenizer(side, folder)
+        if format == "hf" and len(sides) == 2 and has_own_heads(config.model):
+            _write_whole(sides, folder)
     return sorted(path for path in to.rglob("*") if path.is_file())
 
 
@@ -113,6 +116,8 @@ def _restore(
             )
     recipe = recipe_named(config.data.recipe)
     facts = {"weights": weights, "image_size": config.data.image_size, "mean": recipe.mean, "std": recipe.std}
+    if has_own_heads(config.model):
+        facts |= {name: value.item() for name, value in training["objective"].items() if name in LEARNED}
     image = _Side("image", encoders.image, _facts(config, config.model.image, encoders.image, info.step) | facts)
     if encoders.momentum is not None:
         facts = image.facts | {"network": "momentum", "weights": "raw"}
@@ -121,7 +126,9 @@ def _restore(
         return [image]
     facts = {"weights": weights} | sizes.model_dump(include={"vocab_size", "context_length", "end_id"})
     facts = _facts(config, config.model.text, encoders.text, info.step) | facts
-    pad_token = (tokenizer.padding or {})["pad_token"]
+    pad_id = getattr(encoders.text.backbone, "pad_id", None)  # of a model that reads padding
+    own_pad = None if pad_id is None else tokenizer.id_to_token(pad_id)
+    pad_token = own_pad or (tokenizer.padding or {})["pad_token"]
     return [image, _Side("text", encoders.text, facts, Dataset(folder).tokenizer_path, pad_token)]
 
 
@@ -148,6 +155,26 @@ def _write_hf(side: _Side, folder: Path) -> None:
     with quiet():
         model.save_pretrained(folder)
     _save(side.encoder.head, folder / "head.safetensors", side.facts)
+    _write_preparation(side, folder)
+    (folder / "README.md").write_text(_card(side), "utf-8")
+
+
+def _write_whole(sides: list[_Side], folder: Path) -> None:
+    """Write the CLIP or SigLIP that a run began from, in the folder of that name."""
+    from .encoders.hf_directory import quiet, whole_model
+
+    image, text = (side.encoder for side in sides)
+    learned = {tensor: sides[0].facts[name] for name, tensor in LEARNED.items() if name in sides[0].facts}
+    model = whole_model(image, text, learned)
+    folder = folder / model.config.model_type
+    with quiet():
+        model.save_pretrained(folder)
+    for side in sides:
+        _write_preparation(side, folder)
+
+
+def _write_preparation(side: _Side, folder: Path) -> None:
+    """Write the image processor or the tokenizer."""
     if side.tokenizer is None:
         _write_json(folder / "preprocessor_config.json", _preprocessor(side.facts))
     else:
@@ -155,7 +182,6 @@ def _write_hf(side: _Side, folder: Path) -> None:
         # With these, AutoTokenizer uses tokenizer.json unchanged, and pads and truncates.
         settings = {"model_max_length": side.facts["context_length"], "pad_token": side.pad_token}
         _write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"} | settings)
-    (folder / "README.md").write_text(_card(side, type(model).__name__), "utf-8")
 
 
 def _copy_tokenizer(side: _Side, folder: Path) -> None:
@@ -187,17 +213,9 @@ def _preprocessor(facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _card(side: _Side, model_class: str) -> str:
-    facts = side.facts
-    outputs = {
-        "ResNetModel": "`pooler_output.flatten(1)`",
-        "ViTModel": "`pooler_output`",
-        "DistilBertModel": "`last_hidden_state[:, 0]`",
-        "CLIPTextModel": (
-            f"`last_hidden_state` at the first token {facts.get('end_id')}, which closes a text (not `pooler_output`: "
-            "transformers pools elsewhere where the end token's id is 2)"
-        ),
-    }
+def _card(side: _Side) -> str:
+    facts, backbone = side.facts, side.encoder.backbone
+    model_class = type(backbone.model).__name__
     about = "\n".join(f"| {key} | {json.dumps(value)} |" for key, value in facts.items())
     return f"""---
 library_name: transformers
@@ -205,9 +223,9 @@ library_name: transformers
 
 # The {side.name} encoder of a thermopile run
 
-A `{model_class}`, trained contrastively to step {facts["step"]:,}. `transformers.AutoModel.from_pretrained` loads it.
+A model trained contrastively to step {facts["step"]:,}. `transformers.{model_class}.from_pretrained` loads it.
 
-Its features, {facts["width"]} wide, are {outputs[model_class]}. `head.safetensors` holds the projection head
+Its features, {facts["width"]} wide, are {backbone.output}. `head.safetensors` holds the projection head
 ({facts["head"]}) from them to the {facts["dim"]} dimensions of the objective's space.
 
 | | |

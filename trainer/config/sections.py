@@ -133,13 +133,13 @@ class DataConfig(Section):
 
 
 class EncoderConfig(Section):
-    """One encoder: a built-in by name, or `hf:` with a transformers model or a local directory."""
+    """One encoder: a built-in by name, or `hf:` with a transformers model, a local directory or a name on the hub."""
 
     name: str = "auto"
-    """auto is `conv` for images and `mean_embedding` for text, for views of up to 64 pixels; `hf:/path/to/model` or
-    `hf:./model` loads the weights of a local directory."""
+    """auto is `conv` for images and `mean_embedding` for text, for views of up to 64 pixels; `hf:/path/to/model`,
+    `hf:./model` and, from the hub, `hf:org/name` begin with a model's weights."""
     config: dict[str, bool | int | float | str | list[int]] = {}
-    """Overrides of the encoder's own settings; for a local directory, its recorded architecture."""
+    """Overrides of the encoder's own settings; for a local directory or the hub, its recorded architecture."""
     locked: bool = False
     """Do not train this encoder (LiT); its batch norms and dropouts are in evaluation mode."""
     unlocked_groups: int = Field(default=0, ge=0)
@@ -160,7 +160,7 @@ class ModelConfig(Section):
     """The encoders and their shared feature space."""
 
     dim: int = Field(default=64, ge=1, le=1 << 20)
-    """Dimension d of the features."""
+    """Dimension d of the features; for a tower of a whole CLIP or SigLIP, that model's unless you set it."""
     head: Literal["linear", "simclr", "simclr_bn", "moco_v3", "moco_v3_resnet", "vicreg"] = "linear"
     """Projection head of each encoder: one linear layer; SimCLR's two layers, without or with batch norm; MoCo v3's
     three for ViTs or two for ResNets, or VICReg's three, all with batch norm."""

@@ -1,4 +1,4 @@
-"""Encoders: images or tokens → features. Small built-ins, and transformers models as `hf:`, without downloads."""
+"""Encoders: images or tokens → features. Small built-ins, and transformers models as `hf:`."""
 
 import copy
 from collections.abc import Callable
@@ -107,7 +107,8 @@ def create_encoder(side: str, config: ModelConfig, given: int | TokenizerInfo, *
             f"model.{side}.name = {encoder.name!r}: unknown encoder; available: {', '.join(known)}, hf:<model>, "
             "module:name"
         )
-    made = Encoder(backbone, HEADS[config.head](backbone.width, config.dim, config.head_width or None))
+    head = backbone.projection(config.dim) if config.head == "linear" else None
+    made = Encoder(backbone, head or HEADS[config.head](backbone.width, config.dim, config.head_width or None))
     if encoder.locked:
         try:
             made.lock(encoder.unlocked_groups)

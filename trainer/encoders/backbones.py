@@ -1,8 +1,10 @@
 """Backbones: images or tokens → features. Their base class, the small built-in ones, and activation checkpointing."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +24,10 @@ class Backbone(nn.Module):
 
     def check_side(self, pixels: int) -> None:
         """Raise ConfigError if local views of this side in pixels do not fit."""
+
+    def projection(self, dim: int) -> nn.Module | None:
+        """Return the trained head that came with the backbone, if it leads to `dim` dimensions."""
+        return None
 
     def groups(self) -> list[nn.Module]:
         """Return the layers in groups that may be locked or learn at their own rates, input first.
@@ -114,26 +120,30 @@ def run_blocks(blocks: Iterable[nn.Module], inputs: Tensor, *, recompute: bool) 
     inputs: any tensor that the first block accepts; each block accepts the previous one's output.
     """
     for block in blocks:
-        inputs = _recomputed(block, inputs) if recompute else block(inputs)
+        inputs = _recomputed(block, block, inputs) if recompute else block(inputs)
     return inputs
 
 
-def _recomputed(block: nn.Module, inputs: Tensor) -> Tensor:
+def recompute_alone(block: nn.Module) -> None:
+    """Make a block recompute its activations, whatever calls it."""
+    block.forward = partial(_recomputed, block, block.forward)
+
+
+def _recomputed(block: nn.Module, forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+    """Call `forward`, the block or its method."""
     if torch.compiler.is_compiling() and not any(isinstance(each, SyncedBatchNorm) for each in block.modules()):
         # A compiled graph updates statistics in its forward part only, and cannot use contexts.
-        compiled: Tensor = checkpoint(block, inputs, use_reentrant=False)
-        return compiled
-    outputs: Tensor = _recomputed_eagerly(block, inputs)
-    return outputs
+        return checkpoint(forward, *inputs, use_reentrant=False, **named)
+    return _recomputed_eagerly(block, forward, *inputs, **named)
 
 
 # Norms over all ranks are not compiled, so blocks with such norms are not either: tracing would lose the context.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _recomputed_eagerly(block: nn.Module, inputs: Tensor) -> Tensor:
-    outputs: Tensor = checkpoint(
-        block, inputs, use_reentrant=False, context_fn=lambda: (nullcontext(), statistics_untouched(block))
-    )
-    return outputs
+def _recomputed_eagerly(block: nn.Module, forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), statistics_untouched(block)
+
+    return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts, **named)
 
 
 @contextmanager

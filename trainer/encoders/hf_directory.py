@@ -1,6 +1,6 @@
 """A transformers model in a local directory, as written by save_pretrained: its architecture and weights.
 
-Nothing in it is executed: the architecture must be one of MODEL_TYPES, and the weights must be safetensors.
+Nothing in it is executed: the architecture must be one of transformers' own, and the weights must be safetensors.
 """
 
 from collections.abc import Iterator
@@ -9,22 +9,51 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from torch import nn
-from transformers import AutoConfig, AutoModel, PreTrainedConfig
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from transformers import CONFIG_MAPPING, MODEL_MAPPING, AutoConfig, AutoModel, PreTrainedConfig, SiglipTextModel
 from transformers.utils import logging as transformers_logging
 
+from ...pipeline.dataset_index import TOKENIZER_FILE
+from ...pipeline.tokenizer import is_same_tokenizer, read_tokenizer
 from ...storage.files import read_regular
 from ...storage.sealed_json import parse
 from ..config import EncoderConfig
 from ..errors import ConfigError
+from ..plugins import HF
+from .hf_hub import hub_name, snapshot
 
-MODEL_TYPES = {"image": ("resnet", "vit"), "text": ("distilbert", "clip_text_model")}
-"""Allowed architectures of each side's encoder, by their names in transformers."""
-MODEL_TYPE = "model_type"
-"""Key under which a run's settings record a directory's architecture, next to its non-default settings."""
+SUPPORTED = {
+    "image": "resnet, vit, clip_vision_model, dinov2 and other models of images, and towers of clip and siglip",
+    "text": "distilbert, clip_text_model, bert and other models of text, and towers of clip and siglip",
+}
+_INPUT = {"image": "pixel_values", "text": "input_ids"}
+_TOWER = {"image": "vision", "text": "text"}
+"""Side → what its tower is called in a whole CLIP or SigLIP."""
+MODEL_TYPE, PROJECTION = "model_type", "projection"
+"""Keys under which a run's settings record a directory's architecture, next to its non-default settings, and the
+dimension of the space of the whole model that a tower is from."""
+OWN_KEYS = (MODEL_TYPE, PROJECTION, "pretrained")
+"""Settings of a directory's model that are not transformers'."""
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+_PROCESSOR = "preprocessor_config.json"
 _INDEX = "model.safetensors.index.json"
 _WEIGHTS = ("model.safetensors", _INDEX)
+
+
+def model_class(model_type: str, side: str | None = None) -> Any:
+    """Return transformers' class of a type, or None if it has none that takes what the side has.
+
+    Types that may fetch other models or code, or are composed of several models, have none.
+    """
+    try:
+        config = CONFIG_MAPPING[model_type]
+        made = SiglipTextModel if model_type == "siglip_text_model" else MODEL_MAPPING[config]
+        foreign = config.sub_configs or "timm" in model_type or any("backbone" in key for key in config().to_dict())
+    except (KeyError, ImportError, AttributeError, ValueError, TypeError):  # unknown, or its packages are missing
+        return None
+    fits = side is None or getattr(made, "main_input_name", None) == _INPUT[side]
+    return None if foreign or not fits else made
 
 
 def with_architecture(side: str, encoder: EncoderConfig) -> EncoderConfig:
@@ -39,28 +68,43 @@ def with_architecture(side: str, encoder: EncoderConfig) -> EncoderConfig:
     where = f"model.{side}.name = 'hf:{folder}'"
     if not folder.is_dir():
         raise ConfigError(f"{where}: no such directory; give one written by save_pretrained")
-    stored = _read_object(where, folder, "config.json")
+    stored = read_object(where, folder, "config.json")
+    recorded: dict[str, Any] = {}
+    if stored.get(MODEL_TYPE) in ("clip", "siglip"):
+        stored, recorded = _tower(where, side, stored)
     model_type = stored.get(MODEL_TYPE)
-    if model_type not in MODEL_TYPES[side]:
-        raise ConfigError(
-            f"{where} holds a model of type {model_type!r}; model.{side} supports: {', '.join(MODEL_TYPES[side])}"
-        )
-    if not any((folder / name).is_file() for name in _WEIGHTS):
+    if model_class(str(model_type), side) is None:
+        raise ConfigError(f"{where} holds a model of type {model_type!r}; model.{side} supports: {SUPPORTED[side]}")
+    if encoder.config.get("pretrained", True) and not any((folder / name).is_file() for name in _WEIGHTS):
         raise ConfigError(
             f"{where} has no {_WEIGHTS[0]}. Weights of another format (.bin, .pt, .h5) are not read, "
             "since they may execute code: load the model where you trust it, and save it again with "
-            "save_pretrained"
+            f"save_pretrained. For fresh weights, set model.{side}.config.pretrained=false"
         )
-    config = {MODEL_TYPE: model_type} | _architecture(model_type, stored) | encoder.config
-    return encoder.model_copy(update={"name": f"hf:{folder}", "config": config})
+    recorded |= {MODEL_TYPE: model_type} | _architecture(where, folder, str(model_type), stored)
+    name = f"{HF}{hub[0]}@{folder.name}" if (hub := hub_name(encoder.name)) else f"{HF}{folder}"
+    return encoder.model_copy(update={"name": name, "config": recorded | encoder.config})
+
+
+def _tower(where: str, side: str, stored: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the config.json of a whole model's tower, and what is recorded of the whole."""
+    towers = {key: value for key, value in stored.items() if key.startswith(("text_config", "vision_config"))}
+    try:
+        whole: Any = AutoConfig.for_model(stored[MODEL_TYPE], **towers)
+        in_tower = whole.vision_config.hidden_size if stored[MODEL_TYPE] == "siglip" else whole.projection_dim
+        space = int(stored.get("projection_dim", in_tower))
+        tower = getattr(whole, f"{_TOWER[side]}_config").to_dict()
+    except Exception as error:  # transformers has no common class for invalid settings
+        raise ConfigError(f"{where}: its config.json cannot be used: {_first_line(error)}") from error
+    return tower, {PROJECTION: space}
 
 
 def folder_of(name: str) -> Path:
-    """Return the absolute path of `hf:/path/to/model` or `hf:./model`."""
-    return Path(name.removeprefix("hf:")).expanduser().absolute()
+    """Return the absolute path of `hf:/path/to/model` or `hf:./model`, or where `hf:org/name` was fetched to."""
+    return snapshot(name) or Path(name.removeprefix(HF)).expanduser().absolute()
 
 
-def _read_object(where: str, folder: Path, name: str) -> dict[str, Any]:
+def read_object(where: str, folder: Path, name: str) -> dict[str, Any]:
     try:
         stored = parse(read_regular(folder / name))
     except FileNotFoundError:
@@ -72,9 +116,9 @@ def _read_object(where: str, folder: Path, name: str) -> dict[str, Any]:
     return stored
 
 
-def _check_index(where: str, folder: Path) -> None:
-    """Raise ConfigError unless an index names safetensors in the directory: transformers opens even pickles."""
-    index = _read_object(where, folder, _INDEX)
+def _check_index(where: str, folder: Path) -> dict[str, str]:
+    """Return tensor → file; raise ConfigError unless all are safetensors: transformers opens even pickles."""
+    index = read_object(where, folder, _INDEX)
     files = index.get("weight_map")
     if not isinstance(files, dict) or not files or not isinstance(index.get("metadata"), dict):
         raise ConfigError(f"{where}: its {_INDEX} lacks weight_map or metadata; save the model again")
@@ -84,27 +128,90 @@ def _check_index(where: str, folder: Path) -> None:
                 f"{where}: its {_INDEX} names {name!r}; only *.safetensors in the directory itself are "
                 "read. Save the model again where you trust it"
             )
+    return files
 
 
-def _architecture(model_type: str, stored: dict[str, Any]) -> dict[str, Any]:
+def _architecture(where: str, folder: Path, model_type: str, stored: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a config.json that differ from the default of the model's type.
 
     Leaves out settings common to all models (some name code to fetch or run), settings for outputs other than features,
-    and token ids, which come from the run's tokenizer.
+    and token ids, which come from the run's tokenizer; but for models that read padding its id.
     """
     default = AutoConfig.for_model(model_type).to_dict()
-    own = default.keys() - PreTrainedConfig().to_dict().keys() - {"out_features", "out_indices"}
-    return {
+    own = default.keys() - PreTrainedConfig().to_dict().keys() - {"out_features", "out_indices", "stage_names"}
+    found = {
         key: value
         for key, value in sorted(stored.items())
-        if key in own and value != default[key] and not key.endswith("_token_id") and _is_setting(value)
+        if key in own and value != default[key] and value is not None and not key.endswith("_token_id")
     }
+    if foreign := [key for key, value in found.items() if not _is_setting(value)]:
+        raise ConfigError(f"{where}: its config.json sets {foreign[0]} to a value that settings cannot record")
+    if "pad_token_id" in default and model_type not in ("distilbert", "clip_text_model"):
+        pad_id = _pad_id(where, folder, stored.get("pad_token_id", default["pad_token_id"]))
+        found |= {} if pad_id is None else {"pad_token_id": pad_id}
+    return found
+
+
+def _pad_id(where: str, folder: Path, configured: int | None) -> int | None:
+    """Return the id with which the directory's tokenizer pads; without a tokenizer the configured one."""
+    files = [folder / name for name in (TOKENIZER_FILE, _TOKENIZER_CONFIG)]
+    if not all(file.is_file() for file in files):
+        return configured
+    token = read_object(where, folder, _TOKENIZER_CONFIG).get("pad_token")
+    name = token.get("content") if isinstance(token, dict) else token
+    return read_tokenizer(files[0]).token_to_id(str(name))
 
 
 def _is_setting(value: object) -> bool:
     if isinstance(value, list):
         return all(isinstance(item, int) for item in value)
     return isinstance(value, bool | int | float | str)
+
+
+def normalisation(folder: Path) -> dict[str, Any]:
+    """Return `mean` and `std` of a directory's image processor, for a recipe; empty if it has none."""
+    if not (folder / _PROCESSOR).is_file():
+        return {}
+    stored = read_object(f"hf:{folder}", folder, _PROCESSOR)
+    return {key: found for key in ("mean", "std") if isinstance(found := stored.get(f"image_{key}"), list)}
+
+
+def refuse_other_tokenizer(folder: Path, tokenizer: Path) -> None:
+    """Raise ConfigError if the directory has another tokenizer than this file's, padding and truncation apart."""
+    if (own := folder / TOKENIZER_FILE).is_file() and not is_same_tokenizer(own, tokenizer):
+        raise ConfigError(
+            f"model.text.name = 'hf:{folder}' has another tokenizer than the dataset; convert the dataset with it: "
+            f"`thermopile convert … --tokenizer hf:{folder}`"
+        )
+
+
+def stored_tensor(where: str, folder: Path, name: str) -> Tensor:
+    """Return one of a directory's tensors, float32. Raises ConfigError if it is missing or cannot be read."""
+    files = _check_index(where, folder) if (folder / _INDEX).exists() else {}
+    try:
+        with safe_open(folder / files.get(name, _WEIGHTS[0]), "pt") as file:
+            tensor: Tensor = file.get_tensor(name).float()
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{where}: its {name} cannot be read ({_first_line(error)})") from error
+    return tensor
+
+
+def whole_model(image: Any, text: Any, learned: dict[str, float]) -> Any:
+    """Return the CLIP or SigLIP of two encoders that have its towers and heads. learned: its tensor → value."""
+    towers = {"vision": image.backbone.model, "text": text.backbone.model}
+    configs = {f"{name}_config": tower.config.to_dict() for name, tower in towers.items()}
+    kind = towers["vision"].config.model_type.partition("_")[0]
+    sizes = {"projection_dim": image.head.out_features} if kind == "clip" else {}
+    whole: Any = AutoModel.from_config(AutoConfig.for_model(kind, **sizes, **configs))  # type: ignore[no-untyped-call]
+    for name, tower in towers.items():
+        getattr(whole, f"{name}_model").load_state_dict(tower.state_dict())
+    if kind == "clip":
+        whole.visual_projection.load_state_dict(image.head.state_dict())
+        whole.text_projection.load_state_dict(text.head.state_dict())
+    for name, value in learned.items():
+        if hasattr(whole, name):
+            nn.init.constant_(getattr(whole, name), value)
+    return whole
 
 
 def load_model(where: str, folder: Path, config: Any) -> nn.Module:
@@ -115,7 +222,7 @@ def load_model(where: str, folder: Path, config: Any) -> nn.Module:
         _check_index(where, folder)
     try:
         with quiet():
-            model, found = AutoModel.from_pretrained(
+            model, found = model_class(config.model_type).from_pretrained(
                 folder,
                 config=config,
                 dtype=torch.float32,

@@ -1,18 +1,20 @@
-"""Encoders from Hugging Face transformers: untrained by name, or from a local directory. Nothing is downloaded."""
+"""Encoders from Hugging Face transformers: untrained by name, or any model of a local directory."""
 
+import copy
+import inspect
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig
 
 from ...pipeline.dataset_index import TokenizerInfo
 from ..errors import ConfigError
-from .backbones import Backbone, caption_mask, run_blocks
-from .hf_directory import MODEL_TYPE, MODEL_TYPES, load_model
+from ..plugins import HF
+from .backbones import Backbone, caption_mask, recompute_alone
+from .hf_directory import MODEL_TYPE, OWN_KEYS, PROJECTION, SUPPORTED, folder_of, load_model, model_class, stored_tensor
 
 _BASIC = {"layer_type": "basic", "depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512]}
 IMAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -27,53 +29,139 @@ TEXT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Name → transformers' model type, and settings that differ from its defaults."""
 STEMS = ("imagenet", "cifar")
+_INTERPOLATE = "interpolate_pos_encoding"
 
 
-class HFImageBackbone(Backbone):
-    """A vision model's pooled output. `own`: settings of its config; for a ResNet `stem`, for a ViT `fixed_patches`."""
+class HFBackbone(Backbone):
+    """A model of transformers, whose width, unused weights and groups of layers are found in the model itself."""
+
+    output = "`pooler_output`"
+    """What the features are of the model's outputs, as Python."""
+
+    def __init__(self, where: str, name: str, own: dict[str, Any], config: Any, pretrained: bool) -> None:
+        """where: the setting that names the model, for messages. own: its settings. config: transformers'."""
+        super().__init__(0)
+        self._where, self._own = where, own
+        self._is_trained = "/" in name and bool(own.get("pretrained", True))
+        self._folder = folder_of(HF + name) if self._is_trained and pretrained else None
+        try:
+            made = model_class(config.model_type)
+            self.model: nn.Module = load_model(where, self._folder, config) if self._folder else made(config)
+        except (AssertionError, ZeroDivisionError, LookupError, TypeError, ValueError) as error:  # settings that clash
+            raise ConfigError(f"{where}: {_one_line(error)}") from error
+
+    def features(self, model: Any, inputs: Tensor) -> Tensor:
+        """Return the features of images or tokens, [b, width]."""
+        raise NotImplementedError
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """float32 [b, 3, H, W], or int [b, L], → [b, width]."""
+        return self.features(self.model, inputs)
+
+    def probe(self, *shape: int, dtype: torch.dtype) -> None:
+        """Find the width by a pass without values; weights on which the features do not depend are not trained."""
+        model: Any = self.model
+        try:
+            with torch.device("meta"):
+                tried: Any = model_class(model.config.model_type)(copy.deepcopy(model.config)).eval()
+                features = self.features(tried, torch.zeros(shape, dtype=dtype))
+                weights = dict(tried.named_parameters())
+                gradients = torch.autograd.grad(features.sum(), [*weights.values()], allow_unused=True)
+                self.width = features.shape[1]
+                for weight, gradient in zip(weights, gradients, strict=True):
+                    model.get_parameter(weight).requires_grad &= gradient is not None
+        except Exception as error:  # transformers has no common class for what a model does not support
+            raise ConfigError(f"{self._where} gives no features of inputs {[*shape]}: {_one_line(error)}") from error
+
+    def groups(self) -> list[nn.Module]:
+        """Return what comes before the blocks, as one group, the blocks or stages, and what comes after them.
+
+        The blocks are the list of layers that holds the most weights. A model without one is one group.
+        """
+        before, blocks, after = _around_blocks(self.model)
+        listed = [nn.ModuleList(before), *blocks, nn.ModuleList(after)]
+        held = [id(each) for group in listed for each in (*group.parameters(), *group.buffers())]
+        if sorted(held) != sorted(id(each) for each in (*self.model.parameters(), *self.model.buffers())):
+            return [self.model]
+        return [group for group in listed if [*group.parameters(), *group.buffers()]]
+
+    def recompute(self) -> None:
+        """Recompute the activations of what comes before the blocks, and of each of their layers, in backprop."""
+        before, blocks, _ = _around_blocks(self.model)
+        for block in (*before, *blocks):
+            lists = [layers for layers in block.children() if isinstance(layers, nn.ModuleList)]
+            for layer in [layer for layers in lists for layer in layers] or [block]:
+                recompute_alone(layer)
+
+    def projection(self, dim: int) -> nn.Module | None:
+        """Return the head of a tower of a whole CLIP or SigLIP into its space, None for another number of dimensions.
+
+        CLIP's is a matrix. SigLIP's towers end in the space.
+        """
+        if self._own.get(PROJECTION) != dim:
+            return None
+        if self._own[MODEL_TYPE].startswith("siglip"):
+            return nn.Identity()
+        head = nn.Linear(self.width, dim, bias=False)
+        if self._folder:
+            name = "visual_projection.weight" if isinstance(self, HFImageBackbone) else "text_projection.weight"
+            head.load_state_dict({"weight": stored_tensor(self._where, self._folder, name)})
+        return head
+
+
+def _around_blocks(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module], list[nn.Module]]:
+    """Return the modules before the list of layers that holds the most weights, its layers, and those after it."""
+    lists = [each for each in model.modules() if isinstance(each, nn.ModuleList)]
+    if not lists:
+        return [model], [], []
+    blocks = max(lists, key=lambda each: sum(weight.numel() for weight in each.parameters()))
+    before: list[nn.Module] = []
+    after: list[nn.Module] = []
+    parent = model
+    while parent is not blocks:
+        children = [*parent.children()]
+        place = next(i for i, child in enumerate(children) if any(each is blocks for each in child.modules()))
+        before, parent, after = [*before, *children[:place]], children[place], [*children[place + 1 :], *after]
+    return before, [*blocks], after
+
+
+class HFImageBackbone(HFBackbone):
+    """A vision model's pooled output. `own`: settings of its config; for a ResNet `stem`, otherwise `fixed_patches`."""
+
+    output = "`pooler_output.flatten(1)`"
 
     def __init__(self, name: str, own: dict[str, Any], recompute: bool, image_size: int, pretrained: bool) -> None:
         where, model_type, defaults = _kind("image", IMAGE_MODELS, name, own)
         is_resnet = model_type == "resnet"
         stem = own.get("stem", STEMS[0]) if is_resnet else None
-        extra = "stem" if is_resnet else "fixed_patches"
-        settings = {key: value for key, value in own.items() if key != extra}
-        if not is_resnet and not _is_directory(name):
+        settings = {key: value for key, value in own.items() if key != ("stem" if is_resnet else "fixed_patches")}
+        # Only these have positions for one size of images.
+        self_sized = _INTERPOLATE in inspect.signature(model_class(model_type).forward).parameters
+        if self_sized and "/" not in name:
             settings = {"image_size": image_size} | settings
         config = _config(where, model_type, defaults, settings)
-        if not is_resnet and config.image_size != image_size:
+        if self_sized and config.image_size != image_size:
             raise ConfigError(
                 f"{where} expects images of {config.image_size} pixels, but data.image_size = "
                 f"{image_size}; set data.image_size={config.image_size}"
             )
-        super().__init__(config.hidden_sizes[-1] if is_resnet else config.pooler_output_size)
-        self.model = _model(where, name, config, pretrained)
-        self.image_size = None if is_resnet else image_size
+        super().__init__(where, name, own, config, pretrained)
+        self.image_size = image_size if self_sized else None
+        self.probe(2, 3, image_size, image_size, dtype=torch.float32)
         if stem not in (None, *STEMS):
             raise ConfigError(f"model.image.config.stem = {stem!r}; available: {', '.join(STEMS)}")
         if stem == "cifar":
             _put_cifar_stem(self.model)
         if not is_resnet and _is_true(own, "fixed_patches"):
-            _fix_patches(self.model, drawn=not _is_directory(name))
-        self.recomputes_resnet = recompute and is_resnet
-        if recompute and not is_resnet:
-            _recompute(self.model)
+            _fix_patches(self.model, drawn=not self._is_trained)
+        if recompute:
+            self.recompute()
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        """pixels float32 [b, 3, H, W] → [b, width]."""
-        if self.recomputes_resnet:
-            return self._resnet_recomputed(pixels)
+    def features(self, model: Any, inputs: Tensor) -> Tensor:
         # Local views are smaller than the size for which a ViT's positions are made.
-        positions = {} if self.image_size in (None, pixels.shape[-1]) else {"interpolate_pos_encoding": True}
-        pooled: Tensor = self.model(pixel_values=pixels, **positions).pooler_output.flatten(1)
+        positions = {} if self.image_size in (None, inputs.shape[-1]) else {_INTERPOLATE: True}
+        pooled: Tensor = model(pixel_values=inputs, **positions).pooler_output.flatten(1)
         return pooled
-
-    def groups(self) -> list[nn.Module]:
-        """Return a ResNet's embedder and stages; a ViT's embeddings, blocks, and final norm with pooler."""
-        model: Any = self.model
-        if self.image_size is None:
-            return [model.embedder, *model.encoder.stages]
-        return [model.embeddings, *model.layers, nn.ModuleList([model.layernorm, model.pooler])]
 
     def check_side(self, pixels: int) -> None:
         model: Any = self.model
@@ -82,13 +170,7 @@ class HFImageBackbone(Backbone):
             raise ConfigError(
                 f"model.image.name has patches of {patch} pixels, of which data.local_size = {pixels} is no multiple"
             )
-
-    def _resnet_recomputed(self, pixels: Tensor) -> Tensor:
-        """Run the model's own forward layer by layer; transformers has no activation checkpointing for ResNet."""
-        model: Any = self.model
-        layers = [layer for stage in model.encoder.stages for layer in stage.layers]
-        pooled: Tensor = model.pooler(run_blocks([model.embedder, *layers], pixels, recompute=True)).flatten(1)
-        return pooled
+        self.probe(2, 3, pixels, pixels, dtype=torch.float32)
 
 
 def _put_cifar_stem(model: Any) -> None:
@@ -109,67 +191,71 @@ def _is_true(own: dict[str, Any], key: str) -> bool:
 
 def _fix_patches(model: Any, *, drawn: bool) -> None:
     """Exclude a ViT's patch projection from training, for stability: MoCo v3, section 4.2. drawn: random weights."""
-    projection = model.embeddings.patch_embeddings.projection
+    projection = next(layer for layer in model.modules() if isinstance(layer, nn.Conv2d))
     if drawn:  # as MoCo v3's code; transformers' own weights would make its outputs half as large
         inputs, outputs = projection.weight[0].numel(), len(projection.weight)
         bound = math.sqrt(6 / (inputs + outputs))
         nn.init.uniform_(projection.weight, -bound, bound)
-        nn.init.zeros_(projection.bias)
+        if projection.bias is not None:
+            nn.init.zeros_(projection.bias)
     projection.requires_grad_(False)
 
 
-class HFTextBackbone(Backbone):
-    """A text model's output at one token."""
+class HFTextBackbone(HFBackbone):
+    """A text model's output at one token, or its own pooled output."""
 
     def __init__(
         self, name: str, own: dict[str, Any], recompute: bool, tokenizer: TokenizerInfo, pretrained: bool
     ) -> None:
         where, model_type, defaults = _kind("text", TEXT_MODELS, name, own)
-        # No token id alone means padding: the attention mask marks it.
+        # No token id alone means padding: the attention mask marks it, and models that read it record its id.
         settings: dict[str, Any] = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": tokenizer.end_id}
-        if not _is_directory(name):
+        if "/" not in name:
             settings |= {"vocab_size": tokenizer.vocab_size, "max_position_embeddings": tokenizer.context_length}
         config = _config(where, model_type, defaults, settings | own)
-        if config.vocab_size < tokenizer.vocab_size or config.max_position_embeddings < tokenizer.context_length:
+        longest = getattr(config, "max_position_embeddings", tokenizer.context_length)
+        if config.vocab_size < tokenizer.vocab_size or longest < tokenizer.context_length:
             raise ConfigError(
                 f"{where} has {config.vocab_size:,} tokens and a context of "
-                f"{config.max_position_embeddings}, but the dataset has {tokenizer.vocab_size:,} and "
+                f"{longest}, but the dataset has {tokenizer.vocab_size:,} and "
                 f"captions of {tokenizer.context_length}: convert it with the model's own tokenizer "
                 "(--tokenizer) and a --context-length within the model's"
             )
-        super().__init__(config.hidden_size)
-        self.model = _model(where, name, config, pretrained)
-        self.end_id = tokenizer.end_id
+        super().__init__(where, name, own, config, pretrained)
+        self.end_id, self.pad_id = tokenizer.end_id, getattr(config, "pad_token_id", None)
         # A causal model has read the whole caption only at its end; the others read it all at the first token.
-        self.reads_at_end = model_type == "clip_text_model"
+        is_causal = any(getattr(module, "is_causal", False) for module in self.model.modules())
+        self.reads_at_end = is_causal or model_type == "clip_text_model"
+        self.pools = model_type == "siglip_text_model"  # at the last token, padding or not, as it was trained
+        if self.reads_at_end:
+            self.output = (
+                f"`last_hidden_state` at the first token {tokenizer.end_id}, which closes a text (not `pooler_output`: "
+                "transformers pools elsewhere where the end token's id is 2)"
+            )
+        elif not self.pools:
+            self.output = "`last_hidden_state[:, 0]`"
+        self.probe(2, tokenizer.context_length, dtype=torch.int32)
         if recompute:
-            _recompute(self.model)
+            self.recompute()
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """tokens int [b, L] → [b, width]."""
-        tokens = tokens.long()
+    def features(self, model: Any, inputs: Tensor) -> Tensor:
+        tokens = inputs.long()
         real = caption_mask(tokens, self.end_id)
+        if self.pad_id is not None:
+            tokens = tokens.masked_fill(~real, self.pad_id)
         # transformers uses a mask [b, 1, L, L] unchanged; to check whether a mask [b, L] hides any token, it would read
         # from the device in every step. A causal model needs no mask: padding follows the token that is read.
-        mask = None if self.reads_at_end else real[:, None, None, :].expand(-1, 1, tokens.shape[1], -1)
-        states = self.model(input_ids=tokens, attention_mask=mask).last_hidden_state
+        mask = real[:, None, None, :].expand(-1, 1, tokens.shape[1], -1)
+        outputs = model(input_ids=tokens, attention_mask=None if self.reads_at_end or self.pools else mask)
+        if self.pools:
+            pooled: Tensor = outputs.pooler_output
+            return pooled
         place = real.sum(1) - 1 if self.reads_at_end else 0
-        pooled: Tensor = states[torch.arange(len(tokens), device=tokens.device), place]
-        return pooled
-
-    def groups(self) -> list[nn.Module]:
-        """Return the embeddings, the blocks and, if there is one, the final norm."""
-        model: Any = self.model
-        if self.reads_at_end:
-            return [model.embeddings, *model.encoder.layers, model.final_layer_norm]
-        return [model.embeddings, *model.transformer.layer]
+        state: Tensor = outputs.last_hidden_state[torch.arange(len(tokens), device=tokens.device), place]
+        return state
 
 
 HF_BACKBONES: dict[str, Callable[..., Backbone]] = {"image": HFImageBackbone, "text": HFTextBackbone}
-
-
-def _is_directory(name: str) -> bool:
-    return "/" in name
 
 
 def _kind(
@@ -177,12 +263,13 @@ def _kind(
 ) -> tuple[str, str, dict[str, Any]]:
     """Return the model's name for errors, its type, and its differences from the type's default."""
     where = f"model.{side}.name = 'hf:{name}'"
-    if _is_directory(name):
-        if (model_type := own.get(MODEL_TYPE)) not in MODEL_TYPES[side]:  # other types may fetch models or code
+    if "/" in name:
+        model_type = str(own.get(MODEL_TYPE))
+        if model_class(model_type, side) is None:
             raise ConfigError(
-                f"{where}: model.{side}.config.{MODEL_TYPE} = {model_type!r}; available: {', '.join(MODEL_TYPES[side])}"
+                f"{where}: model.{side}.config.{MODEL_TYPE} = {own.get(MODEL_TYPE)!r}; available: {SUPPORTED[side]}"
             )
-        return where, str(model_type), {}
+        return where, model_type, {}
     if name not in known:
         raise ConfigError(
             f"{where}: unknown model; available: {', '.join(f'hf:{n}' for n in known)}, or a local "
@@ -193,7 +280,7 @@ def _kind(
 
 def _config(where: str, model_type: str, defaults: dict[str, Any], settings: dict[str, Any]) -> Any:
     published = AutoConfig.for_model(model_type)
-    own = {key: value for key, value in settings.items() if key != MODEL_TYPE}
+    own = {key: value for key, value in settings.items() if not (key in OWN_KEYS and MODEL_TYPE in settings)}
     for key in own:
         # Keys with an underscore are internal to transformers; _attn_implementation can fetch code and run it.
         if key.startswith("_") or not hasattr(published, key):
@@ -202,17 +289,8 @@ def _config(where: str, model_type: str, defaults: dict[str, Any], settings: dic
     try:
         return AutoConfig.for_model(model_type, **(defaults | own))
     except Exception as error:  # transformers has no common class for invalid settings
-        raise ConfigError(f"{where}: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{where}: {_one_line(error)}") from error
 
 
-def _model(where: str, name: str, config: Any, pretrained: bool) -> nn.Module:
-    if _is_directory(name) and pretrained:
-        return load_model(where, Path(name), config)
-    model: nn.Module = AutoModel.from_config(config)  # type: ignore[no-untyped-call]
-    return model
-
-
-def _recompute(model: Any) -> None:
-    # transformers before 5.23 has only the older name, and later versions warn about it.
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

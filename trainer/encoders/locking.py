@@ -32,7 +32,7 @@ def lock_advice(config: TrainConfig) -> list[str]:
                 f"model.{side}.locked keeps an encoder at random weights; start it from a local directory "
                 f"(model.{side}.name = 'hf:/path/to/model') or from a run (--init-from)"
             )
-        elif not encoder.unlocked_groups:
+        elif not encoder.unlocked_groups and encoder.config.get("projection") != config.model.dim:
             found.append(
                 f"model.{side}.locked keeps the projection head at random weights; train it with "
                 f"model.{side}.unlocked_groups = 1, or start it from a run (--init-from)"

@@ -24,6 +24,7 @@ from ..objectives import Objective, create_objective, objective_class
 from ..plugins import PluginError, is_plugin, load_plugin
 from ..precision import resolve_speed
 from ..world import ALONE, World
+from .brought import with_what_models_bring
 from .chosen import refuse_unnamed_encoders, usual_batch_size, usual_image_size
 from .dataset_cache import DatasetCache
 from .selection_files import SELECTING, pinned, rows_of
@@ -55,6 +56,8 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
             "model": with_names(config.model),
         }
     )
+    settings_known = type(objective_of(resolved).settings).model_fields
+    resolved = with_what_models_bring(config.model, resolved, dataset, settings_known)
     objective = objective_of(resolved)
     _check_frame(resolved, objective)
     order = create_order(resolved, dataset, objective, world)

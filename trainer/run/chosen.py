@@ -97,6 +97,10 @@ def choices(asked: TrainConfig, resolved: TrainConfig, dataset: Dataset) -> list
     lines = []
     if not asked.data.image_size:
         lines.append(f"data.image_size = {data.image_size}: half of the pictures have a shorter side of {side} or more")
+    if space := resolved.model.image.config.get("projection"):
+        is_own = resolved.model.head == "linear" and resolved.model.dim == space
+        head = "the model's own projection" if is_own else f"new; its own leads to {space} dimensions"
+        lines.append(f"model.dim = {resolved.model.dim}: the image head is {head}")
     if not asked.batch_size:
         samples = rows_of(data.select) if data.select else dataset.n
         lines.append(f"batch_size = {resolved.batch_size}: {samples:,} samples")

@@ -1,6 +1,7 @@
 """Which settings may change on resume."""
 
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...pipeline.dataset import Dataset
@@ -107,9 +108,11 @@ def as_recorded(asked: TrainConfig, recorded: TrainConfig) -> TrainConfig:
 def _encoder_as_recorded(asked: EncoderConfig, recorded: EncoderConfig) -> EncoderConfig:
     if not is_directory(asked.name):
         return asked
-    from ..encoders.hf_directory import folder_of
+    from ..encoders.hf_hub import hub_name
 
-    if f"hf:{folder_of(asked.name)}" != recorded.name:
+    path = f"hf:{Path(asked.name.removeprefix('hf:')).expanduser().absolute()}"
+    at_its_revision = hub_name(asked.name) is not None and recorded.name.startswith(f"{asked.name}@")
+    if recorded.name not in (asked.name, path) and not at_its_revision:
         return asked
     return asked.model_copy(update={"name": recorded.name, "config": recorded.config | asked.config})
 

@@ -1,0 +1,118 @@
+"""`hf:org/name`: fetched from the hub where a user types it, kept at its revision, and never for a file's sake."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from thermopile.trainer.encoders.hf_hub import hub_name
+from thermopile.trainer.run_directory import RunDirectory
+
+from support.cli import sets
+from support.runs import losses
+from support.whole_models import save_whole
+
+REPO, SHA = "someone/tiny", "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """A hub with one model, and a pickle and code that nobody asks for. `asked` has the files that were."""
+    folder = tmp_path / "published"
+    save_whole(folder, "clip")
+    (folder / "pytorch_model.bin").write_bytes(b"pickle")
+    (folder / "evil.py").write_text("raise SystemExit")
+    asked = []
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.answer(body=False)
+
+        def do_GET(self):
+            self.answer(body=True)
+
+        def answer(self, body):
+            path = self.path.partition("?")[0]
+            asked.append(path.rpartition("/")[2])
+            if path.startswith(f"/api/models/{REPO}/tree"):
+                files = [{"type": "file", "path": each.name, "size": each.stat().st_size, "oid": "0"}
+                         for each in folder.iterdir()]  # fmt: skip
+                data = json.dumps(files).encode()
+            elif path.startswith(f"/api/models/{REPO}"):
+                files = [{"rfilename": each.name} for each in folder.iterdir()]
+                data = json.dumps({"id": REPO, "sha": SHA, "siblings": files}).encode()
+            elif path.startswith(f"/{REPO}/resolve/{SHA}/"):
+                data = (folder / asked[-1]).read_bytes()
+            else:
+                self.send_error(404)
+                return
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
+            self.send_header("X-Repo-Commit", SHA)
+            self.end_headers()
+            if body:
+                self.wfile.write(data)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    server.asked, server.cache = asked, tmp_path / "cache"
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def run(hub, *words, **environment):
+    """`thermopile WORDS` as a program with this hub, and a cache of its own."""
+    told = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HOME": str(hub.cache), "HF_HUB_OFFLINE": "0"}
+    line = [sys.executable, "-m", "thermopile", *map(str, words)]
+    return subprocess.run(line, env=os.environ | told | environment, capture_output=True, text=True)
+
+
+@pytest.mark.wide
+def test_a_typed_name_is_fetched_once_and_the_run_keeps_its_revision(hub, pairs_dataset, tmp_path):
+    settings = sets("data.image_size=16", "batch_size=64", "steps=2", "model.dim=8", f"model.image.name=hf:{REPO}")
+    line = ("train", "--data", pairs_dataset.path, "--out", tmp_path / "run", *settings)
+    assert "cannot be fetched" in run(hub, *line, HF_HUB_OFFLINE="1").stderr
+    done = run(hub, *line)
+    assert done.returncode == 0, done.stderr
+    assert {"config.json", "model.safetensors"} <= {*hub.asked}
+    assert not {"pytorch_model.bin", "evil.py"} & {*hub.asked}
+    first = RunDirectory(tmp_path / "run")
+    assert first.config().model.image.name == f"hf:{REPO}@{SHA}"
+    hub.asked.clear()
+    assert "finished at step 2" in run(hub, *line, "--resume").stdout  # by the line that started it
+    again = ("train", "--data", pairs_dataset.path, "--config", tmp_path / "run" / "config.toml", "--out")
+    assert run(hub, *again, tmp_path / "again").returncode == 0  # from the cache
+    assert hub.asked == []
+    assert losses(RunDirectory(tmp_path / "again")) == losses(first)
+    assert run(hub, *again, tmp_path / "none", HF_HOME=str(tmp_path / "empty")).returncode == 2
+    assert hub.asked == []
+
+
+@pytest.mark.wide
+def test_nothing_is_fetched_for_a_name_in_a_file(hub, pairs_dataset, tmp_path):
+    (tmp_path / "sent.toml").write_text(f'[model.image]\nname = "hf:{REPO}"\n')
+    line = ("train", "--data", pairs_dataset.path, "--out", tmp_path / "run", "--config", tmp_path / "sent.toml")
+    done = run(hub, *line, *sets("data.image_size=16"))
+    assert done.returncode == 2
+    assert f"hf:{REPO} is no directory here, nor in Hugging Face's cache; it is fetched" in done.stderr
+    assert hub.asked == []
+
+
+def test_a_path_is_a_directory_and_org_name_is_the_hubs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in ("/org/name", "./org/name", "../org/name", "~/name", "resnet-18", "a/b/c"):
+        assert hub_name(f"hf:{path}") is None
+    assert hub_name("hf:org/name") == ("org/name", None)
+    assert hub_name(f"hf:org/name@{SHA}") == ("org/name", SHA)
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    assert hub_name("hf:org/name") is None

@@ -1,0 +1,141 @@
+"""A whole CLIP or SigLIP: both towers, heads, temperature, tokenizer and normalisation come from one directory."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
+
+from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.sources.glyphs import GlyphSource
+from thermopile.trainer.encoders import Encoders
+from thermopile.trainer.errors import ConfigError
+from thermopile.trainer.export import export_encoders
+from thermopile.trainer.loop import Trainer
+from thermopile.trainer.run.build import recipe_named
+from thermopile.trainer.run.chosen import choices
+from thermopile.trainer.run_directory import RunDirectory
+
+from support.cli import assert_one_line, cli, succeed
+from support.conversions import dataset_of
+from support.runs import small, train, weights
+from support.whole_models import CONTEXT, DIM, MEAN, SIDE, STD, save_tokenizer, save_whole
+
+KINDS = ["clip", pytest.param("siglip", marks=pytest.mark.wide)]
+DIMS = {"clip": DIM, "siglip": 16}
+
+
+@pytest.fixture(scope="module")
+def words_dataset(tmp_path_factory):
+    """128 glyphs with captions, in the tokens of the models here."""
+    folder = tmp_path_factory.mktemp("words")
+    save_tokenizer(folder)
+    settings = {"tokenizer": folder / "tokenizer.json", "context_length": CONTEXT}
+    return dataset_of(GlyphSource(0, test=True), folder / "glyphs", np.arange(0, 1920, 15), **settings)
+
+
+def settings_of(folder, kind, locked=0, **more):
+    sides = {"name": f"hf:{folder}"} | ({"locked": True, "unlocked_groups": locked} if locked else {})
+    model = {"image": sides, "text": sides}
+    return {"batch_size": 32, "steps": 2, "model": model, "objective": {"name": kind}} | more
+
+
+def padded(tokens):
+    """The tokens with the padding that transformers' tokenizers give: the closing token, which has the highest id."""
+    return tokens.long().cummax(1).values.where((tokens == tokens.max()).cumsum(1) > 0, tokens.long())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_loss_of_a_locked_run_is_transformers_own_of_the_same_pixels_and_tokens(
+    kind, words_dataset, tmp_path
+):
+    model = save_whole(tmp_path / "model", kind)
+    locked = {"clip": 1, "siglip": 2}[kind]  # SigLIP's heads are in its towers
+    config = small(words_dataset, **settings_of(tmp_path / "model", kind, locked, optimizer={"layer_decay": 0.75}))
+    with Trainer(config, RunDirectory(tmp_path / "run")) as trainer:
+        batch = next(next(trainer._steps()))
+        theirs = model(pixel_values=batch.views[0], input_ids=padded(batch.tokens), return_loss=True).loss
+        trainer.step([batch])
+        (line,) = trainer._flushed_log()
+    assert line["loss"] == pytest.approx(theirs.item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dimension_temperature_and_normalisation_are_the_models_unless_they_are_set(kind, words_dataset, tmp_path):
+    save_whole(tmp_path, kind)
+    asked = settings_of(tmp_path, kind)
+    config = small(words_dataset, **asked)
+    assert (config.model.dim, config.objective.settings["log_logit_scale"]) == (DIMS[kind], 2.0)
+    assert config.objective.settings.get("logit_bias") == {"siglip": -3.0}.get(kind)
+    recipe = recipe_named(config.data.recipe)
+    assert (list(recipe.mean), list(recipe.std)) == (MEAN, STD)
+    assert f"model.dim = {DIMS[kind]}: the image head is the model's own projection" in choices(
+        config, config, words_dataset
+    )
+    own = {"model": asked["model"] | {"dim": 5}, "objective": {"name": kind, "log_logit_scale": 1.0},
+           "data": {"path": str(words_dataset.path), "recipe": {"name": "clip", "mean": [0.1, 0.1, 0.1]}}}  # fmt: skip
+    config = small(words_dataset, **asked | own | {"data": own["data"] | {"image_size": SIDE}})
+    assert (config.model.dim, config.objective.settings["log_logit_scale"]) == (5, 1.0)
+    assert list(recipe_named(config.data.recipe).mean) == [0.1, 0.1, 0.1]
+    assert f"model.dim = 5: the image head is new; its own leads to {DIMS[kind]} dimensions" in choices(
+        config, config, words_dataset
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_exported_whole_gives_the_runs_features_from_text_and_pixels(kind, words_dataset, tmp_path):
+    save_whole(tmp_path / "model", kind)
+    run = train(small(words_dataset, **settings_of(tmp_path / "model", kind)), tmp_path / "run")
+    config = run.config()
+    encoders = Encoders.create(config.model, "bimodal", SIDE, words_dataset.index.tokenizer, pretrained=False).eval()
+    encoders.load_state_dict(weights(run))
+    export_encoders(run, tmp_path / "out", "hf")
+    whole = AutoModel.from_pretrained(tmp_path / "out" / kind).eval()
+    assert whole.config.model_type == kind
+    captions = words_dataset.column("caption").to_pylist()[:4]
+    read = AutoTokenizer.from_pretrained(tmp_path / "out" / kind)
+    tokens = read(captions, padding="max_length", truncation=True, return_tensors="pt")["input_ids"]
+    pixels = torch.linspace(-1, 1, 4 * 3 * SIDE * SIDE).view(4, 3, SIDE, SIDE)
+    found = whole(input_ids=tokens, pixel_values=pixels)
+    for theirs, ours in ((found.text_embeds, encoders.text(tokens)), (found.image_embeds, encoders.image(pixels))):
+        torch.testing.assert_close(theirs, F.normalize(ours, dim=-1), atol=1e-5, rtol=0)
+    assert whole.logit_scale.item() != 2.0  # as the run has learned it
+    assert list(AutoImageProcessor.from_pretrained(tmp_path / "out" / kind).image_mean) == MEAN
+
+
+def test_one_tower_of_a_whole_may_be_trained_beside_another_encoder(words_dataset, tmp_path):
+    save_whole(tmp_path, "clip")
+    asked = settings_of(tmp_path, "clip")
+    config = small(words_dataset, **asked | {"model": {"image": asked["model"]["image"]}})
+    assert config.model.dim == DIM
+    assert config.objective.settings["log_logit_scale"] == pytest.approx(np.log(1 / 0.07))  # CLIP's start
+    encoders = Encoders.create(config.model, "bimodal", SIDE, words_dataset.index.tokenizer)
+    assert encoders.image.head.bias is None
+
+
+def test_a_dataset_with_another_tokenizer_is_refused_with_the_line_that_converts_it(
+    words_dataset, pairs_dataset, tmp_path
+):
+    save_whole(tmp_path / "model", "clip")
+    with pytest.raises(ConfigError, match=rf"thermopile convert … --tokenizer hf:{tmp_path}/model`"):
+        small(pairs_dataset, **settings_of(tmp_path / "model", "clip"))
+
+
+@pytest.mark.wide
+def test_a_model_gives_a_conversion_its_tokenizer_and_context_length(words_dataset, picture_folder, tmp_path):
+    save_whole(tmp_path / "model", "siglip")
+    rows = [f"{path},the character {path.stem}" for path in sorted(picture_folder.rglob("*.png"))[:20]]
+    (tmp_path / "pairs.csv").write_text("\n".join(["filepath,title", *rows]))
+    line = ("convert", "csv", tmp_path / "pairs.csv", tmp_path / "out", "--caption", "title", "--tokenizer")
+    succeed(*line, f"hf:{tmp_path}/model")
+    index = Dataset(tmp_path / "out").index
+    assert index.tokenizer.context_length == CONTEXT
+    assert index.tokenizer.end_id == words_dataset.index.tokenizer.end_id
+    succeed(*line, f"hf:{tmp_path}/model", "--context-length", 20, "--overwrite")
+    assert Dataset(tmp_path / "out").index.tokenizer.context_length == 20
+    small(Dataset(tmp_path / "out"), **settings_of(tmp_path / "model", "siglip", batch_size=16))
+    told = json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(told | {"model_max_length": "long"}))
+    assert_one_line(cli(*line, f"hf:{tmp_path}/model", "--overwrite"), 1, "tokenizer_config.json cannot be read")

@@ -1,0 +1,38 @@
+"""Models of Hugging Face's hub, `hf:org/name`: fetched where a user types the name, and read from the cache after."""
+
+import re
+from pathlib import Path
+
+from ..errors import ConfigError
+from ..plugins import HF
+
+_NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?")
+_FILES = ["*.safetensors", "*.safetensors.index.json", "config.json", "preprocessor_config.json", "tokenizer*.json"]
+
+
+def hub_name(name: str) -> tuple[str, str | None] | None:
+    """Return repository and revision of `hf:org/name` or `hf:org/name@revision`; None for a directory's name."""
+    path = name.removeprefix(HF)
+    if not name.startswith(HF) or path.startswith((".", "~")) or Path(path).is_dir():
+        return None
+    found = _NAME.fullmatch(path)
+    return (found["repo"], found["revision"]) if found else None
+
+
+def snapshot(name: str, *, fetching: bool = False) -> Path | None:
+    """Return the folder in Hugging Face's cache of a hub's name; the folder's name is the revision. Else None.
+
+    fetching: fetch what is missing, but no code and no pickles. Raises ConfigError if it is not there.
+    """
+    if (hub := hub_name(name)) is None:
+        return None
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(hub[0], revision=hub[1], allow_patterns=_FILES, local_files_only=not fetching))
+    except Exception as error:  # of the network, the hub, the disk
+        failed = f"cannot be fetched: {' '.join(str(error).split())[:300]}"
+        unknown = (
+            "is no directory here, nor in Hugging Face's cache; it is fetched for a new run if you type it (--set)"
+        )
+        raise ConfigError(f"{name} {failed if fetching else unknown}") from error

@@ -1,0 +1,64 @@
+"""What a new run takes from its models' directories besides weights: dimension, temperature, normalisation."""
+
+from collections.abc import Mapping
+from math import inf
+
+from pydantic.fields import FieldInfo
+
+from ...pipeline.augment import RECIPES
+from ...pipeline.dataset import Dataset
+from ..config import ModelConfig, RecipeConfig, TrainConfig
+
+LEARNED = {"log_logit_scale": "logit_scale", "logit_bias": "logit_bias"}
+"""Parameters of an objective that learns a global temperature → tensors of a whole CLIP or SigLIP."""
+
+
+def with_what_models_bring(
+    asked: ModelConfig, config: TrainConfig, dataset: Dataset, objective: Mapping[str, FieldInfo]
+) -> TrainConfig:
+    """Return the settings with what the directories of newly named models have, where nothing else is set.
+
+    asked: the settings before the architectures were recorded in `config`; a resumed run's are recorded already.
+    objective: the objective's settings. Raises ConfigError if the dataset has another tokenizer than the text model.
+    """
+    sides = ("image", "text") if config.objective.mode == "bimodal" else ("image",)
+    new = [side for side in sides if getattr(config.model, side).config != getattr(asked, side).config]
+    if not new:
+        return config
+    from ..encoders.hf_directory import folder_of, normalisation, refuse_other_tokenizer
+
+    model, data, temperature = config.model, config.data, config.objective
+    spaces = [space for side in new if (space := getattr(model, side).config.get("projection"))]
+    if spaces and "dim" not in asked.model_fields_set:
+        model = model.model_copy(update={"dim": spaces[0]})
+    if "text" in new and data.loader != "synthetic":
+        refuse_other_tokenizer(folder_of(model.text.name), dataset.tokenizer_path)
+    if "image" in new:
+        recipe = RecipeConfig(name=data.recipe) if isinstance(data.recipe, str) else data.recipe
+        usual = RECIPES.get(recipe.name)  # a user's own recipe has its own normalisation
+        theirs = normalisation(folder_of(model.image.name)).items()
+        fields = {key: value for key, value in theirs if usual and tuple(value) != getattr(usual, key)} | recipe.fields
+        if fields != recipe.fields:
+            data = data.model_copy(update={"recipe": RecipeConfig(name=recipe.name, **fields)})
+    if len(new) == 2 and model.image.name == model.text.name and has_own_heads(model):
+        found = _temperature(model, objective) | temperature.settings
+        temperature = type(temperature)(name=temperature.name, mode=temperature.mode, **found)
+    return config.model_copy(update={"model": model, "data": data, "objective": temperature})
+
+
+def has_own_heads(model: ModelConfig) -> bool:
+    """Return whether both encoders are towers of a whole CLIP or SigLIP with its projections as heads."""
+    spaces = [side.config.get("projection") for side in (model.image, model.text)]
+    return model.head == "linear" and spaces == [model.dim, model.dim]
+
+
+def _temperature(model: ModelConfig, objective: Mapping[str, FieldInfo]) -> dict[str, float]:
+    """Return the objective's initial temperature from the whole model; empty if the objective learns another kind."""
+    from ..encoders.hf_directory import folder_of, stored_tensor
+
+    folder, wanted = folder_of(model.image.name), [name for name in LEARNED if name in objective]
+    has_bias = str(model.image.config["model_type"]).startswith("siglip")
+    if not model.image.config.get("pretrained", True) or ("logit_bias" in wanted and not has_bias):
+        return {}
+    most = {name: min(getattr(limit, "le", inf) for limit in objective[name].metadata) for name in wanted}
+    return {name: min(most[name], stored_tensor(f"hf:{folder}", folder, LEARNED[name]).item()) for name in wanted}

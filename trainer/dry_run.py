@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 import warnings
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import islice
 from tempfile import TemporaryDirectory
+from typing import get_args
 
 import numpy as np
 import torch
@@ -18,9 +19,9 @@ from .checkpoints.checkpoint_files import Loaded
 from .config import TrainConfig
 from .encoders import Encoders
 from .errors import ConfigError
-from .export import check_transformers_has_them
+from .export import Format, check_format
 from .loop import Trainer
-from .plugins import HF, is_directory, is_plugin
+from .plugins import is_directory, is_plugin
 from .run_directory import RunDirectory
 
 FIRST_STEPS, TIMED_STEPS = 3, 10
@@ -54,12 +55,12 @@ class DryRun(Trainer):
 
     def _created_encoders(self, *, pretrained: bool) -> Encoders:
         names = [self.config.model.image.name, self.config.model.text.name]
-        if any(is_directory(name) or (is_plugin(name) and not name.startswith(HF)) for name in names):
+        if any(is_directory(name) or is_plugin(name) or name.endswith(".safetensors") for name in names):
             return super()._created_encoders(pretrained=pretrained)  # weights are read, a user's code may need them
         device, self.device = self.device, torch.device("meta")
         try:
             with self.device:
-                return super()._created_encoders(pretrained=pretrained)
+                return super()._created_encoders(pretrained=False)  # nothing is fetched
         finally:
             self.device = device
 
@@ -94,11 +95,12 @@ class DryRun(Trainer):
         )
 
     def _formats(self) -> tuple[str, ...]:
-        try:
-            check_transformers_has_them(self.config)
-        except ConfigError:
-            return ("safetensors",)
-        return ("hf", "safetensors")
+        found = []
+        for each in get_args(Format):
+            with suppress(ConfigError):
+                check_format(self.config, each)
+                found.append(each)
+        return tuple(found)
 
 
 class _TimedRun(Trainer):

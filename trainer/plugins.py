@@ -7,8 +7,8 @@ from typing import Any
 WRITE = "Write module:name, with the module's directory in PYTHONPATH"
 
 
-HF = "hf:"
-"""Before the name of an encoder that transformers makes."""
+HF, TIMM, OPEN_CLIP = "hf:", "timm:", "open_clip:"
+"""Before the name of an encoder that transformers, timm or open_clip makes."""
 
 
 class PluginError(ValueError):
@@ -16,8 +16,8 @@ class PluginError(ValueError):
 
 
 def is_plugin(name: str) -> bool:
-    """Return whether a name is `module:name` instead of a built-in."""
-    return ":" in name
+    """Return whether a name is `module:name`, rather than a built-in or an encoder of a library."""
+    return ":" in name and not name.startswith((HF, TIMM, OPEN_CLIP))
 
 
 def is_directory(name: str) -> bool:

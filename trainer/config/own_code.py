@@ -19,11 +19,7 @@ def code_in(config: TrainConfig, keys: Iterable[str] = CODE) -> dict[str, str]:
     values = {key: value for key, value in flat(config.model_dump()).items() if key in keys}
     if config.objective.mode == "unimodal":
         values.pop("model.text.name", None)
-    return {
-        key: name
-        for key, name in values.items()
-        if is_plugin(name) and not (key.startswith("model.") and name.startswith("hf:"))
-    }
+    return {key: name for key, name in values.items() if is_plugin(name)}
 
 
 def refuse_code(named: Mapping[str, str], where: object) -> None:

@@ -2,10 +2,14 @@
 
 from typing import Any
 
+from safetensors.torch import load_file
+from torch import nn
+
 from ...pipeline.dataset_index import TokenizerInfo
 from ..errors import ConfigError
 from .timm_encoders import LibraryBackbone, first_line, imported
 
+PARTS = {"image": "vision_cfg", "text": "text_cfg"}
 _GROUPS = {
     "stem": r"^(?:trunk|class_embedding|positional_embedding|token_embedding|cls_emb|conv\d|bn\d|ln_pre)",
     "blocks": [(r"^transformer\.resblocks\.(\d+)", None), (r"^layer(\d+)", None), (r"^ln_(?:post|final)", (99999,))],
@@ -27,7 +31,7 @@ class OpenClipBackbone(LibraryBackbone):
             raise ConfigError(f"{key}: open_clip has no such pair of towers of its own; see open_clip.list_models()")
         if refused := [field for field in own if field.startswith(("timm_model", "hf_"))]:
             raise ConfigError(f"model.{side}.config.{refused[0]} is not for a run to set; choose a model by its name")
-        part = "text_cfg" if side == "text" else "vision_cfg"
+        part = PARTS[side]
         config |= {"embed_dim": own.get("embed_dim", config["embed_dim"]), "custom_text": True}
         config["vision_cfg"]["timm_model_pretrained"] = False
         config[part] |= {field: value for field, value in own.items() if field != "embed_dim"}
@@ -41,7 +45,7 @@ class OpenClipBackbone(LibraryBackbone):
             raise ConfigError(f"{key}: weights are a .safetensors file (others may run code) or one of: {tags}")
         config["quick_gelu"] = (published or config).get("quick_gelu", False)
         try:
-            tower = _tower(config, part, published.get("hf_hub") or weights if pretrained else "")
+            tower = _tower(config, side, published.get("hf_hub") or weights if pretrained else "")
         except Exception as error:  # neither open_clip nor the hub has a common class
             raise ConfigError(f"{key} cannot be created: {first_line(error)}") from error
         super().__init__(key, tower, config["embed_dim"], recompute, given, _GROUPS)
@@ -62,17 +66,18 @@ def _fit(key: str, tower: dict[str, Any], tokens: TokenizerInfo, *, trained: boo
         tower |= {"pool_type": "eos", "eos_id": tokens.end_id}
 
 
-def _tower(config: dict[str, Any], part: str, weights: str) -> Any:
+def _tower(config: dict[str, Any], side: str, weights: str) -> nn.Module:
     """Create a tower. weights: a file of the whole model, or a published model's repository and a slash, or empty."""
-    import open_clip
-    from open_clip.model import _build_text_tower, _build_vision_tower
+    from open_clip import model
     from open_clip.pretrained import HF_SAFE_WEIGHTS_NAME, download_pretrained_from_hf
 
-    if not weights:
-        build = _build_text_tower if part == "text_cfg" else _build_vision_tower
-        return build(config["embed_dim"], config[part], config["quick_gelu"])
-    if not weights.endswith(".safetensors"):
-        weights = download_pretrained_from_hf(weights.rpartition("/")[0], HF_SAFE_WEIGHTS_NAME)
-    model = open_clip.CustomTextCLIP(**{field: value for field, value in config.items() if field != "custom_text"})
-    open_clip.load_checkpoint(model, weights)
-    return model.text if part == "text_cfg" else model.visual
+    build, part = {"image": (model._build_vision_tower, "visual"), "text": (model._build_text_tower, "text")}[side]
+    tower: nn.Module = build(config["embed_dim"], config[PARTS[side]], config["quick_gelu"])
+    if weights:
+        if not weights.endswith(".safetensors"):
+            weights = download_pretrained_from_hf(weights.rpartition("/")[0], HF_SAFE_WEIGHTS_NAME)
+        stored, whole = model.convert_to_custom_text_state_dict(load_file(weights)), nn.ModuleDict({part: tower})
+        if side == "image":
+            model.resize_pos_embed(stored, whole)
+        whole.load_state_dict({name: values for name, values in stored.items() if name.startswith(f"{part}.")})
+    return tower

@@ -21,7 +21,7 @@ from .encoders import Encoders
 from .errors import ConfigError
 from .export import Format, check_format
 from .loop import Trainer
-from .plugins import is_directory, is_plugin
+from .plugins import is_directory, is_own_encoder
 from .run_directory import RunDirectory
 
 FIRST_STEPS, TIMED_STEPS = 3, 10
@@ -55,7 +55,7 @@ class DryRun(Trainer):
 
     def _created_encoders(self, *, pretrained: bool) -> Encoders:
         names = [self.config.model.image.name, self.config.model.text.name]
-        if any(is_directory(name) or is_plugin(name) or name.endswith(".safetensors") for name in names):
+        if any(is_directory(name) or is_own_encoder(name) or name.endswith(".safetensors") for name in names):
             return super()._created_encoders(pretrained=pretrained)  # weights are read, a user's code may need them
         device, self.device = self.device, torch.device("meta")
         try:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -32,10 +32,6 @@ from .evaluation.features import restore_encoders
 from .plugins import HF, OPEN_CLIP, TIMM
 from .run.build import recipe_named
 from .run_directory import RunDirectory, find_checkpoint, load_found
-
-if TYPE_CHECKING:
-    from .encoders.open_clip_encoders import OpenClipBackbone
-    from .encoders.timm_encoders import TimmBackbone
 
 Format = Literal["hf", "timm", "open_clip", "safetensors"]
 
@@ -96,11 +92,11 @@ def check_format(config: TrainConfig, format: Format) -> None:
     sides = {"image": config.model.image}
     if config.objective.mode == "bimodal":
         sides["text"] = config.model.text
-    names, what = [encoder.name for encoder in sides.values()], ""
-    if format == "timm" and not names[0].startswith(TIMM):
-        what = f"the run's image encoder is {names[0]!r}, which timm does not have"
+    image, names, what = config.model.image.name, [encoder.name for encoder in sides.values()], ""
+    if format == "timm" and not image.startswith(TIMM):
+        what = f"the run's image encoder is {image!r}, which timm does not have"
     if format == "open_clip" and not (
-        names == names[:1] * 2 and names[0].startswith(OPEN_CLIP) and config.model.head == "none"
+        names == [image] * 2 and image.startswith(OPEN_CLIP) and config.model.head == "none"
     ):
         what = "the run has not both towers of a model of open_clip, with model.head = 'none'"
     for side, encoder in sides.items() if format == "hf" else ():
@@ -145,9 +141,8 @@ def _facts(config: TrainConfig, encoder: EncoderConfig, module: Encoder, step: i
     model = config.model
     # For a local model or file of weights only its name: its path is private and useless elsewhere.
     library, colon, path = encoder.name.rpartition(":")
-    name = library + colon + Path(path).name
     return {
-        "encoder": name,
+        "encoder": library + colon + Path(path).name,
         "config": encoder.config,
         "width": module.backbone.width,
         "head": model.head,
@@ -175,23 +170,26 @@ def _write_hf(side: _Side, folder: Path) -> None:
 def _write_timm(side: _Side, folder: Path) -> None:
     from timm.models import save_for_hf
 
-    backbone, size, facts = cast("TimmBackbone", side.encoder.backbone), side.facts["image_size"], side.facts
-    model: Any = backbone.body
-    model.pretrained_cfg |= {"input_size": (3, size, size), "crop_pct": 1.0, "interpolation": "bilinear"}
-    model.pretrained_cfg |= {"mean": facts["mean"], "std": facts["std"]}
-    save_for_hf(model, folder, model_args=backbone.settings, safe_serialization=True)
-    _save(side.encoder.head, folder / "head.safetensors", facts)
+    backbone: Any = side.encoder.backbone
+    shown = {"input_size": (3, *[side.facts["image_size"]] * 2), "crop_pct": 1.0} | _normalisation(side)
+    backbone.body.pretrained_cfg |= shown
+    save_for_hf(backbone.body, folder, model_args=backbone.settings, safe_serialization=True)
+    _save(side.encoder.head, folder / "head.safetensors", side.facts)
 
 
 def _write_open_clip(image: _Side, text: _Side, *, folder: Path) -> None:
-    visual, words = cast("OpenClipBackbone", image.encoder.backbone), cast("OpenClipBackbone", text.encoder.backbone)
+    visual: Any = image.encoder.backbone
+    words: Any = text.encoder.backbone
     model = nn.ModuleDict({"visual": visual.body, "text": words.body})
     model.logit_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))  # open_clip's first; not part of the features
     _save(model, folder / "open_clip_model.safetensors", image.facts)
     config = visual.config | words.config | {"text_cfg": words.config["text_cfg"] | {"hf_tokenizer_name": "."}}
-    shown = {"mean": image.facts["mean"], "std": image.facts["std"], "interpolation": "bilinear"}
-    _write_json(folder / "open_clip_config.json", {"model_cfg": config, "preprocess_cfg": shown})
+    _write_json(folder / "open_clip_config.json", {"model_cfg": config, "preprocess_cfg": _normalisation(image)})
     _write_tokenizer(text, folder)
+
+
+def _normalisation(side: _Side) -> dict[str, Any]:
+    return {"mean": side.facts["mean"], "std": side.facts["std"], "interpolation": "bilinear"}
 
 
 def _write_tokenizer(side: _Side, folder: Path) -> None:

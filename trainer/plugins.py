@@ -16,8 +16,13 @@ class PluginError(ValueError):
 
 
 def is_plugin(name: str) -> bool:
-    """Return whether a name is `module:name`, rather than a built-in or an encoder of a library."""
-    return ":" in name and not name.startswith((HF, TIMM, OPEN_CLIP))
+    """Return whether a name is `module:name` instead of a built-in."""
+    return ":" in name
+
+
+def is_own_encoder(name: str) -> bool:
+    """Return whether an encoder's name is `module:name`, rather than a built-in or one of a library."""
+    return is_plugin(name) and not name.startswith((HF, TIMM, OPEN_CLIP))
 
 
 def is_directory(name: str) -> bool:

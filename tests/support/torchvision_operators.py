@@ -1,15 +1,28 @@
-"""Lets torchvision be imported beside another build of torch, as PyPI's is beside a CPU build; timm imports it.
+"""Lets PyPI's torchvision be imported beside a CPU build of torch, where timm, open_clip and transformers import it.
 
-Its Python code describes operators of its compiled code, which such a torch cannot load: here they are declared without
-code. No test runs them. Import this module before timm or open_clip.
+Its Python code describes operators of its compiled code, which asks for CUDA and is not loaded there. They are declared
+here, without code, as soon as something imports torchvision. No test runs them.
 """
 
-import torch
+import sys
+from importlib.metadata import version
 
-try:
-    import torchvision  # noqa: F401
-except RuntimeError:  # operator torchvision::nms does not exist
-    _library = torch.library.Library("torchvision", "FRAGMENT")
-    for _name in ("deform_conv2d", "ps_roi_pool", "roi_pool", "ps_roi_align", "roi_align", "qnms", "nms"):
-        for _each in (_name, f"_{_name}_backward"):
-            _library.define(f"{_each}(Tensor values) -> Tensor")
+OPERATORS = ("deform_conv2d", "ps_roi_pool", "roi_pool", "ps_roi_align", "roi_align", "qnms", "nms")
+
+
+class _BeforeTorchvision:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torchvision":
+            sys.meta_path.remove(self)
+            import torch
+
+            if torch.__version__.endswith("+cpu") and "+" not in version("torchvision"):
+                library = torch.library.Library("torchvision", "FRAGMENT")
+                for operator in OPERATORS:
+                    library.define(f"{operator}(Tensor values) -> Tensor")
+                    library.define(f"_{operator}_backward(Tensor values) -> Tensor")
+                OPEN.append(library)  # which ends with its operators
+
+
+OPEN = []
+sys.meta_path.insert(0, _BeforeTorchvision())

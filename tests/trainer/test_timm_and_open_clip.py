@@ -1,32 +1,33 @@
-"""Encoders of timm and open_clip: trained, resumed, scored, and exported for their own library, which gives the same."""
+"""Encoders of timm and open_clip: trained, resumed, scored, and exported for their library, which gives the same."""
 
 import sys
 
 import numpy as np
 import pytest
 import torch
-
-from support import torchvision_operators  # noqa: F401, I001 - before timm
-import open_clip
-import timm
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import load_config
+from thermopile.trainer.config.own_code import code_in
 from thermopile.trainer.dry_run import DryRun
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.encoders.locking import lock_advice
+from thermopile.trainer.encoders.synced_batch_norm import SyncedBatchNorm, synchronise_batch_norms
 from thermopile.trainer.errors import ConfigError, RunError
 from thermopile.trainer.evaluation.evaluate import tokenizer_of
 from thermopile.trainer.evaluation.features import restore_encoders
 from thermopile.trainer.export import export_encoders
-from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
 from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import cli, sets, succeed
 from support.runs import OFTEN, assert_same_run, resumed, stopped, train
+
+open_clip, timm = pytest.importorskip("open_clip"), pytest.importorskip("timm")
 
 VIT = {"name": "timm:vit_small_patch16_224", "config": {"depth": 2, "embed_dim": 32, "num_heads": 2, "patch_size": 8,
                                                         "attn_drop_rate": 0.1}}  # fmt: skip
@@ -68,7 +69,7 @@ def assert_timm_gives_the_features(run, folder):
         F.linear(model(PIXELS), head["weight"], head["bias"]), encoder(PIXELS), atol=1e-5, rtol=0
     )
     data, recipe = timm.data.resolve_model_data_config(model), run.config().data.recipe
-    assert (data["input_size"], data["crop_pct"], recipe) == ((3, 32, 32), 1.0, "clip")
+    assert (tuple(data["input_size"]), data["crop_pct"], recipe) == ((3, 32, 32), 1.0, "clip")
     assert tuple(data["mean"]) == open_clip.OPENAI_DATASET_MEAN
 
 
@@ -155,7 +156,7 @@ def create(image, text=None, *, pretrained=True, dataset=None, **model):
      ({"name": "open_clip:hf-hub:someone/else"}, "open_clip has no such pair"),
      ({"name": "open_clip:coca_ViT-B-32"}, "open_clip has no such pair"),
      ({"name": "open_clip:ViT-B-32", "config": {"timm_model_name": "x"}}, "config.timm_model_name is not for a run"),
-     ({"name": "open_clip:ViT-B-32:model.pt"}, r"weights are a .safetensors file \(others may run code\) or one of: openai"),
+     ({"name": "open_clip:ViT-B-32:model.pt"}, r"are a .safetensors file \(others may run code\) or one of: openai"),
      ({"name": "open_clip:ViT-B-32:./no.safetensors"}, "cannot be created: No such file"),
      (VISUAL | {"name": "open_clip:ViT-B-32"}, r"head = 'none' keeps the image encoder's features; set model.dim=16$"),
      ({"name": "timm:test_vit.r160_in1k", "config": {"pretrained": True}}, "cannot be created: .*on the Hub")],
@@ -164,6 +165,20 @@ def test_what_cannot_be_used_is_told_in_one_line(image, said):
     with pytest.raises(ConfigError, match=said) as refused:
         create(image, dim=20, head="none")
     assert "\n" not in str(refused.value)
+
+
+def test_only_encoders_names_are_of_the_libraries_and_others_are_a_users_code():
+    for name in ("timm:resnet18", "open_clip:ViT-B-32"):
+        tree = {
+            "data": {"augmentation": name, "recipe": name},
+            "model": {"image": {"name": name}, "text": {"name": name}},
+        }
+        assert code_in(load_config(tree)) == {"data.augmentation": name, "data.recipe": name}
+
+
+def test_timm_has_no_text_encoders(pairs_dataset):
+    with pytest.raises(ConfigError, match=r"model.text.name = 'timm:create_model': unknown encoder; available: mean"):
+        create(RESNET, {"name": "timm:create_model"}, dataset=pairs_dataset)
 
 
 def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(monkeypatch):
@@ -268,8 +283,9 @@ def test_open_clips_weights_come_from_a_file_or_the_hub_whatever_the_size_of_the
         assert torch.equal(encoders.image.backbone.body.proj, model.visual.proj)
         assert encoders.image(PIXELS).shape == (4, 16)  # of 32 pixels: its positions are interpolated
         assert torch.equal(encoders.text.backbone.body.token_embedding.weight, model.token_embedding.weight)
-    with pytest.raises(ConfigError, match=r"has 49,408 tokens and captions of 77, the dataset [\d,]+ and \d+: convert it "
-                                          r"with --tokenizer .*clip-vit-base-patch32\) and --context-length 77"):  # fmt: skip
+    said = (r"has 49,408 tokens and captions of 77, the dataset [\d,]+ and \d+: convert it with --tokenizer "
+            r".*clip-vit-base-patch32\) and --context-length 77")  # fmt: skip
+    with pytest.raises(ConfigError, match=said):
         create(VISUAL, WORDS | {"name": f"open_clip:ViT-B-32:{file}"}, dataset=pairs_dataset, head="none")
 
 
@@ -281,3 +297,11 @@ def test_a_locked_encoder_with_fetched_weights_is_not_warned_of(images_dataset):
     assert advice("open_clip:ViT-B-32:openai") == advice("timm:resnet18", pretrained=True) == []
     for name in ("open_clip:ViT-B-32", "timm:resnet18"):
         assert "at random weights" in advice(name)[0]
+
+
+def test_norms_over_all_ranks_keep_the_activations_of_timms_norms():
+    encoder = create({"name": "timm:test_efficientnet"}).image.eval()
+    expected = encoder(PIXELS)
+    synchronise_batch_norms(encoder)
+    assert all(isinstance(each, SyncedBatchNorm) for each in encoder.modules() if isinstance(each, _BatchNorm))
+    torch.testing.assert_close(encoder(PIXELS), expected)

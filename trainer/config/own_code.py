@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from ..errors import ConfigError
-from ..plugins import file_of, is_plugin
+from ..plugins import file_of, is_own_encoder, is_plugin
 from . import TrainConfig, flat
 
 _log = logging.getLogger(__name__)
@@ -19,7 +19,9 @@ def code_in(config: TrainConfig, keys: Iterable[str] = CODE) -> dict[str, str]:
     values = {key: value for key, value in flat(config.model_dump()).items() if key in keys}
     if config.objective.mode == "unimodal":
         values.pop("model.text.name", None)
-    return {key: name for key, name in values.items() if is_plugin(name)}
+    return {
+        key: name for key, name in values.items() if (is_own_encoder if key.startswith("model.") else is_plugin)(name)
+    }
 
 
 def refuse_code(named: Mapping[str, str], where: object) -> None:

@@ -2,7 +2,7 @@
 
 from ..config import EncoderConfig, ModelConfig, TrainConfig
 from ..errors import ConfigError
-from ..plugins import OPEN_CLIP, is_directory, is_plugin
+from ..plugins import OPEN_CLIP, is_directory, is_own_encoder
 
 
 def refuse_impossible_locks(config: ModelConfig, mode: str) -> None:
@@ -24,7 +24,7 @@ def starts_trained(encoder: EncoderConfig) -> bool:
     """Return whether a new run's encoder has trained weights, or is a user's own, which may have them."""
     if encoder.name.startswith(OPEN_CLIP):
         return encoder.name.count(":") > 1
-    return is_directory(encoder.name) or is_plugin(encoder.name) or bool(encoder.config.get("pretrained"))
+    return is_directory(encoder.name) or is_own_encoder(encoder.name) or bool(encoder.config.get("pretrained"))
 
 
 def lock_advice(config: TrainConfig) -> list[str]:

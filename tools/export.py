@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     "--format",
     "format_",
     required=True,
-    type=click.Choice(["hf", "safetensors"]),
-    help="hf: one directory per encoder, loaded by transformers. safetensors: one file per encoder, for any encoder.",
+    type=click.Choice(["hf", "timm", "open_clip", "safetensors"]),
+    help="hf, timm: one directory per encoder, loaded by transformers or timm. open_clip: one directory for both "
+    "towers. safetensors: one file per encoder, for any encoder.",
 )
 @AT
 @WEIGHTS
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 def export(
     run: Place,
     to: Path,
-    format_: Literal["hf", "safetensors"],
+    format_: Literal["hf", "timm", "open_clip", "safetensors"],
     at: str,
     weights: Weights | None,
     data: Place | None,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 import warnings
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import islice
 from tempfile import TemporaryDirectory
+from typing import get_args
 
 import numpy as np
 import torch
@@ -18,9 +19,9 @@ from .checkpoints.checkpoint_files import Loaded
 from .config import TrainConfig
 from .encoders import Encoders
 from .errors import ConfigError
-from .export import check_transformers_has_them
+from .export import Format, check_format
 from .loop import Trainer
-from .plugins import HF, is_directory, is_plugin
+from .plugins import is_directory, is_own_encoder
 from .run_directory import RunDirectory
 
 FIRST_STEPS, TIMED_STEPS = 3, 10
@@ -54,13 +55,13 @@ class DryRun(Trainer):
 
     def _created_encoders(self, *, pretrained: bool) -> Encoders:
         names = [self.config.model.image.name, self.config.model.text.name]
-        own = any(is_directory(name) or (is_plugin(name) and not name.startswith(HF)) for name in names)
+        own = any(is_directory(name) or is_own_encoder(name) or name.endswith(".safetensors") for name in names)
         if own or self.world.size > 1:  # weights are read, a user's code may need them, and so does DDP
             return super()._created_encoders(pretrained=pretrained)
         device, self.device = self.device, torch.device("meta")
         try:
             with self.device:
-                return super()._created_encoders(pretrained=pretrained)
+                return super()._created_encoders(pretrained=False)  # nothing is fetched
         finally:
             self.device = device
 
@@ -96,11 +97,12 @@ class DryRun(Trainer):
         )
 
     def _formats(self) -> tuple[str, ...]:
-        try:
-            check_transformers_has_them(self.config)
-        except ConfigError:
-            return ("safetensors",)
-        return ("hf", "safetensors")
+        found = []
+        for each in get_args(Format):
+            with suppress(ConfigError):
+                check_format(self.config, each)
+                found.append(each)
+        return tuple(found)
 
 
 class _TimedRun(Trainer):

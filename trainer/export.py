@@ -1,9 +1,10 @@
-"""Export a run's encoders: directories for transformers, or plain safetensors with metadata.
+"""Export a run's encoders: directories for transformers, timm or open_clip, or plain safetensors with metadata.
 
-Neither needs thermopile to be read. The section Exporting of docs/operations.md describes the files.
+None needs thermopile to be read. The section Exporting of docs/operations.md describes the files.
 """
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from safetensors import SafetensorError
 from torch import nn
 
@@ -27,12 +29,12 @@ from .encoders.averaging import Weights, chosen_weights
 from .errors import ConfigError, RunError
 from .evaluation.evaluate import tokenizer_of
 from .evaluation.features import restore_encoders
-from .plugins import HF, is_directory
+from .plugins import HF, OPEN_CLIP, TIMM
 from .run.brought import LEARNED, has_own_heads
 from .run.build import recipe_named
 from .run_directory import RunDirectory, find_checkpoint, load_found
 
-Format = Literal["hf", "safetensors"]
+Format = Literal["hf", "timm", "open_clip", "safetensors"]
 
 
 @dataclass(frozen=True)
@@ -63,20 +65,23 @@ def export_encoders(
     data: the present place of the run's dataset; None: the recorded path. Texts need its tokenizer. weights: of image
     and text encoder, by default averaged if the run has averages; a momentum network has only its own. allow_code: as
     restore_encoders. A kill leaves no `to`, only a hidden directory next to it. Raises ConfigError if `to` exists,
-    transformers has no such encoder or the run has no averaged weights, RunError if the run or checkpoint does not
+    the format has no such encoder or the run has no averaged weights, RunError if the run or checkpoint does not
     exist or a weight is not finite, DatasetError if the tokenizer is not found, OSError if writing fails.
     """
     if os.path.lexists(to):
         raise ConfigError(f"{to} already exists; nothing was written. Choose another directory with --to")
     config = run.config()
     weights = chosen_weights(config.model, weights)
-    if format == "hf":
-        check_transformers_has_them(config)
+    check_format(config, format)
     sides = _restore(run, config, at, data, weights, allow_code)
     with _written_aside(to) as folder:
-        for side in sides:
+        if format == "open_clip":
+            _write_open_clip(*sides, folder=folder)
+        for side in sides if format != "open_clip" else ():
             if format == "hf":
                 _write_hf(side, folder / side.name)
+            elif format == "timm" and side.tokenizer is None:
+                _write_timm(side, folder / side.name)
             else:
                 _save(side.encoder, folder / f"{side.name}.safetensors", side.facts)
                 _copy_tokenizer(side, folder)
@@ -85,19 +90,26 @@ def export_encoders(
     return sorted(path for path in to.rglob("*") if path.is_file())
 
 
-def check_transformers_has_them(config: TrainConfig) -> None:
-    """Raise ConfigError if transformers has no such encoder as one of the run's."""
+def check_format(config: TrainConfig, format: Format) -> None:
+    """Raise ConfigError if the format has no such encoder as one of the run's."""
     sides = {"image": config.model.image}
     if config.objective.mode == "bimodal":
         sides["text"] = config.model.text
-    for side, encoder in sides.items():
+    image, names, what = config.model.image.name, [encoder.name for encoder in sides.values()], ""
+    if format == "timm" and not image.startswith(TIMM):
+        what = f"the run's image encoder is {image!r}, which timm does not have"
+    if format == "open_clip" and not (
+        names == [image] * 2 and image.startswith(OPEN_CLIP) and config.model.head == "none"
+    ):
+        what = "the run has not both towers of a model of open_clip, with model.head = 'none'"
+    for side, encoder in sides.items() if format == "hf" else ():
         if not encoder.name.startswith(HF):
-            what = f"{encoder.name!r}, which transformers does not have"
+            what = f"the run's {side} encoder is {encoder.name!r}, which transformers does not have"
         elif encoder.config.get("stem") == "cifar":
-            what = f"{encoder.name!r} with the stem 'cifar', which transformers' ResNet does not have"
-        else:
-            continue
-        raise ConfigError(f"the run's {side} encoder is {what}; export it with --format safetensors")
+            what = f"the run's {side} encoder is {encoder.name!r} with the stem 'cifar', which transformers' ResNet "
+            what += "does not have"
+    if what:
+        raise ConfigError(f"{what}; export it with --format safetensors")
 
 
 def _restore(
@@ -134,10 +146,10 @@ def _restore(
 
 def _facts(config: TrainConfig, encoder: EncoderConfig, module: Encoder, step: int) -> dict[str, Any]:
     model = config.model
-    # For a local model only the directory's name: its path is private and useless elsewhere.
-    name = HF + Path(encoder.name).name if is_directory(encoder.name) else encoder.name
+    # For a local model or file of weights only its name: its path is private and useless elsewhere.
+    library, colon, path = encoder.name.rpartition(":")
     return {
-        "encoder": name,
+        "encoder": library + colon + Path(path).name,
         "config": encoder.config,
         "width": module.backbone.width,
         "head": model.head,
@@ -178,10 +190,39 @@ def _write_preparation(side: _Side, folder: Path) -> None:
     if side.tokenizer is None:
         _write_json(folder / "preprocessor_config.json", _preprocessor(side.facts))
     else:
-        _copy_tokenizer(side, folder)
-        # With these, AutoTokenizer uses tokenizer.json unchanged, and pads and truncates.
-        settings = {"model_max_length": side.facts["context_length"], "pad_token": side.pad_token}
-        _write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"} | settings)
+        _write_tokenizer(side, folder)
+
+
+def _write_timm(side: _Side, folder: Path) -> None:
+    from timm.models import save_for_hf
+
+    backbone: Any = side.encoder.backbone
+    shown = {"input_size": (3, *[side.facts["image_size"]] * 2), "crop_pct": 1.0} | _normalisation(side)
+    backbone.body.pretrained_cfg |= shown
+    save_for_hf(backbone.body, folder, model_args=backbone.settings, safe_serialization=True)
+    _save(side.encoder.head, folder / "head.safetensors", side.facts)
+
+
+def _write_open_clip(image: _Side, text: _Side, *, folder: Path) -> None:
+    visual: Any = image.encoder.backbone
+    words: Any = text.encoder.backbone
+    model = nn.ModuleDict({"visual": visual.body, "text": words.body})
+    model.logit_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))  # open_clip's first; not part of the features
+    _save(model, folder / "open_clip_model.safetensors", image.facts)
+    config = visual.config | words.config | {"text_cfg": words.config["text_cfg"] | {"hf_tokenizer_name": "."}}
+    _write_json(folder / "open_clip_config.json", {"model_cfg": config, "preprocess_cfg": _normalisation(image)})
+    _write_tokenizer(text, folder)
+
+
+def _normalisation(side: _Side) -> dict[str, Any]:
+    return {"mean": side.facts["mean"], "std": side.facts["std"], "interpolation": "bilinear"}
+
+
+def _write_tokenizer(side: _Side, folder: Path) -> None:
+    _copy_tokenizer(side, folder)
+    # With these, AutoTokenizer uses tokenizer.json unchanged, and pads and truncates.
+    settings = {"model_max_length": side.facts["context_length"], "pad_token": side.pad_token}
+    _write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"} | settings)
 
 
 def _copy_tokenizer(side: _Side, folder: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 WRITE = "Write module:name, with the module's directory in PYTHONPATH"
 
 
-HF = "hf:"
-"""Before the name of an encoder that transformers makes."""
+HF, TIMM, OPEN_CLIP = "hf:", "timm:", "open_clip:"
+"""Before the name of an encoder that transformers, timm or open_clip makes."""
 
 
 class PluginError(ValueError):
@@ -18,6 +18,11 @@ class PluginError(ValueError):
 def is_plugin(name: str) -> bool:
     """Return whether a name is `module:name` instead of a built-in."""
     return ":" in name
+
+
+def is_own_encoder(name: str) -> bool:
+    """Return whether an encoder's name is `module:name`, rather than a built-in or one of a library."""
+    return is_plugin(name) and not name.startswith((HF, TIMM, OPEN_CLIP))
 
 
 def is_directory(name: str) -> bool:

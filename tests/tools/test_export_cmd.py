@@ -31,7 +31,7 @@ def test_the_files_are_named_and_hold_the_checkpoint_asked_for(images_run, tmp_p
 def test_wrong_usage_is_told_in_one_line(images_run, tmp_path):
     for arguments, exit_code, words in (
         (("--format", "hf"), 2, "--format safetensors"),
-        (("--format", "onnx"), 2, "'hf', 'safetensors'"),
+        (("--format", "onnx"), 2, "'hf', 'timm', 'open_clip', 'safetensors'"),
         (("--format", "safetensors", "--at", "step-3"), 1, "available: step-2, step-4"),
     ):
         result = cli("export", images_run, "--to", tmp_path / "out", *arguments)

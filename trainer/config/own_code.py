@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from ..errors import ConfigError
-from ..plugins import file_of, is_plugin
+from ..plugins import file_of, is_own_encoder, is_plugin
 from . import TrainConfig, flat
 
 _log = logging.getLogger(__name__)
@@ -22,9 +22,7 @@ def code_in(config: TrainConfig, keys: Iterable[str] = CODE) -> dict[str, str]:
     if "trackers" in values:
         values["trackers"] = " ".join(filter(is_plugin, values["trackers"]))
     return {
-        key: name
-        for key, name in values.items()
-        if is_plugin(name) and not (key.startswith("model.") and name.startswith("hf:"))
+        key: name for key, name in values.items() if (is_own_encoder if key.startswith("model.") else is_plugin)(name)
     }
 
 

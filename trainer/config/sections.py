@@ -133,13 +133,15 @@ class DataConfig(Section):
 
 
 class EncoderConfig(Section):
-    """One encoder: a built-in by name, or `hf:` with a transformers model, a local directory or a name on the hub."""
+    """One encoder: a built-in by name, or one of transformers (`hf:`), timm or open_clip."""
 
     name: str = "auto"
     """auto is `conv` for images and `mean_embedding` for text, for views of up to 64 pixels; `hf:/path/to/model`,
-    `hf:./model` and, from the hub, `hf:org/name` begin with a model's weights."""
+    `hf:./model` and, from the hub, `hf:org/name` begin with a model's weights. `timm:NAME`, for images;
+    `open_clip:ARCH`, `open_clip:ARCH:TAG` or `open_clip:ARCH:FILE.safetensors`."""
     config: dict[str, bool | int | float | str | list[int]] = {}
-    """Overrides of the encoder's own settings; for a local directory or the hub, its recorded architecture."""
+    """Overrides of the encoder's own settings; for a local directory or the hub, its recorded architecture. For
+    `timm:NAME`, `pretrained=true` fetches timm's weights when the run starts."""
     locked: bool = False
     """Do not train this encoder (LiT); its batch norms and dropouts are in evaluation mode."""
     unlocked_groups: int = Field(default=0, ge=0)
@@ -161,9 +163,9 @@ class ModelConfig(Section):
 
     dim: int = Field(default=64, ge=1, le=1 << 20)
     """Dimension d of the features; for a tower of a whole CLIP or SigLIP, that model's unless you set it."""
-    head: Literal["linear", "simclr", "simclr_bn", "moco_v3", "moco_v3_resnet", "vicreg"] = "linear"
-    """Projection head of each encoder: one linear layer; SimCLR's two layers, without or with batch norm; MoCo v3's
-    three for ViTs or two for ResNets, or VICReg's three, all with batch norm."""
+    head: Literal["linear", "none", "simclr", "simclr_bn", "moco_v3", "moco_v3_resnet", "vicreg"] = "linear"
+    """Projection head of each encoder: one linear layer; none, for encoders with `dim` features; SimCLR's two layers,
+    without or with batch norm; MoCo v3's three for ViTs or two for ResNets, or VICReg's three, all with batch norm."""
     head_width: int = Field(default=0, ge=0, le=1 << 20)
     """Width of the hidden layers of head and predictor; 0 is the default: the encoder's width for simclr, 4096 for
     moco_v3, 8192 for vicreg."""
@@ -183,9 +185,9 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _hidden_layers_where_there_are_some(self) -> Self:
-        if self.head == "linear" and self.predictor == "none" and self.head_width:
+        if self.head in ("linear", "none") and self.predictor == "none" and self.head_width:
             raise ValueError(
-                f"head_width {self.head_width} is for hidden layers, but head 'linear' has none; use "
+                f"head_width {self.head_width} is for hidden layers, but head {self.head!r} has none; use "
                 "another head, or remove head_width"
             )
         if self.predictor != "none" and not self.momentum:

@@ -1,4 +1,4 @@
-"""Encoders: images or tokens → features. Small built-ins, and transformers models as `hf:`."""
+"""Encoders: images or tokens → features. Small built-ins, and those of transformers, timm and open_clip."""
 
 import copy
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from ...pipeline.batch import Batch
 from ...pipeline.dataset_index import TokenizerInfo
 from ..config import ModelConfig
 from ..errors import ConfigError
-from ..plugins import HF, is_directory, is_plugin
+from ..plugins import HF, OPEN_CLIP, TIMM, is_directory, is_own_encoder
 from .backbones import Backbone, conv, mean_embedding
 from .locking import refuse_impossible_locks
 from .own_backbone import own_backbone
@@ -51,8 +51,8 @@ class Encoder(nn.Module):
         self._locked_groups = 0
 
     def groups(self) -> list[nn.Module]:
-        """Return the backbone's groups of layers, input first, and the head."""
-        return [*self.backbone.groups(), self.head]
+        """Return the backbone's groups of layers, input first, and the head, if there is one."""
+        return [*self.backbone.groups(), *([] if isinstance(self.head, nn.Identity) else [self.head])]
 
     def lock(self, unlocked_groups: int) -> None:
         """Keep all groups but the last `unlocked_groups` from changing: weights, and buffers of batch norms.
@@ -94,7 +94,16 @@ def create_encoder(side: str, config: ModelConfig, given: int | TokenizerInfo, *
         from .hf_encoders import HF_BACKBONES
 
         backbone: Backbone = HF_BACKBONES[side](encoder.name[len(HF) :], encoder.config, recompute, given, pretrained)
-    elif is_plugin(encoder.name):
+    elif encoder.name.startswith(TIMM) and isinstance(given, int):
+        from .timm_encoders import TimmBackbone
+
+        backbone = TimmBackbone(encoder.name.removeprefix(TIMM), encoder.config, recompute, given, pretrained)
+    elif encoder.name.startswith(OPEN_CLIP):
+        from .open_clip_encoders import OpenClipBackbone
+
+        name = encoder.name.removeprefix(OPEN_CLIP)
+        backbone = OpenClipBackbone(side, name, encoder.config, recompute, given, pretrained)
+    elif is_own_encoder(encoder.name):
         backbone = own_backbone(side, encoder, recompute, given)
     elif encoder.name in (known := BUILT_IN[side]):
         sizes = {} if isinstance(given, int) else {"vocab_size": given.vocab_size, "end_id": given.end_id}
@@ -105,8 +114,10 @@ def create_encoder(side: str, config: ModelConfig, given: int | TokenizerInfo, *
     else:
         raise ConfigError(
             f"model.{side}.name = {encoder.name!r}: unknown encoder; available: {', '.join(known)}, hf:<model>, "
-            "module:name"
+            f"{'timm:<model>, ' if side == 'image' else ''}open_clip:<model>, module:name"
         )
+    if config.head == "none" and backbone.width != config.dim:
+        raise ConfigError(f"model.head = 'none' keeps the {side} encoder's features; set model.dim={backbone.width}")
     head = backbone.projection(config.dim) if config.head == "linear" else None
     made = Encoder(backbone, head or HEADS[config.head](backbone.width, config.dim, config.head_width or None))
     if encoder.locked:

@@ -1,7 +1,8 @@
 """Which encoders a run may lock, and warnings about locked encoders."""
 
-from ..config import ModelConfig, TrainConfig
+from ..config import EncoderConfig, ModelConfig, TrainConfig
 from ..errors import ConfigError
+from ..plugins import OPEN_CLIP, is_directory, is_own_encoder
 
 
 def refuse_impossible_locks(config: ModelConfig, mode: str) -> None:
@@ -19,6 +20,13 @@ def refuse_impossible_locks(config: ModelConfig, mode: str) -> None:
         )
 
 
+def starts_trained(encoder: EncoderConfig) -> bool:
+    """Return whether a new run's encoder has trained weights, or is a user's own, which may have them."""
+    if encoder.name.startswith(OPEN_CLIP):
+        return encoder.name.count(":") > 1
+    return is_directory(encoder.name) or is_own_encoder(encoder.name) or bool(encoder.config.get("pretrained"))
+
+
 def lock_advice(config: TrainConfig) -> list[str]:
     """Return a warning for each locked encoder that keeps untrained weights. config: resolved."""
     found = []
@@ -27,7 +35,7 @@ def lock_advice(config: TrainConfig) -> list[str]:
         encoder = getattr(config.model, side)
         if not encoder.locked or (config.init_from and config.init_sides in ("both", side)):
             continue
-        if ":" not in encoder.name or (encoder.name.startswith("hf:") and "/" not in encoder.name):
+        if not starts_trained(encoder):
             found.append(
                 f"model.{side}.locked keeps an encoder at random weights; start it from a local directory "
                 f"(model.{side}.name = 'hf:/path/to/model') or from a run (--init-from)"

@@ -114,7 +114,7 @@ def _try(key: str, body: nn.Module, width: int, given: int | TokenizerInfo) -> N
         raise ConfigError(
             f"{key} maps {_described(inputs)} to {found}; its width is {width}, so it must be [{TRIED}, {width}]"
         )
-    if not features.isfinite().all():
+    if not (features.is_meta or features.isfinite().all()):
         raise ConfigError(f"{key} maps {_described(inputs)} to features that are not finite; check its initial weights")
 
 

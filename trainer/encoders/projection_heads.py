@@ -8,6 +8,11 @@ VICREG_WIDTH = 8192
 MOCO_V3_WIDTH = 4096
 
 
+def none(width: int, dim: int, hidden: int | None = None) -> nn.Module:
+    """No head, for encoders whose features have `dim` dimensions already."""
+    return nn.Identity()
+
+
 def linear(width: int, dim: int, hidden: int | None = None) -> nn.Module:
     """One linear layer; `hidden` is unused."""
     return nn.Linear(width, dim)
@@ -88,6 +93,7 @@ def _normed(width: int, outputs: int, *, affine: bool = True) -> tuple[nn.Module
 
 HEADS: dict[str, Callable[[int, int, int | None], nn.Module]] = {
     "linear": linear,
+    "none": none,
     "simclr": simclr,
     "simclr_bn": simclr_bn,
     "moco_v3": moco_v3,

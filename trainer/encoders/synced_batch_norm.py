@@ -4,6 +4,7 @@ torch's SyncBatchNorm allows ranks with different numbers of samples. It drops e
 waits for the device in every norm of every step. Here all ranks have equally many samples.
 """
 
+import sys
 from typing import Any
 
 import torch
@@ -17,10 +18,14 @@ def synchronise_batch_norms(module: nn.Module) -> None:
 
     Every rank must pass equally many samples.
     """
-    nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
+    convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
+    if "timm" in sys.modules:  # it has norms followed by an activation, which torch's conversion would drop
+        from timm.layers import convert_sync_batchnorm as convert
+    convert(module)
     for norm in module.modules():
-        if isinstance(norm, nn.SyncBatchNorm):
-            norm.__class__ = SyncedBatchNorm  # torch's conversion has no parameter for the class
+        if isinstance(norm, nn.SyncBatchNorm):  # no conversion has a parameter for the class
+            kind, name = type(norm), SyncedBatchNorm.__name__
+            norm.__class__ = SyncedBatchNorm if kind is nn.SyncBatchNorm else type(name, (kind, SyncedBatchNorm), {})
 
 
 class SyncedBatchNorm(nn.SyncBatchNorm):

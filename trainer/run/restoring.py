@@ -26,8 +26,10 @@ from ..checkpoints.checkpoint_files import (
 )
 from ..config import TrainConfig, flat, to_tree
 from ..encoders.initial_weights import parts_of
+from ..encoders.locking import starts_trained
 from ..errors import ConfigError, RunError
 from ..objectives import Objective
+from ..plugins import OPEN_CLIP, TIMM
 from ..run_directory import RunDirectory
 from ..world import World
 from .resume_settings import changes_since
@@ -54,6 +56,9 @@ def find_start(config: TrainConfig, run: RunDirectory, world: World, *, resume: 
         if resume and world.is_first and (config.data.select or config.data.weights):
             check_own_copy(config.data, Selection(run.selection))
         start = load_latest(run.checkpoints) if resume else None
+        for encoder in (config.model.image, config.model.text) if resume and start is None else ():
+            if encoder.name.startswith((TIMM, OPEN_CLIP)) and starts_trained(encoder):  # a run from someone else?
+                raise RunError(f"{run.path} has no checkpoint, and no file fetches {encoder.name}: start another run")
         if start is not None:
             _check_settings(config, start, world)
     refuse_differences(world, config, dataset, start and start.info)

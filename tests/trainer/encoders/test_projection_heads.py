@@ -89,7 +89,7 @@ def test_moco_v3s_predictors_have_two_layers_and_for_resnets_no_norm_at_the_end(
     assert sum(isinstance(layer, torch.nn.BatchNorm1d) for layer in predictor) == norms
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", sorted(HEADS.keys() - {"none"}))
 def test_an_encoder_is_its_backbone_and_then_its_head(head):
     made = encoder(head).eval()
     pictures = torch.randn(4, 3, 32, 32)
@@ -99,14 +99,24 @@ def test_an_encoder_is_its_backbone_and_then_its_head(head):
     assert made(pictures).shape == (4, 6)
 
 
-@pytest.mark.parametrize("head", sorted(HEADS.keys() - {"linear"}))
+@pytest.mark.parametrize("head", sorted(HEADS.keys() - {"linear", "none"}))
 def test_the_width_of_hidden_layers_can_be_set(head):
     assert shapes(encoder(head, head_width=3).head)[0] == (3, 64)
 
 
+def test_without_a_head_the_features_are_those_of_a_backbone_that_has_as_many():
+    image = EncoderConfig(name="conv", config={"width": 1})
+    made = create_encoder("image", ModelConfig(dim=64, head="none", image=image), 32)
+    pictures = torch.randn(4, 3, 32, 32)
+    assert torch.equal(made(pictures), made.backbone(pictures))
+    assert len(made.groups()) == 3
+    with pytest.raises(ConfigError, match=r"keeps the image encoder's features; set model\.dim=64$"):
+        encoder("none")
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
-    [({"head": "mlp"}, "model.head = 'mlp': .*'linear', 'simclr', .* or 'vicreg'"),
+    [({"head": "mlp"}, "model.head = 'mlp': .*'linear', 'none', 'simclr', .* or 'vicreg'"),
      ({"head_width": 9}, "model: head_width 9 is for hidden layers, but head 'linear' has none")],
 )  # fmt: skip
 def test_a_head_that_there_is_not_and_a_width_without_hidden_layers_are_refused(model, message):

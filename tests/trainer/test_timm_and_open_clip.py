@@ -1,0 +1,307 @@
+"""Encoders of timm and open_clip: trained, resumed, scored, and exported for their library, which gives the same."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import constants
+from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
+from thermopile.trainer.config import load_config
+from thermopile.trainer.config.own_code import code_in
+from thermopile.trainer.dry_run import DryRun
+from thermopile.trainer.encoders import Encoders
+from thermopile.trainer.encoders.locking import lock_advice
+from thermopile.trainer.encoders.synced_batch_norm import SyncedBatchNorm, synchronise_batch_norms
+from thermopile.trainer.errors import ConfigError, RunError
+from thermopile.trainer.evaluation.evaluate import tokenizer_of
+from thermopile.trainer.evaluation.features import restore_encoders
+from thermopile.trainer.export import export_encoders
+from thermopile.trainer.run.build import resolve
+from thermopile.trainer.run_directory import RunDirectory
+
+from support.cli import cli, sets, succeed
+from support.runs import OFTEN, assert_same_run, resumed, stopped, train
+
+open_clip, timm = pytest.importorskip("open_clip"), pytest.importorskip("timm")
+
+VIT = {"name": "timm:vit_small_patch16_224", "config": {"depth": 2, "embed_dim": 32, "num_heads": 2, "patch_size": 8,
+                                                        "attn_drop_rate": 0.1}}  # fmt: skip
+CONVNEXT = {"name": "timm:convnext_atto", "config": {"depths": [1, 1, 1, 1], "dims": [8, 8, 16, 16]}}
+RESNET = {"name": "timm:resnet18", "config": {"channels": [4, 4, 8, 8], "layers": [1, 1, 1, 1], "stem_width": 4}}
+VISUAL = {"name": "open_clip:ViT-B-32", "config": {"embed_dim": 16, "layers": 2, "width": 32, "head_width": 16,
+                                                   "patch_size": 8}}  # fmt: skip
+WORDS = {"name": "open_clip:ViT-B-32", "config": {"embed_dim": 16, "layers": 2, "width": 32, "heads": 2}}
+MEAN = {"name": "mean_embedding", "config": {"width": 8}}
+PAIR = {"dim": 16, "head": "none", "image": VISUAL, "text": WORDS}
+PIXELS = torch.linspace(-2, 2, 4 * 3 * 32 * 32).view(4, 3, 32, 32)
+
+
+def settings(dataset, model, **more):
+    tree = {"epochs": 1, "batch_size": 250, "log_every": 1, "data": {"path": str(dataset.path), "image_size": 32},
+            "model": {"dim": 16} | model}  # fmt: skip
+    return resolve(load_config(tree | more), dataset)
+
+
+def restored(run):
+    """The encoders of a run's last checkpoint."""
+    checkpoint = latest_checkpoint(run.checkpoints)
+    info, training = load_checkpoint(checkpoint)
+    config = run.config()
+    return restore_encoders(config, checkpoint, training, tokenizer_of(config.data.path, info)[1])
+
+
+def tokens_of(dataset):
+    return torch.from_numpy(dataset.shard(0).tokens(np.arange(20)))
+
+
+@torch.no_grad()
+def assert_timm_gives_the_features(run, folder):
+    export_encoders(run, folder, "timm")
+    model = timm.create_model(f"local-dir:{folder}/image", pretrained=True).eval()
+    encoder, head = restored(run).image, load_file(folder / "image/head.safetensors")
+    torch.testing.assert_close(model(PIXELS), encoder.backbone(PIXELS), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        F.linear(model(PIXELS), head["weight"], head["bias"]), encoder(PIXELS), atol=1e-5, rtol=0
+    )
+    data, recipe = timm.data.resolve_model_data_config(model), run.config().data.recipe
+    assert (tuple(data["input_size"]), data["crop_pct"], recipe) == ((3, 32, 32), 1.0, "clip")
+    assert tuple(data["mean"]) == open_clip.OPENAI_DATASET_MEAN
+
+
+@torch.no_grad()
+def assert_open_clip_gives_the_features(run, dataset, folder):
+    export_encoders(run, folder, "open_clip")
+    model = open_clip.create_model(f"local-dir:{folder}").eval()
+    tokens, encoders = tokens_of(dataset), restored(run)
+    for theirs, ours in ((model.encode_image(PIXELS), encoders.image(PIXELS)),
+                         (model.encode_text(tokens), encoders.text(tokens))):  # fmt: skip
+        torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=0)
+    captions = dataset.column("caption").to_pylist()[:20]
+    assert torch.equal(open_clip.get_tokenizer(f"local-dir:{folder}")(captions), tokens.long())
+
+
+def test_a_vit_of_timm_resumes_bit_for_bit_and_timm_loads_its_export(pairs_dataset, tmp_path):
+    config = settings(pairs_dataset, {"image": VIT, "text": MEAN}, checkpoint=OFTEN["checkpoint"])
+    whole = train(config, tmp_path / "whole")
+    assert_same_run(resumed(config, stopped(config, tmp_path / "run", 5), from_step=4), whole)
+    assert_timm_gives_the_features(whole, tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"image", "text.safetensors", "tokenizer.json"}
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("image", [CONVNEXT, RESNET], ids=["convnext", "resnet"])
+def test_convolutions_of_timm_resume_bit_for_bit_and_timm_loads_their_export(image, pairs_dataset, tmp_path):
+    model = {"image": image, "text": MEAN, "activation_checkpointing": True}
+    config = settings(pairs_dataset, model, checkpoint=OFTEN["checkpoint"])
+    whole = train(config, tmp_path / "whole")
+    assert_same_run(resumed(config, stopped(config, tmp_path / "run", 5), from_step=4), whole)
+    assert_timm_gives_the_features(whole, tmp_path / "out")
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_towers_of_open_clip_resume_bit_for_bit_and_open_clip_loads_their_export(
+    recompute, pairs_dataset, tmp_path
+):
+    config = settings(pairs_dataset, PAIR | {"activation_checkpointing": recompute}, checkpoint=OFTEN["checkpoint"])
+    whole = train(config, tmp_path / "whole")
+    assert_same_run(resumed(config, stopped(config, tmp_path / "run", 5), from_step=4), whole)
+    assert_open_clip_gives_the_features(whole, pairs_dataset, tmp_path / "out")
+
+
+@pytest.mark.wide
+def test_from_the_command_line_to_scores_and_files(pairs_dataset, tmp_path):
+    words = sets("epochs=1", "batch_size=500", "data.image_size=32", "model.dim=16", "model.head=none",
+                 *(f"model.image.{key}" for key in ("name=open_clip:ViT-B-32", "config.embed_dim=16", "config.layers=1",
+                                                    "config.width=32", "config.head_width=16", "config.patch_size=8")),
+                 *(f"model.text.{key}" for key in ("name=open_clip:ViT-B-32", "config.embed_dim=16", "config.layers=1",
+                                                   "config.width=32", "config.heads=2")))  # fmt: skip
+    run = tmp_path / "run"
+    dry = succeed("train", "--data", pairs_dataset.path, "--out", run, *words, "--dry-run").stdout
+    assert "open_clip or safetensors" in dry
+    assert "open_clip:ViT-B-32" in succeed("train", "--data", pairs_dataset.path, *words, "--print-config").stdout
+    said = succeed("train", "--data", pairs_dataset.path, "--out", run, *words)  # not code: no --allow-code
+    assert "imports" not in said.stderr
+    scores = succeed("eval", run, "--train", pairs_dataset.path, "--test", pairs_dataset.path, "--json")
+    assert "image_to_text" in scores.stdout
+    files = succeed("export", run, "--to", tmp_path / "out", "--format", "open_clip").stdout.split()
+    assert [path.rpartition("/")[2] for path in files] == [
+        "open_clip_config.json", "open_clip_model.safetensors", "tokenizer.json", "tokenizer_config.json"
+    ]  # fmt: skip
+    refused = cli("export", run, "--to", tmp_path / "other", "--format", "timm")
+    assert (refused.exit_code, "which timm does not have; export it with --format safetensors" in refused.stderr) == (
+        2,
+        True,
+    )
+
+
+def create(image, text=None, *, pretrained=True, dataset=None, **model):
+    config = load_config({"model": {"dim": 16, "image": image} | ({"text": text} if text else {}) | model}).model
+    tokenizer = dataset and dataset.index.tokenizer
+    return Encoders.create(config, "bimodal" if text else "unimodal", 32, tokenizer, pretrained=pretrained)
+
+
+@pytest.mark.parametrize(
+    ("image", "said"),
+    [({"name": "timm:no_such"}, "timm has no such model"),
+     ({"name": "timm:hf-hub:someone/else"}, "timm has no such model"),
+     ({"name": "timm:local-dir:/tmp"}, "timm has no such model"),
+     ({"name": "timm:resnet18", "config": {"checkpoint_path": "x.pt"}}, "config.checkpoint_path is not for a run"),
+     ({"name": "timm:resnet18", "config": {"no": 1}}, "cannot be created: .*unexpected keyword argument 'no'"),
+     ({"name": "open_clip:hf-hub:someone/else"}, "open_clip has no such pair"),
+     ({"name": "open_clip:coca_ViT-B-32"}, "open_clip has no such pair"),
+     ({"name": "open_clip:ViT-B-32", "config": {"timm_model_name": "x"}}, "config.timm_model_name is not for a run"),
+     ({"name": "open_clip:ViT-B-32:model.pt"}, r"are a .safetensors file \(others may run code\) or one of: openai"),
+     ({"name": "open_clip:ViT-B-32:./no.safetensors"}, "cannot be created: No such file"),
+     (VISUAL | {"name": "open_clip:ViT-B-32"}, r"head = 'none' keeps the image encoder's features; set model.dim=16$"),
+     ({"name": "timm:test_vit.r160_in1k", "config": {"pretrained": True}}, "cannot be created: .*on the Hub")],
+)  # fmt: skip
+def test_what_cannot_be_used_is_told_in_one_line(image, said):
+    with pytest.raises(ConfigError, match=said) as refused:
+        create(image, dim=20, head="none")
+    assert "\n" not in str(refused.value)
+
+
+def test_only_encoders_names_are_of_the_libraries_and_others_are_a_users_code():
+    for name in ("timm:resnet18", "open_clip:ViT-B-32"):
+        tree = {
+            "data": {"augmentation": name, "recipe": name},
+            "model": {"image": {"name": name}, "text": {"name": name}},
+        }
+        assert code_in(load_config(tree)) == {"data.augmentation": name, "data.recipe": name}
+
+
+def test_timm_has_no_text_encoders(pairs_dataset):
+    with pytest.raises(ConfigError, match=r"model.text.name = 'timm:create_model': unknown encoder; available: mean"):
+        create(RESNET, {"name": "timm:create_model"}, dataset=pairs_dataset)
+
+
+def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(monkeypatch):
+    for package, image in (("timm", VIT), ("open_clip", VISUAL)):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(ConfigError, match=rf"import of {package} halted.*; pip install 'thermopile\[{package}\]'"):
+            create(image)
+
+
+@pytest.mark.parametrize("side", ["image", "text"])
+def test_groups_are_layers_from_the_stem_to_the_projection(side, pairs_dataset):
+    encoders = create(VISUAL, WORDS, dataset=pairs_dataset, head="none")
+    encoder = getattr(encoders, side)
+    stem, _, last_block, projection = encoder.groups()
+    ends = {
+        "image": ("class_embedding", "ln_post", "proj"),
+        "text": ("positional_embedding", "ln_final", "text_projection"),
+    }
+    for group, name in zip((stem, last_block, projection), ends[side], strict=True):
+        weights = [*encoder.backbone.body.get_submodule(name).parameters()] if name.startswith("ln") else [
+            getattr(encoder.backbone.body, name)]  # fmt: skip
+        assert {id(each) for each in weights} <= {id(each) for each in group.parameters()}
+    assert sum(len([*group.parameters()]) for group in encoder.groups()) == len([*encoder.parameters()])
+    encoder.lock(1)
+    assert [weights.requires_grad for weights in encoder.parameters()].count(True) == 1
+
+
+def test_a_locked_timm_model_keeps_dropout_off_and_its_statistics():
+    encoder = create(RESNET).image
+    encoder.lock(2)  # the head, and the last stage
+    assert len(encoder.groups()) == 6
+    before = {name: values.clone() for name, values in encoder.named_buffers()}
+    encoder.train()(PIXELS)
+    changed = {name.split(".")[2] for name, values in encoder.named_buffers() if not values.equal(before[name])}
+    assert changed == {"layer4"}
+    vit = create(VIT).image
+    vit.lock(2)
+    assert [block.attn.training for block in vit.backbone.body.blocks] == [False, True]
+
+
+def test_local_views_of_a_size_that_the_model_does_not_take_are_refused():
+    with pytest.raises(ConfigError, match=r"fails on float32 \[2, 3, 24, 24\]: .*doesn't match model"):
+        create(VIT).image.backbone.check_side(24)
+    create(VIT | {"config": VIT["config"] | {"dynamic_img_size": True}}).image.backbone.check_side(24)
+
+
+def published(monkeypatch, folder, repository, name, tensors):
+    """Put a file into the hub's cache, as if it had been fetched from the repository."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
+    snapshot = folder / f"models--{repository.replace('/', '--')}" / "snapshots" / "main"
+    snapshot.mkdir(parents=True)
+    save_file(tensors, snapshot / name)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("main")
+
+
+def test_timms_weights_are_those_of_the_hubs_safetensors_and_only_a_new_run_fetches_them(
+    images_dataset, tmp_path, monkeypatch
+):
+    weights = timm.create_model("test_vit", img_size=32, num_classes=0).state_dict()
+    published(monkeypatch, tmp_path / "hub", "timm/test_vit.r160_in1k", "model.safetensors", weights)
+    image = {"name": "timm:test_vit.r160_in1k", "config": {"pretrained": True}}
+    assert torch.equal(create(image).image.backbone.body.norm.weight, weights["norm.weight"])
+    first = create(image).image.backbone.body.blocks[0].attn.qkv.weight
+    assert torch.equal(first, weights["blocks.0.attn.qkv.weight"])
+    assert not torch.equal(create(image, pretrained=False).image.backbone.body.blocks[0].attn.qkv.weight, first)
+    config = settings(images_dataset, {"image": image}, batch_size=50, checkpoint={"every_steps": 2})
+    with DryRun(config, RunDirectory(tmp_path / "run")) as dry:
+        assert all(each.is_meta for each in dry.encoders.parameters())
+    run = stopped(config, tmp_path / "run", 3)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "empty"))
+    resumed(config, run, from_step=2)  # from the checkpoint
+    for checkpoint in run.checkpoints.iterdir():
+        checkpoint.rename(tmp_path / checkpoint.name)
+    with pytest.raises(
+        RunError, match=r"has no checkpoint, and no file fetches timm:test_vit.r160_in1k: start another"
+    ):
+        train(config, run, resume=True)
+
+
+def test_open_clips_weights_come_from_a_file_or_the_hub_whatever_the_size_of_the_pictures(
+    pairs_dataset, tmp_path, monkeypatch
+):
+    tokenizer = pairs_dataset.index.tokenizer
+    sizes = {"vocab_size": tokenizer.vocab_size, "context_length": tokenizer.context_length}
+    pair = open_clip.get_model_config("ViT-B-32")
+    pair["embed_dim"] = 16
+    pair["vision_cfg"] |= VISUAL["config"] | {"image_size": 64}
+    pair["vision_cfg"].pop("embed_dim")
+    pair["text_cfg"] |= {key: value for key, value in WORDS["config"].items() if key != "embed_dim"} | sizes
+    model = open_clip.CLIP(**pair)
+    file = tmp_path / "pair.safetensors"
+    weights = {name: values.contiguous() for name, values in model.state_dict().items()}
+    save_file(weights, file)
+    published(
+        monkeypatch, tmp_path / "hub", "laion/CLIP-ViT-B-32-laion2B-s34B-b79K", "open_clip_model.safetensors", weights
+    )
+    for source in (str(file), "laion2b_s34b_b79k"):
+        image, text = (VISUAL | {"name": f"open_clip:ViT-B-32:{source}"},
+                       WORDS | {"name": f"open_clip:ViT-B-32:{source}", "config": WORDS["config"] | sizes})  # fmt: skip
+        encoders = create(image, text, dataset=pairs_dataset, head="none").eval()
+        assert torch.equal(encoders.image.backbone.body.proj, model.visual.proj)
+        assert encoders.image(PIXELS).shape == (4, 16)  # of 32 pixels: its positions are interpolated
+        assert torch.equal(encoders.text.backbone.body.token_embedding.weight, model.token_embedding.weight)
+    said = (r"has 49,408 tokens and captions of 77, the dataset [\d,]+ and \d+: convert it with --tokenizer "
+            r".*clip-vit-base-patch32\) and --context-length 77")  # fmt: skip
+    with pytest.raises(ConfigError, match=said):
+        create(VISUAL, WORDS | {"name": f"open_clip:ViT-B-32:{file}"}, dataset=pairs_dataset, head="none")
+
+
+def test_a_locked_encoder_with_fetched_weights_is_not_warned_of(images_dataset):
+    def advice(name, **config):
+        locked = {"name": name, "config": config, "locked": True, "unlocked_groups": 1}
+        return lock_advice(load_config({"model": {"image": locked}, "objective": {"mode": "unimodal"}}))
+
+    assert advice("open_clip:ViT-B-32:openai") == advice("timm:resnet18", pretrained=True) == []
+    for name in ("open_clip:ViT-B-32", "timm:resnet18"):
+        assert "at random weights" in advice(name)[0]
+
+
+def test_norms_over_all_ranks_keep_the_activations_of_timms_norms():
+    encoder = create({"name": "timm:test_efficientnet"}).image.eval()
+    expected = encoder(PIXELS)
+    synchronise_batch_norms(encoder)
+    assert all(isinstance(each, SyncedBatchNorm) for each in encoder.modules() if isinstance(each, _BatchNorm))
+    torch.testing.assert_close(encoder(PIXELS), expected)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 NUMPY_TYPES = {"half": "f2", "float": "f4"}
 ROW_GROUP = 8192
-"""Rows after which a row group ends: no more are held."""
+"""Most rows of a row group: no more are held."""
 
 
 @click.command(
@@ -107,6 +107,6 @@ def write_features(
             if not done:  # values do not repeat, so that a dictionary would only take time
                 writer = opened.enter_context(pq.ParquetWriter(file, pending[0].schema, use_dictionary=False))
             bar.update(done := done + len(table))
-            if done == dataset.n or sum(map(len, pending)) >= ROW_GROUP:
-                writer.write_table(pa.concat_tables(pending), row_group_size=ROW_GROUP)
+            if done == dataset.n or sum(map(len, pending)) + batch > ROW_GROUP:
+                writer.write_table(pa.concat_tables(pending))
                 pending = []

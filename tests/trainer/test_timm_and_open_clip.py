@@ -157,7 +157,7 @@ def create(image, text=None, *, pretrained=True, dataset=None, **model):
      ({"name": "open_clip:coca_ViT-B-32"}, "open_clip has no such pair"),
      ({"name": "open_clip:ViT-B-32", "config": {"timm_model_name": "x"}}, "config.timm_model_name is not for a run"),
      ({"name": "open_clip:ViT-B-32:model.pt"}, r"are a .safetensors file \(others may run code\) or one of: openai"),
-     ({"name": "open_clip:ViT-B-32:./no.safetensors"}, "cannot be created: No such file"),
+     (VISUAL | {"name": "open_clip:ViT-B-32:./no.safetensors"}, "cannot be created: No such file"),
      (VISUAL | {"name": "open_clip:ViT-B-32"}, r"head = 'none' keeps the image encoder's features; set model.dim=16$"),
      ({"name": "timm:test_vit.r160_in1k", "config": {"pretrained": True}}, "cannot be created: .*on the Hub")],
 )  # fmt: skip
@@ -186,6 +186,19 @@ def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(mo
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(ConfigError, match=rf"import of {package} halted.*; pip install 'thermopile\[{package}\]'"):
             create(image)
+
+
+def test_a_tower_reads_a_text_up_to_its_first_end_token(pairs_dataset):
+    text, end = (
+        create(VISUAL, WORDS, dataset=pairs_dataset, head="none").text.eval(),
+        pairs_dataset.index.tokenizer.end_id,
+    )
+    tokens = tokens_of(pairs_dataset)
+    place = (tokens == end).int().argmax(1)[:, None]
+    after = torch.arange(tokens.shape[1]) > place
+    assert after.any()
+    torch.testing.assert_close(text(tokens.where(~after, 7)), text(tokens))
+    assert not torch.allclose(text(tokens.where(torch.arange(tokens.shape[1]) >= place, 7)), text(tokens), atol=1e-3)
 
 
 @pytest.mark.parametrize("side", ["image", "text"])

@@ -18,10 +18,12 @@ def synchronise_batch_norms(module: nn.Module) -> None:
 
     Every rank must pass equally many samples.
     """
-    convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
     if "timm" in sys.modules:  # it has norms followed by an activation, which torch's conversion would drop
-        from timm.layers import convert_sync_batchnorm as convert
-    convert(module)
+        from timm.layers import convert_sync_batchnorm
+
+        convert_sync_batchnorm(module)
+    else:
+        nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
     for norm in module.modules():
         if isinstance(norm, nn.SyncBatchNorm):  # no conversion has a parameter for the class
             kind, name = type(norm), SyncedBatchNorm.__name__

@@ -8,7 +8,6 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ...pipeline.dataset_index import TokenizerInfo
 from ..errors import ConfigError
 from .own_backbone import OwnBackbone
 
@@ -17,7 +16,7 @@ def imported(key: str, package: str) -> Any:
     """Import the package that the setting `key` needs. Raises ConfigError with the command that installs it."""
     try:
         return import_module(package)
-    except (ImportError, RuntimeError, AttributeError) as error:  # the latter from torchvision beside another torch
+    except (ImportError, RuntimeError, AttributeError) as error:  # the last two by torchvision beside another torch
         raise ConfigError(
             f"{key}: {package} cannot be imported ({first_line(error)}); pip install 'thermopile[{package}]', and "
             "torchvision from the index that torch comes from"
@@ -31,9 +30,7 @@ def first_line(error: Exception) -> str:
 class LibraryBackbone(OwnBackbone):
     """A library's module. matcher: its groups of layers, as timm's group_matcher gives them; None: one group."""
 
-    def __init__(
-        self, key: str, body: Any, width: int, recompute: bool, given: int | TokenizerInfo, matcher: Any
-    ) -> None:
+    def __init__(self, key: str, body: Any, width: int, recompute: bool, given: Any, matcher: Any) -> None:
         if recompute and not any(isinstance(module, _BatchNorm) for module in body.modules()):
             with suppress(AssertionError):  # models that cannot are recomputed as a whole, as are those with batch
                 body.set_grad_checkpointing()  # norms, which would count each batch twice
@@ -80,10 +77,9 @@ class TimmBackbone(LibraryBackbone):
         try:
             if timm.models.get_pretrained_cfg(name).fixed_input_size:
                 settings = {"img_size": image_size} | settings
-            only = {"hf_hub_filename": "model.safetensors", "url": None}  # timm would read other files as well
-            model = timm.create_model(
-                name, bool(pretrained and trained), pretrained_cfg_overlay=only, num_classes=0, **settings
-            )
+            source = {"hf_hub_filename": "model.safetensors", "url": None}  # timm would read other files as well
+            fixed = {"num_classes": 0, "pretrained_cfg_overlay": source}
+            model = timm.create_model(name, bool(pretrained and trained), **fixed, **settings)
         except Exception as error:  # neither timm nor the hub has a common class
             raise ConfigError(f"{key} cannot be created: {first_line(error)}") from error
         matcher = getattr(model, "group_matcher", lambda: None)()

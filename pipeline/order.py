@@ -4,9 +4,10 @@ Each canonical shard's ids are shuffled by two keyed bijections: its blocks are 
 within windows of `window_blocks` of those blocks. bijection.py finds any place of any epoch in O(1) time and memory.
 """
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from heapq import merge
 from operator import attrgetter
 from typing import Self
@@ -14,6 +15,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ..storage.mixed_rows import MixedRows
 from ..storage.selection import Selection
 from .bijection import fill_places, shard_key, window_at
 
@@ -177,6 +179,10 @@ class Order:
         """
         return _batch_ids(self, epoch, step, rank, world)
 
+    def draw(self, epoch: int, step: int) -> int:
+        """Return the number by which a step's views and captions are drawn: no sample meets the same one twice."""
+        return epoch
+
     def windows(self, epoch: int, rank: int = 0, world: int = 1) -> Iterator[Window]:
         """Yield every window that `rank` of `world` reaches in an epoch, ordered by first step.
 
@@ -287,6 +293,114 @@ class Order:
 
 
 @dataclass(frozen=True)
+class MixedOrder(Order):
+    """The order of a mixture of datasets: every part has an order of its own, and its share of each batch.
+
+    Ids are those of the parts, one after another. A batch holds the parts' batches, one after another. An epoch ends
+    with the part whose pass takes most steps; the others begin their next pass on the way. A part's pass and step follow
+    from the run's step alone. The fields are those of one order of all samples, from which the parts' are made.
+    """
+
+    parts: tuple[Order, ...] = ()
+
+    @classmethod
+    def of(cls, order: Order, samples: Sequence[int], shares: Sequence[int]) -> Self:
+        """Mix parts of these numbers of samples; sum(shares) divides the batch size.
+
+        A part has as many blocks as the order would need for it, and windows in proportion. Raises ValueError for a
+        part without a step, or too few samples of it in a batch.
+        """
+        shards, parts = order.canonical_shards, list[Order]()
+        for number, (n, share) in enumerate(zip(samples, shares, strict=True)):
+            batch = order.batch_size * share // sum(shares)
+            # As in for_memory: blocks hold a step's ids, and what they hold too much makes passes shorter.
+            most = max(1, (n - 1) // (shards * (batch // shards - 1)))
+            least = min(-(-n // (shards * order.block_rows)), most)
+            blocks = min(range(least, min(least * 9 // 8, most) + 1), key=lambda blocks, n=n: -n % (shards * blocks))
+            window = -(-order.window_blocks * blocks // order.blocks_per_shard)
+            # Parts of equal length must not pair up their samples: each has its own seed.
+            seed = hashlib.blake2b(f"{order.seed}/{number}".encode(), digest_size=8).digest()
+            try:
+                parts.append(Order(n, batch, int.from_bytes(seed), shards, blocks, min(window, blocks)))
+            except ValueError as error:
+                raise ValueError(f"part {number + 1} of the mixture: {error}") from None
+        given = (order.batch_size, order.seed, shards, order.blocks_per_shard, order.window_blocks)
+        return cls(order.samples, *given, tuple(parts))
+
+    def __post_init__(self) -> None:
+        """Check nothing: the order of all samples and the parts' orders were checked."""
+
+    @property
+    def _is_windowed(self) -> bool:
+        return self.window_blocks < self.blocks_per_shard
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a block of the state: the parts' largest, which each of their blocks has for itself; see `rows`."""
+        if self._is_windowed:
+            return max(part.block_rows for part in self.parts)
+        rows = sum(part.shard_rows for part in self.parts)
+        return -(-rows // -(-rows // MAX_BLOCK_ROWS))
+
+    @cached_property
+    def rows(self) -> MixedRows:
+        """The samples' rows of state. Without windows, a part's shard is one block, and the parts' follow closely."""
+        ids = tuple(part.block_rows if self._is_windowed else part.shard_rows for part in self.parts)
+        stride = tuple(self.block_rows if self._is_windowed else rows for rows in ids)
+        shard_ids = tuple(part.shard_rows for part in self.parts)
+        taken = sum(-(-shard // rows) * step for shard, rows, step in zip(shard_ids, ids, stride, strict=True))
+        of_shard = -(-taken // self.block_rows) * self.block_rows
+        return MixedRows(
+            tuple(part.samples for part in self.parts), shard_ids, ids, stride, of_shard, self.canonical_shards
+        )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return max(part.steps_per_epoch for part in self.parts)
+
+    @property
+    def live_rows(self) -> int:
+        live = sum(min(part.window_blocks + 2, part.blocks_per_shard) for part in self.parts)
+        return min(self.rows.rows, live * self.canonical_shards * self.block_rows) if self._is_windowed else self.rows.rows
+
+    def rank_ids(self, rank: int, world: int) -> range:
+        """As `Order.rank_ids`, of rows of state instead of ids."""
+        shards = self._shards_of_rank(rank, world)
+        return range(shards.start * self.rows.rows_per_shard, shards.stop * self.rows.rows_per_shard)
+
+    def batch_ids(self, epoch: int, step: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
+        """As `Order.batch_ids`: a rank's share of the first part's batch, then of the second's, and so on."""
+        self._check_position(epoch, step)
+        step = self.draw(epoch, step)
+        shares = [part.batch_ids(*divmod(step, part.steps_per_epoch), rank, world) for part in self.parts]
+        return np.concatenate([first + share for first, share in zip(self.rows.first_ids, shares, strict=False)])
+
+    def draw(self, epoch: int, step: int) -> int:
+        return epoch * self.steps_per_epoch + step  # a part may meet a sample twice in an epoch
+
+    def windows(self, epoch: int, rank: int = 0, world: int = 1) -> Iterator[Window]:
+        """As `Order.windows`, of blocks of the state; a window that an epoch's end cuts is in both epochs."""
+        self._check_position(epoch, 0)
+        return merge(
+            *(self._windows_of_part(number, epoch, rank, world) for number in range(len(self.parts))),
+            key=attrgetter("first_step"),
+        )
+
+    def _windows_of_part(self, number: int, epoch: int, rank: int, world: int) -> Iterator[Window]:
+        part, first, last = self.parts[number], self.draw(epoch, 0), self.draw(epoch, self.steps_per_epoch - 1)
+        for turn in range(first // part.steps_per_epoch, last // part.steps_per_epoch + 1):
+            before = turn * part.steps_per_epoch - first
+            for window in part.windows(turn, rank, world):
+                low, high = max(0, before + window.first_step), min(last - first, before + window.last_step)
+                if low <= high:
+                    ids = self.rows.first_ids[number] + window.blocks * part.block_rows
+                    rows = self.rows.rows_of(ids)
+                    ends = self.rows.rows_of(np.minimum(ids + part.block_rows, self.rows.first_ids[number + 1]) - 1)
+                    starts = zip(rows // self.block_rows, ends // self.block_rows + 1, strict=True)
+                    yield Window(low, high, np.unique(np.concatenate([np.arange(*each) for each in starts])))
+
+
+@dataclass(frozen=True)
 class Selected:
     """An order of selected samples' positions, as an order of their ids in the whole dataset."""
 
@@ -311,6 +425,9 @@ class Selected:
     def batch_ids(self, epoch: int, step: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
         """As `Order.batch_ids`. Raises SelectionError if the selection cannot be read."""
         return self.selection.ids_at(self.order.batch_ids(epoch, step, rank, world))
+
+    def draw(self, epoch: int, step: int) -> int:
+        return self.order.draw(epoch, step)
 
 
 @dataclass(frozen=True)
@@ -344,6 +461,9 @@ class Pieces:
         step, piece = divmod(step, self.count)
         rows = self.batch_size // world
         return self.order.batch_ids(epoch, step, rank, world)[piece * rows : (piece + 1) * rows]
+
+    def draw(self, epoch: int, step: int) -> int:
+        return self.order.draw(epoch, step // self.count)
 
 
 AnyOrder = Order | Pieces | Selected

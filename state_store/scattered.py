@@ -1,4 +1,7 @@
-"""The rows of a run on selected samples, as rows of the whole dataset: other samples read as never visited."""
+"""The rows of a run on selected samples, or on a mixture of datasets, as rows of all samples.
+
+Samples that are not selected read as never visited.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
+from ..storage.mixed_rows import MixedRows
 from ..storage.selection import Selection, SelectionError
 from .durable import Repository
 
@@ -49,11 +53,11 @@ def places_within(selection: Selection, start: int, stop: int) -> tuple[tuple[in
 class Scattered:
     """A stored column as a column of all samples; reads only the indexed rows."""
 
-    def __init__(self, stored: zarr.Array[Any], selection: Selection, fill_value: float) -> None:
-        self._stored, self._selection, self._fill_value = stored, selection, fill_value
+    def __init__(self, stored: zarr.Array[Any], mapped: MixedRows | Selection, fill_value: float) -> None:
+        self._stored, self._mapped, self._fill_value = stored, mapped, fill_value
         self.dtype: np.dtype[Any] = stored.dtype
-        self.shape = (selection.about.samples,)
-        self.ndim, self.size = 1, selection.about.samples
+        self.ndim, self.size = 1, sum(mapped.samples) if isinstance(mapped, MixedRows) else mapped.about.samples
+        self.shape = (self.size,)
 
     def __len__(self) -> int:
         return self.size
@@ -69,7 +73,10 @@ class Scattered:
             if wanted.size and not -self.size <= wanted.min() <= wanted.max() < self.size:
                 raise IndexError(f"ids {wanted.min()} to {wanted.max()} of {self.size:,} samples")
             wanted = wanted % self.size
-        ids = self._selection.ids
+        if isinstance(self._mapped, MixedRows):
+            found: npt.NDArray[Any] = self._stored.oindex[self._mapped.rows_of(wanted)]
+            return found
+        ids = self._mapped.ids
         assert ids is not None
         places = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
         held = ids[places] == wanted

@@ -15,7 +15,8 @@ from ...pipeline.augment import RECIPES, Recipe
 from ...pipeline.cores import cores
 from ...pipeline.dataset import Dataset
 from ...pipeline.loading import Loader
-from ...pipeline.order import AnyOrder, Order, Pieces, Selected, Window
+from ...pipeline.mixture import Mixture
+from ...pipeline.order import MIN_ROWS_PER_STEP, AnyOrder, MixedOrder, Order, Pieces, Selected, Window
 from ...state_store.schema import Schema
 from ..config import DataConfig, RecipeConfig, TrainConfig, nearest
 from ..encoders import with_names
@@ -49,7 +50,7 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
     refuse_unnamed_encoders(config.model, data.image_size, mode, dataset.index.tokenizer, device)
     resolved = config.model_copy(
         update={
-            "batch_size": config.batch_size or usual_batch_size(_samples(data, dataset)),
+            "batch_size": config.batch_size or usual_batch_size(_samples(data, dataset), _unit(data)),
             "data": data,
             "objective": config.objective.model_copy(update={"mode": mode}),
             "model": with_names(config.model),
@@ -108,6 +109,14 @@ def _resolve_data(config: TrainConfig, dataset: Dataset, mode: str) -> DataConfi
         loader = "dali" if on_gpu and not data.augmentation and _has_dali() else "ffcv"
     image_size = data.image_size or usual_image_size(dataset)
     update = {"recipe": recipe, "loader": loader, "path": dataset.absolute, "image_size": image_size}
+    if isinstance(dataset, Mixture):
+        if data.select:
+            raise ConfigError(
+                "data.select does not work on a mixture; select the samples of each part with `thermopile convert "
+                "dataset PART OUT --select FILE`, and mix these"
+            )
+        parts = tuple(part.absolute for part in dataset.parts)
+        update |= {"path": "", "parts": parts, "shares": data.shares or (1,) * len(parts)}
     return data.model_copy(update=update | {option: pinned(getattr(data, option), option) for option in SELECTING})
 
 
@@ -166,6 +175,36 @@ def _samples(data: DataConfig, dataset: Dataset) -> int:
     return rows_of(data.select) if data.select else dataset.n
 
 
+def _unit(data: DataConfig) -> int:
+    """Return what divides the size of every batch of which all parts have their shares."""
+    return sum(data.shares) // math.gcd(*data.shares) if data.shares else 1
+
+
+def _shards_of_parts(config: TrainConfig, mixture: Mixture, world: World) -> int:
+    """Return the canonical shards of every part: as many as suit the one with the smallest share of a batch.
+
+    Raises ConfigError unless the batch size and the number of ranks fit the shares.
+    """
+    shares, unit = config.data.shares or (1,) * len(mixture.parts), _unit(config.data)
+    batches = [config.batch_size * share / sum(shares) for share in shares]
+    if config.batch_size % unit or min(batches) < MIN_ROWS_PER_STEP:
+        step = unit * MIN_ROWS_PER_STEP
+        fitting = max(step, config.batch_size // step * step)
+        raise ConfigError(
+            f"batch_size = {config.batch_size:,} does not give each of {', '.join(mixture.names)} {MIN_ROWS_PER_STEP} or "
+            f"more whole samples in the shares {' : '.join(map(str, shares))}; use {fitting:,} or {fitting + step:,}"
+        )
+    usual = [Order.create(MIN_ROWS_PER_STEP * int(batch), int(batch)).canonical_shards for batch in batches]
+    shards = config.canonical_shards or min(usual)
+    if shards % world.size:
+        fewest = usual.index(min(usual))
+        raise ConfigError(
+            f"{world.size} ranks cannot share the part {mixture.names[fewest]}, whose {int(batches[fewest]):,} samples of "
+            f"a batch are of {shards} ranges of ids; use a number of ranks that divides {shards}, or a larger batch_size"
+        )
+    return shards
+
+
 def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, world: World = ALONE) -> Order:
     """Create the configured order, windowed if the settings leave that open and the memory budget requires it.
 
@@ -177,8 +216,12 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
     """
     row_bytes = 4 * Schema(objective.fields).row_words
     samples = _samples(config.data, dataset)
-    budget = (config.state.memory_budget or samples * row_bytes) * world.size
-    rows, shards = budget // row_bytes, config.canonical_shards or None
+    limit = config.state.memory_budget
+    budget = (limit or samples * row_bytes) * world.size
+    rows, shards, mixed = budget // row_bytes, config.canonical_shards or None, None
+    if isinstance(dataset, Mixture):
+        shards, shares = _shards_of_parts(config, dataset, world), config.data.shares or (1,) * len(dataset.parts)
+        mixed = partial(MixedOrder.of, samples=[part.n for part in dataset.parts], shares=shares)
     blocks, window = config.blocks_per_shard or None, config.window_blocks or None
     cache, for_rows = (
         DatasetCache.of(config.data, dataset, world),
@@ -189,6 +232,10 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
     try:
         if blocks or window:
             order = Order.create(samples, config.batch_size, config.seed, shards, blocks, window)
+            order = mixed(order) if mixed else order
+        elif mixed:  # windows in proportion take more than those of one dataset
+            tried = (mixed(for_rows(rows >> halvings)) for halvings in range(4))
+            order = next((each for each in tried if not limit or each.live_rows <= rows), None) or mixed(for_rows(rows))
         elif cache is None or not cache.is_set:
             order = for_rows(rows)
         else:
@@ -199,7 +246,7 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
             cache.check(order, order if blocks or window else for_rows(1))
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    if order.live_rows > rows:
+    if limit and order.live_rows > rows:
         raise ConfigError(
             f"state.memory_budget = {budget // world.size:,} holds {rows:,} rows of {row_bytes} "
             f"bytes{f' on {world.size} ranks' if world.size > 1 else ''}, but the order needs "

@@ -38,9 +38,13 @@ def usual_image_size(dataset: Dataset) -> int:
     return max((side for side in SIDES if side <= shorter_side(dataset)), default=SIDES[0])
 
 
-def usual_batch_size(samples: int) -> int:
-    """Return USUAL_BATCH_SIZE, or for few samples the largest power of two of which an epoch has four steps."""
-    return min(USUAL_BATCH_SIZE, 1 << max(1, (samples // 4).bit_length() - 1))
+def usual_batch_size(samples: int, unit: int = 1) -> int:
+    """Return USUAL_BATCH_SIZE, or for few samples the largest power of two of which an epoch has four steps.
+
+    unit: what must divide it, as the shares of a mixture do; the result is then the largest `unit` times a power of two.
+    """
+    usual = min(USUAL_BATCH_SIZE, 1 << max(1, (samples // 4).bit_length() - 1))
+    return unit << max(0, (usual // unit).bit_length() - 1)
 
 
 def refuse_unnamed_encoders(

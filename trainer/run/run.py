@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain, islice
@@ -18,7 +18,8 @@ from torch import Tensor
 from ...gpu_copies import CudaDevice, Pace
 from ...pipeline.batch import Batch
 from ...pipeline.dataset import Dataset
-from ...pipeline.order import Selected
+from ...pipeline.mixture import open_dataset
+from ...pipeline.order import MixedOrder, Selected
 from ...state_store.ranks import agreement
 from ...storage.bucket import Address
 from ...storage.place import place_of
@@ -172,7 +173,7 @@ class Run:
     def from_settings(
         cls,
         path: str | PathLike[str] | Address,
-        data: str | PathLike[str] | Address,
+        data: str | PathLike[str] | Address | Sequence[str],
         settings: Mapping[str, Any] | None = None,
         *,
         preset: str | None = None,
@@ -182,7 +183,7 @@ class Run:
         """Start the run in the directory or at the address `path`, or resume it there.
 
         A resumed run keeps the settings that `settings` leaves out.
-        data: the dataset, a path or an address. settings: a tree as in a TOML file, over the preset's.
+        data: the dataset, a path or an address, or the paths of a mixture's parts. settings: a tree as in a TOML file, over the preset's.
         allow_change: settings, or tables of settings, that may differ from the run's, such as `epochs`. world: from
         `joined_world` under torchrun; all ranks call this.
         Raises ConfigError, also for other changes, RunError, DatasetError, StateStoreError, OSError.
@@ -195,8 +196,12 @@ class Run:
             if preset is not None:
                 given.add_preset(preset)
             given.add(settings or {}, "settings")
-            dataset = Dataset(data)
-            given.add({"data": {"path": dataset.absolute}}, "data")
+            if isinstance(data, list | tuple):
+                given.add({"data": {"path": "", "parts": [str(place_of(part)) for part in data]}}, "data")
+                dataset = open_dataset("", given.load().data.parts)
+            else:
+                dataset = Dataset(data)
+                given.add({"data": {"path": dataset.absolute}}, "data")
             recorded, asked = with_recorded(directory, given) if begun else (None, given.load())
         config, _ = settled(directory, recorded, asked, dataset, world, allow_change)
         run = cls(config, directory, resume=begun, world=world)
@@ -279,11 +284,11 @@ class Run:
             self._save(is_last=is_last)
 
     def _take(self, sample_ids: Tensor) -> dict[str, Tensor]:
-        rows = self._rows_of(sample_ids)
+        positions = self._positions_of(sample_ids)
         with self._clock.waiting("store_wait"):
-            state = self.store.take(rows)
+            state = self.store.take(self._rows_of(positions))
         if self.selection is not None and self.selection.weights is not None:
-            weights = torch.from_numpy(self.selection.weights[rows])
+            weights = torch.from_numpy(self.selection.weights[positions])
             if self.device.type == "cuda":  # a copy from other memory would wait for all queued work of the GPU
                 weights = weights.pin_memory()
             state[WEIGHT] = weights.to(self.device, non_blocking=True)
@@ -291,12 +296,16 @@ class Run:
         return state
 
     def _put(self, sample_ids: Tensor, state: Mapping[str, Tensor]) -> None:
-        rows = self._rows_of(sample_ids)
+        rows = self._rows_of(self._positions_of(sample_ids))
         with self._clock.waiting("store_wait"):
             self.store.put(rows, state, step=self.steps_done + 1)  # asynchronous: written during backprop
 
-    def _rows_of(self, sample_ids: Tensor) -> NDArray[np.int64] | Tensor:
-        """Return the samples' ids in the store: their positions if the run selects samples."""
+    def _rows_of(self, positions: NDArray[np.int64] | Tensor) -> NDArray[np.int64] | Tensor:
+        """Return the samples' ids in the store: their positions, except in a mixture."""
+        return self.order.rows.rows_of(np.asarray(positions)) if isinstance(self.order, MixedOrder) else positions
+
+    def _positions_of(self, sample_ids: Tensor) -> NDArray[np.int64] | Tensor:
+        """Return the samples' positions if the run selects samples, else their ids."""
         if self.selection is None:
             return sample_ids
         return self.selection.positions(sample_ids.numpy(), expected=self._positions(self.steps_done))
@@ -340,7 +349,7 @@ class Run:
         """Let the store gather the rows of coming steps, once for each step."""
         end = min(self.steps_done + 1 + self.config.state.prefetch_steps, self.total_steps)
         for steps_done in range(self._prefetched, end):
-            rows = self._positions(steps_done)
+            rows = self._rows_of(self._positions(steps_done))
             with self._clock.waiting("store_wait"):  # exclude the time to compute the order
                 self.store.prefetch(rows)
         self._prefetched = end

@@ -28,9 +28,9 @@ PART = "part"
 """Column of the samples table: the name of the sample's part."""
 
 
-def open_dataset(place: AnyPlace, parts: Sequence[str] | None = None) -> Dataset:
+def open_dataset(place: AnyPlace | tuple[AnyPlace, ...]) -> Dataset:
     """Open the dataset at a place, or the mixture of those at several. Raises as `Dataset` and `Mixture`."""
-    return Mixture([Dataset(part) for part in parts]) if parts else Dataset(place)
+    return Mixture([*map(Dataset, place)]) if isinstance(place, tuple) else Dataset(place)
 
 
 def part_names(paths: Sequence[str]) -> list[str]:
@@ -65,7 +65,8 @@ class Mixture(Dataset):
     @property
     def first_ids(self) -> NDArray[np.int64]:
         """First id of each part, int64 [parts]."""
-        return self.first_id[self._first_shard[:-1]]
+        first: NDArray[np.int64] = self.first_id[self._first_shard[:-1]]
+        return first
 
     def part_of(self, sample_ids: NDArray[np.int64]) -> pa.Array:
         """Return the names of the parts of these ids, strings [b]."""
@@ -117,7 +118,9 @@ def _refuse_unlike(first: Dataset, other: Dataset) -> None:
         raise DatasetError(f"{other.place} cannot be part of a mixture, because it is at an address; copy it to a disk")
     if first.index.mode != other.index.mode:
         raise DatasetError(f"{both}: the first holds {first.index.mode}, the other {other.index.mode}")
-    sizes = [each.index.tokenizer and each.index.tokenizer.model_copy(update={"truncated": 0}) for each in (first, other)]
+    sizes = [
+        each.index.tokenizer and each.index.tokenizer.model_copy(update={"truncated": 0}) for each in (first, other)
+    ]
     if (first.index.tokenizer_digest, sizes[0]) != (other.index.tokenizer_digest, sizes[1]):
         raise DatasetError(
             f"{both}: their tokenizers or context lengths differ. Convert the other again with --tokenizer "

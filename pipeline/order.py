@@ -316,7 +316,7 @@ class MixedOrder(Order):
             # As in for_memory: blocks hold a step's ids, and what they hold too much makes passes shorter.
             most = max(1, (n - 1) // (shards * (batch // shards - 1)))
             least = min(-(-n // (shards * order.block_rows)), most)
-            blocks = min(range(least, min(least * 9 // 8, most) + 1), key=lambda blocks, n=n: -n % (shards * blocks))
+            blocks = least + int(np.argmin([-n % (shards * each) for each in range(least, min(least * 9 // 8, most) + 1)]))
             window = -(-order.window_blocks * blocks // order.blocks_per_shard)
             # Parts of equal length must not pair up their samples: each has its own seed.
             seed = hashlib.blake2b(f"{order.seed}/{number}".encode(), digest_size=8).digest()
@@ -361,7 +361,9 @@ class MixedOrder(Order):
     @property
     def live_rows(self) -> int:
         live = sum(min(part.window_blocks + 2, part.blocks_per_shard) for part in self.parts)
-        return min(self.rows.rows, live * self.canonical_shards * self.block_rows) if self._is_windowed else self.rows.rows
+        return (
+            min(self.rows.rows, live * self.canonical_shards * self.block_rows) if self._is_windowed else self.rows.rows
+        )
 
     def rank_ids(self, rank: int, world: int) -> range:
         """As `Order.rank_ids`, of rows of state instead of ids."""

@@ -214,7 +214,9 @@ def _read(state: Place, name: str) -> History:
     if lacking := [snapshot.tag for snapshot in index.snapshots if f"snapshots/{snapshot.id}" not in snapshot.files]:
         raise ValueError(f"{lacking[0]} does not list its own file")
     selection, mixture = index.selection, index.mixture
-    if index.format_version != _format_of(selection, mixture) or (mixture and (selection or mixture.rows != index.samples)):
+    if index.format_version != _format_of(selection, mixture) or (
+        mixture and (selection or mixture.rows != index.samples)
+    ):
         raise ValueError(f"format version {index.format_version} with selection {selection} and mixture {mixture}")
     schema = Schema.from_json(index.fields)
     description = Description(index.samples, schema, index.block_rows, index.dataset_fingerprint, selection, mixture)

@@ -74,8 +74,7 @@ class Scattered:
                 raise IndexError(f"ids {wanted.min()} to {wanted.max()} of {self.size:,} samples")
             wanted = wanted % self.size
         if isinstance(self._mapped, MixedRows):
-            found: npt.NDArray[Any] = self._stored.oindex[self._mapped.rows_of(wanted)]
-            return found
+            return np.asarray(self._stored.oindex[self._mapped.rows_of(wanted)])
         ids = self._mapped.ids
         assert ids is not None
         places = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)

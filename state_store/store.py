@@ -11,8 +11,8 @@ from typing import Self
 import torch
 
 from ..storage.bucket import Address
-from ..storage.place import Lock, Place, place_of
 from ..storage.mixed_rows import MixedRows
+from ..storage.place import Lock, Place, place_of
 from ..storage.selection import Selection
 from .background import BackgroundThread
 from .commit import ColumnPart

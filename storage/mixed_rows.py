@@ -1,7 +1,7 @@
 """Where the samples of a mixture of datasets have their rows of state.
 
 Rows are cut into the sample order's canonical shards: each has the shard of the first part, then that of the second, and
-so on, so that a rank's rows lie together whatever the number of ranks. Rows between them that no sample has stay unused.
+so on, so that a rank's rows lie together whatever the number of ranks. Some rows between them stay unused.
 """
 
 from dataclasses import dataclass
@@ -59,13 +59,14 @@ class MixedRows:
         part = np.searchsorted(self.first_ids, ids, "right") - 1
         shard, place = np.divmod(ids - self.first_ids[part], np.array(self.shard_ids)[part])
         block, place = np.divmod(place, np.array(self.block_ids)[part])
-        rows: Ids = shard * self.rows_per_shard + self.first_rows[part] + block * np.array(self.block_stride)[part]
-        return rows + place
+        rows: Ids = shard * self.rows_per_shard + self.first_rows[part] + block * np.array(self.block_stride)[part] + place
+        return rows
 
     def ids_at(self, rows: Ids) -> Ids:
         """Return the ids of the samples of these rows, int64 [b]; any id for a row that no sample has."""
         shard, place = np.divmod(rows, self.rows_per_shard)
         part = np.minimum(np.searchsorted(self.first_rows, place, "right"), len(self.samples)) - 1
         block, place = np.divmod(place - self.first_rows[part], np.array(self.block_stride)[part])
-        ids: Ids = self.first_ids[part] + shard * np.array(self.shard_ids)[part]
-        return ids + block * np.array(self.block_ids)[part] + place
+        first = self.first_ids[part] + shard * np.array(self.shard_ids)[part]
+        ids: Ids = first + block * np.array(self.block_ids)[part] + place
+        return ids

@@ -326,13 +326,13 @@ def _refuse_code_of_files(settings: TrainConfig, recorded: TrainConfig | None, l
 
 def _dataset_of(settings: TrainConfig, asked: TrainOptions, *, is_begun: bool) -> Dataset | None:
     """Open the dataset of the settings; return None if a new run, which is only to be printed, names none."""
-    if not (settings.data.place or is_begun):
+    if not (settings.data.places or is_begun):
         if asked.print_config:
             return None
         start = f"{asked.out} has no run to resume, and a new one has " if asked.resume else ""
         raise click.UsageError(f"{start}no dataset: pass --data, a directory written by `thermopile convert`")
     try:
-        return open_dataset(settings.data.path, settings.data.parts)
+        return open_dataset(settings.data.places)
     except DatasetError as error:
         if not is_begun:
             raise

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from .._version import __version__
-from ..pipeline.dataset import Dataset
+from ..pipeline.mixture import open_dataset
 from ..storage.files import sync, writer_name
 from ..storage.place import Place
 from .checkpoints.checkpoint_files import LATEST
@@ -102,7 +102,7 @@ def _restore(
 ) -> list[_Side]:
     checkpoint = find_checkpoint(run, at)
     info, training = load_found(checkpoint)
-    folder = data or config.data.path
+    folder = data or config.data.places
     tokenizer, sizes = tokenizer_of(folder, info) if config.objective.mode == "bimodal" else (None, None)
     encoders = restore_encoders(config, checkpoint, training, sizes, weights, allow_code=allow_code)
     for name, values in encoders.state_dict().items():
@@ -122,7 +122,7 @@ def _restore(
     facts = {"weights": weights} | sizes.model_dump(include={"vocab_size", "context_length", "end_id"})
     facts = _facts(config, config.model.text, encoders.text, info.step) | facts
     pad_token = (tokenizer.padding or {})["pad_token"]
-    return [image, _Side("text", encoders.text, facts, Dataset(folder).tokenizer_path, pad_token)]
+    return [image, _Side("text", encoders.text, facts, open_dataset(folder).tokenizer_path, pad_token)]
 
 
 def _facts(config: TrainConfig, encoder: EncoderConfig, module: Encoder, step: int) -> dict[str, Any]:

@@ -5,7 +5,6 @@ import pytest
 
 from thermopile.pipeline.order import MixedOrder, Order, Pieces
 
-
 FULL = MixedOrder.of(Order.create(4_100, 1_024, seed=3), [2_700, 900, 500], [5, 2, 1])
 WINDOWED = MixedOrder.of(Order.create(40_000, 1_024, 3, 8, 20, 6), [26_000, 11_000, 3_000], [5, 2, 1])
 ORDERS = pytest.mark.parametrize("order", [FULL, WINDOWED], ids=["full", "windowed"])

@@ -1,6 +1,7 @@
 """Datasets to mix: parts of the glyphs, all with the glyphs' tokenizer, two of them in folders of one name."""
 
 import numpy as np
+
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.dataset_source import DatasetSource

@@ -6,13 +6,12 @@ import pytest
 from thermopile.pipeline.mixture import Mixture
 from thermopile.state_store import StateReader
 from thermopile.trainer.config import load_config
-from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.mixtures import made_parts
-from support.runs import SMALL_MODEL, assert_same_run, resumed, stopped, train
+from support.runs import SMALL_MODEL, assert_same_run, resumed, stopped
 
 RESIDENT = {}
 WINDOWED = {"state": {"memory_budget": "20KB"}}
@@ -52,7 +51,7 @@ def test_a_mixture_is_trained_resumed_and_counted_exactly(parts, more, tmp_path)
     for part, share, first in zip(parts, (32, 16, 16), (0, 900, 1_300), strict=True):
         of_part = visits[first : first + part.n]
         assert of_part.sum() == share * trainer.steps_done
-        assert of_part.max() - of_part.min() <= 2
+        assert of_part.max() <= -(-trainer.steps_done // (part.n // share))
     ids = np.array([1_599, 3, 900, 899, 1_300])
     np.testing.assert_array_equal(state.rows_at(ids)["visits"], visits[ids])
     np.testing.assert_array_equal(state.array("visits")[880:1_310], visits[880:1_310])

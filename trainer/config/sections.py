@@ -127,9 +127,9 @@ class DataConfig(Section):
         return side
 
     @property
-    def place(self) -> str:
+    def places(self) -> str | tuple[str, ...]:
         """The dataset's path or address, or the parts' paths."""
-        return " + ".join(self.parts or [self.path])
+        return self.parts or self.path
 
     @model_validator(mode="after")
     def _one_dataset_or_parts(self) -> Self:
@@ -137,7 +137,9 @@ class DataConfig(Section):
         if given == 1 or (given and self.path):
             raise ValueError("give one dataset as `path` (--data), or two and more as `parts` (--data for each)")
         if self.shares and len(self.shares) != given:
-            raise ValueError(f"there are {given} parts and {len(self.shares)} shares; give --share once for each --data")
+            raise ValueError(
+                f"there are {given} parts and {len(self.shares)} shares; give --share once for each --data"
+            )
         return self
 
     @model_validator(mode="after")

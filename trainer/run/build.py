@@ -108,7 +108,7 @@ def _resolve_data(config: TrainConfig, dataset: Dataset, mode: str) -> DataConfi
         on_gpu = device_named(config.device).type == "cuda"
         loader = "dali" if on_gpu and not data.augmentation and _has_dali() else "ffcv"
     image_size = data.image_size or usual_image_size(dataset)
-    update = {"recipe": recipe, "loader": loader, "path": dataset.absolute, "image_size": image_size}
+    update: dict[str, Any] = {"recipe": recipe, "loader": loader, "path": dataset.absolute, "image_size": image_size}
     if isinstance(dataset, Mixture):
         if data.select:
             raise ConfigError(

@@ -51,7 +51,7 @@ def find_start(config: TrainConfig, run: RunDirectory, world: World, *, resume: 
     """
     with agreement(world.control, RunError):
         run.refuse_unusable()
-        dataset = open_dataset(config.data.path, config.data.parts)
+        dataset = open_dataset(config.data.places)
         if resume and world.is_first and (config.data.select or config.data.weights):
             check_own_copy(config.data, Selection(run.selection))
         start = load_latest(run.checkpoints) if resume else None

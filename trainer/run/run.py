@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain, islice
@@ -17,12 +17,11 @@ from torch import Tensor
 
 from ...gpu_copies import CudaDevice, Pace
 from ...pipeline.batch import Batch
-from ...pipeline.dataset import Dataset
-from ...pipeline.mixture import open_dataset
+from ...pipeline.mixture import Mixture, open_dataset
 from ...pipeline.order import MixedOrder, Selected
 from ...state_store.ranks import agreement
 from ...storage.bucket import Address
-from ...storage.place import place_of
+from ...storage.place import AnyPlace, place_of
 from ...storage.selection import Selection
 from ..checkpoints.checkpoint_files import Loaded
 from ..checkpoints.tensors import take_apart
@@ -173,7 +172,7 @@ class Run:
     def from_settings(
         cls,
         path: str | PathLike[str] | Address,
-        data: str | PathLike[str] | Address | Sequence[str],
+        data: AnyPlace | tuple[AnyPlace, ...],
         settings: Mapping[str, Any] | None = None,
         *,
         preset: str | None = None,
@@ -183,7 +182,7 @@ class Run:
         """Start the run in the directory or at the address `path`, or resume it there.
 
         A resumed run keeps the settings that `settings` leaves out.
-        data: the dataset, a path or an address, or the paths of a mixture's parts. settings: a tree as in a TOML file, over the preset's.
+        data: the dataset, a path or an address, or a tuple of the parts of a mixture. settings: a tree as in a TOML file, over the preset's.
         allow_change: settings, or tables of settings, that may differ from the run's, such as `epochs`. world: from
         `joined_world` under torchrun; all ranks call this.
         Raises ConfigError, also for other changes, RunError, DatasetError, StateStoreError, OSError.
@@ -196,12 +195,9 @@ class Run:
             if preset is not None:
                 given.add_preset(preset)
             given.add(settings or {}, "settings")
-            if isinstance(data, list | tuple):
-                given.add({"data": {"path": "", "parts": [str(place_of(part)) for part in data]}}, "data")
-                dataset = open_dataset("", given.load().data.parts)
-            else:
-                dataset = Dataset(data)
-                given.add({"data": {"path": dataset.absolute}}, "data")
+            dataset = open_dataset(data)
+            parts = [part.absolute for part in dataset.parts] if isinstance(dataset, Mixture) else None
+            given.add({"data": {"path": "", "parts": parts} if parts else {"path": dataset.absolute}}, "data")
             recorded, asked = with_recorded(directory, given) if begun else (None, given.load())
         config, _ = settled(directory, recorded, asked, dataset, world, allow_change)
         run = cls(config, directory, resume=begun, world=world)

@@ -4,7 +4,6 @@ Each canonical shard's ids are shuffled by two keyed bijections: its blocks are 
 within windows of `window_blocks` of those blocks. bijection.py finds any place of any epoch in O(1) time and memory.
 """
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -296,63 +295,48 @@ class Order:
 class MixedOrder(Order):
     """The order of a mixture of datasets: every part has an order of its own, and its share of each batch.
 
-    Ids are those of the parts, one after another. A batch holds the parts' batches, one after another. An epoch ends
-    with the part whose pass takes most steps; the others begin their next pass on the way. A part's pass and step follow
-    from the run's step alone. The fields are those of one order of all samples, from which the parts' are made.
+    A rank's share of a batch is its share of the first part's batch, then of the second's, and so on. An epoch ends
+    with the part whose pass takes most steps; the others begin their next pass on the way. A part's pass and step
+    follow from the run's step alone. Methods are as those of `Order`, but their ids are rows of state, which `rows`
+    maps to ids of samples. The fields are of one order of all samples, from which the parts' are made.
     """
 
     parts: tuple[Order, ...] = ()
 
     @classmethod
     def of(cls, order: Order, samples: Sequence[int], shares: Sequence[int]) -> Self:
-        """Mix parts of these numbers of samples; sum(shares) divides the batch size.
+        """Mix parts of these numbers of samples, in shares that divide the batch size.
 
-        A part has as many blocks as the order would need for it, and windows in proportion. Raises ValueError for a
-        part without a step, or too few samples of it in a batch.
+        A part has about as many blocks as the order needs for it, and windows in proportion. A full shuffle has eight
+        blocks or more, since parts of one would leave more rows unused. Raises ValueError naming a part without a step.
         """
-        shards, parts = order.canonical_shards, list[Order]()
+        batch, seed, shards = order.batch_size, order.seed, order.canonical_shards
+        if order.window_blocks == order.blocks_per_shard:
+            order = Order.create(order.samples, batch, seed, shards, max(8, order.blocks_per_shard))
+        parts = []
         for number, (n, share) in enumerate(zip(samples, shares, strict=True)):
-            batch = order.batch_size * share // sum(shares)
-            # As in for_memory: blocks hold a step's ids, and what they hold too much makes passes shorter.
-            most = max(1, (n - 1) // (shards * (batch // shards - 1)))
-            least = min(-(-n // (shards * order.block_rows)), most)
-            blocks = least + int(np.argmin([-n % (shards * each) for each in range(least, min(least * 9 // 8, most) + 1)]))
+            least = -(-n // (shards * order.block_rows))  # and a few more, as in for_memory
+            _, blocks = min((-n % (shards * blocks), blocks) for blocks in range(least, least * 9 // 8 + 1))
             window = -(-order.window_blocks * blocks // order.blocks_per_shard)
-            # Parts of equal length must not pair up their samples: each has its own seed.
-            seed = hashlib.blake2b(f"{order.seed}/{number}".encode(), digest_size=8).digest()
+            own = (batch * share // sum(shares), (seed + number) % 2**64)  # of equal parts, samples must not pair up
             try:
-                parts.append(Order(n, batch, int.from_bytes(seed), shards, blocks, min(window, blocks)))
+                parts.append(Order(n, *own, shards, blocks, window))
             except ValueError as error:
                 raise ValueError(f"part {number + 1} of the mixture: {error}") from None
-        given = (order.batch_size, order.seed, shards, order.blocks_per_shard, order.window_blocks)
-        return cls(order.samples, *given, tuple(parts))
+        return cls(order.samples, batch, seed, shards, order.blocks_per_shard, order.window_blocks, tuple(parts))
 
     def __post_init__(self) -> None:
         """Check nothing: the order of all samples and the parts' orders were checked."""
 
-    @property
-    def _is_windowed(self) -> bool:
-        return self.window_blocks < self.blocks_per_shard
+    @cached_property
+    def rows(self) -> MixedRows:
+        """The samples' rows of state, in blocks as large as the largest of any part."""
+        blocks = [part.blocks_per_shard for part in self.parts]
+        return MixedRows([part.samples for part in self.parts], blocks, self.canonical_shards)
 
     @property
     def block_rows(self) -> int:
-        """Rows of a block of the state: the parts' largest, which each of their blocks has for itself; see `rows`."""
-        if self._is_windowed:
-            return max(part.block_rows for part in self.parts)
-        rows = sum(part.shard_rows for part in self.parts)
-        return -(-rows // -(-rows // MAX_BLOCK_ROWS))
-
-    @cached_property
-    def rows(self) -> MixedRows:
-        """The samples' rows of state. Without windows, a part's shard is one block, and the parts' follow closely."""
-        ids = tuple(part.block_rows if self._is_windowed else part.shard_rows for part in self.parts)
-        stride = tuple(self.block_rows if self._is_windowed else rows for rows in ids)
-        shard_ids = tuple(part.shard_rows for part in self.parts)
-        taken = sum(-(-shard // rows) * step for shard, rows, step in zip(shard_ids, ids, stride, strict=True))
-        of_shard = -(-taken // self.block_rows) * self.block_rows
-        return MixedRows(
-            tuple(part.samples for part in self.parts), shard_ids, ids, stride, of_shard, self.canonical_shards
-        )
+        return self.rows.block_rows
 
     @property
     def steps_per_epoch(self) -> int:
@@ -360,46 +344,37 @@ class MixedOrder(Order):
 
     @property
     def live_rows(self) -> int:
-        live = sum(min(part.window_blocks + 2, part.blocks_per_shard) for part in self.parts)
-        return (
-            min(self.rows.rows, live * self.canonical_shards * self.block_rows) if self._is_windowed else self.rows.rows
-        )
+        blocks = sum(min(part.window_blocks + 2, part.blocks_per_shard) for part in self.parts)
+        return blocks * self.canonical_shards * self.block_rows
 
     def rank_ids(self, rank: int, world: int) -> range:
-        """As `Order.rank_ids`, of rows of state instead of ids."""
-        shards = self._shards_of_rank(rank, world)
-        return range(shards.start * self.rows.rows_per_shard, shards.stop * self.rows.rows_per_shard)
+        shards, rows = self._shards_of_rank(rank, world), self.rows.about.kept // self.canonical_shards
+        return range(shards.start * rows, shards.stop * rows)
 
     def batch_ids(self, epoch: int, step: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
-        """As `Order.batch_ids`: a rank's share of the first part's batch, then of the second's, and so on."""
         self._check_position(epoch, step)
-        step = self.draw(epoch, step)
-        shares = [part.batch_ids(*divmod(step, part.steps_per_epoch), rank, world) for part in self.parts]
-        return np.concatenate([first + share for first, share in zip(self.rows.first_ids, shares, strict=False)])
+        places = [divmod(self.draw(epoch, step), part.steps_per_epoch) for part in self.parts]
+        shares = [part.batch_ids(*place, rank, world) for part, place in zip(self.parts, places, strict=True)]
+        first = np.repeat(self.rows.first_id[:-1], [len(share) for share in shares])
+        return self.rows.positions(first + np.concatenate(shares))
 
     def draw(self, epoch: int, step: int) -> int:
         return epoch * self.steps_per_epoch + step  # a part may meet a sample twice in an epoch
 
     def windows(self, epoch: int, rank: int = 0, world: int = 1) -> Iterator[Window]:
-        """As `Order.windows`, of blocks of the state; a window that an epoch's end cuts is in both epochs."""
         self._check_position(epoch, 0)
-        return merge(
-            *(self._windows_of_part(number, epoch, rank, world) for number in range(len(self.parts))),
-            key=attrgetter("first_step"),
-        )
+        of_parts = (self._windows_of_part(number, epoch, rank, world) for number in range(len(self.parts)))
+        return merge(*of_parts, key=attrgetter("first_step"))
 
     def _windows_of_part(self, number: int, epoch: int, rank: int, world: int) -> Iterator[Window]:
-        part, first, last = self.parts[number], self.draw(epoch, 0), self.draw(epoch, self.steps_per_epoch - 1)
-        for turn in range(first // part.steps_per_epoch, last // part.steps_per_epoch + 1):
+        """Yield those of the part's passes in an epoch; a window that begins before the epoch is in both."""
+        part, first, steps = self.parts[number], self.draw(epoch, 0), self.steps_per_epoch
+        for turn in range(first // part.steps_per_epoch, (first + steps - 1) // part.steps_per_epoch + 1):
             before = turn * part.steps_per_epoch - first
             for window in part.windows(turn, rank, world):
-                low, high = max(0, before + window.first_step), min(last - first, before + window.last_step)
+                low, high = max(0, before + window.first_step), min(steps - 1, before + window.last_step)
                 if low <= high:
-                    ids = self.rows.first_ids[number] + window.blocks * part.block_rows
-                    rows = self.rows.rows_of(ids)
-                    ends = self.rows.rows_of(np.minimum(ids + part.block_rows, self.rows.first_ids[number + 1]) - 1)
-                    starts = zip(rows // self.block_rows, ends // self.block_rows + 1, strict=True)
-                    yield Window(low, high, np.unique(np.concatenate([np.arange(*each) for each in starts])))
+                    yield Window(low, high, np.sort(self.rows.blocks_at(number, window.blocks)))
 
 
 @dataclass(frozen=True)

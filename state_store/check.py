@@ -88,7 +88,7 @@ def check_snapshot(
     Columns with a wrong shape, dtype or chunking are not read. Raises SnapshotNotFoundError if the run deletes the
     snapshot meanwhile.
     """
-    reader, selection, mapped = reader.of_rows(), reader.selection, reader.mixture or reader.selection
+    reader, selection = reader.of_rows(), reader.selection
     made_for, written_for = reader.dataset_fingerprint, reader.snapshot.dataset_fingerprint
     others = [f"the state is for dataset {made_for[:12]}…, but this snapshot is for {written_for[:12]}…"]
     columns = [_open_column(reader, name) for name in reader.columns]
@@ -104,7 +104,7 @@ def check_snapshot(
             for what, at_fault in _faults(reader, column.name, values, visits, tau_bounds):
                 if len(places := np.flatnonzero(at_fault)):
                     named = places[:MAX_IDS] + start
-                    ids = tuple((named if mapped is None else mapped.ids_at(named)).tolist())
+                    ids = tuple((named if selection is None else selection.ids_at(named)).tolist())
                     column.add(Problem(what, start // reader.block_rows, len(places), ids))
         on_progress(stop)
     problems = others if made_for != written_for else []

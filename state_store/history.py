@@ -14,7 +14,6 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from ..storage.mixed_rows import MixedRows
 from ..storage.place import Place
 from ..storage.sealed_json import seal_document, unseal
 from .errors import DamagedFileError, StoreLockedError, StoreNotFoundError
@@ -25,8 +24,8 @@ INDEX = "thermopile.json"
 COPY = "thermopile.copy.json"
 """A second copy of the index, so that one flipped bit does not cost the whole history."""
 
-_FORMAT_VERSION, _OF_SELECTION, _OF_MIXTURE = 3, 4, 5
-"""The others are for a store of selected samples, and of a mixture's: readers of the first would take rows for ids."""
+_FORMAT_VERSION, _OF_SELECTION = 3, 4
+"""The second format is for a store of selected samples, which readers of the first would take for the first ids."""
 _Count = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 _Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _FilePath = Annotated[str, Field(pattern="^(snapshots|manifests)/[0-9A-Z]{20}$")]
@@ -85,13 +84,12 @@ class History:
 class _Index(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    format_version: Literal[3, 4, 5]
+    format_version: Literal[3, 4]
     samples: _Count
     fields: dict[str, float | Literal["inf", "-inf"]]
     block_rows: _Count
     dataset_fingerprint: str
     selection: _Sha256 | None = None
-    mixture: MixedRows | None = None
     writer: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
     snapshots: Annotated[list[Snapshot], Field(min_length=1)]
 
@@ -157,13 +155,12 @@ def replace(state: Place, history: History) -> None:
     description = history.description
     text = seal_document(
         {
-            "format_version": _format_of(description.selection, description.mixture),
+            "format_version": _OF_SELECTION if description.selection else _FORMAT_VERSION,
             "samples": description.samples,
             "fields": description.schema.to_json(),
             "block_rows": description.block_rows,
             "dataset_fingerprint": description.dataset_fingerprint,
             **({"selection": description.selection} if description.selection else {}),
-            **({"mixture": asdict(description.mixture)} if description.mixture else {}),
             **({"writer": history.writer} if history.writer else {}),
             "snapshots": [
                 {**asdict(snapshot), "written_at": snapshot.written_at.isoformat()} for snapshot in history.snapshots
@@ -175,10 +172,6 @@ def replace(state: Place, history: History) -> None:
             (state / name).supersede(text, history.version)
     except FileExistsError as error:
         raise taken_over(state) from error
-
-
-def _format_of(selection: str | None, mixture: MixedRows | None) -> int:
-    return _OF_MIXTURE if mixture else _OF_SELECTION if selection else _FORMAT_VERSION
 
 
 def taken_over(state: Place) -> StoreLockedError:
@@ -199,10 +192,10 @@ def _read(state: Place, name: str) -> History:
     with damage_to(name):
         text, version = (state / name).read_version()
     tree = unseal(text)
-    if isinstance(format_ := tree.get("format_version"), int) and not _FORMAT_VERSION <= format_ <= _OF_MIXTURE:
+    if isinstance(format_ := tree.get("format_version"), int) and format_ not in (_FORMAT_VERSION, _OF_SELECTION):
         raise StoreNotFoundError(
             f"{state}: the state has format version {format_}, but this version of thermopile reads {_FORMAT_VERSION} "
-            f"to {_OF_MIXTURE}; use the version that wrote it"
+            f"and {_OF_SELECTION}; use the version that wrote it"
         )
     try:
         index = _Index.model_validate(tree)
@@ -213,11 +206,8 @@ def _read(state: Place, name: str) -> History:
         raise ValueError("its snapshots are not ordered by step")
     if lacking := [snapshot.tag for snapshot in index.snapshots if f"snapshots/{snapshot.id}" not in snapshot.files]:
         raise ValueError(f"{lacking[0]} does not list its own file")
-    selection, mixture = index.selection, index.mixture
-    if index.format_version != _format_of(selection, mixture) or (
-        mixture and (selection or mixture.rows != index.samples)
-    ):
-        raise ValueError(f"format version {index.format_version} with selection {selection} and mixture {mixture}")
+    if (index.format_version == _OF_SELECTION) != (index.selection is not None):
+        raise ValueError(f"format version {index.format_version} with selection {index.selection}")
     schema = Schema.from_json(index.fields)
-    description = Description(index.samples, schema, index.block_rows, index.dataset_fingerprint, selection, mixture)
+    description = Description(index.samples, schema, index.block_rows, index.dataset_fingerprint, index.selection)
     return History(description, tuple(index.snapshots), index.writer, version)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from itertools import pairwise
+from functools import partial
 from typing import Any
 
 import icechunk
@@ -54,26 +54,17 @@ class StateReader:
     only their state; the others read as samples never visited. All may then raise SelectionError.
     """
 
-    def __init__(
-        self,
-        repository: Repository,
-        snapshot: Snapshot,
-        selection: Selection | None = None,
-        *,
-        as_stored: bool = False,
-    ) -> None:
+    def __init__(self, repository: Repository, snapshot: Snapshot, selection: Selection | None = None) -> None:
         """selection: the samples of the stored rows; None: the first ones. Use `open`, which finds the selection."""
         self._repository = repository
         self._description = description = repository.description
-        self.mixture = None if as_stored else description.mixture
-        """The rows of a run on several datasets."""
         self._group: zarr.Group = repository.group(snapshot)
         self.snapshot = snapshot
         self.selection = selection
         """The samples that the run trains on; None: all."""
-        self.kept = sum(self.mixture.samples) if self.mixture else description.samples
+        self.samples = selection.about.samples if selection else description.samples
+        self.kept = min(description.samples, self.samples)  # the rows of a mixture are more than its samples
         """Number of samples that the run trains on."""
-        self.samples = selection.about.samples if selection else self.kept
         # Evenly spread selected samples give a chunk about this many ids, within the limit on memory.
         spread = -(-description.block_rows * self.samples // self.kept)
         self.block_rows = min(spread, max(description.block_rows, 2**18))
@@ -96,17 +87,16 @@ class StateReader:
         return cls(repository, repository.resolve(at), selection_of(repository))
 
     def of_rows(self) -> StateReader:
-        """Return a reader of the rows as stored: with a selection, their ids are positions, in a mixture rows."""
-        mapped = self.selection or self.mixture
-        return StateReader(self._repository, self.snapshot, as_stored=True) if mapped else self
+        """Return a reader of the rows as stored: with a selection, their ids are positions."""
+        return StateReader(self._repository, self.snapshot) if self.selection else self
 
     def array(self, name: str) -> zarr.Array[Any] | Scattered:
         """Return one column [samples], float32 or uint32, which reads chunks as it is indexed.
 
-        It is a zarr array, or, with a selection or a mixture, behaves like one for numbers, slices, ids and masks.
+        It is a zarr array, or, with a selection, behaves like one for numbers, slices, ids and masks.
         """
-        stored, mapped = self.stored(name), self.selection or self.mixture
-        return stored if mapped is None else Scattered(stored, mapped, self._description.schema.fill_value(name))
+        stored, selection = self.stored(name), self.selection
+        return stored if selection is None else Scattered(stored, selection, self._description.schema.fill_value(name))
 
     def stored(self, name: str) -> zarr.Array[Any]:
         """Return one column as stored, [kept]: without the samples that the run does not train on."""
@@ -122,7 +112,7 @@ class StateReader:
     def is_kept(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
         """Return which of the ids start … stop − 1 the run trains on, bool [stop − start]."""
         kept = np.ones(stop - start, dtype=bool)
-        if self.selection is not None:
+        if self.selection is not None and self.selection.ids is not None:
             kept[:] = False
             kept[places_within(self.selection, start, stop)[1]] = True
         return kept
@@ -143,8 +133,6 @@ class StateReader:
         try:
             if self.selection is not None:
                 return self._scattered(self.selection, start, stop, names)
-            if self.mixture is not None:
-                return self._of_mixture(self.mixture.rows_of(np.arange(start, stop)), names)
             return {name: read_rows(self._group, self._description, name, start, stop) for name in names}
         except DamagedChunkError as error:
             if self._repository.holds(self.snapshot.id):
@@ -182,6 +170,8 @@ class StateReader:
     def _scattered(
         self, selection: Selection, start: int, stop: int, names: Iterable[str]
     ) -> dict[str, npt.NDArray[Any]]:
+        if selection.ids is None:
+            return self._mixed(selection.positions(ids := np.arange(start, stop), ids), names)
         (first, end), places = places_within(selection, start, stop)
         schema, found = self._description.schema, dict[str, npt.NDArray[Any]]()
         for name in names:
@@ -189,13 +179,11 @@ class StateReader:
             found[name][places] = read_rows(self._group, self._description, name, first, end)
         return found
 
-    def _of_mixture(self, rows: npt.NDArray[np.int64], names: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
-        ends = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
-        runs = [(rows[low], rows[high - 1] + 1) for low, high in pairwise(ends) if low < high] or [(0, 0)]
-        return {
-            name: np.concatenate([read_rows(self._group, self._description, name, *map(int, run)) for run in runs])
-            for name in names
-        }
+    def _mixed(self, rows: npt.NDArray[np.int64], names: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
+        runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)  # neighbours, read together
+        ranges = [(int(run[0]), int(run[-1]) + 1) if len(run) else (0, 0) for run in runs]
+        read = partial(read_rows, self._group, self._description)
+        return {name: np.concatenate([read(name, *each) for each in ranges]) for name in names}
 
     def _check_known(self, names: Iterable[str]) -> None:
         if unknown := [name for name in names if name not in self.columns]:

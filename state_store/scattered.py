@@ -1,6 +1,6 @@
-"""The rows of a run on selected samples, or on a mixture of datasets, as rows of all samples.
+"""The rows of a run on selected samples, as rows of the whole dataset: other samples read as never visited.
 
-Samples that are not selected read as never visited.
+Those of a run on a mixture of datasets are in another order than its samples.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
-from ..storage.mixed_rows import MixedRows
+from ..storage.mixed_rows import MIXTURE, MixedRows
 from ..storage.selection import Selection, SelectionError
 from .durable import Repository
 
@@ -24,7 +24,8 @@ def selection_of(repository: Repository) -> Selection | None:
     description = repository.description
     if description.selection is None:
         return None
-    selection = Selection(repository.path.with_name("selection"))
+    folder = repository.path.with_name("selection")
+    selection = MixedRows.read(folder) if (folder / MIXTURE).exists() else Selection(folder)
     about = selection.about
     if (about.ids, about.kept) != (description.selection, description.samples):
         raise SelectionError(
@@ -53,11 +54,11 @@ def places_within(selection: Selection, start: int, stop: int) -> tuple[tuple[in
 class Scattered:
     """A stored column as a column of all samples; reads only the indexed rows."""
 
-    def __init__(self, stored: zarr.Array[Any], mapped: MixedRows | Selection, fill_value: float) -> None:
-        self._stored, self._mapped, self._fill_value = stored, mapped, fill_value
+    def __init__(self, stored: zarr.Array[Any], selection: Selection, fill_value: float) -> None:
+        self._stored, self._selection, self._fill_value = stored, selection, fill_value
         self.dtype: np.dtype[Any] = stored.dtype
-        self.ndim, self.size = 1, sum(mapped.samples) if isinstance(mapped, MixedRows) else mapped.about.samples
-        self.shape = (self.size,)
+        self.shape = (selection.about.samples,)
+        self.ndim, self.size = 1, selection.about.samples
 
     def __len__(self) -> int:
         return self.size
@@ -73,10 +74,8 @@ class Scattered:
             if wanted.size and not -self.size <= wanted.min() <= wanted.max() < self.size:
                 raise IndexError(f"ids {wanted.min()} to {wanted.max()} of {self.size:,} samples")
             wanted = wanted % self.size
-        if isinstance(self._mapped, MixedRows):
-            return np.asarray(self._stored.oindex[self._mapped.rows_of(wanted)])
-        ids = self._mapped.ids
-        assert ids is not None
+        if (ids := self._selection.ids) is None:
+            return np.asarray(self._stored.oindex[self._selection.positions(wanted, wanted)])
         places = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
         held = ids[places] == wanted
         values = np.full(wanted.shape, self._fill_value, self.dtype)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..storage.mixed_rows import MixedRows
 from ..storage.place import Place
 from .errors import FieldError, StoreMismatchError
 
@@ -94,8 +93,6 @@ class Description:
     dataset_fingerprint: str
     selection: str | None = None
     """sha256 of the selected ids in the folder `selection` next to the store; None if all samples are selected."""
-    mixture: MixedRows | None = None
-    """Rows of the samples of a mixture of datasets; None for a single one. Every row is an id here."""
 
     def __post_init__(self) -> None:
         if self.samples < 1 or self.block_rows < 1:
@@ -104,21 +101,13 @@ class Description:
             )
 
     def check_same(
-        self,
-        *,
-        samples: int,
-        schema: Schema,
-        dataset_fingerprint: str,
-        selection: str | None,
-        mixture: MixedRows | None,
-        path: Place,
+        self, *, samples: int, schema: Schema, dataset_fingerprint: str, selection: str | None, path: Place
     ) -> None:
         """Raise StoreMismatchError, naming both sides, if the store was created for something else."""
         pairs = [
             ("dataset fingerprint", self.dataset_fingerprint, dataset_fingerprint),
             ("number of samples", self.samples, samples),
             ("selection", self.selection, selection),
-            ("mixture", self.mixture, mixture),
             ("fields", dict(self.schema.initial), dict(schema.initial)),
         ]
         differences = [

@@ -11,7 +11,6 @@ from typing import Self
 import torch
 
 from ..storage.bucket import Address
-from ..storage.mixed_rows import MixedRows
 from ..storage.place import Lock, Place, place_of
 from ..storage.selection import Selection
 from .background import BackgroundThread
@@ -51,7 +50,7 @@ class StateStore:
         staging: Staging,
         lock: Lock | None,
         ranks: Ranks,
-        mapped: MixedRows | Selection | None,
+        selection: Selection | None,
     ) -> None:
         self.path, self.samples = repository.path, repository.description.samples
         self.owned, self.fields = rows.owned, rows.schema.names
@@ -60,7 +59,7 @@ class StateStore:
         self._process = os.getpid()
         self._closed = False
         self._lost: StateStoreError | None = None  # reason why rows that a snapshot needs are lost
-        self._transfer = Transfer(rows, staging, mapped)
+        self._transfer = Transfer(rows, staging, selection)
         self._snapshot_thread = BackgroundThread("snapshot", goes_on=True)
         self._writes: list[tuple[int, Future[Snapshot]]] = []
         """Snapshots requested but neither written nor failed, with their steps."""
@@ -75,7 +74,6 @@ class StateStore:
         block_rows: int,
         dataset_fingerprint: str,
         selection: Selection | None = None,
-        mixture: MixedRows | None = None,
         device: str | torch.device = "cpu",
         memory_budget: int | None = None,
         ranks: Ranks | None = None,
@@ -92,8 +90,6 @@ class StateStore:
         ranks, owned: the processes that share the store, and the ids of this process's rows, in whole blocks.
         selection: the samples of the dataset that the store holds, if not all. Every id here is then a position among
         them; readers find its folder, `selection`, next to `path` and map positions to ids.
-        mixture: rows of the samples of several datasets. Every id here is then a row, of `samples` = mixture.rows, and
-        readers map ids to rows. Leave `selection` out, unless it has weights alone.
         carried: initial state of the first samples, fields and visits bit for bit; last_step becomes 0.
         lock: the writer lock, if the caller holds it on rank 0 and releases it after `close`; see `writer_lock`.
         Raises StoreExistsError, StoreLockedError, MemoryBudgetError, FieldError for a bad name or value, ValueError for
@@ -102,15 +98,13 @@ class StateStore:
         path = place_of(path)
 
         def describe() -> Description:
-            return Description(
-                samples, Schema(dict(fields)), block_rows, dataset_fingerprint, _digest(selection), mixture
-            )
+            return Description(samples, Schema(dict(fields)), block_rows, dataset_fingerprint, _digest(selection))
 
         def begin(leased: Place, description: Description, writer: str | None) -> Snapshot:
             parts = () if carried is None else _carried(carried, description)
             return Repository.create(leased, description, writer, parts).resolve("latest")
 
-        return cls(*open_share(path, describe, begin, device, memory_budget, ranks, owned, lock), mixture or selection)
+        return cls(*open_share(path, describe, begin, device, memory_budget, ranks, owned, lock), selection)
 
     @classmethod
     def open(
@@ -122,7 +116,6 @@ class StateStore:
         fields: Mapping[str, float],
         dataset_fingerprint: str,
         selection: Selection | None = None,
-        mixture: MixedRows | None = None,
         device: str | torch.device = "cpu",
         memory_budget: int | None = None,
         ranks: Ranks | None = None,
@@ -147,7 +140,6 @@ class StateStore:
                 schema=Schema(dict(fields)),
                 dataset_fingerprint=dataset_fingerprint,
                 selection=_digest(selection),
-                mixture=mixture,
                 path=path,
             )
             repository.resolve(at)
@@ -158,7 +150,7 @@ class StateStore:
             repository.repair()
             return repository.resolve(at)
 
-        return cls(*open_share(path, describe, begin, device, memory_budget, ranks, owned, lock), mixture or selection)
+        return cls(*open_share(path, describe, begin, device, memory_budget, ranks, owned, lock), selection)
 
     def expect(self, windows: Iterable[Window]) -> None:
         """Announce the blocks that coming steps use, so that they are read ahead and written back in time.

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from ..gpu_copies import wait_for
-from ..storage.mixed_rows import MixedRows
 from ..storage.selection import Selection
 from .background import BackgroundThread
 from .errors import DuplicateIdError, SampleIdError
@@ -56,10 +55,10 @@ class Transfer:
     waits only for puts that share ids with its batch, and replaces only the rows that a prefetch has missed.
     """
 
-    def __init__(self, rows: Rows, staging: Staging, mapped: MixedRows | Selection | None) -> None:
+    def __init__(self, rows: Rows, staging: Staging, selection: Selection | None) -> None:
         self.thread = BackgroundThread("rows")
         self.refused_rows = 0
-        self._rows, self._staging, self._mapped = rows, staging, mapped
+        self._rows, self._staging, self._selection = rows, staging, selection
         self._puts_made = 0
         self._puts: deque[_Put] = deque()
         self._prefetches: deque[_Prefetch] = deque(maxlen=_PREFETCHES_KEPT)
@@ -145,8 +144,8 @@ class Transfer:
         refused = ids[self._rows.scatter(ids, values.numpy(), step)]
         self.refused_rows += len(refused)
         if len(refused):
-            if self._mapped is not None:
-                refused = self._mapped.ids_at(refused)
+            if self._selection is not None:
+                refused = self._selection.ids_at(refused)
             named = ", ".join(map(str, refused[:_IDS_LOGGED].tolist())) + (", …" if len(refused) > _IDS_LOGGED else "")
             _log.warning(
                 "put of step %d: %d of %d new rows are not finite and were refused; sample ids: %s",

@@ -1,72 +1,93 @@
-"""Where the samples of a mixture of datasets have their rows of state.
+"""Where the samples of a mixture of datasets have their rows of state; in `RUN/selection/mixture.json`.
 
-Rows are cut into the sample order's canonical shards: each has the shard of the first part, then that of the second, and
-so on, so that a rank's rows lie together whatever the number of ranks. Some rows between them stay unused.
+The rows of a canonical shard of the sample order are blocks of the first part's shard, then of the second's, and so on:
+so a rank's rows lie together, whatever the number of ranks. A part's blocks may leave rows at their ends unused.
 """
 
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Sequence
 from functools import cached_property
+from typing import Annotated, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict
+from pydantic import BaseModel, Field
 
+from .place import Place
+from .sealed_json import DamagedJSONError, seal_document, unseal
+from .selection import About, Selection, SelectionError
+
+MIXTURE = "mixture.json"
 Ids = NDArray[np.int64]
+_Count = Annotated[int, Field(ge=1, lt=1 << 48)]
+_Counts = Annotated[list[_Count], Field(min_length=1, max_length=1 << 16)]
 
 
-@dataclass(frozen=True)
-class MixedRows:
-    """Maps ids, which are those of the parts one after another, to rows and back. Raises ValueError for bad numbers."""
+class _Numbers(BaseModel, strict=True, extra="forbid"):
+    samples: _Counts
+    blocks: _Counts
+    shards: _Count
 
-    samples: tuple[int, ...]
-    """Samples of each part."""
-    shard_ids: tuple[int, ...]
-    """Ids of a canonical shard of each part; the last shard may have fewer."""
-    block_ids: tuple[int, ...]
-    """Ids of a block of each part; the last may have fewer."""
-    block_stride: tuple[int, ...]
-    """Rows from one block of a part to its next."""
-    rows_per_shard: int
-    shards: int
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
+class MixedRows(Selection):
+    """Maps ids, which are those of the parts one after another, to rows, and back: rows are the positions here."""
 
-    def __post_init__(self) -> None:
-        parts = [*zip(self.samples, self.shard_ids, self.block_ids, self.block_stride, strict=True)]
-        numbers = [self.rows_per_shard, self.shards, *(number for part in parts for number in part)]
-        fit = all(n <= shard * self.shards and block <= step for n, shard, block, step in parts)
-        if min(numbers) < 1 or max(numbers) >= 1 << 48 or not fit or self.first_rows[-1] > self.rows_per_shard:
-            raise ValueError("the rows of the mixture do not fit its samples")
+    ids = None
 
-    @property
-    def rows(self) -> int:
-        """Rows of state, used or not."""
-        return self.shards * self.rows_per_shard
+    def __init__(self, samples: Sequence[int], blocks: Sequence[int], shards: int) -> None:
+        """samples: of each part. blocks: of each part in each of the `shards` canonical shards."""
+        self.samples, self.blocks, self.shards = [*samples], [*blocks], shards
+        self.block_ids = np.array([-(-n // (shards * count)) for n, count in zip(samples, blocks, strict=True)])
+        """Ids of a block of each part, int64 [parts]."""
+        self.block_rows = int(self.block_ids.max())
+        self.first_id, self.first_block = np.cumsum([0, *samples]), np.cumsum([0, *blocks])
+        """First id of each part, and first block in a canonical shard, with the end: int64 [parts + 1]."""
 
     @cached_property
-    def first_ids(self) -> Ids:
-        """Prefix sums of the parts' samples, int64 [parts + 1]."""
-        return np.cumsum([0, *self.samples])
+    def about(self) -> About:
+        rows, digest = self.shards * int(self.first_block[-1]) * self.block_rows, hashlib.sha256(self._sealed())
+        return About.model_construct(samples=sum(self.samples), kept=rows, ids=digest.hexdigest(), weights=None)
 
-    @cached_property
-    def first_rows(self) -> Ids:
-        """First row of each part in a canonical shard, and their end, int64 [parts + 1]."""
-        blocks = -(-np.array(self.shard_ids) // self.block_ids)
-        return np.cumsum([0, *(blocks * self.block_stride)])
-
-    def rows_of(self, ids: Ids) -> Ids:
+    def positions(self, ids: Ids, expected: Ids | None = None) -> Ids:
         """Return the rows of these ids, int64 [b]."""
-        part = np.searchsorted(self.first_ids, ids, "right") - 1
-        shard, place = np.divmod(ids - self.first_ids[part], np.array(self.shard_ids)[part])
-        block, place = np.divmod(place, np.array(self.block_ids)[part])
-        rows: Ids = shard * self.rows_per_shard + self.first_rows[part] + block * np.array(self.block_stride)[part] + place
-        return rows
+        part = np.searchsorted(self.first_id, ids, "right") - 1
+        block, place = np.divmod(ids - self.first_id[part], self.block_ids[part])
+        return self.blocks_at(part, block) * self.block_rows + place
 
-    def ids_at(self, rows: Ids) -> Ids:
-        """Return the ids of the samples of these rows, int64 [b]; any id for a row that no sample has."""
-        shard, place = np.divmod(rows, self.rows_per_shard)
-        part = np.minimum(np.searchsorted(self.first_rows, place, "right"), len(self.samples)) - 1
-        block, place = np.divmod(place - self.first_rows[part], np.array(self.block_stride)[part])
-        first = self.first_ids[part] + shard * np.array(self.shard_ids)[part]
-        ids: Ids = first + block * np.array(self.block_ids)[part] + place
-        return ids
+    def blocks_at(self, part: Ids | int, blocks: Ids) -> Ids:
+        """Return the numbers of a part's blocks among those of all parts."""
+        shard, block = np.divmod(blocks, np.array(self.blocks)[part])
+        return np.asarray(shard * self.first_block[-1] + self.first_block[part] + block)
+
+    def ids_at(self, positions: Ids) -> Ids:
+        """Return the ids of the samples of these rows, int64 [b]; any id for a row without a sample."""
+        block, place = np.divmod(positions, self.block_rows)
+        shard, block = np.divmod(block, self.first_block[-1])
+        part = np.searchsorted(self.first_block, block, "right") - 1
+        block += shard * np.array(self.blocks)[part] - self.first_block[part]
+        return np.asarray(self.first_id[part] + block * self.block_ids[part] + place)
+
+    def verify(self) -> None:
+        """Do nothing: the numbers are sealed."""
+
+    def _sealed(self) -> bytes:
+        return seal_document({"samples": self.samples, "blocks": self.blocks, "shards": self.shards})
+
+    def write(self, folder: Place) -> None:
+        """Write a new run's mixture. Raises OSError."""
+        folder.make()
+        (folder / MIXTURE).rewrite(self._sealed())
+
+    @classmethod
+    def read(cls, folder: Place) -> Self:
+        """Read a run's mixture. Raises SelectionError, OSError."""
+        try:
+            numbers = _Numbers.model_validate(unseal((folder / MIXTURE).read_bytes()))
+            rows = cls(numbers.samples, numbers.blocks, numbers.shards)
+        except (DamagedJSONError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise SelectionError(
+                f"{folder / MIXTURE} is damaged: {reason}; restore it from a copy of the run"
+            ) from None
+        rows.folder = folder
+        return rows

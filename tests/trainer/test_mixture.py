@@ -33,7 +33,7 @@ def visits_by_hand(trainer):
     """How often each sample is in the run's batches."""
     visits, steps = np.zeros(trainer.dataset.n, int), trainer.order.steps_per_epoch
     for step in range(trainer.steps_done):
-        np.add.at(visits, trainer.order.batch_ids(*divmod(step, steps)), 1)
+        np.add.at(visits, trainer.served.batch_ids(*divmod(step, steps)), 1)
     return visits
 
 

@@ -194,8 +194,8 @@ def tokenizer_of(
         raise DatasetError(f"the tokenizer of the run's dataset is needed: {error} {advice}") from error
     if dataset.index.fingerprint != info.dataset_fingerprint or dataset.index.tokenizer is None:
         raise DatasetError(
-            f"{dataset.place} is not the dataset that the run was trained on, whose tokenizer is needed: its fingerprint is "
-            f"{dataset.index.fingerprint[:12]}…, the checkpoint has {info.dataset_fingerprint[:12]}…"
+            f"{dataset.place} is not the dataset that the run was trained on, whose tokenizer is needed: its "
+            f"fingerprint is {dataset.index.fingerprint[:12]}…, the checkpoint has {info.dataset_fingerprint[:12]}…"
         )
     tokenizer = dataset.index.tokenizer
     return load_tokenizer(dataset.tokenizer_path, context_length=tokenizer.context_length), tokenizer

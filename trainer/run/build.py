@@ -16,7 +16,7 @@ from ...pipeline.cores import cores
 from ...pipeline.dataset import Dataset
 from ...pipeline.loading import Loader
 from ...pipeline.mixture import Mixture
-from ...pipeline.order import MIN_ROWS_PER_STEP, AnyOrder, MixedOrder, Order, Pieces, Selected, Window
+from ...pipeline.order import AnyOrder, Order, Pieces, Selected, Window
 from ...state_store.schema import Schema
 from ..config import DataConfig, RecipeConfig, TrainConfig, nearest
 from ..encoders import with_names
@@ -27,6 +27,7 @@ from ..precision import resolve_speed
 from ..world import ALONE, World
 from .chosen import refuse_unnamed_encoders, usual_batch_size, usual_image_size
 from .dataset_cache import DatasetCache
+from .mixing import batch_unit, mixed_order
 from .selection_files import SELECTING, pinned, rows_of
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
     refuse_unnamed_encoders(config.model, data.image_size, mode, dataset.index.tokenizer, device)
     resolved = config.model_copy(
         update={
-            "batch_size": config.batch_size or usual_batch_size(_samples(data, dataset), _unit(data)),
+            "batch_size": config.batch_size or usual_batch_size(_samples(data, dataset), batch_unit(data)),
             "data": data,
             "objective": config.objective.model_copy(update={"mode": mode}),
             "model": with_names(config.model),
@@ -110,11 +111,8 @@ def _resolve_data(config: TrainConfig, dataset: Dataset, mode: str) -> DataConfi
     image_size = data.image_size or usual_image_size(dataset)
     update: dict[str, Any] = {"recipe": recipe, "loader": loader, "path": dataset.absolute, "image_size": image_size}
     if isinstance(dataset, Mixture):
-        if data.select:
-            raise ConfigError(
-                "data.select does not work on a mixture; select the samples of each part with `thermopile convert "
-                "dataset PART OUT --select FILE`, and mix these"
-            )
+        if data.select or data.weights:
+            raise ConfigError("data.select and data.weights are for one dataset, not for a mixture; leave them out")
         parts = tuple(part.absolute for part in dataset.parts)
         update |= {"path": "", "parts": parts, "shares": data.shares or (1,) * len(parts)}
     return data.model_copy(update=update | {option: pinned(getattr(data, option), option) for option in SELECTING})
@@ -175,36 +173,6 @@ def _samples(data: DataConfig, dataset: Dataset) -> int:
     return rows_of(data.select) if data.select else dataset.n
 
 
-def _unit(data: DataConfig) -> int:
-    """Return what divides the size of every batch of which all parts have their shares."""
-    return sum(data.shares) // math.gcd(*data.shares) if data.shares else 1
-
-
-def _shards_of_parts(config: TrainConfig, mixture: Mixture, world: World) -> int:
-    """Return the canonical shards of every part: as many as suit the one with the smallest share of a batch.
-
-    Raises ConfigError unless the batch size and the number of ranks fit the shares.
-    """
-    shares, unit = config.data.shares or (1,) * len(mixture.parts), _unit(config.data)
-    batches = [config.batch_size * share / sum(shares) for share in shares]
-    if config.batch_size % unit or min(batches) < MIN_ROWS_PER_STEP:
-        step = unit * MIN_ROWS_PER_STEP
-        fitting = max(step, config.batch_size // step * step)
-        raise ConfigError(
-            f"batch_size = {config.batch_size:,} does not give each of {', '.join(mixture.names)} {MIN_ROWS_PER_STEP} or "
-            f"more whole samples in the shares {' : '.join(map(str, shares))}; use {fitting:,} or {fitting + step:,}"
-        )
-    usual = [Order.create(MIN_ROWS_PER_STEP * int(batch), int(batch)).canonical_shards for batch in batches]
-    shards = config.canonical_shards or min(usual)
-    if shards % world.size:
-        fewest = usual.index(min(usual))
-        raise ConfigError(
-            f"{world.size} ranks cannot share the part {mixture.names[fewest]}, whose {int(batches[fewest]):,} samples of "
-            f"a batch are of {shards} ranges of ids; use a number of ranks that divides {shards}, or a larger batch_size"
-        )
-    return shards
-
-
 def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, world: World = ALONE) -> Order:
     """Create the configured order, windowed if the settings leave that open and the memory budget requires it.
 
@@ -216,12 +184,8 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
     """
     row_bytes = 4 * Schema(objective.fields).row_words
     samples = _samples(config.data, dataset)
-    limit = config.state.memory_budget
-    budget = (limit or samples * row_bytes) * world.size
-    rows, shards, mixed = budget // row_bytes, config.canonical_shards or None, None
-    if isinstance(dataset, Mixture):
-        shards, shares = _shards_of_parts(config, dataset, world), config.data.shares or (1,) * len(dataset.parts)
-        mixed = partial(MixedOrder.of, samples=[part.n for part in dataset.parts], shares=shares)
+    budget = (config.state.memory_budget or samples * row_bytes) * world.size
+    rows, shards = budget // row_bytes, config.canonical_shards or None
     blocks, window = config.blocks_per_shard or None, config.window_blocks or None
     cache, for_rows = (
         DatasetCache.of(config.data, dataset, world),
@@ -230,12 +194,10 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
         ),
     )
     try:
-        if blocks or window:
+        if isinstance(dataset, Mixture):
+            order: Order = mixed_order(config, dataset, rows if config.state.memory_budget else 1 << 62, world)
+        elif blocks or window:
             order = Order.create(samples, config.batch_size, config.seed, shards, blocks, window)
-            order = mixed(order) if mixed else order
-        elif mixed:  # windows in proportion take more than those of one dataset
-            tried = (mixed(for_rows(rows >> halvings)) for halvings in range(4))
-            order = next((each for each in tried if not limit or each.live_rows <= rows), None) or mixed(for_rows(rows))
         elif cache is None or not cache.is_set:
             order = for_rows(rows)
         else:
@@ -246,7 +208,7 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
             cache.check(order, order if blocks or window else for_rows(1))
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    if limit and order.live_rows > rows:
+    if config.state.memory_budget and order.live_rows > rows:
         raise ConfigError(
             f"state.memory_budget = {budget // world.size:,} holds {rows:,} rows of {row_bytes} "
             f"bytes{f' on {world.size} ranks' if world.size > 1 else ''}, but the order needs "

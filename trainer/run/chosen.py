@@ -41,7 +41,7 @@ def usual_image_size(dataset: Dataset) -> int:
 def usual_batch_size(samples: int, unit: int = 1) -> int:
     """Return USUAL_BATCH_SIZE, or for few samples the largest power of two of which an epoch has four steps.
 
-    unit: what must divide it, as the shares of a mixture do; the result is then the largest `unit` times a power of two.
+    unit: what must divide it; the result is then `unit` times a power of two.
     """
     usual = min(USUAL_BATCH_SIZE, 1 << max(1, (samples // 4).bit_length() - 1))
     return unit << max(0, (usual // unit).bit_length() - 1)

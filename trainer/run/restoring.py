@@ -102,10 +102,8 @@ def open_store(
     Without a checkpoint the state is created, or returned to its initial values if a run was killed before its first
     checkpoint. Called by all ranks. Raises RunError, StateStoreError, OSError.
     """
-    mixture = order.rows if isinstance(order, MixedOrder) else None
     settings: dict[str, Any] = {
-        "samples": mixture.rows if mixture else order.samples,
-        "mixture": mixture,
+        "samples": order.rows.about.kept if isinstance(order, MixedOrder) else order.samples,
         "fields": objective.fields,
         "dataset_fingerprint": dataset.index.fingerprint,
         "selection": selection,
@@ -237,10 +235,8 @@ def state_to_grow(config: TrainConfig, dataset: Dataset, objective: Objective) -
     path, step = parts_of(config.init_from)
     run = RunDirectory(path)
     reader = StateReader.open(run.state, at=read_info(run.checkpoints / str(step)).snapshot)
-    if reader.mixture is not None or config.data.parts:
-        raise ConfigError("--grow does not work with a mixture of datasets; leave it out")
-    if reader.selection is not None or config.data.select:
-        raise ConfigError("--grow carries the state of all samples, and one of the runs selects some; leave it out")
+    if reader.selection is not None or config.data.select or config.data.parts:
+        raise ConfigError("--grow carries the state of all samples, and one of the runs selects or mixes; leave it out")
     known = {**dataset.index.predecessors, dataset.index.fingerprint: dataset.n}
     if known.get(reader.dataset_fingerprint) != reader.samples:
         raise ConfigError(

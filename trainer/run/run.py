@@ -17,11 +17,12 @@ from torch import Tensor
 
 from ...gpu_copies import CudaDevice, Pace
 from ...pipeline.batch import Batch
-from ...pipeline.mixture import Mixture, open_dataset
+from ...pipeline.dataset import Dataset
 from ...pipeline.order import MixedOrder, Selected
 from ...state_store.ranks import agreement
 from ...storage.bucket import Address
-from ...storage.place import AnyPlace, place_of
+from ...storage.mixed_rows import MixedRows
+from ...storage.place import place_of
 from ...storage.selection import Selection
 from ..checkpoints.checkpoint_files import Loaded
 from ..checkpoints.tensors import take_apart
@@ -84,6 +85,8 @@ class Run:
         if config.data.local_views:
             self.encoders.image.backbone.check_side(config.data.local_size)
         self.selection = Selection(run.selection) if config.data.select or config.data.weights else None
+        if isinstance(self.order, MixedOrder):
+            self.selection = self.order.rows
         # The same order as ids of the dataset, for the loader and for messages; the state uses `order`'s numbers.
         self.served = Selected(self.order, self.selection, self.dataset.n) if self.selection else self.order
         self.total_steps = config.total_steps(self.order.steps_per_epoch)
@@ -172,7 +175,7 @@ class Run:
     def from_settings(
         cls,
         path: str | PathLike[str] | Address,
-        data: AnyPlace | tuple[AnyPlace, ...],
+        data: str | PathLike[str] | Address,
         settings: Mapping[str, Any] | None = None,
         *,
         preset: str | None = None,
@@ -182,7 +185,7 @@ class Run:
         """Start the run in the directory or at the address `path`, or resume it there.
 
         A resumed run keeps the settings that `settings` leaves out.
-        data: the dataset, a path or an address, or a tuple of the parts of a mixture. settings: a tree as in a TOML file, over the preset's.
+        data: the dataset, a path or an address. settings: a tree as in a TOML file, over the preset's.
         allow_change: settings, or tables of settings, that may differ from the run's, such as `epochs`. world: from
         `joined_world` under torchrun; all ranks call this.
         Raises ConfigError, also for other changes, RunError, DatasetError, StateStoreError, OSError.
@@ -195,9 +198,8 @@ class Run:
             if preset is not None:
                 given.add_preset(preset)
             given.add(settings or {}, "settings")
-            dataset = open_dataset(data)
-            parts = [part.absolute for part in dataset.parts] if isinstance(dataset, Mixture) else None
-            given.add({"data": {"path": "", "parts": parts} if parts else {"path": dataset.absolute}}, "data")
+            dataset = Dataset(data)
+            given.add({"data": {"path": dataset.absolute}}, "data")
             recorded, asked = with_recorded(directory, given) if begun else (None, given.load())
         config, _ = settled(directory, recorded, asked, dataset, world, allow_change)
         run = cls(config, directory, resume=begun, world=world)
@@ -214,7 +216,9 @@ class Run:
             raise ConfigError("micro_batch and model.ema are for thermopile's own loop, Trainer.run; leave them out")
 
     def _write_selection(self) -> None:
-        if self.selection is not None:
+        if isinstance(self.selection, MixedRows):
+            self.selection.write(self.held_directory.selection)
+        elif self.selection is not None:
             write_selection(self.config.data, self.dataset.index, self.held_directory.selection)
 
     @property
@@ -280,11 +284,11 @@ class Run:
             self._save(is_last=is_last)
 
     def _take(self, sample_ids: Tensor) -> dict[str, Tensor]:
-        positions = self._positions_of(sample_ids)
+        rows = self._rows_of(sample_ids)
         with self._clock.waiting("store_wait"):
-            state = self.store.take(self._rows_of(positions))
+            state = self.store.take(rows)
         if self.selection is not None and self.selection.weights is not None:
-            weights = torch.from_numpy(self.selection.weights[positions])
+            weights = torch.from_numpy(self.selection.weights[rows])
             if self.device.type == "cuda":  # a copy from other memory would wait for all queued work of the GPU
                 weights = weights.pin_memory()
             state[WEIGHT] = weights.to(self.device, non_blocking=True)
@@ -292,16 +296,12 @@ class Run:
         return state
 
     def _put(self, sample_ids: Tensor, state: Mapping[str, Tensor]) -> None:
-        rows = self._rows_of(self._positions_of(sample_ids))
+        rows = self._rows_of(sample_ids)
         with self._clock.waiting("store_wait"):
             self.store.put(rows, state, step=self.steps_done + 1)  # asynchronous: written during backprop
 
-    def _rows_of(self, positions: NDArray[np.int64] | Tensor) -> NDArray[np.int64] | Tensor:
-        """Return the samples' ids in the store: their positions, except in a mixture."""
-        return self.order.rows.rows_of(np.asarray(positions)) if isinstance(self.order, MixedOrder) else positions
-
-    def _positions_of(self, sample_ids: Tensor) -> NDArray[np.int64] | Tensor:
-        """Return the samples' positions if the run selects samples, else their ids."""
+    def _rows_of(self, sample_ids: Tensor) -> NDArray[np.int64] | Tensor:
+        """Return the samples' ids in the store: their positions if the run selects samples."""
         if self.selection is None:
             return sample_ids
         return self.selection.positions(sample_ids.numpy(), expected=self._positions(self.steps_done))
@@ -345,7 +345,7 @@ class Run:
         """Let the store gather the rows of coming steps, once for each step."""
         end = min(self.steps_done + 1 + self.config.state.prefetch_steps, self.total_steps)
         for steps_done in range(self._prefetched, end):
-            rows = self._rows_of(self._positions(steps_done))
+            rows = self._positions(steps_done)
             with self._clock.waiting("store_wait"):  # exclude the time to compute the order
                 self.store.prefetch(rows)
         self._prefetched = end

@@ -70,8 +70,8 @@ class StateStatus:
     """Tags, oldest first."""
     coverage: float
     """Share of its samples visited at the last snapshot; estimated if it has more than COVERAGE_BLOCKS blocks."""
-    parts: dict[str, int] | None
-    """Of a mixture: samples of its parts."""
+    parts: dict[str, int]
+    """Samples of the parts of a mixture, by name."""
 
 
 @dataclass(frozen=True)
@@ -238,6 +238,7 @@ def _read_state(run: RunDirectory, data: DataConfig, notes: list[str]) -> StateS
     from ...state_store.history import Snapshot
     from ...state_store.reader import StateReader
     from ...state_store.scattered import selection_of
+    from ...storage.mixed_rows import MixedRows
 
     try:
         repository = Repository(run.state)
@@ -245,14 +246,11 @@ def _read_state(run: RunDirectory, data: DataConfig, notes: list[str]) -> StateS
         snapshots = [entry for entry in history if isinstance(entry, Snapshot)]
         notes += [str(entry) for entry in history if not isinstance(entry, Snapshot)]
         snapshot, selection = snapshots[-1] if snapshots else repository.resolve("latest"), selection_of(repository)
-        reader = StateReader(repository, snapshot)
+        mixture = selection if isinstance(selection, MixedRows) else None
+        reader = StateReader(repository, snapshot, mixture)
         coverage, kept = _coverage(reader), reader.kept
         tags = [snapshot.tag for snapshot in snapshots]
-        parts = (
-            dict(zip(part_names(data.parts), reader.mixture.samples, strict=True))
-            if data.parts and reader.mixture
-            else None
-        )
+        parts = dict(zip(part_names(data.parts or ()), mixture.samples if mixture else (), strict=False))
         return StateStatus(kept, selection.about.samples if selection else kept, tags, coverage, parts)
     except (StateStoreError, IcechunkError, OSError) as error:
         notes.append(f"the samples' state cannot be read: {error}")

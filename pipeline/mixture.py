@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,15 +61,9 @@ class Mixture(Dataset):
     def name(self) -> str:
         return " + ".join(self.names)
 
-    @property
-    def first_ids(self) -> NDArray[np.int64]:
-        """First id of each part, int64 [parts]."""
-        first: NDArray[np.int64] = self.first_id[self._first_shard[:-1]]
-        return first
-
     def part_of(self, sample_ids: NDArray[np.int64]) -> pa.Array:
         """Return the names of the parts of these ids, strings [b]."""
-        numbers = np.searchsorted(self.first_ids, sample_ids, "right") - 1
+        numbers = np.searchsorted(self.first_id[self._first_shard[:-1]], sample_ids, "right") - 1
         return pa.DictionaryArray.from_arrays(numbers, self.names).dictionary_decode()
 
     @cached_property
@@ -79,10 +72,6 @@ class Mixture(Dataset):
         common = [(name, kind) for name, kind in kinds[0].items() if all(each.get(name) == kind for each in kinds)]
         return pa.schema([*(field for field in common if field[0] != PART), (PART, pa.string())])
 
-    @cached_property
-    def tokenizer_path(self) -> Path:
-        return self.parts[0].tokenizer_path
-
     def table_of(self, shard: int, names: Sequence[str]) -> pa.Table:
         part, number = self._at(shard)
         table = part.table_of(number, [*dict.fromkeys(name for name in (*names, PLACE_IN_SHARD) if name != PART)])
@@ -90,14 +79,8 @@ class Mixture(Dataset):
         return table.append_column(PART, named).select(list(names))
 
     def tables(self, names: Sequence[str], rows: int) -> Iterator[pa.Table]:
-        held: list[pa.Table] = []
-        for shard in range(self.shards):
-            held = [pa.concat_tables([*held, self.table_of(shard, names)])]
-            while len(held[0]) >= rows:
-                yield held[0].slice(0, rows)
-                held = [held[0].slice(rows)]
-        if len(held[0]):
-            yield held[0]
+        for start in range(0, self.n, rows):
+            yield self.take(np.arange(start, min(start + rows, self.n)), names)
 
     def shard(self, number: int) -> Shard:
         part, number = self._at(number)

@@ -117,11 +117,7 @@ def table(inspection: Inspection, survey: Survey, quantiles: Sequence[float] = Q
 
 def parts_table(survey: Survey, parts: Groups) -> tuple[Row, list[Row]]:
     """Return head and rows of a table of a mixture's parts."""
-    means = [parts.tau[side.name].mean for side in survey.sides]
-    rows = [
-        [name, f"{size:,}", *map(tau, of_part)]
-        for name, size, *of_part in zip(parts.names, parts.sizes, *means, strict=True)
-    ]
+    rows = [[of["part"], f"{of['samples']:,}", *map(tau, of["mean_tau"].values())] for of in parts.means()]
     return ["part", "samples", *(f"mean tau ({side.name})" for side in survey.sides)], rows
 
 

@@ -137,9 +137,7 @@ class DataConfig(Section):
         if given == 1 or (given and self.path):
             raise ValueError("give one dataset as `path` (--data), or two and more as `parts` (--data for each)")
         if self.shares and len(self.shares) != given:
-            raise ValueError(
-                f"there are {given} parts and {len(self.shares)} shares; give --share once for each --data"
-            )
+            raise ValueError(f"{len(self.shares)} shares for {given} parts; give --share once for each --data")
         return self
 
     @model_validator(mode="after")

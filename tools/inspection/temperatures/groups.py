@@ -97,13 +97,13 @@ class Groups:
 
     def means(self) -> list[dict[str, Any]]:
         """Return name, size and mean tau by side, None without a visited sample, of every group."""
-        tau = [
-            {side: None if np.isnan(of.mean[at]) else float(of.mean[at]) for side, of in self.tau.items()}
-            for at in range(len(self.names))
-        ]
         return [
-            {self.column: name, "samples": int(size), "mean_tau": mean}
-            for name, size, mean in zip(self.names, self.sizes, tau, strict=True)
+            {
+                self.column: name,
+                "samples": int(self.sizes[at]),
+                "mean_tau": {side: float(tau.mean[at]) if self.visited[at] else None for side, tau in self.tau.items()},
+            }
+            for at, name in enumerate(self.names)
         ]
 
 

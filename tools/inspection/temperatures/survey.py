@@ -140,18 +140,13 @@ def survey(
         notes.append(f"No sample was visited by {reader.snapshot.tag}: every tau still has its initial value.")
     elif inspection.sides and not sides:
         notes.append("No visited sample has a finite tau. `thermopile state check` lists them.")
-    mixed = [PART] if isinstance(inspection.dataset, Mixture) and PART not in by else []
-    second = _SecondPass(first, sides, inspection, [*by, *mixed], suspects)
+    parts = [PART] if isinstance(inspection.dataset, Mixture) else []
+    second = _SecondPass(first, sides, inspection, [*dict.fromkeys([*by, *parts])], suspects)
     for block, rows in read_blocks(reader, second.columns) if first.staleness.count else ():
         second.add(block, rows, reader.is_kept(block.start, block.stop), whole_run.ranks(block) if whole_run else None)
         on_progress(reader.samples + block.stop)
     pool = Pool(second.pool, {name: np.concatenate(parts) for name, parts in second.pool_tau.items()})
     groups = second.groups(pool)
-    parts = (
-        next((each for each in groups if each.column == PART), None)
-        if isinstance(inspection.dataset, Mixture)
-        else None
-    )
     kinds = second.kinds.result() if first.staleness.count and not inspection.prediction else None
     if kinds and kinds.worth_showing and kinds.unknown:
         notes.append(f"The objective keeps too little state to tell which samples are {' or '.join(kinds.unknown)}.")
@@ -167,8 +162,8 @@ def survey(
         second.joint.result() if second.joint else None,
         second.sheets(),
         pool,
-        [each for each in groups if each.column not in mixed],
-        parts,
+        [each for each in groups if each.column not in parts],
+        next((each for each in groups if each.column in parts), None),
         kinds,
         whole_run.doubted() if whole_run and "doubt_after" in inspection.config.objective.settings else None,
     )

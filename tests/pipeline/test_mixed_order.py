@@ -82,6 +82,7 @@ def test_windows_hold_every_row_of_their_steps_and_no_more_than_the_bound(order,
         for epoch in range(3):
             told = list(order.windows(epoch, rank, world))
             assert [window.first_step for window in told] == sorted(window.first_step for window in told)
+            assert all(0 <= each.first_step <= each.last_step < order.steps_per_epoch for each in told)
             for step in range(order.steps_per_epoch):
                 live = [window.blocks for window in told if window.first_step <= step <= window.last_step]
                 live = np.unique(np.concatenate(live))

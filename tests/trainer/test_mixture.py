@@ -120,7 +120,7 @@ def test_a_run_goes_on_with_the_same_parts_only(whole, parts, tmp_path):
         data = [word for place in places for word in ("--data", place)]
         return cli("train", *data, "--out", tmp_path / "run", "--resume")
 
-    assert resume(a, b, c).exit_code == 0
+    assert resume().exit_code == resume(a, b, c).exit_code == 0
     assert_one_line(resume(b, a, c), 2, "dataset fingerprint")
     assert_one_line(resume(a, b), 2, "3 shares for 2 parts")
 

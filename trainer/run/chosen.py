@@ -10,6 +10,7 @@ import torch
 
 from ...pipeline.dataset import Dataset
 from ...pipeline.dataset_index import TokenizerInfo
+from ...pipeline.mixture import Mixture
 from ..config import EncoderConfig, ModelConfig, TrainConfig
 from ..encoders import Encoders, with_names
 from ..errors import ConfigError
@@ -29,7 +30,8 @@ TIMED_BATCH = 8
 
 def shorter_side(dataset: Dataset) -> int:
     """Return the median shorter side of the stored pictures, in pixels. Raises DatasetError, OSError."""
-    sizes = dataset.take(np.arange(min(LOOKED_AT, dataset.n)), ["width", "height"])
+    every = max(1, dataset.n // LOOKED_AT) if isinstance(dataset, Mixture) else 1  # of all its parts
+    sizes = dataset.take(np.arange(0, dataset.n, every)[:LOOKED_AT], ["width", "height"])
     return int(np.median(np.minimum(sizes["width"].to_numpy(), sizes["height"].to_numpy())))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import icechunk
@@ -62,7 +63,7 @@ class StateReader:
         self.selection = selection
         """The samples that the run trains on; None: all."""
         self.samples = selection.about.samples if selection else description.samples
-        self.kept = description.samples
+        self.kept = min(description.samples, self.samples)  # the rows of a mixture are more than its samples
         """Number of samples that the run trains on."""
         # Evenly spread selected samples give a chunk about this many ids, within the limit on memory.
         spread = -(-description.block_rows * self.samples // self.kept)
@@ -111,7 +112,7 @@ class StateReader:
     def is_kept(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
         """Return which of the ids start … stop − 1 the run trains on, bool [stop − start]."""
         kept = np.ones(stop - start, dtype=bool)
-        if self.selection is not None:
+        if self.selection is not None and self.selection.ids is not None:
             kept[:] = False
             kept[places_within(self.selection, start, stop)[1]] = True
         return kept
@@ -169,12 +170,20 @@ class StateReader:
     def _scattered(
         self, selection: Selection, start: int, stop: int, names: Iterable[str]
     ) -> dict[str, npt.NDArray[Any]]:
+        if selection.ids is None:
+            return self._mixed(selection.positions(ids := np.arange(start, stop), ids), names)
         (first, end), places = places_within(selection, start, stop)
         schema, found = self._description.schema, dict[str, npt.NDArray[Any]]()
         for name in names:
             found[name] = np.full(stop - start, schema.fill_value(name), schema.dtype(name))
             found[name][places] = read_rows(self._group, self._description, name, first, end)
         return found
+
+    def _mixed(self, rows: npt.NDArray[np.int64], names: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
+        runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)  # neighbours, read together
+        ranges = [(int(run[0]), int(run[-1]) + 1) if len(run) else (0, 0) for run in runs]
+        read = partial(read_rows, self._group, self._description)
+        return {name: np.concatenate([read(name, *each) for each in ranges]) for name in names}
 
     def _check_known(self, names: Iterable[str]) -> None:
         if unknown := [name for name in names if name not in self.columns]:

@@ -1,4 +1,7 @@
-"""The rows of a run on selected samples, as rows of the whole dataset: other samples read as never visited."""
+"""The rows of a run on selected samples, as rows of the whole dataset: other samples read as never visited.
+
+Those of a run on a mixture of datasets are in another order than its samples.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
+from ..storage.mixed_rows import MIXTURE, MixedRows
 from ..storage.selection import Selection, SelectionError
 from .durable import Repository
 
@@ -20,7 +24,8 @@ def selection_of(repository: Repository) -> Selection | None:
     description = repository.description
     if description.selection is None:
         return None
-    selection = Selection(repository.path.with_name("selection"))
+    folder = repository.path.with_name("selection")
+    selection = MixedRows.read(folder) if (folder / MIXTURE).exists() else Selection(folder)
     about = selection.about
     if (about.ids, about.kept) != (description.selection, description.samples):
         raise SelectionError(
@@ -69,8 +74,8 @@ class Scattered:
             if wanted.size and not -self.size <= wanted.min() <= wanted.max() < self.size:
                 raise IndexError(f"ids {wanted.min()} to {wanted.max()} of {self.size:,} samples")
             wanted = wanted % self.size
-        ids = self._selection.ids
-        assert ids is not None
+        if (ids := self._selection.ids) is None:
+            return np.asarray(self._stored.oindex[self._selection.positions(wanted, wanted)])
         places = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
         held = ids[places] == wanted
         values = np.full(wanted.shape, self._fill_value, self.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ..pipeline.dataset_index import FINGERPRINT
+from ..pipeline.mixture import PART, Mixture
 from ..state_store.schema import VISITS
 from ..storage.files import written_aside
 from ..storage.place import Place
@@ -72,6 +74,8 @@ class Curation:
     notes: list[str]
     fingerprint: str
     """Fingerprint of the dataset."""
+    part_of: Callable[[Ids], pa.Array] | None
+    """Names the parts of samples of a mixture; None for a single dataset."""
     tag: str
     """Tag of the snapshot that the choice was made by."""
 
@@ -158,7 +162,9 @@ def curate(
         )
     if few := int(state.is_new[kept].sum()):
         notes.append(f"Kept samples with fewer than {MIN_VISITS} visits, too few to be judged: {few:,}.")
-    return Curation(reasons, misfits, clusters, weights, notes, reader.dataset_fingerprint, reader.snapshot.tag)
+    part_of = dataset.part_of if isinstance(dataset, Mixture) else None
+    fingerprint, tag = reader.dataset_fingerprint, reader.snapshot.tag
+    return Curation(reasons, misfits, clusters, weights, notes, fingerprint, part_of, tag)
 
 
 @dataclass(frozen=True)
@@ -256,9 +262,12 @@ def write_curation(found: Curation, keep: Path, dropped: Path) -> None:
             "cluster": pa.array(cluster, mask=cluster < 0),
         }
     )
+    if found.part_of:
+        table = table.append_column(PART, found.part_of(ids))
     with written_aside(dropped) as file:
         pq.write_table(table.replace_schema_metadata(metadata), file)
-    columns: dict[str, NDArray[Any]] = {SAMPLE_ID: np.flatnonzero(found.reasons == KEPT)}
+    columns: dict[str, Any] = {SAMPLE_ID: np.flatnonzero(found.reasons == KEPT)}
+    columns |= {PART: found.part_of(columns[SAMPLE_ID])} if found.part_of else {}
     columns |= {} if found.weights is None else {WEIGHT: found.weights}
     with written_aside(keep) as file:
         pq.write_table(

@@ -279,6 +279,9 @@ def _print_summary(findings: Findings) -> None:
         return
     if survey.sides:
         _print_tau(findings, survey)
+    if survey.parts and survey.sides:
+        head, rows = summary.parts_table(survey, survey.parts)
+        print_table([head[0], *(f">{title}" for title in head[1:])], rows)
     if survey.kinds is None or not survey.kinds.worth_showing:
         return
     head, rows = summary.kinds_table(survey.kinds)

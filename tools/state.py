@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..storage.place import Place, place_of
+from ..storage.place import Place
 from .arguments import RUN
 from .printing import plain_text, print_table
 from .progress import in_units, progress_bar, working
@@ -158,8 +158,8 @@ def _reports(path: Place, config: TrainConfig | None, at: str, every: bool) -> I
 
 def _check(reader: StateReader, config: TrainConfig | None) -> SnapshotReport:
     """Check a snapshot, with the bounds of tau and the dataset from the run's settings, if they are known."""
-    from ..pipeline.dataset_index import read_index
     from ..pipeline.errors import DatasetError
+    from ..pipeline.mixture import open_dataset
     from ..state_store.check import check_snapshot
 
     settings = config.objective.settings if config else {}
@@ -176,13 +176,13 @@ def _check(reader: StateReader, config: TrainConfig | None) -> SnapshotReport:
             report.notes.append(f"Objective {config.objective.name} has no {name}, so tau was not checked against one.")
     made_for = reader.dataset_fingerprint
     try:
-        index = read_index(place_of(config.data.path))
+        index = open_dataset(config.data.places).index
     except DatasetError as error:
         report.notes.append(f"The run's dataset was not compared, because it cannot be read: {error}")
         return report
     if index.fingerprint != made_for:
         report.other_problems.append(
-            f"the state is for dataset {made_for[:12]}… with {reader.samples:,} samples, but {config.data.path} is "
+            f"the state is for dataset {made_for[:12]}… with {reader.samples:,} samples, but {config.data.places} is "
             f"{index.fingerprint[:12]}… with {index.n:,}"
         )
     return report

@@ -65,6 +65,9 @@ def _lines(run: RunStatus) -> Iterator[tuple[str, str]]:
         held = run.sample_state
         selected = f" selected of {held.dataset_samples:,}" if held.samples < held.dataset_samples else ""
         yield "samples", f"{held.samples:,}{selected}, visited {held.coverage:.0%} at the last snapshot"
+        if held.parts:
+            named = [f"{name} {samples:,}" for name, samples in held.parts.items()]
+            yield "parts", plain_text(", ".join(named), most=1000)
         yield "snapshots", _listed(tags) if tags else "only the initial values"
     for evaluation in run.evaluations:
         # Only scores over all samples; metrics.jsonl and --json have the bands.

@@ -16,6 +16,7 @@ import click
 
 from ..pipeline.dataset import Dataset
 from ..pipeline.errors import DatasetError
+from ..pipeline.mixture import open_dataset
 from ..state_store.ranks import agreement
 from ..storage.place import Place
 from ..trainer.config import TrainConfig, settings_named, to_tree
@@ -102,7 +103,19 @@ class _TrainCommand(click.Command):
     "  thermopile train --out runs/cc3m --resume --set epochs=40 --allow-change epochs\n"
     "  thermopile train --data data/own --out runs/own --config runs/cc3m/config.toml --init-from runs/cc3m",
 )
-@click.option("--data", type=ANY_PLACE, help="The dataset: a directory, or an address such as s3://bucket/cc12m.")
+@click.option(
+    "--data",
+    type=ANY_PLACE,
+    multiple=True,
+    help="The dataset: a directory, or an address such as s3://bucket/cc12m. Repeat it to mix directories.",
+)
+@click.option(
+    "--share",
+    "shares",
+    type=click.IntRange(1),
+    multiple=True,
+    help="Share of a batch of each --data, such as --share 2 --share 1.",
+)
 @click.option("--out", type=ANY_PLACE, help="The run directory, or s3://BUCKET/PATH; optional with --print-config.")
 @click.option("--preset", help="Start from these named settings; an unknown name lists the presets.")
 @click.option("--config", "config_file", type=click.Path(path_type=Path), help="A TOML file of settings.")
@@ -165,7 +178,8 @@ def train(**options: Any) -> None:
 class TrainOptions:
     """The options of `thermopile train`."""
 
-    data: Place | None
+    data: tuple[Place, ...]
+    shares: tuple[int, ...]
     out: Place | None
     preset: str | None
     config_file: Path | None
@@ -261,9 +275,9 @@ def _check_paths(asked: TrainOptions) -> None:
     """Refuse unusable paths here, not in click's parsing, so that all ranks learn of it."""
     if asked.out is None and not asked.print_config:
         raise click.UsageError("Missing option '--out': the run directory")
-    if asked.data is not None:
+    for data in asked.data:
         option = next(param for param in click.get_current_context().command.params if param.name == "data")
-        DatasetPath().convert(asked.data, option, None)
+        DatasetPath().convert(data, option, None)
     if asked.timed and (asked.resume or not asked.dry_run or os.environ.get("WORLD_SIZE", "1") != "1"):
         raise click.UsageError("--timed is for a new run's --dry-run, on one rank")
     if asked.config_file is not None and not asked.config_file.is_file():
@@ -287,9 +301,16 @@ def _layers(asked: TrainOptions, begun: RunDirectory | None, recorded: TrainConf
             layers.add({key: value}, f"--{key.replace('_', '-')}")
     if asked.grow:
         layers.add({"init_state": True}, "--grow")
-    for option, setting in (("data", "path"), ("select", "select"), ("weights", "weights")):
+    places = [str(place.resolve()) for place in asked.data]
+    if len(places) > 1:
+        layers.add({"data": {"path": "", "parts": places}}, "--data")
+    elif places:
+        layers.add({"data": {"path": places[0]}}, "--data")
+    if asked.shares:
+        layers.add({"data": {"shares": [*asked.shares]}}, "--share")
+    for option in ("select", "weights"):
         if (path := getattr(asked, option)) is not None:
-            layers.add({"data": {setting: str(path.resolve())}}, f"--{option}")
+            layers.add({"data": {option: str(path.resolve())}}, f"--{option}")
     return layers
 
 
@@ -323,13 +344,13 @@ def _refuse_code_of_files(settings: TrainConfig, recorded: TrainConfig | None, l
 
 def _dataset_of(settings: TrainConfig, asked: TrainOptions, *, is_begun: bool) -> Dataset | None:
     """Open the dataset of the settings; return None if a new run, which is only to be printed, names none."""
-    if not (settings.data.path or is_begun):
+    if not (settings.data.places or is_begun):
         if asked.print_config:
             return None
         start = f"{asked.out} has no run to resume, and a new one has " if asked.resume else ""
         raise click.UsageError(f"{start}no dataset: pass --data, a directory written by `thermopile convert`")
     try:
-        return Dataset(settings.data.path)
+        return open_dataset(settings.data.places)
     except DatasetError as error:
         if not is_begun:
             raise

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from .._version import __version__
-from ..pipeline.dataset import Dataset
+from ..pipeline.mixture import open_dataset
 from ..storage.files import sync, writer_name
 from ..storage.place import Place
 from .checkpoints.checkpoint_files import LATEST
@@ -117,7 +117,7 @@ def _restore(
 ) -> list[_Side]:
     checkpoint = find_checkpoint(run, at)
     info, training = load_found(checkpoint)
-    folder = data or config.data.path
+    folder = data or config.data.places
     tokenizer, sizes = tokenizer_of(folder, info) if config.objective.mode == "bimodal" else (None, None)
     encoders = restore_encoders(config, checkpoint, training, sizes, weights, allow_code=allow_code)
     for name, values in encoders.state_dict().items():
@@ -141,7 +141,7 @@ def _restore(
     pad_id = getattr(encoders.text.backbone, "pad_id", None)  # of a model that reads padding
     own_pad = None if pad_id is None else tokenizer.id_to_token(pad_id)
     pad_token = own_pad or (tokenizer.padding or {})["pad_token"]
-    return [image, _Side("text", encoders.text, facts, Dataset(folder).tokenizer_path, pad_token)]
+    return [image, _Side("text", encoders.text, facts, open_dataset(folder).tokenizer_path, pad_token)]
 
 
 def _facts(config: TrainConfig, encoder: EncoderConfig, module: Encoder, step: int) -> dict[str, Any]:

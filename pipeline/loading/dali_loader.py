@@ -156,7 +156,8 @@ class DALILoader:
 
     def _begin(self, epoch: int, step: int) -> _Read:
         """Read a batch and feed it to the pipeline. Raises DatasetError for a damaged sample."""
-        batch = self._read(epoch, self.order.batch_ids(epoch, step, self._rank, self._world))
+        ids = self.order.batch_ids(epoch, step, self._rank, self._world)
+        batch = self._read(self.order.draw(epoch, step), ids)
         self._pipeline = self._pipeline or self._build()
         try:
             _start(self._pipeline, batch.jpegs, batch.inputs)

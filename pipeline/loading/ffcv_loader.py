@@ -219,7 +219,8 @@ class FFCVLoader(ViewMaker):
         super().close()
 
     def _start_step(self, epoch: int, step: int) -> tuple[_Pixels, Reading]:
-        return self._start(self.order.batch_ids(epoch, step, self._rank, self._world), epoch)
+        ids = self.order.batch_ids(epoch, step, self._rank, self._world)
+        return self._start(ids, self.order.draw(epoch, step))
 
     def _lend(self, values: int) -> Tensor:
         if self._copies is None:

@@ -26,6 +26,7 @@ NO_SURVEY: dict[str, Any] = {
     "sides": {},
     "image_and_text_spearman": None,
     "groups": [],
+    "parts": None,
     "kinds": None,
     "doubted": None,
 }

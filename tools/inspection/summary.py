@@ -9,6 +9,7 @@ from .reading.opening import Inspection
 from .temperatures.correlation import Correlation
 from .temperatures.distribution import QUANTILES, Distribution
 from .temperatures.drift import Drift
+from .temperatures.groups import Groups
 from .temperatures.kinds import SampleKinds
 from .temperatures.survey import Survey
 from .temperatures.whole_run import Doubted
@@ -24,7 +25,7 @@ Row = list[str]
 def facts(inspection: Inspection, survey: Survey | None) -> list[tuple[str, str]]:
     """Return what was inspected as (label, text) pairs; texts hold unescaped paths."""
     lines = [("run", str(inspection.run.path.resolve()))]
-    path = inspection.dataset.absolute if inspection.dataset else inspection.config.data.path
+    path = inspection.dataset.absolute if inspection.dataset else inspection.config.data.places
     lines.append(("dataset", str(path)))
     if inspection.prediction and survey:
         lines += [
@@ -112,6 +113,12 @@ def table(inspection: Inspection, survey: Survey, quantiles: Sequence[float] = Q
             ["chance up to", *(correlation(c and c.chance) for c in found)],
         ]
     return rows
+
+
+def parts_table(survey: Survey, parts: Groups) -> tuple[Row, list[Row]]:
+    """Return head and rows of a table of a mixture's parts."""
+    rows = [[of["part"], f"{of['samples']:,}", *map(tau, of["mean_tau"].values())] for of in parts.means()]
+    return ["part", "samples", *(f"mean tau ({side.name})" for side in survey.sides)], rows
 
 
 def kind_words(name: str) -> str:

@@ -68,7 +68,7 @@ def build_page(findings: Findings) -> str:
         leading["Kinds of samples"] = of_kinds
     if findings.drift:
         following["Drift"] += movers
-    dataset = inspection.dataset.name if inspection.dataset else Path(inspection.config.data.path).name
+    dataset = inspection.dataset.name if inspection.dataset else Path(str(inspection.config.data.places)).name
     facts = f"{dataset}: {summary.what(inspection, survey)}" if survey else ""
     name, notes = inspection.run.path.resolve().name, [*findings.warnings, *findings.notes]
     title, first = "Temperatures of", " ".join([*findings.said_first, lede(survey)])
@@ -83,7 +83,7 @@ def _following(findings: Findings) -> dict[str, Markup]:
     section, parts = partial(part, "sections.html"), dict[str, Markup]()
     if survey and survey.sides:
         parts["Distribution"] = section("distribution", inspection, survey)
-        for groups in survey.groups:
+        for groups in [*survey.groups, *([survey.parts] if survey.parts else [])]:
             parts[f"Table by {groups.word}"] = part("groups.html", "group_tables", survey.sides, groups)
     if findings.through_time:
         parts["Through time"] = section("through_time", inspection, findings.through_time)

@@ -79,6 +79,10 @@ class DataConfig(Section):
 
     path: str = ""
     """Dataset directory, or address in an object store, such as s3://bucket/cc12m; `--data`."""
+    parts: tuple[_DatasetPlace, ...] | None = None
+    """Several dataset directories instead, whose samples are mixed; `--data`, repeated (docs/data.md)."""
+    shares: tuple[PositiveInt, ...] | None = None
+    """Shares of the parts in a batch, such as [5, 2, 1]; none, the default: equal ones. `--share`, repeated."""
     cache: _Size = None
     """Disk space for each rank's cache of a dataset at an address: bytes, or a size such as 200GB. If its share of the
     dataset does not fit, the order is windowed. none, the default: all of it, in at most half of the free disk."""
@@ -121,6 +125,20 @@ class DataConfig(Section):
         if 0 < side < 8:
             raise ValueError("should be 8 or more, or 0 to choose it from the dataset")
         return side
+
+    @property
+    def places(self) -> str | tuple[str, ...]:
+        """The dataset's path or address, or the parts' paths."""
+        return self.parts or self.path
+
+    @model_validator(mode="after")
+    def _one_dataset_or_parts(self) -> Self:
+        given = len(self.parts or ())
+        if given == 1 or (given and self.path):
+            raise ValueError("give one dataset as `path` (--data), or two and more as `parts` (--data for each)")
+        if self.shares and len(self.shares) != given:
+            raise ValueError(f"{len(self.shares)} shares for {given} parts; give --share once for each --data")
+        return self
 
     @model_validator(mode="after")
     def _augmentation_has_its_loader(self) -> Self:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ...pipeline.dataset import CAPTIONS, Dataset
 from ...pipeline.dataset_index import TokenizerInfo
 from ...pipeline.errors import DatasetError
+from ...pipeline.mixture import open_dataset
 from ...pipeline.tokenizer import load_tokenizer
 from ...storage.place import Place
 from ..checkpoints.checkpoint_files import LATEST, CheckpointInfo
@@ -107,7 +108,7 @@ def evaluate(
     result.weights = weights
     info, training = load_found(checkpoint)
     has_texts = config.objective.mode == "bimodal"
-    tokenizer, sizes = tokenizer_of(data or config.data.path, info) if has_texts else (None, None)
+    tokenizer, sizes = tokenizer_of(data or config.data.places, info) if has_texts else (None, None)
     encoders = restore_encoders(config, checkpoint, training, sizes, weights, allow_code=allow_code)
     if network == "momentum":
         if encoders.momentum is None:
@@ -180,17 +181,19 @@ def score_encoders(
 
 
 def tokenizer_of(
-    place: Place | str, info: CheckpointInfo, advice: str = "Give the dataset's current path with --data."
+    place: Place | str | tuple[str, ...],
+    info: CheckpointInfo,
+    advice: str = "Give the dataset's current path with --data.",
 ) -> tuple[Tokenizer, TokenizerInfo]:
     """Load the run's own tokenizer; another dataset's may assign other ids to the same words."""
     try:
-        dataset = Dataset(place)
+        dataset = open_dataset(place)
     except DatasetError as error:
         raise DatasetError(f"the tokenizer of the run's dataset is needed: {error} {advice}") from error
     if dataset.index.fingerprint != info.dataset_fingerprint or dataset.index.tokenizer is None:
         raise DatasetError(
-            f"{place} is not the dataset that the run was trained on, whose tokenizer is needed: its fingerprint is "
-            f"{dataset.index.fingerprint[:12]}…, the checkpoint has {info.dataset_fingerprint[:12]}…"
+            f"{dataset.place} is not the dataset that the run was trained on, whose tokenizer is needed: its "
+            f"fingerprint is {dataset.index.fingerprint[:12]}…, the checkpoint has {info.dataset_fingerprint[:12]}…"
         )
     tokenizer = dataset.index.tokenizer
     return load_tokenizer(dataset.tokenizer_path, context_length=tokenizer.context_length), tokenizer

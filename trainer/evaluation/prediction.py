@@ -57,7 +57,7 @@ class Predictor:
         tokenizer, sizes = None, None
         if config.objective.mode == "bimodal":
             advice = "Its recorded path must lead to it."
-            tokenizer, sizes = tokenizer_of(config.data.path, info, advice)
+            tokenizer, sizes = tokenizer_of(config.data.places, info, advice)
         encoders = restore_encoders(config, checkpoint, training, sizes, "raw", allow_code=allow_code)
         objective = objective_of(config)
         try:

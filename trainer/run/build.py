@@ -15,6 +15,7 @@ from ...pipeline.augment import RECIPES, Recipe
 from ...pipeline.cores import cores
 from ...pipeline.dataset import Dataset
 from ...pipeline.loading import Loader
+from ...pipeline.mixture import Mixture
 from ...pipeline.order import AnyOrder, Order, Pieces, Selected, Window
 from ...state_store.schema import Schema
 from ..config import DataConfig, RecipeConfig, TrainConfig, nearest
@@ -27,6 +28,7 @@ from ..world import ALONE, World
 from .brought import with_what_models_bring
 from .chosen import refuse_unnamed_encoders, usual_batch_size, usual_image_size
 from .dataset_cache import DatasetCache
+from .mixing import batch_unit, mixed_order
 from .selection_files import SELECTING, pinned, rows_of
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
     refuse_unnamed_encoders(config.model, data.image_size, mode, dataset.index.tokenizer, device)
     resolved = config.model_copy(
         update={
-            "batch_size": config.batch_size or usual_batch_size(_samples(data, dataset)),
+            "batch_size": config.batch_size or usual_batch_size(_samples(data, dataset), batch_unit(data)),
             "data": data,
             "objective": config.objective.model_copy(update={"mode": mode}),
             "model": with_names(config.model),
@@ -110,7 +112,12 @@ def _resolve_data(config: TrainConfig, dataset: Dataset, mode: str) -> DataConfi
         on_gpu = device_named(config.device).type == "cuda"
         loader = "dali" if on_gpu and not data.augmentation and _has_dali() else "ffcv"
     image_size = data.image_size or usual_image_size(dataset)
-    update = {"recipe": recipe, "loader": loader, "path": dataset.absolute, "image_size": image_size}
+    update: dict[str, Any] = {"recipe": recipe, "loader": loader, "path": dataset.absolute, "image_size": image_size}
+    if isinstance(dataset, Mixture):
+        if data.select or data.weights:
+            raise ConfigError("data.select and data.weights are for one dataset, not for a mixture; leave them out")
+        parts = tuple(part.absolute for part in dataset.parts)
+        update |= {"path": "", "parts": parts, "shares": data.shares or (1,) * len(parts)}
     return data.model_copy(update=update | {option: pinned(getattr(data, option), option) for option in SELECTING})
 
 
@@ -190,7 +197,9 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
         ),
     )
     try:
-        if blocks or window:
+        if isinstance(dataset, Mixture):
+            order: Order = mixed_order(config, dataset, rows if config.state.memory_budget else 1 << 62, world)
+        elif blocks or window:
             order = Order.create(samples, config.batch_size, config.seed, shards, blocks, window)
         elif cache is None or not cache.is_set:
             order = for_rows(rows)
@@ -202,7 +211,7 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
             cache.check(order, order if blocks or window else for_rows(1))
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    if order.live_rows > rows:
+    if config.state.memory_budget and order.live_rows > rows:
         raise ConfigError(
             f"state.memory_budget = {budget // world.size:,} holds {rows:,} rows of {row_bytes} "
             f"bytes{f' on {world.size} ranks' if world.size > 1 else ''}, but the order needs "

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ...pipeline.dataset import Dataset
 from ...pipeline.dataset_index import TokenizerInfo
+from ...pipeline.mixture import Mixture
 from ...pipeline.order import MIN_ROWS_PER_STEP
 from ..config import EncoderConfig, ModelConfig, TrainConfig
 from ..encoders import Encoders, with_names
@@ -32,7 +33,8 @@ MATRIX = 1024
 
 def shorter_side(dataset: Dataset) -> int:
     """Return the median shorter side of the stored pictures, in pixels. Raises DatasetError, OSError."""
-    sizes = dataset.take(np.arange(min(LOOKED_AT, dataset.n)), ["width", "height"])
+    every = max(1, dataset.n // LOOKED_AT) if isinstance(dataset, Mixture) else 1  # of all its parts
+    sizes = dataset.take(np.arange(0, dataset.n, every)[:LOOKED_AT], ["width", "height"])
     return int(np.median(np.minimum(sizes["width"].to_numpy(), sizes["height"].to_numpy())))
 
 
@@ -41,12 +43,13 @@ def usual_image_size(dataset: Dataset) -> int:
     return min(LARGEST, max(SMALLEST, shorter_side(dataset) // SIDE_STEP * SIDE_STEP))
 
 
-def usual_batch_size(samples: int) -> int:
+def usual_batch_size(samples: int, unit: int = 1) -> int:
     """Return USUAL_BATCH_SIZE, or for few samples the largest power of two of which an epoch has four steps.
 
-    Never less than the order of samples takes.
+    Never less than the order of samples takes. unit: what must divide it; the result is then `unit` times a power of two.
     """
-    return min(USUAL_BATCH_SIZE, max(MIN_ROWS_PER_STEP, 1 << max(1, samples // 4).bit_length() - 1))
+    usual = min(USUAL_BATCH_SIZE, max(MIN_ROWS_PER_STEP, 1 << max(1, samples // 4).bit_length() - 1))
+    return unit << max(0, (usual // unit).bit_length() - 1)
 
 
 def refuse_unnamed_encoders(

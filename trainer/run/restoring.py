@@ -9,7 +9,8 @@ import torch
 
 from ..._version import __version__
 from ...pipeline.dataset import Dataset
-from ...pipeline.order import ORDER_VERSION, Order
+from ...pipeline.mixture import open_dataset
+from ...pipeline.order import ORDER_VERSION, MixedOrder, Order
 from ...state_store import DamagedChunkError, SnapshotNotFoundError, StateReader, StateStore, StoreLockedError
 from ...state_store.ranks import agreement
 from ...state_store.shares import writer_lock
@@ -35,7 +36,7 @@ from ..world import World
 from .resume_settings import changes_since
 from .selection_files import check_own_copy
 
-MAY_DIFFER = frozenset({"data.path", "data.workers", "evaluation.test", "evaluation.train"})
+MAY_DIFFER = frozenset({"data.path", "data.parts", "data.workers", "evaluation.test", "evaluation.train"})
 """Settings that may differ between ranks: dataset paths, because fingerprints are compared and only rank 0 evaluates,
 and the number of decoding cores. All others must be equal."""
 
@@ -52,7 +53,7 @@ def find_start(config: TrainConfig, run: RunDirectory, world: World, *, resume: 
     """
     with agreement(world.control, RunError):
         run.refuse_unusable()
-        dataset = Dataset(config.data.path)
+        dataset = open_dataset(config.data.places)
         if resume and world.is_first and (config.data.select or config.data.weights):
             check_own_copy(config.data, Selection(run.selection))
         start = load_latest(run.checkpoints) if resume else None
@@ -107,7 +108,7 @@ def open_store(
     checkpoint. Called by all ranks. Raises RunError, StateStoreError, OSError.
     """
     settings: dict[str, Any] = {
-        "samples": order.samples,
+        "samples": order.rows.about.kept if isinstance(order, MixedOrder) else order.samples,
         "fields": objective.fields,
         "dataset_fingerprint": dataset.index.fingerprint,
         "selection": selection,
@@ -239,8 +240,8 @@ def state_to_grow(config: TrainConfig, dataset: Dataset, objective: Objective) -
     path, step = parts_of(config.init_from)
     run = RunDirectory(path)
     reader = StateReader.open(run.state, at=read_info(run.checkpoints / str(step)).snapshot)
-    if reader.selection is not None or config.data.select:
-        raise ConfigError("--grow carries the state of all samples, and one of the runs selects some; leave it out")
+    if reader.selection is not None or config.data.select or config.data.parts:
+        raise ConfigError("--grow carries the state of all samples, and one of the runs selects or mixes; leave it out")
     known = {**dataset.index.predecessors, dataset.index.fingerprint: dataset.n}
     if known.get(reader.dataset_fingerprint) != reader.samples:
         raise ConfigError(

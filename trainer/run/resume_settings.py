@@ -23,7 +23,7 @@ _OPTIMIZER = ("weight_decay", "betas", "eps", "momentum", "trust_coefficient", "
 
 FIXED = {
     **dict.fromkeys(
-        ("seed", "batch_size", "canonical_shards", "blocks_per_shard", "window_blocks"),
+        ("seed", "batch_size", "canonical_shards", "blocks_per_shard", "window_blocks", "data.shares"),
         "it determines the order of the samples",
     ),
     **dict.fromkeys(
@@ -42,6 +42,7 @@ FIXED = {
 
 FREE_TO_CHANGE = (
     "data.path",
+    "data.parts",
     "data.cache",
     "data.workers",
     "data.ahead",

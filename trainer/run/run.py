@@ -18,9 +18,10 @@ from torch import Tensor
 from ...gpu_copies import CudaDevice, Pace
 from ...pipeline.batch import Batch
 from ...pipeline.dataset import Dataset
-from ...pipeline.order import Selected
+from ...pipeline.order import MixedOrder, Selected
 from ...state_store.ranks import agreement
 from ...storage.bucket import Address
+from ...storage.mixed_rows import MixedRows
 from ...storage.place import place_of
 from ...storage.selection import Selection
 from ..checkpoints.checkpoint_files import Loaded
@@ -85,6 +86,8 @@ class Run:
         if config.data.local_views:
             self.encoders.image.backbone.check_side(config.data.local_size)
         self.selection = Selection(run.selection) if config.data.select or config.data.weights else None
+        if isinstance(self.order, MixedOrder):
+            self.selection = self.order.rows
         # The same order as ids of the dataset, for the loader and for messages; the state uses `order`'s numbers.
         self.served = Selected(self.order, self.selection, self.dataset.n) if self.selection else self.order
         self.total_steps = config.total_steps(self.order.steps_per_epoch)
@@ -218,7 +221,9 @@ class Run:
             raise ConfigError("micro_batch and model.ema are for thermopile's own loop, Trainer.run; leave them out")
 
     def _write_selection(self) -> None:
-        if self.selection is not None:
+        if isinstance(self.selection, MixedRows):
+            self.selection.write(self.held_directory.selection)
+        elif self.selection is not None:
             write_selection(self.config.data, self.dataset.index, self.held_directory.selection)
 
     @property

@@ -19,7 +19,7 @@ from ..run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from ...state_store import StateReader
-    from ..config import TrainConfig
+    from ..config import DataConfig, TrainConfig
 
 RECENT_STEPS = 100
 """Number of steps to average over."""
@@ -70,6 +70,8 @@ class StateStatus:
     """Tags, oldest first."""
     coverage: float
     """Share of its samples visited at the last snapshot; estimated if it has more than COVERAGE_BLOCKS blocks."""
+    parts: dict[str, int]
+    """Samples of the parts of a mixture, by name."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def read_status(run: RunDirectory) -> RunStatus:
     """Read a run's status, in time independent of its length. Raises RunError if the directory is not a run."""
     config, notes = run.config(), list[str]()
     steps, evaluations = _read_metrics(run, config, notes)
-    sample_state = _read_state(run, notes)
+    sample_state = _read_state(run, config.data, notes)
     total = _total_steps(config, sample_state, notes)
     checkpoints = _read_checkpoints(run.checkpoints)
     writer, silence = _writer(run, notes)
@@ -226,15 +228,17 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return math.fsum(known) / len(known) if known else None
 
 
-def _read_state(run: RunDirectory, notes: list[str]) -> StateStatus | None:
+def _read_state(run: RunDirectory, data: DataConfig, notes: list[str]) -> StateStatus | None:
     if not run.has_state:
         return None  # not created yet
     from icechunk import IcechunkError
 
+    from ...pipeline.mixture import part_names
     from ...state_store.durable import Repository
     from ...state_store.history import Snapshot
     from ...state_store.reader import StateReader
     from ...state_store.scattered import selection_of
+    from ...storage.mixed_rows import MixedRows
 
     try:
         repository = Repository(run.state)
@@ -242,9 +246,12 @@ def _read_state(run: RunDirectory, notes: list[str]) -> StateStatus | None:
         snapshots = [entry for entry in history if isinstance(entry, Snapshot)]
         notes += [str(entry) for entry in history if not isinstance(entry, Snapshot)]
         snapshot, selection = snapshots[-1] if snapshots else repository.resolve("latest"), selection_of(repository)
-        coverage, kept = _coverage(StateReader(repository, snapshot)), repository.description.samples
+        mixture = selection if isinstance(selection, MixedRows) else None
+        reader = StateReader(repository, snapshot, mixture)
+        coverage, kept = _coverage(reader), reader.kept
         tags = [snapshot.tag for snapshot in snapshots]
-        return StateStatus(kept, selection.about.samples if selection else kept, tags, coverage)
+        parts = dict(zip(part_names(data.parts or ()), mixture.samples if mixture else (), strict=False))
+        return StateStatus(kept, selection.about.samples if selection else kept, tags, coverage, parts)
     except (StateStoreError, IcechunkError, OSError) as error:
         notes.append(f"the samples' state cannot be read: {error}")
         return None
@@ -262,13 +269,15 @@ def _coverage(reader: StateReader) -> float:
 
 
 def _total_steps(config: TrainConfig, state: StateStatus | None, notes: list[str]) -> int | None:
-    from ...pipeline.order import Order
+    from ...pipeline.order import MixedOrder, Order
 
     if state is None:
         return None
     cut = (config.canonical_shards, config.blocks_per_shard, config.window_blocks)
     try:
         order = Order.create(state.samples, config.batch_size, config.seed, *(number or None for number in cut))
+        if state.parts and config.data.shares:
+            order = MixedOrder.of(order, [*state.parts.values()], config.data.shares)
     except ValueError as error:
         notes.append(f"the number of steps is unknown: {error}")
         return None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ....pipeline.dataset import Dataset
 from ....pipeline.errors import DatasetError
+from ....pipeline.mixture import open_dataset
 from ....state_store import StateReader, StoreNotFoundError
 from ....state_store.durable import Repository
 from ....storage.place import Place
@@ -115,9 +116,9 @@ def _check_own_state(run: RunDirectory) -> None:
 def _open_dataset(
     config: TrainConfig, reader: StateReader | None, data: Place | None, notes: list[str]
 ) -> Dataset | None:
-    path = data or config.data.path
+    path = data or config.data.places
     try:
-        dataset = Dataset(path)
+        dataset = open_dataset(path)
         if reader and dataset.index.fingerprint != reader.dataset_fingerprint:
             raise DatasetError(
                 f"{path} is not the dataset that the run was trained on: its fingerprint is "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -94,6 +94,17 @@ class Groups:
     def plural(self) -> str:
         """Noun for several groups."""
         return "classes" if self.column == CLASS_COLUMN else f"groups by {self.column}"
+
+    def means(self) -> list[dict[str, Any]]:
+        """Return name, size and mean tau by side, None without a visited sample, of every group."""
+        return [
+            {
+                self.column: name,
+                "samples": int(self.sizes[at]),
+                "mean_tau": {side: float(tau.mean[at]) if self.visited[at] else None for side, tau in self.tau.items()},
+            }
+            for at, name in enumerate(self.names)
+        ]
 
 
 class GroupCounts:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ....pipeline.mixture import PART, Mixture
 from ....state_store import StateReader
 from ....state_store.schema import LAST_STEP, VISITS
 from ..json_fields import BY_NAME, Hidden, Shown, named
@@ -97,6 +98,8 @@ class Survey:
     pool: Hidden[Pool]
     groups: list[Groups]
     """One entry per requested column that has groups."""
+    parts: Annotated[Groups | None, Shown(lambda parts: parts and parts.means())]
+    """Of a mixture: its parts."""
     kinds: SampleKinds | None
     """None if no sample was visited, or if the temperatures are predicted."""
     doubted: Doubted | None
@@ -137,11 +140,13 @@ def survey(
         notes.append(f"No sample was visited by {reader.snapshot.tag}: every tau still has its initial value.")
     elif inspection.sides and not sides:
         notes.append("No visited sample has a finite tau. `thermopile state check` lists them.")
-    second = _SecondPass(first, sides, inspection, by, suspects)
+    parts = [PART] if isinstance(inspection.dataset, Mixture) else []
+    second = _SecondPass(first, sides, inspection, [*dict.fromkeys([*by, *parts])], suspects)
     for block, rows in read_blocks(reader, second.columns) if first.staleness.count else ():
         second.add(block, rows, reader.is_kept(block.start, block.stop), whole_run.ranks(block) if whole_run else None)
         on_progress(reader.samples + block.stop)
     pool = Pool(second.pool, {name: np.concatenate(parts) for name, parts in second.pool_tau.items()})
+    groups = second.groups(pool)
     kinds = second.kinds.result() if first.staleness.count and not inspection.prediction else None
     if kinds and kinds.worth_showing and kinds.unknown:
         notes.append(f"The objective keeps too little state to tell which samples are {' or '.join(kinds.unknown)}.")
@@ -157,7 +162,8 @@ def survey(
         second.joint.result() if second.joint else None,
         second.sheets(),
         pool,
-        second.groups(pool),
+        [each for each in groups if each.column not in parts],
+        next((each for each in groups if each.column in parts), None),
         kinds,
         whole_run.doubted() if whole_run and "doubt_after" in inspection.config.objective.settings else None,
     )

@@ -1,0 +1,22 @@
+"""Datasets to mix: parts of the glyphs, all with the glyphs' tokenizer, two of them in folders of one name."""
+
+import numpy as np
+
+from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.sources.dataset_source import DatasetSource
+
+
+def made_parts(glyphs: Dataset, folder, *sizes: int) -> list[Dataset]:
+    """Write parts of these numbers of the glyphs, from the first one on."""
+    parts, start = [], 0
+    tokens = {"tokenizer": glyphs.tokenizer_path, "context_length": glyphs.index.tokenizer.context_length}
+    for name, size in zip(("a/glyphs", "b/glyphs", "c/rare"), sizes, strict=False):
+        (folder / name).parent.mkdir(parents=True)
+        convert(
+            DatasetSource(glyphs.path), folder / name, ConvertSettings(**tokens), workers=1,
+            selection=np.arange(start, start + size),
+        )  # fmt: skip
+        parts.append(Dataset(folder / name))
+        start += size
+    return parts

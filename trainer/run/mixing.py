@@ -1,0 +1,45 @@
+"""The order of a mixture, and what its shares require of the batch size and of the number of ranks."""
+
+import math
+from functools import partial
+
+from ...pipeline.mixture import Mixture
+from ...pipeline.order import MIN_ROWS_PER_STEP, MixedOrder, Order
+from ..config import DataConfig, TrainConfig
+from ..errors import ConfigError
+from ..world import World
+
+
+def batch_unit(data: DataConfig) -> int:
+    """Return the smallest number of samples of which all parts can have their shares."""
+    return sum(data.shares) // math.gcd(*data.shares) if data.shares else 1
+
+
+def mixed_order(config: TrainConfig, mixture: Mixture, rows: int, world: World) -> MixedOrder:
+    """Create the order for a memory of `rows` rows over all ranks; its parts have equally many canonical shards.
+
+    Raises ConfigError unless batch size and number of ranks fit the shares, ValueError as `Order.create`.
+    """
+    shares, unit = config.data.shares or (), batch_unit(config.data) * MIN_ROWS_PER_STEP
+    batches = [config.batch_size * share / sum(shares) for share in shares]
+    if min(batches) < MIN_ROWS_PER_STEP or not all(map(float.is_integer, batches)):
+        fits = max(unit * min(shares), config.batch_size // unit * unit)
+        raise ConfigError(
+            f"batch_size = {config.batch_size:,} in shares of {' : '.join(map(str, shares))} does not give each part "
+            f"whole samples, {MIN_ROWS_PER_STEP} or more; use {fits:,} or {fits + unit:,}, for example"
+        )
+    usual = [Order.create(MIN_ROWS_PER_STEP * int(batch), int(batch)).canonical_shards for batch in batches]
+    shards = config.canonical_shards or min(usual)
+    if shards % world.size:
+        part = usual.index(min(usual))
+        raise ConfigError(
+            f"{world.size} ranks cannot share the {batches[part]:,.0f} samples of a batch that are of the part "
+            f"{mixture.names[part]}, since canonical_shards is {shards}; use a number of ranks that divides it"
+        )
+    given = (mixture.n, config.batch_size, config.seed, shards)
+    mix = partial(MixedOrder.of, samples=[part.n for part in mixture.parts], shares=shares)
+    if config.blocks_per_shard or config.window_blocks:
+        return mix(Order.create(*given, config.blocks_per_shard or None, config.window_blocks or None))
+    # Windows in proportion take more memory than those of one dataset.
+    tried = (mix(Order.for_memory(rows >> halvings, *given)) for halvings in range(4))
+    return next((order for order in tried if order.live_rows <= rows), None) or mix(Order.for_memory(rows, *given))

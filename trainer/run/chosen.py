@@ -46,7 +46,7 @@ def usual_image_size(dataset: Dataset) -> int:
 def usual_batch_size(samples: int, unit: int = 1) -> int:
     """Return USUAL_BATCH_SIZE, or for few samples the largest power of two of which an epoch has four steps.
 
-    Never less than the order of samples takes. unit: what must divide it; the result is then `unit` times a power of two.
+    Never less than the order of samples takes. unit: what must divide it; the result is `unit` times a power of two.
     """
     usual = min(USUAL_BATCH_SIZE, max(MIN_ROWS_PER_STEP, 1 << max(1, samples // 4).bit_length() - 1))
     return unit << max(0, (usual // unit).bit_length() - 1)

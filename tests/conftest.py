@@ -42,7 +42,6 @@ from thermopile.pipeline.sources.glyphs import GlyphSource  # noqa: E402
 from thermopile.pipeline.sources.parquet import ParquetSource  # noqa: E402
 from thermopile.storage.local import LocalPath  # noqa: E402
 
-from support import torchvision_operators  # noqa: E402, F401
 from support.datasets import captions_of  # noqa: E402
 from support.pictures import draw  # noqa: E402
 from support.sources import NoiseSource  # noqa: E402

@@ -23,6 +23,7 @@ from ..trainer.config import TrainConfig, settings_named, to_tree
 from ..trainer.config.layers import Layers, apply_overrides, preset_names, read_toml
 from ..trainer.config.own_code import announce_code, code_in, refuse_code
 from ..trainer.errors import ConfigError, RanksLostError, RunError
+from ..trainer.plugins import is_directory
 from ..trainer.run_directory import RunDirectory
 from ..trainer.world import World, joined_world, refuse_separate_directories
 from .arguments import ANY_PLACE, DatasetPath
@@ -322,11 +323,13 @@ def _own_origins() -> set[str]:
 
 def _fetch_typed(settings: TrainConfig, asked: TrainOptions, layers: Layers) -> None:
     """Fetch the models of the hub that this command names, not those that a file of settings does."""
-    from ..trainer.encoders.hf_hub import snapshot
+    names = {side: getattr(settings.model, side).name for side in ("image", "text")}
+    for side, name in names.items():
+        is_typed = asked.allow_code or layers.origins.get(f"model.{side}.name") in _own_origins()
+        if is_typed and is_directory(name):  # or a name of the hub
+            from ..trainer.encoders.hf_hub import snapshot  # late, because it imports torch
 
-    for side in ("image", "text"):
-        if asked.allow_code or layers.origins.get(f"model.{side}.name") in _own_origins():
-            snapshot(getattr(settings.model, side).name, fetching=True)
+            snapshot(name, fetching=True)
 
 
 def _refuse_code_of_files(settings: TrainConfig, recorded: TrainConfig | None, layers: Layers) -> None:

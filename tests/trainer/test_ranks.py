@@ -81,18 +81,18 @@ def test_two_ranks_train_as_one_process_does(alone, two_ranks):
 @pytest.mark.parametrize(
     ("of_rank_1", "said"),
     [
-        (("--set", "optimizer.lr=0.002", "--data", "{other}"),
-         ["the ranks differ: rank 1 has dataset fingerprint = ", "rank 1 has dataset samples = 300, rank 0 2000",
+        (("--set", "optimizer.lr=0.002", "--data", "{pairs}"),  # one more: a mixture
+         ["the ranks differ: rank 1 has dataset fingerprint = ", "rank 1 has dataset samples = 4000, rank 0 2000",
           "rank 1 has optimizer.lr = 0.002, rank 0 0.001"]),
         (("--data", "{other}/nowhere"), ["Directory '{other}/nowhere' does not exist"]),
         (("--init-from", "{other}"), ["the ranks differ: rank 1 has init_from = '{other}', rank 0 ''"]),
     ],
 )  # fmt: skip
 def test_ranks_started_differently_end_before_a_step_and_say_which_and_how(
-    start, tmp_path, images_dataset, of_rank_1, said
+    start, tmp_path, images_dataset, pairs_dataset, of_rank_1, said
 ):
     run, other = RunDirectory(tmp_path / "run"), images_dataset.path
-    ranks = start(run, 2, last_rank=[word.format(other=other) for word in of_rank_1])
+    ranks = start(run, 2, last_rank=[word.format(other=other, pairs=pairs_dataset.path) for word in of_rank_1])
     for code, _, errors in (rank.end(within=60) for rank in ranks):
         assert code == 2, errors
         for words in said:

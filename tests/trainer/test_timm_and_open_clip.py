@@ -24,6 +24,7 @@ from thermopile.trainer.export import export_encoders
 from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
 
+from support import torchvision_operators  # noqa: F401
 from support.cli import cli, sets, succeed
 from support.runs import OFTEN, assert_same_run, resumed, stopped, train
 

@@ -227,5 +227,5 @@ def test_an_index_finds_the_candidates_of_a_large_run_and_leaves_nothing(tmp_pat
 
 def test_without_faiss_a_large_run_is_told_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
-    with pytest.raises(ConfigError, match=r"pip install thermopile\[neighbours\]"):
+    with pytest.raises(ConfigError, match=r"pip install 'thermopile\[neighbours\]'"):
         list(similar_pairs(stored(tmp_path, drawn(40)), np.zeros(40, np.bool_), tmp_path, exact_samples=10))

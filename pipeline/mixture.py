@@ -79,8 +79,15 @@ class Mixture(Dataset):
         return table.append_column(PART, named).select(list(names))
 
     def tables(self, names: Sequence[str], rows: int) -> Iterator[pa.Table]:
-        for start in range(0, self.n, rows):
-            yield self.take(np.arange(start, min(start + rows, self.n)), names)
+        held = self.table_of(0, names).slice(0, 0)
+        for shard in range(self.shards):
+            table, at = pa.concat_tables([held, self.table_of(shard, names)]), 0
+            while len(table) - at >= rows:
+                yield table.slice(at, rows)
+                at += rows
+            held = table.slice(at)
+        if len(held):
+            yield held
 
     def shard(self, number: int) -> Shard:
         part, number = self._at(number)

@@ -318,6 +318,8 @@ class MixedOrder(Order):
             least = -(-n // (shards * order.block_rows))  # and a few more, as in for_memory
             _, blocks = min((-n % (shards * blocks), blocks) for blocks in range(least, least * 9 // 8 + 1))
             window = -(-order.window_blocks * blocks // order.blocks_per_shard)
+            if order.window_blocks < order.blocks_per_shard:
+                window = min(window, max(2 * shards, order.window_blocks))  # what an order may have
             own = (batch * share // sum(shares), (seed + number) % 2**64)  # of equal parts, samples must not pair up
             try:
                 parts.append(Order(n, *own, shards, blocks, window))

@@ -75,7 +75,8 @@ class Scattered:
                 raise IndexError(f"ids {wanted.min()} to {wanted.max()} of {self.size:,} samples")
             wanted = wanted % self.size
         if (ids := self._selection.ids) is None:
-            return np.asarray(self._stored.oindex[self._selection.positions(wanted, wanted)])
+            rows = self._selection.positions(wanted.reshape(-1), wanted)
+            return np.asarray(self._stored.oindex[rows]).reshape(wanted.shape)[()]
         places = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
         held = ids[places] == wanted
         values = np.full(wanted.shape, self._fill_value, self.dtype)

@@ -72,7 +72,7 @@ def embed(
     info, training = load_found(checkpoint)
     tokenizer, sizes = None, None
     if config.objective.mode == "bimodal":
-        own = dataset if samples.index.fingerprint == info.dataset_fingerprint else config.data.path
+        own = dataset if samples.index.fingerprint == info.dataset_fingerprint else config.data.places
         tokenizer, sizes = tokenizer_of(data or own, info)
     encoders = restore_encoders(config, checkpoint, training, sizes, weights, allow_code=allow_code)
     device = device_named("auto")

@@ -92,6 +92,12 @@ def test_windows_hold_every_row_of_their_steps_and_no_more_than_the_bound(order,
     assert (order.live_rows < order.rows.about.kept) == (order is WINDOWED)
 
 
+def test_a_parts_windows_stay_within_what_an_order_may_have():
+    order = Order.for_memory(452_645, 1_039_173 + 34_468, 768, 0, 8)
+    mixed = MixedOrder.of(order, [1_039_173, 34_468], [2, 1])
+    assert all(part.window_blocks <= 2 * part.canonical_shards for part in mixed.parts)
+
+
 def test_without_windows_few_rows_are_unused():
     assert FULL.rows.about.kept < 4_900 * 1.3
 

@@ -3,6 +3,7 @@
 import shutil
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -85,7 +86,9 @@ def test_pictures_captions_and_tables_are_those_of_the_parts(parts):
     expected = [row | {"sample_id": id, "part": name} for row, id, name in zip(own, ids.tolist(), names, strict=True)]
     assert mixture.rows(ids.tolist()) == expected
     assert mixture.jpeg(1_500) == parts[2].jpeg(200)
-    assert [len(table) for table in mixture.tables(["part", "caption"], 700)] == [700, 700, 200]
+    tables = [*mixture.tables(["part", "caption"], 700)]
+    assert [len(table) for table in tables] == [700, 700, 200]
+    assert pa.concat_tables(tables)["caption"].to_pylist() == mixture.column("caption").to_pylist()
     assert mixture.column("part").value_counts().to_pylist() == [
         {"values": "glyphs", "counts": 900}, {"values": "glyphs-2", "counts": 400}, {"values": "rare", "counts": 300},
     ]  # fmt: skip
@@ -110,6 +113,9 @@ def test_commands_know_the_parts_by_name(whole, tmp_path):
         assert table["part"].to_pylist() == [["glyphs", "glyphs-2", "rare"][number] for number in numbers]
     assert "is sound" in succeed("state", "check", whole.path).output
     succeed("export", whole.path, "--to", tmp_path / "exported", "--format", "safetensors")
+    part = whole.config().data.parts[2]
+    succeed("embed", whole.path, part, tmp_path / "features.parquet")
+    assert pq.read_metadata(tmp_path / "features.parquet").num_rows == 300
 
 
 def test_a_run_goes_on_with_the_same_parts_only(whole, parts, tmp_path):

@@ -26,7 +26,9 @@ def summary(reader: StateReader, dataset: Dataset) -> dict[str, Any]:
     if not sides:
         return {}
     counts = {side: np.zeros(len(EDGES) - 1, np.int64) for side in sides}
-    sums = pd.DataFrame(columns=[*sides, "size"], dtype=float)
+    pieces = [
+        pd.DataFrame(columns=[*sides, "size"], dtype=float)
+    ]  # sums over classes: of many blocks, and of some more
     tables = repeat(None) if dataset.is_remote else dataset.tables(["group"], reader.block_rows)
     for start, table in zip(range(0, samples, reader.block_rows), tables, strict=False):
         rows = reader.rows(start, min(start + reader.block_rows, samples), [*sides, "visits"])
@@ -35,7 +37,10 @@ def summary(reader: StateReader, dataset: Dataset) -> dict[str, Any]:
             counts[side] += np.histogram(rows[side][seen].clip(EDGES[0], EDGES[-1]), EDGES)[0]
         if table is not None:
             frame = pd.DataFrame(rows | {"size": seen}, dtype=float)[seen]
-            sums = sums.add(frame.groupby(table["group"].to_pandas()[seen]).sum(), fill_value=0)
+            pieces.append(frame.groupby(table["group"].to_pandas()[seen]).sum())
+            if sum(map(len, pieces[1:])) > len(pieces[0]):
+                pieces = [pd.concat(pieces).groupby(level=0).sum()]
+    sums = pd.concat(pieces).groupby(level=0).sum()
     means = sums[sides].div(sums["size"], axis=0).groupby(2 ** np.log2(sums["size"]).astype(int)).mean()
     numbers = {f"{side}_of_classes/{size}": mean for side in sides for size, mean in means[side].items()}
     return numbers | {"histograms": {side: _trimmed(counts[side]) for side in sides if counts[side].any()}}

@@ -12,11 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from ...pipeline.dataset import Dataset
-from ...pipeline.errors import DatasetError
-from ...state_store import StateReader, StateStoreError
+from ...state_store import StateReader
 from ...storage.files import own_directory
 from ...storage.log import FileLog
 from ..config import TrainConfig, flat
@@ -69,6 +68,9 @@ class TensorBoard:
             middles = (edges[1:] + edges[:-1]) / 2
             sums = counts.sum(), counts @ middles, counts @ middles**2
             self._writer.add_histogram_raw(name, edges[0], edges[-1], *sums, edges[1:].tolist(), counts.tolist(), step)
+
+    def flush(self) -> None:
+        self._writer.flush()
 
     def close(self) -> None:
         self._writer.close()
@@ -154,6 +156,9 @@ class Trackers:
                 epoch = line["epoch"]
                 numbers |= self._temperatures(step)
             self._share(numbers, (step, "evaluation" in line))
+        if board := self._trackers.get("tensorboard"):  # what follows may outlast the run's patience
+            with self._dropped_if_it_fails("tensorboard"):
+                cast("TensorBoard", board).flush()
         if found := self._temperatures(step):  # of the last checkpoint
             self._share({"step": step} | found, (step, True))
         for name, tracker in list(self._trackers.items()):
@@ -184,7 +189,7 @@ class Trackers:
                 return {}
             self._summed_up = reader.snapshot.step
             return summary(reader, self._dataset)
-        except (StateStoreError, DatasetError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 (the snapshot may be deleted meanwhile, the dataset damaged)
             _log.warning("trackers get no temperatures this time: %s", error)
             return {}
 

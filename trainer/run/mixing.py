@@ -1,6 +1,7 @@
 """The order of a mixture, and what its shares require of the batch size and of the number of ranks."""
 
 import math
+from contextlib import suppress
 from functools import partial
 
 from ...pipeline.mixture import Mixture
@@ -41,5 +42,9 @@ def mixed_order(config: TrainConfig, mixture: Mixture, rows: int, world: World) 
     if config.blocks_per_shard or config.window_blocks:
         return mix(Order.create(*given, config.blocks_per_shard or None, config.window_blocks or None))
     # Windows in proportion take more memory than those of one dataset.
-    tried = (mix(Order.for_memory(rows >> halvings, *given)) for halvings in range(4))
-    return next((order for order in tried if order.live_rows <= rows), None) or mix(Order.for_memory(rows, *given))
+    for halvings in range(4):
+        with suppress(ValueError):  # a part's blocks may be too small for its share of a step
+            order = mix(Order.for_memory(rows >> halvings, *given))
+            if order.live_rows <= rows:
+                return order
+    return mix(Order.for_memory(rows, *given))

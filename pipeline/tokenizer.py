@@ -102,7 +102,7 @@ def model_context(folder: Path) -> int | None:
             if (folder / name).is_file():
                 stored = parse(read_regular(folder / name))
                 found.append(int(stored.get("text_config", stored).get(key, MAX_VOCAB_SIZE)))
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise DatasetError(f"{folder / name} cannot be read: {error}") from error
     return min(found, default=None)
 

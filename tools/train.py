@@ -19,11 +19,11 @@ from ..pipeline.errors import DatasetError
 from ..pipeline.mixture import open_dataset
 from ..state_store.ranks import agreement
 from ..storage.place import Place
-from ..trainer.config import TrainConfig, settings_named, to_tree
+from ..trainer.config import EncoderConfig, TrainConfig, settings_named, to_tree
 from ..trainer.config.layers import Layers, apply_overrides, preset_names, read_toml
 from ..trainer.config.own_code import announce_code, code_in, refuse_code
 from ..trainer.errors import ConfigError, RanksLostError, RunError
-from ..trainer.plugins import is_directory
+from ..trainer.plugins import OPEN_CLIP, TIMM, is_directory
 from ..trainer.run_directory import RunDirectory
 from ..trainer.world import World, joined_world, refuse_separate_directories
 from .arguments import ANY_PLACE, DatasetPath
@@ -322,10 +322,20 @@ def _own_origins() -> set[str]:
 
 
 def _fetch_typed(settings: TrainConfig, asked: TrainOptions, layers: Layers) -> None:
-    """Fetch the models of the hub that this command names, not those that a file of settings does."""
-    names = {side: getattr(settings.model, side).name for side in ("image", "text")}
-    for side, name in names.items():
-        is_typed = asked.allow_code or layers.origins.get(f"model.{side}.name") in _own_origins()
+    """Fetch the models of the hub that this command names, not those that a file of settings does.
+
+    Raises ConfigError for weights of timm or open_clip that only a file names: they are fetched when encoders are made.
+    """
+    for side in ("image", "text"):
+        encoder: EncoderConfig = getattr(settings.model, side)
+        name, keys = encoder.name, {f"model.{side}.name", f"model.{side}.config.pretrained"}
+        is_typed = asked.allow_code or bool({layers.origins.get(key) for key in keys} & _own_origins())
+        is_published = name.startswith(TIMM) and encoder.config.get("pretrained")
+        if (is_published or (name.startswith(OPEN_CLIP) and name.count(":") > 1)) and not is_typed:
+            raise ConfigError(
+                f"a file of settings names {name}, whose weights would be fetched or read; type model.{side}.name with "
+                "--set, or allow it with --allow-code"
+            )
         if is_typed and is_directory(name):  # or a name of the hub
             from ..trainer.encoders.hf_hub import snapshot  # late, because it imports torch
 

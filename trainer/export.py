@@ -85,7 +85,7 @@ def export_encoders(
             else:
                 _save(side.encoder, folder / f"{side.name}.safetensors", side.facts)
                 _copy_tokenizer(side, folder)
-        if format == "hf" and len(sides) == 2 and has_own_heads(config.model):
+        if format == "hf" and config.objective.mode == "bimodal" and has_own_heads(config.model):
             _write_whole(sides, folder)
     return sorted(path for path in to.rglob("*") if path.is_file())
 
@@ -128,7 +128,7 @@ def _restore(
             )
     recipe = recipe_named(config.data.recipe)
     facts = {"weights": weights, "image_size": config.data.image_size, "mean": recipe.mean, "std": recipe.std}
-    if has_own_heads(config.model):
+    if config.objective.mode == "bimodal" and has_own_heads(config.model):
         facts |= {name: value.item() for name, value in training["objective"].items() if name in LEARNED}
     image = _Side("image", encoders.image, _facts(config, config.model.image, encoders.image, info.step) | facts)
     if encoders.momentum is not None:
@@ -147,7 +147,9 @@ def _restore(
 def _facts(config: TrainConfig, encoder: EncoderConfig, module: Encoder, step: int) -> dict[str, Any]:
     model = config.model
     # For a local model or file of weights only its name: its path is private and useless elsewhere.
-    library, colon, path = encoder.name.rpartition(":")
+    library, colon, path = (encoder.name.rpartition if encoder.name.startswith(OPEN_CLIP) else encoder.name.partition)(
+        ":"
+    )
     return {
         "encoder": library + colon + Path(path).name,
         "config": encoder.config,

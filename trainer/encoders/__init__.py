@@ -70,6 +70,8 @@ class Encoder(nn.Module):
     def train(self, mode: bool = True) -> Self:
         """Switch to training mode, except for locked groups."""
         super().train(mode)
+        if self._locked_groups and self._locked_groups >= len(self.backbone.groups()):
+            self.backbone.eval()  # also what has no weights, such as dropout
         for group in self._locked():
             group.eval()
         return self

@@ -37,6 +37,8 @@ OWN_KEYS = (MODEL_TYPE, PROJECTION, "pretrained")
 """Settings of a directory's model that are not transformers'."""
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _PROCESSOR = "preprocessor_config.json"
+FETCHING = ("mra", "yoso", "rwkv", "timm_wrapper", "timm_backbone")
+"""Model types whose creation may fetch code of the hub, or models."""
 _INDEX = "model.safetensors.index.json"
 _WEIGHTS = ("model.safetensors", _INDEX)
 
@@ -49,7 +51,7 @@ def model_class(model_type: str, side: str | None = None) -> Any:
     try:
         config = CONFIG_MAPPING[model_type]
         made = SiglipTextModel if model_type == "siglip_text_model" else MODEL_MAPPING[config]
-        foreign = config.sub_configs or "timm" in model_type or any("backbone" in key for key in config().to_dict())
+        foreign = model_type in FETCHING or config.sub_configs or any("backbone" in key for key in config().to_dict())
     except (KeyError, ImportError, AttributeError, ValueError, TypeError):  # unknown, or its packages are missing
         return None
     fits = side is None or getattr(made, "main_input_name", None) == _INPUT[side]
@@ -220,6 +222,8 @@ def load_model(where: str, folder: Path, config: Any) -> nn.Module:
         raise ConfigError(f"{where}: the directory, whose weights the run starts from, no longer exists")
     if (folder / _INDEX).exists():
         _check_index(where, folder)
+    if (folder / "adapter_config.json").exists():  # transformers would load it, and other files that it names
+        raise ConfigError(f"{where} has an adapter; merge it into the model, and save the model again")
     try:
         with quiet():
             model, found = model_class(config.model_type).from_pretrained(

@@ -89,7 +89,11 @@ class HFBackbone(Backbone):
         """Recompute the activations of what comes before the blocks, and of each of their layers, in backprop."""
         before, blocks, _ = _around_blocks(self.model)
         for block in (*before, *blocks):
-            lists = [layers for layers in block.children() if isinstance(layers, nn.ModuleList)]
+            lists = [
+                layers
+                for name, layers in block.named_children()
+                if isinstance(layers, nn.ModuleList) or (name == "layers" and isinstance(layers, nn.Sequential))
+            ]
             for layer in [layer for layers in lists for layer in layers] or [block]:
                 recompute_alone(layer)
 

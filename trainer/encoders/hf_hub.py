@@ -29,7 +29,15 @@ def snapshot(name: str, *, fetching: bool = False) -> Path | None:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(hub[0], revision=hub[1], allow_patterns=_FILES, local_files_only=not fetching))
+        return Path(
+            snapshot_download(
+                hub[0],
+                revision=hub[1],
+                allow_patterns=_FILES,
+                ignore_patterns=["*/*"],
+                local_files_only=not fetching,
+            )
+        )
     except Exception as error:  # of the network, the hub, the disk
         failed = f"cannot be fetched: {' '.join(str(error).split())[:300]}"
         unknown = (

@@ -24,7 +24,8 @@ def starts_trained(encoder: EncoderConfig) -> bool:
     """Return whether a new run's encoder has trained weights, or is a user's own, which may have them."""
     if encoder.name.startswith(OPEN_CLIP):
         return encoder.name.count(":") > 1
-    return is_directory(encoder.name) or is_own_encoder(encoder.name) or bool(encoder.config.get("pretrained"))
+    comes_trained = is_directory(encoder.name) or is_own_encoder(encoder.name)
+    return bool(encoder.config.get("pretrained", comes_trained))
 
 
 def lock_advice(config: TrainConfig) -> list[str]:
@@ -40,7 +41,11 @@ def lock_advice(config: TrainConfig) -> list[str]:
                 f"model.{side}.locked keeps an encoder at random weights; start it from a local directory "
                 f"(model.{side}.name = 'hf:/path/to/model') or from a run (--init-from)"
             )
-        elif not encoder.unlocked_groups and encoder.config.get("projection") != config.model.dim:
+        elif not (
+            encoder.unlocked_groups
+            or config.model.head == "none"
+            or (config.model.head == "linear" and encoder.config.get("projection") == config.model.dim)
+        ):
             found.append(
                 f"model.{side}.locked keeps the projection head at random weights; train it with "
                 f"model.{side}.unlocked_groups = 1, or start it from a run (--init-from)"

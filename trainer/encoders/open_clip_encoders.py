@@ -61,6 +61,10 @@ def _fit(key: str, tower: dict[str, Any], tokens: TokenizerInfo, *, trained: boo
             f"huggingface.co/{tower.get('hf_tokenizer_name', 'openai/clip-vit-base-patch32')}) and --context-length "
             f"{tower['context_length']}"
         )
+    if trained and tower.get("pool_type") == "last":
+        raise ConfigError(
+            f"{key} reads padding as it was trained with; use the model of transformers, hf:/path/to/model"
+        )
     tower |= sizes
     if tower.get("pool_type", "argmax") in ("argmax", "eos"):  # argmax: CLIP's end token is its largest
         tower |= {"pool_type": "eos", "eos_id": tokens.end_id}

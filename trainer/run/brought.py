@@ -48,8 +48,10 @@ def with_what_models_bring(
 
 def has_own_heads(model: ModelConfig) -> bool:
     """Return whether both encoders are towers of a whole CLIP or SigLIP with its projections as heads."""
-    spaces = [side.config.get("projection") for side in (model.image, model.text)]
-    return model.head == "linear" and spaces == [model.dim, model.dim]
+    sides = (model.image.config, model.text.config)
+    kinds = {str(side.get("model_type")).partition("_")[0] for side in sides}
+    spaces = [side.get("projection") for side in sides]
+    return model.head == "linear" and len(kinds) == 1 and spaces == [model.dim, model.dim]
 
 
 def _temperature(model: ModelConfig, objective: Mapping[str, FieldInfo]) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """Which settings may change on resume."""
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,7 +113,9 @@ def _encoder_as_recorded(asked: EncoderConfig, recorded: EncoderConfig) -> Encod
     from ..encoders.hf_hub import hub_name
 
     path = f"hf:{Path(asked.name.removeprefix('hf:')).expanduser().absolute()}"
-    at_its_revision = hub_name(asked.name) is not None and recorded.name.startswith(f"{asked.name}@")
+    hub = hub_name(asked.name)
+    is_fixed = hub is not None and re.fullmatch(r"[0-9a-f]{40}", hub[1] or "") is not None
+    at_its_revision = hub is not None and not is_fixed and recorded.name.startswith(f"hf:{hub[0]}@")
     if recorded.name not in (asked.name, path) and not at_its_revision:
         return asked
     return asked.model_copy(update={"name": recorded.name, "config": recorded.config | asked.config})

@@ -13,7 +13,7 @@ import pytest
 from thermopile.trainer.encoders.hf_hub import hub_name
 from thermopile.trainer.run_directory import RunDirectory
 
-from support.cli import sets
+from support.cli import cli, sets
 from support.runs import losses
 from support.whole_models import save_whole
 
@@ -106,6 +106,22 @@ def test_nothing_is_fetched_for_a_name_in_a_file(hub, pairs_dataset, tmp_path):
     assert done.returncode == 2
     assert f"hf:{REPO} is no directory here, nor in Hugging Face's cache; it is fetched" in done.stderr
     assert hub.asked == []
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        'name = "timm:vit_base_patch16_224"\nconfig = {pretrained = true}',
+        'name = "open_clip:ViT-B-32:laion2b_s34b_b79k"',
+        'name = "open_clip:ViT-B-32:/anywhere/weights.safetensors"',
+    ],
+)
+def test_weights_of_timm_and_open_clip_that_a_file_names_are_refused(named, pairs_dataset, tmp_path):
+    (tmp_path / "sent.toml").write_text(f"[model.image]\n{named}\n")
+    line = ("train", "--data", pairs_dataset.path, "--out", tmp_path / "run", "--config", tmp_path / "sent.toml")
+    done = cli(*line)
+    assert (done.exit_code, "whose weights would be fetched or read; type model.image.name" in done.stderr) == (2, True)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_path_is_a_directory_and_org_name_is_the_hubs(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
 from thermopile.pipeline.dataset_index import TokenizerInfo
 from thermopile.trainer.config import EncoderConfig, ModelConfig, TrainConfig, load_config, to_toml
 from thermopile.trainer.encoders import Encoders, create_encoder, with_names
-from thermopile.trainer.encoders.hf_directory import quiet
+from thermopile.trainer.encoders.hf_directory import model_class, quiet
 from thermopile.trainer.errors import ConfigError
 
 TOKENIZER = TokenizerInfo(vocab_size=50, context_length=9, end_id=2)
@@ -137,6 +137,15 @@ def test_a_directory_that_cannot_be_used_is_told_in_one_line(tmp_path):
     refused("text", tmp_path, "holds a model of type 'resnet'; model.text supports: distilbert, clip_text_model")
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     refused("image", tmp_path, r"has no model\.safetensors\. .* \(\.bin, .*may execute code: .*save_pretrained")
+
+
+def test_an_adapter_in_a_directory_and_a_type_that_fetches_code_are_refused(tmp_path):
+    save(tmp_path, "resnet")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="has an adapter; merge it into the model"):
+        create_encoder("image", of_directory("image", tmp_path), 32)
+    assert model_class("bert", "text") is not None
+    assert [model_class(name, "text") for name in ("mra", "yoso", "rwkv")] == [None] * 3
 
 
 def test_weights_that_are_damaged_or_of_another_model_are_told_in_one_line(tmp_path):

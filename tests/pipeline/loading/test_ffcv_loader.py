@@ -51,7 +51,7 @@ def test_bytes_for_a_gpu_are_the_cpu_s_pixels_to_the_nearest_level(images_datase
     order = Order.create(images_dataset.n, 64, seed=0)
     asked = {"recipe": RECIPES["simclr"], "image_size": 32, "views": 2, "local_size": 16, "local_views": 1}
     with FFCVLoader(images_dataset, order, **asked) as plain, BytesLoader(images_dataset, order, **asked) as of_bytes:
-        next(plain.epoch(0))  # numba may fail where two threads compile one function at once
+        next(plain.epoch(0)), next(of_bytes.epoch(0))  # numba may fail where two threads compile one function at once
         for whole, rounded in zip(plain.epoch(0), of_bytes.epoch(0), strict=True):
             for pixels, levels in zip((*whole.views, *whole.local), (*rounded.views, *rounded.local), strict=True):
                 assert levels.dtype == torch.uint8

@@ -23,7 +23,7 @@ demo: .venv/ready
 	$(RUN) inspect demo/run
 	@echo "Look at the report:     open demo/run/report/report.html in a browser"
 	@echo "Look at single samples: $(RUN) inspect demo/run --sample 1204 77"
-	@echo "Train on your own data: $(RUN) convert folder PICTURES data/mine && $(RUN) train --data data/mine --out runs/mine"
+	@echo "Train on your own data: $(RUN) convert folder PICTURES data/mine && $(RUN) train --preset small --data data/mine --out runs/mine"
 
 # The papers' methods compared, on docs/reproduction.md: CLIP, SogCLR and iSogCLR on pairs with the settings that the
 # committed searches chose, in three quarters of an hour on two cores; with FULL=1 everything, in a day. What RESULTS holds is not made again: name a new file to make it yourself.

@@ -40,7 +40,7 @@ class Sizes:
     """A dataset of pairs, and encoders for it."""
 
     rows: int = 20_000
-    """Of the dataset whose speed is measured, and whose peak of memory is compared with that of ten times as many."""
+    """Rows of the dataset on which speed is measured. Its peak memory is compared with that of ten times as many."""
     stored: int = 256
     """Pixels of the shorter side of the stored pictures."""
     pixels: int = 224

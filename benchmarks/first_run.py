@@ -33,7 +33,7 @@ from .glyph_runs import thermopile
 from .markdown import table
 
 DRAWINGS, SEED = 2_500, 0
-"""Of them a fifth is held out."""
+"""Number of drawings, a fifth of which is held out, and the seed that draws them."""
 CONVERSIONS = {"emoji": "csv {0}/emoji/pairs.csv {0}/data/emoji --holdout 0.1",
                "drawings": "folder {0}/pictures {0}/data/drawings --holdout 0.2"}  # fmt: skip
 ENCODERS = {"conv": [], "conv with batch norm": ["model.image.config.batch_norm=true"],

@@ -20,7 +20,7 @@ CONTEXTS = (*range(32, 73, 8), 77)
 """Lengths that are chosen: 77 is CLIP's."""
 MAX_SHARE_CUT = 0.01
 MAX_CHARACTERS = 2_000
-"""Of a caption, that are measured: far more than the longest context takes."""
+"""Characters of a caption that are measured, far more than the longest context holds."""
 _WORD = re.compile(r"\w+")
 
 

@@ -143,7 +143,10 @@ def test_without_its_package_a_tracker_is_refused_with_what_to_install(name, mon
 
 
 def test_an_unknown_tracker_is_refused_before_anything_is_written(pairs_dataset, tmp_path):
-    with pytest.raises(ConfigError, match=r"trackers\.0 = 'wadnb': .*\(tensorboard\|wandb\|"):
+    with pytest.raises(
+        ConfigError,
+        match=r"trackers\.0 = 'wadnb': should be tensorboard, wandb or module:name \(did you mean 'wandb'\?\)",
+    ):
         load_config({"trackers": ["wadnb"]})
     with pytest.raises(ConfigError, match="'nowhere:Tracker' cannot be imported"):
         train(small(pairs_dataset, trackers=["nowhere:Tracker"]), tmp_path / "run")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 import tomli_w
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from ..errors import ConfigError
 from .sections import (
@@ -20,6 +20,7 @@ from .sections import (
     Section,
     StateConfig,
     checked_template,
+    known_tracker,
     nearest,
 )
 
@@ -85,7 +86,7 @@ class TrainConfig(Section):
     in a row. With skip, every step synchronises with the device."""
     tensorboard: bool = False
     """Write RUN/tensorboard/ besides metrics.jsonl; the same as `trackers = ["tensorboard"]`."""
-    trackers: tuple[Annotated[str, Field(pattern=r"^(tensorboard|wandb|[^\s:]+:[^\s:]+)$")], ...] = ()
+    trackers: tuple[Annotated[str, AfterValidator(known_tracker)], ...] = ()
     """Where the numbers of metrics.jsonl go as well: tensorboard, wandb, or a class of yours as module:name."""
     log_every: PositiveInt = 10
     """Steps between reads from the device; metrics.jsonl has a line for every step in any case."""

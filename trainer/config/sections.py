@@ -29,6 +29,16 @@ def nearest(given: str, valid: Iterable[str]) -> str:
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
+TRACKERS = ("tensorboard", "wandb")
+
+
+def known_tracker(name: str) -> str:
+    """Return a tracker's name. Raises ValueError unless it is one of TRACKERS or may be a `module:name`."""
+    if name not in TRACKERS and not re.fullmatch(r"[^\s:]+:[^\s:]+", name):
+        raise ValueError(f"should be {', '.join(TRACKERS)} or module:name{nearest(name, TRACKERS)}")
+    return name
+
+
 class Section(BaseModel):
     """A table of the TOML file."""
 
@@ -136,6 +146,8 @@ class DataConfig(Section):
         given = len(self.parts or ())
         if given == 1 or (given and self.path):
             raise ValueError("give one dataset as `path` (--data), or two and more as `parts` (--data for each)")
+        if self.shares and not given:
+            raise ValueError("shares are for a mixture: give --data twice or more, and --share once for each")
         if self.shares and len(self.shares) != given:
             raise ValueError(f"{len(self.shares)} shares for {given} parts; give --share once for each --data")
         return self

@@ -9,7 +9,7 @@ from ...pipeline.dataset import Dataset
 from ...state_store import StateReader
 
 EDGES = np.geomspace(1e-3, 10, 257)
-"""Of the histograms' bins, the same in all of them, each 4 % wide; values beyond count in the outermost bins."""
+"""Edges of the bins of every histogram, 4 % apart. Values outside are counted in the first or the last bin."""
 
 
 def summary(reader: StateReader, dataset: Dataset) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class Survey:
     groups: list[Groups]
     """One entry per requested column that has groups."""
     parts: Annotated[Groups | None, Shown(lambda parts: parts and parts.means())]
-    """Of a mixture: its parts."""
+    """The parts of a mixture; None for a single dataset."""
     kinds: SampleKinds | None
     """None if no sample was visited, or if the temperatures are predicted."""
     doubted: Doubted | None

@@ -24,11 +24,9 @@ from .dataset_files import DatasetFiles, LocalFiles
 from .dataset_index import (
     INDEX_FILE,
     SHARD_FOLDER,
-    SHARD_SUFFIXES,
     TOKENIZER_FILE,
     DatasetIndex,
     read_index,
-    shard_name,
 )
 from .errors import DatasetError
 
@@ -134,7 +132,7 @@ class SamplesTable:
     @contextmanager
     def _open(self, shard: int, names: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
         """Open a shard's part of the table and check that it has these columns and every row."""
-        name = f"{SHARD_FOLDER}/{shard_name(shard, 'parquet')}"
+        name = f"{SHARD_FOLDER}/{self.index.shard_name(shard, 'parquet')}"
         path = self.place / name
         rows = self.index.first_id[shard + 1] - self.index.first_id[shard]
         try:
@@ -200,7 +198,7 @@ class Dataset(SamplesTable):
 
     def _refuse_missing_files(self) -> None:
         there = set(self.files.names())
-        for name in (shard_name(shard, suffix) for shard in range(self.shards) for suffix in SHARD_SUFFIXES):
+        for name in self.index.shard_files():
             if name not in there:
                 raise DatasetError(
                     f"{self.place / SHARD_FOLDER / name} is missing, but {INDEX_FILE} lists it. "
@@ -254,7 +252,7 @@ class Dataset(SamplesTable):
 
         self.files.prepare(number)
         shard = self._open_shards.get(number)
-        return shard.file if shard else open_beton(self.path, number)
+        return shard.file if shard else open_beton(self.path, self.index, number)
 
     def jpeg(self, sample_id: int) -> bytes:
         """Return the stored JPEG of one sample.

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
@@ -96,6 +96,8 @@ class DatasetIndex(_Record):
     """Number of captions if a sample has several; None if every sample has captions_per_sample."""
     first_id: tuple[_Count, ...]
     """Prefix sums of the shards' rows, shards + 1 numbers: sample_id = first_id[shard] + row."""
+    shards: tuple[Annotated[str, Field(pattern=r"^[0-9]{5,9}(\.[0-9]{1,9})?$")], ...] | None = None
+    """`shard_names`; None if they are 00000, 00001, …"""
     image: ImagePolicy
     tokenizer: TokenizerInfo | None
     tokenizer_digest: _Digest | None
@@ -136,9 +138,27 @@ class DatasetIndex(_Record):
     def total_captions(self) -> int:
         return self.n * self.captions_per_sample if self.captions is None else self.captions
 
+    @property
+    def shard_names(self) -> tuple[str, ...]:
+        """What tells the names of the shards' files apart."""
+        return self.shards or usual_names(len(self.shard_digests))
 
-def shard_name(shard: int, suffix: ShardSuffix) -> str:
-    return f"shard-{shard:05d}.{suffix}"
+    def shard_files(self) -> Iterator[str]:
+        """Yield the names of all files in the shards' folder."""
+        return (self.shard_name(shard, suffix) for shard in range(len(self.shard_digests)) for suffix in SHARD_SUFFIXES)
+
+    def shard_name(self, shard: int, suffix: ShardSuffix) -> str:
+        """Return the name of a shard's file in the shards' folder."""
+        return shard_name(self.shards[shard] if self.shards else shard, suffix)
+
+
+def shard_name(shard: int | str, suffix: ShardSuffix) -> str:
+    """Return the name of the file of shard 00000, 00001, …, or of a shard with a name of its own."""
+    return f"shard-{shard if isinstance(shard, str) else f'{shard:05d}'}.{suffix}"
+
+
+def usual_names(shards: int) -> tuple[str, ...]:
+    return tuple(f"{shard:05d}" for shard in range(shards))
 
 
 def seal_index(index: Mapping[str, Any]) -> bytes:
@@ -147,6 +167,8 @@ def seal_index(index: Mapping[str, Any]) -> bytes:
     Raises DatasetError if the fields are not a valid index.
     """
     tree = {"format": FORMAT, **index}
+    if (names := tree.get("shards")) is None or names == usual_names(len(names)):
+        tree.pop("shards", None)  # earlier versions know only these names
     tree["fingerprint"] = _fingerprint(tree)
     text = seal_document(tree)
     parse_index(text)
@@ -199,6 +221,8 @@ def _refuse_contradictions(index: DatasetIndex) -> None:
         raise DatasetError(f"shard_digests has {len(index.shard_digests)} shards, first_id {len(first_id) - 1}")
     if any(digests.keys() != set(SHARD_SUFFIXES) for digests in index.shard_digests):
         raise DatasetError(f"shard_digests does not list {', '.join(sorted(SHARD_SUFFIXES))} of every shard")
+    if index.shards is not None and not len(index.shards) == len(set(index.shards)) == len(first_id) - 1:
+        raise DatasetError(f"shards does not name each of the {len(first_id) - 1} shards once")
     with_captions = {index.mode == "pairs", index.tokenizer is not None, index.captions_per_sample > 0}
     if len(with_captions) > 1 or (index.tokenizer is None) != (not index.tokenizer_digest):
         raise DatasetError("mode, captions_per_sample, tokenizer and tokenizer_digest contradict each other")

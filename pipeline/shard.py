@@ -9,7 +9,7 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from .dataset_index import SHARD_FOLDER, DatasetIndex, shard_name
+from .dataset_index import SHARD_FOLDER, DatasetIndex
 from .errors import DatasetError
 from .raw_bytes import Descriptor
 from .row_records import RECORD, Extent, RowRecords
@@ -32,10 +32,10 @@ class Shard:
         self._rows = index.first_id[number + 1] - self._first_id
         self._tokenizer = index.tokenizer
         context_length = index.tokenizer.context_length if index.tokenizer else 0
-        self.file = open_beton(path, number)
+        self.file = open_beton(path, index, number)
         extent = Extent(self.file.bytes, 4 * context_length, index.captions_per_sample)
         try:
-            self._table = RowRecords(path / SHARD_FOLDER / shard_name(number, "rows"), self._rows, extent)
+            self._table = RowRecords(path / SHARD_FOLDER / index.shard_name(number, "rows"), self._rows, extent)
         except DatasetError as error:
             raise DatasetError(f"{error}. {_CURE}") from None
         except FileNotFoundError as error:
@@ -92,10 +92,10 @@ class Shard:
         )
 
 
-def open_beton(path: Path, number: int) -> Descriptor:
+def open_beton(path: Path, index: DatasetIndex, number: int) -> Descriptor:
     """Open the .beton of shard `number` of the dataset at `path`. Raises DatasetError if it is missing; OSError."""
     try:
-        return Descriptor(path / SHARD_FOLDER / shard_name(number, "beton"))
+        return Descriptor(path / SHARD_FOLDER / index.shard_name(number, "beton"))
     except FileNotFoundError as error:
         raise _missing(error) from None
 

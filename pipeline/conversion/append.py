@@ -32,7 +32,6 @@ from ..dataset_index import (
     parse_index,
     read_index,
     seal_index,
-    shard_name,
 )
 from ..errors import DatasetError, DatasetExistsError
 from .content import content_of
@@ -133,6 +132,7 @@ def _grown(out: LocalPath, old: DatasetIndex, new: DatasetIndex) -> bytes:
             "image": old.image.model_dump(),
             "tokenizer": tokenizer.model_dump() if tokenizer else None,
             "tokenizer_digest": old.tokenizer_digest,
+            "shards": (*old.shard_names, *_next_names(old, len(new.shard_digests))),
             "shard_digests": [*old.shard_digests, *new.shard_digests],
             "grown_from": old.fingerprint,
             "source": old.source | {"appended": appended, "content": content.model_dump()},
@@ -140,18 +140,25 @@ def _grown(out: LocalPath, old: DatasetIndex, new: DatasetIndex) -> bytes:
     )
 
 
+def _next_names(old: DatasetIndex, shards: int) -> tuple[str, ...]:
+    """Return names for appended shards, above all present ones."""
+    first = 1 + max(int(name.partition(".")[0]) for name in old.shard_names)
+    return tuple(f"{first + shard:05d}" for shard in range(shards))
+
+
 def _row_records(folder: LocalPath, index: DatasetIndex) -> list[LocalPath]:
-    return [folder / SHARD_FOLDER / shard_name(shard, "rows") for shard in range(len(index.shard_digests))]
+    return [folder / SHARD_FOLDER / index.shard_name(shard, "rows") for shard in range(len(index.shard_digests))]
 
 
 def _move_shards(addition: LocalPath, out: LocalPath) -> None:
-    count = len(read_index(addition).first_id) - 1
-    before = len(parse_index(read_regular(addition / _JOINED)).first_id) - 1 - count
+    added, joined = read_index(addition), parse_index(read_regular(addition / _JOINED))
+    count = len(added.shard_digests)
+    before = len(joined.shard_digests) - count
     own_directory(out / SHARD_FOLDER)
     for shard in range(count):
         for suffix in SHARD_SUFFIXES:
-            file = addition / SHARD_FOLDER / shard_name(shard, suffix)
-            to = out / SHARD_FOLDER / shard_name(before + shard, suffix)
+            file = addition / SHARD_FOLDER / added.shard_name(shard, suffix)
+            to = out / SHARD_FOLDER / joined.shard_name(before + shard, suffix)
             if file.is_symlink() or not (file.exists() or to.exists()):
                 raise DatasetError(f"{file} is missing or a link; remove {addition} and append again")
             if file.exists():

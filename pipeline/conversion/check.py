@@ -13,7 +13,7 @@ from ...storage.files import sha256_of
 from ...storage.place import Place
 from ..cores import cores
 from ..dataset import CAPTIONS, PLACE_IN_SHARD, Dataset, SamplesTable
-from ..dataset_index import INDEX_FILE, SHARD_FOLDER, TOKENIZER_FILE, ShardSuffix, TokenizerInfo, shard_name
+from ..dataset_index import INDEX_FILE, SHARD_FOLDER, TOKENIZER_FILE, ShardSuffix, TokenizerInfo
 from ..errors import DatasetError
 from ..shard import Shard
 from ..tokenizer import encode, end_id_of, load_tokenizer, vocab_size_of
@@ -58,7 +58,7 @@ def check_dataset(
     with ThreadPoolExecutor(workers or cores()) as threads:
         for number in range(dataset.shards):
             with dataset.files.whole_shard(number):
-                name = shard_name(number, "beton")
+                name = dataset.index.shard_name(number, "beton")
                 yield from _check_digests(dataset, number)
                 try:
                     shard = dataset.shard(number)
@@ -95,7 +95,7 @@ def _open_tokenizer(dataset: Dataset) -> tuple[Tokenizer | None, list[Finding]]:
 
 def _check_digests(dataset: Dataset, number: int) -> Iterator[Finding]:
     for suffixes, digest in dataset.index.shard_digests[number].items():
-        names = [shard_name(number, cast(ShardSuffix, suffix)) for suffix in suffixes.split()]
+        names = [dataset.index.shard_name(number, cast(ShardSuffix, suffix)) for suffix in suffixes.split()]
         try:
             found = sha256_of(*(dataset.path / SHARD_FOLDER / name for name in names))
         except OSError as error:
@@ -109,7 +109,7 @@ def _check_table(
     dataset: Dataset, number: int, records: NDArray[np.void]
 ) -> tuple[list[list[str]] | None, list[Finding]]:
     """Return a shard's captions, and the mismatches between its samples table and its rows."""
-    name = shard_name(number, "parquet")
+    name = dataset.index.shard_name(number, "parquet")
     expected = {PLACE_IN_SHARD: np.arange(len(records)), "width": records["width"], "height": records["height"]}
     # Open it without digests, which were checked already, to find the table's other problems too.
     digests: tuple[dict[str, str], ...] = tuple({} for _ in dataset.index.shard_digests)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...storage.bucket import Address
 from ...storage.files import written_aside
 from ..dataset_files import Held
-from ..dataset_index import SHARD_FOLDER, SHARD_SUFFIXES, DatasetIndex, shard_name
+from ..dataset_index import SHARD_FOLDER, SHARD_SUFFIXES, DatasetIndex
 from ..errors import DatasetError
 from ..order import Order, Selected, Window
 from . import sparse
@@ -43,9 +43,9 @@ class RemoteFiles:
 
     def __init__(self, address: Address, index: DatasetIndex, open_shard: Callable[[int], Shard]) -> None:
         """open_shard: returns a shard whose files this object has created. Raises OSError, DatasetError."""
-        self._address, self._shards, self._whole = address, len(index.first_id) - 1, threading.Lock()
+        self._address, self._index, self._whole = address, index, threading.Lock()
         shards = address / SHARD_FOLDER
-        sizes = _sizes(shards, self._shards)
+        sizes = _sizes(shards, index)
         self.samples = CachedSamples(shards, lambda: self.folder / SHARD_FOLDER, index, sizes, open_shard)
         self._ahead: ReadAhead | None = None
 
@@ -104,12 +104,13 @@ class RemoteFiles:
         return self.samples.clock.seconds()
 
     def beton_bytes(self) -> NDArray[np.int64] | None:
-        return np.array([self.samples.sizes[shard_name(shard, "beton")] for shard in range(self._shards)], np.int64)
+        names = (self._index.shard_name(shard, "beton") for shard in range(len(self._index.first_id) - 1))
+        return np.array([self.samples.sizes[name] for name in names], np.int64)
 
     @contextmanager
     def whole_shard(self, shard: int) -> Iterator[None]:
         self.prepare(shard)
-        beton, rows, table = (f"{SHARD_FOLDER}/{shard_name(shard, suffix)}" for suffix in SHARD_SUFFIXES)
+        beton, rows, table = (f"{SHARD_FOLDER}/{self._index.shard_name(shard, suffix)}" for suffix in SHARD_SUFFIXES)
         for name in (beton, rows):
             with (self.folder / name).open("r+b") as file:
                 (self._address / name).download(file)
@@ -122,9 +123,9 @@ class RemoteFiles:
             table_file.unlink()
 
 
-def _sizes(folder: Address, shards: int) -> dict[str, int]:
+def _sizes(folder: Address, index: DatasetIndex) -> dict[str, int]:
     """Return the sizes of the existing shard files, by name. Raises DatasetError for too many other objects."""
-    expected = {shard_name(shard, suffix) for shard in range(shards) for suffix in SHARD_SUFFIXES}
+    expected = set(index.shard_files())
     found, others = dict[str, int](), 0
     for name, size in folder.objects():
         if name in expected:

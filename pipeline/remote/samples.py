@@ -12,7 +12,7 @@ import numpy as np
 
 from ...storage.bucket import Address
 from ..dataset_files import Held
-from ..dataset_index import DatasetIndex, ShardSuffix, shard_name
+from ..dataset_index import DatasetIndex, ShardSuffix
 from ..errors import DatasetError
 from . import sparse
 from .blocks import Blocks
@@ -123,7 +123,7 @@ class CachedSamples:
         size = 0
         for shard, rows in self._by_shard(ids):
             ranges = requests(
-                *self._spans(shard, rows), max_gap=MAX_GAP, max_bytes=self.sizes[shard_name(shard, "beton")]
+                *self._spans(shard, rows), max_gap=MAX_GAP, max_bytes=self.sizes[self._index.shard_name(shard, "beton")]
             )
             size += on_disk(np.array([each.start for each in ranges]), np.array([each.stop for each in ranges]))
         return size
@@ -184,10 +184,10 @@ class CachedSamples:
 
     def _page_jobs(self, places: Places, *, charged: bool) -> Iterator[Fetch]:
         for suffix in ("beton", "rows"):
-            sparse.create(self._path(places.shard, suffix), self.sizes[shard_name(places.shard, suffix)])
+            sparse.create(self._path(places.shard, suffix), self.sizes[self._index.shard_name(places.shard, suffix)])
         if charged:
             self.room.take(None, PAGE * len(places.numbers))
-        name = shard_name(places.shard, "rows")
+        name = self._index.shard_name(places.shard, "rows")
         starts = places.numbers * PAGE
         yield from self._jobs(name, places, starts, np.minimum(starts + PAGE, self.sizes[name]), max_gap=0)
 
@@ -198,7 +198,7 @@ class CachedSamples:
         for part in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(blocks)) + 1):
             found = list(
                 self._jobs(
-                    shard_name(shard, "beton"),
+                    self._index.shard_name(shard, "beton"),
                     places._replace(numbers=rows[part]),
                     starts[part],
                     stops[part],
@@ -258,7 +258,7 @@ class CachedSamples:
             self.presence.forget_if_empty(shard)
 
     def _path(self, shard: int, suffix: ShardSuffix) -> Path:
-        return self._folder() / shard_name(shard, suffix)
+        return self._folder() / self._index.shard_name(shard, suffix)
 
     def _rows_of(self, shard: int) -> int:
         return int(self.first_id[shard + 1] - self.first_id[shard])

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from thermopile.pipeline.conversion.partial import Partial
 from thermopile.pipeline.conversion.plan import ConvertSettings, Listings
-from thermopile.pipeline.conversion.steps import Job, prepare_tokenizer
+from thermopile.pipeline.conversion.steps import Job, begin
 from thermopile.pipeline.sources import Source
 from thermopile.pipeline.sources.csv_source import CsvSource
 from thermopile.pipeline.sources.parquet import ParquetSource
@@ -91,9 +91,9 @@ def measure(sizes: Sizes, directory: Path) -> Measured:
     lap("plan")
     partial = Partial(LocalPath(directory / "out"))
     partial.dataset.mkdir(parents=True)
-    prepare_tokenizer(job, partial)
+    begin(job, partial, print)
     lap("tokenizer")
-    listings = Listings(len(source), None, source.chunks(), 0, job.plan.shards)
+    listings = Listings(len(source), None, source.chunks(), 0, job.plan.parts)
     assert sum(map(len, listings)) == sizes.rows
     lap("cut")
     assert groups is None or len(groups.of_sample) == sizes.rows

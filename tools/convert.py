@@ -12,14 +12,14 @@ from threading import Timer
 from typing import Any
 
 import click
-import numpy as np
 from click.core import ParameterSource
 
 from ..pipeline.conversion.append import appended_path, is_joining, join, refuse_known, refuse_ungrowable
-from ..pipeline.conversion.caption_lengths import measure
-from ..pipeline.conversion.convert import ConvertSettings, PartNumber, Summary, convert_part
+from ..pipeline.conversion.caption_lengths import MEASURED_ON, in_runs, measure
+from ..pipeline.conversion.convert import ConvertSettings, PartNumber, Summary, begin_only, convert_part
 from ..pipeline.conversion.convert import convert as convert_source
 from ..pipeline.conversion.convert import finish as finish_parts
+from ..pipeline.conversion.plan import AnySource
 from ..pipeline.conversion.shard_pool import start_workers_early
 from ..pipeline.conversion.steps import Job, unfinished
 from ..pipeline.dataset_index import TOKENIZER_FILE, DatasetIndex, read_index
@@ -27,7 +27,8 @@ from ..pipeline.errors import DatasetExistsError, SourceError
 from ..pipeline.sources import Groups, Source
 from ..pipeline.sources.csv_source import CsvSource
 from ..pipeline.sources.dataset_source import DatasetSource
-from ..pipeline.sources.splits import hold_out, long_tail
+from ..pipeline.sources.splits import Drawn
+from ..pipeline.sources.webdataset import WebDatasetSource, nobody_has
 from ..pipeline.tokenizer import MAX_FILE_BYTES
 from ..storage.local import LocalPath
 from ..storage.place import Place
@@ -75,8 +76,7 @@ def _command(kind: Kind) -> click.Command:
         own = {name: values.pop(name) for option in kind.options if (name := option.name)}
         run(kind, seed if kind.src is None else src, own, out, ConvertOptions(seed=seed, **values))
 
-    many = kind.pattern is not None
-    src = [click.Argument(["src"], type=kind.src, nargs=-1 if many else 1, required=True)] if kind.src else []
+    src = [click.Argument(["src"], type=kind.src, nargs=-1 if kind.many else 1, required=True)] if kind.src else []
     out = click.Argument(["out"], type=ANY_PLACE)
     return click.Command(
         kind.name,
@@ -187,6 +187,8 @@ def _convert_all(
             if split.grown is None and split.out != out:  # a test set has the tokenizer of its training set
                 how["tokenizer_from"] = _tokenizer_of(out, Path(folder))
             if asked.part:
+                if split is splits[0] and isinstance(split.source, WebDatasetSource):
+                    how["on_begun"] = lambda: _begin_test_sets(splits[1:], settings, out, Path(folder))
                 to_finish |= _convert_part(split, settings, asked.part, workers=asked.workers, **how)
             elif asked.finish:
                 _finish(split, settings, **how)
@@ -197,6 +199,12 @@ def _convert_all(
             else:
                 _convert(convert_source, split, settings, workers=asked.workers, resume=asked.resume, **how)
     return to_finish
+
+
+def _begin_test_sets(splits: list[Split], settings: ConvertSettings, out: Place, folder: Path) -> None:
+    """Begin them with their training set, since whoever begins that has counted the samples."""
+    for split in splits:
+        begin_only(split.source, split.out, settings, split.selection, _tokenizer_of(out, folder))
 
 
 def _refuse_contradictions(out: Place, reads: Iterable[Path], asked: ConvertOptions) -> None:
@@ -251,16 +259,21 @@ def _absolute(value: Any) -> Any:
     return value.absolute() if isinstance(value, Path) else value
 
 
-def _settings(source: Source, grown: LocalPath | None, asked: ConvertOptions) -> ConvertSettings:
+def _settings(source: AnySource, grown: LocalPath | None, asked: ConvertOptions) -> ConvertSettings:
     """Return the settings of a conversion; for a dataset, or one that grows, those it was made with."""
     if grown is not None:
         index = read_index(grown)
+        if isinstance(source, WebDatasetSource):
+            source.sampled(asked.seed)
         if index.mode != source.mode:
             raise click.UsageError(f"{grown} holds {index.mode}, but the source {source.mode}; convert it separately")
         return asked.settings(**_kept(index, lambda: grown / TOKENIZER_FILE))
     if isinstance(source, DatasetSource):
         return asked.settings(**_kept(source.dataset.index, lambda: source.dataset.tokenizer_path))
-    lengths = measure(source, asked.vocab_size, asked.context_length, asked.tokenizer)
+    if isinstance(source, WebDatasetSource):
+        return asked.settings(vocab_size=asked.vocab_size or 0, context_length=asked.context_length or 0)
+    captions = source.captions(in_runs(len(source), MEASURED_ON))
+    lengths = measure(captions, asked.vocab_size, asked.context_length, asked.tokenizer)
     if lengths is None:
         return asked.settings()
     click.echo(str(lengths), err=True)
@@ -285,49 +298,58 @@ def _told_when_slow(words: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _splits(sources: tuple[Source, ...], outs: list[Place], asked: ConvertOptions) -> list[Split]:
+def _splits(sources: tuple[AnySource, ...], outs: list[Place], asked: ConvertOptions) -> list[Split]:
     """Return the datasets to write. The test set is held out first; the long tail is cut from the rest."""
     source, *own_test = sources
-    groups, train, test = source.groups(), None, None
+    rules = [Drawn(asked.holdout, asked.longtail, asked.seed, test) for test in (False, True)]
+    if isinstance(source, WebDatasetSource):
+        source.required = tuple(_given_names())
+        is_drawn = asked.holdout or asked.longtail
+        return [Split(out, source, rule if is_drawn else None, None) for out, rule in zip(outs, rules, strict=False)]
+    groups = source.groups()
     _refuse_what_no_sample_has(source, groups)
-    if asked.holdout:
-        train, test = hold_out(len(source), groups, asked.holdout, asked.seed)
-    if asked.longtail:
-        if groups is None:
-            raise click.UsageError("--longtail needs classes, and this source has none")
-        train = long_tail(np.arange(len(source)) if train is None else train, groups, asked.longtail, asked.seed)
+    if asked.longtail and groups is None:
+        raise click.UsageError("--longtail needs classes, and this source has none")
+    train = rules[0](len(source), groups) if asked.holdout or asked.longtail else None
     splits = [Split(outs[0], source, train, groups)]
-    if own_test:
-        splits.append(Split(outs[1], own_test[0], None, own_test[0].groups()))
-    elif asked.holdout:
-        splits.append(Split(outs[1], source, test, groups))
+    for test in own_test:
+        assert not isinstance(test, WebDatasetSource)
+        splits.append(Split(outs[1], test, None, test.groups()))
+    if asked.holdout and not own_test:
+        splits.append(Split(outs[1], source, rules[1](len(source), groups), groups))
     return splits
 
 
-def _refuse_what_no_sample_has(source: Source, groups: Groups | None) -> None:
-    """Refuse names given on the command line that no sample has, as they may be mistyped; defaults may be absent.
+def _given_names() -> Iterator[str]:
+    """Yield which of `caption` and `group` were named on the command line, where they may be mistyped."""
+    context = click.get_current_context()
+    for option in ("caption", "group"):
+        if context.params.get(option) and context.get_parameter_source(option) is ParameterSource.COMMANDLINE:
+            yield option
 
-    Of a list of pictures, refuse a wrong root.
-    """
+
+def _refuse_what_no_sample_has(source: Source, groups: Groups | None) -> None:
+    """Refuse names that no sample has; defaults may be absent. Of a list of pictures, refuse a wrong root."""
     if isinstance(source, CsvSource):
         source.refuse_wrong_root()
-    context = click.get_current_context()
-    for option, found in (("caption", source.mode == "pairs"), ("group", groups is not None)):
-        given, by = context.params.get(option), context.get_parameter_source(option)
-        if given and not found and by is ParameterSource.COMMANDLINE:
-            raise SourceError(f"--{option} {given!r} matches no sample; choose another, or none: --{option} ''")
+    has = {"caption": source.mode == "pairs", "group": groups is not None}
+    for option in _given_names():
+        if not has[option]:
+            raise SourceError(nobody_has(option, click.get_current_context().params[option]))
 
 
 def _convert(convert: Callable[..., Summary], split: Split, settings: ConvertSettings, **how: Any) -> None:
     try:
-        with progress_bar(f"converting {split.shown.name}", split.samples) as bar:
+        with progress_bar(f"converting {split.shown.name}{split.unit}", split.total) as bar:
             bar.update(0, "preparing")
+            shown = Shown(bar.update, split)
             summary = convert(
                 split.source,
                 split.out,
                 settings,
                 selection=split.selection,
-                on_progress=Shown(bar.update, split.samples),
+                on_progress=shown,
+                tell=bar.note,
                 **how,
             )
     except DatasetExistsError:
@@ -344,10 +366,17 @@ def _convert(convert: Callable[..., Summary], split: Split, settings: ConvertSet
 def _convert_part(split: Split, settings: ConvertSettings, part: PartNumber, **how: Any) -> bool:
     """Convert a part and print what was done; return whether the dataset is still to be finished."""
     name = f"part {part} of {split.shown.name}"
-    with progress_bar(f"converting {name}", split.samples_of(part)) as bar:
+    with progress_bar(f"converting {name}{split.unit}", split.total_of(part)) as bar:
         bar.update(0, "preparing")
         done = convert_part(
-            split.source, split.out, settings, part, selection=split.selection, on_progress=Shown(bar.update), **how
+            split.source,
+            split.out,
+            settings,
+            part,
+            selection=split.selection,
+            on_progress=Shown(bar.update, split),
+            tell=bar.note,
+            **how,
         )
     if not done.samples and part.number <= done.shards:
         click.echo(f"all shards of {split.shown} are done; nothing to convert")

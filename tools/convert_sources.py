@@ -14,6 +14,7 @@ from ..storage.place import Place
 from .arguments import PlaceType
 
 if TYPE_CHECKING:
+    from ..pipeline.conversion.plan import AnySource
     from ..pipeline.sources import Source
 
 
@@ -29,8 +30,10 @@ class Kind(NamedTuple):
     """Type of SRC; None if the samples are drawn from the seed, with a long tail of their own."""
     options: tuple[click.Option, ...] = ()
     """Specific to this kind; keywords of the class."""
+    many: bool = False
+    """Whether SRC are files and folders."""
     pattern: str | None = None
-    """If given, SRC are files and folders, in which the files of this pattern count."""
+    """If given, the files of this pattern in the folders count; else the class looks for them."""
     captions: bool = False
     own_test: bool = False
     """Whether the class takes `test`, and its own test set becomes OUT-test."""
@@ -38,7 +41,7 @@ class Kind(NamedTuple):
     is_dataset: bool = False
     """Whether SRC is a converted dataset, whose pictures and tokenizer are kept as they are."""
 
-    def open(self, src: Any, **options: Any) -> tuple[Source, ...]:
+    def open(self, src: Any, **options: Any) -> tuple[AnySource, ...]:
         """Return the source and its own test set, if it has one. May be slow. src: SRC, or the seed to draw from."""
         if self.is_users:
             return (_users_source(self.source, src, **options["option"]),)
@@ -99,6 +102,7 @@ _EITHER = PlaceType(_LOCAL)
 _OF_A_SOURCE = (
     "__len__",
     "__getitem__",
+    "read",
     "uri",
     "key",
     "groups",
@@ -197,7 +201,7 @@ KINDS = (
             _part("caption", "txt", "Suffix of the captions, one per line, or json:FIELD; empty for images only."),
             _part("group", "cls", "Suffix of the class, or json:FIELD."),
         ),
-        pattern="*.tar",
+        many=True,
         captions=True,
     ),
     Kind(
@@ -211,6 +215,7 @@ KINDS = (
             _part("caption", "caption;text", "Column with the caption or captions; images only if empty or not found."),
             _part("group", "label;cls", "Column with the class; the first that exists is used."),
         ),
+        many=True,
         pattern="*.parquet",
         captions=True,
     ),

@@ -10,28 +10,29 @@ from typing import NamedTuple
 
 import click
 import numpy as np
-from numpy.typing import NDArray
 
 from ..pipeline.conversion.convert import ConvertSettings, PartNumber, Summary
-from ..pipeline.conversion.plan import largest_bytes, shard_count
+from ..pipeline.conversion.plan import AnySource, Selection, largest_bytes, shard_count
 from ..pipeline.conversion.shard_pool import Counts
 from ..pipeline.conversion.steps import unfinished
 from ..pipeline.dataset import CAPTION, Dataset
 from ..pipeline.dataset_index import ERRORS_FILE, Content
-from ..pipeline.sources import Groups, Source
+from ..pipeline.sources import Groups
+from ..pipeline.sources.webdataset import WebDatasetSource
 from ..storage.local import LocalPath
 from ..storage.place import Place
 from .printing import plain_text
 from .progress import in_units
+
+MEGABYTE = 1_000_000
 
 
 class Split(NamedTuple):
     """One dataset to write."""
 
     out: Place
-    source: Source
-    selection: NDArray[np.int64] | None
-    """Source indices; None for all."""
+    source: AnySource
+    selection: Selection
     groups: Groups | None
     grown: LocalPath | None = None
     """The dataset that it is to be appended to."""
@@ -42,19 +43,41 @@ class Split(NamedTuple):
         return self.grown or self.out
 
     @property
-    def samples(self) -> int:
-        return len(self.source) if self.selection is None else len(self.selection)
+    def total(self) -> int:
+        """What progress counts: samples, or megabytes of tars."""
+        if isinstance(self.source, WebDatasetSource):
+            return -(-int(self.source.sizes().sum()) // MEGABYTE)
+        return len(self.selection) if isinstance(self.selection, np.ndarray) else len(self.source)
+
+    @property
+    def tars(self) -> int:
+        return len(self.source.tars) if isinstance(self.source, WebDatasetSource) else 0
+
+    @property
+    def unit(self) -> str:
+        return ", MB" if self.tars else ""
 
     @property
     def stored_bytes(self) -> int | None:
         """Bytes of the selected pictures in the source; None if unknown."""
+        if isinstance(self.source, WebDatasetSource):
+            return int(self.source.sizes().sum())
         stored = self.source.stored_bytes()
-        return None if stored is None else stored * self.samples // len(self.source)
+        return None if stored is None else stored * self.total // len(self.source)
 
-    def samples_of(self, part: PartNumber) -> int:
-        """Return about how many samples a part has."""
-        shards = range(shard_count(self.samples, self.stored_bytes))
-        return self.samples * len(shards[part.shards]) // len(shards)
+    @property
+    def words(self) -> str:
+        """What it is made of."""
+        if self.tars:
+            return f"{self.tars:,} tars{self.classes}"
+        return f"{self.total:,} samples{self.classes}"
+
+    def total_of(self, part: PartNumber) -> int:
+        """Return about how much of the total a part has."""
+        if self.tars:
+            return -(-self.total // part.count)
+        shards = range(shard_count(self.total, self.stored_bytes))
+        return self.total * len(shards[part.shards]) // len(shards)
 
     @property
     def classes(self) -> str:
@@ -62,7 +85,9 @@ class Split(NamedTuple):
         appended = " to append" if self.grown else ""
         if self.groups is None:
             return appended
-        of_sample = self.groups.of_sample if self.selection is None else self.groups.of_sample[self.selection]
+        of_sample = (
+            self.groups.of_sample[self.selection] if isinstance(self.selection, np.ndarray) else self.groups.of_sample
+        )
         unlabelled = [i for i, name in enumerate(self.groups.names) if not name]  # samples without a class share one
         return f" of {len(np.setdiff1d(of_sample, unlabelled)):,} classes{appended}"
 
@@ -71,9 +96,9 @@ def announce(splits: list[Split]) -> None:
     """Print one line per dataset on stderr, and a warning if the disk may be too small."""
     needed = 0
     for split in splits:
-        words = f"{split.shown.name}: {split.samples:,} samples{split.classes}"
+        words = f"{split.shown.name}: {split.words}"
         if (here := split.stored_bytes) is not None:
-            most = largest_bytes(split.samples, here)
+            most = largest_bytes(0 if split.unit else split.total, here)
             if not split.out.is_remote:
                 needed += most - unfinished(split.out).path.size_below()
             words += f", {in_units(here)} in the source, at most about {in_units(most)} in {split.shown}"
@@ -94,20 +119,22 @@ def announce(splits: list[Split]) -> None:
 class Shown:
     """Shows a conversion's progress, rate and number of samples left out on a bar."""
 
-    def __init__(self, update: Callable[[int, str], None], total: int = 0) -> None:
-        self._update, self._total = update, total
+    def __init__(self, update: Callable[[int, str], None], split: Split) -> None:
+        self._update, self._total, self._tars = update, split.total, split.tars
         self._started: float | None = None
         self._first = self._last = 0
 
     def __call__(self, counts: Counts) -> None:
-        if self._started is None or counts.done == self._first:  # the workers are still starting
-            self._started, self._first = time.monotonic(), counts.done
-        elif counts.done != self._last:
-            rate = (counts.done - self._first) / (time.monotonic() - self._started)
+        done = -(-counts.done // MEGABYTE) if self._tars else counts.done
+        if self._started is None or counts.seen == self._first:  # the workers are still starting
+            self._started, self._first = time.monotonic(), counts.seen
+        elif counts.seen != self._last:
+            rate = (counts.seen - self._first) / (time.monotonic() - self._started)
+            tars = f"{counts.files:,} of {self._tars:,} tars, " if self._tars else ""
             left_out = f", {counts.left_out:,} left out" if counts.left_out else ""
-            ending = ", putting it together" if counts.done == self._total else ""
-            self._update(counts.done, f"{rate:,.0f} img/s{left_out}{ending}")
-        self._last = counts.done
+            ending = ", putting it together" if done >= self._total else ""
+            self._update(done, f"{tars}{rate:,.0f} img/s{left_out}{ending}")
+        self._last = counts.seen
 
 
 def say_summary(
@@ -128,6 +155,8 @@ def say_summary(
     if summary.left_out:
         reasons = "; ".join(f"{count:,} × {plain_text(reason, 80)}" for reason, count in summary.reasons)
         click.echo(f"  {summary.left_out:,} left out, see {path / ERRORS_FILE}: {reasons}")
+    if ignored := index.source.get("captions_ignored"):
+        click.echo(f"  {ignored:,} captions were ignored: none of the samples read beforehand has one")
     if index.tokenizer and index.tokenizer.truncated:
         click.echo(f"  {index.tokenizer.truncated:,} captions were truncated to {settings.context_length} tokens")
     if split.grown is None:  # else the whole dataset's follows

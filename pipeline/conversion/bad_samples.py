@@ -4,22 +4,16 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 from ...storage.place import Place
 from ...storage.sealed_json import DamagedJSONError, parse
 from ..errors import DatasetError
+from ..sources import BadSample
 
 
-class BadSample(NamedTuple):
-    """A line of errors.jsonl; lines follow the order of the ids that the samples would have had."""
-
-    uri: str
-    key: str
-    reason: str
-
-    def line(self) -> str:
-        return json.dumps(self._asdict(), ensure_ascii=False) + "\n"
+def line_of(sample: BadSample) -> str:
+    """Return a line of errors.jsonl; lines follow the order of the ids that the samples would have had."""
+    return json.dumps(sample._asdict(), ensure_ascii=False) + "\n"
 
 
 def read_bad_samples(file: Place) -> Iterator[BadSample]:

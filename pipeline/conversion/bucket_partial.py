@@ -1,5 +1,6 @@
 """A dataset built in its final place in an object store, since objects cannot be renamed.
 
+    OUT/.partial/begin.lock               of the process that makes the plan, and reads a sample of tars for it
     OUT/.partial/plan.json                everything that determines the dataset's bytes, created by the first process
     OUT/shards/shard-00000.beton          a verified shard, with .rows and .parquet
     OUT/.partial/part-00000.errors.jsonl  the samples left out
@@ -17,9 +18,10 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryDirectory, gettempdir
 from typing import NamedTuple
@@ -27,22 +29,23 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from ...storage.bucket import Address
+from ...storage.bucket_lock import BucketLock
 from ...storage.files import read_regular, write_atomically
-from ...storage.lock import FileLock, LockedError
+from ...storage.lock import FileLock, LockedError, TakenOverError
 from ...storage.place import Place
-from ...storage.sealed_json import seal_line
 from ..dataset_index import ERRORS_FILE, INDEX_FILE, SHARD_FOLDER, SHARD_SUFFIXES, TOKENIZER_FILE, shard_name
-from ..errors import DatasetError, DatasetExistsError
+from ..errors import DatasetExistsError
+from ..sources import BadSample
 from ..tokenizer import MAX_FILE_BYTES
-from .bad_samples import BadSample, read_bad_samples
-from .marker import PART_SUFFIXES, PartSuffix, ShardResult, read_marker
-from .partial import begun_plan
+from .bad_samples import read_bad_samples
+from .marker import PART_SUFFIXES, PartResult, PartSuffix, read_marker, stem
+from .partial import begun_plan, waited_for
 from .plan import Plan
 
-_FOLDER = ".partial"
+_FOLDER, _CLAIM = ".partial", "begin.lock"
 _OWN = re.compile(
-    r"\.partial/(plan\.json|errors\.jsonl|part-[0-9]{5,}\.(errors\.jsonl|done\.json))"
-    r"|shards/shard-[0-9]{5,}\.(beton|rows|parquet)|tokenizer\.json|errors\.jsonl"
+    r"\.partial/(begin\.lock|plan\.json|errors\.jsonl|part-[0-9]{5,}\.(errors\.jsonl|done\.json))"
+    r"|shards/shard-[0-9]{5,}(\.[0-9]+)?\.(beton|rows|parquet)|tokenizer\.json|errors\.jsonl"
 )
 """Names of an unfinished conversion's objects."""
 _SCRATCH = "thermopile-shards-"
@@ -50,41 +53,49 @@ AT_ONCE = 16
 """Maximum concurrent reads of small objects."""
 
 
-class ShardObjects(NamedTuple):
-    """One shard: a worker's local files for it, and its final objects."""
+class PartObjects(NamedTuple):
+    """One part: a worker's local files for it, and its final objects."""
 
     scratch: Path
     out: Address
     number: int
     plan: int
-    """Plan.made_at of the shard's plan."""
+    """Plan.made_at of the part's plan."""
 
-    def being_written(self, suffix: PartSuffix) -> Path:
-        return self.scratch / f"part-{self.number:05d}.{os.getpid()}.{suffix}"
+    def being_written(self, suffix: PartSuffix, shard: int = 0) -> Path:
+        return self.scratch / f"part-{stem(self.number, shard)}.{os.getpid()}.{suffix}"
 
-    def name(self, suffix: PartSuffix) -> str:
+    def name(self, suffix: PartSuffix, shard: int = 0) -> str:
         """Return an object's name below the dataset's address."""
         if suffix in SHARD_SUFFIXES:
-            return f"{SHARD_FOLDER}/{shard_name(self.number, suffix)}"
+            return f"{SHARD_FOLDER}/{shard_name(stem(self.number, shard), suffix)}"
         return f"{_FOLDER}/part-{self.number:05d}.{suffix}"
 
-    def object(self, suffix: PartSuffix) -> Address:
-        return self.out / self.name(suffix)
+    def object(self, suffix: PartSuffix, shard: int = 0) -> Address:
+        return self.out / self.name(suffix, shard)
 
-    def begin(self) -> int:
+    def begin(self, shard: int = 0) -> int:
         """Create the .beton to write, and return its descriptor."""
-        for suffix in PART_SUFFIXES:
-            self.being_written(suffix).unlink(missing_ok=True)  # left by an earlier attempt of this process
-        return os.open(self.being_written("beton"), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        for suffix in PART_SUFFIXES if shard == 0 else SHARD_SUFFIXES:
+            self.being_written(suffix, shard).unlink(missing_ok=True)  # left by an earlier attempt of this process
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        return os.open(self.being_written("beton", shard), flags, 0o644)
 
-    def publish(self, result: ShardResult) -> None:
+    def publish(self, result: PartResult) -> None:
         """Upload the verified files, then the marker. Raises DatasetExistsError if the conversion has ended."""
         self._refuse_ended()
-        etags: dict[str, str] = {}
-        for suffix in PART_SUFFIXES:
-            etags[suffix] = self.object(suffix).write(self.being_written(suffix))
-            self.being_written(suffix).unlink()
-        self.object("done.json").write(seal_line(result._replace(etags=etags)._asdict()))
+        shards = []
+        for shard, found in enumerate(result.shards):
+            etags: dict[str, str] = {suffix: self._uploaded(suffix, shard) for suffix in SHARD_SUFFIXES}
+            shards.append(found._replace(etags=etags))
+        result = result._replace(shards=tuple(shards), errors_etag=self._uploaded("errors.jsonl"))
+        self.object("done.json").write(result.sealed())
+
+    def _uploaded(self, suffix: PartSuffix, shard: int = 0) -> str:
+        file = self.being_written(suffix, shard)
+        etag = self.object(suffix, shard).write(file)
+        file.unlink()
+        return etag
 
     def _refuse_ended(self) -> None:
         with suppress(FileNotFoundError, ValidationError):
@@ -148,6 +159,14 @@ class BucketPartial:
             (self.out / TOKENIZER_FILE).create(text)
         self._fetch_tokenizer()
 
+    @contextmanager
+    def beginning(self, tell: Callable[[str], None]) -> Iterator[None]:
+        """Let one process at a time begin; the others wait, and `tell` says for whom."""
+        # A process that loses the lock does no harm: plan and tokenizer are created only if missing.
+        lost = partial(TakenOverError, f"another process has begun the conversion to {self.out}")
+        with waited_for(lambda: BucketLock(self.path / _CLAIM, self.scratch, lost), tell):
+            yield
+
     def remove_files_of_killed_writers(self) -> None:
         """Do nothing: no object exists before it is complete."""
 
@@ -156,31 +175,37 @@ class BucketPartial:
     def remove_damaged(self, plan: Plan) -> None:
         """Do nothing: `results` compares the ETags, and the store guarantees the bytes."""
 
-    def parts(self, plan: Plan) -> list[ShardObjects]:
-        return [ShardObjects(self.scratch, self.out, shard, plan.made_at) for shard in range(plan.shards)]
+    def parts(self, plan: Plan) -> list[PartObjects]:
+        return [PartObjects(self.scratch, self.out, part, plan.made_at) for part in range(plan.parts)]
 
-    def results(self, plan: Plan) -> list[ShardResult | None]:
-        """Return the result of every shard.
+    def results(self, plan: Plan) -> list[PartResult | None]:
+        """Return the result of every part.
 
-        None for a shard to write again: it is not done, or an object differs from the one that its marker names.
+        None for a part to write again: it is not done, or an object differs from the one that its marker names.
         """
         there = {name: (size, etag) for name, size, etag in self.out.listing()}
 
-        def result(part: ShardObjects) -> ShardResult | None:
+        def result(part: PartObjects) -> PartResult | None:
             if part.name("done.json") not in there:
                 return None
-            found = read_marker(part.object("done.json").read_bytes(), part.plan)
-            is_whole = found and all(
-                there.get(part.name(suffix)) == (found.sizes[suffix], found.etags.get(suffix))
-                for suffix in PART_SUFFIXES
+            if (found := read_marker(part.object("done.json").read_bytes(), part.plan)) is None:
+                return None
+            is_whole = there.get(part.name("errors.jsonl")) == (found.errors_bytes, found.errors_etag) and all(
+                there.get(part.name(suffix, shard)) == (each.sizes[suffix], each.etags.get(suffix))
+                for shard, each in enumerate(found.shards)
+                for suffix in SHARD_SUFFIXES
             )
             return found if is_whole else None
 
         with ThreadPoolExecutor(AT_ONCE) as threads:
             return list(threads.map(result, self.parts(plan)))
 
-    def row_records(self, plan: Plan) -> list[Place]:
-        return [part.object("rows") for part in self.parts(plan)]
+    def row_records(self, plan: Plan, results: Sequence[PartResult]) -> list[Place]:
+        return [
+            part.object("rows", shard)
+            for part, result in zip(self.parts(plan), results, strict=True)
+            for shard in range(len(result.shards))
+        ]
 
     def bad_samples(self, plan: Plan) -> list[BadSample]:
         """Return the samples left out so far, in shard order; saves their list as an object."""
@@ -190,7 +215,7 @@ class BucketPartial:
     def _gather_errors(self, plan: Plan, into: Address) -> None:
         there, parts = dict(self.path.objects()), self.parts(plan)
 
-        def lines(part: ShardObjects) -> bytes:
+        def lines(part: PartObjects) -> bytes:
             whole = part.object("errors.jsonl")
             if whole.name in there:
                 return whole.read_bytes(there[whole.name]) if there[whole.name] else b""
@@ -203,16 +228,8 @@ class BucketPartial:
             gathered.flush()
             into.write(Path(gathered.name))
 
-    def assemble(self, plan: Plan, results: Sequence[ShardResult], index: bytes) -> None:
-        """Write errors.jsonl, and dataset.json last.
-
-        Raises DatasetError if a shard is empty, DatasetExistsError if another process wrote a different dataset.
-        """
-        if empty := [number for number, result in enumerate(results) if not result.rows]:
-            raise DatasetError(
-                f"shard {empty[0]} has no usable sample, and objects cannot be renumbered; convert to a "
-                "local directory and copy it"
-            )
+    def assemble(self, plan: Plan, results: Sequence[PartResult], index: bytes) -> None:
+        """Write errors.jsonl, and dataset.json last. Raises DatasetExistsError if another process wrote another one."""
         self._gather_errors(plan, self.out / ERRORS_FILE)
         try:
             (self.out / INDEX_FILE).create(index)

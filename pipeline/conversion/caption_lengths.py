@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from ..sources import Source
 from ..tokenizer import load_tokenizer, train_tokenizer
 
 MEASURED_ON = 20_000
@@ -46,15 +45,15 @@ class CaptionLengths:
 
 
 def measure(
-    source: Source, vocab_size: int | None, context_length: int | None, tokenizer: Path | None
+    captions: Iterable[str], vocab_size: int | None, context_length: int | None, tokenizer: Path | None
 ) -> CaptionLengths | None:
-    """Measure a sample of the captions, and choose what is None; return None if there are no captions.
+    """Measure a sample of a source's captions, and choose what is None; return None if there are no captions.
 
     The vocabulary is the smallest power of two that holds the words which occur three times or more, or a larger one if
     only that lets a context keep the captions; the context is the shortest that cuts MAX_SHARE_CUT of them or fewer, or
     the longest. Every process chooses the same. tokenizer: a file in place of a tokenizer trained on the captions.
     """
-    captions = [caption[:MAX_CHARACTERS] for caption in source.captions(in_runs(len(source), MEASURED_ON))]
+    captions = [caption[:MAX_CHARACTERS] for caption in captions]
     if not captions:
         return None
     words = Counter(word for caption in captions for word in _WORD.findall(caption))

@@ -1,7 +1,10 @@
 """Count repeated captions and pictures after all samples of a dataset are converted."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from tempfile import TemporaryFile
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +14,15 @@ from ..dataset_index import Content
 from ..errors import DatasetError
 
 FILES_AT_ONCE = 16
+SORTED_AT_ONCE = 10_000_000
+"""Above this number of samples, checksums are distributed over files in TMPDIR by their highest bits, and sorted file
+by file."""
 _JPEG, _TOKENS = 5, 6
 """Words of 64 bits in row_records.RECORD, whose module takes a second to import: checksums of JPEG and tokens."""
 
 
 def content_of(row_records: Sequence[Place], samples: int, *, pairs: bool, blank: int | None) -> Content:
-    """Count equal checksums in about 17 bytes of memory a sample, besides FILES_AT_ONCE files of at most 8 MiB.
+    """Count equal checksums in about 16 bytes of memory a sample, at most for SORTED_AT_ONCE of them at a time.
 
     row_records: the .rows files of all shards, in order. blank: as in Content. Raises DatasetError if they do not hold
     that number of samples, OSError.
@@ -37,18 +43,56 @@ def content_of(row_records: Sequence[Place], samples: int, *, pairs: bool, blank
 def _repeats(row_records: Sequence[Place], samples: int, word: int) -> tuple[int, int, int, int]:
     """Return how many samples repeat an earlier checksum, and how many checksums are repeated; then how many samples
     have the most frequent checksum, and the first of these samples. 0 each if none is repeated."""
+    bits = max(0, (samples - 1) // SORTED_AT_ONCE).bit_length()
+    repeats, repeated, most, most_frequent = 0, 0, 0, np.uint64(0)
+    with ExitStack() as open_files:
+        parts = [open_files.enter_context(TemporaryFile()) for _ in range(1 << bits)]
+        if (found := _distribute(row_records, word, parts, bits)) != samples:
+            raise DatasetError(f"the .rows files beside {row_records[0]} hold {found:,} samples, not {samples:,}")
+        for part in parts:
+            part.seek(0)
+            ordered = np.fromfile(part, "<u8")
+            ordered.sort()
+            values, counts = np.unique(ordered[1:][ordered[1:] == ordered[:-1]], return_counts=True)
+            repeats, repeated = repeats + int(counts.sum()), repeated + len(values)
+            if len(counts) and counts.max() > most:
+                most, most_frequent = int(counts.max()), values[counts.argmax()]
+    return (repeats, repeated, 1 + most, _first(row_records, word, most_frequent)) if most else (0, 0, 0, 0)
+
+
+def _distribute(row_records: Sequence[Place], word: int, parts: Sequence[BinaryIO], bits: int) -> int:
+    """Append each checksum to the file of its highest bits; return the number of checksums."""
+    found = 0
+    for checksums in _checksums(row_records, word):
+        found += len(checksums)
+        if bits:
+            of_part = (checksums >> np.uint64(64 - bits)).astype(np.int64)
+            checksums = checksums[np.argsort(of_part, kind="stable")]
+            pieces = np.split(checksums, np.cumsum(np.bincount(of_part, minlength=len(parts)))[:-1])
+        else:
+            pieces = [checksums]
+        for part, piece in zip(parts, pieces, strict=True):
+            part.write(piece.data)
+    return found
+
+
+def _first(row_records: Sequence[Place], word: int, wanted: np.uint64) -> int:
+    """Return the first sample with a checksum."""
+    before = 0
+    for checksums in _checksums(row_records, word):
+        if len(places := np.flatnonzero(checksums == wanted)):
+            return before + int(places[0])
+        before += len(checksums)
+    raise DatasetError(f"the .rows files beside {row_records[0]} changed while they were read")
+
+
+def _checksums(row_records: Sequence[Place], word: int) -> Iterator[NDArray[np.uint64]]:
+    """Yield the checksums of each file, a few of which are read at a time."""
 
     def read(place: Place) -> NDArray[np.uint64]:
         data = place.read_bytes()
         return np.frombuffer(data[: len(data) // 64 * 64], "<u8").reshape(-1, 8)[1:, word].copy()
 
     with ThreadPoolExecutor(FILES_AT_ONCE) as threads:
-        checksums = np.concatenate([*threads.map(read, row_records)])
-    if len(checksums) != samples:
-        raise DatasetError(f"the .rows files beside {row_records[0]} hold {len(checksums):,} samples, not {samples:,}")
-    ordered = np.sort(checksums)
-    values, counts = np.unique(ordered[1:][ordered[1:] == ordered[:-1]], return_counts=True)
-    if not len(values):
-        return 0, 0, 0, 0
-    most = counts.argmax()
-    return int(counts.sum()), len(values), 1 + int(counts[most]), int((checksums == values[most]).argmax())
+        for first in range(0, len(row_records), FILES_AT_ONCE):
+            yield from threads.map(read, row_records[first : first + FILES_AT_ONCE])

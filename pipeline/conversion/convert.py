@@ -13,19 +13,15 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ...storage.place import AnyPlace, Place, made_for, place_of
 from ..dataset_index import ERRORS_FILE, DatasetIndex, read_index
 from ..errors import DatasetError, SourceChangedError, SourceError
-from ..sources import Source
 from .bad_samples import count_reasons, read_bad_samples
 from .bucket_partial import in_bucket
 from .partial import claimed
-from .plan import ConvertSettings, Plan
+from .plan import AnySource, ConvertSettings, Plan, Selection
 from .shard_pool import Counts, Pool, processes
-from .steps import FIRST_REASONS, AnyPartial, Job, assemble, begin, prepare_tokenizer, unfinished, write_shards
+from .steps import FIRST_REASONS, AnyPartial, Job, assemble, begin, unfinished, write_parts
 
 __all__ = ["ConvertSettings", "PartNumber", "PartSummary", "Summary", "convert", "convert_part", "finish"]
 
@@ -76,24 +72,25 @@ class PartSummary:
 
 
 def convert(
-    source: Source,
+    source: AnySource,
     out: AnyPlace,
     settings: ConvertSettings,
     *,
     workers: int | None = None,
     overwrite: bool = False,
     resume: bool = False,
-    selection: NDArray[np.int64] | None = None,
+    selection: Selection = None,
     tokenizer_from: Path | None = None,
     on_progress: Callable[[Counts], None] = lambda counts: None,
+    tell: Callable[[str], None] = lambda words: None,
 ) -> Summary:
     """Write the dataset directory `out` atomically.
 
     overwrite: replace `out` if it is a dataset, once the new one is complete; start over after an interruption.
     resume: continue an interrupted conversion, if any; do nothing if `out` was made by the same plan.
-    selection: sorted source indices, int64 [samples], to convert instead of all.
+    selection: sorted source indices, int64 [samples], to convert instead of all; for tars, a rule that draws them.
     tokenizer_from: use this tokenizer.json instead of training one, as test sets must; overrides settings.tokenizer.
-    Calls on_progress a few times a second.
+    Calls on_progress a few times a second, and tell with what is done before.
 
     A conversion that fails or is interrupted stays in `.OUT.partial`, for resume. Raises DatasetExistsError as
     refuse_existing does, if another process is converting to `out`, and on resume if another plan was started or its
@@ -107,11 +104,10 @@ def convert(
             partial.refuse_existing(overwrite=overwrite, resume=resume)
             if not (resume and partial.in_progress):
                 partial.clear()
-            job = begin(job, partial)
+            job = begin(job, partial, tell)
             partial.remove_leftovers()
-            prepare_tokenizer(job, partial)
             if not partial.is_whole:
-                seen, _ = write_shards(job, partial, slice(None), processes(workers), on_progress)
+                seen, _ = write_parts(job, partial, slice(None), processes(workers), on_progress)
                 assemble(job, partial)
             partial.publish()
         partial.clean_up()
@@ -119,7 +115,7 @@ def convert(
 
 
 def convert_part(
-    source: Source,
+    source: AnySource,
     out: AnyPlace,
     settings: ConvertSettings,
     part: PartNumber,
@@ -127,40 +123,54 @@ def convert_part(
     workers: int | None = None,
     pool: Pool | None = None,
     overwrite: bool = False,
-    selection: NDArray[np.int64] | None = None,
+    selection: Selection = None,
     tokenizer_from: Path | None = None,
     on_progress: Callable[[Counts], None] = lambda counts: None,
+    tell: Callable[[str], None] = lambda words: None,
+    on_begun: Callable[[], None] = lambda: None,
 ) -> PartSummary:
     """Write one part's unfinished shards; `finish` combines all parts into a dataset. May be repeated.
 
-    pool: writes the shards in place of worker processes. overwrite: `finish` may replace the dataset at `out`. Other
+    pool: writes the parts in place of worker processes. on_begun: called before any other process that converts to
+    `out` goes on, once the plan exists. overwrite: `finish` may replace the dataset at `out`. Other
     arguments and errors as `convert`. Processes on any machine that shares the file system may convert other parts at
     the same time.
     """
     out, started = place_of(out), time.monotonic()
     job = Job.of(source, settings, selection, tokenizer_from or settings.tokenizer)
-    nothing = PartSummary(0, 0, job.plan.shards, job.plan.shards, 0)
+    nothing = PartSummary(0, 0, 0, 0, 0)
     if _is_finished(job.plan, out, unfinished(out)):  # parts of a finished conversion must not collide at the lock
         return nothing
     with _errors_explained(out), _claimed(out, shared=True) as partial:
         if _is_finished(job.plan, out, partial):
             return nothing
         partial.refuse_existing(overwrite=overwrite, resume=True)
-        job = begin(job, partial)
+        job = begin(job, partial, tell, on_begun)
         partial.remove_files_of_killed_writers()
-        prepare_tokenizer(job, partial)
-        seen, samples = write_shards(job, partial, part.shards, pool or processes(workers), on_progress)
+        seen, samples = write_parts(job, partial, part.shards, pool or processes(workers), on_progress)
         done = sum(result is not None for result in partial.results(job.plan))
-    return PartSummary(samples, seen, job.plan.shards, done, time.monotonic() - started)
+    return PartSummary(samples, seen, job.plan.parts, done, time.monotonic() - started)
+
+
+def begin_only(
+    source: AnySource, out: AnyPlace, settings: ConvertSettings, selection: Selection, tokenizer_from: Path | None
+) -> None:
+    """Begin a conversion that later calls of `convert_part` join, unless it has begun. Raises as they do."""
+    out = place_of(out)
+    job = Job.of(source, settings, selection, tokenizer_from or settings.tokenizer)
+    with _errors_explained(out), _claimed(out, shared=True) as partial:
+        if not partial.in_progress and not _was_made_by(job.plan, out):
+            partial.refuse_existing(overwrite=False, resume=True)
+            begin(job, partial, lambda words: None)
 
 
 def finish(
-    source: Source,
+    source: AnySource,
     out: AnyPlace,
     settings: ConvertSettings,
     *,
     overwrite: bool = False,
-    selection: NDArray[np.int64] | None = None,
+    selection: Selection = None,
     tokenizer_from: Path | None = None,
 ) -> Summary:
     """Combine the parts into a dataset, byte for byte as `convert` writes it, and publish it. May be repeated.
@@ -176,7 +186,7 @@ def finish(
                 partial.refuse_existing(overwrite=overwrite, resume=True)
                 raise DatasetError(f"no part of {out} has been converted; run the same command with --part 1/K … K/K")
             partial.refuse_existing(overwrite=overwrite, resume=True)
-            job = begin(job, partial)
+            job = begin(job, partial, lambda words: None)
             partial.remove_leftovers()
             if not partial.is_whole:
                 partial.remove_damaged(job.plan)

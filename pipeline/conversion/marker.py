@@ -1,11 +1,11 @@
-"""The marker of a finished shard: its content and its plan."""
+"""The marker of a finished part, mostly a shard: its content and its plan."""
 
 from typing import Literal, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
 from ..._version import __version__
-from ...storage.sealed_json import DamagedJSONError, unseal
+from ...storage.sealed_json import DamagedJSONError, seal_line, unseal
 from ..dataset_index import SHARD_SUFFIXES, ShardSuffix
 
 PartSuffix = ShardSuffix | Literal["errors.jsonl", "done.json"]
@@ -13,38 +13,63 @@ PART_SUFFIXES: tuple[PartSuffix, ...] = (*SHARD_SUFFIXES, "errors.jsonl")
 """Files written before the marker."""
 
 
+def stem(part: int, shard: int) -> str:
+    """Return what tells a shard's file names apart, in dataset.json as well: 00012, 00012.1, … are of part 12."""
+    return f"{part:05d}.{shard}" if shard else f"{part:05d}"
+
+
 class ShardResult(NamedTuple):
-    """The result of one shard; the content of its marker."""
+    """One shard of a part."""
 
     rows: int
     digests: dict[str, str]
     """File suffix -> sha256."""
+    sizes: dict[str, int]
+    """File suffix -> bytes."""
+    captions: int
+    captions_per_sample: int
+    """Maximum captions per sample."""
+    etags: dict[str, str]
+    """File suffix -> ETag of the object; empty outside object stores."""
+
+
+class PartResult(NamedTuple):
+    """The result of one part; the content of its marker."""
+
+    shards: tuple[ShardResult, ...]
+    """Those with samples: mostly one."""
     left_out: int
     truncated: int
     """Number of truncated captions."""
     blank: int
     """Number of pictures of one colour."""
-    captions: int
-    captions_per_sample: int
-    """Maximum captions per sample."""
-    sizes: dict[str, int]
-    """File suffix -> bytes, errors.jsonl included."""
+    ignored: int
+    """Number of samples with a caption that is not wanted."""
+    errors_bytes: int
+    """Size of errors.jsonl."""
     plan: int
-    """Plan.made_at of the shard's plan."""
-    etags: dict[str, str]
-    """File suffix -> ETag of the object; empty outside object stores."""
+    """Plan.made_at of the part's plan."""
+    errors_etag: str = ""
     version: str = __version__
-    """Version of thermopile that wrote the shard: another may encode pictures differently."""
+    """Version of thermopile that wrote the part: another may encode pictures differently."""
+
+    @property
+    def rows(self) -> int:
+        return sum(shard.rows for shard in self.shards)
+
+    def sealed(self) -> bytes:
+        return seal_line(self._asdict() | {"shards": [shard._asdict() for shard in self.shards]})
 
 
-_RESULT = TypeAdapter(ShardResult)
+_RESULT = TypeAdapter(PartResult)
 
 
-def read_marker(text: bytes, plan: int) -> ShardResult | None:
+def read_marker(text: bytes, plan: int) -> PartResult | None:
     """Return the content of a marker; None if it is damaged, or has another version or plan."""
     try:
         result = _RESULT.validate_python(unseal(text))
     except (DamagedJSONError, ValidationError):
         return None
-    is_complete = result.sizes.keys() == {*PART_SUFFIXES} and result.digests.keys() == {*SHARD_SUFFIXES}
+    keys = {*SHARD_SUFFIXES}
+    is_complete = all(shard.sizes.keys() == shard.digests.keys() == keys for shard in result.shards)
     return result if is_complete and (result.version, result.plan) == (__version__, plan) else None

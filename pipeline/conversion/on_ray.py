@@ -20,17 +20,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..._version import __version__
 from ...storage.local import LocalPath
 from ..cores import cores
 from ..errors import DatasetError
-from ..sources import Source
 from .convert import ConvertSettings, PartNumber, Summary, convert_part, finish
-from .partial import Partial, ShardFiles
-from .shard_pool import Counts, Pool, PoolSetup, Shards, conversion_of
+from .partial import PartFiles, Partial
+from .plan import AnySource, Selection
+from .shard_pool import Counts, Parts, Pool, PoolSetup, Work, conversion_of
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -81,13 +78,13 @@ def _refuse_silent_address(address: str) -> None:
 
 
 def convert_on_ray(
-    source: Source,
+    source: AnySource,
     out: str | os.PathLike[str],
     settings: ConvertSettings,
     *,
     reads: Sequence[Path] = (),
     overwrite: bool = False,
-    selection: NDArray[np.int64] | None = None,
+    selection: Selection = None,
     tokenizer_from: Path | None = None,
     on_progress: Callable[[Counts], None] = lambda counts: None,
 ) -> Summary:
@@ -127,17 +124,17 @@ def _pool(needed: tuple[Path, ...]) -> Pool:
     """Return a pool that writes shards as Ray tasks."""
     import ray
 
-    def write_shards(job: PoolSetup, shards: Shards, counted: Counts, on_progress: Callable[[Counts], None]) -> None:
+    def write_parts(job: PoolSetup, parts: Parts, counted: Counts, on_progress: Callable[[Counts], None]) -> None:
         source, settings, tokenizer = job
         shared = ray.put(_Shared((source, settings, tokenizer.absolute()), needed))
-        task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES, retry_exceptions=[OSError])(_write_shard)
+        task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES, retry_exceptions=[OSError])(_write_part)
         running: list[ObjectRef[Counts]] = []
 
         def start(count: int) -> None:
-            for part, source_indices in islice(shards, count):
-                assert isinstance(part, ShardFiles)  # a directory's, which is all that `convert_on_ray` accepts
+            for part, work in islice(parts, count):
+                assert isinstance(part, PartFiles)  # a directory's, which is all that `convert_on_ray` accepts
                 absolute = part._replace(folder=part.folder.absolute())
-                running.append(task.options(name=f"shard {part.number}").remote([shared], absolute, source_indices))
+                running.append(task.options(name=f"shard {part.number}").remote([shared], absolute, work))
 
         try:
             start(SHARDS_AHEAD + int(ray.cluster_resources().get("CPU", 0)))
@@ -145,7 +142,7 @@ def _pool(needed: tuple[Path, ...]) -> Pool:
                 done, running[:] = ray.wait(running)
                 start(len(done))
                 for counts in ray.get(done):
-                    counted = Counts(counted.done + counts.done, counted.left_out + counts.left_out)
+                    counted = counted.plus(counts)
                 on_progress(counted)
         except ray.exceptions.RayTaskError as error:
             raise error.cause from error
@@ -156,7 +153,7 @@ def _pool(needed: tuple[Path, ...]) -> Pool:
         finally:
             _cancel(running)
 
-    return write_shards
+    return write_parts
 
 
 def _first_line(error: Exception) -> str:
@@ -176,12 +173,14 @@ def _cancel(running: list[ObjectRef[Counts]]) -> None:
         ray.wait(running, num_returns=len(running), timeout=SECONDS_TO_END)
 
 
-def _write_shard(shared: list[ObjectRef[_Shared]], part: ShardFiles, source_indices: NDArray[np.int64]) -> Counts:
+def _write_part(shared: list[ObjectRef[_Shared]], part: PartFiles, work: Work) -> Counts:
     """Body of a task. shared: in a list, so that Ray does not unpack it for each task."""
-    from .shard_writer import write_shard
+    from .shard_writer import write_part
 
-    result = write_shard(part, source_indices, _conversion(shared[0]))
-    return Counts(result.rows + result.left_out, result.left_out)
+    counted = [Counts(0, 0, 0)]
+    conversion = _conversion(shared[0])._replace(count_more=lambda more: counted.append(counted.pop().plus(more)))
+    write_part(part, work, conversion)
+    return counted[0]
 
 
 @lru_cache(maxsize=1)
@@ -199,4 +198,4 @@ def _conversion(shared: ObjectRef[_Shared]) -> Conversion:
             f"the node {socket.gethostname()} has thermopile {__version__}, which may encode pictures "
             f"differently from {version}, which began the conversion; install that"
         )
-    return conversion_of(job, lambda left_out: None)
+    return conversion_of(job, lambda counts: None)

@@ -1,8 +1,10 @@
 """`.OUT.partial`, in which the dataset OUT is built until it is complete.
 
     lock                         held by the only process converting to OUT, or shared by the processes of its parts
+    begin.lock                   held by the process that makes the plan, and reads a sample of tars for it
     plan.json                    everything that determines the dataset's bytes
     parts/part-00000.beton       a verified shard, with tables .rows and .parquet; .errors.jsonl lists samples left out
+    parts/part-00000.1.beton     a second shard of the same part
     parts/part-00000.done.json   its marker, written last: without it, the shard is written again
     dataset/                     becomes OUT: tokenizer.json at the start, the rest once every shard is done
     errors.jsonl                 the samples left out, if the conversion failed because of them
@@ -16,7 +18,8 @@ import fcntl
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +27,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from ...storage.bucket_lock import BucketLock
 from ...storage.files import (
     is_still,
     open_own,
@@ -39,7 +43,6 @@ from ...storage.files import (
 from ...storage.local import LocalPath
 from ...storage.lock import FileLock, LockedError
 from ...storage.place import Place
-from ...storage.sealed_json import seal_line
 from ..cores import cores
 from ..dataset_index import (
     ERRORS_FILE,
@@ -47,35 +50,39 @@ from ..dataset_index import (
     SHARD_FOLDER,
     SHARD_SUFFIXES,
     TOKENIZER_FILE,
+    ShardSuffix,
     read_index,
     shard_name,
 )
 from ..errors import DatasetError, DatasetExistsError
-from .bad_samples import BadSample, read_bad_samples
-from .marker import PART_SUFFIXES, PartSuffix, ShardResult, read_marker
+from ..sources import BadSample
+from .bad_samples import read_bad_samples
+from .marker import PART_SUFFIXES, PartResult, PartSuffix, read_marker, stem
 from .plan import Plan
 
+SECONDS_BETWEEN_LOOKS = 0.5
 
-class ShardFiles(NamedTuple):
-    """The files of one shard; its final number depends on how many earlier shards have samples."""
+
+class PartFiles(NamedTuple):
+    """The files of one part: those of its shards, mostly one, and the list of the samples left out."""
 
     folder: LocalPath
     number: int
     plan: int
-    """Plan.made_at of the shard's plan."""
+    """Plan.made_at of the part's plan."""
 
-    def file(self, suffix: PartSuffix) -> LocalPath:
-        return self.folder / f"part-{self.number:05d}.{suffix}"
+    def file(self, suffix: PartSuffix, shard: int = 0) -> LocalPath:
+        return self.folder / f"part-{stem(self.number, shard)}.{suffix}"
 
-    def being_written(self, suffix: PartSuffix) -> Path:
+    def being_written(self, suffix: PartSuffix, shard: int = 0) -> Path:
         """Return a name private to this process: a worker may briefly outlive its killed parent and must do no harm."""
-        return self.folder / f"{self.file(suffix).name}.{writer_name()}.writing"
+        return self.folder / f"{self.file(suffix, shard).name}.{writer_name()}.writing"
 
-    def begin(self) -> int:
+    def begin(self, shard: int = 0) -> int:
         """Create the .beton to write and return its descriptor, locked to show others that its writer lives."""
-        for suffix in PART_SUFFIXES:
-            self.being_written(suffix).unlink(missing_ok=True)  # left by an earlier attempt of this process
-        beton, flags = self.being_written("beton"), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        for suffix in PART_SUFFIXES if shard == 0 else SHARD_SUFFIXES:
+            self.being_written(suffix, shard).unlink(missing_ok=True)  # left by an earlier attempt of this process
+        beton, flags = self.being_written("beton", shard), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         while True:
             descriptor = os.open(beton, flags, 0o644)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -83,14 +90,16 @@ class ShardFiles(NamedTuple):
                 return descriptor
             os.close(descriptor)  # not locked yet, it looked like a killed writer's file and was removed
 
-    def publish(self, result: ShardResult) -> None:
+    def publish(self, result: PartResult) -> None:
         """Rename the verified files, which are on disk, to their final names, and write the marker."""
-        for suffix in PART_SUFFIXES:
-            self.being_written(suffix).rename(self.file(suffix))
+        for shard in range(len(result.shards)):
+            for suffix in SHARD_SUFFIXES:
+                self.being_written(suffix, shard).rename(self.file(suffix, shard))
+        self.being_written("errors.jsonl").rename(self.file("errors.jsonl"))
         sync(self.folder)
-        write_atomically(self.file("done.json"), seal_line(result._asdict()))
+        write_atomically(self.file("done.json"), result.sealed())
 
-    def marker(self) -> ShardResult | None:
+    def marker(self) -> PartResult | None:
         """Return the content of the marker; None without a sound marker of this plan and version."""
         marker = self.file("done.json")
         if marker.is_symlink():
@@ -135,8 +144,8 @@ class Partial:
         """Whether only the final rename is left."""
         return (self.dataset / INDEX_FILE).is_file()
 
-    def parts(self, plan: Plan) -> list[ShardFiles]:
-        return [ShardFiles(self._parts, shard, plan.made_at) for shard in range(plan.shards)]
+    def parts(self, plan: Plan) -> list[PartFiles]:
+        return [PartFiles(self._parts, part, plan.made_at) for part in range(plan.parts)]
 
     def clear(self) -> None:
         """Remove an earlier conversion's files, the plan last: without it, nothing else is left. The lock stays."""
@@ -194,45 +203,58 @@ class Partial:
         except DatasetError as error:
             raise DatasetExistsError(f"{error}. To start over, remove {self.path}") from error
 
+    @contextmanager
+    def beginning(self, tell: Callable[[str], None]) -> Iterator[None]:
+        """Let one process at a time begin; the others wait, and `tell` says for whom."""
+        with waited_for(lambda: FileLock(self.path / "begin.lock"), tell):
+            yield
+
     def keep_tokenizer(self, text: bytes) -> None:
         """Write the tokenizer unless another process was first: then all use that process's tokenizer."""
         with suppress(FileExistsError):
             write_atomically(self.tokenizer, text, replace=False)
 
-    def results(self, plan: Plan) -> list[ShardResult | None]:
-        """Return the result of every shard.
+    def results(self, plan: Plan) -> list[PartResult | None]:
+        """Return the result of every part.
 
-        None for a shard to write again: it is not done, or a file is missing, a link, or of another size.
+        None for a part to write again: it is not done, or a file is missing, a link, or of another size.
         """
-        return [result for _, result, _ in self._found(plan)]
+        return [self._result(part) for part in self.parts(plan)]
 
-    def row_records(self, plan: Plan) -> list[Place]:
-        return [files["rows"] for _, _, files in self._found(plan)]
+    def _result(self, part: PartFiles) -> PartResult | None:
+        if (result := part.marker()) is None or _size(part.file("errors.jsonl")) != result.errors_bytes:
+            return None
+        is_whole = all(
+            _size(self._file(part, shard, suffix)) == found.sizes[suffix]
+            for shard, found in enumerate(result.shards)
+            for suffix in SHARD_SUFFIXES
+        )
+        return result if is_whole else None
 
-    def _found(self, plan: Plan) -> Iterator[tuple[ShardFiles, ShardResult | None, dict[PartSuffix, LocalPath]]]:
-        """Yield every shard, its result as `results` returns it, and its files, which `assemble` may have moved."""
-        kept = 0
-        for part in self.parts(plan):
-            marker = part.marker()
-            files: dict[PartSuffix, LocalPath] = {suffix: part.file(suffix) for suffix in PART_SUFFIXES}
-            for suffix in SHARD_SUFFIXES:
-                if not files[suffix].exists():
-                    files[suffix] = self.dataset / SHARD_FOLDER / shard_name(kept, suffix)
-            is_whole = marker and all(_size(file) == marker.sizes[suffix] for suffix, file in files.items())
-            yield part, marker if is_whole else None, files
-            kept += marker is not None and marker.rows > 0
+    def _file(self, part: PartFiles, shard: int, suffix: ShardSuffix) -> LocalPath:
+        """Return a shard's file, which `assemble` may have moved."""
+        file = part.file(suffix, shard)
+        return file if file.exists() else self.dataset / SHARD_FOLDER / shard_name(stem(part.number, shard), suffix)
+
+    def row_records(self, plan: Plan, results: Sequence[PartResult]) -> list[Place]:
+        return [
+            self._file(part, shard, "rows")
+            for part, result in zip(self.parts(plan), results, strict=True)
+            for shard in range(len(result.shards))
+        ]
 
     def remove_damaged(self, plan: Plan) -> None:
         """Read all finished shards back and remove files whose bytes have changed: these shards are then not done."""
 
-        def remove_if_damaged(found: tuple[ShardFiles, ShardResult | None, dict[PartSuffix, LocalPath]]) -> None:
-            _, result, files = found
-            for suffix in SHARD_SUFFIXES:
-                if result and sha256_of(files[suffix]) != result.digests[suffix]:
-                    files[suffix].unlink()
+        def remove_if_damaged(part: PartFiles) -> None:
+            result = self._result(part)
+            for shard, found in enumerate(result.shards if result else ()):
+                for suffix in SHARD_SUFFIXES:
+                    if sha256_of(file := self._file(part, shard, suffix)) != found.digests[suffix]:
+                        file.unlink()
 
         with ThreadPoolExecutor(cores()) as threads:
-            for _ in threads.map(remove_if_damaged, self._found(plan)):
+            for _ in threads.map(remove_if_damaged, self.parts(plan)):
                 pass
 
     def bad_samples(self, plan: Plan) -> list[BadSample]:
@@ -248,12 +270,13 @@ class Partial:
                     with lines.opened() as of_part:
                         shutil.copyfileobj(of_part, file)
 
-    def assemble(self, plan: Plan, results: Sequence[ShardResult], index: bytes) -> None:
-        """Number the shards with samples densely, and write dataset.json last."""
-        kept = [part for part, result in zip(self.parts(plan), results, strict=True) if result.rows]
-        for shard, part in enumerate(kept):
-            for suffix in SHARD_SUFFIXES:
-                _move(part.file(suffix), self.dataset / SHARD_FOLDER / shard_name(shard, suffix))
+    def assemble(self, plan: Plan, results: Sequence[PartResult], index: bytes) -> None:
+        """Move the shards to their places, and write dataset.json last."""
+        for part, result in zip(self.parts(plan), results, strict=True):
+            for shard in range(len(result.shards)):
+                for suffix in SHARD_SUFFIXES:
+                    to = self.dataset / SHARD_FOLDER / shard_name(stem(part.number, shard), suffix)
+                    _move(part.file(suffix, shard), to)
         sync(self.dataset / SHARD_FOLDER)
         self._gather_errors(plan, self.dataset / ERRORS_FILE)
         write_atomically(self.dataset / INDEX_FILE, index)
@@ -318,6 +341,25 @@ def claimed(out: LocalPath, *, shared: bool = False) -> Iterator[Partial]:
     finally:
         if not partial.in_progress and (not shared or lock.is_last()):
             shutil.rmtree(partial.path, ignore_errors=True)
+        lock.release()
+
+
+@contextmanager
+def waited_for(take: Callable[[], FileLock | BucketLock], tell: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock that `take` takes, once its holder has released it."""
+    told = False
+    while True:
+        try:
+            lock = take()
+            break
+        except LockedError as error:
+            if not told:
+                tell(f"waiting for {error.holder}, which begins the conversion …")
+            told = True
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+    try:
+        yield
+    finally:
         lock.release()
 
 

@@ -1,12 +1,15 @@
 """The plan of a conversion, made before it starts: which samples go into which shard, in which order."""
 
+import base64
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,17 +17,22 @@ from pydantic import BaseModel, Field
 
 from ...storage.files import sha256_of
 from ..dataset_index import ImagePolicy
-from ..sources import Source
+from ..sources import Groups, Source
+from ..sources.webdataset import WINDOW_BYTES, WINDOW_ROWS, Piece, WebDatasetSource
 
 MAX_SHARD_ROWS = 131_072
 MIN_SHARD_ROWS, MIN_SHARD_BYTES = 1_024, 4 << 20
 """FFCV pads header and end to whole pages of 2 MiB: smaller files would be mostly padding."""
 _PADDING_BYTES, _ROW_BYTES = 4 << 20, 256
 """Maximum padding per shard; approximate size of a row's tokens and tables."""
+_CHOSEN = ("vocab_size", "context_length", "tokenizer")
 MANY_SHARDS = 128
 """Enough shards to keep many processes busy, few enough to open at once."""
-WINDOW_ROWS, WINDOW_BYTES = 2_048, 512 << 20
-"""Minimum rows or bytes over which samples of a chunked source are mixed; a worker holds these chunks."""
+AnySource = Source | WebDatasetSource
+Draw = Callable[[int, Groups | None], NDArray[np.int64]]
+"""Given the number of samples and their classes, returns the sorted places of those to convert."""
+Selection = NDArray[np.int64] | Draw | None
+"""Sorted source indices, int64 [samples], or for tars a rule; None for all."""
 
 
 class ConvertSettings(BaseModel, frozen=True, extra="forbid"):
@@ -33,10 +41,11 @@ class ConvertSettings(BaseModel, frozen=True, extra="forbid"):
     seed: int = Field(default=0, ge=0)
     """Seed of the permutation of the source's listing."""
     image: ImagePolicy = ImagePolicy()
-    vocab_size: int = Field(default=1024, ge=300)
-    """Vocabulary size of the tokenizer trained on the captions: 256 bytes, 3 special tokens, the rest merges."""
-    context_length: int = Field(default=32, ge=4)
-    """Tokens per caption."""
+    vocab_size: Annotated[int, Field(ge=300)] | Literal[0] = 1024
+    """Vocabulary size of the tokenizer trained on the captions: 256 bytes, 3 special tokens, the rest merges. 0: chosen
+    by the captions, for tars."""
+    context_length: Annotated[int, Field(ge=4)] | Literal[0] = 32
+    """Tokens per caption; 0: likewise."""
     tokenizer: Path | None = None
     """A tokenizer.json to use instead of training one."""
     on_error: Literal["skip", "fail"] = "skip"
@@ -45,65 +54,112 @@ class ConvertSettings(BaseModel, frozen=True, extra="forbid"):
     """A larger share of bad samples fails the conversion, since the source must be broken."""
 
 
+class TarFacts(BaseModel, frozen=True, extra="forbid"):
+    """What the process that begins a conversion of tars learns from a sample of them, and decides for all."""
+
+    mode: Literal["images", "pairs"]
+    vocab_size: int
+    context_length: int
+    groups: tuple[tuple[Piece, ...], ...]
+    """The tars, or parts of tars, that are read in sequence and give a shard, rarely several."""
+    counts: tuple[int, ...] | None
+    """The samples of each tar, if some are selected."""
+    selected: str | None
+    """Which samples of all are selected: bits, packed, deflated and in base64."""
+
+    def selected_of(self, group: Sequence[Piece]) -> list[NDArray[np.bool_]] | None:
+        """Return for each piece's tar which of its samples are selected, bool [samples]; None for all."""
+        if self.selected is None or self.counts is None:
+            return None
+        first = np.cumsum([0, *self.counts])
+        bits = np.unpackbits(np.frombuffer(self._packed, np.uint8)).view(np.bool_)
+        return [bits[first[piece.tar] : first[piece.tar + 1]] for piece in group]
+
+    @cached_property
+    def _packed(self) -> bytes:
+        return zlib.decompress(base64.b64decode(self.selected or ""))
+
+
 class Plan(BaseModel, frozen=True, extra="forbid"):
     """Everything that determines a dataset's bytes: a conversion resumes only under the same plan."""
 
     source: dict[str, Any]
-    samples: int
-    """Samples in the source."""
-    selected: int
+    samples: int | None
+    """Samples in the source; None for tars, which are not counted before they are read."""
+    selected: int | None
     selection: str | None
-    """sha256 of the selected source indices; None if all are selected."""
+    """sha256 of the selected source indices, or for tars the name of their rule; None if all are selected."""
     seed: int
     image: ImagePolicy
     vocab_size: int | None
-    """Vocabulary size of the tokenizer to train."""
+    """Vocabulary size of the tokenizer to train, or for tars the one asked for."""
     context_length: int | None
     tokenizer: str | None
     """sha256 of a given tokenizer."""
-    shards: int
+    shards: int | None
+    """None for tars, whose groups are in `tars`."""
+    tars: TarFacts | None = None
+    """Not in the digest, since everything above determines it."""
     marks: dict[str, str]
     """Source.marks. Like made_at, not in the digest: copying the files does not change the dataset."""
     made_at: int
     """In nanoseconds since 1970. Ties shards to this plan, not to an equal one made later, perhaps of other files."""
 
     @classmethod
-    def of(
-        cls, source: Source, settings: ConvertSettings, selection: NDArray[np.int64] | None, tokenizer: Path | None
-    ) -> Self:
-        """Return the plan of a conversion; tokenizer: a file to use instead of training a tokenizer."""
-        selected = len(source) if selection is None else len(selection)
-        pairs = source.mode == "pairs"
-        stored_bytes = source.stored_bytes()
+    def of(cls, source: AnySource, settings: ConvertSettings, selection: Selection, tokenizer: Path | None) -> Self:
+        """Return the plan of a conversion; tokenizer: a file to use instead of training a tokenizer.
+
+        Of tars it lacks what `TarFacts` holds.
+        """
+        pairs = source.mode != "images"
         return cls(
             source=source.describe(),
-            samples=len(source),
-            selected=selected,
-            selection=None if selection is None else hashlib.sha256(selection.astype("<i8").tobytes()).hexdigest(),
+            **(_of_tars(selection) if isinstance(source, WebDatasetSource) else _of_listing(source, selection)),
             seed=settings.seed,
             image=settings.image,
-            vocab_size=settings.vocab_size if pairs and not tokenizer else None,
-            context_length=settings.context_length if pairs else None,
+            vocab_size=(settings.vocab_size or None) if pairs and not tokenizer else None,
+            context_length=(settings.context_length or None) if pairs else None,
             tokenizer=sha256_of(tokenizer) if pairs and tokenizer else None,
-            shards=shard_count(selected, stored_bytes and stored_bytes * selected // len(source)),
             marks=source.marks(),
             made_at=time.time_ns(),
         )
+
+    @property
+    def parts(self) -> int:
+        """Number of shards, or of groups of tars, each with a marker of its own."""
+        return self.shards if self.shards is not None else len(self.tars.groups) if self.tars else 0
 
     def digest(self) -> str:
         """Return the sha256 that dataset.json records: equal plans give equal datasets."""
         return hashlib.sha256(json.dumps(self._settings(), sort_keys=True).encode()).hexdigest()
 
     def _settings(self) -> dict[str, Any]:
-        return self.model_dump(mode="json", exclude={"marks", "made_at"})
+        return self.model_dump(mode="json", exclude={"marks", "made_at", "tars"})
 
     def differences(self, begun: Self) -> list[str]:
         """Return readable differences from the plan that a conversion was started with; at most three for files."""
         now, then = _flat(self._settings()), _flat(begun._settings())
         names = [name for name in now | then if now.get(name) != then.get(name)]
+        if self.shards is None:  # what was not asked for is taken from the plan
+            names = [name for name in names if name not in _CHOSEN or now[name] is not None]
         found = [f"{name} was {_short(then.get(name))} and is now {_short(now.get(name))}" for name in names]
         files = sorted({name for name, _ in self.marks.items() ^ begun.marks.items()})
         return found + [f"{file} has changed" for file in files[:3]]
+
+
+def _of_listing(source: Source, selection: Selection) -> dict[str, Any]:
+    assert selection is None or isinstance(selection, np.ndarray)
+    selected, stored = len(source) if selection is None else len(selection), source.stored_bytes()
+    return {
+        "samples": len(source),
+        "selected": selected,
+        "selection": None if selection is None else hashlib.sha256(selection.astype("<i8").tobytes()).hexdigest(),
+        "shards": shard_count(selected, stored and stored * selected // len(source)),
+    }
+
+
+def _of_tars(selection: Selection) -> dict[str, Any]:
+    return {"samples": None, "selected": None, "selection": selection and str(selection), "shards": None}
 
 
 def shard_count(samples: int, stored_bytes: int | None) -> int:

@@ -16,58 +16,65 @@ from functools import partial
 from itertools import islice
 from multiprocessing import forkserver, get_context, parent_process, resource_tracker
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..cores import cores
 from ..errors import DatasetError
-from ..sources import Source
+from ..sources.webdataset import TarWork
 from ..tokenizer import load_tokenizer
-from .bucket_partial import ShardObjects
-from .partial import ShardFiles
-from .plan import ConvertSettings
+from .bucket_partial import PartObjects
+from .partial import PartFiles
+from .plan import AnySource, ConvertSettings
 
 if TYPE_CHECKING:
     from .shard_writer import Conversion
 
 SECONDS_BETWEEN_LOOKS = 0.2
-PoolSetup = tuple[Source, ConvertSettings, Path]
+PoolSetup = tuple[AnySource, ConvertSettings, Path]
 """Arguments for every worker. The path is the tokenizer's, which does not exist if the samples have no captions."""
-Shards = Iterator[tuple[ShardFiles | ShardObjects, NDArray[np.int64]]]
-"""The files and source indices of every shard to write, consumed lazily as workers become free."""
+Work = NDArray[np.int64] | TarWork
+"""Source indices, or tars to be read in order."""
+Parts = Iterator[tuple[PartFiles | PartObjects, Work]]
+"""The files and the work of every part to write, consumed lazily as workers become free."""
 
 
 class Counts(NamedTuple):
     """Progress of the conversion."""
 
     done: int
+    """What was processed of the source: samples, usable or not, or bytes of tars."""
+    seen: int
     """Samples processed, usable or not."""
     left_out: int
+    files: int = 0
+    """Tars processed."""
+
+    def plus(self, other: Self) -> Self:
+        return type(self)(*map(sum, zip(self, other, strict=True)))
 
 
-Pool = Callable[[PoolSetup, Shards, Counts, Callable[[Counts], None]], None]
-"""Writes every shard, as convert_shards does."""
+Pool = Callable[[PoolSetup, Parts, Counts, Callable[[Counts], None]], None]
+"""Writes every part, as convert_parts does."""
 
 
 @dataclass(frozen=True)
 class _Shared:
     """Counters shared by all processes."""
 
-    done: Any
-    left_out: Any
+    counts: Any
+    """The numbers of Counts."""
     stop: Any
     """Set when the conversion has failed or was interrupted."""
 
-    def add_one(self, left_out: bool) -> None:
+    def add(self, counts: Counts) -> None:
         if self.stop.value:
             raise InterruptedError("the conversion was stopped")
-        with self.done.get_lock():
-            self.done.value += 1
-        if left_out:
-            with self.left_out.get_lock():
-                self.left_out.value += 1
+        with self.counts.get_lock():
+            for place, number in enumerate(counts):
+                self.counts[place] += number
 
 
 def start_workers_early() -> None:
@@ -89,26 +96,24 @@ def start_workers_early() -> None:
 
 def processes(workers: int | None) -> Pool:
     """Return the pool of this many processes; None for one per core."""
-    return partial(convert_shards, workers=workers or cores())
+    return partial(convert_parts, workers=workers or cores())
 
 
-def convert_shards(
-    job: PoolSetup, shards: Shards, counted: Counts, on_progress: Callable[[Counts], None], *, workers: int
+def convert_parts(
+    job: PoolSetup, parts: Parts, counted: Counts, on_progress: Callable[[Counts], None], *, workers: int
 ) -> None:
-    """Write every shard.
+    """Write every part.
 
     counted: counts of earlier processes. Calls on_progress with the counts a few times a second and at the end;
     an exception from it ends the conversion, as does a worker's. Raises DatasetError if a worker dies.
     """
     start_workers_early()
     context = get_context("forkserver")
-    shared = _Shared(
-        context.Value("Q", counted.done), context.Value("Q", counted.left_out), context.Value("b", 0, lock=False)
-    )
+    shared = _Shared(context.Array("Q", counted), context.Value("b", 0, lock=False))
     pool = ProcessPoolExecutor(workers, context, _start_worker, (job, shared, dict(os.environ)))
 
     def submit(count: int) -> set[Future[None]]:
-        return {pool.submit(_write_shard, *shard) for shard in islice(shards, count)}
+        return {pool.submit(_write_part, *part) for part in islice(parts, count)}
 
     try:
         with ThreadPoolExecutor(1) as starter:
@@ -120,7 +125,7 @@ def convert_shards(
                 for future in finished:
                     future.result()
                 waiting |= starter.submit(submit, len(finished)).result()
-                on_progress(Counts(shared.done.value, shared.left_out.value))
+                on_progress(Counts(*shared.counts))
     except BrokenProcessPool:
         raise DatasetError(
             "a conversion process was killed, possibly out of memory; continue with --resume and fewer --workers"
@@ -137,17 +142,17 @@ def _start_worker(job: PoolSetup, shared: _Shared, environment: dict[str, str]) 
     global _conversion
     os.environ.update(environment)  # the fork server has its own from its start, maybe with expired credentials
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _conversion = conversion_of(job, shared.add_one)
+    _conversion = conversion_of(job, shared.add)
 
 
-def conversion_of(job: PoolSetup, count_one: Callable[[bool], None]) -> Conversion:
-    """Return the conversion that this process needs to write shards."""
+def conversion_of(job: PoolSetup, count: Callable[[Counts], None]) -> Conversion:
+    """Return the conversion that this process needs to write parts."""
     from .shard_writer import Conversion
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # parallelism comes from processes
     source, settings, file = job
     tokenizer = load_tokenizer(file, context_length=settings.context_length) if file.exists() else None
-    return Conversion(source, settings, tokenizer, count_one)
+    return Conversion(source, settings, tokenizer, count)
 
 
 def _end_with_parent() -> None:
@@ -157,7 +162,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _write_shard(part: ShardFiles | ShardObjects, source_indices: NDArray[np.int64]) -> None:
-    from .shard_writer import write_shard
+def _write_part(part: PartFiles | PartObjects, work: Work) -> None:
+    from .shard_writer import write_part
 
-    write_shard(part, source_indices, _conversion)
+    write_part(part, work, _conversion)

@@ -1,18 +1,18 @@
-"""Write one shard, from samples to verified files on disk; runs in the worker processes."""
+"""Write one part, from samples to verified files on disk; runs in the worker processes."""
+
+from __future__ import annotations
 
 import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from itertools import islice
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from ...storage.files import sha256_of, sync
@@ -21,16 +21,18 @@ from ..errors import BadSampleError, DatasetError, SourceError
 from ..ffcv_table import FFCVTable
 from ..raw_bytes import Descriptor, writable
 from ..row_records import MAX_BYTES, RECORD, Extent, RowRecords, write_row_records
-from ..sources import Sample, Source
+from ..sources import BadSample, Read, Sample
+from ..sources.webdataset import TarWork, WebDatasetSource
 from ..stored_sample import SOUND, Located, checksum, read_samples
 from ..tokenizer import encode, vocab_size_of
-from .bad_samples import BadSample
+from .bad_samples import line_of
 from .beton import BetonRow, write_beton
-from .bucket_partial import ShardObjects
+from .bucket_partial import PartObjects
 from .images import to_stored
-from .marker import PART_SUFFIXES, ShardResult
-from .partial import ShardFiles
-from .plan import ConvertSettings
+from .marker import PartResult, ShardResult
+from .partial import PartFiles
+from .plan import MAX_SHARD_ROWS, AnySource, ConvertSettings
+from .shard_pool import Counts, Work
 
 TABLE_SCHEMA = pa.schema(
     [
@@ -44,110 +46,138 @@ TABLE_SCHEMA = pa.schema(
     ]
 )
 """Columns of the samples table; `altered`, a string, comes last if the source alters samples."""
-AnyShardFiles = ShardFiles | ShardObjects
+AnyPart = PartFiles | PartObjects
+MIN_SAMPLE_BYTES = 1024
+"""What a picture takes in a tar at least, with its header."""
 ENCODED_AT_ONCE = 32
 SECONDS_BETWEEN_FLUSHES = 0.2
 
 
 class Conversion(NamedTuple):
-    """Data shared by a conversion's shards."""
+    """Data shared by a conversion's parts."""
 
-    source: Source
+    source: AnySource
     settings: ConvertSettings
     tokenizer: Tokenizer | None
-    count_one: Callable[[bool], None]
-    """Called after every sample, with True if it was left out; an exception from it ends the shard."""
+    count_more: Callable[[Counts], None]
+    """Called after every sample; an exception from it ends the part."""
+
+    def reads(self, work: Work) -> Iterator[Read]:
+        if isinstance(self.source, WebDatasetSource):
+            assert isinstance(work, TarWork)
+            return self.source.read(work)
+        assert isinstance(work, np.ndarray)
+        return self.source.read(work)
 
 
-def write_shard(part: AnyShardFiles, source_indices: NDArray[np.int64], conversion: Conversion) -> ShardResult:
-    """Write the usable samples in the given order, the list of the others, and finally the marker; return its content.
+def write_part(part: AnyPart, work: Work, conversion: Conversion) -> PartResult:
+    """Write the usable samples, the list of the others, and finally the marker; return its content.
 
     Raises DatasetError if the files read back differ from the written data, and SourceError at the first bad sample if
     settings.on_error is "fail".
     """
-    descriptor = part.begin()
-    try:
-        result = _written(part, descriptor, source_indices, conversion)
+    with ExitStack() as open_files:
+        result = _written(part, work, conversion, open_files)
         part.publish(result)
-    finally:
-        os.close(descriptor)
     return result
 
 
-def _written(
-    part: AnyShardFiles, descriptor: int, source_indices: NDArray[np.int64], conversion: Conversion
-) -> ShardResult:
-    """Write the shard's files and flush them to disk. descriptor: the open .beton."""
-    beton, row_records, parquet, errors = (part.being_written(suffix) for suffix in PART_SUFFIXES)
-    length = conversion.settings.context_length if conversion.tokenizer else None
-    with _flushed_meanwhile(descriptor):
-        with errors.open("x", encoding="utf-8") as left_out:
-            rows = _Rows(source_indices, conversion, left_out)
-            write_beton(beton, rows, max_rows=len(source_indices), context_length=length)
-        table = pa.table(rows.table, schema=rows.schema)
-        pq.write_table(table, parquet)
-        _write_and_verify(beton, row_records, rows, conversion)
-        if pq.read_table(parquet) != table:
-            raise _not_what_was_written(parquet)
-        files = {suffix: part.being_written(suffix) for suffix in SHARD_SUFFIXES}
-        digests: dict[str, str] = {suffix: sha256_of(file) for suffix, file in files.items()}
-    for file in (row_records, parquet, errors):
-        sync(file)
-    counts = rows.captions_per_row
-    return ShardResult(
-        len(table),
-        digests,
-        rows.left_out,
-        rows.truncated,
-        rows.blank,
-        sum(counts),
-        max(counts, default=0),
-        sizes={suffix: part.being_written(suffix).stat().st_size for suffix in PART_SUFFIXES},
-        plan=part.plan,
-        etags={},
+def _written(part: AnyPart, work: Work, conversion: Conversion, open_files: ExitStack) -> PartResult:
+    """Write the part's shards one after the other. open_files: keeps each .beton open, which shows that it is written.
+
+    A group of tars can have more samples than a shard.
+    """
+    shards, errors = list[ShardResult](), part.being_written("errors.jsonl")
+    descriptor = _begun(part, 0, open_files)
+    with errors.open("x", encoding="utf-8") as left_out:
+        samples = _Samples(conversion, work, left_out)
+        while not shards or samples.next() is not None:
+            if shards:
+                descriptor = _begun(part, len(shards), open_files)
+            shards.append(_shard(part, len(shards), descriptor, samples, conversion))
+    sync(errors)
+    if not shards[0].rows:
+        for suffix in SHARD_SUFFIXES:
+            part.being_written(suffix).unlink()
+        shards.clear()
+    return PartResult(
+        tuple(shards),
+        samples.left_out,
+        samples.truncated,
+        samples.blank,
+        samples.ignored,
+        errors.stat().st_size,
+        part.plan,
     )
 
 
-class _Rows:
-    """Iterates once over a shard's usable samples as rows, and collects their tables and checksums on the way."""
+def _begun(part: AnyPart, shard: int, open_files: ExitStack) -> int:
+    descriptor = part.begin(shard)
+    open_files.callback(os.close, descriptor)
+    return descriptor
 
-    def __init__(self, source_indices: NDArray[np.int64], conversion: Conversion, errors: TextIO) -> None:
-        self._source_indices, self._errors = source_indices, errors
-        self._source, self._settings, self._tokenizer, self._count_one = conversion
-        alters = self._source.alters
-        self.schema = TABLE_SCHEMA.append(pa.field("altered", pa.string())) if alters else TABLE_SCHEMA
-        self.table: dict[str, list[Any]] = {name: [] for name in self.schema.names}
-        self.source_index: list[int] = []
-        self.jpeg_checksums: list[int] = []
-        self.tokens_checksums: list[int] = []
-        self.captions_per_row: list[int] = []
-        self.left_out = self.truncated = self.blank = 0
 
-    def __iter__(self) -> Iterator[BetonRow]:
-        usable = self._usable()
-        while some := list(islice(usable, ENCODED_AT_ONCE)):
-            if self._tokenizer is not None:
-                captions = [sample.captions or ("",) for sample, _ in some]
-                tokens, truncated = encode(self._tokenizer, [text for texts in captions for text in texts])
-                self.truncated += truncated
-                of_rows = np.split(tokens, np.cumsum([len(texts) for texts in captions])[:-1])
-                some = [(sample, row._replace(tokens=own)) for (sample, row), own in zip(some, of_rows, strict=True)]
-            for sample, row in some:
-                self._note(sample, row)
-                yield row
+def _shard(part: AnyPart, shard: int, descriptor: int, samples: _Samples, conversion: Conversion) -> ShardResult:
+    """Write a shard's files and flush them to disk. descriptor: the open .beton."""
+    files = {suffix: part.being_written(suffix, shard) for suffix in SHARD_SUFFIXES}
+    length = conversion.settings.context_length if conversion.tokenizer else None
+    with _flushed_meanwhile(descriptor):
+        rows = _Rows(samples, conversion)
+        write_beton(files["beton"], rows, max_rows=samples.most, context_length=length)
+        table = pa.table(rows.table, schema=rows.schema)
+        pq.write_table(table, files["parquet"])
+        _write_and_verify(files["beton"], files["rows"], rows, conversion)
+        if pq.read_table(files["parquet"]) != table:
+            raise _not_what_was_written(files["parquet"])
+        digests: dict[str, str] = {suffix: sha256_of(file) for suffix, file in files.items()}
+    sync(files["rows"])
+    sync(files["parquet"])
+    counts = rows.captions_per_row
+    sizes: dict[str, int] = {suffix: file.stat().st_size for suffix, file in files.items()}
+    return ShardResult(len(table), digests, sizes, sum(counts), max(counts, default=0), etags={})
 
-    def _usable(self) -> Iterator[tuple[Sample, BetonRow]]:
-        for source_index in self._source_indices.tolist():
-            try:
-                sample = self._source[source_index]
-                jpeg, height, width, is_blank = to_stored(sample.picture, self._settings.image)
-                self._refuse_too_many_tokens(sample, jpeg)
-            except BadSampleError as error:
-                self._leave_out(source_index, str(error))
-                continue
-            self.blank += is_blank
-            self._count_one(False)
-            yield sample._replace(picture=b""), BetonRow(jpeg, height, width, None, source_index)
+
+class _Samples:
+    """Iterates once over a part's usable samples in their stored form, and counts the others."""
+
+    def __init__(self, conversion: Conversion, work: Work, errors: TextIO) -> None:
+        self._settings, self._count, self._errors = conversion.settings, conversion.count_more, errors
+        bytes_read = sum(piece.stop - piece.start for piece in work.pieces) if isinstance(work, TarWork) else 0
+        self.most = min(MAX_SHARD_ROWS, max(1, bytes_read // MIN_SAMPLE_BYTES)) if bytes_read else len(work)
+        """Rows to reserve in a shard."""
+        self.left_out = self.truncated = self.blank = self.ignored = 0
+        self._usable = self._usable_of(conversion.reads(work))
+        self._next: tuple[Sample, BetonRow] | None = None
+
+    def next(self) -> tuple[Sample, BetonRow] | None:
+        """Return the sample that `take` will take; None at the end."""
+        if self._next is None:
+            self._next = next(self._usable, None)
+        return self._next
+
+    def take(self, most: int) -> list[tuple[Sample, BetonRow]]:
+        """Take the next samples."""
+        taken = list[tuple[Sample, BetonRow]]()
+        while len(taken) < most and (found := self.next()) is not None:
+            taken.append(found)
+            self._next = None
+        return taken
+
+    def _usable_of(self, reads: Iterator[Read]) -> Iterator[tuple[Sample, BetonRow]]:
+        for source_index, sample, done, files, ignored in reads:
+            if isinstance(sample, Sample):
+                try:
+                    jpeg, height, width, is_blank = to_stored(sample.picture, self._settings.image)
+                    self._refuse_too_many_tokens(sample, jpeg)
+                except BadSampleError as error:
+                    sample = BadSample(sample.uri, sample.key, str(error))
+            self._count(Counts(done, int(sample is not None), int(isinstance(sample, BadSample)), files))
+            if isinstance(sample, BadSample):
+                self._leave_out(sample)
+            elif sample is not None:
+                self.blank += is_blank
+                self.ignored += ignored
+                yield sample._replace(picture=b""), BetonRow(jpeg, height, width, None, source_index)
 
     def _refuse_too_many_tokens(self, sample: Sample, jpeg: bytes) -> None:
         count, length = len(sample.captions), self._settings.context_length
@@ -157,14 +187,40 @@ class _Rows:
                 f"fit {MAX_BYTES:,} bytes; lower --context-length or --max-size"
             )
 
-    def _leave_out(self, source_index: int, reason: str) -> None:
-        uri, key = self._source.uri(source_index), self._source.key(source_index)
+    def _leave_out(self, sample: BadSample) -> None:
         if self._settings.on_error == "fail":
-            raise SourceError(f"{uri!r}: {reason}. Fix it, or leave such samples out with --on-error skip")
-        self._errors.write(BadSample(uri, key, reason).line())
+            raise SourceError(
+                f"{sample.uri!r}: {sample.reason}. Fix it, or leave such samples out with --on-error skip"
+            )
+        self._errors.write(line_of(sample))
         self._errors.flush()
         self.left_out += 1
-        self._count_one(True)
+
+
+class _Rows:
+    """Iterates once over a shard's samples as rows, and collects their tables and checksums on the way."""
+
+    def __init__(self, samples: _Samples, conversion: Conversion) -> None:
+        self._samples, self._tokenizer = samples, conversion.tokenizer
+        alters = conversion.source.alters
+        self.schema = TABLE_SCHEMA.append(pa.field("altered", pa.string())) if alters else TABLE_SCHEMA
+        self.table: dict[str, list[Any]] = {name: [] for name in self.schema.names}
+        self.source_index: list[int] = []
+        self.jpeg_checksums: list[int] = []
+        self.tokens_checksums: list[int] = []
+        self.captions_per_row: list[int] = []
+
+    def __iter__(self) -> Iterator[BetonRow]:
+        while some := self._samples.take(min(ENCODED_AT_ONCE, self._samples.most - len(self.source_index))):
+            if self._tokenizer is not None:
+                captions = [sample.captions or ("",) for sample, _ in some]
+                tokens, truncated = encode(self._tokenizer, [text for texts in captions for text in texts])
+                self._samples.truncated += truncated
+                of_rows = np.split(tokens, np.cumsum([len(texts) for texts in captions])[:-1])
+                some = [(sample, row._replace(tokens=own)) for (sample, row), own in zip(some, of_rows, strict=True)]
+            for sample, row in some:
+                self._note(sample, row)
+                yield row
 
     def _note(self, sample: Sample, row: BetonRow) -> None:
         record = (

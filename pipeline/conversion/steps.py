@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from tempfile import gettempdir
 from typing import NamedTuple, Self
@@ -16,18 +16,22 @@ from ...storage.place import Place, made_for
 from ..dataset_index import TokenizerInfo, seal_index
 from ..errors import DatasetError, SourceError
 from ..sources import Source
+from ..sources.webdataset import TarWork, WebDatasetSource
 from ..tokenizer import MAX_FILE_BYTES, end_id_of, load_tokenizer, train_tokenizer, vocab_size_of
 from .bucket_partial import BucketPartial
-from .caption_lengths import in_runs
+from .caption_lengths import CONTEXTS, in_runs
 from .content import content_of
-from .marker import ShardResult
+from .marker import PartResult, stem
 from .partial import Partial
-from .plan import ConvertSettings, Listings, Plan
-from .shard_pool import Counts, Pool
+from .plan import AnySource, ConvertSettings, Listings, Plan, Selection
+from .shard_pool import Counts, Pool, Work
+from .tar_facts import facts_of
 
 AnyPartial = Partial | BucketPartial
 
 FIRST_REASONS = 3
+LEAST_SEEN = 1_000
+"""Samples of tars to see before a share of them counts as too large."""
 MAX_NAMED = 8
 """Maximum shards that an error names."""
 MAX_TRAINED_ON = 1_000_000
@@ -39,25 +43,32 @@ RUN = 1_000
 class Job(NamedTuple):
     """The input and settings of a conversion."""
 
-    source: Source
-    selection: NDArray[np.int64] | None
-    """Sorted source indices, int64 [samples]; None for all."""
+    source: AnySource
+    selection: Selection
     settings: ConvertSettings
     tokenizer: Path | None
     """A given tokenizer.json."""
     plan: Plan
 
     @classmethod
-    def of(
-        cls, source: Source, settings: ConvertSettings, selection: NDArray[np.int64] | None, tokenizer: Path | None
-    ) -> Self:
+    def of(cls, source: AnySource, settings: ConvertSettings, selection: Selection, tokenizer: Path | None) -> Self:
         """Plan a conversion. Raises SourceError if nothing is selected, DatasetError for an unusable tokenizer."""
-        if tokenizer and source.mode == "pairs":
-            load_tokenizer(tokenizer, context_length=settings.context_length)  # fail here rather than in every worker
+        if tokenizer and source.mode != "images":
+            # Fail here rather than in every worker.
+            load_tokenizer(tokenizer, context_length=settings.context_length or CONTEXTS[-1])
         plan = Plan.of(source, settings, selection, tokenizer)
-        if not plan.selected:
+        if plan.selected == 0:
             raise SourceError("no samples are selected; there is nothing to convert")
         return cls(source, selection, settings, tokenizer, plan)
+
+    def begun(self, plan: Plan) -> Self:
+        """Return the job with the plan in force, and with what it decides."""
+        if plan.tars is None:
+            return self._replace(plan=plan)
+        assert isinstance(self.source, WebDatasetSource)
+        self.source.mode, self.source.lengths = plan.tars.mode, (plan.tars.vocab_size, plan.tars.context_length)
+        chosen = {"vocab_size": plan.tars.vocab_size, "context_length": plan.tars.context_length}
+        return self._replace(plan=plan, settings=self.settings.model_copy(update=chosen))
 
 
 def unfinished(out: Place) -> AnyPartial:
@@ -65,85 +76,118 @@ def unfinished(out: Place) -> AnyPartial:
     return made_for(out, Partial, lambda address: BucketPartial(address, Path(gettempdir())))
 
 
-def begin(job: Job, partial: AnyPartial) -> Job:
-    """Begin or join a conversion, and return the job with the plan in force. Raises as Partial.begin."""
-    plan = partial.begin(job.plan)
-    fails = job.settings.on_error == "fail"  # pictures may then be fixed between two attempts
-    with suppress(AttributeError):  # a user's source may be frozen
-        job.source.unchanged_since = Source.unchanged_since if fails else plan.made_at
-    return job._replace(plan=plan)
+def begin(
+    job: Job, partial: AnyPartial, tell: Callable[[str], None], on_begun: Callable[[], None] = lambda: None
+) -> Job:
+    """Begin or join a conversion, with its tokenizer, and return the job with the plan in force.
+
+    One process reads a sample of tars, and the others wait for it; on_begun is called while they do. Raises as
+    Partial.begin.
+    """
+    source, plan = job.source, job.plan
+    with partial.beginning(tell) if isinstance(source, WebDatasetSource) else nullcontext():
+        if isinstance(source, WebDatasetSource) and not partial.in_progress:
+            assert not isinstance(job.selection, np.ndarray)
+            facts = facts_of(source, job.settings, job.tokenizer, job.selection, tell)
+            plan = plan.model_copy(update={"tars": facts})
+        job = job.begun(partial.begin(plan))
+        fails = job.settings.on_error == "fail"  # pictures may then be fixed between two attempts
+        with suppress(AttributeError):  # a user's source may be frozen, and tars have versions
+            source.unchanged_since = Source.unchanged_since if fails else job.plan.made_at
+        if source.mode == "pairs" and not partial.tokenizer.is_file():
+            # The tokenizer's own `save` does not report a full disk.
+            partial.keep_tokenizer(_tokenizer(job))
+        on_begun()
+    return job
 
 
-def prepare_tokenizer(job: Job, partial: AnyPartial) -> None:
-    """Copy or train the tokenizer unless it exists; all processes use the first process's."""
-    if job.source.mode != "pairs" or partial.tokenizer.is_file():
-        return
+def _tokenizer(job: Job) -> bytes:
+    """Copy or train the tokenizer; all processes use the first process's."""
     if job.tokenizer is not None:
-        text = read_regular(job.tokenizer, MAX_FILE_BYTES)
+        return read_regular(job.tokenizer, MAX_FILE_BYTES)
+    if isinstance(job.source, WebDatasetSource):
+        captions: Iterable[str] = job.source.sampled(job.settings.seed).captions
     else:
         captions = job.source.captions(_captions_to_train_on(job))
-        text = train_tokenizer(captions, vocab_size=job.settings.vocab_size).to_str(pretty=True).encode()
-    partial.keep_tokenizer(text)  # the tokenizer's own `save` does not report a full disk
+    return train_tokenizer(captions, vocab_size=job.settings.vocab_size).to_str(pretty=True).encode()
 
 
 def _captions_to_train_on(job: Job) -> NDArray[np.int64]:
     """Return sorted source indices: all, or evenly spaced runs of neighbours, which are cheap to read."""
-    places = in_runs(job.plan.selected, MAX_TRAINED_ON, RUN)
-    return places if job.selection is None else job.selection[places]
+    places = in_runs(job.plan.selected or 0, MAX_TRAINED_ON, RUN)
+    return job.selection[places] if isinstance(job.selection, np.ndarray) else places
 
 
 class _TooManyBadSamplesError(Exception):
     pass
 
 
-def write_shards(
+def write_parts(
     job: Job, partial: AnyPartial, own: slice, pool: Pool, on_progress: Callable[[Counts], None]
 ) -> tuple[int, int]:
-    """Write the unfinished shards of the slice `own`; return the samples processed by this call, and in the slice.
+    """Write the unfinished parts of the slice `own`; return the samples processed by this call, and in the slice.
 
     Raises SourceError if too many samples cannot be used, DatasetError as the pool does.
     """
-    count = job.plan.shards
-    listings = Listings(
-        len(job.source),
-        job.selection,
-        job.source.chunks(),
-        job.settings.seed,
-        count,
-        picture_bytes=(job.source.stored_bytes() or 0) // len(job.source),
-    )
-    parts, results = partial.parts(job.plan), partial.results(job.plan)
-    of_slice = range(count)[own]
-    missing = {shard for shard in of_slice if not results[shard]}
-    selected, seen = (sum(listings.sizes[shard] for shard in shards) for shards in (of_slice, missing))
+    files, results = partial.parts(job.plan), partial.results(job.plan)
+    missing = [part for part in range(job.plan.parts)[own] if not results[part]]
+    before = sum(result.rows + result.left_out for result in results[own] if result)
 
     def watch(counts: Counts) -> None:
         on_progress(counts)
-        if _are_too_many(counts.left_out, job):
+        if _are_too_many(counts.left_out, counts.seen, job):
             raise _TooManyBadSamplesError
 
-    # Count samples left out by other parts too, so that the parts of a broken source do not all run to their end.
-    counted = Counts(selected - seen, sum(result.left_out for result in results if result))
+    # Count samples of other parts too, so that the parts of a broken source do not all run to their end.
+    left_out = sum(result.left_out for result in results if result)
+    seen = left_out + sum(result.rows for result in results if result)
+    counted = Counts(_done_of(job, results, own), seen, left_out)
     try:
         watch(counted)
         if missing:
-            shards = ((parts[shard], listing) for shard, listing in enumerate(listings) if shard in missing)
-            pool((job.source, job.settings, partial.tokenizer), shards, counted, watch)
+            parts = ((files[part], work) for part, work in _works(job, missing))
+            pool((job.source, job.settings, partial.tokenizer), parts, counted, watch)
     except _TooManyBadSamplesError:
-        raise _too_many_bad_samples(job, partial) from None
-    return seen, selected
+        raise _too_many_bad_samples(job, partial, job.plan.selected) from None
+    now = sum(result.rows + result.left_out for result in partial.results(job.plan)[own] if result)
+    return now - before, now
 
 
-def _are_too_many(left_out: int, job: Job) -> bool:
-    return left_out > job.settings.max_error_rate * job.plan.selected + 1e-9
+def _works(job: Job, missing: Sequence[int]) -> Iterator[tuple[int, Work]]:
+    """Yield the parts to write, with their work, in order."""
+    plan, source = job.plan, job.source
+    if plan.tars is not None:
+        for part in missing:
+            group = plan.tars.groups[part]
+            yield part, TarWork(part, group, plan.seed, plan.tars.selected_of(group))
+        return
+    assert not isinstance(source, WebDatasetSource)
+    wanted, selection = set(missing), job.selection if isinstance(job.selection, np.ndarray) else None
+    picture_bytes = (source.stored_bytes() or 0) // len(source)
+    listings = Listings(len(source), selection, source.chunks(), plan.seed, plan.parts, picture_bytes=picture_bytes)
+    yield from ((part, listing) for part, listing in enumerate(listings) if part in wanted)
 
 
-def _too_many_bad_samples(job: Job, partial: AnyPartial) -> SourceError:
-    """Return the error to raise; saves the list of the samples left out so far in a file."""
+def _done_of(job: Job, results: Sequence[PartResult | None], own: slice) -> int:
+    """Return how much of the slice is done, as progress counts it."""
+    if job.plan.tars is None:
+        return sum(result.rows + result.left_out for result in results[own] if result)
+    groups = zip(job.plan.tars.groups[own], results[own], strict=True)
+    return sum(piece.stop - piece.start for group, result in groups if result for piece in group)
+
+
+def _are_too_many(left_out: int, seen: int, job: Job) -> bool:
+    total = max(seen, LEAST_SEEN) if job.plan.selected is None else job.plan.selected
+    return left_out > job.settings.max_error_rate * total + 1e-9
+
+
+def _too_many_bad_samples(job: Job, partial: AnyPartial, total: int | None) -> SourceError:
+    """Return the error to raise; saves the list of the samples left out so far in a file. total: None if unknown."""
     bad = partial.bad_samples(job.plan)
     first = "; ".join(f"{sample.uri!r}: {sample.reason}" for sample in bad[:FIRST_REASONS])
+    of_all = f" of {total:,}" if total is not None else ""
     return SourceError(
-        f"at least {len(bad):,} of {job.plan.selected:,} samples cannot be used; --max-error-rate allows "
+        f"at least {len(bad):,}{of_all} samples cannot be used; --max-error-rate allows "
         f"{job.settings.max_error_rate:.3g} of them. The first: {first}. All are listed in {partial.errors}. "
         "Fix the source and start over, or continue with --resume and a higher --max-error-rate"
     )
@@ -156,49 +200,55 @@ def assemble(job: Job, partial: AnyPartial) -> None:
     """
     plan = job.plan
     results = _all_done(partial.results(plan), partial)
-    if _are_too_many(sum(result.left_out for result in results), job):
-        raise _too_many_bad_samples(job, partial)
-    kept = [result for result in results if result.rows]
-    if not kept:
+    samples, left_out = sum(result.rows for result in results), sum(result.left_out for result in results)
+    if left_out > job.settings.max_error_rate * (samples + left_out) + 1e-9:
+        raise _too_many_bad_samples(job, partial, samples + left_out)
+    shards = [shard for result in results for shard in result.shards]
+    if not shards:
         first = partial.bad_samples(plan)[0]
-        raise SourceError(f"none of the {plan.selected:,} samples is usable; the first: {first.uri!r}: {first.reason}")
+        raise SourceError(f"none of the {left_out:,} samples is usable; the first: {first.uri!r}: {first.reason}")
     info = None
     if job.source.mode == "pairs":
-        tokenizer = load_tokenizer(partial.tokenizer, context_length=job.settings.context_length)
+        length = job.settings.context_length
+        tokenizer = load_tokenizer(partial.tokenizer, context_length=length)
         info = TokenizerInfo(
             vocab_size=vocab_size_of(tokenizer),
-            context_length=job.settings.context_length,
+            context_length=length,
             end_id=end_id_of(tokenizer),
-            truncated=sum(result.truncated for result in kept),
+            truncated=sum(result.truncated for result in results),
         )
-    per_sample = max(result.captions_per_sample for result in kept)
-    samples, blank = sum(result.rows for result in kept), sum(result.blank for result in kept)
-    content = content_of(partial.row_records(plan), samples, pairs=info is not None, blank=blank)
+    per_sample = max(shard.captions_per_sample for shard in shards)
+    blank, ignored = (sum(getattr(result, name) for result in results) for name in ("blank", "ignored"))
+    content = content_of(partial.row_records(plan, results), samples, pairs=info is not None, blank=blank)
     index = seal_index(
         {
             "n": samples,
             "mode": job.source.mode,
             "captions_per_sample": per_sample,
-            **({"captions": sum(result.captions for result in kept)} if per_sample > 1 else {}),
-            "first_id": np.cumsum([0, *(result.rows for result in kept)]).tolist(),
+            **({"captions": sum(shard.captions for shard in shards)} if per_sample > 1 else {}),
+            "first_id": np.cumsum([0, *(shard.rows for shard in shards)]).tolist(),
+            "shards": tuple(
+                stem(part, shard) for part, result in enumerate(results) for shard in range(len(result.shards))
+            ),
             "image": job.settings.image.model_dump(),
             "tokenizer": info.model_dump() if info else None,
             "tokenizer_digest": sha256_of(partial.tokenizer) if info else None,
-            "shard_digests": [result.digests for result in kept],
+            "shard_digests": [shard.digests for shard in shards],
             "grown_from": None,
             "source": plan.source
             | {
-                "samples": plan.samples,
+                "samples": samples + left_out if plan.samples is None else plan.samples,
                 "permutation_seed": plan.seed,
                 "plan": plan.digest(),
                 "content": content.model_dump(),
+                **({"captions_ignored": ignored} if ignored else {}),
             },
         }
     )
     partial.assemble(plan, results, index)
 
 
-def _all_done(results: Sequence[ShardResult | None], partial: AnyPartial) -> list[ShardResult]:
+def _all_done(results: Sequence[PartResult | None], partial: AnyPartial) -> list[PartResult]:
     if missing := [str(shard) for shard, result in enumerate(results) if result is None]:
         named = ", ".join(missing[:MAX_NAMED]) + (f" and {len(missing) - MAX_NAMED} more" * (len(missing) > MAX_NAMED))
         raise DatasetError(

@@ -2,12 +2,14 @@
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+
+from ..errors import BadSampleError
 
 MAX_MARKS = 16_384
 """Each mark has one or two file names: a plan with all of them stays far below the read limit."""
@@ -34,6 +36,27 @@ class Sample(NamedTuple):
     def captions(self) -> tuple[str, ...]:
         """All captions, `caption` first; empty if there are none."""
         return () if self.caption is None else (self.caption, *self.further_captions)
+
+
+class BadSample(NamedTuple):
+    """A sample that cannot be used, as a line of errors.jsonl has it."""
+
+    uri: str
+    key: str
+    reason: str
+
+
+class Read(NamedTuple):
+    """A sample that was read, or bytes of a source without one."""
+
+    source_index: int
+    sample: Sample | BadSample | None
+    done: int = 1
+    """What progress counts: samples, or bytes of a source that is read in order."""
+    files: int = 0
+    """Files that end here."""
+    ignored: bool = False
+    """Whether it has a caption that is not wanted."""
 
 
 class Groups(NamedTuple):
@@ -78,6 +101,14 @@ class Source(Protocol):
     def groups(self) -> Groups | None:
         """Return the samples' classes; None if the source has none."""
         return None
+
+    def read(self, work: NDArray[np.int64]) -> Iterator[Read]:
+        """Yield the samples of these indices, in their order."""
+        for index in work.tolist():
+            try:
+                yield Read(index, self[index])
+            except BadSampleError as error:
+                yield Read(index, BadSample(self.uri(index), self.key(index), str(error)))
 
     def captions(self, indices: NDArray[np.int64]) -> Iterable[str]:
         """Yield all captions of these samples, to train a tokenizer; none if the mode is `images`.

@@ -1,9 +1,11 @@
-"""A file of a source, local or in an object store, for random access."""
+"""A file of a source, local or in an object store, for random access or to be read once."""
 
 from __future__ import annotations
 
 import io
 import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +19,8 @@ PIECE_BYTES = 256 << 10
 """Minimum request to an object store: the next members of an archive are mostly wanted next."""
 MAX_PIECE_BYTES = 8 << 20
 """Maximum read-ahead in sequential reading."""
+AHEAD_BYTES, PIECES_AHEAD = 8 << 20, 3
+"""Size of the pieces of a file that is read once, and how many of them are requested at a time."""
 Version = tuple[int, int | str]
 """Size in bytes, and time of the last change in nanoseconds or the object's entity tag."""
 
@@ -39,6 +43,10 @@ class SourceFile:
     def read(self, at: int, count: int) -> bytes:
         """Return `count` bytes from `at`; fewer at the end of the file."""
         return self._opened.read(at, count, self.version)
+
+    def read_piece(self, at: int, count: int) -> bytes:
+        """Return `count` bytes from `at`, in one request; thread-safe."""
+        return self._opened.piece(at, count, self.version)
 
     def reader(self) -> io.BufferedReader:
         """Return a buffered, seekable reader for libraries that take files."""
@@ -74,6 +82,8 @@ class _LocalFile:
             raise SourceChangedError(self._path)
         return data
 
+    piece = read
+
 
 class _Object:
     """Holds the last piece read, and reads ahead in sequential reading."""
@@ -86,20 +96,55 @@ class _Object:
         return self._object.version()
 
     def read(self, at: int, count: int, version: Version) -> bytes:
-        size, tag = version
+        size, _ = version
         if at >= size:
             return b""
         count, end = min(count, size - at), self._held_at + len(self._held)
         if not (self._held_at <= at and at + count <= end):
             goes_on = 0 <= at - end < self._piece_bytes
             self._piece_bytes = min(2 * self._piece_bytes, MAX_PIECE_BYTES) if goes_on else PIECE_BYTES
-            length = min(max(count, self._piece_bytes), size - at)
-            try:
-                self._held = self._object.read_range(at, length, version=str(tag))
-            except FileExistsError:
-                raise SourceChangedError(self._object) from None
+            self._held = self.piece(at, min(max(count, self._piece_bytes), size - at), version)
             self._held_at = at
         return self._held[at - self._held_at :][:count]
+
+    def piece(self, at: int, count: int, version: Version) -> bytes:
+        try:
+            return self._object.read_range(at, count, version=str(version[1]))
+        except FileExistsError:
+            raise SourceChangedError(self._object) from None
+
+
+class ForwardReader:
+    """Reads a part of a file once and forward, in large pieces, of which the next ones are on their way."""
+
+    def __init__(self, file: SourceFile, start: int, stop: int, threads: ThreadPoolExecutor) -> None:
+        self._file, self._stop, self._threads = file, stop, threads
+        self._held_at, self._held, self._next = start, b"", start
+        self._coming: deque[tuple[int, Future[bytes]]] = deque()
+
+    def read(self, at: int, count: int) -> bytes:
+        """Return `count` bytes from `at`, fewer at `stop`; `at` must not be before an earlier call's.
+
+        Raises OSError, SourceChangedError.
+        """
+        end = min(at + count, self._stop)
+        while self._held_at + len(self._held) < end:
+            self._hold_one_more(at)
+        return self._held[at - self._held_at : end - self._held_at]
+
+    def _hold_one_more(self, at: int) -> None:
+        """Add the next piece to the bytes held, without those before `at`."""
+        while self._coming and self._coming[0][0] + AHEAD_BYTES <= at:
+            self._coming.popleft()[1].cancel()
+        if not self._coming:
+            self._next = max(self._next, at)  # the piece is not read if a member that nobody wants fills it
+        while len(self._coming) < PIECES_AHEAD and self._next < self._stop:
+            length = min(AHEAD_BYTES, self._stop - self._next)
+            self._coming.append((self._next, self._threads.submit(self._file.read_piece, self._next, length)))
+            self._next += length
+        start, piece = self._coming.popleft()
+        kept = self._held[at - self._held_at :]
+        self._held_at, self._held = start - len(kept), kept + piece.result()
 
 
 class _Reader(io.RawIOBase):

@@ -3,6 +3,8 @@
 Pure functions of listing and seed.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,6 +13,29 @@ from . import Groups
 
 _HOLD_OUT, _LONG_TAIL, _WHOLE_CLASSES = 1, 2, 3
 """Each draw has its own generator, so that draws do not affect each other."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The rule by which the training set, or the test set, is drawn from a source."""
+
+    holdout: float | None
+    longtail: float | None
+    seed: int
+    test: bool = False
+
+    def __call__(self, n: int, groups: Groups | None) -> NDArray[np.int64]:
+        """Return sorted source indices, int64. Raises SourceError as `hold_out` and `long_tail`."""
+        kept = np.arange(n)
+        if self.holdout:
+            kept, test = hold_out(n, groups, self.holdout, self.seed)
+            if self.test:
+                return test
+        if self.longtail:
+            if groups is None:
+                raise SourceError("--longtail needs classes, and this source has none")
+            kept = long_tail(kept, groups, self.longtail, self.seed)
+        return kept
 
 
 def hold_out(

@@ -24,20 +24,26 @@ class TarMember(NamedTuple):
     name: bytes
     offset: int
     size: int
+    start: int
+    """Offset of the member's first header."""
 
 
 class BrokenTarError(Exception):
     """The tar is truncated or damaged; the members yielded before are complete."""
 
 
-def regular_members(read_at: Callable[[int, int], bytes], length: int) -> Iterator[TarMember]:
+def regular_members(
+    read_at: Callable[[int, int], bytes], length: int, position: int = 0, stop: int | None = None
+) -> Iterator[TarMember]:
     """Yield the regular files of a tar of `length` bytes in order; sparse files are skipped.
+
+    position, stop: where to begin, and where to end before the end mark; both are starts of members.
 
     read_at(offset, size) returns that part of the tar, fewer bytes at its end.
     Raises BrokenTarError if a header is damaged or the tar ends before its end mark.
     """
-    position, extended = 0, dict[bytes, bytes]()
-    while (header := read_at(position, BLOCK)) != _END:
+    start, extended = position, dict[bytes, bytes]()
+    while position != stop and (header := read_at(position, BLOCK)) != _END:
         size, kind = _size_and_kind(header, position)
         data = position + BLOCK
         if kind in (b"x", b"L"):
@@ -49,9 +55,10 @@ def regular_members(read_at: Callable[[int, int], bytes], length: int) -> Iterat
             if data + size > length:
                 raise BrokenTarError(f"the archive is cut short after {length:,} bytes, in {name!r}")
             if kind in _REGULAR and not name.endswith(b"/") and not any(key.startswith(b"GNU.sp") for key in extended):
-                yield TarMember(name, data, size)
+                yield TarMember(name, data, size, start)
             extended = {}
         position = data + -(-size // BLOCK) * BLOCK
+        start = start if extended else position
 
 
 def _size_and_kind(header: bytes, position: int) -> tuple[int, bytes]:

@@ -1,24 +1,25 @@
-"""Group the members of a tar into samples and record their offsets."""
+"""Group the members of a tar into samples, by WebDataset's rules."""
 
 import json
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any, NamedTuple, Self
 
-import numpy as np
-import pyarrow as pa
-from numpy.lib import recfunctions as rf
-from numpy.typing import NDArray
-
-from ...storage.place import Place
 from ..errors import BadSampleError, SourceError
-from .listing import says_nothing_about_the_file
-from .source_file import SourceFile, Version
 from .tar_members import BrokenTarError, TarMember, regular_members
 
-PLACE = np.dtype([("offset", "<i8"), ("size", "<i4")])
-"""Location of a member in its tar; offset -1: the sample has none. Sizes are capped at 2 GB, which is too large."""
 _UNPACKED_BY = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
+
+
+MAX_MEMBER_BYTES = 256 << 20
+"""Larger members are no photographs and no captions; a worker would hold the file and its unpacked picture."""
+
+
+class Member(NamedTuple):
+    """A member of a sample."""
+
+    at: TarMember
+    data: bytes | None
+    """None if it is not wanted, or above MAX_MEMBER_BYTES."""
 
 
 class TarPart(NamedTuple):
@@ -33,9 +34,8 @@ class TarPart(NamedTuple):
             return cls((b"json",), option.removeprefix("json:"))
         return cls(tuple(suffix.lower().encode() for suffix in (option or "").split(";") if suffix), None)
 
-    def place(self, members: dict[bytes, TarMember]) -> tuple[int, int]:
-        member = next((members[suffix] for suffix in self.suffixes if suffix in members), None)
-        return (member.offset, min(member.size, 2**31 - 1)) if member else (-1, 0)
+    def member(self, members: dict[bytes, Member]) -> Member | None:
+        return next((members[suffix] for suffix in self.suffixes if suffix in members), None)
 
     def text(self, raw: bytes) -> bytes | str:
         """Return the member or its field, a list's first entry; empty if there is none."""
@@ -76,39 +76,29 @@ class TarPart(NamedTuple):
         return str(value)
 
 
-class Scan(NamedTuple):
-    """The content of a tar shard; in a broken shard, the last sample represents the damage."""
+def samples_of(
+    read_at: Callable[[int, int], bytes],
+    size: int,
+    name: object,
+    wanted: Container[bytes],
+    start: int = 0,
+    stop: int | None = None,
+) -> Iterator[dict[bytes, Member]]:
+    """Yield the members by suffix of each sample of a tar of `size` bytes, reading it once and forward.
 
-    names: pa.LargeBinaryArray
-    """Name of each sample's picture, or of its first member."""
-    places: list[NDArray[np.void]]
-    """PLACE [samples], for each part."""
-    broken: str | None
-    version: Version | None
+    name: the tar's, in errors. wanted: suffixes of the members to read. start, stop: begin and end there, both starts
+    of samples. Raises BrokenTarError after the samples before the damage, SourceError if the tar is compressed.
+    """
+    if not size:
+        raise BrokenTarError("the file is empty")
+    if not start:
+        _refuse_compressed(read_at(0, 8), name)
 
+    def read(member: TarMember, suffix: bytes) -> Member:
+        is_read = suffix in wanted and member.size <= MAX_MEMBER_BYTES
+        return Member(member, read_at(member.offset, member.size) if is_read else None)
 
-def scan_shard(shard: Place, parts: Sequence[TarPart]) -> Scan:
-    names: list[bytes] = []
-    places = [array("q") for _ in parts]
-    broken = version = None
-    try:
-        file = SourceFile(shard)
-        version = file.version
-        for members in _samples(_members(file)):
-            found = [part.place(members) for part in parts]
-            picture = (member.name for member in members.values() if member.offset == found[0][0])
-            names.append(next(picture, next(iter(members.values())).name))
-            for numbers, place in zip(places, found, strict=True):
-                numbers.extend(place)
-    except (BrokenTarError, OSError) as error:
-        if says_nothing_about_the_file(error):
-            raise
-        broken = str(error)
-        names.append(b"")
-        for numbers in places:
-            numbers.extend((-1, 0))
-    found_at = [rf.unstructured_to_structured(np.array(part, np.int64).reshape(-1, 2), PLACE) for part in places]
-    return Scan(pa.array(names, pa.large_binary()), found_at, broken, version)
+    return _samples(regular_members(read_at, size, start, stop), read)
 
 
 def key_and_suffix(name: bytes) -> tuple[bytes, bytes]:
@@ -118,30 +108,18 @@ def key_and_suffix(name: bytes) -> tuple[bytes, bytes]:
     return folder + slash + stem, suffix.lower() if stem else b""
 
 
-def joined_places(places: list[NDArray[np.void]]) -> NDArray[np.void] | None:
-    """Concatenate the places; None if no sample has this part."""
-    joined = np.concatenate(places)
-    return joined if (joined["offset"] >= 0).any() else None
-
-
-def _members(file: SourceFile) -> Iterator[TarMember]:
-    if not file.size:
-        raise BrokenTarError("the file is empty")
-    start = file.read(0, 8)
+def _refuse_compressed(start: bytes, name: object) -> None:
     for mark, cure in _UNPACKED_BY.items():
         if start.startswith(mark):
-            raise SourceError(
-                f"{file.place} is compressed, so its members cannot be read one by one; run {cure} on it first"
-            )
-    yield from regular_members(file.read, file.size)
+            raise SourceError(f"{name} is compressed, so its members cannot be read one by one; run {cure} on it first")
 
 
-def _samples(members: Iterable[TarMember]) -> Iterator[dict[bytes, TarMember]]:
+def _samples(members: Iterable[TarMember], read: Callable[[TarMember, bytes], Member]) -> Iterator[dict[bytes, Member]]:
     """Yield the members of each sample by suffix: consecutive members with the same key.
 
     A repeated suffix starts a new sample, even under the same key.
     """
-    key, sample, broken = b"", dict[bytes, TarMember](), None
+    key, sample, broken = b"", dict[bytes, Member](), None
     try:
         for member in members:
             prefix, suffix = key_and_suffix(member.name)
@@ -152,7 +130,7 @@ def _samples(members: Iterable[TarMember]) -> Iterator[dict[bytes, TarMember]]:
                 yield sample
                 sample = {}
             key = prefix
-            sample[suffix] = member
+            sample[suffix] = read(member, suffix)
     except BrokenTarError as error:
         broken = error
     if sample:

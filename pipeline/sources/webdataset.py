@@ -1,176 +1,349 @@
 """WebDataset tar shards, such as img2dataset's: consecutive members with the same key are a sample.
 
-The tars are scanned once, header by header; members are then read by offset. Nothing is unpacked to disk.
+A tar is read once, from front to back. Nothing is unpacked to disk, and nobody holds a list of samples: sample i of tar
+t has the source index t · 2³² + i.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import hashlib
+import time
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ...storage.bucket import Address
 from ...storage.place import AnyPlace, Place, place_of
 from ..errors import BadSampleError, SourceError
-from . import Groups, Sample, Source, marks_of
+from . import BadSample, Groups, Read, Sample, marks_of
 from .listing import (
     MAX_CAPTION_BYTES,
-    MAX_PICTURE_BYTES,
     as_text,
-    binary_arrays,
     caption_texts,
     groups_by_name,
-    listing_digest,
-    locate,
     names_below_common_folder,
     real_root,
     says_nothing_about_the_file,
 )
-from .source_file import SourceFile, Version
-from .tar_samples import TarPart, joined_places, key_and_suffix, scan_shard
+from .source_file import PIECES_AHEAD, ForwardReader, SourceFile, Version
+from .tar_members import BrokenTarError
+from .tar_samples import MAX_MEMBER_BYTES, Member, TarPart, key_and_suffix, samples_of
 
-OPEN_SHARDS = 64
-_IMAGE, _CAPTION, _GROUP = range(3)
+T = TypeVar("T")
+PLACE_BITS = 32
+WINDOW_ROWS, WINDOW_BYTES = 2_048, 512 << 20
+"""Samples are mixed within windows of this many, or of this many bytes if that is reached first."""
+SAMPLED_SHARE, SAMPLED_BYTES, SAMPLED_TAR_BYTES = 0.03, 64 << 20, 4 << 20
+"""Before the conversion, this share of the bytes is read, or SAMPLED_BYTES if that is more, from the beginnings of
+tars, at least SAMPLED_TAR_BYTES of each."""
+MAX_SAMPLED = 1_000_000
+"""Samples read beforehand at most: more captions change few merges of a tokenizer."""
+SECONDS_BETWEEN_LINES = 30.0
+SIDE_BY_SIDE = 8
+"""Tars read at a time when no picture is converted meanwhile."""
 
 
-class WebDatasetSource(Source):
-    """Lists the samples of all shards, in the order of the shards and of each tar.
+class Piece(NamedTuple):
+    """A tar, or a part of one that begins and ends at samples."""
 
-    image: suffixes of pictures; a sample's first match is used. caption: suffixes of a text with one caption per line,
-    or json:FIELD for a field of the .json member, a text or a list of texts; None for images only, which also applies
-    if no sample has such a member. group: likewise; a sample without such a member has no class. A damaged or
-    truncated shard gives the samples before the damage, plus one unreadable sample that says why. Calls on_progress
-    with the number of shards scanned.
-    Raises SourceError if there is no sample at all, and for a compressed tar.
+    tar: int
+    start: int
+    stop: int
+    first: int
+    """Place in the tar of the first sample."""
+
+
+class TarWork(NamedTuple):
+    """Pieces to be read one after the other, and mixed."""
+
+    number: int
+    pieces: Sequence[Piece]
+    seed: int
+    selected: Sequence[NDArray[np.bool_]] | None = None
+    """Of each piece's tar: which of its samples to read; None for all."""
+
+
+@dataclass
+class Sampled:
+    """What the beginnings of some tars hold."""
+
+    captions: list[str]
+    samples: int = 0
+    bytes: int = 0
+    picture_bytes: int = 0
+    with_caption: int = 0
+    with_group: int = 0
+    damage: str = ""
+    """A tar that cannot be read to its end, and why."""
+
+    def add(self, other: Self) -> None:
+        for field in fields(self):
+            if field.name != "damage":
+                setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        self.damage = self.damage or other.damage
+
+
+class WebDatasetSource:
+    """Reads the samples of tars in order.
+
+    given: tars, or folders of them. image: suffixes of pictures; a sample's first match is used. caption: suffixes of a
+    text with one caption per line, or json:FIELD for a field of the .json member, a text or a list of texts; None for
+    images only. group: likewise; a sample without such a member has no class. A damaged or truncated tar gives the
+    samples before the damage, plus one unreadable sample that says why.
+    Raises SourceError if there is no tar, OSError if a tar cannot be found.
     """
+
+    alters = False
+    unchanged_since = 0
+    """As a source's; without effect, since a tar's version is known."""
+    mode = ""
+    """`images` or `pairs`, once `sampled` or a plan has told."""
+    lengths: tuple[int, int] | None = None
+    """Vocabulary size and context length, once a plan has told."""
 
     def __init__(
         self,
-        shards: Sequence[AnyPlace],
+        given: Sequence[AnyPlace],
         *,
         image: str = "jpg;jpeg;png;webp",
         caption: str | None = "txt",
         group: str | None = "cls",
-        on_progress: Callable[[int], None] = lambda done: None,
     ) -> None:
-        if not shards:
+        versions = dict(sorted(_versions(map(place_of, given)), key=lambda found: str(found[0])))
+        if not versions:
             raise SourceError("there are no tar files to read")
-        self.shards = tuple(map(place_of, shards))
+        self.tars, self.versions = tuple(versions), tuple(versions.values())
         self._options = {"image": image, "caption": caption, "group": group}
-        self._parts = [TarPart.of(option) for option in (image, caption, group)]
-        scans = []
-        for done, shard in enumerate(self.shards, 1):
-            scans.append(scan_shard(shard, self._parts))
-            on_progress(done)
-        self._names = pa.concat_arrays([scan.names for scan in scans])
-        self._first = np.cumsum([0] + [len(scan.names) for scan in scans])
-        self._places = [joined_places([scan.places[part] for scan in scans]) for part in (_IMAGE, _CAPTION, _GROUP)]
-        self._broken = {int(self._first[i + 1]) - 1: scan.broken for i, scan in enumerate(scans) if scan.broken}
-        if len(self) == len(self._broken):
-            reason = next(iter(self._broken.values()), "it is empty")
-            raise SourceError(f"no sample in {len(shards):,} tars; the first, {shards[0]}: {reason}")
-        self.mode = "images" if self._places[_CAPTION] is None else "pairs"
-        self._shard_names = names_below_common_folder(self.shards)
-        self._files = _OpenFiles(self.shards, tuple(scan.version for scan in scans))
+        self._image, self._caption, self._group = map(TarPart.of, (image, caption, group))
+        self._wanted = {*self._image.suffixes, *self._caption.suffixes, *self._group.suffixes}
+        self._names = names_below_common_folder(self.tars)
+        self.required: tuple[str, ...] = ()
+        """Options, `caption` or `group`, that some sample must have."""
+        self._sampled: Sampled | None = None
+        self._counted: tuple[NDArray[np.int64], Groups | None] | None = None
 
-    def __len__(self) -> int:
-        return len(self._names)
+    @property
+    def is_remote(self) -> bool:
+        return self.tars[0].is_remote
 
-    def __getitem__(self, index: int) -> Sample:
-        if index in self._broken:
-            raise BadSampleError(self._broken[index])
-        picture = self._member(_IMAGE, index, MAX_PICTURE_BYTES)
-        if picture is None:
-            raise BadSampleError(f"no picture: no member of this key ends in {self._options['image']}")
-        caption, *further = self._captions_of(index) if self.mode == "pairs" else (None,)
-        return Sample(self.uri(index), self.key(index), picture, caption, self._group_of(index) or None, tuple(further))
-
-    def uri(self, index: int) -> str:
-        shard = self._shard_names[locate(self._first, index)[0]]
-        return shard if index in self._broken else f"{shard}/{as_text(self._names[index].as_py())}"
-
-    def key(self, index: int) -> str:
-        return as_text(key_and_suffix(self._names[index].as_py())[0])
-
-    def groups(self) -> Groups | None:
-        if self._places[_GROUP] is None:
-            return None
-        return groups_by_name(binary_arrays(self._group_or_none(index) for index in range(len(self))))
-
-    def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:
-        if self.mode != "pairs":
-            return
-        for index in np.sort(indices).tolist():  # in tar order
-            try:
-                yield from self._captions_of(index)
-            except BadSampleError:
-                continue
-
-    def stored_bytes(self) -> int:
-        pictures = self._places[_IMAGE]
-        return 0 if pictures is None else int(pictures["size"].sum(dtype=np.int64))
+    def sizes(self) -> NDArray[np.int64]:
+        """Return the bytes of every tar."""
+        return np.array([size for size, _ in self.versions], np.int64)
 
     def describe(self) -> dict[str, Any]:
-        places = [places for places in self._places if places is not None]
+        listed = hashlib.sha256()
+        for name, (size, _) in zip(self._names, self.versions, strict=True):
+            listed.update(f"{size} {name}\n".encode())
         return {
             "kind": "webdataset",
-            "root": real_root(self.shards),
-            "shards": len(self.shards),
+            "root": real_root(self.tars),
+            "tars": len(self.tars),
             **self._options,
-            "listing": listing_digest(self._names, self._first, *places),
+            "listing": listed.hexdigest(),
         }
 
     def marks(self) -> dict[str, str]:
-        return marks_of(self._shard_names.__getitem__, self._files.versions)
+        return marks_of(self._names.__getitem__, self.versions)
 
-    def _member(self, part: int, index: int, most: int) -> bytes | None:
-        """Return the bytes of a part's member; None if the sample has none."""
-        places = self._places[part]
-        if places is None or places[index]["offset"] < 0:
-            return None
-        offset, size = places[index].tolist()
-        if size > most:
-            raise BadSampleError(f"a member of {size:,} bytes, above {most:,}")
-        return self._files.read(locate(self._first, index)[0], offset, size)
+    def sampled(self, seed: int, tell: Callable[[str], None] = lambda words: None) -> Sampled:
+        """Read the beginnings of some tars, chosen by the seed; only once. Raises SourceError if there is no sample."""
+        if self._sampled is None:
+            sizes = self.sizes()
+            budget = max(SAMPLED_BYTES, int(SAMPLED_SHARE * sizes.sum()))
+            each = max(SAMPLED_TAR_BYTES, budget // len(sizes))
+            chosen = np.random.default_rng(seed).permutation(len(sizes))[: max(1, budget // each)].tolist()
+            found = Sampled([])
+            for here in self._side_by_side(lambda tar: self._beginning(tar, each), chosen, "reading a sample of", tell):
+                found.add(here)
+                if found.samples >= MAX_SAMPLED:
+                    break
+            if not found.samples:
+                why = found.damage or f"{self.tars[chosen[0]]}: it is empty"
+                raise SourceError(f"no sample in {len(chosen):,} of {len(sizes):,} tars; the first, {why}")
+            for option, samples in (("caption", found.with_caption), ("group", found.with_group)):
+                if option in self.required and not samples:
+                    raise SourceError(nobody_has(option, self._options[option]))
+            self._sampled, self.mode = found, "pairs" if found.with_caption else "images"
+        return self._sampled
 
-    def _captions_of(self, index: int) -> tuple[str, ...]:
-        raw = self._member(_CAPTION, index, MAX_CAPTION_BYTES)
-        return caption_texts([] if raw is None else self._parts[_CAPTION].texts(raw))
+    def _beginning(self, tar: int, most: int) -> Sampled:
+        found = Sampled([])
+        try:
+            file = SourceFile(self.tars[tar], self.versions[tar])
+            data = file.read_piece(0, min(most, file.size))
+            for members in samples_of(lambda at, count: data[at : at + count], file.size, file.place, self._wanted):
+                if (end := _end(members)) > len(data):
+                    break
+                picture = self._image.member(members)
+                found.samples += 1
+                found.bytes = end
+                found.picture_bytes += picture.at.size if picture else 0
+                found.with_caption += self._caption.member(members) is not None
+                found.with_group += bool(self._group_if_any(members))
+                with suppress(BadSampleError):
+                    found.captions += self._captions_of(members)
+        except (BrokenTarError, OSError) as error:
+            if says_nothing_about_the_file(error):
+                raise
+            found.damage = f"{self.tars[tar]}: {error}"
+        return found
 
-    def _group_of(self, index: int) -> str:
+    def counted(self, tell: Callable[[str], None] = lambda words: None) -> tuple[NDArray[np.int64], Groups | None]:
+        """Read all tars; return the samples of each, int64 [tars], and the samples' classes. Only once.
+
+        A damaged tar's last sample stands for its rest.
+        """
+        if self._counted is None:
+            all_tars = range(len(self.tars))
+            groups = [*self._side_by_side(self._groups_of, all_tars, "counting samples and classes of", tell)]
+            self._counted = np.array([*map(len, groups)], np.int64), groups_by_name(groups)
+        return self._counted
+
+    def _groups_of(self, tar: int) -> pa.LargeBinaryArray:
+        members = self._members(Piece(tar, 0, self.versions[tar][0], 0), self._group.suffixes)
+        names = [self._group_if_any(found).encode() if isinstance(found, dict) else b"" for found in members]
+        return pa.array(names, pa.large_binary())
+
+    def _side_by_side(
+        self, read: Callable[[int], T], tars: Sequence[int], what: str, tell: Callable[[str], None]
+    ) -> Iterator[T]:
+        """Yield the results for the tars in their order, a few of which are read at a time; tell what is done."""
+        tell(f"{what} {len(tars):,} of {len(self.tars):,} tars …")
+        told = time.monotonic()
+        with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
+            for first in range(0, len(tars), SIDE_BY_SIDE):
+                if time.monotonic() > told + SECONDS_BETWEEN_LINES:
+                    tell(f"{what} tars: {first:,} of {len(tars):,}")
+                    told = time.monotonic()
+                yield from threads.map(read, tars[first : first + SIDE_BY_SIDE])
+
+    def starts(self, tar: int) -> NDArray[np.int64]:
+        """Return where each sample of a local tar begins, int64 [samples], by a walk over its headers."""
+        starts, size = list[int](), self.versions[tar][0]
+        try:
+            file = SourceFile(self.tars[tar], self.versions[tar])
+            for members in samples_of(file.read, size, file.place, ()):
+                starts.append(next(iter(members.values())).at.start)
+        except (BrokenTarError, OSError) as error:
+            if says_nothing_about_the_file(error):
+                raise
+        return np.array(starts, np.int64)
+
+    def read(self, work: TarWork) -> Iterator[Read]:
+        """Yield the samples of the pieces, mixed within windows by the seed.
+
+        Raises OSError if a disk or a store fails, SourceChangedError, SourceError for a compressed tar.
+        """
+        rng, window, held = np.random.default_rng([work.seed, work.number]), list[Read](), 0
+        for place, piece in enumerate(work.pieces):
+            for read in self._in_order(piece, work.selected[place] if work.selected else None):
+                if read.sample is None:
+                    yield read
+                    continue
+                window.append(read)
+                held += read.done
+                if len(window) == WINDOW_ROWS or held >= WINDOW_BYTES:
+                    yield from (window[i] for i in rng.permutation(len(window)))
+                    window, held = [], 0
+        yield from (window[i] for i in rng.permutation(len(window)))
+
+    def _in_order(self, piece: Piece, selected: NDArray[np.bool_] | None) -> Iterator[Read]:
+        end = piece.start
+        for place, found in enumerate(self._members(piece, self._wanted), piece.first):
+            start, end = end, _end(found) if isinstance(found, dict) else end
+            is_wanted = selected is None or (place < len(selected) and selected[place])
+            index = (piece.tar << PLACE_BITS) + place
+            ignored = self.mode == "images" and isinstance(found, dict) and self._caption.member(found) is not None
+            yield Read(index, self._sample(piece.tar, found) if is_wanted else None, end - start, ignored=ignored)
+        yield Read(-1, None, piece.stop - end, int(piece.stop == self.versions[piece.tar][0]))
+
+    def _members(
+        self, piece: Piece, wanted: Container[bytes]
+    ) -> Iterator[dict[bytes, Member] | BrokenTarError | OSError]:
+        """Yield the members of each sample of a piece; last, an error for the damaged rest."""
+        try:
+            file = SourceFile(self.tars[piece.tar], self.versions[piece.tar])
+            with ThreadPoolExecutor(PIECES_AHEAD) as threads:
+                reader = ForwardReader(file, piece.start, piece.stop, threads)
+                stop = None if piece.stop == file.size else piece.stop
+                yield from samples_of(reader.read, file.size, file.place, wanted, piece.start, stop)
+        except (BrokenTarError, OSError) as error:
+            if says_nothing_about_the_file(error):
+                raise
+            yield error
+
+    def _sample(self, tar: int, members: dict[bytes, Member] | BrokenTarError | OSError) -> Sample | BadSample:
+        if not isinstance(members, dict):
+            return BadSample(self._names[tar], "", str(members))
+        picture = self._image.member(members)
+        name = (picture or next(iter(members.values()))).at.name
+        uri, key = f"{self._names[tar]}/{as_text(name)}", as_text(key_and_suffix(name)[0])
+        try:
+            if picture is None:
+                raise BadSampleError(f"no picture: no member of this key ends in {self._options['image']}")
+            caption, *further = self._captions_of(members) if self.mode == "pairs" else (None,)
+            return Sample(uri, key, _data(picture), caption, self._group_of(members) or None, tuple(further))
+        except BadSampleError as error:
+            return BadSample(uri, key, str(error))
+
+    def _captions_of(self, members: dict[bytes, Member]) -> tuple[str, ...]:
+        member = self._caption.member(members)
+        return caption_texts([] if member is None else self._caption.texts(_text(member)))
+
+    def _group_of(self, members: dict[bytes, Member]) -> str:
         """Return the class, empty if the sample has none."""
-        raw = self._member(_GROUP, index, MAX_CAPTION_BYTES)
-        text = "" if raw is None else self._parts[_GROUP].text(raw)
+        member = self._group.member(members)
+        text = "" if member is None else self._group.text(_text(member))
         return (as_text(text) if isinstance(text, bytes) else text).strip()
 
-    def _group_or_none(self, index: int) -> bytes:
+    def _group_if_any(self, members: dict[bytes, Member]) -> str:
         try:
-            return self._group_of(index).encode()
+            return self._group_of(members)
         except BadSampleError:
-            return b""
+            return ""
 
 
-class _OpenFiles:
-    """Random reads from many files; each process keeps the most recently used files open."""
+def _versions(given: Iterable[Place]) -> Iterator[tuple[Place, Version]]:
+    """Yield tars, given or in given folders, with their versions, by one listing of each remote folder."""
+    wanted = dict[Address, set[str] | None]()
+    for place in given:
+        if not isinstance(place, Address):
+            for file in place.matching("*.tar"):
+                found = file.stat()
+                yield file, (found.st_size, found.st_mtime_ns)
+        elif place.name.endswith(".tar"):
+            names = wanted.setdefault(place.parent, set())
+            if names is not None:
+                names.add(place.name)
+        else:
+            wanted[place] = None
+    for folder, names in wanted.items():
+        listed = {name: (size, tag) for name, size, tag in folder.listing() if names is None or name in names}
+        if missing := sorted((names or set()) - listed.keys()):
+            raise FileNotFoundError(f"{folder / missing[0]} does not exist")
+        yield from ((folder / name, version) for name, version in listed.items() if name.endswith(".tar"))
 
-    def __init__(self, paths: tuple[Place, ...], versions: tuple[Version | None, ...]) -> None:
-        self._paths, self.versions = paths, versions
-        self._open: OrderedDict[int, SourceFile] = OrderedDict()
 
-    def read(self, file: int, offset: int, size: int) -> bytes:
-        try:
-            if file not in self._open:
-                self._open[file] = SourceFile(self._paths[file], self.versions[file])
-            self._open.move_to_end(file)
-            if len(self._open) > OPEN_SHARDS:
-                self._open.popitem(last=False)
-            return self._open[file].read(offset, size)
-        except OSError as error:
-            if says_nothing_about_the_file(error):
-                self._open.pop(file, None)  # a retry needs a new descriptor
-                raise
-            raise BadSampleError(f"the archive cannot be read: {error.strerror or error}") from error
+def nobody_has(option: str, value: object) -> str:
+    """Return the message for a name on the command line, which may be mistyped."""
+    return f"--{option} {value!r} matches no sample; choose another, or none: --{option} ''"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _OpenFiles, (self._paths, self.versions)
+
+def _end(members: dict[bytes, Member]) -> int:
+    return max(member.at.offset + member.at.size for member in members.values())
+
+
+def _data(member: Member) -> bytes:
+    if member.data is None:
+        raise BadSampleError(f"a member of {member.at.size:,} bytes, above {MAX_MEMBER_BYTES:,}")
+    return member.data
+
+
+def _text(member: Member) -> bytes:
+    if member.at.size > MAX_CAPTION_BYTES:
+        raise BadSampleError(f"a member of {member.at.size:,} bytes, above {MAX_CAPTION_BYTES:,}")
+    return _data(member)

@@ -29,10 +29,11 @@ from .dataset_index import (
     read_index,
 )
 from .errors import DatasetError
+from .tar_files import TarFiles
 
 if TYPE_CHECKING:
     from .raw_bytes import Descriptor
-    from .shard import OpenShards, Shard
+    from .shard import OpenFiles, Shard
 
 PLACE_IN_SHARD = "row"
 """Column of the row number in the shard."""
@@ -169,11 +170,18 @@ class Dataset(SamplesTable):
     dataset is incomplete or has an unknown format; OSError if the object store cannot be used.
     """
 
-    def __init__(self, place: AnyPlace) -> None:
-        """place: the dataset's folder, or its address, such as s3://bucket/cc12m."""
+    def __init__(self, place: AnyPlace, tars: AnyPlace | None = None) -> None:
+        """place: the dataset's folder, or its address, such as s3://bucket/cc12m.
+
+        tars: of a dataset in place, the folder or address of its tars, if they were moved.
+        """
         where = place_of(place)
         index = read_index(where)
-        super().__init__(where, index, _files_at(where, index, self._opened))
+        if tars and index.tars is None:
+            raise DatasetError(f"{where} holds its pictures itself; leave out --tars (data.tars)")
+        self.tars = TarFiles(index.tars, tars) if index.tars else None
+        """The tars that hold the pictures of a dataset in place."""
+        super().__init__(where, index, _files_at(where, index, self.tars, self._opened))
         self._refuse_missing_files()
 
     @property
@@ -185,6 +193,11 @@ class Dataset(SamplesTable):
     def is_remote(self) -> bool:
         """Whether the dataset is at an address."""
         return self.place.is_remote
+
+    @property
+    def fetches(self) -> bool:
+        """Whether samples, or their pictures, are fetched from an object store."""
+        return self.files.beton_bytes() is not None
 
     @property
     def absolute(self) -> str:
@@ -224,10 +237,17 @@ class Dataset(SamplesTable):
         return path
 
     @cached_property
-    def _open_shards(self) -> OpenShards:
-        from .shard import OpenShards, Shard  # importing numba takes half a second, and the index does not need it
+    def _open_shards(self) -> OpenFiles[Shard]:
+        from .shard import OpenFiles, Shard  # importing numba takes half a second, and the index does not need it
 
-        return OpenShards(lambda number: Shard(self.path, self.index, number, self.place))
+        return OpenFiles(lambda number: Shard(self.path, self.index, number, self.place, self._open_tars.__getitem__))
+
+    @cached_property
+    def _open_tars(self) -> OpenFiles[Descriptor]:
+        from .raw_bytes import Descriptor
+        from .shard import OpenFiles
+
+        return OpenFiles(lambda number: Descriptor(self.files.tar(number), os.O_NOFOLLOW))
 
     def _opened(self, number: int) -> Shard:
         return self._open_shards[number]
@@ -246,13 +266,18 @@ class Dataset(SamplesTable):
         self.files.bring_records(number)
         return self.shard(number).records()
 
-    def beton(self, number: int) -> Descriptor:
-        """Return a shard's .beton for `pread`, open as long as the caller keeps it. Raises DatasetError, OSError."""
+    def picture_file(self, shard: int, tar: int) -> Descriptor:
+        """Return a tar, or for -1 the shard's .beton, for `pread`, open as long as the caller keeps it.
+
+        Raises DatasetError, OSError.
+        """
         from .shard import open_beton
 
-        self.files.prepare(number)
-        shard = self._open_shards.get(number)
-        return shard.file if shard else open_beton(self.path, self.index, number)
+        if tar >= 0:
+            return self._open_tars[tar]
+        self.files.prepare(shard)
+        opened = self._open_shards.get(shard)
+        return opened.file if opened else open_beton(self.path, self.index, shard)
 
     def jpeg(self, sample_id: int) -> bytes:
         """Return the stored JPEG of one sample.
@@ -265,13 +290,22 @@ class Dataset(SamplesTable):
             return self.shard(shard).jpeg(row)
 
 
-def _files_at(place: Place, index: DatasetIndex, opened: Callable[[int], Shard]) -> DatasetFiles:
+def _files_at(
+    place: Place, index: DatasetIndex, tars: TarFiles | None, opened: Callable[[int], Shard]
+) -> DatasetFiles:
+    def local(folder: Path) -> DatasetFiles:
+        if tars is None or not tars.root.is_remote:
+            return LocalFiles(folder, tars)
+        from .remote.files import RemoteTars
+
+        return RemoteTars(folder, index, tars, opened)
+
     def remote(address: Address) -> DatasetFiles:
         from .remote.files import RemoteFiles  # imports numba
 
-        return RemoteFiles(address, index, opened)
+        return RemoteFiles(address, index, tars, opened)
 
-    return made_for(place, LocalFiles, remote)
+    return made_for(place, local, remote)
 
 
 def _seen(schema: pa.Schema) -> pa.Schema:

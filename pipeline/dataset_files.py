@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..storage.bucket import Address
 from .dataset_index import SHARD_FOLDER
 from .errors import DatasetError
 
 if TYPE_CHECKING:
     from .order import Order, Selected, Window
+    from .tar_files import TarFiles
+
+_MAX_OTHERS = 10_000
+"""Limit of foreign objects in a listing, or ten for each expected one if that is more, against an endless listing."""
 
 
 class Held:
@@ -55,6 +60,10 @@ class DatasetFiles(Protocol):
         """Return the path of tokenizer.json or a table, given its name in the dataset."""
         ...
 
+    def tar(self, number: int) -> Path:
+        """Return the path of a tar, of which only held samples' pictures may be there."""
+        ...
+
     def prepare(self, shard: int) -> None:
         """Make a shard's files available for opening."""
         ...
@@ -84,15 +93,15 @@ class DatasetFiles(Protocol):
         ...
 
     def beton_bytes(self) -> NDArray[np.int64] | None:
-        """Return the sizes of the cached .beton files, int64 [shards]; None if they are on disk."""
+        """Return the bytes of each shard's samples to cache, int64 [shards]; None if all are on disk."""
         ...
 
 
 class LocalFiles:
     """Files in a folder, all of them present."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, tars: TarFiles | None = None) -> None:
+        self.folder, self._tars = folder, tars
 
     def names(self) -> Iterable[str]:
         """Return the file names in the shards' folder, in one listing. Raises DatasetError."""
@@ -104,6 +113,9 @@ class LocalFiles:
 
     def whole(self, name: str) -> Path:
         return self.folder / name
+
+    def tar(self, number: int) -> Path:
+        return cast("TarFiles", self._tars).path(number)
 
     def prepare(self, shard: int) -> None:
         pass
@@ -140,3 +152,16 @@ class _AlwaysThere(Held):
 
 
 _ALWAYS_THERE = _AlwaysThere()
+
+
+def listed(folder: Address, names: Collection[str]) -> dict[str, tuple[int, int | str]]:
+    """Return size and ETag of the objects of these names that exist. Raises DatasetError for too many others."""
+    found, others, most = dict[str, tuple[int, int | str]](), 0, max(_MAX_OTHERS, 10 * len(names))
+    for name, size, version in folder.listing():
+        if name in names:
+            found[name] = size, version
+            continue
+        others += 1
+        if others > most:
+            raise DatasetError(f"{folder} holds more than {most:,} objects that are no files of the dataset; delete them")
+    return found

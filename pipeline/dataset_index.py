@@ -4,9 +4,11 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Annotated, Any, Literal
+from functools import cached_property
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from ..storage.bucket_errors import MissingBucketError, ObjectStoreError
@@ -83,6 +85,25 @@ class Content(_Record):
     """Pictures of one colour; None if an earlier version, which did not count them, converted some samples."""
 
 
+class Tar(NamedTuple):
+    """A tar that holds pictures of a dataset in place."""
+
+    name: str
+    """Path below the root."""
+    size: _Count
+    """Bytes."""
+    version: str | int
+    """ETag of an object; time of a file's last change, in nanoseconds."""
+
+
+class Tars(_Record):
+    """The tars whose pictures a dataset in place does not copy."""
+
+    root: str
+    """Absolute path or address at the conversion."""
+    files: Annotated[tuple[Tar, ...], Field(min_length=1)]
+
+
 class DatasetIndex(_Record):
     """Content of dataset.json, which is written last: a directory without it is not a dataset."""
 
@@ -98,6 +119,8 @@ class DatasetIndex(_Record):
     """Prefix sums of the shards' rows, shards + 1 numbers: sample_id = first_id[shard] + row."""
     shards: tuple[Annotated[str, Field(pattern=r"^[0-9]{5,9}(\.[0-9]{1,9})?$")], ...] | None = None
     """`shard_names`; None if they are 00000, 00001, …"""
+    tars: Tars | None = None
+    """Set if the dataset is in place: its shards hold only the pictures that conversion has changed."""
     image: ImagePolicy
     tokenizer: TokenizerInfo | None
     tokenizer_digest: _Digest | None
@@ -111,6 +134,11 @@ class DatasetIndex(_Record):
     samples and the fingerprint before it; `content`: see there."""
     fingerprint: _Digest
     """sha256 of everything that determines ids, pixels and tokens: equal if these are equal."""
+
+    @cached_property
+    def tar_bytes(self) -> NDArray[np.int64] | None:
+        """Sizes of the tars, int64 [tars]; None unless the dataset is in place."""
+        return None if self.tars is None else np.array([tar.size for tar in self.tars.files], np.int64)
 
     @property
     def sources(self) -> list[dict[str, Any]]:
@@ -169,6 +197,8 @@ def seal_index(index: Mapping[str, Any]) -> bytes:
     tree = {"format": FORMAT, **index}
     if (names := tree.get("shards")) is None or names == usual_names(len(names)):
         tree.pop("shards", None)  # earlier versions know only these names
+    if tree.get("tars") is None:
+        tree.pop("tars", None)  # which earlier versions refuse
     tree["fingerprint"] = _fingerprint(tree)
     text = seal_document(tree)
     parse_index(text)
@@ -226,6 +256,9 @@ def _refuse_contradictions(index: DatasetIndex) -> None:
     with_captions = {index.mode == "pairs", index.tokenizer is not None, index.captions_per_sample > 0}
     if len(with_captions) > 1 or (index.tokenizer is None) != (not index.tokenizer_digest):
         raise DatasetError("mode, captions_per_sample, tokenizer and tokenizer_digest contradict each other")
+    for name, *_ in index.tars.files if index.tars else ():
+        if not name.isprintable() or "\\" in name or {"", ".", ".."} & {*name.split("/")}:
+            raise DatasetError(f"tars names {name!r}, which is not a plain name below their root")
     if index.captions is not None and not index.n <= index.captions <= index.n * index.captions_per_sample:
         raise DatasetError(
             f"{index.captions} captions do not fit {index.n} samples of at most {index.captions_per_sample} captions"
@@ -240,6 +273,8 @@ def _fingerprint(tree: Mapping[str, Any]) -> str:
     }
     if tree["grown_from"] is not None:
         kept["grown_from"] = tree["grown_from"]
+    if (tars := tree.get("tars")) is not None:  # wherever they are
+        kept["tars"] = [[name, size] for name, size, _ in tars["files"]]
     kept["shards"] = [{name: digests.get(name) for name in ("beton", "rows")} for digests in tree["shard_digests"]]
     return _sha256(kept)
 

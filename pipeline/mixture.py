@@ -93,9 +93,9 @@ class Mixture(Dataset):
         part, number = self._at(number)
         return part.shard(number)
 
-    def beton(self, number: int) -> Descriptor:
-        part, number = self._at(number)
-        return part.beton(number)
+    def picture_file(self, shard: int, tar: int) -> Descriptor:
+        part, number = self._at(shard)
+        return part.picture_file(number, tar)
 
     def _at(self, shard: int) -> tuple[Dataset, int]:
         number = int(np.searchsorted(self._first_shard, shard, "right")) - 1
@@ -104,7 +104,7 @@ class Mixture(Dataset):
 
 def _refuse_unlike(first: Dataset, other: Dataset) -> None:
     both = f"{first.place} and {other.place} cannot be mixed"
-    if other.is_remote:
+    if other.fetches:
         raise DatasetError(f"{other.place} cannot be part of a mixture, because it is at an address; copy it to a disk")
     if first.index.mode != other.index.mode:
         raise DatasetError(f"{both}: the first holds {first.index.mode}, the other {other.index.mode}")
@@ -131,6 +131,7 @@ def _joined(parts: Sequence[DatasetIndex]) -> DatasetIndex:
             "captions": None if total == starts[-1] * most else total,
             "first_id": (*ids, starts[-1]),
             "shard_digests": tuple(digests for part in parts for digests in part.shard_digests),
+            "tars": None,
             "grown_from": None,
             "source": {},
             "fingerprint": hashlib.sha256(named.encode()).hexdigest(),

@@ -30,8 +30,9 @@ class Descriptor:
     Raises NotRegularFileError, OSError.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.number = open_regular_descriptor(path)
+    def __init__(self, path: Path, flags: int = 0) -> None:
+        """flags: as for os.open, such as O_NOFOLLOW."""
+        self.number = open_regular_descriptor(path, flags)
         weakref.finalize(self, os.close, self.number).atexit = False
         self.bytes = os.fstat(self.number).st_size
         """Size at opening."""

@@ -34,7 +34,7 @@ RECORD = np.dtype(
         ("checksum", "<u8"),
     ]
 )
-"""A row: offset and length of its JPEG in the .beton; number of captions and offset of the first caption's tokens,
+"""A row: offset and length of its JPEG, see `picture_places`; number of captions and offset of the first caption's tokens,
 followed by the other captions'; height and width in pixels; index in the source's listing; XXH64 of the JPEG, of all
 tokens, and of the record up to this last field, seeded with the row number."""
 
@@ -54,6 +54,9 @@ _SEALED = RECORD.itemsize - 8
 """Bytes covered by the checksum of a record and of the header."""
 
 
+_IN_BETON = np.uint64(1 << 63)
+
+
 class Extent(NamedTuple):
     """Limits that a row must lie within."""
 
@@ -62,6 +65,8 @@ class Extent(NamedTuple):
     """Bytes of one caption's tokens; 0 without captions."""
     captions: int
     """Maximum captions per sample."""
+    tar_bytes: NDArray[np.int64] | None = None
+    """Sizes of the tars, int64 [tars], of a dataset in place."""
 
 
 def write_row_records(path: Path, records: NDArray[np.void], beton_bytes: int) -> None:
@@ -113,11 +118,26 @@ class RowRecords:
         return first_outside(records[:place], self._extent)
 
 
+def picture_places(records: NDArray[np.void], in_place: bool) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Return the tar with each picture of RECORD [k], -1 for the .beton, and the offset there: int64 and uint64 [k]."""
+    jpeg_at = records["jpeg_at"]
+    if not in_place:
+        return np.full(len(records), -1), jpeg_at
+    tars = (records["source_index"].astype(np.uint64) >> np.uint64(32)).astype(np.int64)
+    return np.where(jpeg_at >= _IN_BETON, -1, tars), jpeg_at & ~_IN_BETON
+
+
 def first_outside(records: NDArray[np.void], extent: Extent) -> int:
-    """Return the index of the first of RECORD [k] that points outside the file or to an impossible picture, else k."""
+    """Return the index of the first of RECORD [k] that points outside a file or to an impossible picture, else k."""
+    tars, jpeg_at = picture_places(records, extent.tar_bytes is not None)
+    jpeg_ends = np.full(len(records), extent.beton_bytes)
+    if (sizes := extent.tar_bytes) is not None:
+        of_tars = np.where(tars < len(sizes), sizes.take(tars, mode="clip"), 0)
+        jpeg_ends = np.where(tars < 0, jpeg_ends, of_tars)
     # By columns: numba (0.68) loses cached functions of structured types.
     place: int = _first_outside(
-        records["jpeg_at"],
+        jpeg_at,
+        jpeg_ends.astype(np.uint64),
         records["jpeg_bytes"],
         records["tokens_at"],
         records["captions"],
@@ -133,6 +153,7 @@ def first_outside(records: NDArray[np.void], extent: Extent) -> int:
 @compiled
 def _first_outside(
     jpeg_at: NDArray[np.uint64],
+    jpeg_ends: NDArray[np.uint64],
     jpeg_bytes: NDArray[np.uint32],
     tokens_at: NDArray[np.uint64],
     captions: NDArray[np.uint32],
@@ -150,10 +171,10 @@ def _first_outside(
             pixels == 0
             or pixels > np.uint64(MAX_PIXELS)
             or size == 0
-            or size > largest
+            or size > min(jpeg_ends[i], np.uint64(MAX_BYTES))
             or of_tokens > largest
             # Never add: the sum of two such numbers can wrap around to an offset within the file.
-            or jpeg_at[i] > end - size
+            or jpeg_at[i] > jpeg_ends[i] - size
             or tokens_at[i] > end - of_tokens
             or captions[i] > max_captions
             or (captions[i] == 0) != (tokens_bytes == 0)

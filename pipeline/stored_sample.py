@@ -15,7 +15,7 @@ from .rng import compiled
 
 SOUND, UNREADABLE, CHANGED, OTHER_SIZE, TOKENS_CHANGED, NO_TOKEN, UNDECODABLE = range(7)
 REASONS = {
-    UNREADABLE: "cannot be read: its shard was cut short or the disk is failing",
+    UNREADABLE: "cannot be read: its file was cut short or the disk is failing",
     CHANGED: "changed after its conversion: the checksum of its picture does not match",
     OTHER_SIZE: "changed after its conversion: its JPEG header has another height or width",
     TOKENS_CHANGED: "changed after its conversion: the checksum of its tokens does not match",
@@ -41,6 +41,10 @@ class Located(NamedTuple):
 
     files: NDArray[np.int64]
     """int64 [b]: descriptor of each sample's .beton."""
+    jpeg_files: NDArray[np.int64]
+    """int64 [b]: descriptor of the file with each picture: of `files`, or of a tar."""
+    tars: NDArray[np.int64]
+    """int64 [b]: tar with each picture, -1 for the .beton."""
     vocab_size: int
     """Vocabulary size; 0 without captions."""
     tokens: NDArray[np.int32]
@@ -48,7 +52,7 @@ class Located(NamedTuple):
     caption: NDArray[np.int64]
     """int64 [b]: index of the caption whose tokens these are, 0 … captions - 1."""
     jpeg_at: NDArray[np.uint64]
-    """This and the next fields are columns of RECORD, [b] each."""
+    """uint64 [b]: offset in the picture's file. The next fields are columns of RECORD, [b] each."""
     jpeg_bytes: NDArray[np.int64]
     height: NDArray[np.int64]
     width: NDArray[np.int64]
@@ -58,11 +62,24 @@ class Located(NamedTuple):
     tokens_checksum: NDArray[np.uint64]
 
     @classmethod
-    def of(cls, records: NDArray[np.void], *, file: int = -1, vocab_size: int = 0, context_length: int = 0) -> Self:
-        """Return the places that RECORD [b] point to, all in one file; the first captions' tokens are read if L > 0."""
-        tokens, first = np.empty((len(records), context_length), np.int32), np.zeros(len(records), np.int64)
+    def of(
+        cls,
+        records: NDArray[np.void],
+        *,
+        file: int = -1,
+        vocab_size: int = 0,
+        context_length: int = 0,
+        tars: NDArray[np.int64] | None = None,
+    ) -> Self:
+        """Return the places that RECORD [b] point to, all in one file; the first captions' tokens are read if L > 0.
+
+        tars: None if all pictures are in the .beton.
+        """
+        rows = len(records)
+        tars = np.full(rows, -1) if tars is None else tars
+        tokens, first = np.empty((rows, context_length), np.int32), np.zeros(rows, np.int64)
         columns: list[Any] = [records[name].astype(kind) for name, kind in _COLUMNS.items()]
-        return cls(np.full(len(records), file), vocab_size, tokens, first, *columns)
+        return cls(np.full(rows, file), np.full(rows, file), tars, vocab_size, tokens, first, *columns)
 
 
 @compiled
@@ -72,7 +89,7 @@ def fetch(located: Located, row: int, jpeg: NDArray[np.uint8]) -> int:
     Returns SOUND or the fault. If SOUND, height and width are not 0 and equal those in the JPEG's header.
     """
     jpeg = jpeg[: located.jpeg_bytes[row]]
-    if not read_at(located.files[row], np.int64(located.jpeg_at[row]), jpeg):
+    if not read_at(located.jpeg_files[row], np.int64(located.jpeg_at[row]), jpeg):
         return UNREADABLE
     if checksum(jpeg) != located.jpeg_checksum[row]:
         return CHANGED

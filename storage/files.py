@@ -51,9 +51,9 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     return os.fdopen(open_regular_descriptor(path), "rb")
 
 
-def open_regular_descriptor(path: str | os.PathLike[str]) -> int:
-    """Open as `open_regular` does, but return the file descriptor."""
-    return _open(path, os.O_RDONLY)
+def open_regular_descriptor(path: str | os.PathLike[str], flags: int = 0) -> int:
+    """Open as `open_regular` does, but return the file descriptor. flags: further ones, as for os.open."""
+    return _open(path, os.O_RDONLY | flags)
 
 
 def read_regular(path: str | os.PathLike[str], max_bytes: int = MAX_TEXT_BYTES) -> bytes:

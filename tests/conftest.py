@@ -40,9 +40,11 @@ from thermopile.pipeline.sources import Source  # noqa: E402
 from thermopile.pipeline.sources.folder import FolderSource  # noqa: E402
 from thermopile.pipeline.sources.glyphs import GlyphSource  # noqa: E402
 from thermopile.pipeline.sources.parquet import ParquetSource  # noqa: E402
+from thermopile.pipeline.sources.webdataset import WebDatasetSource  # noqa: E402
 from thermopile.storage.local import LocalPath  # noqa: E402
 
 from support.datasets import captions_of  # noqa: E402
+from support.in_place import write_tars  # noqa: E402
 from support.pictures import draw  # noqa: E402
 from support.sources import NoiseSource  # noqa: E402
 
@@ -177,6 +179,17 @@ def captions_dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 def noise_dataset(shared: Path) -> Dataset:
     """4,096 pairs in 4 shards, 18 MB: pictures of noise, each its own."""
     return converted(NoiseSource(4096), shared / "noise" / "noise")
+
+
+@pytest.fixture(scope="session")
+def of_tars(shared: Path) -> tuple[list[Path], Dataset]:
+    """Six tars of 100 pairs with pictures of noise, and what a conversion of them gives."""
+    folder = shared / "of_tars"
+    folder.mkdir(exist_ok=True)
+    with (folder / "writing").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        tars = sorted((folder / "tars").glob("*.tar")) or write_tars(folder / "tars", 6, 100)
+    return tars, converted(WebDatasetSource(tars), folder / "converted")
 
 
 @pytest.fixture(scope="module")

@@ -44,13 +44,13 @@ class Reader:
         Raises DatasetError naming the first sample with a damaged record.
         """
         shards, rows = self._dataset.locate(ids)
-        records = np.empty(len(ids), RECORD)
+        records, tars = np.empty(len(ids), RECORD), np.empty(len(ids), np.int64)
         by_shard = np.argsort(shards, kind="stable")
         with self._dataset.files.hold(ids):
             for at in np.split(by_shard, np.flatnonzero(np.diff(shards[by_shard])) + 1):
                 shard = self._dataset.shard(int(shards[at[0]]))
-                records[at] = shard.records(rows[at])
-        located = shard.located(records)
+                records[at], tars[at] = shard.resolved(rows[at])
+        located = shard.located(records, tars)
         if not self._draws:
             return located
         return located._replace(caption=draw_captions(self._seed, np.uint64(epoch), ids, located.captions))
@@ -72,8 +72,11 @@ class Reader:
     ) -> tuple[int, int]:
         for start in range(low, high, self._max_run):
             end = min(start + self._max_run, high)
-            files = {shard: self._dataset.beton(shard) for shard in set(shards[start:end].tolist())}
-            located.files[start:end] = [files[shard].number for shard in shards[start:end].tolist()]
+            numbers = shards[start:end].tolist()
+            places = [*zip(numbers, located.tars[start:end].tolist(), strict=True)]
+            files = {place: self._dataset.picture_file(*place) for place in {*places, *((each, -1) for each in numbers)}}
+            located.files[start:end] = [files[shard, -1].number for shard in numbers]
+            located.jpeg_files[start:end] = [files[place].number for place in places]
             row, fault = kernel(located, start, end, *given)
             files.clear()  # before the next files are opened
             if fault != SOUND:

@@ -185,6 +185,11 @@ def shard_name(shard: int | str, suffix: ShardSuffix) -> str:
     return f"shard-{shard if isinstance(shard, str) else f'{shard:05d}'}.{suffix}"
 
 
+def is_plain_name(name: str) -> bool:
+    """Return whether a tar's name stays below its root wherever it is used."""
+    return name.isprintable() and "\\" not in name and not {"", ".", ".."} & {*name.split("/")}
+
+
 def usual_names(shards: int) -> tuple[str, ...]:
     return tuple(f"{shard:05d}" for shard in range(shards))
 
@@ -257,7 +262,7 @@ def _refuse_contradictions(index: DatasetIndex) -> None:
     if len(with_captions) > 1 or (index.tokenizer is None) != (not index.tokenizer_digest):
         raise DatasetError("mode, captions_per_sample, tokenizer and tokenizer_digest contradict each other")
     for name, *_ in index.tars.files if index.tars else ():
-        if not name.isprintable() or "\\" in name or {"", ".", ".."} & {*name.split("/")}:
+        if not is_plain_name(name):
             raise DatasetError(f"tars names {name!r}, which is not a plain name below their root")
     if index.captions is not None and not index.n <= index.captions <= index.n * index.captions_per_sample:
         raise DatasetError(

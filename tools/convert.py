@@ -265,6 +265,8 @@ def _settings(source: AnySource, grown: LocalPath | None, asked: ConvertOptions)
         index = read_index(grown)
         if isinstance(source, WebDatasetSource):
             source.sampled(asked.seed)
+            if index.tars and source.index:
+                source.append_to(index.tars)
         if index.mode != source.mode:
             raise click.UsageError(f"{grown} holds {index.mode}, but the source {source.mode}; convert it separately")
         return asked.settings(**_kept(index, lambda: grown / TOKENIZER_FILE))

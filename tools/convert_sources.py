@@ -200,6 +200,11 @@ KINDS = (
             _part("image", "jpg;jpeg;png;webp", "Suffixes of pictures; the first that a sample has is used."),
             _part("caption", "txt", "Suffix of the captions, one per line, or json:FIELD; empty for images only."),
             _part("group", "cls", "Suffix of the class, or json:FIELD."),
+            click.Option(
+                ["--in-place"],
+                is_flag=True,
+                help="Leave the pictures in the tars, where training reads them; OUT has only those that must change.",
+            ),
         ),
         many=True,
         captions=True,

@@ -155,6 +155,8 @@ def say_summary(
     if summary.left_out:
         reasons = "; ".join(f"{count:,} × {plain_text(reason, 80)}" for reason, count in summary.reasons)
         click.echo(f"  {summary.left_out:,} left out, see {path / ERRORS_FILE}: {reasons}")
+    if (in_tars := index.source.get("pictures_in_tars")) is not None and index.tars:
+        click.echo(f"  {in_tars:,} pictures stay in the tars below {index.tars.root}; {index.n - in_tars:,} are stored")
     if ignored := index.source.get("captions_ignored"):
         click.echo(f"  {ignored:,} captions were ignored: none of the samples read beforehand has one")
     if index.tokenizer and index.tokenizer.truncated:

@@ -107,6 +107,8 @@ def _grown(out: LocalPath, old: DatasetIndex, new: DatasetIndex) -> bytes:
     for name in ("format", "mode", "image", "tokenizer_digest"):
         if getattr(old, name) != getattr(new, name):
             raise DatasetError(f"{out} and the samples to append differ in {name}; convert them separately")
+    if (old.tars is None) != (new.tars is None):
+        raise DatasetError(f"{out} and the samples to append must both be converted with --in-place, or both without")
     tokenizer = (
         old.tokenizer
         and new.tokenizer
@@ -132,6 +134,7 @@ def _grown(out: LocalPath, old: DatasetIndex, new: DatasetIndex) -> bytes:
             "image": old.image.model_dump(),
             "tokenizer": tokenizer.model_dump() if tokenizer else None,
             "tokenizer_digest": old.tokenizer_digest,
+            "tars": new.tars and new.tars.model_dump(),
             "shards": (*old.shard_names, *_next_names(old, len(new.shard_digests))),
             "shard_digests": [*old.shard_digests, *new.shard_digests],
             "grown_from": old.fingerprint,

@@ -42,6 +42,8 @@ finally:
 _TYPE_IDS = {"image": 2, "tokens": 4, "source_index": 1}
 """FFCV's ids of RGBImageField, NDArrayField and IntField."""
 _JPEG_MODE = 0
+_PLACEHOLDER = b"\0"
+"""Of a picture that a tar keeps: FFCV's table has no row without bytes."""
 
 
 class BetonRow(NamedTuple):
@@ -54,16 +56,19 @@ class BetonRow(NamedTuple):
     """int32 [captions, L], or None in a dataset without captions."""
     source_index: int
     """The sample's index in the source listing, which traces pixels back to their origin."""
+    tar_at: int | None = None
+    """Offset in the tar that keeps the picture; None if it is stored."""
 
 
 class JPEGField(RGBImageField):  # type: ignore[misc]
-    """FFCV's image field for encoded JPEGs, whose bytes are stored unchanged."""
+    """FFCV's image field for encoded JPEGs, whose bytes are stored unchanged, or stay in a tar."""
 
     def encode(self, destination: Any, image: BetonRow, malloc: Callable[[int], tuple[int, Any]]) -> None:
         destination["mode"] = _JPEG_MODE
         destination["height"], destination["width"] = image.height, image.width
-        destination["data_ptr"], storage = malloc(len(image.jpeg))
-        storage[:] = np.frombuffer(image.jpeg, np.uint8)
+        stored = image.jpeg if image.tar_at is None else _PLACEHOLDER
+        destination["data_ptr"], storage = malloc(len(stored))
+        storage[:] = np.frombuffer(stored, np.uint8)
 
 
 class CaptionsField(NDArrayField):  # type: ignore[misc]

@@ -45,6 +45,8 @@ class PartResult(NamedTuple):
     """Number of pictures of one colour."""
     ignored: int
     """Number of samples with a caption that is not wanted."""
+    in_tars: int
+    """Number of pictures that stay in their tars."""
     errors_bytes: int
     """Size of errors.jsonl."""
     plan: int

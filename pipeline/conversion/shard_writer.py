@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from ...storage.files import sha256_of, sync
@@ -20,10 +21,10 @@ from ..dataset_index import SHARD_SUFFIXES
 from ..errors import BadSampleError, DatasetError, SourceError
 from ..ffcv_table import FFCVTable
 from ..raw_bytes import Descriptor, writable
-from ..row_records import MAX_BYTES, RECORD, Extent, RowRecords, write_row_records
+from ..row_records import IN_BETON, MAX_BYTES, RECORD, Extent, RowRecords, picture_places, write_row_records
 from ..sources import BadSample, Read, Sample
 from ..sources.webdataset import TarWork, WebDatasetSource
-from ..stored_sample import SOUND, Located, checksum, read_samples
+from ..stored_sample import SOUND, Located, checksum, read_samples, read_tokens
 from ..tokenizer import encode, vocab_size_of
 from .bad_samples import line_of
 from .beton import BetonRow, write_beton
@@ -61,6 +62,12 @@ class Conversion(NamedTuple):
     tokenizer: Tokenizer | None
     count_more: Callable[[Counts], None]
     """Called after every sample; an exception from it ends the part."""
+
+    @property
+    def tar_bytes(self) -> NDArray[np.int64] | None:
+        """Sizes of the tars, int64 [tars], that are to keep their pictures."""
+        index = self.source.index if isinstance(self.source, WebDatasetSource) else None
+        return None if index is None else np.array([tar.size for tar in index.files], np.int64)
 
     def reads(self, work: Work) -> Iterator[Read]:
         if isinstance(self.source, WebDatasetSource):
@@ -106,6 +113,7 @@ def _written(part: AnyPart, work: Work, conversion: Conversion, open_files: Exit
         samples.truncated,
         samples.blank,
         samples.ignored,
+        samples.in_tars,
         errors.stat().st_size,
         part.plan,
     )
@@ -145,7 +153,7 @@ class _Samples:
         bytes_read = sum(piece.stop - piece.start for piece in work.pieces) if isinstance(work, TarWork) else 0
         self.most = min(MAX_SHARD_ROWS, max(1, bytes_read // MIN_SAMPLE_BYTES)) if bytes_read else len(work)
         """Rows to reserve in a shard."""
-        self.left_out = self.truncated = self.blank = self.ignored = 0
+        self.left_out = self.truncated = self.blank = self.ignored = self.in_tars = 0
         self._usable = self._usable_of(conversion.reads(work))
         self._next: tuple[Sample, BetonRow] | None = None
 
@@ -177,7 +185,9 @@ class _Samples:
             elif sample is not None:
                 self.blank += is_blank
                 self.ignored += ignored
-                yield sample._replace(picture=b""), BetonRow(jpeg, height, width, None, source_index)
+                tar_at = sample.tar_at if jpeg is sample.picture else None
+                self.in_tars += tar_at is not None
+                yield sample._replace(picture=b""), BetonRow(jpeg, height, width, None, source_index, tar_at)
 
     def _refuse_too_many_tokens(self, sample: Sample, jpeg: bytes) -> None:
         count, length = len(sample.captions), self._settings.context_length
@@ -209,6 +219,8 @@ class _Rows:
         self.jpeg_checksums: list[int] = []
         self.tokens_checksums: list[int] = []
         self.captions_per_row: list[int] = []
+        self.in_tars: list[tuple[int, int, int]] = []
+        """Row, offset in the tar and bytes of the pictures that stay there."""
 
     def __iter__(self) -> Iterator[BetonRow]:
         while some := self._samples.take(min(ENCODED_AT_ONCE, self._samples.most - len(self.source_index))):
@@ -223,6 +235,8 @@ class _Rows:
                 yield row
 
     def _note(self, sample: Sample, row: BetonRow) -> None:
+        if row.tar_at is not None:
+            self.in_tars.append((len(self.source_index), row.tar_at, len(row.jpeg)))
         record = (
             len(self.source_index),
             sample.key,
@@ -283,12 +297,21 @@ def _write_and_verify(beton: Path, row_records: Path, rows: _Rows, conversion: C
         raise _not_what_was_written(beton)
     records["captions"] = rows.captions_per_row
     records["jpeg_checksum"], records["tokens_checksum"] = rows.jpeg_checksums, rows.tokens_checksums
+    if (tar_bytes := conversion.tar_bytes) is not None:
+        extent = extent._replace(tar_bytes=tar_bytes)
+        records["jpeg_at"] |= IN_BETON
+        for row, at, size in rows.in_tars:
+            records["jpeg_at"][row], records["jpeg_bytes"][row] = at, size
     write_row_records(row_records, records, file.bytes)
     if RowRecords(row_records, count, extent).read(np.arange(count), read) < count:
         raise _not_what_was_written(row_records)
     vocab_size = vocab_size_of(tokenizer) if tokenizer else 0
-    located = Located.of(read, file=file.number, vocab_size=vocab_size, context_length=length)
-    _, fault = read_samples(located, 0, count, located.jpeg_bytes, np.empty(MAX_BYTES, np.uint8))
+    tars, read["jpeg_at"] = picture_places(read, tar_bytes is not None)
+    known = {"file": file.number, "vocab_size": vocab_size, "context_length": length}
+    located = Located.of(read[tars < 0], **known)
+    _, fault = read_samples(located, 0, len(located.files), located.jpeg_bytes, np.empty(MAX_BYTES, np.uint8))
+    if fault == SOUND and tar_bytes is not None:
+        _, fault = read_tokens(Located.of(read, **known))
     if fault != SOUND:
         raise _not_what_was_written(beton)
 

@@ -219,6 +219,7 @@ def assemble(job: Job, partial: AnyPartial) -> None:
         )
     per_sample = max(shard.captions_per_sample for shard in shards)
     blank, ignored = (sum(getattr(result, name) for result in results) for name in ("blank", "ignored"))
+    tars = job.source.index if isinstance(job.source, WebDatasetSource) else None
     content = content_of(partial.row_records(plan, results), samples, pairs=info is not None, blank=blank)
     index = seal_index(
         {
@@ -233,6 +234,7 @@ def assemble(job: Job, partial: AnyPartial) -> None:
             "image": job.settings.image.model_dump(),
             "tokenizer": info.model_dump() if info else None,
             "tokenizer_digest": sha256_of(partial.tokenizer) if info else None,
+            "tars": tars and tars.model_dump(),
             "shard_digests": [shard.digests for shard in shards],
             "grown_from": None,
             "source": plan.source
@@ -242,6 +244,7 @@ def assemble(job: Job, partial: AnyPartial) -> None:
                 "plan": plan.digest(),
                 "content": content.model_dump(),
                 **({"captions_ignored": ignored} if ignored else {}),
+                **({"pictures_in_tars": sum(result.in_tars for result in results)} if tars else {}),
             },
         }
     )

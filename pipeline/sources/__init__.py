@@ -31,6 +31,8 @@ class Sample(NamedTuple):
     """Further captions besides `caption`."""
     altered: str | None = None
     """How the source altered the sample on purpose; None if unaltered."""
+    tar_at: int | None = None
+    """Offset of the picture in its tar, which is to keep it; None if the dataset stores it."""
 
     @property
     def captions(self) -> tuple[str, ...]:

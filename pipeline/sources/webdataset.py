@@ -17,7 +17,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...storage.bucket import Address
-from ...storage.place import AnyPlace, Place, place_of
+from ...storage.local import LocalPath
+from ...storage.place import AnyPlace, Place, common_folder, place_of
+from ..dataset_index import Tar, Tars, is_plain_name
 from ..errors import BadSampleError, SourceError
 from . import BadSample, Groups, Read, Sample, marks_of
 from .listing import (
@@ -93,7 +95,7 @@ class WebDatasetSource:
     given: tars, or folders of them. image: suffixes of pictures; a sample's first match is used. caption: suffixes of a
     text with one caption per line, or json:FIELD for a field of the .json member, a text or a list of texts; None for
     images only. group: likewise; a sample without such a member has no class. A damaged or truncated tar gives the
-    samples before the damage, plus one unreadable sample that says why.
+    samples before the damage, plus one unreadable sample that says why. in_place: the tars are to keep the pictures.
     Raises SourceError if there is no tar, OSError if a tar cannot be found.
     """
 
@@ -112,6 +114,7 @@ class WebDatasetSource:
         image: str = "jpg;jpeg;png;webp",
         caption: str | None = "txt",
         group: str | None = "cls",
+        in_place: bool = False,
     ) -> None:
         versions = dict(sorted(_versions(map(place_of, given)), key=lambda found: str(found[0])))
         if not versions:
@@ -121,6 +124,8 @@ class WebDatasetSource:
         self._image, self._caption, self._group = map(TarPart.of, (image, caption, group))
         self._wanted = {*self._image.suffixes, *self._caption.suffixes, *self._group.suffixes}
         self._names = names_below_common_folder(self.tars)
+        self.index = self._index() if in_place else None
+        """The tars that keep their pictures: these, after those of a dataset that they are appended to."""
         self.required: tuple[str, ...] = ()
         """Options, `caption` or `group`, that some sample must have."""
         self._sampled: Sampled | None = None
@@ -144,10 +149,31 @@ class WebDatasetSource:
             "tars": len(self.tars),
             **self._options,
             "listing": listed.hexdigest(),
+            **({"in_place": True} if self.index else {}),
         }
 
     def marks(self) -> dict[str, str]:
         return marks_of(self._names.__getitem__, self.versions)
+
+    def _index(self, before: Tars | None = None) -> Tars:
+        """Raises SourceError for a link, a name that no index can have, and tars that are not below `before`'s root."""
+        places = [tar.parent.resolve() / tar.name for tar in self.tars]
+        root = before.root if before else common_folder([place.parent for place in places])
+        for tar, place in zip(self.tars, places, strict=True):
+            name = str(place).removeprefix(f"{root}/")
+            if not is_plain_name(name) or (isinstance(tar, LocalPath) and tar.is_symlink()):
+                raise SourceError(f"{tar} cannot stay in place: it must be a plain file below {root}, not a link")
+        names = (str(place).removeprefix(f"{root}/") for place in places)
+        added = (Tar(name, size, tag) for name, (size, tag) in zip(names, self.versions, strict=True))
+        return Tars(root=root, files=(*(before.files if before else ()), *added))
+
+    def append_to(self, before: Tars) -> None:
+        """Number the tars after those of a dataset in place. Raises SourceError."""
+        self.index = self._index(before)
+
+    @property
+    def first_tar(self) -> int:
+        return len(self.index.files) - len(self.tars) if self.index else 0
 
     def sampled(self, seed: int, tell: Callable[[str], None] = lambda words: None) -> Sampled:
         """Read the beginnings of some tars, chosen by the seed; only once. Raises SourceError if there is no sample."""
@@ -256,7 +282,7 @@ class WebDatasetSource:
         for place, found in enumerate(self._members(piece, self._wanted), piece.first):
             start, end = end, _end(found) if isinstance(found, dict) else end
             is_wanted = selected is None or (place < len(selected) and selected[place])
-            index = (piece.tar << PLACE_BITS) + place
+            index = (self.first_tar + piece.tar << PLACE_BITS) + place
             ignored = self.mode == "images" and isinstance(found, dict) and self._caption.member(found) is not None
             yield Read(index, self._sample(piece.tar, found) if is_wanted else None, end - start, ignored=ignored)
         yield Read(-1, None, piece.stop - end, int(piece.stop == self.versions[piece.tar][0]))
@@ -286,7 +312,9 @@ class WebDatasetSource:
             if picture is None:
                 raise BadSampleError(f"no picture: no member of this key ends in {self._options['image']}")
             caption, *further = self._captions_of(members) if self.mode == "pairs" else (None,)
-            return Sample(uri, key, _data(picture), caption, self._group_of(members) or None, tuple(further))
+            tar_at = picture.at.offset if self.index else None
+            group = self._group_of(members) or None
+            return Sample(uri, key, _data(picture), caption, group, tuple(further), tar_at=tar_at)
         except BadSampleError as error:
             return BadSample(uri, key, str(error))
 

@@ -46,7 +46,8 @@ def as_os_error(address: object, error: Exception) -> OSError:
 
     reason = " ".join(str(error).partition("\n\nDebug source")[0].split())
     reason = without_credentials(re.sub(r"<\?xml.*?(?:<Message>(.*?)</Message>.*|$)", r"\1", reason))[:300]
-    if isinstance(error, PermissionDeniedError | UnauthenticatedError):
+    # A refused listing is a GenericError.
+    if isinstance(error, PermissionDeniedError | UnauthenticatedError) or "status code: 403" in str(error):
         return PermissionError(
             f"{address}: access denied: {reason}. Check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY "
             "and the rights that they give"

@@ -69,8 +69,8 @@ def _groups(source: WebDatasetSource, sampled: Sampled, seed: int) -> tuple[tupl
     if len(pieces) < min(FEW_TARS, wanted) and not source.is_remote:
         pieces = [part for piece in pieces for part in _cut(source, piece, round(piece.stop * wanted / total))]
     order = np.random.default_rng(seed).permutation(len(pieces))
-    ends = np.cumsum([pieces[i].stop - pieces[i].start for i in order])
-    cuts = np.searchsorted(ends, np.arange(1, wanted) * total // wanted)
+    lengths = np.array([pieces[i].stop - pieces[i].start for i in order])
+    cuts = np.searchsorted(np.cumsum(lengths) - lengths / 2, np.arange(1, wanted) * total / wanted)
     bounds = np.unique([0, *cuts, len(pieces)])
     return tuple(tuple(pieces[i] for i in order[start:end]) for start, end in pairwise(bounds.tolist()))
 

@@ -109,7 +109,7 @@ def _pax_records(text: bytes) -> Iterator[tuple[bytes, bytes]]:
         space = text.index(b" ", start)
         end = start + int(text[start:space])
         key, _, value = text[space + 1 : end - 1].partition(b"=")
-        if end <= space or (key == b"size" and not value.isdigit()):
+        if end <= space or (key == b"size" and not (value.isdigit() and len(value) < 20)):
             raise ValueError(f"record of {end - start} bytes")
         yield key, value
         start = end

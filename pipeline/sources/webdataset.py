@@ -197,12 +197,17 @@ class WebDatasetSource:
         return self._sampled
 
     def _beginning(self, tar: int, most: int) -> Sampled:
-        found = Sampled([])
+        found, told = Sampled([]), {*self._caption.suffixes, *self._group.suffixes}
         try:
             file = SourceFile(self.tars[tar], self.versions[tar])
             data = file.read_piece(0, min(most, file.size))
-            for members in samples_of(lambda at, count: data[at : at + count], file.size, file.place, self._wanted):
-                if (end := _end(members)) > len(data):
+
+            def read(at: int, count: int) -> bytes:
+                # The first sample counts even if its picture ends later.
+                return data[at : at + count] if found.samples or at + count <= len(data) else file.read(at, count)
+
+            for members in samples_of(read, file.size, file.place, told):
+                if (end := _end(members)) > len(data) and found.samples:
                     break
                 picture = self._image.member(members)
                 found.samples += 1

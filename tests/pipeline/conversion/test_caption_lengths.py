@@ -7,29 +7,10 @@ import numpy as np
 import pytest
 
 from thermopile.pipeline.conversion.caption_lengths import CONTEXTS, VOCABULARIES, in_runs, measure
-from thermopile.pipeline.sources import Source
 from thermopile.pipeline.tokenizer import encode, load_tokenizer, train_tokenizer
 
 PAGES = sorted((Path(__file__).parents[3] / "docs").glob("*.md"))
 ENGLISH = [word for page in PAGES for word in re.findall(r"[A-Za-z]+[.,]?", page.read_text("utf-8"))]
-
-
-class Captions(Source):
-    mode = "pairs"
-
-    def __init__(self, captions):
-        self.texts = captions
-
-    def __len__(self):
-        return len(self.texts)
-
-    def __getitem__(self, index):
-        raise NotImplementedError
-
-    uri = key = describe = __getitem__
-
-    def captions(self, indices):
-        return (self.texts[index] for index in indices.tolist())
 
 
 def english(words, count=4000, spread=0.5, seed=0):
@@ -43,7 +24,7 @@ def english(words, count=4000, spread=0.5, seed=0):
 @pytest.mark.parametrize(("words", "spread"), [(5, 0.5), (20, 0.5), (40, 0.2)])
 def test_at_most_one_caption_in_a_hundred_is_cut_by_default(words, spread, tmp_path):
     captions = english(words, spread=spread)
-    chosen = measure(Captions(captions), None, None, None)
+    chosen = measure(captions, None, None, None)
     assert chosen.vocab_size in VOCABULARIES
     assert chosen.context_length in CONTEXTS
     (tmp_path / "t.json").write_text(train_tokenizer(captions, vocab_size=chosen.vocab_size).to_str())
@@ -53,7 +34,7 @@ def test_at_most_one_caption_in_a_hundred_is_cut_by_default(words, spread, tmp_p
 
 
 def test_what_77_tokens_cut_is_said_with_the_option_for_more():
-    chosen = measure(Captions(english(60)), None, None, None)
+    chosen = measure(english(60), None, None, None)
     assert chosen.context_length == 77
     assert chosen.share_cut > 0.1
     assert str(chosen).endswith(
@@ -62,21 +43,19 @@ def test_what_77_tokens_cut_is_said_with_the_option_for_more():
 
 
 def test_given_values_are_kept_and_measured():
-    chosen = measure(Captions(english(20)), 2048, 16, None)
+    chosen = measure(english(20), 2048, 16, None)
     assert (chosen.vocab_size, chosen.context_length) == (2048, 16)
     assert chosen.share_cut > 0.5
 
 
 def test_the_vocabulary_grows_with_the_words():
     few = [f"a {colour} {shape}" for colour in ("red", "blue") for shape in ("ring", "box", "star")] * 100
-    assert measure(Captions(few), None, None, None).vocab_size == 1024
-    assert measure(Captions(english(40)), None, None, None).vocab_size > 1024
+    assert measure(few, None, None, None).vocab_size == 1024
+    assert measure(english(40), None, None, None).vocab_size > 1024
 
 
 def test_pictures_alone_have_no_lengths():
-    source = Captions([])
-    source.mode = "images"
-    assert measure(source, None, None, None) is None
+    assert measure([], None, None, None) is None
 
 
 def test_a_large_source_is_measured_in_runs_of_neighbours():

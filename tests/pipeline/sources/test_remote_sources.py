@@ -28,6 +28,7 @@ from thermopile.tools.convert_sources import KINDS
 from support.cli import succeed
 from support.conversions import dataset_of
 from support.pictures import draw
+from support.tars import reads_of, samples_of
 
 pytestmark = pytest.mark.wide
 PICTURES = 30
@@ -78,13 +79,22 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("kind", [kind for kind in SOURCES if kind != "webdataset"])
 def test_a_remote_source_has_the_samples_of_the_local_one(kind, files, remote):
     local, far = (SOURCES[kind](root) for root in (files, remote))
     assert len(far) == len(local) == PICTURES
     assert [far[i] for i in range(PICTURES)] == [local[i] for i in range(PICTURES)]
     assert far.describe() | {"root": 0, "file": 0} == local.describe() | {"root": 0, "file": 0}
     assert list(far.captions(np.arange(PICTURES))) == list(local.captions(np.arange(PICTURES)))
+
+
+def test_remote_tars_have_the_samples_of_the_local_ones(files, remote):
+    local, far = (SOURCES["webdataset"](root) for root in (files, remote))
+    assert samples_of(far) == samples_of(local)
+    assert reads_of(far) == reads_of(local)
+    assert len(samples_of(far)) == PICTURES
+    assert far.describe() | {"root": 0} == local.describe() | {"root": 0}
+    assert far.sampled(0) == local.sampled(0)
 
 
 @pytest.mark.parametrize("kind", SOURCES)

@@ -1,4 +1,4 @@
-"""What every source promises, whatever it reads."""
+"""What every source promises that reads any sample on request, whatever it reads; tars are in test_webdataset.py."""
 
 import hashlib
 import io
@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import webdataset
 from PIL import Image
 
 from thermopile.pipeline.errors import BadSampleError
@@ -19,7 +18,6 @@ from thermopile.pipeline.sources.dataset_source import DatasetSource
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.pipeline.sources.parquet import ParquetSource
-from thermopile.pipeline.sources.webdataset import WebDatasetSource
 
 from support.conversions import dataset_of
 
@@ -64,17 +62,6 @@ def csv(root):
     return CsvSource(root / "list.csv", group="class")
 
 
-def shards(root):
-    root.mkdir()
-    for shard in range(2):
-        with webdataset.TarWriter(str(root / f"{shard}.tar")) as tar:
-            for number in range(shard * 4, min(7, shard * 4 + 4)):
-                sample = {"__key__": f"{number:04}", "png": picture(number), "txt": f"sample {number}"}
-                tar.write(sample | ({"cls": CLASSES[number]} if CLASSES[number] else {}))
-            tar.write({"__key__": "alone", "txt": "a caption without a picture"})
-    return WebDatasetSource([root / "0.tar", root / "1.tar"])
-
-
 def parquet(root):
     root.mkdir()
     for part in range(2):
@@ -95,7 +82,7 @@ def dataset(root):
     return DatasetSource(root / "dataset")
 
 
-KINDS = [folder, glyphs, cifar, csv, shards, parquet, dataset]
+KINDS = [folder, glyphs, cifar, csv, parquet, dataset]
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda make: make.__name__)

@@ -290,9 +290,7 @@ class Dataset(SamplesTable):
             return self.shard(shard).jpeg(row)
 
 
-def _files_at(
-    place: Place, index: DatasetIndex, tars: TarFiles | None, opened: Callable[[int], Shard]
-) -> DatasetFiles:
+def _files_at(place: Place, index: DatasetIndex, tars: TarFiles | None, opened: Callable[[int], Shard]) -> DatasetFiles:
     def local(folder: Path) -> DatasetFiles:
         if tars is None or not tars.root.is_remote:
             return LocalFiles(folder, tars)

@@ -163,5 +163,7 @@ def listed(folder: Address, names: Collection[str]) -> dict[str, tuple[int, int 
             continue
         others += 1
         if others > most:
-            raise DatasetError(f"{folder} holds more than {most:,} objects that are no files of the dataset; delete them")
+            raise DatasetError(
+                f"{folder} holds more than {most:,} objects that are no files of the dataset; delete them"
+            )
     return found

@@ -74,7 +74,9 @@ class Reader:
             end = min(start + self._max_run, high)
             numbers = shards[start:end].tolist()
             places = [*zip(numbers, located.tars[start:end].tolist(), strict=True)]
-            files = {place: self._dataset.picture_file(*place) for place in {*places, *((each, -1) for each in numbers)}}
+            files = {
+                place: self._dataset.picture_file(*place) for place in {*places, *((each, -1) for each in numbers)}
+            }
             located.files[start:end] = [files[shard, -1].number for shard in numbers]
             located.jpeg_files[start:end] = [files[place].number for place in places]
             row, fault = kernel(located, start, end, *given)

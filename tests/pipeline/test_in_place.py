@@ -196,6 +196,8 @@ def test_a_record_that_leads_out_of_its_tar_is_refused(copy, tmp_path, lies):
     for name, lie in lies.items():
         records[name][row] = lie(record, size)
     (copy / "shards" / "shard-00000.rows").unlink()
-    write_row_records(copy / "shards" / "shard-00000.rows", records, (copy / "shards" / "shard-00000.beton").stat().st_size)
+    write_row_records(
+        copy / "shards" / "shard-00000.rows", records, (copy / "shards" / "shard-00000.beton").stat().st_size
+    )
     with pytest.raises(DatasetError, match=rf"sample {row} .* has a damaged or unreadable record"):
         Dataset(copy).jpeg(row)

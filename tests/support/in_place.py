@@ -29,7 +29,11 @@ def write_tars(folder: Path, tars: int, samples: int) -> list[Path]:
                 pixels = random.integers(0, 256, (64 + place % 9, 64, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(picture, "JPEG", quality=80)
                 about = json.dumps({"words": "x" * int(random.integers(2000))})
-                for suffix, data in (("jpg", picture.getvalue()), ("txt", b"noise %d" % place), ("json", about.encode())):
+                for suffix, data in (
+                    ("jpg", picture.getvalue()),
+                    ("txt", b"noise %d" % place),
+                    ("json", about.encode()),
+                ):
                     member = tarfile.TarInfo(f"{number:05d}{place:04d}.{suffix}")
                     member.size = len(data)
                     tar.addfile(member, io.BytesIO(data))
@@ -83,5 +87,7 @@ def change_index(path: Path, **fields) -> None:
 
 def versions_of(path: Path, root, versions: list) -> None:
     """Record another root of the tars and other versions."""
-    files = [[name, size, version] for (name, size, _), version in zip(read_index(path).tars.files, versions, strict=True)]
+    files = [
+        [name, size, version] for (name, size, _), version in zip(read_index(path).tars.files, versions, strict=True)
+    ]
     change_index(path, tars={"root": str(root), "files": files})

@@ -134,7 +134,7 @@ def test_another_object_is_refused_by_its_name(placed, own_root, damage, what):
 
 def test_an_object_replaced_while_the_dataset_is_open_is_refused_by_its_name(placed, own_root):
     dataset = Dataset(placed)
-    row, record = in_a_tar(dataset, 2)
+    row, _ = in_a_tar(dataset, 2)
     tar = own_root / "00002.tar"
     tar.write(changed(tar.read_bytes(), 1000))
     with pytest.raises(FileExistsError, match=f"{tar} was replaced by another object"):
@@ -151,10 +151,10 @@ def test_copied_tars_are_verified_by_their_pictures(placed, own_root, caplog):
     copy = copies / "00002.tar"
     copy.write(changed(copy.read_bytes(), int(record["jpeg_at"]) + 100))
     dataset = Dataset(placed, copies)
-    assert [record.message for record in caplog.records][0].startswith("1 tars in s3://bucket/copies have another")
+    assert caplog.records[0].message.startswith("1 tars in s3://bucket/copies have another")
     with pytest.raises(DatasetError, match=rf"sample {row} .*, picture in 00002.tar\) changed after"):
         dataset.jpeg(row)
-    with pytest.raises(DatasetError, match="s3://bucket/elsewhere/00000.tar is missing"):
+    with pytest.raises(DatasetError, match=r"s3://bucket/elsewhere/00000.tar is missing"):
         Dataset(placed, "s3://bucket/elsewhere")
 
 

@@ -34,7 +34,7 @@ RECORD = np.dtype(
         ("checksum", "<u8"),
     ]
 )
-"""A row: offset and length of its JPEG (`picture_places`); number of captions and offset of the first caption's tokens,
+"""A row: offset (`picture_places`) and length of its JPEG; number of captions and offset of the first caption's tokens,
 followed by the other captions'; height and width in pixels; index in the source's listing; XXH64 of the JPEG, of all
 tokens, and of the record up to this last field, seeded with the row number."""
 

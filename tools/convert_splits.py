@@ -25,6 +25,8 @@ from .printing import plain_text
 from .progress import in_units
 
 MEGABYTE = 1_000_000
+ROWS_OF_A_BLOCK = 8_192
+"""A usual size of the blocks in which training reads a remote dataset."""
 
 
 class Split(NamedTuple):
@@ -157,12 +159,34 @@ def say_summary(
         click.echo(f"  {summary.left_out:,} left out, see {path / ERRORS_FILE}: {reasons}")
     if (in_tars := index.source.get("pictures_in_tars")) is not None and index.tars:
         click.echo(f"  {in_tars:,} pictures stay in the tars below {index.tars.root}; {index.n - in_tars:,} are stored")
+        if index.tars.root.startswith("s3://"):
+            click.echo(f"  {_cost_of_reading(Dataset(path))}")
     if ignored := index.source.get("captions_ignored"):
         click.echo(f"  {ignored:,} captions were ignored: none of the samples read beforehand has one")
     if index.tokenizer and index.tokenizer.truncated:
         click.echo(f"  {index.tokenizer.truncated:,} captions were truncated to {settings.context_length} tokens")
     if split.grown is None:  # else the whole dataset's follows
         say_content(path, index.content)
+
+
+def _cost_of_reading(dataset: Dataset) -> str:
+    """Say what training in windows reads of tars in a bucket, by the first rows of a shard in the middle."""
+    from ..pipeline.remote.plan import MAX_TAR_GAP, requests
+    from ..pipeline.remote.samples import REQUEST_BYTES
+    from ..pipeline.row_records import picture_places
+
+    records = dataset.records(dataset.shards // 2)[:ROWS_OF_A_BLOCK]
+    tars, at = picture_places(records, in_place=True)
+    order = np.lexsort((at, tars))
+    starts = (tars.clip(0) << 48) + at.astype(np.int64)  # no range reaches from one tar to the next
+    stops = starts + records["jpeg_bytes"]
+    found = requests(starts[order], stops[order], max_gap=MAX_TAR_GAP, max_bytes=REQUEST_BYTES)
+    size, whole = sum(each.stop - each.start for each in found), int(records["jpeg_bytes"].sum())
+    return (
+        f"training in windows takes {len(found) / len(records):.4f} requests and {in_units(size // len(records))} a "
+        f"sample from the bucket; of a converted dataset about {whole / REQUEST_BYTES / len(records):.4f} and "
+        f"{in_units(whole // len(records))}"
+    )
 
 
 def say_content(place: Place, content: Content | None) -> None:

@@ -81,7 +81,8 @@ class Run:
         self.device = device_named(config.device)
         torch.manual_seed(config.seed)
         self.objective = objective_of(config).to(self.device)
-        self.encoders = self._created_encoders(pretrained=start is None)
+        with agreement(world.slow_group, ConfigError):  # published weights may be fetched
+            self.encoders = self._created_encoders(pretrained=start is None)
         self.order = create_order(config, self.dataset, self.objective, world)
         if config.data.local_views:
             self.encoders.image.backbone.check_side(config.data.local_size)

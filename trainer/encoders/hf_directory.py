@@ -46,7 +46,9 @@ def model_class(model_type: str, side: str = "") -> Any:
         config = CONFIG_MAPPING[model_type]
         made: Any = SiglipTextModel if model_type == "siglip_text_model" else MODEL_MAPPING[config]
         settings = config().to_dict()
-        is_composed = config.sub_configs or settings["is_encoder_decoder"] or any("backbone" in key for key in settings)
+        is_composed = (
+            config.sub_configs or settings.get("is_encoder_decoder") or any("backbone" in key for key in settings)
+        )
         has_tokens = config in MODEL_FOR_MASKED_LM_MAPPING or config in MODEL_FOR_CAUSAL_LM_MAPPING
         reads_text = model_type in _TEXT_TOWERS or (has_tokens and "eos_token_id" in settings)
         fits = {"image": made.main_input_name == "pixel_values", "text": reads_text}

@@ -46,9 +46,8 @@ def model_class(model_type: str, side: str = "") -> Any:
         config = CONFIG_MAPPING[model_type]
         made: Any = SiglipTextModel if model_type == "siglip_text_model" else MODEL_MAPPING[config]
         settings = config().to_dict()
-        is_composed = (
-            config.sub_configs or settings.get("is_encoder_decoder") or any("backbone" in key for key in settings)
-        )
+        parts = config.sub_configs or [key for key in settings if "backbone" in key]
+        is_composed = parts or settings.get("is_encoder_decoder")
         has_tokens = config in MODEL_FOR_MASKED_LM_MAPPING or config in MODEL_FOR_CAUSAL_LM_MAPPING
         reads_text = model_type in _TEXT_TOWERS or (has_tokens and "eos_token_id" in settings)
         fits = {"image": made.main_input_name == "pixel_values", "text": reads_text}

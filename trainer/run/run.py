@@ -18,7 +18,8 @@ from torch import Tensor
 from ...gpu_copies import CudaDevice, Pace
 from ...pipeline.batch import Batch
 from ...pipeline.dataset import Dataset
-from ...pipeline.order import MixedOrder, Selected
+from ...pipeline.mixed_order import MixedOrder
+from ...pipeline.order import Selected
 from ...state_store.ranks import agreement
 from ...storage.bucket import Address
 from ...storage.mixed_rows import MixedRows

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
@@ -11,6 +12,8 @@ from ..storage.bucket import Address, is_address
 from ..storage.bucket_errors import AddressError
 from ..storage.local import LocalPath
 from ..storage.place import Place, place_of
+
+F = TypeVar("F", bound=Callable[..., object])
 
 
 class PlaceType(click.ParamType[Any]):
@@ -65,9 +68,13 @@ WEIGHTS = click.option(
     show_default="averaged, where the run has them",
     help="The moving average of the weights (model.ema), or the weights themselves.",
 )
-RUN_DATA = click.option(
-    "--data",
-    type=DatasetPath(),
-    help="New path of the run's dataset, if it was moved; text encoders need its tokenizer.",
-)
+
+
+def run_data(more: str = "") -> Callable[[F], F]:
+    """Return the option --data of commands on a run: the dataset's places, or None."""
+    words = f"New path of the run's dataset, if it was moved{more}. Of a mixture, repeat it: all parts in their order."
+    places = DatasetPath()
+    return click.option("--data", type=places, multiple=True, callback=lambda *given: given[-1] or None, help=words)
+
+
 ALLOW = click.option("--allow-code", is_flag=True, help="Allow the run's settings to import code: `module:name`.")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..storage.place import Place
-from .arguments import ALLOW, AT, RUN, RUN_DATA, WEIGHTS, DatasetPath
+from ..storage.place import Place, Places
+from .arguments import ALLOW, AT, RUN, WEIGHTS, DatasetPath, run_data
 from .progress import progress_bar
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ ROW_GROUP = 8192
 @WEIGHTS
 @click.option("--dtype", type=click.Choice([*NUMPY_TYPES]), default="half", show_default=True, help="2 or 4 bytes.")
 @click.option("--batch", type=click.IntRange(1, ROW_GROUP), default=256, show_default=True, help="Samples at once.")
-@RUN_DATA
+@run_data("; text encoders need its tokenizer")
 @click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 @ALLOW
 def embed(
@@ -47,7 +47,7 @@ def embed(
     weights: Weights | None,
     dtype: str,
     batch: int,
-    data: Place | None,
+    data: Places | None,
     overwrite: bool,
     allow_code: bool,
 ) -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from ..storage.place import Place
-from .arguments import ALLOW, AT, RUN, RUN_DATA, WEIGHTS
+from ..storage.place import Place, Places
+from .arguments import ALLOW, AT, RUN, WEIGHTS, run_data
 
 if TYPE_CHECKING:
     from ..trainer.encoders.averaging import Weights
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 )
 @AT
 @WEIGHTS
-@RUN_DATA
+@run_data("; text encoders need its tokenizer")
 @ALLOW
 def export(
     run: Place,
@@ -39,7 +39,7 @@ def export(
     format_: Literal["hf", "timm", "open_clip", "safetensors"],
     at: str,
     weights: Weights | None,
-    data: Place | None,
+    data: Places | None,
     allow_code: bool,
 ) -> None:
     """Write the encoders of RUN's latest checkpoint into a new directory.

@@ -13,10 +13,10 @@ import click
 from click.core import ParameterSource
 
 from ..storage.files import refuse_link
-from ..storage.place import Place
+from ..storage.place import Place, Places
 from ..trainer.errors import RunError
 from ..trainer.run_directory import RunDirectory
-from .arguments import ALLOW, RUN, WEIGHTS, DatasetPath
+from .arguments import ALLOW, RUN, WEIGHTS, run_data
 from .inspection import summary
 from .inspection.as_json import duplicates_to_json, samples_to_json, to_json
 from .inspection.duplicates.finding import DUPLICATES, find_duplicates, write_duplicates
@@ -81,7 +81,7 @@ class InspectOptions:
     suspects: int
     weights: Weights | None
     overwrite: bool
-    data: Place | None
+    data: Places | None
     to: Path | None
     allow_code: bool
     as_json: bool
@@ -175,12 +175,7 @@ class InspectOptions:
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default="a free one", help="Port of --serve.")
 @click.option("--overwrite", is_flag=True, help="Let --export replace an existing file.")
-@click.option(
-    "--data",
-    type=DatasetPath(),
-    help="New path of the run's dataset, if it was moved; or another dataset, for which a run of tempnet "
-    "predicts temperatures.",
-)
+@run_data("; or another dataset, for which a run of tempnet predicts temperatures")
 @click.option(
     "--to",
     type=click.Path(file_okay=False, path_type=Path),

@@ -16,7 +16,7 @@ from ..pipeline.dataset import Dataset
 from ..pipeline.errors import DatasetError
 from ..pipeline.mixture import open_dataset
 from ..state_store.ranks import agreement
-from ..trainer.config import EncoderConfig, TrainConfig, to_tree
+from ..trainer.config import EncoderConfig, TrainConfig, data_at, to_tree
 from ..trainer.config.layers import Layers, apply_overrides, preset_names, read_toml
 from ..trainer.config.own_code import announce_code, code_in, refuse_code
 from ..trainer.errors import ConfigError, RanksLostError, RunError
@@ -183,11 +183,8 @@ def _layers(asked: TrainOptions, begun: RunDirectory | None, recorded: TrainConf
             layers.add({key: value}, f"--{key.replace('_', '-')}")
     if asked.grow:
         layers.add({"init_state": True}, "--grow")
-    places = [str(place.resolve()) for place in asked.data]
-    if len(places) > 1:
-        layers.add({"data": {"path": "", "parts": places}}, "--data")
-    elif places:
-        layers.add({"data": {"path": places[0]}}, "--data")
+    if asked.data:
+        layers.add({"data": data_at(asked.data)}, "--data")
     if asked.shares:
         layers.add({"data": {"shares": [*asked.shares]}}, "--share")
     for option in ("select", "weights"):

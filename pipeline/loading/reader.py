@@ -1,12 +1,13 @@
 """Read the samples of a batch in threads, for both loaders."""
 
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
+from threading import Lock
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numba import typeof
 from numpy.typing import NDArray
 
 from ..caption_draws import draw_captions
@@ -16,6 +17,9 @@ from ..errors import DatasetError
 from ..row_records import RECORD
 from ..shard import max_open_shards
 from ..stored_sample import REASONS, SOUND, Located
+
+_compiling = Lock()
+"""Held to compile a kernel before threads call it: numba may fail if two compile what calls the same functions."""
 
 
 class Reading(NamedTuple):
@@ -55,12 +59,14 @@ class Reader:
             return located
         return located._replace(caption=draw_captions(self._seed, np.uint64(epoch), ids, located.captions))
 
-    def start(self, ids: NDArray[np.int64], located: Located, kernel: Callable[..., Any], *given: Any) -> Reading:
+    def start(self, ids: NDArray[np.int64], located: Located, kernel: Any, *given: Any) -> Reading:
         """Share the rows of a batch among the threads, which call kernel(located, low, high, *given).
 
         kernel: compiled; processes samples low … high - 1, whose files are open, and returns the first damaged row and
         its fault, or (high, SOUND).
         """
+        with _compiling:
+            kernel.compile(tuple(map(typeof, (located, 0, 0, *given))))
         shards, _ = self._dataset.locate(ids)
         held = self._dataset.files.hold(ids)
         cuts = np.linspace(0, len(ids), self._threads + 1).astype(int).tolist()

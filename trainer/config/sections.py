@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from ...storage.bucket import is_address
+from ...storage.place import Places, places_of
 
 
 def nearest(given: str, valid: Iterable[str]) -> str:
@@ -82,6 +83,12 @@ _Size = Annotated[PositiveInt | None, BeforeValidator(_to_bytes)]
 _DatasetPlace = Annotated[str, AfterValidator(_absolute)]
 _FilePath = Annotated[str, AfterValidator(lambda path: str(Path(path).resolve()) if path else path)]
 """Made absolute, because a run may be resumed from any directory."""
+
+
+def data_at(places: Places) -> dict[str, Any]:
+    """Return the settings of a dataset's place, or of those of a mixture's parts, made absolute."""
+    paths = [str(place.resolve()) for place in places_of(places)]
+    return {"path": "", "parts": paths} if len(paths) > 1 else {"path": paths[0]}
 
 
 class DataConfig(Section):

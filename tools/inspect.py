@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from ..storage.files import refuse_link
+from ..storage.files import may_make, refuse_link
 from ..storage.place import Place, Places
 from ..trainer.errors import RunError
 from ..trainer.run_directory import RunDirectory
@@ -255,11 +255,7 @@ def _writable(run: Place, to: Path | None) -> Path:
     folder = to or RunDirectory(run).report
     if to is None:
         refuse_link(folder)
-    else:
-        to.mkdir(parents=True, exist_ok=True)
-    here = RunDirectory(run).report.parent
-    nearest = folder if folder.exists() else here
-    if here.is_dir() and not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+    if RunDirectory(run).report.parent.is_dir() and not may_make(folder):
         raise RunError(f"the page cannot be written to {folder}; choose another directory with --to")
     return folder
 
@@ -336,7 +332,7 @@ def _around(
     inspection: Inspection, samples: list[Sample], folder: Path, count: int, weights: Weights | None, allow_code: bool
 ) -> dict[int, Neighbours]:
     """Return the neighbours of samples by id. Makes the features of all samples first where `folder` has none."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     features = features_with_progress(inspection, folder, weights, allow_code)
     found = {}
     with progress_bar("comparing", len(samples), hidden=len(samples) * features.samples < ROWS_IN_TWO_SECONDS) as bar:
@@ -354,7 +350,7 @@ def report_duplicates(asked: InspectOptions) -> None:
     inspection, score = read_again(read_scores, asked.run, asked.at, asked.data)
     if (dataset := inspection.dataset) is None:
         raise RunError(f"duplicates need the run's dataset. {' '.join(inspection.notes)}")
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     features = features_with_progress(inspection, folder, asked.weights, asked.allow_code)
     with task_bars() as show:
         found = find_duplicates(dataset, features, score, folder, show)
@@ -403,6 +399,7 @@ def serve(asked: InspectOptions) -> None:
     folder = _writable(asked.run, asked.to)
 
     def opened(inspection: Inspection) -> tuple[Inspection, Catalogue]:
+        folder.parent.mkdir(parents=True, exist_ok=True)
         with task_bars() as on_progress:
             return inspection, open_catalogue(inspection, folder, on_progress)
 

@@ -41,6 +41,7 @@ class Reader:
         self._seed = np.uint64(seed)
         self._max_run = max(1, max_open_shards() // threads)
         self._pool = ThreadPoolExecutor(threads, "thermopile-loader")
+        self._is_compiled = False
 
     def locate(self, ids: NDArray[np.int64], epoch: int) -> Located:
         """Locate the samples, int64 [b], and choose their captions of this epoch.
@@ -62,11 +63,13 @@ class Reader:
     def start(self, ids: NDArray[np.int64], located: Located, kernel: Any, *given: Any) -> Reading:
         """Share the rows of a batch among the threads, which call kernel(located, low, high, *given).
 
-        kernel: compiled; processes samples low … high - 1, whose files are open, and returns the first damaged row and
-        its fault, or (high, SOUND).
+        kernel: compiled, and the same for all batches; processes samples low … high - 1, whose files are open, and
+        returns the first damaged row and its fault, or (high, SOUND).
         """
-        with _compiling:
-            kernel.compile(tuple(map(typeof, (located, 0, 0, *given))))
+        if not self._is_compiled:
+            with _compiling:
+                kernel.compile(tuple(map(typeof, (located, 0, 0, *given))))
+            self._is_compiled = True
         shards, _ = self._dataset.locate(ids)
         held = self._dataset.files.hold(ids)
         cuts = np.linspace(0, len(ids), self._threads + 1).astype(int).tolist()

@@ -81,16 +81,8 @@ class Mixture(Dataset):
         table = part.table_of(number, [*dict.fromkeys(name for name in (*names, PLACE_IN_SHARD) if name not in own)])
         return pa.table(dict(zip(table.column_names, table.columns, strict=True)) | own).select(list(names))
 
-    def tables(self, names: Sequence[str], rows: int) -> Iterator[pa.Table]:
-        held = self.table_of(0, names).slice(0, 0)
-        for shard in range(self.shards):
-            table, at = pa.concat_tables([held, self.table_of(shard, names)]), 0
-            while len(table) - at >= rows:
-                yield table.slice(at, rows)
-                at += rows
-            held = table.slice(at)
-        if len(held):
-            yield held
+    def _batches(self, shard: int, names: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+        yield from self.table_of(shard, names).to_batches(rows)
 
     def shard(self, number: int) -> Shard:
         part, number = self._at(number)

@@ -87,8 +87,7 @@ class MixedRows(Selection):
     def read(cls, folder: Place) -> Self:
         """Read a run's mixture. Raises SelectionError, OSError."""
         try:
-            numbers = _Numbers.model_validate(unseal((folder / MIXTURE).read_bytes()))
-            rows = cls(numbers.samples, numbers.blocks, numbers.shards)
+            rows = cls(**dict(_Numbers.model_validate(unseal((folder / MIXTURE).read_bytes()))))
         except (DamagedJSONError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise SelectionError(

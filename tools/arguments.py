@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -12,8 +11,6 @@ from ..storage.bucket import Address, is_address
 from ..storage.bucket_errors import AddressError
 from ..storage.local import LocalPath
 from ..storage.place import Place, place_of
-
-F = TypeVar("F", bound=Callable[..., object])
 
 
 class PlaceType(click.ParamType[Any]):
@@ -70,11 +67,11 @@ WEIGHTS = click.option(
 )
 
 
-def run_data(more: str = "") -> Callable[[F], F]:
-    """Return the option --data of commands on a run: the dataset's places, or None."""
-    words = f"New path of the run's dataset, if it was moved{more}. Of a mixture, repeat it: all parts in their order."
-    places = DatasetPath()
-    return click.option("--data", type=places, multiple=True, callback=lambda *given: given[-1] or None, help=words)
-
-
+RUN_DATA = click.option(
+    "--data",
+    type=DatasetPath(),
+    multiple=True,
+    callback=lambda *given: given[-1] or None,
+    help="New path of the run's dataset, if it was moved; of a mixture, repeat it for each part, in their order.",
+)
 ALLOW = click.option("--allow-code", is_flag=True, help="Allow the run's settings to import code: `module:name`.")

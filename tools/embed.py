@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..storage.place import Place, Places
-from .arguments import ALLOW, AT, RUN, WEIGHTS, DatasetPath, run_data
+from .arguments import ALLOW, AT, RUN, RUN_DATA, WEIGHTS, DatasetPath
 from .progress import progress_bar
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ ROW_GROUP = 8192
 @WEIGHTS
 @click.option("--dtype", type=click.Choice([*NUMPY_TYPES]), default="half", show_default=True, help="2 or 4 bytes.")
 @click.option("--batch", type=click.IntRange(1, ROW_GROUP), default=256, show_default=True, help="Samples at once.")
-@run_data("; text encoders need its tokenizer")
+@RUN_DATA
 @click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 @ALLOW
 def embed(

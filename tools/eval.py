@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..storage.place import Place, Places
-from .arguments import ALLOW, AT, RUN, WEIGHTS, DatasetPath, run_data
+from .arguments import ALLOW, AT, RUN, RUN_DATA, WEIGHTS, DatasetPath
 from .printing import print_facts, print_table
 from .progress import task_bars
 
@@ -75,7 +75,7 @@ def _with_place(context: click.Context, option: click.Parameter, templates: tupl
     help="Zero-shot prompt; {} is the class name, {lower} the name in lower case. Repeatable.",
 )
 @click.option("--templates", "file", metavar="FILE|clip-80", help="Zero-shot prompts, one a line; clip-80: CLIP's own.")
-@run_data("; text encoders need its tokenizer")
+@RUN_DATA
 @ALLOW
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as one JSON object, from 0 to 1.")
 def eval_(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from ..storage.place import Place, Places
-from .arguments import ALLOW, AT, RUN, WEIGHTS, run_data
+from .arguments import ALLOW, AT, RUN, RUN_DATA, WEIGHTS
 
 if TYPE_CHECKING:
     from ..trainer.encoders.averaging import Weights
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 )
 @AT
 @WEIGHTS
-@run_data("; text encoders need its tokenizer")
+@RUN_DATA
 @ALLOW
 def export(
     run: Place,

@@ -16,7 +16,7 @@ from ..storage.files import may_make, refuse_link
 from ..storage.place import Place, Places
 from ..trainer.errors import RunError
 from ..trainer.run_directory import RunDirectory
-from .arguments import ALLOW, RUN, WEIGHTS, run_data
+from .arguments import ALLOW, RUN, RUN_DATA, WEIGHTS
 from .inspection import summary
 from .inspection.as_json import duplicates_to_json, samples_to_json, to_json
 from .inspection.duplicates.finding import DUPLICATES, find_duplicates, write_duplicates
@@ -175,7 +175,7 @@ class InspectOptions:
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default="a free one", help="Port of --serve.")
 @click.option("--overwrite", is_flag=True, help="Let --export replace an existing file.")
-@run_data("; or another dataset, for which a run of tempnet predicts temperatures")
+@RUN_DATA
 @click.option(
     "--to",
     type=click.Path(file_okay=False, path_type=Path),
@@ -188,7 +188,8 @@ class InspectOptions:
 def inspect(context: click.Context, /, more_ids: tuple[int, ...], **options: Any) -> None:
     """Summarise the temperatures of RUN and write RUN/report/report.html; with --json, only print.
 
-    Works while the run trains: reads the latest snapshot and changes nothing else. Needs no GPU.
+    Works while the run trains: reads the latest snapshot and changes nothing else. Needs no GPU. --data may name
+    another dataset, for which a run of tempnet predicts temperatures.
     """
     asked = InspectOptions(**options | {"suspects": options["suspects"] or 0})
     if more_ids and not asked.ids:
@@ -271,8 +272,7 @@ def _print_summary(findings: Findings) -> None:
     if survey.sides:
         _print_tau(findings, survey)
     if survey.parts and survey.sides:
-        head, rows = summary.parts_table(survey, survey.parts)
-        print_table([head[0], *(f">{title}" for title in head[1:])], rows)
+        print_table(*summary.parts_table(survey.parts))
     if survey.kinds is None or not survey.kinds.worth_showing:
         return
     head, rows = summary.kinds_table(survey.kinds)

@@ -158,8 +158,7 @@ def _check_paths(asked: TrainOptions) -> None:
     if asked.out is None and not asked.print_config:
         raise click.UsageError("Missing option '--out': the run directory")
     for data in asked.data:
-        option = next(param for param in click.get_current_context().command.params if param.name == "data")
-        DatasetPath().convert(data, option, None)
+        DatasetPath().convert(data, OPTIONS[0], None)
     if asked.timed and (asked.resume or not asked.dry_run or os.environ.get("WORLD_SIZE", "1") != "1"):
         raise click.UsageError("--timed is for a new run's --dry-run, on one rank")
     if asked.config_file is not None and not asked.config_file.is_file():

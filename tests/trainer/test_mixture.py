@@ -151,7 +151,7 @@ def test_a_mixture_that_was_moved_is_given_part_by_part(parts, tmp_path):
     assert open_run(tmp_path / "run", again).dataset.n == 1_600
     succeed("export", tmp_path / "run", "--to", tmp_path / "exported", "--format", "safetensors", *data)
     for wrong in (data[:2], data[2:], [word for place in again[::-1] for word in ("--data", place)]):
-        assert_one_line(cli("inspect", tmp_path / "run", *wrong), 1, "Pass --data for each of the 3 parts")
+        assert_one_line(cli("inspect", tmp_path / "run", *wrong), 1, "pass --data for each part")
         export = ("export", tmp_path / "run", "--to", tmp_path / "not", "--format", "safetensors")
         assert_one_line(cli(*export, *wrong), 1, "pass --data for each part")
 
@@ -205,7 +205,7 @@ def test_what_does_not_fit_a_mixture_is_refused_in_one_line(parts, pairs_dataset
     assert_one_line(train_on(one, two, more=sets("batch_size=100")), 2, "2 : 1", "use 96 or 144")
     assert_one_line(train_on(one, two, more=sets("batch_size=30")), 2, "use 48 or 96")
     assert_one_line(train_on(one, two, shares=(2, 1, 1)), 2, "3 shares for 2 parts")
-    assert_one_line(train_on(one, shares=(1,)), 2, "shares are for a mixture: give --data twice or more")
+    assert_one_line(train_on(one, shares=(1,)), 2, "1 shares for 0 parts of a mixture: give --data twice or more")
     assert_one_line(train_on(one, images_dataset.path), 1, one, images_dataset.path, "the other images")
     assert_one_line(train_on(one, two, more=("--weights", "x")), 2, "not for a mixture")
     assert not (tmp_path / "run").exists()

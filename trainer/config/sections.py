@@ -153,10 +153,9 @@ class DataConfig(Section):
         given = len(self.parts or ())
         if given == 1 or (given and self.path):
             raise ValueError("give one dataset as `path` (--data), or two and more as `parts` (--data for each)")
-        if self.shares and not given:
-            raise ValueError("shares are for a mixture: give --data twice or more, and --share once for each")
         if self.shares and len(self.shares) != given:
-            raise ValueError(f"{len(self.shares)} shares for {given} parts; give --share once for each --data")
+            of_parts = f"{len(self.shares)} shares for {given} parts of a mixture"
+            raise ValueError(f"{of_parts}: give --data twice or more, and --share once for each")
         return self
 
     @model_validator(mode="after")

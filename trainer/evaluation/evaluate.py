@@ -194,7 +194,7 @@ def tokenizer_of(
         raise DatasetError(
             f"{dataset.place} is not the dataset that the run was trained on, whose tokenizer is needed: its "
             f"fingerprint is {dataset.index.fingerprint[:12]}…, the checkpoint has {info.dataset_fingerprint[:12]}…. "
-            "Of a mixture, pass --data for each part, in their order"
+            "Of a mixture, pass --data for each part, in order"
         )
     tokenizer = dataset.index.tokenizer
     return load_tokenizer(dataset.tokenizer_path, context_length=tokenizer.context_length), tokenizer

@@ -16,10 +16,6 @@ from ....trainer.errors import DamagedCheckpointError, RunError
 from ....trainer.run_directory import RunDirectory
 
 LATEST = "latest"
-_PREDICTED = (
-    "Temperatures of another dataset can only be predicted, by a run of tempnet, or of your own such objective with "
-    "--allow-code"
-)
 
 
 @dataclass(frozen=True)
@@ -120,15 +116,15 @@ def _check_own_state(run: RunDirectory) -> None:
 def _open_dataset(
     config: TrainConfig, reader: StateReader | None, data: Places | None, notes: list[str]
 ) -> Dataset | None:
-    parts = len(config.data.parts or ())
     try:
         dataset = open_dataset(data or config.data.places)
         place, fingerprint = dataset.place, dataset.index.fingerprint
         if reader and fingerprint != reader.dataset_fingerprint:
             raise DatasetError(
                 f"{place} is not the dataset that the run was trained on: its fingerprint is {fingerprint[:12]}…, the "
-                f"state has {reader.dataset_fingerprint[:12]}…. "
-                + (f"Pass --data for each of the {parts} parts of the mixture, in their order" if parts else _PREDICTED)
+                f"state has {reader.dataset_fingerprint[:12]}…. Of a mixture, pass --data for each part, in order. "
+                "Temperatures of another dataset can only be predicted, by a run of tempnet, or of your own such "
+                "objective with --allow-code"
             )
         if reader and dataset.n != reader.samples:
             raise DatasetError(f"{place} holds {dataset.n:,} samples, the state {reader.samples:,}: one is damaged")

@@ -1,5 +1,6 @@
 """Read the samples of a batch in threads, for both loaders."""
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from threading import Lock
@@ -7,7 +8,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from numba import typeof
 from numpy.typing import NDArray
 
 from ..caption_draws import draw_captions
@@ -19,7 +19,7 @@ from ..shard import max_open_shards
 from ..stored_sample import REASONS, SOUND, Located
 
 _compiling = Lock()
-"""Held to compile a kernel before threads call it: numba may fail if two compile what calls the same functions."""
+"""Held by a thread's first call: numba may fail if two threads compile what calls the same functions."""
 
 
 class Reading(NamedTuple):
@@ -60,16 +60,12 @@ class Reader:
             return located
         return located._replace(caption=draw_captions(self._seed, np.uint64(epoch), ids, located.captions))
 
-    def start(self, ids: NDArray[np.int64], located: Located, kernel: Any, *given: Any) -> Reading:
+    def start(self, ids: NDArray[np.int64], located: Located, kernel: Callable[..., Any], *given: Any) -> Reading:
         """Share the rows of a batch among the threads, which call kernel(located, low, high, *given).
 
-        kernel: compiled, and the same for all batches; processes samples low … high - 1, whose files are open, and
-        returns the first damaged row and its fault, or (high, SOUND).
+        kernel: compiled; processes samples low … high - 1, whose files are open, and returns the first damaged row and
+        its fault, or (high, SOUND).
         """
-        if not self._is_compiled:
-            with _compiling:
-                kernel.compile(tuple(map(typeof, (located, 0, 0, *given))))
-            self._is_compiled = True
         shards, _ = self._dataset.locate(ids)
         held = self._dataset.files.hold(ids)
         cuts = np.linspace(0, len(ids), self._threads + 1).astype(int).tolist()
@@ -83,6 +79,10 @@ class Reader:
             end = min(start + self._max_run, high)
             files = {shard: self._dataset.beton(shard) for shard in set(shards[start:end].tolist())}
             located.files[start:end] = [files[shard].number for shard in shards[start:end].tolist()]
+            if not self._is_compiled:
+                with _compiling:
+                    kernel(located, start, start + 1, *given)
+                self._is_compiled = True
             row, fault = kernel(located, start, end, *given)
             files.clear()  # before the next files are opened
             if fault != SOUND:

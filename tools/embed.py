@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..storage.place import Place
+from ..storage.place import Place, Places
 from .arguments import ALLOW, AT, RUN, RUN_DATA, WEIGHTS, DatasetPath
 from .progress import progress_bar
 
@@ -47,7 +47,7 @@ def embed(
     weights: Weights | None,
     dtype: str,
     batch: int,
-    data: Place | None,
+    data: Places | None,
     overwrite: bool,
     allow_code: bool,
 ) -> None:

@@ -21,7 +21,7 @@ from torch import nn
 from .._version import __version__
 from ..pipeline.mixture import open_dataset
 from ..storage.files import sync, writer_name, written_through
-from ..storage.place import Place
+from ..storage.place import Places
 from .checkpoints.checkpoint_files import LATEST
 from .checkpoints.tensors import save_tensors
 from .config import EncoderConfig, TrainConfig
@@ -57,7 +57,7 @@ def export_encoders(
     format: Format,
     *,
     at: str = LATEST,
-    data: Place | None = None,
+    data: Places | None = None,
     weights: Weights | None = None,
     allow_code: bool = False,
 ) -> list[Path]:
@@ -111,7 +111,7 @@ def check_format(config: TrainConfig, format: Format) -> None:
 
 
 def _restore(
-    run: RunDirectory, config: TrainConfig, at: str, data: Place | None, weights: Weights, allow_code: bool
+    run: RunDirectory, config: TrainConfig, at: str, data: Places | None, weights: Weights, allow_code: bool
 ) -> list[_Side]:
     checkpoint = find_checkpoint(run, at)
     info, training = load_found(checkpoint)

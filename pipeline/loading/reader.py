@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
+from threading import Lock
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -16,6 +17,9 @@ from ..errors import DatasetError
 from ..row_records import RECORD
 from ..shard import max_open_shards
 from ..stored_sample import REASONS, SOUND, Located
+
+_compiling = Lock()
+"""Held by a thread's first call: numba may fail if two threads compile what calls the same functions."""
 
 
 class Reading(NamedTuple):
@@ -37,6 +41,7 @@ class Reader:
         self._seed = np.uint64(seed)
         self._max_run = max(1, max_open_shards() // threads)
         self._pool = ThreadPoolExecutor(threads, "thermopile-loader")
+        self._is_compiled = False
 
     def locate(self, ids: NDArray[np.int64], epoch: int) -> Located:
         """Locate the samples, int64 [b], and choose their captions of this epoch.
@@ -74,6 +79,10 @@ class Reader:
             end = min(start + self._max_run, high)
             files = {shard: self._dataset.beton(shard) for shard in set(shards[start:end].tolist())}
             located.files[start:end] = [files[shard].number for shard in shards[start:end].tolist()]
+            if not self._is_compiled:
+                with _compiling:
+                    kernel(located, start, start + 1, *given)
+                self._is_compiled = True
             row, fault = kernel(located, start, end, *given)
             files.clear()  # before the next files are opened
             if fault != SOUND:

@@ -119,7 +119,7 @@ def streamed_features(
 ) -> Generator[list[Tensor], None, None]:
     """Yield what sample_features returns, of all samples in id order, `rows` at a time.
 
-    Captions are each sample's first, or "", in the tokens of the run's own tokenizer; None without a text encoder.
+    tokenizer: the run's own, for each sample's first caption, or "". None: the dataset's tokens are the run's.
     unit_norm: whether features are divided by their norm.
     """
     tokens = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from itertools import chain, islice
 from typing import Any, Protocol, Self
@@ -164,7 +164,7 @@ class Run:
             trackers = None
             if self._makers:
                 trackers = Trackers(run, self._makers, self.config, self.dataset, keep_steps=self.steps_done)
-                opened.enter_context(closing(trackers))
+                opened.push(trackers.close)
             log = opened.enter_context(MetricsLog(run.metrics_file, trackers, keep_steps=self.steps_done))
             run.metrics.settle()
             return log
@@ -405,7 +405,7 @@ class Run:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         # If ranks are gone, threads may wait for them for an hour.
         if kind is None or not issubclass(kind, RanksLostError):
-            self.close()
+            self._resources.__exit__(kind, *error)

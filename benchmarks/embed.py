@@ -7,6 +7,7 @@ Example:
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
@@ -26,7 +28,7 @@ from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.evaluation.features import streamed_features
 from thermopile.trainer.run.build import device_named
 
-from .harness import Figure, Measured, Part, isolated, peak_memory, script, take_turns, timed
+from .harness import Figure, Measured, Part, memory_in_use, script, take_turns, timed
 from .made import PairSource, repeat_shard
 
 TEXT = EncoderConfig(
@@ -40,7 +42,7 @@ class Sizes:
     """A dataset of pairs, and encoders for it."""
 
     rows: int = 20_000
-    """Rows of the dataset on which speed is measured. Its peak memory is compared with that of ten times as many."""
+    """Rows of the dataset."""
     stored: int = 256
     """Pixels of the shorter side of the stored pictures."""
     pixels: int = 224
@@ -64,11 +66,11 @@ class Pictures(PairSource):
         return super().__getitem__(index)._replace(picture=picture)
 
 
-def make_dataset(sizes: Sizes, path: Path, times: int) -> Dataset:
-    """As many rows as the sizes say, `times` over: pictures of 1,000 samples at most are made and stored."""
+def make_dataset(sizes: Sizes, path: Path) -> Dataset:
+    """As many rows as the sizes say: pictures of 1,000 samples at most are made and stored."""
     rows = min(1000, sizes.rows)
     convert(Pictures(rows, sizes.stored), path, ConvertSettings(), workers=1)
-    return repeat_shard(path, times * max(1, sizes.rows // rows))
+    return repeat_shard(path, max(1, sizes.rows // rows))
 
 
 def make_encoders(sizes: Sizes, dataset: Dataset) -> Encoders:
@@ -79,13 +81,20 @@ def make_encoders(sizes: Sizes, dataset: Dataset) -> Encoders:
     return encoders.eval().to(device_named("auto"))
 
 
-def embed(sizes: Sizes, dataset: Dataset, encoders: Encoders, out: Path) -> None:
-    """What the command does once it has read a checkpoint."""
+def embed(sizes: Sizes, dataset: Dataset, encoders: Encoders, out: Path) -> list[int]:
+    """What the command does once it has read a checkpoint. Return the bytes of RAM in use after each batch."""
     assert dataset.index.tokenizer is not None
     tokenizer = load_tokenizer(dataset.tokenizer_path, context_length=dataset.index.tokenizer.context_length)
-    view = (RECIPES["clip"], sizes.pixels, device_named("auto"))
+    view, used = (RECIPES["clip"], sizes.pixels, device_named("auto")), []
+
+    def noted(made: Iterable[list[Tensor]]) -> Iterator[list[Tensor]]:
+        for features in made:
+            used.append(memory_in_use())
+            yield features
+
     with closing(streamed_features(encoders, dataset, tokenizer, *view, rows=sizes.batch)) as made:
-        write_features(out, dataset, made, sizes.batch, NUMPY_TYPES["half"], {})
+        write_features(out, dataset, noted(made), sizes.batch, NUMPY_TYPES["half"], {})
+    return used
 
 
 def encode_alone(sizes: Sizes, dataset: Dataset, encoders: Encoders) -> None:
@@ -104,7 +113,7 @@ def encode_alone(sizes: Sizes, dataset: Dataset, encoders: Encoders) -> None:
 
 def measure_speed(sizes: Sizes, directory: Path) -> Measured:
     """Turns of the command and the encoders alone."""
-    dataset = make_dataset(sizes, directory / "data", 1)
+    dataset = make_dataset(sizes, directory / "data")
     encoders = make_encoders(sizes, dataset)
     turns = {
         "embed": lambda _: dataset.n / timed(embed, sizes, dataset, encoders, directory / "features.parquet"),
@@ -125,26 +134,27 @@ def measure_speed(sizes: Sizes, directory: Path) -> Measured:
 
 
 def measure_memory(sizes: Sizes, directory: Path) -> Measured:
-    """The peak of a process of its own for each of two sizes; small encoders, for memory alone."""
-    peaks = [isolated(peak_of, sizes, directory / f"x{times}", times) / 1e6 for times in (1, 10)]
+    """One run; small encoders, for memory alone."""
+    dataset = make_dataset(sizes, directory / "data")
+    used = np.array(embed(sizes, dataset, make_encoders(sizes, dataset), directory / "features.parquet")) / 1e6
+    tenths = np.array_split(used, 10)
     return Measured(
-        f"embedding {10 * sizes.rows:,} pairs of {sizes.stored} px at {sizes.pixels} px, batch {sizes.batch}",
-        f"embedding {sizes.rows:,} pairs",
-        [Figure("peak_megabytes", "peak memory", "MB", peaks[1], peaks[0], ratio_at_least=1 / 1.1)],
-    )
+        f"embedding {dataset.n:,} pairs of {sizes.stored} px at {sizes.pixels} px, batch {sizes.batch}",
+        "the same run, while its second tenth is embedded",
+        [
+            Figure(
+                "megabytes", "memory in use in the last tenth", "MB", tenths[-1].mean(), tenths[1].mean(),
+                ratio_at_least=1 / 1.1,
+            )
+        ],
+        [f"Means of all tenths, MB: {', '.join(f'{tenth.mean():,.0f}' for tenth in tenths)}; most: {used.max():,.0f}."],
+    )  # fmt: skip
 
 
-def peak_of(sizes: Sizes, path: Path, times: int) -> int:
-    """Bytes."""
-    dataset = make_dataset(sizes, path, times)
-    embed(sizes, dataset, make_encoders(sizes, dataset), path.with_suffix(".parquet"))
-    return peak_memory()
-
-
-SMALL = Sizes(rows=32, stored=32, pixels=32, batch=16, image="conv", rounds=1)
+SMALL = Sizes(rows=160, stored=32, pixels=32, batch=16, image="conv", rounds=1)
 PARTS = {
     "speed": Part(measure_speed, Sizes(), SMALL),
-    "memory": Part(measure_memory, Sizes(image="conv", pixels=64, stored=64), SMALL),
+    "memory": Part(measure_memory, Sizes(rows=1_000_000, image="conv", pixels=32, stored=32), SMALL),
 }
 
 if __name__ == "__main__":

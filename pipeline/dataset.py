@@ -93,17 +93,22 @@ class SamplesTable:
         """Yield columns, ordered by id, in tables of `rows` rows; the last may be shorter."""
         pending, held = [], 0
         for shard in range(self.shards):
-            with self._open(shard, names) as parquet:
-                for batch in parquet.iter_batches(batch_size=rows, columns=_stored(parquet.schema_arrow, names)):
-                    batch.validate(full=True)  # above all check that text is UTF-8
-                    pending.append(_with_first_captions(batch).select(list(names)))
-                    held += len(batch)
-                    while held >= rows:
-                        table = pa.Table.from_batches(pending)
-                        yield table.slice(0, rows)
-                        pending, held = table.slice(rows).to_batches(), held - rows
+            for batch in self._batches(shard, names, rows):
+                pending.append(batch)
+                held += len(batch)
+                while held >= rows:
+                    table = pa.Table.from_batches(pending)
+                    yield table.slice(0, rows)
+                    pending, held = table.slice(rows).to_batches(), held - rows
         if held:
             yield pa.Table.from_batches(pending)
+
+    def _batches(self, shard: int, names: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield columns of a shard in batches of `rows` rows or fewer."""
+        with self._open(shard, names) as parquet:
+            for batch in parquet.iter_batches(batch_size=rows, columns=_stored(parquet.schema_arrow, names)):
+                batch.validate(full=True)  # above all check that text is UTF-8
+                yield _with_first_captions(batch).select(list(names))
 
     def take(self, sample_ids: NDArray[np.int64], names: Sequence[str]) -> pa.Table:
         """Return columns for ids, int64 [b], in the given order; reads only their shards."""
@@ -124,11 +129,7 @@ class SamplesTable:
 
     def table_of(self, shard: int, names: Sequence[str]) -> pa.Table:
         """Return columns of all rows of a shard."""
-        with self._open(shard, names) as parquet:
-            table = parquet.read(columns=_stored(parquet.schema_arrow, names))
-            table.validate(full=True)
-            batches = [_with_first_captions(batch) for batch in table.to_batches()]
-            return pa.Table.from_batches(batches).select(list(names))
+        return pa.Table.from_batches([*self._batches(shard, names, self.n)])
 
     @contextmanager
     def _open(self, shard: int, names: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:

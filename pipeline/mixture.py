@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..storage.local import LocalPath
-from ..storage.place import AnyPlace
+from ..storage.place import AnyPlace, Places, places_of
 from .dataset import PLACE_IN_SHARD, Dataset, SamplesTable
 from .dataset_index import DatasetIndex
 from .errors import DatasetError
@@ -23,22 +23,21 @@ if TYPE_CHECKING:
     from .raw_bytes import Descriptor
     from .shard import Shard
 
-PART = "part"
-"""Column of the samples table: the name of the sample's part."""
+PART, ID_IN_PART = "part", "id_in_part"
+"""Columns of the samples table: the name of the sample's part, and its id there."""
 
 
-def open_dataset(
-    place: AnyPlace | tuple[AnyPlace, ...], tars: AnyPlace | None = None, *, pictures: bool = True
-) -> Dataset:
+def open_dataset(places: Places, tars: AnyPlace | None = None, *, pictures: bool = True) -> Dataset:
     """Open the dataset at a place, or the mixture of those at several. Raises as `Dataset` and `Mixture`.
 
     tars, pictures: as for Dataset.
     """
-    if not isinstance(place, tuple):
-        return Dataset(place, tars, pictures=pictures)
+    parts = [*places_of(places)]
+    if len(parts) == 1:
+        return Dataset(parts[0], tars, pictures=pictures)
     if tars:
         raise DatasetError("--tars (data.tars) is for one dataset, not for a mixture; leave it out")
-    return Mixture([Dataset(part, pictures=pictures) for part in place])
+    return Mixture([Dataset(part, pictures=pictures) for part in parts])
 
 
 def part_names(paths: Sequence[str]) -> list[str]:
@@ -51,7 +50,7 @@ def part_names(paths: Sequence[str]) -> list[str]:
 
 
 class Mixture(Dataset):
-    """The parts as one dataset. Its table has the columns that all parts have, and PART.
+    """The parts as one dataset. Its table has the columns that all parts have, PART and ID_IN_PART.
 
     Raises DatasetError, naming both parts, if their modes or tokenizers differ, or for one at an address.
     """
@@ -70,33 +69,27 @@ class Mixture(Dataset):
     def name(self) -> str:
         return " + ".join(self.names)
 
-    def part_of(self, sample_ids: NDArray[np.int64]) -> pa.Array:
-        """Return the names of the parts of these ids, strings [b]."""
-        numbers = np.searchsorted(self.first_id[self._first_shard[:-1]], sample_ids, "right") - 1
-        return pa.DictionaryArray.from_arrays(numbers, self.names).dictionary_decode()
+    def parts_of(self, sample_ids: NDArray[np.int64]) -> dict[str, pa.Array]:
+        """Return PART, strings [b], and ID_IN_PART, int64 [b], of these ids."""
+        first = self.first_id[self._first_shard[:-1]]
+        numbers = np.searchsorted(first, sample_ids, "right") - 1
+        names = pa.DictionaryArray.from_arrays(numbers, self.names).dictionary_decode()
+        return {PART: names, ID_IN_PART: pa.array(sample_ids - first[numbers])}
 
     @cached_property
     def schema(self) -> pa.Schema:
         kinds = [dict(zip(part.schema.names, part.schema.types, strict=True)) for part in self.parts]
         common = [(name, kind) for name, kind in kinds[0].items() if all(each.get(name) == kind for each in kinds)]
-        return pa.schema([*(field for field in common if field[0] != PART), (PART, pa.string())])
+        return pa.schema(dict(common) | {PART: pa.string(), ID_IN_PART: pa.int64()})
 
     def table_of(self, shard: int, names: Sequence[str]) -> pa.Table:
         part, number = self._at(shard)
-        table = part.table_of(number, [*dict.fromkeys(name for name in (*names, PLACE_IN_SHARD) if name != PART)])
-        named = self.part_of(np.arange(*self.first_id[shard : shard + 2]))
-        return table.append_column(PART, named).select(list(names))
+        own = self.parts_of(np.arange(*self.first_id[shard : shard + 2]))
+        table = part.table_of(number, [*dict.fromkeys(name for name in (*names, PLACE_IN_SHARD) if name not in own)])
+        return pa.table(dict(zip(table.column_names, table.columns, strict=True)) | own).select(list(names))
 
-    def tables(self, names: Sequence[str], rows: int) -> Iterator[pa.Table]:
-        held = self.table_of(0, names).slice(0, 0)
-        for shard in range(self.shards):
-            table, at = pa.concat_tables([held, self.table_of(shard, names)]), 0
-            while len(table) - at >= rows:
-                yield table.slice(at, rows)
-                at += rows
-            held = table.slice(at)
-        if len(held):
-            yield held
+    def _batches(self, shard: int, names: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+        yield from self.table_of(shard, names).to_batches(rows)
 
     def shard(self, number: int) -> Shard:
         part, number = self._at(number)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..storage.mixed_rows import MixedRows
 from ..storage.selection import SelectionError
 from .errors import DamagedChunkError
 from .history import Snapshot
@@ -97,10 +98,11 @@ def check_snapshot(
         stop = min(start + reader.block_rows, reader.samples)
         block = {column.name: _read(reader, column, start, stop) for column in readable}
         visits = block.get(VISITS)
+        used = selection.are_used(np.arange(start, stop)) if isinstance(selection, MixedRows) else slice(None)
         for column in readable:
             if (values := block[column.name]) is None:
                 continue
-            column.count(values, visits)
+            column.count(values[used], None if visits is None else visits[used])
             for what, at_fault in _faults(reader, column.name, values, visits, tau_bounds):
                 if len(places := np.flatnonzero(at_fault)):
                     named = places[:MAX_IDS] + start

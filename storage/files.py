@@ -85,6 +85,12 @@ def open_own(path: str | os.PathLike[str], flags: int) -> int:
     return descriptor
 
 
+def may_make(folder: Path) -> bool:
+    """Return whether a folder is writable, or can be made."""
+    nearest = next(each for each in (folder, *folder.absolute().parents) if os.path.lexists(each))
+    return nearest.is_dir() and os.access(nearest, os.W_OK)
+
+
 def own_directory(path: Path) -> Path:
     """Create a directory if needed and return it. Raises NotRegularFileError if `path` is a link or not a directory."""
     with suppress(FileExistsError):

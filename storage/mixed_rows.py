@@ -60,12 +60,17 @@ class MixedRows(Selection):
         return np.asarray(shard * self.first_block[-1] + self.first_block[part] + block)
 
     def ids_at(self, positions: Ids) -> Ids:
-        """Return the ids of the samples of these rows, int64 [b]; any id for a row without a sample."""
+        """Return the ids of the samples of these rows, int64 [b]; any number for a row without a sample."""
         block, place = np.divmod(positions, self.block_rows)
         shard, block = np.divmod(block, self.first_block[-1])
         part = np.searchsorted(self.first_block, block, "right") - 1
         block += shard * np.array(self.blocks)[part] - self.first_block[part]
         return np.asarray(self.first_id[part] + block * self.block_ids[part] + place)
+
+    def are_used(self, rows: Ids) -> NDArray[np.bool_]:
+        """Return which rows have a sample, bool [b]."""
+        ids = np.minimum(self.ids_at(rows), self.about.samples - 1)
+        return np.asarray(self.positions(ids) == rows)
 
     def verify(self) -> None:
         """Do nothing: the numbers are sealed."""
@@ -82,8 +87,7 @@ class MixedRows(Selection):
     def read(cls, folder: Place) -> Self:
         """Read a run's mixture. Raises SelectionError, OSError."""
         try:
-            numbers = _Numbers.model_validate(unseal((folder / MIXTURE).read_bytes()))
-            rows = cls(numbers.samples, numbers.blocks, numbers.shards)
+            rows = cls(**dict(_Numbers.model_validate(unseal((folder / MIXTURE).read_bytes()))))
         except (DamagedJSONError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise SelectionError(

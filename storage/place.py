@@ -22,6 +22,8 @@ from .step_folders import BucketSteps, LocalSteps
 Place: TypeAlias = LocalPath | Address
 AnyPlace: TypeAlias = str | os.PathLike[str] | Address
 """Types that a caller may pass for a place."""
+Places: TypeAlias = AnyPlace | Sequence[AnyPlace]
+"""A dataset's place, or those of a mixture's parts."""
 Lock: TypeAlias = FileLock | BucketLock
 L = TypeVar("L")
 B = TypeVar("B")
@@ -32,6 +34,11 @@ def place_of(given: AnyPlace) -> Place:
     if isinstance(given, LocalPath | Address):
         return given
     return Address.parse(given) if isinstance(given, str) and is_address(given) else LocalPath(given)
+
+
+def places_of(given: Places) -> list[Place]:
+    """Return the places that the argument names. Raises AddressError for a malformed address."""
+    return [place_of(given)] if isinstance(given, str | os.PathLike | Address) else [*map(place_of, given)]
 
 
 def made_for(place: Place, local: Callable[[LocalPath], L], bucket: Callable[[Address], B]) -> L | B:

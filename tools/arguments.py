@@ -65,10 +65,13 @@ WEIGHTS = click.option(
     show_default="averaged, where the run has them",
     help="The moving average of the weights (model.ema), or the weights themselves.",
 )
-TARS = click.option("--tars", type=ANY_PLACE, metavar="ROOT", help="Where the tars of a dataset in place are now.")
+TARS_HELP = "Where the tars of a dataset in place are now."
+TARS = click.option("--tars", type=ANY_PLACE, metavar="ROOT", help=TARS_HELP)
 RUN_DATA = click.option(
     "--data",
     type=DatasetPath(),
-    help="New path of the run's dataset, if it was moved; text encoders need its tokenizer.",
+    multiple=True,
+    callback=lambda *given: given[-1] or None,
+    help="New path of the run's dataset, if it was moved; of a mixture, repeat it for each part, in their order.",
 )
 ALLOW = click.option("--allow-code", is_flag=True, help="Allow the run's settings to import code: `module:name`.")

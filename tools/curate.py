@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from ..storage.place import Place
-from .arguments import RUN, DatasetPath
+from ..storage.place import Place, Places
+from .arguments import RUN, RUN_DATA
 from .printing import print_facts, print_table
 
 ALL = 1 << 62
@@ -88,7 +88,7 @@ def _number(context: click.Context, parameter: click.Parameter, value: float) ->
     "Pass the file to train --weights too.",
 )
 @click.option("--at", default="latest", show_default=True, metavar="TAG|ID", help="The snapshot to judge by.")
-@click.option("--data", type=DatasetPath(), help="New path of the run's dataset, if it was moved.")
+@RUN_DATA
 @click.option("--overwrite", is_flag=True, help="Replace existing files.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was kept and dropped as one JSON object.")
 def curate(
@@ -101,7 +101,7 @@ def curate(
     class_column: str | None,
     tau_power: float,
     at: str,
-    data: Place | None,
+    data: Places | None,
     overwrite: bool,
     as_json: bool,
 ) -> None:

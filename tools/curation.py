@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ..pipeline.dataset_index import FINGERPRINT
-from ..pipeline.mixture import PART, Mixture
+from ..pipeline.mixture import Mixture
 from ..state_store.schema import VISITS
 from ..storage.files import written_aside
-from ..storage.place import Place
+from ..storage.place import Place, Places
 from ..trainer.errors import ConfigError, RunError
 from ..trainer.run.selection_files import SAMPLE_ID, WEIGHT, selected_ids
 from ..trainer.run_directory import RunDirectory
@@ -74,8 +74,8 @@ class Curation:
     notes: list[str]
     fingerprint: str
     """Fingerprint of the dataset."""
-    part_of: Callable[[Ids], pa.Array] | None
-    """Names the parts of samples of a mixture; None for a single dataset."""
+    parts_of: Callable[[Ids], dict[str, pa.Array]]
+    """Columns of samples of a mixture, as `Mixture.parts_of`; none for a single dataset."""
     tag: str
     """Tag of the snapshot that the choice was made by."""
 
@@ -86,7 +86,7 @@ class Curation:
 
 
 def curate_run(
-    run: Place, keep: Path, rules: CurationRules, *, at: str, data: Place | None, overwrite: bool
+    run: Place, keep: Path, rules: CurationRules, *, at: str, data: Places | None, overwrite: bool
 ) -> tuple[Curation, Path]:
     """Apply the rules to a run and write both files, with progress on stderr; return also the path of the dropped ones.
 
@@ -97,8 +97,8 @@ def curate_run(
     check_target(dropped, [".parquet"], overwrite=overwrite)
     if rules.drop and rules.drop.resolve() in (keep.resolve(), dropped.resolve()):
         raise ConfigError(f"{rules.drop} would be replaced; choose another name for --keep")
-    if other_dataset(RunDirectory(run), data, allow_code=False):
-        raise ConfigError(f"{data} is not the dataset that the run was trained on; pass that one with --data")
+    if other := other_dataset(RunDirectory(run), data, allow_code=False):
+        raise ConfigError(f"{other.place} is not the dataset that the run was trained on; pass that one with --data")
 
     def read(inspection: Inspection) -> tuple[Inspection, Curation]:
         clusters = NO_CLUSTERS
@@ -162,9 +162,9 @@ def curate(
         )
     if few := int(state.is_new[kept].sum()):
         notes.append(f"Kept samples with fewer than {MIN_VISITS} visits, too few to be judged: {few:,}.")
-    part_of = dataset.part_of if isinstance(dataset, Mixture) else None
+    parts_of = dataset.parts_of if isinstance(dataset, Mixture) else lambda ids: {}
     fingerprint, tag = reader.dataset_fingerprint, reader.snapshot.tag
-    return Curation(reasons, misfits, clusters, weights, notes, fingerprint, part_of, tag)
+    return Curation(reasons, misfits, clusters, weights, notes, fingerprint, parts_of, tag)
 
 
 @dataclass(frozen=True)
@@ -260,14 +260,13 @@ def write_curation(found: Curation, keep: Path, dropped: Path) -> None:
             "reason": reasons,
             "rank": pa.array(rank, mask=rank == 0),
             "cluster": pa.array(cluster, mask=cluster < 0),
+            **found.parts_of(ids),
         }
     )
-    if found.part_of:
-        table = table.append_column(PART, found.part_of(ids))
     with written_aside(dropped) as file:
         pq.write_table(table.replace_schema_metadata(metadata), file)
-    columns: dict[str, Any] = {SAMPLE_ID: np.flatnonzero(found.reasons == KEPT)}
-    columns |= {PART: found.part_of(columns[SAMPLE_ID])} if found.part_of else {}
+    ids = np.flatnonzero(found.reasons == KEPT)
+    columns: dict[str, Any] = {SAMPLE_ID: ids, **found.parts_of(ids)}
     columns |= {} if found.weights is None else {WEIGHT: found.weights}
     with written_aside(keep) as file:
         pq.write_table(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..storage.place import Place
+from ..storage.place import Place, Places
 from .arguments import ALLOW, AT, RUN, RUN_DATA, WEIGHTS, DatasetPath
 from .progress import progress_bar
 
@@ -47,7 +47,7 @@ def embed(
     weights: Weights | None,
     dtype: str,
     batch: int,
-    data: Place | None,
+    data: Places | None,
     overwrite: bool,
     allow_code: bool,
 ) -> None:
@@ -70,10 +70,9 @@ def embed(
 
     checkpoint, weights = find_checkpoint(directory, at), chosen_weights(config.model, weights)
     info, training = load_found(checkpoint)
-    tokenizer, sizes = None, None
-    if config.objective.mode == "bimodal":
-        own = dataset if samples.index.fingerprint == info.dataset_fingerprint else config.data.places
-        tokenizer, sizes = tokenizer_of(data or own, info)
+    own = dataset if samples.index.fingerprint == info.dataset_fingerprint else config.data.places
+    has_texts = config.objective.mode == "bimodal"
+    tokenizer, sizes = tokenizer_of(data or own, info) if has_texts else (None, None)
     encoders = restore_encoders(config, checkpoint, training, sizes, weights, allow_code=allow_code)
     device = device_named("auto")
     view = (recipe_named(config.data.recipe), config.data.image_size, device)

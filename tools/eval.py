@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..storage.place import Place
+from ..storage.place import Place, Places
 from .arguments import ALLOW, AT, RUN, RUN_DATA, WEIGHTS, DatasetPath
 from .printing import print_facts, print_table
 from .progress import task_bars
@@ -87,7 +87,7 @@ def eval_(
     weights: Weights | None,
     templates: tuple[str, ...],
     file: str | None,
-    data: Place | None,
+    data: Places | None,
     allow_code: bool,
     as_json: bool,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from ..storage.place import Place
+from ..storage.place import Place, Places
 from .arguments import ALLOW, AT, RUN, RUN_DATA, WEIGHTS
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def export(
     format_: Literal["hf", "timm", "open_clip", "safetensors"],
     at: str,
     weights: Weights | None,
-    data: Place | None,
+    data: Places | None,
     allow_code: bool,
 ) -> None:
     """Write the encoders of RUN's latest checkpoint into a new directory.

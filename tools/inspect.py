@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from ..storage.files import refuse_link
-from ..storage.place import Place
+from ..storage.files import may_make, refuse_link
+from ..storage.place import Place, Places
 from ..trainer.errors import RunError
 from ..trainer.run_directory import RunDirectory
-from .arguments import ALLOW, RUN, WEIGHTS, DatasetPath
+from .arguments import ALLOW, RUN, RUN_DATA, WEIGHTS
 from .inspection import summary
 from .inspection.as_json import duplicates_to_json, samples_to_json, to_json
 from .inspection.duplicates.finding import DUPLICATES, find_duplicates, write_duplicates
@@ -81,7 +81,7 @@ class InspectOptions:
     suspects: int
     weights: Weights | None
     overwrite: bool
-    data: Place | None
+    data: Places | None
     to: Path | None
     allow_code: bool
     as_json: bool
@@ -175,12 +175,7 @@ class InspectOptions:
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default="a free one", help="Port of --serve.")
 @click.option("--overwrite", is_flag=True, help="Let --export replace an existing file.")
-@click.option(
-    "--data",
-    type=DatasetPath(),
-    help="New path of the run's dataset, if it was moved; or another dataset, for which a run of tempnet "
-    "predicts temperatures.",
-)
+@RUN_DATA
 @click.option(
     "--to",
     type=click.Path(file_okay=False, path_type=Path),
@@ -193,7 +188,8 @@ class InspectOptions:
 def inspect(context: click.Context, /, more_ids: tuple[int, ...], **options: Any) -> None:
     """Summarise the temperatures of RUN and write RUN/report/report.html; with --json, only print.
 
-    Works while the run trains: reads the latest snapshot and changes nothing else. Needs no GPU.
+    Works while the run trains: reads the latest snapshot and changes nothing else. Needs no GPU. --data may name
+    another dataset, for which a run of tempnet predicts temperatures.
     """
     asked = InspectOptions(**options | {"suspects": options["suspects"] or 0})
     if more_ids and not asked.ids:
@@ -260,11 +256,7 @@ def _writable(run: Place, to: Path | None) -> Path:
     folder = to or RunDirectory(run).report
     if to is None:
         refuse_link(folder)
-    else:
-        to.mkdir(parents=True, exist_ok=True)
-    here = RunDirectory(run).report.parent
-    nearest = folder if folder.exists() else here
-    if here.is_dir() and not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+    if RunDirectory(run).report.parent.is_dir() and not may_make(folder):
         raise RunError(f"the page cannot be written to {folder}; choose another directory with --to")
     return folder
 
@@ -280,8 +272,7 @@ def _print_summary(findings: Findings) -> None:
     if survey.sides:
         _print_tau(findings, survey)
     if survey.parts and survey.sides:
-        head, rows = summary.parts_table(survey, survey.parts)
-        print_table([head[0], *(f">{title}" for title in head[1:])], rows)
+        print_table(*summary.parts_table(survey.parts))
     if survey.kinds is None or not survey.kinds.worth_showing:
         return
     head, rows = summary.kinds_table(survey.kinds)
@@ -341,7 +332,7 @@ def _around(
     inspection: Inspection, samples: list[Sample], folder: Path, count: int, weights: Weights | None, allow_code: bool
 ) -> dict[int, Neighbours]:
     """Return the neighbours of samples by id. Makes the features of all samples first where `folder` has none."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     features = features_with_progress(inspection, folder, weights, allow_code)
     found = {}
     with progress_bar("comparing", len(samples), hidden=len(samples) * features.samples < ROWS_IN_TWO_SECONDS) as bar:
@@ -359,7 +350,7 @@ def report_duplicates(asked: InspectOptions) -> None:
     inspection, score = read_again(read_scores, asked.run, asked.at, asked.data)
     if (dataset := inspection.dataset) is None:
         raise RunError(f"duplicates need the run's dataset. {' '.join(inspection.notes)}")
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     features = features_with_progress(inspection, folder, asked.weights, asked.allow_code)
     with task_bars() as show:
         found = find_duplicates(dataset, features, score, folder, show)
@@ -408,6 +399,7 @@ def serve(asked: InspectOptions) -> None:
     folder = _writable(asked.run, asked.to)
 
     def opened(inspection: Inspection) -> tuple[Inspection, Catalogue]:
+        folder.parent.mkdir(parents=True, exist_ok=True)
         with task_bars() as on_progress:
             return inspection, open_catalogue(inspection, folder, on_progress)
 

@@ -176,14 +176,14 @@ def _check(reader: StateReader, config: TrainConfig | None) -> SnapshotReport:
             report.notes.append(f"Objective {config.objective.name} has no {name}, so tau was not checked against one.")
     made_for = reader.dataset_fingerprint
     try:
-        index = open_dataset(config.data.places, pictures=False).index
+        dataset = open_dataset(config.data.places, pictures=False)
     except DatasetError as error:
         report.notes.append(f"The run's dataset was not compared, because it cannot be read: {error}")
         return report
-    if index.fingerprint != made_for:
+    if dataset.index.fingerprint != made_for:
         report.other_problems.append(
-            f"the state is for dataset {made_for[:12]}… with {reader.samples:,} samples, but {config.data.places} is "
-            f"{index.fingerprint[:12]}… with {index.n:,}"
+            f"the state is for dataset {made_for[:12]}… with {reader.samples:,} samples, but {dataset.place} is "
+            f"{dataset.index.fingerprint[:12]}… with {dataset.n:,}"
         )
     return report
 

@@ -102,7 +102,8 @@ def _state(run: RunStatus) -> str:
 def _steps_lines(run: RunStatus, steps: StepsStatus) -> Iterator[tuple[str, str]]:
     total = f" of {run.total_steps:,} ({steps.step / run.total_steps:.1%})" if run.total_steps else ""
     left = f", {duration(run.seconds_left)} left" if run.seconds_left is not None else ""
-    yield "step", f"{steps.step:,}{total}, epoch {steps.epoch + 1:,} of {run.epochs:,}{left}"
+    asked = ", ended by --steps" if run.state == "finished" and steps.epoch + 1 < run.epochs else ""
+    yield "step", f"{steps.step:,}{total}{asked}, epoch {steps.epoch + 1:,} of {run.epochs:,}{left}"
     now = "none: the step was skipped" if steps.loss is None else f"{steps.loss:.4f}"
     mean = "" if steps.loss_mean is None else f"  mean {steps.loss_mean:.4f}"
     yield "loss", f"{now}{mean}  {_sparkline(steps.loss_curve)}"

@@ -8,8 +8,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -18,18 +16,18 @@ from ..pipeline.dataset import Dataset
 from ..pipeline.errors import DatasetError
 from ..pipeline.mixture import open_dataset
 from ..state_store.ranks import agreement
-from ..storage.place import Place
-from ..trainer.config import EncoderConfig, TrainConfig, settings_named, to_tree
+from ..trainer.config import EncoderConfig, TrainConfig, data_at, to_tree
 from ..trainer.config.layers import Layers, apply_overrides, preset_names, read_toml
 from ..trainer.config.own_code import announce_code, code_in, refuse_code
 from ..trainer.errors import ConfigError, RanksLostError, RunError
 from ..trainer.plugins import OPEN_CLIP, TIMM, is_directory
 from ..trainer.run_directory import RunDirectory
 from ..trainer.world import World, joined_world, refuse_separate_directories
-from .arguments import ANY_PLACE, TARS, DatasetPath
+from .arguments import DatasetPath
 from .eval import LABELS
 from .printing import MAX_ERROR_CHARACTERS, plain_text, print_facts
 from .progress import ProgressBar, duration, in_units, progress_bar, working
+from .train_options import OPTIONS, TrainCommand, TrainOptions
 
 if TYPE_CHECKING:
     from ..trainer.loop import Trainer
@@ -57,45 +55,9 @@ _ending = threading.Lock()
 _log = logging.getLogger(__name__)
 
 
-ELSEWHERE = {
-    "accum-freq": "--set micro_batch=SAMPLES, which gives the same gradients",
-    "grad-checkpointing": "--set model.activation_checkpointing=true",
-    "lock-image": "--set model.image.locked=true",
-    "lock-text": "--set model.text.locked=true",
-    "lr-scheduler": "--set optimizer.lr_min=VALUE: the schedule is a cosine after a linear warm-up",
-    "method": "--set objective.name=NAME, such as simclr (docs/objectives.md)",
-    "model": "--set model.image.name=hf:vit-b (or hf:resnet-50, or hf:/path/to/model), and for pairs "
-    "--set model.text.name=hf:clip-text",
-    "name": "--out RUN",
-    "pretrained": "--set model.image.name=hf:/path/to/model, a directory from transformers' save_pretrained",
-    "report-to": "--set trackers='[\"wandb\"]', or tensorboard",
-    "save-frequency": "--set checkpoint.every_minutes=MINUTES or --set checkpoint.every_steps=STEPS",
-    "temperature": "--set objective.tau=VALUE, or objective.tau_init where it is learned",
-    "train-data": "--data, a directory that `thermopile convert` has written",
-    "val-data": "--set evaluation.test=DATASET",
-    "warmup": "--set optimizer.warmup_steps=STEPS",
-    "wd": "--set optimizer.weight_decay=VALUE",
-}
-"""Options of open_clip, solo-learn and lightly-train -> what does the same here (docs/coming_from.md)."""
-
-
-class _TrainCommand(click.Command):
-    """Explains how to pass a setting that was given as an option."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            if meant := ELSEWHERE.get(error.option_name.lstrip("-").replace("_", "-")):
-                raise click.UsageError(f"No such option: {error.option_name}. What is meant is {meant}", ctx) from None
-            if keys := settings_named(error.option_name):
-                said = " or ".join(f"--set {key}=VALUE" for key in keys)
-                raise click.UsageError(f"No such option: {error.option_name}. It is a setting: {said}", ctx) from None
-            raise
-
-
 @click.command(
-    cls=_TrainCommand,
+    cls=TrainCommand,
+    params=OPTIONS,
     epilog="\b\nExamples:\n"
     "  thermopile train --preset glyphs --data data/glyphs --out runs/glyphs\n"
     "  thermopile train --data data/cc3m --out runs/cc3m --set epochs=30 --set optimizer.lr=2e-4\n"
@@ -104,63 +66,6 @@ class _TrainCommand(click.Command):
     "  thermopile train --out runs/cc3m --resume --set epochs=40 --allow-change epochs\n"
     "  thermopile train --data data/own --out runs/own --config runs/cc3m/config.toml --init-from runs/cc3m",
 )
-@click.option(
-    "--data",
-    type=ANY_PLACE,
-    multiple=True,
-    help="The dataset: a directory, or an address such as s3://bucket/cc12m. Repeat it to mix directories.",
-)
-@TARS
-@click.option(
-    "--share",
-    "shares",
-    type=click.IntRange(1),
-    multiple=True,
-    help="Share of a batch of each --data, such as --share 2 --share 1.",
-)
-@click.option("--out", type=ANY_PLACE, help="The run directory, or s3://BUCKET/PATH; optional with --print-config.")
-@click.option("--preset", help="Start from these named settings; an unknown name lists the presets.")
-@click.option("--config", "config_file", type=click.Path(path_type=Path), help="A TOML file of settings.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one setting. Repeatable.")
-@click.option("--steps", type=click.IntRange(1), help="End after this many steps, for example to try a command.")
-@click.option("--init-from", metavar="RUN[@step-N]", help="Initialise the encoders from another run's checkpoint.")
-@click.option(
-    "--grow", is_flag=True, help="With --init-from: also begin with its samples' state; --data extends its dataset."
-)
-@click.option(
-    "--select",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Train on the samples in this Parquet file's column sample_id.",
-)
-@click.option(
-    "--weights",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Weigh each sample's loss by this Parquet file's columns sample_id and weight.",
-)
-@click.option(
-    "--on-nan",
-    type=click.Choice(["stop", "skip"]),
-    help="If a loss is not finite: stop the run, or skip the step and continue.",
-)
-@click.option("--resume", is_flag=True, help="Resume the run in OUT; start it if there is none.")
-@click.option(
-    "--allow-change",
-    "allowed",
-    multiple=True,
-    metavar="KEY",
-    help="With --resume: allow this setting, or table of settings, to change. Repeatable.",
-)
-@click.option("--accept-config", is_flag=True, help="With --resume: accept your manual edits of OUT/config.toml.")
-@click.option("--allow-code", is_flag=True, help="Allow OUT's settings or --config to import code: `module:name`.")
-@click.option(
-    "--dry-run", is_flag=True, help="Refuse what training would, print what it would need; train and write nothing."
-)
-@click.option(
-    "--timed", is_flag=True, help="With --dry-run: estimate the time from ten steps in a temporary directory."
-)
-@click.option("--print-config", is_flag=True, help="Print every setting and its origin; train nothing.")
 def train(**options: Any) -> None:
     """Train encoders with a temperature per sample.
 
@@ -174,32 +79,6 @@ def train(**options: Any) -> None:
 
     if not run(TrainOptions(**options)):
         click.get_current_context().exit(EXIT_CODE)
-
-
-@dataclass(frozen=True)
-class TrainOptions:
-    """The options of `thermopile train`."""
-
-    data: tuple[Place, ...]
-    tars: Place | None
-    shares: tuple[int, ...]
-    out: Place | None
-    preset: str | None
-    config_file: Path | None
-    overrides: tuple[str, ...]
-    steps: int | None
-    init_from: str | None
-    grow: bool
-    select: Path | None
-    weights: Path | None
-    on_nan: str | None
-    resume: bool
-    allowed: tuple[str, ...]
-    accept_config: bool
-    allow_code: bool
-    dry_run: bool
-    timed: bool
-    print_config: bool
 
 
 def run(asked: TrainOptions) -> bool:
@@ -279,8 +158,7 @@ def _check_paths(asked: TrainOptions) -> None:
     if asked.out is None and not asked.print_config:
         raise click.UsageError("Missing option '--out': the run directory")
     for data in asked.data:
-        option = next(param for param in click.get_current_context().command.params if param.name == "data")
-        DatasetPath().convert(data, option, None)
+        DatasetPath().convert(data, OPTIONS[0], None)
     if asked.timed and (asked.resume or not asked.dry_run or os.environ.get("WORLD_SIZE", "1") != "1"):
         raise click.UsageError("--timed is for a new run's --dry-run, on one rank")
     if asked.config_file is not None and not asked.config_file.is_file():
@@ -304,11 +182,8 @@ def _layers(asked: TrainOptions, begun: RunDirectory | None, recorded: TrainConf
             layers.add({key: value}, f"--{key.replace('_', '-')}")
     if asked.grow:
         layers.add({"init_state": True}, "--grow")
-    places = [str(place.resolve()) for place in asked.data]
-    if len(places) > 1:
-        layers.add({"data": {"path": "", "parts": places}}, "--data")
-    elif places:
-        layers.add({"data": {"path": places[0]}}, "--data")
+    if asked.data:
+        layers.add({"data": data_at(asked.data)}, "--data")
     if asked.shares:
         layers.add({"data": {"shares": [*asked.shares]}}, "--share")
     for option in ("tars", "select", "weights"):

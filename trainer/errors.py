@@ -1,6 +1,11 @@
 """Errors of a run, grouped by what a caller can do about them."""
 
 
+def one_line(error: Exception) -> str:
+    """Return an error's text as one line, or its kind if it has none."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
 class ConfigError(Exception):
     """A setting is unknown, out of range, or differs from the run's: the user corrects it."""
 

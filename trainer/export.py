@@ -6,6 +6,7 @@ None needs thermopile to be read. The section Exporting of docs/operations.md de
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,8 +20,8 @@ from torch import nn
 
 from .._version import __version__
 from ..pipeline.mixture import open_dataset
-from ..storage.files import sync, writer_name
-from ..storage.place import Place
+from ..storage.files import sync, writer_name, written_through
+from ..storage.place import Places
 from .checkpoints.checkpoint_files import LATEST
 from .checkpoints.tensors import save_tensors
 from .config import EncoderConfig, TrainConfig
@@ -56,7 +57,7 @@ def export_encoders(
     format: Format,
     *,
     at: str = LATEST,
-    data: Place | None = None,
+    data: Places | None = None,
     weights: Weights | None = None,
     allow_code: bool = False,
 ) -> list[Path]:
@@ -98,22 +99,19 @@ def check_format(config: TrainConfig, format: Format) -> None:
     image, names, what = config.model.image.name, [encoder.name for encoder in sides.values()], ""
     if format == "timm" and not image.startswith(TIMM):
         what = f"the run's image encoder is {image!r}, which timm does not have"
-    if format == "open_clip" and not (
-        names == [image] * 2 and image.startswith(OPEN_CLIP) and config.model.head == "none"
-    ):
+    is_pair = names == [image] * 2 and image.startswith(OPEN_CLIP) and config.model.head == "none"
+    if format == "open_clip" and not is_pair:
         what = "the run has not both towers of a model of open_clip, with model.head = 'none'"
     for side, encoder in sides.items() if format == "hf" else ():
-        if not encoder.name.startswith(HF):
-            what = f"the run's {side} encoder is {encoder.name!r}, which transformers does not have"
-        elif encoder.config.get("stem") == "cifar":
-            what = f"the run's {side} encoder is {encoder.name!r} with the stem 'cifar', which transformers' ResNet "
-            what += "does not have"
+        with_stem = " with the stem 'cifar'" if encoder.config.get("stem") == "cifar" else ""
+        if with_stem or not encoder.name.startswith(HF):
+            what = f"the run's {side} encoder is {encoder.name!r}{with_stem}, which transformers does not have"
     if what:
         raise ConfigError(f"{what}; export it with --format safetensors")
 
 
 def _restore(
-    run: RunDirectory, config: TrainConfig, at: str, data: Place | None, weights: Weights, allow_code: bool
+    run: RunDirectory, config: TrainConfig, at: str, data: Places | None, weights: Weights, allow_code: bool
 ) -> list[_Side]:
     checkpoint = find_checkpoint(run, at)
     info, training = load_found(checkpoint)
@@ -146,12 +144,9 @@ def _restore(
 
 def _facts(config: TrainConfig, encoder: EncoderConfig, module: Encoder, step: int) -> dict[str, Any]:
     model = config.model
-    # For a local model or file of weights only its name: its path is private and useless elsewhere.
-    library, colon, path = (encoder.name.rpartition if encoder.name.startswith(OPEN_CLIP) else encoder.name.partition)(
-        ":"
-    )
     return {
-        "encoder": library + colon + Path(path).name,
+        # For a local model or file of weights only its name: its path is private and useless elsewhere.
+        "encoder": re.sub(":[^:]*/", ":", encoder.name),
         "config": encoder.config,
         "width": module.backbone.width,
         "head": model.head,
@@ -211,7 +206,8 @@ def _write_open_clip(image: _Side, text: _Side, *, folder: Path) -> None:
     model = nn.ModuleDict({"visual": visual.body, "text": words.body})
     model.logit_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))  # open_clip's first; not part of the features
     _save(model, folder / "open_clip_model.safetensors", image.facts)
-    config = visual.config | words.config | {"text_cfg": words.config["text_cfg"] | {"hf_tokenizer_name": "."}}
+    text_cfg = words.config["text_cfg"] | {"hf_tokenizer_name": ".", "tokenizer_kwargs": {}}
+    config = visual.config | words.config | {"text_cfg": text_cfg}
     _write_json(folder / "open_clip_config.json", {"model_cfg": config, "preprocess_cfg": _normalisation(image)})
     _write_tokenizer(text, folder)
 
@@ -290,15 +286,10 @@ def _written_aside(to: Path) -> Iterator[Path]:
     beside.mkdir(parents=True)
     usual = beside.stat().st_mode & 0o666  # a new file's permissions under the umask
     try:
-        yield beside
-        for path in beside.rglob("*"):
-            if path.is_file():
+        with written_through(beside):
+            yield beside
+            for path in beside.rglob("*.safetensors"):
                 path.chmod(usual)  # safetensors creates files readable only by their owner
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
-            else:
-                sync(path)
-        sync(beside)
         beside.rename(to)
     except (OSError, SafetensorError) as error:  # SafetensorError comes from transformers
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error

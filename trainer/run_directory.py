@@ -12,6 +12,7 @@ from typing import Any
 
 from ..storage.bucket import Address
 from ..storage.bucket_errors import MissingBucketError
+from ..storage.files import may_make
 from ..storage.place import Lock, Place, leased, log_at, place_of
 from .checkpoints.checkpoint_files import (
     LATEST,
@@ -85,7 +86,7 @@ class RunDirectory:
             folder.remove_leftovers()
 
     def refuse_existing(self) -> None:
-        """Raise RunExistsError if the directory already has content."""
+        """Raise RunExistsError if the directory already has content, RunError if it cannot be written."""
         # Leftovers of a kill during creation, and early warnings, do not make a run.
         own = {self.warnings_file.name, self.selection.name, self.state_lock.name}
         is_file = self.path.is_present() and not self.path.is_folder()
@@ -94,6 +95,8 @@ class RunDirectory:
             raise self.taken()
         if is_occupied:
             raise RunExistsError(f"{self.path} {self.path.occupied} with --out")
+        if not may_make(self.local):
+            raise RunError(f"{self.local} cannot be written; choose another directory with --out")
 
     def create(self, config: TrainConfig, fill: Callable[[], None] = lambda: None) -> None:
         """Create the directory and write the resolved settings, after `fill` has written the files that belong to them.

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
+from threading import Lock
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -16,6 +17,9 @@ from ..errors import DatasetError
 from ..row_records import RECORD
 from ..shard import max_open_shards
 from ..stored_sample import REASONS, SOUND, Located
+
+_compiling = Lock()
+"""Held by a thread's first call: numba may fail if two threads compile what calls the same functions."""
 
 
 class Reading(NamedTuple):
@@ -37,6 +41,7 @@ class Reader:
         self._seed = np.uint64(seed)
         self._max_run = max(1, max_open_shards() // threads)
         self._pool = ThreadPoolExecutor(threads, "thermopile-loader")
+        self._is_compiled = False
 
     def locate(self, ids: NDArray[np.int64], epoch: int) -> Located:
         """Locate the samples, int64 [b], and choose their captions of this epoch.
@@ -79,6 +84,10 @@ class Reader:
             }
             located.files[start:end] = [files[shard, -1].number for shard in numbers]
             located.jpeg_files[start:end] = [files[place].number for place in places]
+            if not self._is_compiled:
+                with _compiling:
+                    kernel(located, start, start + 1, *given)
+                self._is_compiled = True
             row, fault = kernel(located, start, end, *given)
             files.clear()  # before the next files are opened
             if fault != SOUND:

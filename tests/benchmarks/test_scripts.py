@@ -27,7 +27,7 @@ FIGURES = {
     ("objective", "memory"): {"32_products_mib", "32_autograd_mib"},
     ("momentum", "step"): {"step_ms"},
     ("embed", "speed"): {"rows_per_second"},
-    ("embed", "memory"): {"peak_megabytes"},
+    ("embed", "memory"): {"megabytes"},
     ("inspect_report", "beside_pandas"): {"seconds", "peak_megabytes", "page_megabytes", "export_seconds"},
     ("serve", "page"): {"first_seconds", "slowest_ms", "ms_coldest", "ms_hottest_far_back", "ms_a_word", "ms_a_kind",
                         "ms_a_class_by_log_s", "ms_a_range_of_tau_by_id", "ms_a_sample_with_its_history",

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from thermopile.pipeline.order import MixedOrder, Order, Pieces
+from thermopile.pipeline.mixed_order import MixedOrder
+from thermopile.pipeline.order import Order, Pieces
 
 FULL = MixedOrder.of(Order.create(4_900, 1_024, seed=3), [3_400, 900, 600], [5, 2, 1])
 WINDOWED = MixedOrder.of(Order.create(40_000, 1_024, 3, 8, 20, 6), [26_000, 11_000, 3_000], [5, 2, 1])

@@ -16,7 +16,7 @@ from thermopile.trainer.dry_run import DryRun
 from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
 
-from support.cli import cli, sets, succeed
+from support.cli import assert_one_line, cli, sets, succeed
 from support.runs import weights
 
 train = partial(cli, "train")
@@ -83,6 +83,13 @@ def test_a_dry_run_on_two_ranks_prints_once_and_writes_nothing(pairs_dataset, tm
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("parameters  ") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_refused(pairs_dataset, tmp_path):
+    (tmp_path / "file").touch()
+    words = ["--data", pairs_dataset.path, "--out", tmp_path / "file" / "run", *sets(*TINY)]
+    for more in (["--dry-run"], []):
+        assert_one_line(train(*words, *more), 1, "file/run cannot be written; choose another directory with --out")
 
 
 def test_forty_samples_train_with_what_is_chosen_for_them(images_dataset, tmp_path):

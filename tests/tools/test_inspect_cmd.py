@@ -217,6 +217,8 @@ def test_a_run_that_may_only_be_read_is_refused_at_once_and_shown_elsewhere(host
     assert_one_line(inspect(run), 1, "the page cannot be written to", "--to")
     done = inspect(run, "--to", tmp_path / "else" / "where", "--sample", "3")
     assert done.stdout.splitlines()[-1] == str(tmp_path / "else" / "where" / "samples.html")
+    assert inspect(run, "--to", tmp_path / "not", "--sample", "999").exit_code == 2
+    assert not (tmp_path / "not").exists()
 
 
 def test_a_run_can_be_inspected_while_it_trains(moved_run):

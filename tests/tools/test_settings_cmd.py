@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from thermopile.tools.settings import _of_objective, shown_settings
-from thermopile.tools.train import ELSEWHERE
+from thermopile.tools.train_options import ELSEWHERE
 from thermopile.trainer.config import TrainConfig, flat, load_config
 from thermopile.trainer.config.layers import Layers, preset_names
 from thermopile.trainer.objectives import OBJECTIVES

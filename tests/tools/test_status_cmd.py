@@ -141,6 +141,14 @@ def test_a_run_is_finished_once_its_last_step_is_saved(made):
     assert status_of(made)["state"] == "finished"
 
 
+def test_a_run_that_ended_at_the_step_asked_for_says_so(made):
+    made.record(made.config().model_copy(update={"steps": 6}))
+    write_lines(made, [line(step) for step in range(1, 7)])
+    assert "6 of 6 (100.0%), epoch 2 of 20" in text_of(made)
+    write_checkpoint(made, 6)
+    assert "6 of 6 (100.0%), ended by --steps, epoch 2 of 20" in text_of(made)
+
+
 def test_a_run_that_never_made_a_step_has_none_to_show(hostile_dataset, tmp_path):
     never = write_run(tmp_path / "never", hostile_dataset, {}, snapshot=False)
     found = status_of(never)

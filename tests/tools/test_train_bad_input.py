@@ -68,7 +68,7 @@ def further(seven_steps, tmp_path_factory):
 
 def test_a_run_below_a_file_is_refused_with_the_path(images_dataset, tmp_path):
     (tmp_path / "file").touch()
-    assert_one_line(start(images_dataset, tmp_path / "file" / "run"), 1, "Not a directory", tmp_path / "file" / "run")
+    assert_one_line(start(images_dataset, tmp_path / "file" / "run"), 1, "cannot be written", tmp_path / "file" / "run")
     assert_one_line(start(images_dataset, tmp_path / "file"), 2, tmp_path / "file")
 
 

@@ -164,7 +164,7 @@ def test_a_safetensors_file_holds_an_encoders_weights_and_what_a_reader_must_kno
     ("image", "text", "what"),
     [("conv", None, "image encoder is 'conv', which transformers does not have"),
      ("resnet", "mean", "text encoder is 'mean_embedding', which"),
-     ("cifar", None, "'hf:resnet-18' with the stem 'cifar', which transformers' ResNet does not have")],
+     ("cifar", None, "'hf:resnet-18' with the stem 'cifar', which transformers does not have")],
 )  # fmt: skip
 def test_encoders_that_transformers_has_not_are_refused_naming_the_other_format(
     image, text, what, pairs_dataset, tmp_path

@@ -104,7 +104,7 @@ def test_nothing_is_fetched_for_a_name_in_a_file(hub, pairs_dataset, tmp_path):
     line = ("train", "--data", pairs_dataset.path, "--out", tmp_path / "run", "--config", tmp_path / "sent.toml")
     done = run(hub, *line, *sets("data.image_size=16"))
     assert done.returncode == 2
-    assert f"hf:{REPO} is no directory here, nor in Hugging Face's cache; it is fetched" in done.stderr
+    assert f"hf:{REPO} is no directory here, nor in Hugging Face's cache; a new run fetches it" in done.stderr
     assert hub.asked == []
 
 

@@ -12,7 +12,8 @@ from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.mixture import Mixture
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.state_store import StateReader
-from thermopile.trainer.config import StateConfig, load_config
+from thermopile.tools.inspection.opened_run import open_run
+from thermopile.trainer.config import StateConfig, load_config, to_tree
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run.build import create_order, objective_of, resolve
 from thermopile.trainer.run_directory import RunDirectory
@@ -83,7 +84,10 @@ def test_pictures_captions_and_tables_are_those_of_the_parts(parts):
     mixture, ids = Mixture(parts), np.array([1_500, 7, 950])
     own = [parts[2].rows([200])[0], parts[0].rows([7])[0], parts[1].rows([50])[0]]
     names = ["rare", "glyphs", "glyphs-2"]
-    expected = [row | {"sample_id": id, "part": name} for row, id, name in zip(own, ids.tolist(), names, strict=True)]
+    expected = [
+        row | {"sample_id": id, "part": name, "id_in_part": row["sample_id"]}
+        for row, id, name in zip(own, ids.tolist(), names, strict=True)
+    ]
     assert mixture.rows(ids.tolist()) == expected
     assert mixture.jpeg(1_500) == parts[2].jpeg(200)
     tables = [*mixture.tables(["part", "caption"], 700)]
@@ -111,7 +115,11 @@ def test_commands_know_the_parts_by_name(whole, tmp_path):
         table = pq.read_table(tmp_path / name)
         numbers = np.searchsorted([900, 1_300], table["sample_id"], "right")
         assert table["part"].to_pylist() == [["glyphs", "glyphs-2", "rare"][number] for number in numbers]
-    assert "is sound" in succeed("state", "check", whole.path).output
+        firsts = np.array([0, 900, 1_300])[numbers]
+        np.testing.assert_array_equal(table["id_in_part"], table["sample_id"].to_numpy() - firsts)
+    columns = answer("state", "check", whole.path)["snapshots"][0]["columns"]
+    unseen = int((state.column("visits") == 0).sum())
+    assert {(column["rows"], column["unseen"]) for column in columns} == {(1_600, unseen)}
     succeed("export", whole.path, "--to", tmp_path / "exported", "--format", "safetensors")
     part = whole.config().data.parts[2]
     succeed("embed", whole.path, part, tmp_path / "features.parquet")
@@ -129,6 +137,23 @@ def test_a_run_goes_on_with_the_same_parts_only(whole, parts, tmp_path):
     assert resume().exit_code == resume(a, b, c).exit_code == 0
     assert_one_line(resume(b, a, c), 2, "dataset fingerprint")
     assert_one_line(resume(a, b), 2, "3 shares for 2 parts")
+
+
+def test_a_mixture_that_was_moved_is_given_part_by_part(parts, tmp_path):
+    moved = [shutil.copytree(part.path, tmp_path / part.path.parent.name / part.name) for part in parts]
+    settings = to_tree(mixed(parts))
+    del settings["data"]["parts"], settings["data"]["path"]
+    with Trainer.from_settings(tmp_path / "run", moved, settings | {"steps": 2}) as trainer:
+        trainer.run()
+    again = [place.rename(place.with_name("new")) for place in moved]
+    data = [word for place in again for word in ("--data", place)]
+    assert {of["part"] for of in answer("inspect", tmp_path / "run", *data)["parts"]} == {"new", "new-2", "new-3"}
+    assert open_run(tmp_path / "run", again).dataset.n == 1_600
+    succeed("export", tmp_path / "run", "--to", tmp_path / "exported", "--format", "safetensors", *data)
+    for wrong in (data[:2], data[2:], [word for place in again[::-1] for word in ("--data", place)]):
+        assert_one_line(cli("inspect", tmp_path / "run", *wrong), 1, "pass --data for each part")
+        export = ("export", tmp_path / "run", "--to", tmp_path / "not", "--format", "safetensors")
+        assert_one_line(cli(*export, *wrong), 1, "pass --data for each part")
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +205,7 @@ def test_what_does_not_fit_a_mixture_is_refused_in_one_line(parts, pairs_dataset
     assert_one_line(train_on(one, two, more=sets("batch_size=100")), 2, "2 : 1", "use 96 or 144")
     assert_one_line(train_on(one, two, more=sets("batch_size=30")), 2, "use 48 or 96")
     assert_one_line(train_on(one, two, shares=(2, 1, 1)), 2, "3 shares for 2 parts")
-    assert_one_line(train_on(one, shares=(1,)), 2, "shares are for a mixture: give --data twice or more")
+    assert_one_line(train_on(one, shares=(1,)), 2, "1 shares for 0 parts of a mixture: give --data twice or more")
     assert_one_line(train_on(one, images_dataset.path), 1, one, images_dataset.path, "the other images")
     assert_one_line(train_on(one, two, more=("--weights", "x")), 2, "not for a mixture")
     assert not (tmp_path / "run").exists()

@@ -158,6 +158,7 @@ def create(image, text=None, *, pretrained=True, dataset=None, **model):
      ({"name": "open_clip:coca_ViT-B-32"}, "open_clip has no such pair"),
      ({"name": "open_clip:ViT-B-32", "config": {"timm_model_name": "x"}}, "config.timm_model_name is not for a run"),
      ({"name": "open_clip:ViT-B-32:model.pt"}, r"are a .safetensors file \(others may run code\) or one of: openai"),
+     ({"name": "open_clip:ViTamin-S:datacomp1b"}, r"are a .safetensors file \(.*\) or one of: none"),
      (VISUAL | {"name": "open_clip:ViT-B-32:./no.safetensors"}, "cannot be created: No such file"),
      (VISUAL | {"name": "open_clip:ViT-B-32"}, r"head = 'none' keeps the image encoder's features; set model.dim=16$"),
      ({"name": "timm:test_vit.r160_in1k", "config": {"pretrained": True}}, "cannot be created: .*on the Hub")],

@@ -127,6 +127,15 @@ def test_a_tracker_that_hangs_costs_no_step_and_what_does_not_fit_is_left_out_wi
             assert not thread.is_alive()
 
 
+def test_an_error_waits_only_briefly_for_a_tracker(pairs_dataset, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(trackers, "FAILED_SECONDS", 0.05)
+    monkeypatch.setattr(Hanging, "answers", threading.Event())
+    with pytest.raises(KeyboardInterrupt):
+        train(small(pairs_dataset, trackers=[HANGING]), tmp_path / "run", on_report=stop_at(1))
+    Hanging.answers.set()
+    assert "not done after 0 s" in warnings_of(caplog)[0]
+
+
 @pytest.mark.wide
 def test_the_first_rank_alone_sends(start_ranks, pairs_dataset, tmp_path):
     settings = sets(*SMALL, f'trackers=["{RECORDER}"]')

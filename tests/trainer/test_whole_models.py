@@ -135,7 +135,11 @@ def test_a_model_gives_a_conversion_its_tokenizer_and_context_length(words_datas
     assert index.tokenizer.end_id == words_dataset.index.tokenizer.end_id
     succeed(*line, f"hf:{tmp_path}/model", "--context-length", 20, "--overwrite")
     assert Dataset(tmp_path / "out").index.tokenizer.context_length == 20
-    small(Dataset(tmp_path / "out"), **settings_of(tmp_path / "model", "siglip", batch_size=16))
+    asked = small(Dataset(tmp_path / "out"), **settings_of(tmp_path / "model", "siglip", batch_size=16))
+    with pytest.raises(
+        ConfigError, match=rf"captions of 20: .* and --context-length {CONTEXT}$"
+    ):  # it pools at its end
+        Encoders.create(asked.model, "bimodal", SIDE, Dataset(tmp_path / "out").index.tokenizer)
     told = json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())
     (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(told | {"model_max_length": "long"}))
     assert_one_line(cli(*line, f"hf:{tmp_path}/model", "--overwrite"), 1, "tokenizer_config.json cannot be read")

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...state_store import SnapshotNotFoundError
 from ...state_store.durable import Repository
-from ...storage.place import Place
+from ...storage.place import Place, Places
 from ...trainer.crowds import against_crowds
 from ...trainer.run_directory import RunDirectory
 from ..progress import progress_bar, task_bars, working
@@ -82,7 +82,7 @@ def look(
     suspects: int = 0,
     weights: Weights | None = None,
     allow_code: bool = False,
-    data: Place | None = None,
+    data: Places | None = None,
 ) -> Findings:
     """Inspect a run at one snapshot, and its history up to it.
 
@@ -134,7 +134,7 @@ def look(
 
 
 def read_again(
-    read: Callable[[Inspection], T], run: Place, at: str, data: Place | None, *, allow_code: bool = False
+    read: Callable[[Inspection], T], run: Place, at: str, data: Places | None, *, allow_code: bool = False
 ) -> T:
     """Return `read` of a run's snapshot; if `latest` is deleted meanwhile, retry with the new latest.
 

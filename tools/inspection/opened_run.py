@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -13,8 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from ...pipeline.dataset import Dataset
 from ...state_store import Snapshot, StateReader, StoreNotFoundError, list_snapshots
 from ...state_store.errors import FieldError, SampleIdError
-from ...storage.bucket import Address
-from ...storage.place import Place, place_of
+from ...storage.place import AnyPlace, Place, Places, place_of
 from ...trainer.config import TrainConfig
 from ...trainer.errors import RunError
 from ...trainer.run_directory import RunDirectory
@@ -30,20 +28,20 @@ if TYPE_CHECKING:
     from ...state_store.scattered import Scattered
 
 
-def open_run(path: str | os.PathLike[str] | Address, data: str | os.PathLike[str] | None = None) -> OpenedRun:
+def open_run(path: AnyPlace, data: Places | None = None) -> OpenedRun:
     """Open a run read-only, finished or still training; `path` may be an address, such as s3://bucket/runs/a.
 
-    data: new path of the run's dataset, if it was moved. Without a usable dataset the run still opens, and `notes` say
-    why the dataset is missing.
+    data: new path of the run's dataset, if it was moved; of a mixture, a list of its parts' paths. Without a usable
+    dataset the run still opens, and `notes` say why the dataset is missing.
     Raises RunError if `path` is not a run or its state is another run's, DatasetError if `data` is not its dataset.
     """
-    return OpenedRun(RunDirectory(place_of(path)), None if data is None else place_of(data))
+    return OpenedRun(RunDirectory(place_of(path)), data)
 
 
 class OpenedRun:
     """A run's settings, snapshots, dataset and temperatures. Created by `open_run`."""
 
-    def __init__(self, run: RunDirectory, data: Place | None) -> None:
+    def __init__(self, run: RunDirectory, data: Places | None) -> None:
         self._run, self._data = run, data
         opened = read_run(run, data=data)
         self.path: Place = run.path

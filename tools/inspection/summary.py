@@ -115,10 +115,10 @@ def table(inspection: Inspection, survey: Survey, quantiles: Sequence[float] = Q
     return rows
 
 
-def parts_table(survey: Survey, parts: Groups) -> tuple[Row, list[Row]]:
+def parts_table(parts: Groups) -> tuple[Row, list[Row]]:
     """Return head and rows of a table of a mixture's parts."""
     rows = [[of["part"], f"{of['samples']:,}", *map(tau, of["mean_tau"].values())] for of in parts.means()]
-    return ["part", "samples", *(f"mean tau ({side.name})" for side in survey.sides)], rows
+    return ["part", ">samples", *(f">mean tau ({side})" for side in parts.tau)], rows
 
 
 def kind_words(name: str) -> str:

@@ -36,7 +36,7 @@ IMAGE_TAG_BYTES = 100
 def write_report(findings: Findings, folder: Path) -> Path:
     """Write the page and the leading figure into `folder`, each atomically, and return the page's path."""
     survey, prefix = findings.survey, _prefix(findings.inspection)
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / (prefix + PAGE), build_page(findings).encode())
     if survey and survey.groups and survey.groups[0].column == CLASS_COLUMN:
         draw = partial(draw_tau_by_group, survey.sides, survey.groups[0])
@@ -137,7 +137,7 @@ def write_samples(
 
     around: neighbours of the samples, where they were asked for. listed: all samples that those name, by id.
     """
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     ids = [sample.sample_id for sample in samples]
     pictures = read_pictures(inspection.dataset, [*ids, *listed], inspection.notes) if inspection.dataset else {}
     uris = data_uris(pictures, neighbours := listed_ids(around.values()), MAX_BYTES)

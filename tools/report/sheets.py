@@ -17,6 +17,8 @@ from ..inspection.summary import kind_words, per_side, share
 from ..inspection.temperatures.samples import Sample
 
 _TABLE = {
+    "part": "part",
+    "id_in_part": "id in the part",
     "group": "class",
     "caption": "caption",
     "uri": "uri",

@@ -20,6 +20,7 @@ from .sections import (
     Section,
     StateConfig,
     checked_template,
+    data_at,
     known_tracker,
     nearest,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "StateConfig",
     "TrainConfig",
     "checked_template",
+    "data_at",
     "flat",
     "load_config",
     "nearest",

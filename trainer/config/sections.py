@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from ...storage.bucket import is_address
+from ...storage.place import Places, places_of
 
 
 def nearest(given: str, valid: Iterable[str]) -> str:
@@ -82,6 +83,12 @@ _Size = Annotated[PositiveInt | None, BeforeValidator(_to_bytes)]
 _DatasetPlace = Annotated[str, AfterValidator(_absolute)]
 _FilePath = Annotated[str, AfterValidator(lambda path: str(Path(path).resolve()) if path else path)]
 """Made absolute, because a run may be resumed from any directory."""
+
+
+def data_at(places: Places) -> dict[str, Any]:
+    """Return the settings of a dataset's place, or of those of a mixture's parts, made absolute."""
+    paths = [str(place.resolve()) for place in places_of(places)]
+    return {"path": "", "parts": paths} if len(paths) > 1 else {"path": paths[0]}
 
 
 class DataConfig(Section):
@@ -149,10 +156,9 @@ class DataConfig(Section):
         given = len(self.parts or ())
         if given == 1 or (given and self.path):
             raise ValueError("give one dataset as `path` (--data), or two and more as `parts` (--data for each)")
-        if self.shares and not given:
-            raise ValueError("shares are for a mixture: give --data twice or more, and --share once for each")
         if self.shares and len(self.shares) != given:
-            raise ValueError(f"{len(self.shares)} shares for {given} parts; give --share once for each --data")
+            of_parts = f"{len(self.shares)} shares for {given} parts of a mixture"
+            raise ValueError(f"{of_parts}: give --data twice or more, and --share once for each")
         return self
 
     @model_validator(mode="after")

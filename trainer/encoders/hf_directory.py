@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, MODEL_MAPPING, AutoConfig, AutoModel, PreTrainedConfig, SiglipTextModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedConfig, SiglipTextModel
+from transformers.models.auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from ...pipeline.dataset_index import TOKENIZER_FILE
@@ -19,43 +20,46 @@ from ...pipeline.tokenizer import is_same_tokenizer, read_tokenizer
 from ...storage.files import read_regular
 from ...storage.sealed_json import parse
 from ..config import EncoderConfig
-from ..errors import ConfigError
+from ..errors import ConfigError, one_line
 from ..plugins import HF
 from .hf_hub import hub_name, snapshot
 
 SUPPORTED = {
     "image": "resnet, vit, clip_vision_model, dinov2 and other models of images, and towers of clip and siglip",
-    "text": "distilbert, clip_text_model, bert and other models of text, and towers of clip and siglip",
+    "text": "distilbert, clip_text_model, bert and other encoders or decoders of text, and towers of clip and siglip",
 }
-_INPUT = {"image": "pixel_values", "text": "input_ids"}
-_TOWER = {"image": "vision", "text": "text"}
-"""Side → what its tower is called in a whole CLIP or SigLIP."""
+_TEXT_TOWERS = ("clip_text_model", "siglip_text_model")
 MODEL_TYPE, PROJECTION = "model_type", "projection"
 """Keys under which a run's settings record a directory's architecture, next to its non-default settings, and the
 dimension of the space of the whole model that a tower is from."""
-OWN_KEYS = (MODEL_TYPE, PROJECTION, "pretrained")
-"""Settings of a directory's model that are not transformers'."""
-_TOKENIZER_CONFIG = "tokenizer_config.json"
-_PROCESSOR = "preprocessor_config.json"
 FETCHING = ("mra", "yoso", "rwkv", "timm_wrapper", "timm_backbone")
 """Model types whose creation may fetch code of the hub, or models."""
-_INDEX = "model.safetensors.index.json"
-_WEIGHTS = ("model.safetensors", _INDEX)
+_WEIGHTS = ("model.safetensors", _INDEX := "model.safetensors.index.json")
 
 
-def model_class(model_type: str, side: str | None = None) -> Any:
+def model_class(model_type: str, side: str = "") -> Any:
     """Return transformers' class of a type, or None if it has none that takes what the side has.
 
-    Types that may fetch other models or code, or are composed of several models, have none.
+    Types that may fetch other models or code, or are composed of several models, as encoder and decoder, have none.
     """
     try:
         config = CONFIG_MAPPING[model_type]
-        made = SiglipTextModel if model_type == "siglip_text_model" else MODEL_MAPPING[config]
-        foreign = model_type in FETCHING or config.sub_configs or any("backbone" in key for key in config().to_dict())
+        made: Any = SiglipTextModel if model_type == "siglip_text_model" else MODEL_MAPPING[config]
+        settings = config().to_dict()
+        parts = config.sub_configs or [key for key in settings if "backbone" in key]
+        is_composed = parts or settings.get("is_encoder_decoder")
+        has_tokens = config in MODEL_FOR_MASKED_LM_MAPPING or config in MODEL_FOR_CAUSAL_LM_MAPPING
+        reads_text = model_type in _TEXT_TOWERS or (has_tokens and "eos_token_id" in settings)
+        fits = {"image": made.main_input_name == "pixel_values", "text": reads_text}
     except (KeyError, ImportError, AttributeError, ValueError, TypeError):  # unknown, or its packages are missing
         return None
-    fits = side is None or getattr(made, "main_input_name", None) == _INPUT[side]
-    return None if foreign or not fits else made
+    return None if model_type in FETCHING or is_composed or not fits.get(side, True) else made
+
+
+def refuse_type(where: str, side: str, model_type: object) -> None:
+    """Raise ConfigError unless a model of this type can be the side's encoder."""
+    if model_class(str(model_type), side) is None:
+        raise ConfigError(f"{where} holds a model of type {model_type!r}; model.{side} supports: {SUPPORTED[side]}")
 
 
 def with_architecture(side: str, encoder: EncoderConfig) -> EncoderConfig:
@@ -75,8 +79,7 @@ def with_architecture(side: str, encoder: EncoderConfig) -> EncoderConfig:
     if stored.get(MODEL_TYPE) in ("clip", "siglip"):
         stored, recorded = _tower(where, side, stored)
     model_type = stored.get(MODEL_TYPE)
-    if model_class(str(model_type), side) is None:
-        raise ConfigError(f"{where} holds a model of type {model_type!r}; model.{side} supports: {SUPPORTED[side]}")
+    refuse_type(where, side, model_type)
     if encoder.config.get("pretrained", True) and not any((folder / name).is_file() for name in _WEIGHTS):
         raise ConfigError(
             f"{where} has no {_WEIGHTS[0]}. Weights of another format (.bin, .pt, .h5) are not read, "
@@ -95,9 +98,9 @@ def _tower(where: str, side: str, stored: dict[str, Any]) -> tuple[dict[str, Any
         whole: Any = AutoConfig.for_model(stored[MODEL_TYPE], **towers)
         in_tower = whole.vision_config.hidden_size if stored[MODEL_TYPE] == "siglip" else whole.projection_dim
         space = int(stored.get("projection_dim", in_tower))
-        tower = getattr(whole, f"{_TOWER[side]}_config").to_dict()
+        tower = (whole.vision_config if side == "image" else whole.text_config).to_dict()
     except Exception as error:  # transformers has no common class for invalid settings
-        raise ConfigError(f"{where}: its config.json cannot be used: {_first_line(error)}") from error
+        raise ConfigError(f"{where}: its config.json cannot be used: {one_line(error)}") from error
     return tower, {PROJECTION: space}
 
 
@@ -156,25 +159,23 @@ def _architecture(where: str, folder: Path, model_type: str, stored: dict[str, A
 
 def _pad_id(where: str, folder: Path, configured: int | None) -> int | None:
     """Return the id with which the directory's tokenizer pads; without a tokenizer the configured one."""
-    files = [folder / name for name in (TOKENIZER_FILE, _TOKENIZER_CONFIG)]
-    if not all(file.is_file() for file in files):
+    if not all((folder / name).is_file() for name in (TOKENIZER_FILE, "tokenizer_config.json")):
         return configured
-    token = read_object(where, folder, _TOKENIZER_CONFIG).get("pad_token")
+    token = read_object(where, folder, "tokenizer_config.json").get("pad_token")
     name = token.get("content") if isinstance(token, dict) else token
-    return read_tokenizer(files[0]).token_to_id(str(name))
+    return read_tokenizer(folder / TOKENIZER_FILE).token_to_id(str(name))
 
 
 def _is_setting(value: object) -> bool:
-    if isinstance(value, list):
-        return all(isinstance(item, int) for item in value)
-    return isinstance(value, bool | int | float | str)
+    is_ids = isinstance(value, list) and all(isinstance(item, int) for item in value)
+    return is_ids or isinstance(value, bool | int | float | str)
 
 
 def normalisation(folder: Path) -> dict[str, Any]:
     """Return `mean` and `std` of a directory's image processor, for a recipe; empty if it has none."""
-    if not (folder / _PROCESSOR).is_file():
+    if not (folder / "preprocessor_config.json").is_file():
         return {}
-    stored = read_object(f"hf:{folder}", folder, _PROCESSOR)
+    stored = read_object(f"hf:{folder}", folder, "preprocessor_config.json")
     return {key: found for key in ("mean", "std") if isinstance(found := stored.get(f"image_{key}"), list)}
 
 
@@ -194,7 +195,7 @@ def stored_tensor(where: str, folder: Path, name: str) -> Tensor:
         with safe_open(folder / files.get(name, _WEIGHTS[0]), "pt") as file:
             tensor: Tensor = file.get_tensor(name).float()
     except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{where}: its {name} cannot be read ({_first_line(error)})") from error
+        raise ConfigError(f"{where}: its {name} cannot be read ({one_line(error)})") from error
     return tensor
 
 
@@ -226,27 +227,18 @@ def load_model(where: str, folder: Path, config: Any) -> nn.Module:
         raise ConfigError(f"{where} has an adapter; merge it into the model, and save the model again")
     try:
         with quiet():
+            safely = {"use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
             model, found = model_class(config.model_type).from_pretrained(
-                folder,
-                config=config,
-                dtype=torch.float32,
-                use_safetensors=True,
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
+                folder, config=config, dtype=torch.float32, output_loading_info=True, **safely
             )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(f"{where}: its weights do not match its config.json ({_first_line(error)})") from error
+        raise ConfigError(f"{where}: its weights do not match its config.json ({one_line(error)})") from error
     # A ViT is often published with a classifier instead of the pooler; the pooler is then trained from scratch.
     if missing := sorted(key for key in found["missing_keys"] if not key.startswith("pooler.")):
         raise ConfigError(f"{where} lacks {len(missing)} of the model's tensors, for example {missing[0]}")
     # It is loaded in evaluation mode: without dropout, and with batch norms that do not learn.
     loaded: nn.Module = model.train()
     return loaded
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 @contextmanager

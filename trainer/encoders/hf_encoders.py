@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoConfig
 
 from ...pipeline.dataset_index import TokenizerInfo
-from ..errors import ConfigError
+from ..errors import ConfigError, one_line
 from ..plugins import HF
 from .backbones import Backbone, caption_mask, recompute_alone
-from .hf_directory import MODEL_TYPE, OWN_KEYS, PROJECTION, SUPPORTED, folder_of, load_model, model_class, stored_tensor
+from .hf_directory import MODEL_TYPE, PROJECTION, folder_of, load_model, model_class, refuse_type, stored_tensor
 
 _BASIC = {"layer_type": "basic", "depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512]}
 IMAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -28,6 +29,11 @@ TEXT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "clip-text": ("clip_text_model", {"num_hidden_layers": 12}),
 }
 """Name → transformers' model type, and settings that differ from its defaults."""
+_MASKS = {"bert": 4, "distilbert": 4, "roberta": 4, "xlm-roberta": 4, "clip_text_model": 0, "siglip_text_model": 0}
+"""Type → 4 for an attention mask [b, 1, L, L], which other models may misread, or 0 for none; the others take [b, L].
+
+SigLIP reads padding, as it was trained; with CLIP it follows the token that is read.
+"""
 STEMS = ("imagenet", "cifar")
 _INTERPOLATE = "interpolate_pos_encoding"
 
@@ -48,7 +54,7 @@ class HFBackbone(Backbone):
             made = model_class(config.model_type)
             self.model: nn.Module = load_model(where, self._folder, config) if self._folder else made(config)
         except (AssertionError, ZeroDivisionError, LookupError, TypeError, ValueError) as error:  # settings that clash
-            raise ConfigError(f"{where}: {_one_line(error)}") from error
+            raise ConfigError(f"{where}: {one_line(error)}") from error
 
     def features(self, model: Any, inputs: Tensor) -> Tensor:
         """Return the features of images or tokens, [b, width]."""
@@ -64,6 +70,7 @@ class HFBackbone(Backbone):
         try:
             with torch.device("meta"):
                 tried: Any = model_class(model.config.model_type)(copy.deepcopy(model.config)).eval()
+            with torch.device("meta"), FakeTensorMode(allow_non_fake_inputs=True):  # fakes, so that no mask is read
                 features = self.features(tried, torch.zeros(shape, dtype=dtype))
                 weights = dict(tried.named_parameters())
                 gradients = torch.autograd.grad(features.sum(), [*weights.values()], allow_unused=True)
@@ -71,7 +78,7 @@ class HFBackbone(Backbone):
                 for weight, gradient in zip(weights, gradients, strict=True):
                     model.get_parameter(weight).requires_grad &= gradient is not None
         except Exception as error:  # transformers has no common class for what a model does not support
-            raise ConfigError(f"{self._where} gives no features of inputs {[*shape]}: {_one_line(error)}") from error
+            raise ConfigError(f"{self._where} gives no features of inputs {[*shape]}: {one_line(error)}") from error
 
     def groups(self) -> list[nn.Module]:
         """Return what comes before the blocks, as one group, the blocks or stages, and what comes after them.
@@ -156,7 +163,9 @@ class HFImageBackbone(HFBackbone):
             raise ConfigError(f"model.image.config.stem = {stem!r}; available: {', '.join(STEMS)}")
         if stem == "cifar":
             _put_cifar_stem(self.model)
-        if not is_resnet and _is_true(own, "fixed_patches"):
+        if not isinstance(fixed := own.get("fixed_patches", False), bool):
+            raise ConfigError(f"model.image.config.fixed_patches = {fixed!r}; use true or false")
+        if fixed and not is_resnet:
             _fix_patches(self.model, drawn=not self._is_trained)
         if recompute:
             self.recompute()
@@ -186,13 +195,6 @@ def _put_cifar_stem(model: Any) -> None:
     model.embedder.pooler = nn.Identity()
 
 
-def _is_true(own: dict[str, Any], key: str) -> bool:
-    value = own.get(key, False)
-    if not isinstance(value, bool):
-        raise ConfigError(f"model.image.config.{key} = {value!r}; use true or false")
-    return value
-
-
 def _fix_patches(model: Any, *, drawn: bool) -> None:
     """Exclude a ViT's patch projection from training, for stability: MoCo v3, section 4.2. drawn: random weights."""
     projection = next(layer for layer in model.modules() if isinstance(layer, nn.Conv2d))
@@ -218,19 +220,19 @@ class HFTextBackbone(HFBackbone):
             settings |= {"vocab_size": tokenizer.vocab_size, "max_position_embeddings": tokenizer.context_length}
         config = _config(where, model_type, defaults, settings | own)
         longest = getattr(config, "max_position_embeddings", tokenizer.context_length)
-        if config.vocab_size < tokenizer.vocab_size or longest < tokenizer.context_length:
+        pools = model_type == "siglip_text_model"  # at the last token of its context, padding or not, as it was trained
+        shortest = longest if pools else 0
+        if config.vocab_size < tokenizer.vocab_size or not shortest <= tokenizer.context_length <= longest:
             raise ConfigError(
-                f"{where} has {config.vocab_size:,} tokens and a context of "
-                f"{longest}, but the dataset has {tokenizer.vocab_size:,} and "
-                f"captions of {tokenizer.context_length}: convert it with the model's own tokenizer "
-                "(--tokenizer) and a --context-length within the model's"
+                f"{where} has {config.vocab_size:,} tokens and a context of {longest}, but the dataset has "
+                f"{tokenizer.vocab_size:,} and captions of {tokenizer.context_length}: convert it with the model's own "
+                f"tokenizer (--tokenizer) and --context-length {longest}{'' if pools else ' or less'}"
             )
         super().__init__(where, name, own, config, pretrained)
         self.end_id, self.pad_id = tokenizer.end_id, getattr(config, "pad_token_id", None)
-        # A causal model has read the whole caption only at its end; the others read it all at the first token.
-        is_causal = any(getattr(module, "is_causal", False) for module in self.model.modules())
-        self.reads_at_end = is_causal or model_type == "clip_text_model"
-        self.pools = model_type == "siglip_text_model"  # at the last token, padding or not, as it was trained
+        # A model without a masked language model reads from left to right: at its end it has read the whole caption.
+        self.pools, self.reads_at_end = pools, not pools and type(config) not in MODEL_FOR_MASKED_LM_MAPPING
+        self.mask_dimensions = _MASKS.get(model_type, 2)
         if self.reads_at_end:
             self.output = (
                 f"`last_hidden_state` at the first token {tokenizer.end_id}, which closes a text (not `pooler_output`: "
@@ -247,10 +249,9 @@ class HFTextBackbone(HFBackbone):
         real = caption_mask(tokens, self.end_id)
         if self.pad_id is not None:
             tokens = tokens.masked_fill(~real, self.pad_id)
-        # transformers uses a mask [b, 1, L, L] unchanged; to check whether a mask [b, L] hides any token, it would read
-        # from the device in every step. A causal model needs no mask: padding follows the token that is read.
-        mask = real[:, None, None, :].expand(-1, 1, tokens.shape[1], -1)
-        outputs = model(input_ids=tokens, attention_mask=None if self.reads_at_end or self.pools else mask)
+        # To check whether a mask [b, L] hides any token, transformers reads from the device in every step.
+        whole = real[:, None, None, :].expand(-1, 1, tokens.shape[1], -1)
+        outputs = model(input_ids=tokens, attention_mask={0: None, 2: real, 4: whole}[self.mask_dimensions])
         if self.pools:
             pooled: Tensor = outputs.pooler_output
             return pooled
@@ -268,12 +269,8 @@ def _kind(
     """Return the model's name for errors, its type, and its differences from the type's default."""
     where = f"model.{side}.name = 'hf:{name}'"
     if "/" in name:
-        model_type = str(own.get(MODEL_TYPE))
-        if model_class(model_type, side) is None:
-            raise ConfigError(
-                f"{where}: model.{side}.config.{MODEL_TYPE} = {own.get(MODEL_TYPE)!r}; available: {SUPPORTED[side]}"
-            )
-        return where, model_type, {}
+        refuse_type(where, side, own.get(MODEL_TYPE))
+        return where, str(own[MODEL_TYPE]), {}
     if name not in known:
         raise ConfigError(
             f"{where}: unknown model; available: {', '.join(f'hf:{n}' for n in known)}, or a local "
@@ -284,7 +281,8 @@ def _kind(
 
 def _config(where: str, model_type: str, defaults: dict[str, Any], settings: dict[str, Any]) -> Any:
     published = AutoConfig.for_model(model_type)
-    own = {key: value for key, value in settings.items() if not (key in OWN_KEYS and MODEL_TYPE in settings)}
+    ours = (MODEL_TYPE, PROJECTION, "pretrained") if MODEL_TYPE in settings else ()
+    own = {key: value for key, value in settings.items() if key not in ours}
     for key in own:
         # Keys with an underscore are internal to transformers; _attn_implementation can fetch code and run it.
         if key.startswith("_") or not hasattr(published, key):
@@ -293,8 +291,4 @@ def _config(where: str, model_type: str, defaults: dict[str, Any], settings: dic
     try:
         return AutoConfig.for_model(model_type, **(defaults | own))
     except Exception as error:  # transformers has no common class for invalid settings
-        raise ConfigError(f"{where}: {_one_line(error)}") from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+        raise ConfigError(f"{where}: {one_line(error)}") from error

@@ -2,8 +2,9 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, one_line
 from ..plugins import HF
 
 _NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?")
@@ -29,18 +30,8 @@ def snapshot(name: str, *, fetching: bool = False) -> Path | None:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(
-            snapshot_download(
-                hub[0],
-                revision=hub[1],
-                allow_patterns=_FILES,
-                ignore_patterns=["*/*"],
-                local_files_only=not fetching,
-            )
-        )
+        only: dict[str, Any] = {"allow_patterns": _FILES, "ignore_patterns": ["*/*"], "local_files_only": not fetching}
+        return Path(snapshot_download(hub[0], revision=hub[1], **only))
     except Exception as error:  # of the network, the hub, the disk
-        failed = f"cannot be fetched: {' '.join(str(error).split())[:300]}"
-        unknown = (
-            "is no directory here, nor in Hugging Face's cache; it is fetched for a new run if you type it (--set)"
-        )
-        raise ConfigError(f"{name} {failed if fetching else unknown}") from error
+        unknown = "is no directory here, nor in Hugging Face's cache; a new run fetches it if you type it (--set)"
+        raise ConfigError(f"{name} {f'cannot be fetched: {one_line(error)}' if fetching else unknown}") from error

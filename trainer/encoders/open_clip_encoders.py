@@ -6,8 +6,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ...pipeline.dataset_index import TokenizerInfo
-from ..errors import ConfigError
-from .timm_encoders import LibraryBackbone, first_line, imported
+from ..errors import ConfigError, one_line
+from .timm_encoders import LibraryBackbone, imported
 
 PARTS = {"image": "vision_cfg", "text": "text_cfg"}
 _GROUPS = {
@@ -40,14 +40,17 @@ class OpenClipBackbone(LibraryBackbone):
         else:
             _fit(key, config[part], given, trained=bool(weights))
         published = open_clip.get_pretrained_cfg(arch, weights)
-        if weights and not published and not weights.endswith(".safetensors"):
-            tags = ", ".join(open_clip.list_pretrained_tags_by_model(arch))
-            raise ConfigError(f"{key}: weights are a .safetensors file (others may run code) or one of: {tags}")
+        if weights and not published.get("hf_hub", "").endswith("/") and not weights.endswith(".safetensors"):
+            tags = open_clip.list_pretrained_tags_by_model(arch)
+            on_hub = [tag for tag in tags if open_clip.get_pretrained_cfg(arch, tag).get("hf_hub", "").endswith("/")]
+            raise ConfigError(
+                f"{key}: weights are a .safetensors file (others may run code) or one of: {', '.join(on_hub) or 'none'}"
+            )
         config["quick_gelu"] = (published or config).get("quick_gelu", False)
         try:
             tower = _tower(config, side, published.get("hf_hub") or weights if pretrained else "")
         except Exception as error:  # neither open_clip nor the hub has a common class
-            raise ConfigError(f"{key} cannot be created: {first_line(error)}") from error
+            raise ConfigError(f"{key} cannot be created: {one_line(error)}") from error
         super().__init__(key, tower, config["embed_dim"], recompute, given, _GROUPS)
         self.config = {field: config[field] for field in ("embed_dim", "quick_gelu", "custom_text", part)}
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,40 +41,13 @@ class OwnBackbone(OneBlock):
         if unused:
             named = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more weights" if len(unused) > 5 else "")
             raise ConfigError(
-                f"{self._key}: in evaluation mode, its features do not depend on {named}. Several GPUs "
-                "would wait for their gradients: remove them, or set their requires_grad to "
-                "False"
+                f"{self._key}: in evaluation mode, its features do not depend on {named}. Several GPUs would wait for "
+                "their gradients: choose another model, or in a module of yours set their requires_grad to False"
             )
 
     def groups(self) -> list[nn.Module]:
         """Return the groups of layers from the body's method `groups`, or all layers as one group without it."""
         return [self.body] if self._groups is None else self._groups
-
-
-class ImageEncoder(Protocol):
-    """The object that `model.image.name = "module:name"` names: a class or function that makes a module."""
-
-    def __call__(self, *, image_size: int, **config: Any) -> nn.Module:
-        """Return a module with an int attribute `width` that maps float32 [b, 3, image_size, image_size] to [b, width].
-
-        config: the settings `model.image.config`. The projection head (`model.head`) is added to the module. It draws
-        its weights here, from torch's global generator, whose seed is the run's. It also receives local views, at their
-        own size. A method `groups() -> list[nn.Module]`, input first, allows locking it in part
-        (`model.image.unlocked_groups`) and learning rates per layer (`optimizer.layer_decay`).
-        """
-        ...
-
-
-class TextEncoder(Protocol):
-    """The object that `model.text.name = "module:name"` names: a class or function that makes a module."""
-
-    def __call__(self, *, tokenizer: TokenizerInfo, **config: Any) -> nn.Module:
-        """Return a module with an int attribute `width` that maps tokens int32 [b, context_length] to [b, width].
-
-        tokenizer: has vocab_size, context_length and end_id, the token after which there is only padding.
-        config: the settings `model.text.config`.
-        """
-        ...
 
 
 def own_backbone(side: str, encoder: EncoderConfig, recompute: bool, given: int | TokenizerInfo) -> Backbone:

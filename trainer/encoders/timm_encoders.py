@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..errors import ConfigError
+from ..errors import ConfigError, one_line
 from .own_backbone import OwnBackbone
 
 
@@ -18,13 +18,9 @@ def imported(key: str, package: str) -> Any:
         return import_module(package)
     except (ImportError, RuntimeError, AttributeError) as error:  # the last two by torchvision beside another torch
         raise ConfigError(
-            f"{key}: {package} cannot be imported ({first_line(error)}); pip install 'thermopile[{package}]', and "
+            f"{key}: {package} cannot be imported ({one_line(error)}); pip install 'thermopile[{package}]', and "
             "torchvision from the index that torch comes from"
         ) from error
-
-
-def first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 class LibraryBackbone(OwnBackbone):
@@ -81,7 +77,7 @@ class TimmBackbone(LibraryBackbone):
             fixed = {"num_classes": 0, "pretrained_cfg_overlay": source}
             model = timm.create_model(name, bool(pretrained and trained), **fixed, **settings)
         except Exception as error:  # neither timm nor the hub has a common class
-            raise ConfigError(f"{key} cannot be created: {first_line(error)}") from error
+            raise ConfigError(f"{key} cannot be created: {one_line(error)}") from error
         matcher = getattr(model, "group_matcher", lambda: None)()
         super().__init__(key, model, model.head_hidden_size, recompute, image_size, matcher)
         self.settings = settings

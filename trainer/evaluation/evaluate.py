@@ -16,7 +16,7 @@ from ...pipeline.dataset_index import TokenizerInfo
 from ...pipeline.errors import DatasetError
 from ...pipeline.mixture import open_dataset
 from ...pipeline.tokenizer import load_tokenizer
-from ...storage.place import Place
+from ...storage.place import Places
 from ..checkpoints.checkpoint_files import LATEST, CheckpointInfo
 from ..config import DataConfig
 from ..encoders import Encoders
@@ -78,7 +78,7 @@ def evaluate(
     test: Dataset,
     *,
     at: str = LATEST,
-    data: Place | None = None,
+    data: Places | None = None,
     network: Network = "online",
     weights: Weights | None = None,
     templates: Sequence[str] = TEMPLATES,
@@ -181,19 +181,20 @@ def score_encoders(
 
 
 def tokenizer_of(
-    place: Place | str | tuple[str, ...],
+    places: Places,
     info: CheckpointInfo,
     advice: str = "Give the dataset's current path with --data.",
 ) -> tuple[Tokenizer, TokenizerInfo]:
     """Load the run's own tokenizer; another dataset's may assign other ids to the same words."""
     try:
-        dataset = open_dataset(place, pictures=False)
+        dataset = open_dataset(places, pictures=False)
     except DatasetError as error:
         raise DatasetError(f"the tokenizer of the run's dataset is needed: {error} {advice}") from error
     if dataset.index.fingerprint != info.dataset_fingerprint or dataset.index.tokenizer is None:
         raise DatasetError(
             f"{dataset.place} is not the dataset that the run was trained on, whose tokenizer is needed: its "
-            f"fingerprint is {dataset.index.fingerprint[:12]}…, the checkpoint has {info.dataset_fingerprint[:12]}…"
+            f"fingerprint is {dataset.index.fingerprint[:12]}…, the checkpoint has {info.dataset_fingerprint[:12]}…. "
+            "Of a mixture, pass --data for each part, in order"
         )
     tokenizer = dataset.index.tokenizer
     return load_tokenizer(dataset.tokenizer_path, context_length=tokenizer.context_length), tokenizer

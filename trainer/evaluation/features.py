@@ -1,12 +1,11 @@
 """Features of a dataset, or of chosen samples, from the encoders of a run's checkpoint."""
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Executor
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from itertools import islice
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -81,8 +80,8 @@ def image_features(
     on_progress: called with the number of images done, and n. Raises DatasetError for an image that does not decode,
     RunError if a feature is not finite.
     """
-    embed, view = partial(_pictures, encoder, device), (evaluation_recipe(recipe), image_size, device)
-    return _together(_of_samples(embed, dataset, np.arange(dataset.n), *view), dataset.n, on_progress)[0]
+    made = _of_samples(encoder, None, dataset, np.arange(dataset.n), evaluation_recipe(recipe), image_size, device)
+    return _together(made, dataset.n, on_progress)[0]
 
 
 def sample_features(
@@ -93,14 +92,18 @@ def sample_features(
     image_size: int,
     device: torch.device,
     on_progress: OnCount,
+    *,
+    views: Literal[1, 2] = 1,
 ) -> list[Tensor]:
     """Return the heads' features of chosen samples: of their images and, for pairs, their captions.
 
-    sample_ids: int64 [m], at least one. Each result is float32 [m, d] on `device`, rows of norm 1.
+    sample_ids: int64 [m], at least one. views: 2: of two views of each image, as the recipe draws them for training.
+    Each result is float32 [m, d] on `device`, rows of norm 1.
     on_progress: called with the number of samples done, and m. Raises as image_features does.
     """
-    embed, view = partial(_sides, encoders, device), (evaluation_recipe(recipe), image_size, device)
-    return _together(_of_samples(embed, dataset, sample_ids, *view), len(sample_ids), on_progress)
+    view = (recipe if views == 2 else evaluation_recipe(recipe), image_size, device)
+    made = _of_samples(encoders.image, encoders.text, dataset, sample_ids, *view, views=views)
+    return _together(made, len(sample_ids), on_progress)
 
 
 def streamed_features(
@@ -110,48 +113,27 @@ def streamed_features(
     recipe: Recipe,
     image_size: int,
     device: torch.device,
+    *,
     rows: int = BATCH,
+    unit_norm: bool = True,
 ) -> Generator[list[Tensor], None, None]:
     """Yield what sample_features returns, of all samples in id order, `rows` at a time.
 
-    Captions are each sample's first, or "", in the tokens of the run's own tokenizer; None without a text encoder.
+    tokenizer: the run's own, for each sample's first caption, or "". None: the dataset's tokens are the run's.
+    unit_norm: whether features are divided by their norm.
     """
-    embed, view = partial(_sides, encoders, device), (evaluation_recipe(recipe), image_size, device)
     tokens = None
     if tokenizer and dataset.index.mode == "pairs":
         texts = ([text or "" for text in table[CAPTION].to_pylist()] for table in dataset.tables([CAPTION], rows))
         tokens = (torch.from_numpy(encode(tokenizer, each).tokens) for each in texts)
-    return _of_samples(embed, dataset, np.arange(dataset.n), *view, rows=rows, tokens=tokens)
-
-
-def _sides(encoders: Encoders, device: torch.device, batch: Batch) -> list[Tensor]:
-    pictures = _pictures(encoders.image, device, batch)
-    if encoders.text is None or batch.tokens is None:
-        return pictures
-    return [*pictures, encoders.text(batch.tokens.to(device))]
-
-
-def _pictures(encoder: nn.Module, device: torch.device, batch: Batch) -> list[Tensor]:
-    return [encoder(view.to(device)) for view in batch.views]
-
-
-def view_features(
-    encoders: Encoders,
-    dataset: Dataset,
-    sample_ids: NDArray[np.int64],
-    recipe: Recipe,
-    image_size: int,
-    device: torch.device,
-    on_progress: OnCount,
-) -> list[Tensor]:
-    """Return the head's features of two views of chosen images, as the recipe draws them; else as sample_features."""
-    embed = partial(_pictures, encoders.image, device)
-    made = _of_samples(embed, dataset, sample_ids, recipe, image_size, device, views=2)
-    return _together(made, len(sample_ids), on_progress)
+    ids, view = np.arange(dataset.n), (evaluation_recipe(recipe), image_size, device)
+    how: Any = {"rows": rows, "tokens": tokens, "unit_norm": unit_norm}
+    return _of_samples(encoders.image, encoders.text, dataset, ids, *view, **how)
 
 
 def _of_samples(
-    embed: Callable[[Batch], Sequence[Tensor]],
+    image: nn.Module,
+    text: nn.Module | None,
     dataset: Dataset,
     sample_ids: NDArray[np.int64],
     recipe: Recipe,
@@ -161,6 +143,7 @@ def _of_samples(
     rows: int = BATCH,
     views: int = 1,
     tokens: Iterator[Tensor] | None = None,
+    unit_norm: bool = True,
 ) -> Generator[list[Tensor], None, None]:
     """Yield features, `rows` samples at a time. tokens: of each batch, in place of the dataset's.
 
@@ -170,30 +153,26 @@ def _of_samples(
     from ...pipeline.loading.reader import own_thread
 
     copies = Copies(CudaDevice(device)) if device.type == "cuda" else None
+    starts = iter(range(0, len(sample_ids), rows))
 
-    def made(maker: ViewMaker) -> Iterator[tuple[Batch, Arriving | None]]:
-        for first in range(0, len(sample_ids), rows):
-            batch = maker.make(sample_ids[first : first + rows], epoch=0)
-            batch = replace(batch, tokens=next(tokens)) if tokens else batch
-            yield batch, copies.upload([view.pin_memory() for view in batch.views]) if copies else None
+    def make(first: int) -> tuple[Batch, Arriving | None]:
+        batch = maker.make(sample_ids[first : first + rows], epoch=0)
+        batch = replace(batch, tokens=next(tokens)) if tokens else batch
+        return batch, copies.upload([view.pin_memory() for view in batch.views]) if copies else None
 
     with (
         ViewMaker(dataset, recipe=recipe, image_size=image_size, views=views, spare=AHEAD + 1) as maker,
         own_thread(device.index) as thread,
-        closing(_ahead(thread, made(maker))) as coming,
     ):
-        for batch, arriving in coming:
+        coming = deque(thread.submit(make, first) for first in islice(starts, AHEAD))
+        while coming:
+            batch, arriving = coming.popleft().result()
+            coming.extend(thread.submit(make, first) for first in islice(starts, 1))
             with torch.inference_mode():
-                features = embed(replace(batch, views=tuple(arriving.here())) if arriving else batch)
-            yield [_unit_rows([of_side]) for of_side in features]
-
-
-def _ahead(thread: Executor, items: Iterator[Any]) -> Generator[Any, None, None]:
-    """Yield the items, which the thread makes up to AHEAD ahead of their use."""
-    coming = deque(thread.submit(next, items, None) for _ in range(AHEAD))
-    while (item := coming.popleft().result()) is not None:
-        coming.append(thread.submit(next, items, None))
-        yield item
+                features = [image(view) for view in (arriving.here() if arriving else batch.views)]
+                if text is not None and batch.tokens is not None:
+                    features.append(text(batch.tokens.to(device)))
+            yield [_finite_rows(of_side, unit_norm) for of_side in features]
 
 
 def _together(batches: Generator[list[Tensor], None, None], total: int, on_progress: OnCount) -> list[Tensor]:
@@ -219,12 +198,12 @@ def text_features(
             tokens = encode(tokenizer, texts[first : first + BATCH]).tokens
             parts.append(encoder(torch.from_numpy(tokens).to(device)))
             on_progress(first + len(tokens), len(texts))
-    return _unit_rows(parts)
+    return _finite_rows(torch.cat(parts))
 
 
-def _unit_rows(parts: list[Tensor]) -> Tensor:
-    """Concatenate and normalise, outside inference mode: a probe cannot be trained on inference tensors."""
-    features = F.normalize(torch.cat(parts).float(), dim=-1)
+def _finite_rows(features: Tensor, unit_norm: bool = True) -> Tensor:
+    """Check and normalise, outside inference mode: a probe cannot be trained on inference tensors."""
+    features = F.normalize(features.float(), dim=-1) if unit_norm else features.float()
     if not features.isfinite().all():
-        raise RunError("the checkpoint's encoders give features that are not finite; evaluate an older one with --at")
+        raise RunError("the checkpoint's encoders give features that are not finite; choose an older one with --at")
     return features

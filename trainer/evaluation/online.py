@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -23,6 +24,7 @@ from .scoring import TEMPLATES
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
 class OnlineEvaluation:
     """Scores a run's encoders on a held-out set without affecting the training.
 
@@ -30,16 +32,12 @@ class OnlineEvaluation:
     evaluations.
     """
 
-    def __init__(
-        self,
-        sets: Evaluation,
-        data: DataConfig,
-        device: torch.device,
-        tokenizer: Tokenizer | None,
-        templates: Sequence[str],
-    ) -> None:
-        self._sets, self._data, self._device = sets, data, device
-        self._tokenizer, self._templates = tokenizer, templates
+    sets: Evaluation
+    """Without scores."""
+    data: DataConfig
+    device: torch.device
+    tokenizer: Tokenizer | None
+    templates: Sequence[str]
 
     @classmethod
     def open(cls, config: TrainConfig, dataset: Dataset, device: torch.device) -> Self | None:
@@ -66,7 +64,7 @@ class OnlineEvaluation:
     @property
     def notes(self) -> list[str]:
         """Problems with the datasets, and methods that they do not allow."""
-        return [f"evaluation during training: {note}" for note in self._sets.notes]
+        return [f"evaluation during training: {note}" for note in self.sets.notes]
 
     def scores(
         self, encoders: Encoders, step: int, should_stop: Callable[[], bool]
@@ -76,7 +74,7 @@ class OnlineEvaluation:
         Returns None if should_stop, polled many times a minute, ended it, or if it failed, which logs a warning; the
         training can continue.
         """
-        sets = self._sets
+        sets = self.sets
         result = Evaluation(f"step-{step}", sets.train, sets.test, sets.classes)
 
         def stop_if_asked(*_: object) -> None:
@@ -86,17 +84,9 @@ class OnlineEvaluation:
         try:
             # Not compiled: the smaller last batch would trigger a recompilation of each encoder, which takes minutes.
             # Without the run's TF32, as `thermopile eval` scores.
-            with _evaluating(encoders), torch.compiler.set_stance("force_eager"), full_precision(self._device.type):
-                score_encoders(
-                    result,
-                    encoders,
-                    self._data,
-                    self._device,
-                    self._tokenizer,
-                    self._templates,
-                    with_probes=False,
-                    on_progress=stop_if_asked,
-                )
+            with _evaluating(encoders), torch.compiler.set_stance("force_eager"), full_precision(self.device.type):
+                given = self.data, self.device, self.tokenizer, self.templates
+                score_encoders(result, encoders, *given, with_probes=False, on_progress=stop_if_asked)
         except _StoppedError:
             return None
         except (DatasetError, RunError, OSError) as error:

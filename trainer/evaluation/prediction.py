@@ -1,18 +1,16 @@
 """Temperatures that a run's objective predicts for the samples of a dataset outside its training set."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
-from torch.nn import functional as F
 
 from ...pipeline.dataset import Dataset
-from ...pipeline.tokenizer import encode
 from ...storage.place import Place
 from ..checkpoints.checkpoint_files import CheckpointInfo
 from ..config import TrainConfig
@@ -23,7 +21,7 @@ from ..plugins import is_plugin
 from ..run.build import device_named, objective_of, recipe_named
 from ..run_directory import RunDirectory, find_checkpoint, load_found
 from .evaluate import tokenizer_of
-from .features import BATCH, evaluation_recipe, restore_encoders
+from .features import restore_encoders, streamed_features
 
 
 def predicts(config: TrainConfig, *, allow_code: bool) -> bool:
@@ -54,10 +52,8 @@ class Predictor:
         config = run.config()
         checkpoint = find_checkpoint(run, at)
         info, training = load_found(checkpoint)
-        tokenizer, sizes = None, None
-        if config.objective.mode == "bimodal":
-            advice = "Its recorded path must lead to it."
-            tokenizer, sizes = tokenizer_of(config.data.places, info, advice)
+        advice, has_texts = "Its recorded path must lead to it.", config.objective.mode == "bimodal"
+        tokenizer, sizes = tokenizer_of(config.data.places, info, advice) if has_texts else (None, None)
         encoders = restore_encoders(config, checkpoint, training, sizes, "raw", allow_code=allow_code)
         objective = objective_of(config)
         try:
@@ -79,30 +75,11 @@ class Predictor:
         of the run's own tokenizer. Raises DatasetError for an image that does not decode, RunError for features that
         are not finite.
         """
-        from ...pipeline.loading.ffcv_loader import ViewMaker  # needs ffcv, which training does not
-
-        recipe, sides = evaluation_recipe(recipe_named(self.config.data.recipe)), self.sides(dataset)
-        captions = dataset.tables(["caption"], BATCH) if "text" in sides else repeat(None)
-        with ViewMaker(dataset, recipe=recipe, image_size=self.config.data.image_size, views=1) as maker:
-            for first, table in zip(range(0, dataset.n, BATCH), captions, strict=False):
-                pictures = maker.make(np.arange(first, min(first + BATCH, dataset.n)), epoch=0).views[0]
-                texts = [] if table is None else [caption or "" for caption in table["caption"].to_pylist()]
-                yield dict(zip(sides, self._predicted(pictures, texts), strict=True))
-
-    @torch.inference_mode()
-    def _predicted(self, pictures: torch.Tensor, texts: list[str]) -> list[NDArray[np.float32]]:
-        """Return the temperatures of pictures, [m, 3, size, size], and of m texts, if there are any."""
-        features = [self.encoders.image(pictures.to(self.device))]
-        if texts and self.encoders.text is not None and self.tokenizer is not None:
-            tokens = torch.from_numpy(encode(self.tokenizer, texts).tokens)
-            features.append(self.encoders.text(tokens.to(self.device)))
-        found = []
-        for side, of_side in zip(self.objective.sides, features, strict=False):
-            given = F.normalize(of_side.float(), dim=1) if self.objective.unit_norm else of_side.float()
-            if not given.isfinite().all():
-                raise RunError(
-                    f"the encoders of {self.checkpoint} give features that are not finite; "
-                    "choose an older checkpoint with --at"
-                )
-            found.append(self.objective.predict(side, given).float().cpu().numpy())
-        return found
+        view = (recipe_named(self.config.data.recipe), self.config.data.image_size, self.device)
+        unit_norm = self.objective.unit_norm
+        with closing(streamed_features(self.encoders, dataset, self.tokenizer, *view, unit_norm=unit_norm)) as made:
+            for features in made:
+                with torch.inference_mode():
+                    taus = map(self.objective.predict, self.objective.sides, features)
+                    found = [of_side.float().cpu().numpy() for of_side in taus]
+                yield dict(zip(self.sides(dataset), found, strict=True))

@@ -16,7 +16,7 @@ def read_templates(name: str) -> tuple[str, ...]:
     Raises ConfigError if the file cannot be read, has no templates, or one without a placeholder.
     """
     try:
-        lines = map(str.strip, read_regular(SHIPPED.get(name, Path(name)), 1 << 20).decode().splitlines())
+        lines = map(str.strip, read_regular(SHIPPED.get(name, Path(name)), 1 << 20).decode("utf-8-sig").splitlines())
         found = tuple(checked_template(line) for line in lines if line and not line.startswith("#"))
         if not found:
             raise ValueError("the file has none; write one a line, such as `a photo of a {}`")

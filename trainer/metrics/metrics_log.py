@@ -72,13 +72,7 @@ class MetricsLog:
             for step in steps
         ]
         good = list(takewhile(lambda line: line["loss"] is None or math.isfinite(line["loss"]), lines))
-        # JSON has no infinity.
-        self._write(
-            [
-                {name: value if value is not None and math.isfinite(value) else None for name, value in line.items()}
-                for line in good
-            ]
-        )
+        self._write([{name: _finite(value) for name, value in line.items()} for line in good])
         if len(good) < len(lines):
             bad = lines[len(good)]
             raise NotFiniteError(int(bad["step"]), bad["loss"])
@@ -142,3 +136,8 @@ def _read_back(scalars: list[Tensor]) -> list[float]:
 def _ready(value: Any) -> Any:
     """Return a number; a lazy value is available because `flush` has synchronised."""
     return value() if callable(value) else value
+
+
+def _finite(value: float | None) -> float | None:
+    """Return null for NaN and infinity, which JSON does not have."""
+    return None if value is None or not math.isfinite(value) else value

@@ -26,9 +26,7 @@ def summary(reader: StateReader, dataset: Dataset) -> dict[str, Any]:
     if not sides:
         return {}
     counts = {side: np.zeros(len(EDGES) - 1, np.int64) for side in sides}
-    pieces = [
-        pd.DataFrame(columns=[*sides, "size"], dtype=float)
-    ]  # sums over classes: of many blocks, and of some more
+    pieces = [pd.DataFrame(columns=[*sides, "size"], dtype=float)]  # sums over classes: of many blocks, of some more
     tables = repeat(None) if dataset.is_remote else dataset.tables(["group"], reader.block_rows)
     for start, table in zip(range(0, samples, reader.block_rows), tables, strict=False):
         rows = reader.rows(start, min(start + reader.block_rows, samples), [*sides, "visits"])

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from ...pipeline.dataset import Dataset
 from ...state_store import StateReader
@@ -26,9 +26,11 @@ from .metrics_file import last_lines, numbers_in
 from .temperatures import summary
 
 QUEUE = 10_000
-"""Lines, of about a kilobyte, that wait for a slow tracker; and scalars that wait in TensorBoard's own thread."""
+"""Lines, of about a kilobyte, that wait for a slow tracker."""
 CLOSE_SECONDS, UPLOAD_SECONDS = 15.0, 10.0
 """The longest that a run's end waits for its trackers, and of this for W&B's last upload."""
+FAILED_SECONDS = 2.0
+"""The longest that an error waits for them."""
 
 _KEPT = re.compile(rb"([0-9a-f]{16}) ([0-9]{1,18}) ([01])\n")
 _log = logging.getLogger(__name__)
@@ -57,7 +59,7 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         path = own_directory(directory / "tensorboard")
-        self._writer = SummaryWriter(str(path), purge_step=keep_steps + 1, max_queue=QUEUE, flush_secs=30)
+        self._writer = SummaryWriter(str(path), purge_step=keep_steps + 1)
         self._writer.add_text("settings", "\n".join(f"    {key} = {value!r}" for key, value in settings.items()))
 
     def add(self, line: dict[str, Any]) -> None:
@@ -68,9 +70,7 @@ class TensorBoard:
             middles = (edges[1:] + edges[:-1]) / 2
             sums = counts.sum(), counts @ middles, counts @ middles**2
             self._writer.add_histogram_raw(name, edges[0], edges[-1], *sums, edges[1:].tolist(), counts.tolist(), step)
-
-    def flush(self) -> None:
-        self._writer.flush()
+        self._writer.flush()  # takes no longer than leaving it to the writer's own thread
 
     def close(self) -> None:
         self._writer.close()
@@ -138,12 +138,13 @@ class Trackers:
             _log.warning("trackers: %d lines wait, so some are left out; metrics.jsonl has them all", QUEUE)
             self._is_full = True
 
-    def close(self) -> None:
-        """Let the thread send what is queued and end, for at most CLOSE_SECONDS."""
+    def close(self, error: type[BaseException] | None = None, *_: object) -> None:
+        """Let the thread send what is queued and end, for at most CLOSE_SECONDS, after an error FAILED_SECONDS."""
+        seconds = FAILED_SECONDS if error else CLOSE_SECONDS
         self._queue.put(None)
-        self._thread.join(CLOSE_SECONDS)
+        self._thread.join(seconds)
         if self._thread.is_alive():
-            _log.warning("trackers: not done after %.0f s, so they may lack the last lines", CLOSE_SECONDS)
+            _log.warning("trackers: not done after %.0f s, so they may lack the last lines", seconds)
 
     def _send(self, makers: dict[str, Maker], *given: Any) -> None:
         for name, make in makers.items():
@@ -156,9 +157,6 @@ class Trackers:
                 epoch = line["epoch"]
                 numbers |= self._temperatures(step)
             self._share(numbers, (step, "evaluation" in line))
-        if board := self._trackers.get("tensorboard"):  # what follows may outlast the run's patience
-            with self._dropped_if_it_fails("tensorboard"):
-                cast("TensorBoard", board).flush()
         if found := self._temperatures(step):  # of the last checkpoint
             self._share({"step": step} | found, (step, True))
         for name, tracker in list(self._trackers.items()):

@@ -62,5 +62,5 @@ def _temperature(model: ModelConfig, objective: Mapping[str, FieldInfo]) -> dict
     has_bias = str(model.image.config["model_type"]).startswith("siglip")
     if not model.image.config.get("pretrained", True) or ("logit_bias" in wanted and not has_bias):
         return {}
-    most = {name: min(getattr(limit, "le", inf) for limit in objective[name].metadata) for name in wanted}
+    most = {name: min([inf, *(getattr(limit, "le", inf) for limit in objective[name].metadata)]) for name in wanted}
     return {name: min(most[name], stored_tensor(f"hf:{folder}", folder, LEARNED[name]).item()) for name in wanted}

@@ -7,14 +7,12 @@ from itertools import product
 
 import numpy as np
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from ...pipeline.dataset import Dataset
 from ...pipeline.dataset_index import TokenizerInfo
 from ...pipeline.mixture import Mixture
 from ...pipeline.order import MIN_ROWS_PER_STEP
-from ..config import EncoderConfig, ModelConfig, TrainConfig
-from ..encoders import Encoders, with_names
+from ..config import ModelConfig, TrainConfig
 from ..errors import ConfigError
 from .selection_files import rows_of
 
@@ -25,8 +23,11 @@ SMALLEST, LARGEST, SIDE_STEP = 32, 224, 16
 USUAL_BATCH_SIZE = 256
 LARGEST_FOR_BUILT_IN = 64
 """Side length of views, in pixels, up to which the built-in encoders are chosen."""
-NAMED = {"image": ("hf:resnet-18", "hf:resnet-50"), "text": ("hf:clip-text",)}
-"""Encoders to name for larger views."""
+NAMED = {
+    "image": {"hf:resnet-18": 10.6e9 / 224**2, "hf:resnet-50": 24.3e9 / 224**2},
+    "text": {"hf:clip-text": 17.9e9 / 77},
+}
+"""Encoders to name for larger views → floating-point operations to train on a pixel or a token."""
 MATRIX = 1024
 """Side of the matrices whose product shows how fast a device computes."""
 
@@ -64,20 +65,12 @@ def refuse_unnamed_encoders(
     if not unnamed or image_size <= LARGEST_FOR_BUILT_IN:
         return
     offers, speed = [], _flops_per_second(device)
+    inputs = {"image": image_size**2, "text": tokenizer.context_length if tokenizer else 0}
     for names in product(*(NAMED[side] for side in unnamed)):
-        named = {side: EncoderConfig(name=name) for side, name in zip(unnamed, names, strict=True)}
-        with torch.device("meta"), FlopCounterMode(display=False) as counted:
-            encoders = Encoders.create(
-                with_names(model.model_copy(update=named)), mode, image_size, tokenizer, pretrained=False
-            )
-            out = encoders.image(torch.zeros(1, 3, image_size, image_size)).sum()
-            if encoders.text is not None and tokenizer is not None:
-                out = out + encoders.text(torch.zeros(1, tokenizer.context_length, dtype=torch.int64)).sum()
-            out.backward()
-        words = " ".join(f"--set model.{side}.name={encoder.name}" for side, encoder in named.items())
-        parameters = sum(weights.numel() for weights in encoders.parameters()) / 1e6
-        here = speed / counted.get_total_flops()
-        offers.append(f"`{words}` ({parameters:.0f} million parameters, at most {here:,.0f} samples a second here)")
+        named = dict(zip(unnamed, names, strict=True))
+        words = " ".join(f"--set model.{side}.name={name}" for side, name in named.items())
+        work = sum(NAMED[side][name] * inputs[side] for side, name in named.items())
+        offers.append(f"`{words}` (at most {speed / work:,.0f} samples a second here)")
     raise ConfigError(
         f"the built-in encoders are chosen for views of up to {LARGEST_FOR_BUILT_IN} pixels, but data.image_size = "
         f"{image_size}. Name the {' and the '.join(unnamed)} encoder: {', or '.join(offers)}. "

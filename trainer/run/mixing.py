@@ -4,8 +4,9 @@ import math
 from contextlib import suppress
 from functools import partial
 
+from ...pipeline.mixed_order import MixedOrder
 from ...pipeline.mixture import Mixture
-from ...pipeline.order import MIN_ROWS_PER_STEP, MixedOrder, Order
+from ...pipeline.order import MIN_ROWS_PER_STEP, Order
 from ..config import DataConfig, TrainConfig
 from ..errors import ConfigError
 from ..world import World

@@ -9,8 +9,9 @@ import torch
 
 from ..._version import __version__
 from ...pipeline.dataset import Dataset
+from ...pipeline.mixed_order import MixedOrder
 from ...pipeline.mixture import open_dataset
-from ...pipeline.order import ORDER_VERSION, MixedOrder, Order
+from ...pipeline.order import ORDER_VERSION, Order
 from ...state_store import DamagedChunkError, SnapshotNotFoundError, StateReader, StateStore, StoreLockedError
 from ...state_store.ranks import agreement
 from ...state_store.shares import writer_lock

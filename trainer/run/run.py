@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from itertools import chain, islice
-from os import PathLike
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -17,16 +16,16 @@ from torch import Tensor
 
 from ...gpu_copies import CudaDevice, Pace
 from ...pipeline.batch import Batch
-from ...pipeline.dataset import Dataset
-from ...pipeline.order import MixedOrder, Selected
+from ...pipeline.mixed_order import MixedOrder
+from ...pipeline.mixture import open_dataset
+from ...pipeline.order import Selected
 from ...state_store.ranks import agreement
-from ...storage.bucket import Address
-from ...storage.mixed_rows import MixedRows
-from ...storage.place import place_of
+from ...storage.mixed_rows import MIXTURE, MixedRows
+from ...storage.place import AnyPlace, Places, place_of
 from ...storage.selection import Selection
 from ..checkpoints.checkpoint_files import Loaded
 from ..checkpoints.tensors import take_apart
-from ..config import TrainConfig
+from ..config import TrainConfig, data_at
 from ..config.layers import Layers
 from ..encoders import Encoders
 from ..encoders.initial_weights import load_initial_weights
@@ -81,7 +80,8 @@ class Run:
         self.device = device_named(config.device)
         torch.manual_seed(config.seed)
         self.objective = objective_of(config).to(self.device)
-        self.encoders = self._created_encoders(pretrained=start is None)
+        with agreement(world.slow_group, ConfigError):  # published weights may be fetched
+            self.encoders = self._created_encoders(pretrained=start is None)
         self.order = create_order(config, self.dataset, self.objective, world)
         if config.data.local_views:
             self.encoders.image.backbone.check_side(config.data.local_size)
@@ -164,7 +164,7 @@ class Run:
             trackers = None
             if self._makers:
                 trackers = Trackers(run, self._makers, self.config, self.dataset, keep_steps=self.steps_done)
-                opened.enter_context(closing(trackers))
+                opened.push(trackers.close)
             log = opened.enter_context(MetricsLog(run.metrics_file, trackers, keep_steps=self.steps_done))
             run.metrics.settle()
             return log
@@ -179,8 +179,8 @@ class Run:
     @classmethod
     def from_settings(
         cls,
-        path: str | PathLike[str] | Address,
-        data: str | PathLike[str] | Address,
+        path: AnyPlace,
+        data: Places,
         settings: Mapping[str, Any] | None = None,
         *,
         preset: str | None = None,
@@ -190,9 +190,9 @@ class Run:
         """Start the run in the directory or at the address `path`, or resume it there.
 
         A resumed run keeps the settings that `settings` leaves out.
-        data: the dataset, a path or an address. settings: a tree as in a TOML file, over the preset's.
-        allow_change: settings, or tables of settings, that may differ from the run's, such as `epochs`. world: from
-        `joined_world` under torchrun; all ranks call this.
+        data: the dataset, a path or an address; or a list of paths, to mix their datasets. settings: a tree as in a
+        TOML file, over the preset's. allow_change: settings, or tables of settings, that may differ from the run's,
+        such as `epochs`. world: from `joined_world` under torchrun; all ranks call this.
         Raises ConfigError, also for other changes, RunError, DatasetError, StateStoreError, OSError.
         """
         directory, given = RunDirectory(place_of(path)), Layers()
@@ -203,9 +203,9 @@ class Run:
             if preset is not None:
                 given.add_preset(preset)
             given.add(settings or {}, "settings")
-            given.add({"data": {"path": str(place_of(data).resolve())}}, "data")
+            given.add({"data": data_at(data)}, "data")
             recorded, asked = with_recorded(directory, given) if begun else (None, given.load())
-            dataset = Dataset(data, asked.data.tars)
+            dataset = open_dataset(data, asked.data.tars)
         config, _ = settled(directory, recorded, asked, dataset, world, allow_change)
         run = cls(config, directory, resume=begun, world=world)
         if begun and world.is_first:
@@ -225,6 +225,7 @@ class Run:
             self.selection.write(self.held_directory.selection)
         elif self.selection is not None:
             write_selection(self.config.data, self.dataset.index, self.held_directory.selection)
+            self.held_directory.selection.remove([MIXTURE])  # of a killed start, in a bucket
 
     @property
     def progress(self) -> Progress:
@@ -404,7 +405,7 @@ class Run:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         # If ranks are gone, threads may wait for them for an hour.
         if kind is None or not issubclass(kind, RanksLostError):
-            self.close()
+            self._resources.__exit__(kind, *error)

@@ -269,7 +269,8 @@ def _coverage(reader: StateReader) -> float:
 
 
 def _total_steps(config: TrainConfig, state: StateStatus | None, notes: list[str]) -> int | None:
-    from ...pipeline.order import MixedOrder, Order
+    from ...pipeline.mixed_order import MixedOrder
+    from ...pipeline.order import Order
 
     if state is None:
         return None

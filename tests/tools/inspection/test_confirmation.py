@@ -16,7 +16,7 @@ from thermopile.tools.inspection.reading.opening import read_run
 from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES
 from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.tools.inspection.temperatures.whole_run import PRECISION
-from thermopile.trainer.evaluation.features import sample_features, view_features
+from thermopile.trainer.evaluation.features import sample_features
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import answer, cli, succeed
@@ -116,7 +116,7 @@ def test_images_are_compared_in_two_views_as_training_draws_them(images_run, ima
     assert (len(found.sample_ids), found.negatives) == (40, 300)
     assert [note for note in notes if "forward pass" in note or "checkpoint" in note] == []
     view = (RECIPES[run.config().data.recipe], IMAGE_SIZE, torch.device("cpu"))
-    first, second = view_features(encoders, images_dataset, np.arange(300), *view, lambda *at: None)
+    first, second = sample_features(encoders, images_dataset, np.arange(300), *view, lambda *at: None, views=2)
     assert not torch.allclose(first, second)
     candidates, own = torch.cat([first[negatives], second[negatives]]), np.tile(negatives, 2)
 

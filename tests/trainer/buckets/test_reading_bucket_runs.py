@@ -112,6 +112,7 @@ def test_a_selection_goes_with_the_run(pairs_dataset, run, tmp_path, elsewhere):
     config = small(pairs_dataset, **OFTEN, **settings)
     on_disk = RunDirectory(tmp_path / "run")
     train(config, on_disk)
+    (run.selection / "mixture.json").rewrite(b"of a killed start on a mixture")
     run = elsewhere(stopped(config, run, 9))
     train(config, run, resume=True)
     assert_same_run(run, on_disk)

@@ -104,8 +104,8 @@ def test_an_own_encoder_with_unused_weights_is_refused_where_gpus_would_wait(pai
         refuse_unused_weights(wasteful)
     assert str(refused.value) == (
         "model.image.name = 'support.own_code:Wasteful': in evaluation mode, its features do not depend on "
-        "classifier.weight, classifier.bias. Several GPUs would wait for their gradients: remove them, or set their "
-        "requires_grad to False"
+        "classifier.weight, classifier.bias. Several GPUs would wait for their gradients: choose another model, or in "
+        "a module of yours set their requires_grad to False"
     )
     assert all(module.training for module in wasteful.modules())
     wasteful.image.backbone.body.classifier.requires_grad_(False)

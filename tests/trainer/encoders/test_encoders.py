@@ -179,7 +179,7 @@ def test_unimodal_features_are_of_both_views_by_one_encoder():
         (EncoderConfig(name="hf:vit-s", config={"hiden_size": 3}), "no such setting"),
         # Both can make transformers fetch code and run it.
         (EncoderConfig(name="hf:vit-s", config={"_attn_implementation": "someone/kernel"}), "no such setting"),
-        (EncoderConfig(name="hf:/nowhere", config={"model_type": "timm_wrapper"}), "available: resnet, vit"),
+        (EncoderConfig(name="hf:/nowhere", config={"model_type": "timm_wrapper"}), "supports: resnet, vit"),
     ],
 )
 def test_an_unknown_encoder_or_setting_is_named(config, message):

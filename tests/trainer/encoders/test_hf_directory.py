@@ -148,6 +148,13 @@ def test_an_adapter_in_a_directory_and_a_type_that_fetches_code_are_refused(tmp_
     assert [model_class(name, "text") for name in ("mra", "yoso", "rwkv")] == [None] * 3
 
 
+@pytest.mark.parametrize("model_type", ["t5", "canine", "mobilebert", "bart", "higgs_audio_v2_tokenizer"])
+def test_models_of_another_kind_than_an_encoder_or_a_decoder_of_tokens_are_refused(model_type, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    with pytest.raises(ConfigError, match=f"holds a model of type '{model_type}'; model.text supports: distilbert"):
+        of_directory("text", tmp_path)
+
+
 def test_weights_that_are_damaged_or_of_another_model_are_told_in_one_line(tmp_path):
     def refused(match):
         with pytest.raises(ConfigError, match=match) as refusal:

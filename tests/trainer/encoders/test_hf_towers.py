@@ -25,13 +25,28 @@ IMAGE = {
     "vit": _CLIP | _VIEWS,
 }
 _WORDS = {"vocab_size": 3000, "max_position_embeddings": 40}
+_BERT = _CLIP | _WORDS
 TEXT = {
     "distilbert": {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 16} | _WORDS,
-    "bert": _CLIP | _WORDS,
+    "bert": _BERT,
+    "mpnet": _BERT,
+    "deberta-v2": _BERT | {"pad_token_id": 0},
+    "gpt2": {
+        "n_embd": 16,
+        "n_layer": 2,
+        "n_head": 2,
+        "n_positions": 40,
+        "vocab_size": 3000,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    },
     "clip_text_model": _CLIP | _WORDS | {"bos_token_id": 1, "eos_token_id": 2},
-    "siglip_text_model": _CLIP | _WORDS | {"projection_size": 12, "bos_token_id": None, "eos_token_id": 2},
+    "siglip_text_model": _CLIP
+    | _WORDS
+    | {"projection_size": 12, "bos_token_id": None, "eos_token_id": 2, "max_position_embeddings": 9},
 }
-GROUPS = dict.fromkeys(IMAGE | TEXT, 4) | {"resnet": 3, "distilbert": 3}
+GROUPS = dict.fromkeys(IMAGE | TEXT, 4) | {"resnet": 3, "distilbert": 3, "deberta-v2": 3}
 """Embeddings, two blocks or stages, and what follows them if it has weights."""
 PAIRS = [pytest.param("dinov2", "bert"), *(pytest.param(*pair, marks=pytest.mark.wide) for pair in (
     ("clip_vision_model", "clip_text_model"), ("siglip_vision_model", "siglip_text_model"),
@@ -41,9 +56,9 @@ TOKENS = torch.tensor([[1, 7, 8, 2, 0, 0, 0, 0, 0], [1, 9, 9, 9, 9, 9, 9, 9, 2]]
 PICTURES = torch.linspace(-1, 1, 2 * 3 * 16 * 16).view(2, 3, 16, 16)
 
 
-def save(folder, model_type):
+def save(folder, model_type, **more):
     torch.manual_seed(5)
-    model = model_class(model_type)(AutoConfig.for_model(model_type, **(IMAGE | TEXT)[model_type])).eval()
+    model = model_class(model_type)(AutoConfig.for_model(model_type, **(IMAGE | TEXT)[model_type] | more)).eval()
     with quiet():
         model.save_pretrained(folder)
     return model
@@ -70,7 +85,7 @@ def by_transformers(model, model_type, tokens=TOKENS, end_id=2):
     if model_type == "siglip_text_model":  # trained on texts padded with token 1, which it reads
         padded = tokens.where(((tokens == end_id).cumsum(1) - (tokens == end_id).int()) == 0, 1)
         return model(input_ids=padded).pooler_output
-    if model_type == "clip_text_model":
+    if model_type in ("clip_text_model", "gpt2"):
         return model(input_ids=tokens).last_hidden_state[range(len(tokens)), (tokens == end_id).int().argmax(1)]
     mask = ((tokens == end_id).cumsum(1) - (tokens == end_id).int()) == 0
     return model(input_ids=tokens, attention_mask=mask.long()).last_hidden_state[:, 0]
@@ -131,7 +146,9 @@ def test_local_views_of_another_size_are_taken(model_type, tmp_path):
 def test_a_run_is_interrupted_without_a_trace_and_transformers_alone_reads_what_it_exports(
     image, text, pairs_dataset, tmp_path
 ):
-    save(tmp_path / "i", image), save(tmp_path / "t", text)
+    save(tmp_path / "i", image)
+    context = {"max_position_embeddings": pairs_dataset.index.tokenizer.context_length}
+    save(tmp_path / "t", text, **context if text == "siglip_text_model" else {})
     model = {"dim": 8, "image": {"name": f"hf:{tmp_path}/i"}, "text": {"name": f"hf:{tmp_path}/t"}}
     config = small(pairs_dataset, batch_size=64, steps=4, model=model, **OFTEN)
     whole = train(config, tmp_path / "whole")

@@ -148,14 +148,13 @@ def _features(
     """Return the features of pictures and captions, or of two views, float32 [m, d] each, rows of norm 1."""
     import torch
 
-    from ....trainer.evaluation.features import sample_features, view_features
+    from ....trainer.evaluation.features import sample_features
     from ....trainer.run.build import recipe_named
 
     data, dataset = inspection.config.data, inspection.dataset
     assert dataset is not None
-    embed = view_features if encoders.text is None else sample_features
-    recipe, device = recipe_named(data.recipe), torch.device("cpu")
-    return embed(encoders, dataset, sample_ids, recipe, data.image_size, device, on_progress)
+    view = (recipe_named(data.recipe), data.image_size, torch.device("cpu"))
+    return sample_features(encoders, dataset, sample_ids, *view, on_progress, views=2 if encoders.text is None else 1)
 
 
 def _compare(

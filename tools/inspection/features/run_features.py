@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,6 @@ from .features_file import NAME, FeaturesFile, FeaturesOf, UnusableFeaturesError
 
 if TYPE_CHECKING:
     from ....trainer.encoders.averaging import Weights
-
-SAMPLES_AT_ONCE = 1 << 14
 
 
 def run_features(
@@ -99,20 +98,15 @@ def _wanted(inspection: Inspection, weights: Weights | None) -> tuple[Dataset, P
 def _batches(
     config: TrainConfig, dataset: Dataset, checkpoint: Place, of: FeaturesOf, allow_code: bool, on_progress: OnDone
 ) -> Iterator[NDArray[np.float32]]:
-    """Yield the features of all samples, float32 [up to SAMPLES_AT_ONCE, sides, d]."""
-    from ....trainer.evaluation.features import restore_encoders, sample_features
+    """Yield the features of all samples, in id order, float32 [up to 256, sides, d]."""
+    from ....trainer.evaluation.features import restore_encoders, streamed_features
     from ....trainer.run.build import device_named, recipe_named
 
     _, training = load_found(checkpoint)
-    tokenizer, recipe = dataset.index.tokenizer, recipe_named(config.data.recipe)
-    encoders = restore_encoders(config, checkpoint, training, tokenizer, of.weights, allow_code=allow_code)
-    device = device_named("auto")
-    encoders.to(device)
-    for first in range(0, of.samples, SAMPLES_AT_ONCE):
-        sample_ids = np.arange(first, min(first + SAMPLES_AT_ONCE, of.samples))
-
-        def show(done: int, total: int, first: int = first) -> None:
-            on_progress(first + done, of.samples)
-
-        features = sample_features(encoders, dataset, sample_ids, recipe, config.data.image_size, device, show)
-        yield np.stack([of_side.cpu().numpy() for of_side in features], axis=1)
+    device, tokenizer, done = device_named("auto"), dataset.index.tokenizer, 0
+    encoders = restore_encoders(config, checkpoint, training, tokenizer, of.weights, allow_code=allow_code).to(device)
+    view = (recipe_named(config.data.recipe), config.data.image_size, device)
+    with closing(streamed_features(encoders, dataset, None, *view)) as made:  # with the dataset's own tokens
+        for features in made:
+            on_progress(done := done + len(features[0]), of.samples)
+            yield np.stack([of_side.cpu().numpy() for of_side in features], axis=1)

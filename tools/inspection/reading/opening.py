@@ -9,7 +9,7 @@ from ....pipeline.errors import DatasetError
 from ....pipeline.mixture import open_dataset
 from ....state_store import StateReader, StoreNotFoundError
 from ....state_store.durable import Repository
-from ....storage.place import Place
+from ....storage.place import Places
 from ....trainer.checkpoints.checkpoint_files import latest_checkpoint, read_info
 from ....trainer.config import ObjectiveConfig, TrainConfig
 from ....trainer.errors import DamagedCheckpointError, RunError
@@ -67,7 +67,7 @@ class Inspection:
         return TauSettings(*(settings.get(name) for name in ("tau_init", "tau_min", "tau_max")))
 
 
-def read_run(run: RunDirectory, *, at: str = LATEST, data: Place | None = None) -> Inspection:
+def read_run(run: RunDirectory, *, at: str = LATEST, data: Places | None = None) -> Inspection:
     """Open a run's state at a tag, a snapshot id or `latest`, and its dataset.
 
     data: path of the dataset; None: the path recorded by the run. A state without a snapshot, or an unreadable dataset
@@ -114,20 +114,20 @@ def _check_own_state(run: RunDirectory) -> None:
 
 
 def _open_dataset(
-    config: TrainConfig, reader: StateReader | None, data: Place | None, notes: list[str]
+    config: TrainConfig, reader: StateReader | None, data: Places | None, notes: list[str]
 ) -> Dataset | None:
-    path = data or config.data.places
     try:
-        dataset = open_dataset(path, config.data.tars)
-        if reader and dataset.index.fingerprint != reader.dataset_fingerprint:
+        dataset = open_dataset(data or config.data.places, config.data.tars)
+        place, fingerprint = dataset.place, dataset.index.fingerprint
+        if reader and fingerprint != reader.dataset_fingerprint:
             raise DatasetError(
-                f"{path} is not the dataset that the run was trained on: its fingerprint is "
-                f"{dataset.index.fingerprint[:12]}…, the state has {reader.dataset_fingerprint[:12]}…. Temperatures of "
-                "another dataset can only be predicted, by a run of tempnet, or of your own such objective with "
-                "--allow-code"
+                f"{place} is not the dataset that the run was trained on: its fingerprint is {fingerprint[:12]}…, the "
+                f"state has {reader.dataset_fingerprint[:12]}…. Of a mixture, pass --data for each part, in order. "
+                "Temperatures of another dataset can only be predicted, by a run of tempnet, or of your own such "
+                "objective with --allow-code"
             )
         if reader and dataset.n != reader.samples:
-            raise DatasetError(f"{path} holds {dataset.n:,} samples, the state {reader.samples:,}: one is damaged")
+            raise DatasetError(f"{place} holds {dataset.n:,} samples, the state {reader.samples:,}: one is damaged")
     except (DatasetError, OSError) as error:
         if data is not None:
             raise

@@ -16,13 +16,14 @@ import numpy as np
 
 from ....pipeline.dataset import Dataset
 from ....pipeline.errors import DatasetError
+from ....pipeline.mixture import open_dataset
 from ....state_store import SnapshotError, StateReader
 from ....state_store.commit import ColumnPart
 from ....state_store.durable import Repository
 from ....state_store.ranks import Ranks
 from ....state_store.schema import LAST_STEP, VISITS, Description, Schema
 from ....storage.local import LocalPath
-from ....storage.place import Place
+from ....storage.place import Places
 from ....trainer.errors import ConfigError, RunError
 from ....trainer.run_directory import RunDirectory
 from .opening import Inspection, Prediction
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from ....trainer.evaluation.prediction import Predictor
 
 
-def other_dataset(run: RunDirectory, data: Place | None, *, allow_code: bool) -> Dataset | None:
+def other_dataset(run: RunDirectory, data: Places | None, *, allow_code: bool) -> Dataset | None:
     """Return the dataset `data` if it is not the run's own and the run's objective predicts temperatures, else None.
 
     allow_code: whether the objective may be a user's own, which is then imported.
@@ -41,7 +42,7 @@ def other_dataset(run: RunDirectory, data: Place | None, *, allow_code: bool) ->
     config = run.config()
     if data is None or not run.has_state:
         return None
-    dataset = Dataset(data)
+    dataset = open_dataset(data)
     if dataset.index.fingerprint == StateReader.open(run.state).dataset_fingerprint:
         return None
     from ....trainer.evaluation.prediction import predicts  # imports torch, which an inspection does not need
@@ -49,7 +50,7 @@ def other_dataset(run: RunDirectory, data: Place | None, *, allow_code: bool) ->
     return dataset if predicts(config, allow_code=allow_code) else None
 
 
-def refuse_other_dataset(option: str, run: RunDirectory, data: Place | None, *, allow_code: bool = False) -> None:
+def refuse_other_dataset(option: str, run: RunDirectory, data: Places | None, *, allow_code: bool = False) -> None:
     """Raise ConfigError if temperatures would be predicted for `data`. option: what cannot be had for another."""
     if other_dataset(run, data, allow_code=allow_code):
         raise ConfigError(

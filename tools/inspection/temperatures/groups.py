@@ -97,14 +97,11 @@ class Groups:
 
     def means(self) -> list[dict[str, Any]]:
         """Return name, size and mean tau by side, None without a visited sample, of every group."""
-        return [
-            {
-                self.column: name,
-                "samples": int(self.sizes[at]),
-                "mean_tau": {side: float(tau.mean[at]) if self.visited[at] else None for side, tau in self.tau.items()},
-            }
-            for at, name in enumerate(self.names)
-        ]
+        found = []
+        for at, (name, size) in enumerate(zip(self.names, self.sizes.tolist(), strict=True)):
+            mean = {side: float(tau.mean[at]) if self.visited[at] else None for side, tau in self.tau.items()}
+            found.append({self.column: name, "samples": size, "mean_tau": mean})
+        return found
 
 
 class GroupCounts:

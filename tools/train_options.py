@@ -1,0 +1,143 @@
+"""The options of `thermopile train`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from ..storage.place import Place
+from ..trainer.config import settings_named
+from .arguments import ANY_PLACE, TARS_HELP
+
+ELSEWHERE = {
+    "accum-freq": "--set micro_batch=SAMPLES, which gives the same gradients",
+    "grad-checkpointing": "--set model.activation_checkpointing=true",
+    "lock-image": "--set model.image.locked=true",
+    "lock-text": "--set model.text.locked=true",
+    "lr-scheduler": "--set optimizer.lr_min=VALUE: the schedule is a cosine after a linear warm-up",
+    "method": "--set objective.name=NAME, such as simclr (docs/objectives.md)",
+    "model": "--set model.image.name=hf:vit-b (or hf:resnet-50, or hf:/path/to/model), and for pairs "
+    "--set model.text.name=hf:clip-text",
+    "name": "--out RUN",
+    "pretrained": "--set model.image.name=hf:/path/to/model, a directory from transformers' save_pretrained",
+    "report-to": "--set trackers='[\"wandb\"]', or tensorboard",
+    "save-frequency": "--set checkpoint.every_minutes=MINUTES or --set checkpoint.every_steps=STEPS",
+    "temperature": "--set objective.tau=VALUE, or objective.tau_init where it is learned",
+    "train-data": "--data, a directory that `thermopile convert` has written",
+    "val-data": "--set evaluation.test=DATASET",
+    "warmup": "--set optimizer.warmup_steps=STEPS",
+    "wd": "--set optimizer.weight_decay=VALUE",
+}
+"""Options of open_clip, solo-learn and lightly-train -> what does the same here (docs/coming_from.md)."""
+
+
+class TrainCommand(click.Command):
+    """Explains how to pass a setting that was given as an option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if meant := ELSEWHERE.get(error.option_name.lstrip("-").replace("_", "-")):
+                raise click.UsageError(f"No such option: {error.option_name}. What is meant is {meant}", ctx) from None
+            if keys := settings_named(error.option_name):
+                said = " or ".join(f"--set {key}=VALUE" for key in keys)
+                raise click.UsageError(f"No such option: {error.option_name}. It is a setting: {said}", ctx) from None
+            raise
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """The options of `thermopile train`."""
+
+    data: tuple[Place, ...]
+    tars: Place | None
+    shares: tuple[int, ...]
+    out: Place | None
+    preset: str | None
+    config_file: Path | None
+    overrides: tuple[str, ...]
+    steps: int | None
+    init_from: str | None
+    grow: bool
+    select: Path | None
+    weights: Path | None
+    on_nan: str | None
+    resume: bool
+    allowed: tuple[str, ...]
+    accept_config: bool
+    allow_code: bool
+    dry_run: bool
+    timed: bool
+    print_config: bool
+
+
+OPTIONS: list[click.Parameter] = [
+    click.Option(
+        ["--data"],
+        type=ANY_PLACE,
+        multiple=True,
+        help="The dataset: a directory, or an address such as s3://bucket/cc12m. Repeat it to mix directories.",
+    ),
+    click.Option(["--tars"], type=ANY_PLACE, metavar="ROOT", help=TARS_HELP),
+    click.Option(
+        ["--share", "shares"],
+        type=click.IntRange(1),
+        multiple=True,
+        help="Share of a batch of each --data, such as --share 2 --share 1.",
+    ),
+    click.Option(
+        ["--out"], type=ANY_PLACE, help="The run directory, or s3://BUCKET/PATH; optional with --print-config."
+    ),
+    click.Option(["--preset"], help="Start from these named settings; an unknown name lists the presets."),
+    click.Option(["--config", "config_file"], type=click.Path(path_type=Path), help="A TOML file of settings."),
+    click.Option(["--set", "overrides"], multiple=True, metavar="KEY=VALUE", help="Change one setting. Repeatable."),
+    click.Option(["--steps"], type=click.IntRange(1), help="End after this many steps, for example to try a command."),
+    click.Option(
+        ["--init-from"], metavar="RUN[@step-N]", help="Initialise the encoders from another run's checkpoint."
+    ),
+    click.Option(
+        ["--grow"],
+        is_flag=True,
+        help="With --init-from: also begin with its samples' state; --data extends its dataset.",
+    ),
+    click.Option(
+        ["--select"],
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Train on the samples in this Parquet file's column sample_id.",
+    ),
+    click.Option(
+        ["--weights"],
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Weigh each sample's loss by this Parquet file's columns sample_id and weight.",
+    ),
+    click.Option(
+        ["--on-nan"],
+        type=click.Choice(["stop", "skip"]),
+        help="If a loss is not finite: stop the run, or skip the step and continue.",
+    ),
+    click.Option(["--resume"], is_flag=True, help="Resume the run in OUT; start it if there is none."),
+    click.Option(
+        ["--allow-change", "allowed"],
+        multiple=True,
+        metavar="KEY",
+        help="With --resume: allow this setting, or table of settings, to change. Repeatable.",
+    ),
+    click.Option(["--accept-config"], is_flag=True, help="With --resume: accept your manual edits of OUT/config.toml."),
+    click.Option(
+        ["--allow-code"], is_flag=True, help="Allow OUT's settings or --config to import code: `module:name`."
+    ),
+    click.Option(
+        ["--dry-run"],
+        is_flag=True,
+        help="Refuse what training would, print what it would need; train and write nothing.",
+    ),
+    click.Option(
+        ["--timed"], is_flag=True, help="With --dry-run: estimate the time from ten steps in a temporary directory."
+    ),
+    click.Option(["--print-config"], is_flag=True, help="Print every setting and its origin; train nothing."),
+]

@@ -60,7 +60,7 @@ class Shard:
         return records
 
     def resolved(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.void], NDArray[np.int64]]:
-        """Return RECORD [k], `jpeg_at` in the picture's file, and each picture's tar, int64 [k], -1 for the .beton."""
+        """Return RECORD as `records`, but `jpeg_at` in the picture's file; and its tar, int64 [k], -1: the .beton."""
         records = self.records(rows)
         tars, records["jpeg_at"] = picture_places(records, self._tars is not None)
         return records, tars

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -35,6 +35,7 @@ TARS = "tars"
 _OFFSET_BITS = MAX_TAR_BYTES.bit_length()
 """Bits of an offset in a file. A position has the number of its file (`_file`) in the bits above."""
 _OFFSET = (1 << _OFFSET_BITS) - 1
+_Jobs: TypeAlias = Callable[[list[Places]], Iterable[Fetch]]
 
 
 class CachedSamples:
@@ -175,7 +176,7 @@ class CachedSamples:
     def _parts_of(self, by_shard: list[tuple[int, Ids]]) -> list[Places]:
         return [Places(shard, kind, rows) for shard, rows in by_shard for kind in self._kinds]
 
-    def _complete(self, wanted: list[Places], jobs_of: Callable[[list[Places]], Iterable[Fetch]]) -> None:
+    def _complete(self, wanted: list[Places], jobs_of: _Jobs) -> None:
         """Fetch missing places, and wait for places that others are fetching."""
         while claimed := self.presence.claim(wanted, self._refuse_if_ended):
             self._fetch(claimed, jobs_of, self._fetcher)
@@ -190,9 +191,7 @@ class CachedSamples:
                 self.room.changed.wait()
             return claimed
 
-    def _fetch(
-        self, claimed: list[Places], jobs_of: Callable[[list[Places]], Iterable[Fetch]], fetcher: Fetcher
-    ) -> None:
+    def _fetch(self, claimed: list[Places], jobs_of: _Jobs, fetcher: Fetcher) -> None:
         try:
             fetcher.fetch([*jobs_of(claimed)] if claimed else [])
         finally:

@@ -13,7 +13,7 @@ from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.dataset_index import read_index
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
-from thermopile.pipeline.mixture import Mixture
+from thermopile.pipeline.mixture import Mixture, open_dataset
 from thermopile.pipeline.order import Order
 from thermopile.pipeline.row_records import write_row_records
 from thermopile.storage.local import LocalPath
@@ -85,6 +85,11 @@ def test_a_mixture_may_have_both_forms(of_tars, placed):
     assert ours[0][1].equal(batches(Mixture([converted, converted]))[0][1])
 
 
+def test_without_its_pictures_it_needs_no_tars(copy, tmp_path):
+    shutil.rmtree(tmp_path / "tars")
+    assert open_dataset(copy, pictures=False).tokenizer_path.exists()
+
+
 def test_moved_tars_are_found_by_their_new_root_alone(copy, tmp_path, caplog):
     (tmp_path / "tars").rename(tmp_path / "moved")
     with pytest.raises(DatasetError, match=r"tars/00000.tar is missing, .* with --tars ROOT \(data.tars\)"):
@@ -113,7 +118,7 @@ def linked(tar):
 
 @pytest.mark.parametrize(
     ("damage", "what"),
-    [(shortened, "is not the tar that was converted"), (linked, "is missing, or a link"), (os.unlink, "is missing")],
+    [(shortened, "is not what was converted: its size or ETag differs"), (linked, "is missing, or a link"), (os.unlink, "is missing")],
 )
 def test_another_tar_is_refused_by_its_name(copy, tmp_path, damage, what):
     damage(tmp_path / "tars" / "00001.tar")

@@ -120,8 +120,8 @@ def changed(data, at):
 @pytest.mark.parametrize(
     ("damage", "what"),
     [
-        (lambda data: changed(data, 1000), "is not the tar that was converted"),
-        (lambda data: data[:-512], "is not the tar that was converted"),
+        (lambda data: changed(data, 1000), "is not what was converted: its size or ETag differs"),
+        (lambda data: data[:-512], "is not what was converted: its size or ETag differs"),
         (None, "is missing"),
     ],
 )

@@ -76,7 +76,6 @@ class Sampled:
     captions: list[str]
     samples: int = 0
     bytes: int = 0
-    picture_bytes: int = 0
     with_caption: int = 0
     with_group: int = 0
     damage: str = ""
@@ -209,10 +208,8 @@ class WebDatasetSource:
             for members in samples_of(read, file.size, file.place, told):
                 if (end := _end(members)) > len(data) and found.samples:
                     break
-                picture = self._image.member(members)
                 found.samples += 1
                 found.bytes = end
-                found.picture_bytes += picture.at.size if picture else 0
                 found.with_caption += self._caption.member(members) is not None
                 found.with_group += bool(self._group_if_any(members))
                 with suppress(BadSampleError):

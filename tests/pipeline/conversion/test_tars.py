@@ -1,6 +1,7 @@
 """A conversion of tars: groups of them are read once, in order, and one process decides for all what a sample tells."""
 
 import threading
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ def test_a_tar_cut_at_samples_gives_the_samples_of_the_whole(odd):
     pieces = sorted(piece for group in facts(odd).groups for piece in group)
     assert len(pieces) >= 4
     assert (pieces[0].start, pieces[-1].stop) == (0, odd.sizes()[0])
-    assert all(piece.stop == following.start for piece, following in zip(pieces, pieces[1:], strict=False))
+    assert all(piece.stop == following.start for piece, following in pairwise(pieces))
     whole = sorted(reads_of(odd), key=lambda read: read.source_index)
     parts = sorted((read for piece in pieces for read in reads_of(odd, piece)), key=lambda read: read.source_index)
     told = [(read.source_index, read.sample) for read in whole if read.sample]
@@ -199,7 +200,7 @@ def test_the_share_of_bad_samples_holds_of_those_seen_once_there_are_many_and_of
         patch.setattr("thermopile.pipeline.sources.webdataset.WINDOW_ROWS", 1)
         assert whole_here(many, tmp_path / "many", settings).n == 50  # 5 of 55
         small = WebDatasetSource([a_tar_with_bad(tmp_path / "small.tar", 20, 5)])
-        with pytest.raises(SourceError, match="at least 5 of 25 samples cannot be used; --max-error-rate allows 0.1"):
+        with pytest.raises(SourceError, match="at least 5 of 25 samples cannot be used"):
             whole_here(small, tmp_path / "small", settings)
     late = WebDatasetSource([a_tar_with_bad(tmp_path / "late.tar", 20, 20)])
     with pytest.raises(SourceError, match=r"at least [0-9]+ samples cannot be used; --max-error-rate allows 0.1"):
@@ -208,7 +209,7 @@ def test_the_share_of_bad_samples_holds_of_those_seen_once_there_are_many_and_of
 
 def test_the_first_bad_sample_ends_a_conversion_that_asks_for_it(tmp_path):
     source = WebDatasetSource([a_tar_with_bad(tmp_path / "0.tar", 5, 1)])
-    with pytest.raises(SourceError, match="bad0.jpg.*Fix it, or leave such samples out with --on-error skip"):
+    with pytest.raises(SourceError, match=r"bad0\.jpg.*Fix it, or leave such samples out with --on-error skip"):
         whole_here(source, tmp_path / "out", LEAST.model_copy(update={"on_error": "fail"}))
 
 

@@ -258,8 +258,10 @@ class BucketPartial:
             raise DatasetExistsError(
                 f"{self.path} holds an unfinished conversion; continue it with --resume, or start over with --overwrite"
             )
-        # Without a plan, the objects are no conversion's leftovers; only starting over removes them.
-        if (names := self._own_names()) and not self.in_progress and (resume or not overwrite):
+        # Without a plan, the objects are no conversion's leftovers, but for the lock of a process that makes the plan;
+        # only starting over removes them.
+        names = [name for name in self._own_names() if name != f"{_FOLDER}/{_CLAIM}"]
+        if names and not self.in_progress and (resume or not overwrite):
             raise self._holds_others(names)
 
 

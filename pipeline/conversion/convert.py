@@ -139,12 +139,11 @@ def convert_part(
     """
     out, started = place_of(out), time.monotonic()
     job = Job.of(source, settings, selection, tokenizer_from or settings.tokenizer)
-    nothing = PartSummary(0, 0, 0, 0, 0)
-    if _is_finished(job.plan, out, unfinished(out)):  # parts of a finished conversion must not collide at the lock
-        return nothing
+    if done_before := _finished(job.plan, out, unfinished(out)):  # parts of one must not collide at the lock
+        return done_before
     with _errors_explained(out), _claimed(out, shared=True) as partial:
-        if _is_finished(job.plan, out, partial):
-            return nothing
+        if done_before := _finished(job.plan, out, partial):
+            return done_before
         partial.refuse_existing(overwrite=overwrite, resume=True)
         job = begin(job, partial, tell, on_begun)
         partial.remove_files_of_killed_writers()
@@ -216,8 +215,12 @@ def _errors_explained(out: Place) -> Iterator[None]:
         raise SourceError(f"{error} without --resume: remove {unfinished(out).begun} and convert again") from error
 
 
-def _is_finished(plan: Plan, out: Place, partial: AnyPartial) -> bool:
-    return not partial.in_progress and _was_made_by(plan, out)
+def _finished(plan: Plan, out: Place, partial: AnyPartial) -> PartSummary | None:
+    """Return a part's result if the conversion is finished."""
+    if partial.in_progress or not _was_made_by(plan, out):
+        return None
+    shards = len(read_index(out).shard_digests)
+    return PartSummary(0, 0, shards, shards, 0)
 
 
 def _was_made_by(plan: Plan, out: Place) -> bool:

@@ -88,6 +88,7 @@ def convert_on_ray(
     selection: Selection = None,
     tokenizer_from: Path | None = None,
     on_progress: Callable[[Counts], None] = lambda counts: None,
+    tell: Callable[[str], None] = lambda words: None,
 ) -> Summary:
     """Convert on the connected cluster, byte for byte as `convert`. May be repeated, like convert_part and finish.
 
@@ -107,6 +108,7 @@ def convert_on_ray(
         selection=selection,
         tokenizer_from=tokenizer_from,
         on_progress=on_progress,
+        tell=tell,
     )
     summary = finish(source, out, settings, overwrite=overwrite, selection=selection, tokenizer_from=tokenizer_from)
     return replace(summary, seen=part.seen, seconds=time.monotonic() - started)

@@ -24,3 +24,15 @@ def digests(root):
 def many_shards(monkeypatch, rows):
     monkeypatch.setattr("thermopile.pipeline.conversion.plan.MIN_SHARD_ROWS", rows)
     monkeypatch.setattr("thermopile.pipeline.conversion.plan.MIN_SHARD_BYTES", 1)
+
+
+def in_this_process(job, parts, counted, on_progress):
+    """A pool that writes the parts here, so that what a test replaces is replaced there too."""
+    from thermopile.pipeline.conversion.shard_pool import conversion_of
+    from thermopile.pipeline.conversion.shard_writer import write_part
+
+    counts = [counted]
+    conversion = conversion_of(job, lambda more: counts.append(counts.pop().plus(more)))
+    for part, work in parts:
+        write_part(part, work, conversion)
+        on_progress(counts[0])

@@ -329,8 +329,9 @@ def test_a_writer_keeps_its_file_though_others_clean_up_before_it_has_locked_it(
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_four_processes_killed_twenty_times_make_the_dataset_of_one_machine(with_bad_ones, tmp_path):
-    run = program("convert_in_small_shards", "folder", with_bad_ones)
+@pytest.mark.parametrize(("kind", "files"), [("folder", "with_bad_ones"), ("webdataset", "tars_with_bad_ones")])
+def test_four_processes_killed_twenty_times_make_the_dataset_of_one_machine(kind, files, request, tmp_path):
+    run = program("convert_in_small_shards", kind, request.getfixturevalue(files))
     rng, kills, running = np.random.default_rng(0), 0, {}
     parts, waiting = tmp_path / "parts" / "out", [1, 2, 3, 4]
 

@@ -5,19 +5,18 @@ import sys
 
 import pytest
 
-from thermopile.pipeline.conversion.bad_samples import BadSample, read_bad_samples
+from thermopile.pipeline.conversion.bad_samples import line_of, read_bad_samples
 from thermopile.pipeline.conversion.bucket_partial import in_bucket
 from thermopile.pipeline.conversion.convert import ConvertSettings, PartNumber, convert, convert_part, finish
-from thermopile.pipeline.conversion.shard_pool import conversion_of
-from thermopile.pipeline.conversion.shard_writer import write_shard
 from thermopile.pipeline.errors import DatasetError, DatasetExistsError
+from thermopile.pipeline.sources import BadSample
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.storage import bucket, files
 from thermopile.storage.bucket import Address
 from thermopile.storage.sealed_json import seal_line, unseal
 
-from support.conversions import many_shards
+from support.conversions import in_this_process, many_shards
 from support.pictures import draw
 
 pytestmark = pytest.mark.wide
@@ -136,12 +135,6 @@ def test_objects_named_as_those_of_a_dataset_are_replaced_if_asked(with_bad_ones
     assert contents(out) == local
 
 
-def in_this_process(job, shards, counted, on_progress):
-    conversion = conversion_of(job, lambda left_out: None)
-    for shard, source_indices in shards:
-        write_shard(shard, source_indices, conversion)
-
-
 class OvertakenSource(FolderSource):
     """Lets something else happen before its first sample is read."""
 
@@ -211,18 +204,22 @@ def test_the_tokenizer_that_was_there_first_is_what_all_use(out, tmp_path):
 
 
 def test_a_list_of_samples_left_out_may_be_long(out):
-    line = BadSample("u" * 100_000, "k", "r").line()
+    line = line_of(BadSample("u" * 100_000, "k", "r"))
     (out / "errors.jsonl").write((line * 700).encode())
     assert (out / "errors.jsonl").size() > files.MAX_TEXT_BYTES
     assert sum(1 for _ in read_bad_samples(out / "errors.jsonl")) == 700
 
 
-def test_a_shard_without_samples_is_refused_since_objects_cannot_be_renumbered(tmp_path, out):
+def test_a_shard_without_samples_renumbers_no_other(tmp_path, out):
     for i in range(60):
-        draw(i).save(tmp_path / f"{i:02d}.png") if i < 2 else (tmp_path / f"{i:02d}.png").write_bytes(b"")
-    with pytest.raises(DatasetError, match="has no usable sample, and objects cannot be renumbered"):
-        convert(FolderSource(tmp_path), out, ConvertSettings(max_error_rate=1), workers=1)
-    assert not (out / "dataset.json").exists()
+        path = tmp_path / "in" / f"{i:02d}.png"
+        path.parent.mkdir(exist_ok=True)
+        draw(i).save(path) if i == 19 else path.write_bytes(b"")
+    for place in (out, tmp_path / "local"):
+        index = convert(FolderSource(path.parent), place, ConvertSettings(max_error_rate=1), workers=1).index
+        assert (index.n, index.first_id, index.shards) == (1, (0, 1), ("00001",))
+    assert contents(out) == contents(tmp_path / "local")
+    assert {"shards/shard-00001.beton"} == {name for name in contents(out) if name.endswith("beton")}
 
 
 def test_a_server_that_fails_now_and_then_changes_nothing(with_bad_ones, out, local, s3):

@@ -1,5 +1,7 @@
 """Datasets in place whose tars are in an object store: the converted dataset's samples, through a small cache."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,8 @@ from thermopile.pipeline.dataset_index import read_index
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.mixture import Mixture
 from thermopile.pipeline.order import Order
+from thermopile.pipeline.remote import blocks
+from thermopile.pipeline.remote import samples as samples_module
 from thermopile.storage.bucket import Address
 from thermopile.storage.local import LocalPath
 
@@ -84,6 +88,37 @@ def test_small_windows_give_the_conversion_s_pixels_and_free_all_that_they_fetch
         samples.room._make_room(0, later_than=-1 << 62)
     assert cached_bytes(dataset) == 0
     assert not [path for path in samples.pages._uses if path.suffix != ".rows"]
+
+
+@pytest.mark.parametrize("where", ["disk", "store"])
+def test_readers_side_by_side_with_a_small_cache_all_read_the_right_bytes(places, of_tars, monkeypatch, where):
+    monkeypatch.setattr(samples_module, "DEFAULT_BYTES", 400_000)
+    monkeypatch.setattr(blocks, "ROWS_WITHOUT_ORDER", 16)
+    dataset, converted, wrong = Dataset(places[where]), of_tars[1], []
+
+    def read(seed):
+        random = np.random.default_rng(seed)
+        for _ in range(15):
+            ids = random.integers(0, dataset.n, 12)
+            with dataset.files.hold(ids):
+                wrong.extend(id for id in ids.tolist() if dataset.jpeg(id) != converted.jpeg(id))
+
+    threads = [threading.Thread(target=read, args=[seed]) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    dataset.files.hold(np.array([0])).release()
+    assert 0 < cached_bytes(dataset) <= 400_000
+
+
+def test_a_store_that_fails_now_and_then_changes_nothing(s3, places, of_tars):
+    with s3.gateway(failing=0.05) as gateway:
+        dataset = Dataset(places["disk"])
+        order = Order.for_memory(150, dataset.n, 25)
+        assert_same(dataset, of_tars[1], order, int(dataset.files.beton_bytes().sum()) * 3 // 4, epochs=2, name="dali")
+        assert gateway.stats()["failed"] > 0
 
 
 def test_one_request_fetches_neighbours_in_a_tar(s3, places, of_tars):

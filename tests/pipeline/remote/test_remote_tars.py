@@ -121,17 +121,23 @@ def test_a_store_that_fails_now_and_then_changes_nothing(s3, places, of_tars):
         assert gateway.stats()["failed"] > 0
 
 
-def test_one_request_fetches_neighbours_in_a_tar(s3, places, of_tars):
+def test_one_request_fetches_neighbours_in_a_tar_and_keeps_only_what_was_asked_for(s3, places, of_tars):
     with s3.gateway() as gateway:
         dataset = Dataset(places["disk"])
+        (records,) = map(dataset.records, range(dataset.shards))
+        ids = np.flatnonzero((records["source_index"] & 1 == 0) & (records["jpeg_at"] < IN_BETON))
         before = gateway.stats()
-        dataset.files.hold(np.arange(dataset.n)).release()
+        dataset.files.hold(ids).release()
         after = gateway.stats()
     assert after["requests"] - before["requests"] == len(of_tars[0])
     assert after["bytes"] - before["bytes"] < 1.1 * sum(tar.stat().st_size for tar in of_tars[0])
-    assert dataset.files.samples.pages._uses
-    pictures = sum(int(dataset.records(shard)["jpeg_bytes"].sum()) for shard in range(dataset.shards))
-    assert cached_bytes(dataset) < pictures + 4096 * dataset.n  # not what lies between them
+    assert cached_bytes(dataset) == dataset.files.samples.size_on_disk(ids)
+
+
+def test_a_check_keeps_its_shard_whole_while_its_pictures_come_and_go(places, monkeypatch):
+    monkeypatch.setattr(samples_module, "DEFAULT_BYTES", 400_000)
+    monkeypatch.setattr(blocks, "ROWS_WITHOUT_ORDER", 16)
+    assert list(check_dataset(places["store"])) == []
 
 
 def test_the_start_is_one_listing(s3, places):

@@ -42,7 +42,11 @@ class TarFiles:
             size_now, version_now = found.get(name, (None, ""))
             others += version_now != version
             if size_now != size or not (may_differ or version_now == version):
-                what = "is missing, or a link" if size_now is None else "is not what was converted: its size or ETag differs"
+                what = (
+                    "is missing, or a link"
+                    if size_now is None
+                    else "is not what was converted: its size or ETag differs"
+                )
                 raise DatasetError(
                     f"{self.root / name} {what}. If the tars were moved, name their place with --tars ROOT "
                     "(data.tars); if they were changed, convert them again"

@@ -111,7 +111,7 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
 
         Of tars it lacks what `TarFacts` holds.
         """
-        pairs = source.mode != "images"
+        pairs = isinstance(source, WebDatasetSource) or source.mode == "pairs"  # tars tell later
         return cls(
             source=source.describe(),
             **(_of_tars(selection) if isinstance(source, WebDatasetSource) else _of_listing(source, selection)),

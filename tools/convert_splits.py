@@ -13,8 +13,8 @@ import numpy as np
 
 from ..pipeline.conversion.convert import ConvertSettings, PartNumber, Summary
 from ..pipeline.conversion.plan import AnySource, Selection, largest_bytes, shard_count
-from ..pipeline.conversion.shard_pool import Counts
 from ..pipeline.conversion.steps import unfinished
+from ..pipeline.conversion.work import Counts
 from ..pipeline.dataset import CAPTION, Dataset
 from ..pipeline.dataset_index import ERRORS_FILE, Content
 from ..pipeline.sources import Groups

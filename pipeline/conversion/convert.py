@@ -20,8 +20,9 @@ from .bad_samples import count_reasons, read_bad_samples
 from .bucket_partial import in_bucket
 from .partial import claimed
 from .plan import AnySource, ConvertSettings, Plan, Selection
-from .shard_pool import Counts, Pool, processes
+from .shard_pool import Pool, processes
 from .steps import FIRST_REASONS, AnyPartial, Job, assemble, begin, unfinished, write_parts
+from .work import Counts
 
 __all__ = ["ConvertSettings", "PartNumber", "PartSummary", "Summary", "convert", "convert_part", "finish"]
 

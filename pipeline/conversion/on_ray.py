@@ -27,7 +27,8 @@ from ..errors import DatasetError
 from .convert import ConvertSettings, PartNumber, Summary, convert_part, finish
 from .partial import PartFiles, Partial
 from .plan import AnySource, Selection
-from .shard_pool import Counts, Parts, Pool, PoolSetup, Work, conversion_of
+from .shard_pool import Parts, Pool, PoolSetup, conversion_of
+from .work import Counts, Work
 
 if TYPE_CHECKING:
     from ray import ObjectRef

@@ -16,18 +16,15 @@ from functools import partial
 from itertools import islice
 from multiprocessing import forkserver, get_context, parent_process, resource_tracker
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from ..cores import cores
 from ..errors import DatasetError
-from ..sources.webdataset import TarWork
 from ..tokenizer import load_tokenizer
 from .bucket_partial import PartObjects
 from .partial import PartFiles
 from .plan import AnySource, ConvertSettings
+from .work import Counts, Work
 
 if TYPE_CHECKING:
     from .shard_writer import Conversion
@@ -35,25 +32,8 @@ if TYPE_CHECKING:
 SECONDS_BETWEEN_LOOKS = 0.2
 PoolSetup = tuple[AnySource, ConvertSettings, Path]
 """Arguments for every worker. The path is the tokenizer's, which does not exist if the samples have no captions."""
-Work = NDArray[np.int64] | TarWork
-"""Source indices, or tars to be read in order."""
 Parts = Iterator[tuple[PartFiles | PartObjects, Work]]
 """The files and the work of every part to write, consumed lazily as workers become free."""
-
-
-class Counts(NamedTuple):
-    """Progress of the conversion."""
-
-    done: int
-    """What was processed of the source: samples, usable or not, or bytes of tars."""
-    seen: int
-    """Samples processed, usable or not."""
-    left_out: int
-    files: int = 0
-    """Tars processed."""
-
-    def plus(self, other: Self) -> Self:
-        return type(self)(*map(sum, zip(self, other, strict=True)))
 
 
 Pool = Callable[[PoolSetup, Parts, Counts, Callable[[Counts], None]], None]

@@ -32,7 +32,7 @@ from .images import to_stored
 from .marker import PartResult, ShardResult
 from .partial import PartFiles
 from .plan import MAX_SHARD_ROWS, AnySource, ConvertSettings
-from .shard_pool import Counts, Work
+from .work import Counts, Work
 
 TABLE_SCHEMA = pa.schema(
     [

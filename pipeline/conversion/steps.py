@@ -24,8 +24,9 @@ from .content import content_of
 from .marker import PartResult, stem
 from .partial import Partial
 from .plan import AnySource, ConvertSettings, Listings, Plan, Selection
-from .shard_pool import Counts, Pool, Work
+from .shard_pool import Pool
 from .tar_facts import facts_of
+from .work import Counts, Work
 
 AnyPartial = Partial | BucketPartial
 

@@ -139,9 +139,10 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
     def differences(self, begun: Self) -> list[str]:
         """Return readable differences from the plan that a conversion was started with; at most three for files."""
         now, then = _flat(self._settings()), _flat(begun._settings())
+        if begun.tars:  # what is not asked for is taken from the plan
+            then |= {"vocab_size": begun.tars.vocab_size, "context_length": begun.tars.context_length}
+            now |= {name: then[name] for name in _CHOSEN if now[name] is None}
         names = [name for name in now | then if now.get(name) != then.get(name)]
-        if self.shards is None:  # what was not asked for is taken from the plan
-            names = [name for name in names if name not in _CHOSEN or now[name] is not None]
         found = [f"{name} was {_short(then.get(name))} and is now {_short(now.get(name))}" for name in names]
         files = sorted({name for name, _ in self.marks.items() ^ begun.marks.items()})
         return found + [f"{file} has changed" for file in files[:3]]

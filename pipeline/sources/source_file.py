@@ -128,7 +128,7 @@ class ForwardReader:
         Raises OSError, SourceChangedError.
         """
         end = min(at + count, self._stop)
-        while self._held_at + len(self._held) < end:
+        while at < end and self._held_at + len(self._held) < end:
             self._hold_one_more(at)
         return self._held[at - self._held_at : end - self._held_at]
 

@@ -99,6 +99,16 @@ def test_counts_are_the_same_whatever_the_workers_parts_and_interruptions(pictur
         assert digests(tmp_path / other) == digests(tmp_path / "one")
 
 
+@pytest.mark.parametrize("at_once", [1, 7, 45])
+def test_counts_are_the_same_where_checksums_are_sorted_on_disk(pictures, tmp_path, monkeypatch, at_once):
+    many_shards(monkeypatch, rows=10)
+    convert(CsvSource(pictures / "all.csv"), tmp_path / "out", PLAIN, workers=1)
+    records = sorted((tmp_path / "out" / "shards").glob("*.rows"))
+    in_memory = content.content_of(records, 46, pairs=True, blank=4)
+    monkeypatch.setattr(content, "SORTED_AT_ONCE", at_once)
+    assert content.content_of(records, 46, pairs=True, blank=4) == in_memory == read_index(tmp_path / "out").content
+
+
 def test_an_append_counts_old_and_new_samples_together(pictures, first):
     before = counts(first)
     assert all(before[name] <= EXPECTED[name] for name in EXPECTED)

@@ -254,6 +254,13 @@ def test_who_goes_on_takes_vocabulary_and_context_from_the_plan_and_cannot_name_
     assert (index.n, index.tokenizer.vocab_size, index.tokenizer.context_length) == (40, 300, 8)
 
 
+def test_who_goes_on_may_name_what_the_sample_chose_and_nothing_else(tars, tmp_path):
+    here(WebDatasetSource([tars]), tmp_path / "out", ConvertSettings(vocab_size=0, context_length=0), 1, 2)
+    here(WebDatasetSource([tars]), tmp_path / "out", ConvertSettings(vocab_size=1024, context_length=32), 2, 2)
+    with pytest.raises(DatasetExistsError, match="vocab_size was 1024 and is now 400"):
+        here(WebDatasetSource([tars]), tmp_path / "out", ConvertSettings(vocab_size=400, context_length=32), 2, 2)
+
+
 def test_vocabulary_and_context_that_nobody_names_are_chosen_by_the_sample(tars, tmp_path):
     told = []
     here(WebDatasetSource([tars]), tmp_path / "out", ConvertSettings(vocab_size=0, context_length=0), tell=told.append)

@@ -156,6 +156,15 @@ def test_a_tar_cut_short_gives_what_is_before_the_cut_and_says_where_it_is_cut(t
     assert samples[3].uri == "cut.tar"
 
 
+def test_a_tar_may_be_cut_short_in_the_padding_after_a_member_that_nobody_wants(tmp_path, monkeypatch):
+    monkeypatch.setattr("thermopile.pipeline.sources.source_file.AHEAD_BYTES", 1024)
+    data = write_members(tmp_path / "0.tar", ("1.jpg", b"x"), ("1.txt", b"A"), ("1.bin", b"b" * 1500)).read_bytes()
+    (tmp_path / "0.tar").write_bytes(data[: 3 * 512 + 1024 + 1500])
+    sample, rest = samples_of(WebDatasetSource([tmp_path / "0.tar"]))
+    assert sample.caption == "A"
+    assert_bad(rest, "without a tar's end mark")
+
+
 def test_a_tar_damaged_in_its_middle_is_said_to_be(tmp_path):
     shard = write_shard(tmp_path / "0.tar", numbered(range(20)))
     data = bytearray(shard.read_bytes())

@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""The work of one part of a conversion, and what was done of it."""
-=======
 """What a worker gets to do, and what it tells meanwhile."""
->>>>>>> 48269456277c40cf8d743654fc73329dd48fd92a
 
 from typing import NamedTuple, Self
 

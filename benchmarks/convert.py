@@ -42,7 +42,7 @@ class Sizes:
 
 
 def measure(sizes: Sizes, directory: Path) -> Measured:
-    """Convert the tars, and copy them plainly, once a round each; the listing of the tars counts for both."""
+    """Convert the tars, and copy them plainly, once a round each; reading a sample of the tars counts too."""
     policy, workers, out = ImagePolicy(max_size=sizes.max_size), cores(), directory / "out"
     tars, few = write_tars(directory / "tars", sizes.images, sizes.tars), write_tars(directory / "few", 2, 1)
 

@@ -67,6 +67,15 @@ class TarFacts(BaseModel, frozen=True, extra="forbid"):
     selected: str | None
     """Which samples of all are selected: bits, packed, deflated and in base64."""
 
+    def is_of(self, sizes: Sequence[int]) -> bool:
+        """Return whether the groups hold every byte of tars of these sizes once; plan.json may be damaged."""
+        ends = dict.fromkeys(range(len(sizes)), 0)
+        for piece in sorted(piece for group in self.groups for piece in group):
+            if piece.start != ends.get(piece.tar):
+                return False
+            ends[piece.tar] = piece.stop
+        return [*ends.values()] == [*sizes] and (self.counts is None or len(self.counts) == len(sizes))
+
     def selected_of(self, group: Sequence[Piece]) -> list[NDArray[np.bool_]] | None:
         """Return for each piece's tar which of its samples are selected, bool [samples]; None for all."""
         if self.selected is None or self.counts is None:
@@ -77,7 +86,7 @@ class TarFacts(BaseModel, frozen=True, extra="forbid"):
 
     @cached_property
     def _packed(self) -> bytes:
-        return zlib.decompress(base64.b64decode(self.selected or ""))
+        return zlib.decompressobj().decompress(base64.b64decode(self.selected or ""), sum(self.counts or ()) // 8 + 1)
 
 
 class Plan(BaseModel, frozen=True, extra="forbid"):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ...storage.files import read_regular, sha256_of
 from ...storage.place import Place, made_for
 from ..dataset_index import TokenizerInfo, seal_index
-from ..errors import DatasetError, SourceError
+from ..errors import DatasetError, DatasetExistsError, SourceError
 from ..sources import Source
 from ..sources.webdataset import TarWork, WebDatasetSource
 from ..tokenizer import MAX_FILE_BYTES, end_id_of, load_tokenizer, train_tokenizer, vocab_size_of
@@ -63,10 +63,12 @@ class Job(NamedTuple):
         return cls(source, selection, settings, tokenizer, plan)
 
     def begun(self, plan: Plan) -> Self:
-        """Return the job with the plan in force, and with what it decides."""
+        """Return the job with the plan in force and what it decides. Raises DatasetExistsError if that is damaged."""
         if plan.tars is None:
             return self._replace(plan=plan)
         assert isinstance(self.source, WebDatasetSource)
+        if not plan.tars.is_of(self.source.sizes().tolist()):
+            raise DatasetExistsError("the conversion's plan.json is damaged; remove it, and start over")
         self.source.mode, self.source.lengths = plan.tars.mode, (plan.tars.vocab_size, plan.tars.context_length)
         chosen = {"vocab_size": plan.tars.vocab_size, "context_length": plan.tars.context_length}
         return self._replace(plan=plan, settings=self.settings.model_copy(update=chosen))

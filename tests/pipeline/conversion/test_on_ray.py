@@ -115,14 +115,19 @@ def wait_until(condition):
         time.sleep(0.05)
 
 
-def test_a_cluster_of_this_machine_makes_what_one_machine_does_from_relative_paths(pictures, tmp_path):
+@pytest.mark.parametrize("source", [["csv", "list.csv", "--root", "in"], ["webdataset", "tars"]])
+def test_a_cluster_of_this_machine_makes_what_one_machine_does_from_relative_paths(
+    pictures, tars_with_bad_ones, tmp_path, source
+):
     shutil.copytree(pictures, tmp_path / "in", copy_function=os.link)
+    shutil.copytree(tars_with_bad_ones, tmp_path / "tars")
     shutil.copy(pictures.parent / "list.csv", tmp_path)
+    kind, name, *root = source
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     printed = []
     for folder, options in (("ray", ["--on", "ray"]), ("one", [])):
-        command = [sys.executable, "-m", "thermopile.tools.cli", "convert", "csv", "list.csv", f"{folder}/out",
-                   "--root", "in", "--holdout", "40", "--workers", "1", *options]  # fmt: skip
+        command = [sys.executable, "-m", "thermopile.tools.cli", "convert", kind, name, f"{folder}/out",
+                   *root, "--holdout", "40", "--workers", "1", *options]  # fmt: skip
         result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert result.returncode == 0, result.stderr
         printed.append(re.sub(r"[0-9.]+ s, [0-9,]+ img/s", "", result.stdout.replace(f"{folder}/", "")))

@@ -1,6 +1,9 @@
 """A conversion of tars: groups of them are read once, in order, and one process decides for all what a sample tells."""
 
+import base64
+import json
 import threading
+import zlib
 from itertools import pairwise
 
 import numpy as np
@@ -344,3 +347,21 @@ def test_who_was_killed_before_the_tokenizer_is_followed_by_one_who_makes_it(tar
     tokenizer.unlink()
     here(WebDatasetSource([tars]), tmp_path / "out", LEAST, 2, 2)
     assert tokenizer.read_bytes() == before
+
+
+@pytest.mark.parametrize("group", [[9, 0, 512, 0], [0, 512, 1024, 1], [-1, 0, 512, 0]])
+def test_a_plan_whose_groups_are_not_of_these_tars_is_damaged(tars, tmp_path, group):
+    here(WebDatasetSource([tars]), tmp_path / "out", LEAST, 1, 2)
+    plan = tmp_path / ".out.partial" / "plan.json"
+    found = json.loads(plan.read_text())
+    found["tars"]["groups"][0].append(group)
+    plan.write_text(json.dumps(found))
+    with pytest.raises(DatasetExistsError, match=r"plan\.json is damaged; remove it, and start over"):
+        here(WebDatasetSource([tars]), tmp_path / "out", LEAST, 2, 2)
+
+
+def test_a_selection_in_a_plan_unpacks_to_no_more_than_it_has_to(tars, tmp_path):
+    facts = facts_of(WebDatasetSource([tars]), LEAST, None, Drawn(8, None, 0), lambda words: None)
+    bomb = base64.b64encode(zlib.compress(bytes(50_000_000))).decode()
+    assert len(facts.model_copy(update={"selected": bomb})._packed) == 40 // 8 + 1
+    assert sum(bits.sum() for group in facts.groups for bits in facts.selected_of(group[:1])) >= 16

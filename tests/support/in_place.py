@@ -49,7 +49,6 @@ def in_place(converted: Dataset, tars: list[Path], out: Path, *, root: Path | No
     """Write the dataset in place that a conversion of these tars would be; each k-th picture stays in its .beton."""
     root = root or tars[0].parent
     pictures = list(map(members_of, tars))
-    first = np.cumsum([0, *map(len, pictures)])
     shutil.copytree(converted.path, out)
     index, digests = read_index(out), []
     length = index.tokenizer.context_length if index.tokenizer else 0
@@ -58,8 +57,7 @@ def in_place(converted: Dataset, tars: list[Path], out: Path, *, root: Path | No
         old, records, data = files["beton"].read_bytes(), converted.records(shard).copy(), bytearray(b"placeholder")
         for row, record in enumerate(records):
             at, tokens_at, size = int(record["jpeg_at"]), int(record["tokens_at"]), int(record["jpeg_bytes"])
-            tar = int(np.searchsorted(first, record["source_index"], "right")) - 1
-            place = int(record["source_index"]) - int(first[tar])
+            tar, place = divmod(int(record["source_index"]), 1 << 32)
             member = pictures[tar][place]
             assert member.size == size, "the conversion has changed a picture"
             if row % kept_every == 0:
@@ -67,7 +65,6 @@ def in_place(converted: Dataset, tars: list[Path], out: Path, *, root: Path | No
                 data += old[at : at + size]
             else:
                 records["jpeg_at"][row] = member.offset_data
-            records["source_index"][row] = tar << 32 | place
             records["tokens_at"][row] = len(data)
             data += old[tokens_at : tokens_at + 4 * length * int(record["captions"])]
         files["beton"].write_bytes(data)

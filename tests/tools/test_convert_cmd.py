@@ -219,6 +219,23 @@ def test_the_summary_counts_the_captions_of_samples_with_several_and_show_draws_
     succeed("show", tmp_path / "out", "--out", tmp_path / "sheet.png")
 
 
+@pytest.mark.wide
+def test_a_conversion_of_tars_says_what_it_reads_and_counts_tars_and_bytes(tmp_path):
+    (tmp_path / "in").mkdir()
+    source, options = write_tars(tmp_path / "in", [jpeg(draw(i)) for i in range(12)])
+    lines = converted(*source, tmp_path / "out", *options, "--holdout", 4).stderr.splitlines()
+    kilobytes = sum(path.stat().st_size for path in (tmp_path / "in").iterdir()) / 1000
+    for words in (
+        f"out: 2 tars, {kilobytes:.1f} kB in the source, at most about 4.3 MB in ",
+        f"out-test: 2 tars, {kilobytes:.1f} kB in the source, at most about 4.3 MB in ",
+        "reading a sample of 2 of 2 tars …",
+        "counting samples and classes of 2 of 2 tars …",
+        "converting out, MB: 1/1 2 of 2 tars, ",
+        "converting out-test, MB: 1/1 2 of 2 tars, ",
+    ):
+        assert sum(line.startswith(words) for line in lines) == 1, (words, lines)
+
+
 @pytest.mark.parametrize("option", ["--caption", "--group"])
 @pytest.mark.parametrize(("write", "name"), [(write_tars, "say"), (write_parquet, "say;tell")])
 def test_a_caption_or_class_that_was_asked_for_and_that_no_sample_has_is_refused(tmp_path, write, name, option):

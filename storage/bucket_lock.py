@@ -68,13 +68,20 @@ class BucketLock:
     """
 
     def __init__(
-        self, address: Address, folder: Path, lost: Callable[[], TakenOverError], last_writer: str | None = None
+        self,
+        address: Address,
+        folder: Path,
+        lost: Callable[[], TakenOverError],
+        last_writer: str | None = None,
+        *,
+        quiet: bool = False,
     ) -> None:
         """folder: local working files; a process that holds it keeps others on this machine out.
 
         lost: makes the error for a holder whose lock was taken. last_writer: the last known writer, in case someone
-        deleted the lock.
+        deleted the lock. quiet: do not log that the lock is watched.
         """
+        self._level = logging.DEBUG if quiet else logging.WARNING
         self._lost_error = lost
         self._address, self._ended, self._renewing = replace(address, patience=0.0), threading.Event(), threading.Lock()
         self._until, self._lost = 0.0, False
@@ -135,7 +142,8 @@ class BucketLock:
         if _FREE.fullmatch(text) or (holder and holder.place == self._holder.place):
             return _writer_in(text), version
         name = f"{holder.name}, since {holder.since}" if holder else "another process"
-        _log.warning("%s is held by %s; waiting for %.0f s to see whether it still runs", address, name, SILENT_SECONDS)
+        words = "%s is held by %s; waiting for %.0f s to see whether it still runs"
+        _log.log(self._level, words, address, name, SILENT_SECONDS)
         silent = 0.0
         while silent < SILENT_SECONDS:
             time.sleep(BEAT_SECONDS / 5)

@@ -71,7 +71,7 @@ class Split(NamedTuple):
     def words(self) -> str:
         """What it is made of."""
         if self.tars:
-            return f"{self.tars:,} tars{self.classes}"
+            return f"{self.tars:,} tar{'s' * (self.tars > 1)}{self.classes}"
         return f"{self.total:,} samples{self.classes}"
 
     def total_of(self, part: PartNumber) -> int:

@@ -164,7 +164,7 @@ class BucketPartial:
         """Let one process at a time begin; the others wait, and `tell` says for whom."""
         # A process that loses the lock does no harm: plan and tokenizer are created only if missing.
         lost = partial(TakenOverError, f"another process has begun the conversion to {self.out}")
-        with waited_for(lambda: BucketLock(self.path / _CLAIM, self.scratch, lost), tell):
+        with waited_for(lambda: BucketLock(self.path / _CLAIM, self.scratch, lost, quiet=True), tell):
             yield
 
     def remove_files_of_killed_writers(self) -> None:

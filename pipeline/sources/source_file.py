@@ -73,8 +73,10 @@ class _LocalFile:
         return found.st_size, found.st_mtime_ns
 
     def read(self, at: int, count: int, version: Version) -> bytes:
+        data = b""
         try:
-            data = os.pread(self._descriptor, count, at)
+            while len(data) < count and (more := os.pread(self._descriptor, count - len(data), at + len(data))):
+                data += more  # a network disk may return less than there is
         except OSError as error:
             error.filename = str(self._path)
             raise
@@ -119,7 +121,7 @@ class ForwardReader:
 
     def __init__(self, file: SourceFile, start: int, stop: int, threads: ThreadPoolExecutor) -> None:
         self._file, self._stop, self._threads = file, stop, threads
-        self._held_at, self._held, self._next = start, b"", start
+        self._held_at, self._held, self._next = start, bytearray(), start
         self._coming: deque[tuple[int, Future[bytes]]] = deque()
 
     def read(self, at: int, count: int) -> bytes:
@@ -130,7 +132,7 @@ class ForwardReader:
         end = min(at + count, self._stop)
         while at < end and self._held_at + len(self._held) < end:
             self._hold_one_more(at)
-        return self._held[at - self._held_at : end - self._held_at]
+        return bytes(memoryview(self._held)[at - self._held_at : end - self._held_at])
 
     def _hold_one_more(self, at: int) -> None:
         """Add the next piece to the bytes held, without those before `at`."""
@@ -143,8 +145,9 @@ class ForwardReader:
             self._coming.append((self._next, self._threads.submit(self._file.read_piece, self._next, length)))
             self._next += length
         start, piece = self._coming.popleft()
-        kept = self._held[at - self._held_at :]
-        self._held_at, self._held = start - len(kept), kept + piece.result()
+        del self._held[: at - self._held_at]
+        self._held_at = start - len(self._held)
+        self._held += piece.result()
 
 
 class _Reader(io.RawIOBase):

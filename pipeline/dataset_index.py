@@ -265,6 +265,8 @@ def _refuse_contradictions(index: DatasetIndex) -> None:
     with_captions = {index.mode == "pairs", index.tokenizer is not None, index.captions_per_sample > 0}
     if len(with_captions) > 1 or (index.tokenizer is None) != (not index.tokenizer_digest):
         raise DatasetError("mode, captions_per_sample, tokenizer and tokenizer_digest contradict each other")
+    if index.tars and not index.tars.root.isprintable():
+        raise DatasetError(f"tars has the root {index.tars.root!r}, which is not a path or an address")
     for name, *_ in index.tars.files if index.tars else ():
         if not is_plain_name(name):
             raise DatasetError(f"tars names {name!r}, which is not a plain name below their root")

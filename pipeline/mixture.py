@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..storage.local import LocalPath
 from ..storage.place import AnyPlace, Places, places_of
 from .dataset import PLACE_IN_SHARD, Dataset, SamplesTable
-from .dataset_index import DatasetIndex
+from .dataset_index import DatasetIndex, read_index
 from .errors import DatasetError
 
 if TYPE_CHECKING:
@@ -38,6 +38,11 @@ def open_dataset(places: Places, tars: AnyPlace | None = None, *, pictures: bool
     if tars:
         raise DatasetError("--tars (data.tars) is for one dataset, not for a mixture; leave it out")
     return Mixture([Dataset(part, pictures=pictures) for part in parts])
+
+
+def opened(place: AnyPlace, tars: AnyPlace | None) -> Dataset:
+    """Open a dataset; if it is in place, its tars are now at `tars`. Raises as `Dataset`."""
+    return Dataset(place, tars if tars and read_index(place).tars else None)
 
 
 def part_names(paths: Sequence[str]) -> list[str]:

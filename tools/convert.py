@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Timer
@@ -187,9 +188,12 @@ def _convert_all(
             how: dict[str, Any] = {"overwrite": asked.overwrite}
             if split.grown is None and split.out != out:  # a test set has the tokenizer of its training set
                 how["tokenizer_from"] = _tokenizer_of(out, Path(folder))
+                if isinstance(split.source, WebDatasetSource) and split.source.lengths is None:  # OUT was complete
+                    info = read_index(out).tokenizer
+                    split.source.lengths = (info.vocab_size, info.context_length) if info else None
             if asked.part:
-                if split is splits[0] and isinstance(split.source, WebDatasetSource):
-                    how["on_begun"] = lambda: _begin_test_sets(splits[1:], settings, out, Path(folder))
+                if split is splits[0] and splits[1:] and isinstance(split.source, WebDatasetSource):
+                    how["on_begun"] = partial(_begin_tests, splits[1:], settings, out, Path(folder), asked.overwrite)
                 to_finish |= _convert_part(split, settings, asked.part, workers=asked.workers, **how)
             elif asked.finish:
                 _finish(split, settings, **how)
@@ -202,10 +206,11 @@ def _convert_all(
     return to_finish
 
 
-def _begin_test_sets(splits: list[Split], settings: ConvertSettings, out: Place, folder: Path) -> None:
+def _begin_tests(splits: list[Split], settings: ConvertSettings, out: Place, folder: Path, overwrite: bool) -> None:
     """Begin them with their training set, since whoever begins that has counted the samples."""
     for split in splits:
-        begin_only(split.source, split.out, settings, split.selection, _tokenizer_of(out, folder))
+        tokenizer = _tokenizer_of(out, folder)
+        begin_only(split.source, split.out, settings, split.selection, tokenizer, overwrite=overwrite)
 
 
 def _refuse_contradictions(out: Place, reads: Iterable[Path], asked: ConvertOptions) -> None:
@@ -264,11 +269,13 @@ def _settings(source: AnySource, grown: LocalPath | None, asked: ConvertOptions)
     """Return the settings of a conversion; for a dataset, or one that grows, those it was made with."""
     if grown is not None:
         index = read_index(grown)
+        if (index.tars is None) != (getattr(source, "index", None) is None):
+            raise click.UsageError(f"{grown} and what is appended must both be converted with --in-place, or neither")
         if isinstance(source, WebDatasetSource):
-            source.sampled(asked.seed)
-            if index.tars and source.index:
+            source.required_mode = index.mode
+            if index.tars:
                 source.append_to(index.tars)
-        if index.mode != source.mode:
+        elif index.mode != source.mode:
             raise click.UsageError(f"{grown} holds {index.mode}, but the source {source.mode}; convert it separately")
         return asked.settings(**_kept(index, lambda: grown / TOKENIZER_FILE))
     if isinstance(source, DatasetSource):

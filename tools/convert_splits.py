@@ -48,12 +48,17 @@ class Split(NamedTuple):
     def total(self) -> int:
         """What progress counts: samples, or megabytes of tars."""
         if isinstance(self.source, WebDatasetSource):
-            return -(-int(self.source.sizes().sum()) // MEGABYTE)
+            return -(-self.source.stored_bytes() // MEGABYTE)
         return len(self.selection) if isinstance(self.selection, np.ndarray) else len(self.source)
 
     @property
     def tars(self) -> int:
         return len(self.source.tars) if isinstance(self.source, WebDatasetSource) else 0
+
+    @property
+    def stays(self) -> bool:
+        """Whether the source keeps the pictures."""
+        return isinstance(self.source, WebDatasetSource) and self.source.index is not None
 
     @property
     def unit(self) -> str:
@@ -62,10 +67,10 @@ class Split(NamedTuple):
     @property
     def stored_bytes(self) -> int | None:
         """Bytes of the selected pictures in the source; None if unknown."""
-        if isinstance(self.source, WebDatasetSource):
-            return int(self.source.sizes().sum())
         stored = self.source.stored_bytes()
-        return None if stored is None else stored * self.total // len(self.source)
+        if stored is None or isinstance(self.source, WebDatasetSource):
+            return stored
+        return stored * self.total // len(self.source)
 
     @property
     def words(self) -> str:
@@ -99,7 +104,9 @@ def announce(splits: list[Split]) -> None:
     needed = 0
     for split in splits:
         words = f"{split.shown.name}: {split.words}"
-        if (here := split.stored_bytes) is not None:
+        if (here := split.stored_bytes) is not None and split.stays:
+            words += f", {in_units(here)} in the source, where the pictures stay"
+        elif here is not None:
             most = largest_bytes(0 if split.unit else split.total, here)
             if not split.out.is_remote:
                 needed += most - unfinished(split.out).path.size_below()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..storage.place import Place, Places
-from .arguments import ALLOW, AT, RUN, RUN_DATA, WEIGHTS, DatasetPath
+from .arguments import ALLOW, AT, RUN, RUN_DATA, TARS, WEIGHTS, DatasetPath
 from .progress import progress_bar
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ ROW_GROUP = 8192
 @click.option("--dtype", type=click.Choice([*NUMPY_TYPES]), default="half", show_default=True, help="2 or 4 bytes.")
 @click.option("--batch", type=click.IntRange(1, ROW_GROUP), default=256, show_default=True, help="Samples at once.")
 @RUN_DATA
+@TARS
 @click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 @ALLOW
 def embed(
@@ -48,6 +49,7 @@ def embed(
     dtype: str,
     batch: int,
     data: Places | None,
+    tars: Place | None,
     overwrite: bool,
     allow_code: bool,
 ) -> None:
@@ -55,12 +57,12 @@ def embed(
 
     Those of the pictures and, for pairs, of the first captions. Works while the run trains and changes nothing in it.
     """
-    from ..pipeline.dataset import Dataset
     from ..pipeline.dataset_index import FINGERPRINT
+    from ..pipeline.mixture import opened
     from ..trainer.run_directory import RunDirectory, find_checkpoint, load_found
     from .inspection.rows_export import check_target
 
-    directory, samples = RunDirectory(run), Dataset(dataset)
+    directory, samples = RunDirectory(run), opened(dataset, tars)
     config = directory.config()  # refuse what is not a run before importing torch
     check_target(out, [".parquet"], overwrite=overwrite)
     from ..trainer.encoders.averaging import chosen_weights

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..storage.place import Place, Places
-from .arguments import ALLOW, AT, RUN, RUN_DATA, WEIGHTS, DatasetPath
+from .arguments import ALLOW, AT, RUN, RUN_DATA, TARS, WEIGHTS, DatasetPath
 from .printing import print_facts, print_table
 from .progress import task_bars
 
@@ -76,6 +76,7 @@ def _with_place(context: click.Context, option: click.Parameter, templates: tupl
 )
 @click.option("--templates", "file", metavar="FILE|clip-80", help="Zero-shot prompts, one a line; clip-80: CLIP's own.")
 @RUN_DATA
+@TARS
 @ALLOW
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as one JSON object, from 0 to 1.")
 def eval_(
@@ -88,6 +89,7 @@ def eval_(
     templates: tuple[str, ...],
     file: str | None,
     data: Places | None,
+    tars: Place | None,
     allow_code: bool,
     as_json: bool,
 ) -> None:
@@ -96,12 +98,12 @@ def eval_(
     Classes are the datasets' groups. Scores are given for all test samples and for head, medium and tail: the thirds of
     the classes by number of training samples. Works while the run trains and changes nothing.
     """
-    from ..pipeline.dataset import Dataset
+    from ..pipeline.mixture import opened
     from ..trainer.evaluation.prompts import read_templates
     from ..trainer.run_directory import RunDirectory
 
     templates += read_templates(file) if file else ()
-    directory, sets = RunDirectory(run), (Dataset(train), Dataset(test))
+    directory, sets = RunDirectory(run), (opened(train, tars), opened(test, tars))
     directory.config()  # refuse what is not a run before importing torch
     from ..trainer.evaluation.evaluate import evaluate
     from ..trainer.evaluation.scoring import TEMPLATES

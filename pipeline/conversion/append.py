@@ -107,8 +107,8 @@ def _grown(out: LocalPath, old: DatasetIndex, new: DatasetIndex) -> bytes:
     for name in ("format", "mode", "image", "tokenizer_digest"):
         if getattr(old, name) != getattr(new, name):
             raise DatasetError(f"{out} and the samples to append differ in {name}; convert them separately")
-    if (old.tars is None) != (new.tars is None):
-        raise DatasetError(f"{out} and the samples to append must both be converted with --in-place, or both without")
+    if old.tars and not (new.tars and new.tars.files[: len(old.tars.files)] == old.tars.files):
+        raise DatasetError(f"the samples to append were not numbered after the tars of {out}; append them again")
     tokenizer = (
         old.tokenizer
         and new.tokenizer

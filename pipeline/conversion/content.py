@@ -28,21 +28,21 @@ def content_of(row_records: Sequence[Place], samples: int, *, pairs: bool, blank
     that number of samples, OSError.
     """
     copies, _, most_copied, _ = _repeats(row_records, samples, _JPEG)
-    repeats, captions, with_caption, sample = _repeats(row_records, samples, _TOKENS) if pairs else (0, 0, 0, 0)
+    repeats, captions, with_caption, most = _repeats(row_records, samples, _TOKENS) if pairs else (0, 0, 0, None)
     return Content(
         samples=samples,
         sharing_captions=repeats + captions,
         with_caption=with_caption,
-        caption_sample=sample,
+        caption_sample=0 if most is None else _first(row_records, _TOKENS, most),
         copies=copies,
         most_copied=most_copied,
         blank=blank,
     )
 
 
-def _repeats(row_records: Sequence[Place], samples: int, word: int) -> tuple[int, int, int, int]:
+def _repeats(row_records: Sequence[Place], samples: int, word: int) -> tuple[int, int, int, np.uint64 | None]:
     """Return how many samples repeat an earlier checksum, and how many checksums are repeated; then how many samples
-    have the most frequent checksum, and the first of these samples. 0 each if none is repeated."""
+    have the most frequent checksum, and that checksum. 0 each, and None, if none is repeated."""
     bits = max(0, (samples - 1) // SORTED_AT_ONCE).bit_length()
     repeats, repeated, most, most_frequent = 0, 0, 0, np.uint64(0)
     with ExitStack() as open_files:
@@ -57,7 +57,7 @@ def _repeats(row_records: Sequence[Place], samples: int, word: int) -> tuple[int
             repeats, repeated = repeats + int(counts.sum()), repeated + len(values)
             if len(counts) and counts.max() > most:
                 most, most_frequent = int(counts.max()), values[counts.argmax()]
-    return (repeats, repeated, 1 + most, _first(row_records, word, most_frequent)) if most else (0, 0, 0, 0)
+    return (repeats, repeated, 1 + most, most_frequent) if most else (0, 0, 0, None)
 
 
 def _distribute(row_records: Sequence[Place], word: int, parts: Sequence[BinaryIO], bits: int) -> int:

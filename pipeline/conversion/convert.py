@@ -128,7 +128,7 @@ def convert_part(
     tokenizer_from: Path | None = None,
     on_progress: Callable[[Counts], None] = lambda counts: None,
     tell: Callable[[str], None] = lambda words: None,
-    on_begun: Callable[[], None] = lambda: None,
+    on_begun: Callable[[], None] | None = None,
 ) -> PartSummary:
     """Write one part's unfinished shards; `finish` combines all parts into a dataset. May be repeated.
 
@@ -153,14 +153,20 @@ def convert_part(
 
 
 def begin_only(
-    source: AnySource, out: AnyPlace, settings: ConvertSettings, selection: Selection, tokenizer_from: Path | None
+    source: AnySource,
+    out: AnyPlace,
+    settings: ConvertSettings,
+    selection: Selection,
+    tokenizer_from: Path | None,
+    *,
+    overwrite: bool,
 ) -> None:
     """Begin a conversion that later calls of `convert_part` join, unless it has begun. Raises as they do."""
     out = place_of(out)
     job = Job.of(source, settings, selection, tokenizer_from or settings.tokenizer)
     with _errors_explained(out), _claimed(out, shared=True) as partial:
         if not partial.in_progress and not _was_made_by(job.plan, out):
-            partial.refuse_existing(overwrite=False, resume=True)
+            partial.refuse_existing(overwrite=overwrite, resume=True)
             begin(job, partial, lambda words: None)
 
 

@@ -1,6 +1,7 @@
 """The marker of a finished part, mostly a shard: its content and its plan."""
 
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Self
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -33,20 +34,30 @@ class ShardResult(NamedTuple):
     """File suffix -> ETag of the object; empty outside object stores."""
 
 
+class Found(NamedTuple):
+    """Numbers of samples, of a part or of all."""
+
+    left_out: int = 0
+    truncated: int = 0
+    """Captions that were truncated."""
+    blank: int = 0
+    """Pictures of one colour."""
+    ignored: int = 0
+    """Captions that are not wanted."""
+    in_tars: int = 0
+    """Pictures that stay in their tars."""
+
+    @classmethod
+    def sum_of(cls, parts: Sequence[Self]) -> Self:
+        return cls(*map(sum, zip(*parts, strict=True)))
+
+
 class PartResult(NamedTuple):
     """The result of one part; the content of its marker."""
 
     shards: tuple[ShardResult, ...]
     """Those with samples: mostly one."""
-    left_out: int
-    truncated: int
-    """Number of truncated captions."""
-    blank: int
-    """Number of pictures of one colour."""
-    ignored: int
-    """Number of samples with a caption that is not wanted."""
-    in_tars: int
-    """Number of pictures that stay in their tars."""
+    found: Found
     errors_bytes: int
     """Size of errors.jsonl."""
     plan: int
@@ -60,7 +71,8 @@ class PartResult(NamedTuple):
         return sum(shard.rows for shard in self.shards)
 
     def sealed(self) -> bytes:
-        return seal_line(self._asdict() | {"shards": [shard._asdict() for shard in self.shards]})
+        shards = [shard._asdict() for shard in self.shards]
+        return seal_line(self._asdict() | {"shards": shards, "found": self.found._asdict()})
 
 
 _RESULT = TypeAdapter(PartResult)

@@ -30,7 +30,7 @@ from .bad_samples import line_of
 from .beton import BetonRow, write_beton
 from .bucket_partial import PartObjects
 from .images import to_stored
-from .marker import PartResult, ShardResult
+from .marker import Found, PartResult, ShardResult
 from .partial import PartFiles
 from .plan import MAX_SHARD_ROWS, AnySource, ConvertSettings
 from .work import Counts, Work
@@ -69,13 +69,6 @@ class Conversion(NamedTuple):
         index = self.source.index if isinstance(self.source, WebDatasetSource) else None
         return None if index is None else np.array([tar.size for tar in index.files], np.int64)
 
-    def reads(self, work: Work) -> Iterator[Read]:
-        if isinstance(self.source, WebDatasetSource):
-            assert isinstance(work, TarWork)
-            return self.source.read(work)
-        assert isinstance(work, np.ndarray)
-        return self.source.read(work)
-
 
 def write_part(part: AnyPart, work: Work, conversion: Conversion) -> PartResult:
     """Write the usable samples, the list of the others, and finally the marker; return its content.
@@ -107,16 +100,8 @@ def _written(part: AnyPart, work: Work, conversion: Conversion, open_files: Exit
         for suffix in SHARD_SUFFIXES:
             part.being_written(suffix).unlink()
         shards.clear()
-    return PartResult(
-        tuple(shards),
-        samples.left_out,
-        samples.truncated,
-        samples.blank,
-        samples.ignored,
-        samples.in_tars,
-        errors.stat().st_size,
-        part.plan,
-    )
+    found = Found(samples.left_out, samples.truncated, samples.blank, samples.ignored, samples.in_tars)
+    return PartResult(tuple(shards), found, errors.stat().st_size, part.plan)
 
 
 def _begun(part: AnyPart, shard: int, open_files: ExitStack) -> int:
@@ -154,7 +139,7 @@ class _Samples:
         self.most = min(MAX_SHARD_ROWS, max(1, bytes_read // MIN_SAMPLE_BYTES)) if bytes_read else len(work)
         """Rows to reserve in a shard."""
         self.left_out = self.truncated = self.blank = self.ignored = self.in_tars = 0
-        self._usable = self._usable_of(conversion.reads(work))
+        self._usable = self._usable_of(conversion.source.read(work))
         self._next: tuple[Sample, BetonRow] | None = None
 
     def next(self) -> tuple[Sample, BetonRow] | None:

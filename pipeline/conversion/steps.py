@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from tempfile import gettempdir
 from typing import NamedTuple, Self
@@ -21,7 +21,7 @@ from ..tokenizer import MAX_FILE_BYTES, end_id_of, load_tokenizer, train_tokeniz
 from .bucket_partial import BucketPartial
 from .caption_lengths import CONTEXTS, in_runs
 from .content import content_of
-from .marker import PartResult, stem
+from .marker import Found, PartResult, stem
 from .partial import Partial
 from .plan import AnySource, ConvertSettings, Listings, Plan, Selection
 from .shard_pool import Pool
@@ -80,27 +80,45 @@ def unfinished(out: Place) -> AnyPartial:
 
 
 def begin(
-    job: Job, partial: AnyPartial, tell: Callable[[str], None], on_begun: Callable[[], None] = lambda: None
+    job: Job, partial: AnyPartial, tell: Callable[[str], None], on_begun: Callable[[], None] | None = None
 ) -> Job:
     """Begin or join a conversion, with its tokenizer, and return the job with the plan in force.
 
     One process reads a sample of tars, and the others wait for it; on_begun is called while they do. Raises as
     Partial.begin.
     """
-    source, plan = job.source, job.plan
-    with partial.beginning(tell) if isinstance(source, WebDatasetSource) else nullcontext():
-        if isinstance(source, WebDatasetSource) and not partial.in_progress:
-            assert not isinstance(job.selection, np.ndarray)
+    source = job.source
+    if not isinstance(source, WebDatasetSource):
+        return _with_tokenizer(_joined(job, partial), partial)
+    assert not isinstance(job.selection, np.ndarray)
+    if partial.in_progress and on_begun is None and not _lacks_tokenizer(joined := _joined(job, partial), partial):
+        return joined
+    with partial.beginning(tell):
+        if not partial.in_progress:
             facts = facts_of(source, job.settings, job.tokenizer, job.selection, tell)
-            plan = plan.model_copy(update={"tars": facts})
-        job = job.begun(partial.begin(plan))
-        fails = job.settings.on_error == "fail"  # pictures may then be fixed between two attempts
-        with suppress(AttributeError):  # a user's source may be frozen, and tars have versions
-            source.unchanged_since = Source.unchanged_since if fails else job.plan.made_at
-        if source.mode == "pairs" and not partial.tokenizer.is_file():
-            # The tokenizer's own `save` does not report a full disk.
-            partial.keep_tokenizer(_tokenizer(job))
-        on_begun()
+            job = job._replace(plan=job.plan.model_copy(update={"tars": facts}))
+        job = _with_tokenizer(_joined(job, partial), partial)
+        if on_begun:
+            on_begun()
+    return job
+
+
+def _joined(job: Job, partial: AnyPartial) -> Job:
+    """Begin by the job's plan, or join a conversion."""
+    job = job.begun(partial.begin(job.plan))
+    fails = job.settings.on_error == "fail"  # pictures may then be fixed between two attempts
+    with suppress(AttributeError):  # a user's source may be frozen, and tars have versions
+        job.source.unchanged_since = Source.unchanged_since if fails else job.plan.made_at
+    return job
+
+
+def _lacks_tokenizer(job: Job, partial: AnyPartial) -> bool:
+    return job.source.mode == "pairs" and not partial.tokenizer.is_file()
+
+
+def _with_tokenizer(job: Job, partial: AnyPartial) -> Job:
+    if _lacks_tokenizer(job, partial):
+        partial.keep_tokenizer(_tokenizer(job))  # the tokenizer's own `save` does not report a full disk
     return job
 
 
@@ -134,7 +152,7 @@ def write_parts(
     """
     files, results = partial.parts(job.plan), partial.results(job.plan)
     missing = [part for part in range(job.plan.parts)[own] if not results[part]]
-    before = sum(result.rows + result.left_out for result in results[own] if result)
+    before = sum(result.rows + result.found.left_out for result in results[own] if result)
 
     def watch(counts: Counts) -> None:
         on_progress(counts)
@@ -142,7 +160,7 @@ def write_parts(
             raise _TooManyBadSamplesError
 
     # Count samples of other parts too, so that the parts of a broken source do not all run to their end.
-    left_out = sum(result.left_out for result in results if result)
+    left_out = sum(result.found.left_out for result in results if result)
     seen = left_out + sum(result.rows for result in results if result)
     counted = Counts(_done_of(job, results, own), seen, left_out)
     try:
@@ -152,7 +170,7 @@ def write_parts(
             pool((job.source, job.settings, partial.tokenizer), parts, counted, watch)
     except _TooManyBadSamplesError:
         raise _too_many_bad_samples(job, partial, job.plan.selected) from None
-    now = sum(result.rows + result.left_out for result in partial.results(job.plan)[own] if result)
+    now = sum(result.rows + result.found.left_out for result in partial.results(job.plan)[own] if result)
     return now - before, now
 
 
@@ -174,7 +192,7 @@ def _works(job: Job, missing: Sequence[int]) -> Iterator[tuple[int, Work]]:
 def _done_of(job: Job, results: Sequence[PartResult | None], own: slice) -> int:
     """Return how much of the slice is done, as progress counts it."""
     if job.plan.tars is None:
-        return sum(result.rows + result.left_out for result in results[own] if result)
+        return sum(result.rows + result.found.left_out for result in results[own] if result)
     groups = zip(job.plan.tars.groups[own], results[own], strict=True)
     return sum(piece.stop - piece.start for group, result in groups if result for piece in group)
 
@@ -203,7 +221,8 @@ def assemble(job: Job, partial: AnyPartial) -> None:
     """
     plan = job.plan
     results = _all_done(partial.results(plan), partial)
-    samples, left_out = sum(result.rows for result in results), sum(result.left_out for result in results)
+    samples, found = sum(result.rows for result in results), Found.sum_of([result.found for result in results])
+    left_out = found.left_out
     if left_out > job.settings.max_error_rate * (samples + left_out) + 1e-9:
         raise _too_many_bad_samples(job, partial, samples + left_out)
     shards = [shard for result in results for shard in result.shards]
@@ -218,12 +237,11 @@ def assemble(job: Job, partial: AnyPartial) -> None:
             vocab_size=vocab_size_of(tokenizer),
             context_length=length,
             end_id=end_id_of(tokenizer),
-            truncated=sum(result.truncated for result in results),
+            truncated=found.truncated,
         )
     per_sample = max(shard.captions_per_sample for shard in shards)
-    blank, ignored = (sum(getattr(result, name) for result in results) for name in ("blank", "ignored"))
     tars = job.source.index if isinstance(job.source, WebDatasetSource) else None
-    content = content_of(partial.row_records(plan, results), samples, pairs=info is not None, blank=blank)
+    content = content_of(partial.row_records(plan, results), samples, pairs=info is not None, blank=found.blank)
     index = seal_index(
         {
             "n": samples,
@@ -246,8 +264,8 @@ def assemble(job: Job, partial: AnyPartial) -> None:
                 "permutation_seed": plan.seed,
                 "plan": plan.digest(),
                 "content": content.model_dump(),
-                **({"captions_ignored": ignored} if ignored else {}),
-                **({"pictures_in_tars": sum(result.in_tars for result in results)} if tars else {}),
+                **({"captions_ignored": found.ignored} if found.ignored else {}),
+                **({"pictures_in_tars": found.in_tars} if tars else {}),
             },
         }
     )

@@ -104,8 +104,8 @@ class Source(Protocol):
         """Return the samples' classes; None if the source has none."""
         return None
 
-    def read(self, work: NDArray[np.int64]) -> Iterator[Read]:
-        """Yield the samples of these indices, in their order."""
+    def read(self, work: Any) -> Iterator[Read]:
+        """Yield the samples of these indices, int64 [k], in their order."""
         for index in work.tolist():
             try:
                 yield Read(index, self[index])

@@ -30,6 +30,7 @@ MAX_PICTURE_BYTES = 256 << 20
 """Larger files are no photographs; a worker would hold the file and its unpacked picture in memory."""
 _ESTIMATED_FROM = 1000
 _NETWORK_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
+_OWN_LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 """EIO is the error of a network disk mounted as "soft" while its server is unreachable."""
 
 
@@ -37,7 +38,9 @@ def says_nothing_about_the_file(error: Exception) -> bool:
     """Return whether a store or a network disk failed, or a store refused access: the file itself may be sound."""
     if isinstance(error, PermissionError):
         return error.errno is None  # a store's refusal; a local file's permissions concern that file alone
-    return isinstance(error, ObjectStoreError) or (isinstance(error, OSError) and error.errno in _NETWORK_ERRORS)
+    return isinstance(error, ObjectStoreError) or (
+        isinstance(error, OSError) and error.errno in _NETWORK_ERRORS | _OWN_LIMITS
+    )
 
 
 def as_text(name: bytes | str | Path) -> str:

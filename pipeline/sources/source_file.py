@@ -73,7 +73,7 @@ class _LocalFile:
         return found.st_size, found.st_mtime_ns
 
     def read(self, at: int, count: int, version: Version) -> bytes:
-        data = b""
+        data, count = b"", min(count, version[0] - at)
         try:
             while len(data) < count and (more := os.pread(self._descriptor, count - len(data), at + len(data))):
                 data += more  # a network disk may return less than there is

@@ -20,7 +20,7 @@ from ...storage.bucket import Address
 from ...storage.local import LocalPath
 from ...storage.place import AnyPlace, Place, common_folder, place_of
 from ..dataset_index import Tar, Tars, is_plain_name
-from ..errors import BadSampleError, SourceError
+from ..errors import BadSampleError, SourceChangedError, SourceError
 from . import BadSample, Groups, Read, Sample, marks_of
 from .listing import (
     MAX_CAPTION_BYTES,
@@ -127,12 +127,19 @@ class WebDatasetSource:
         """The tars that keep their pictures: these, after those of a dataset that they are appended to."""
         self.required: tuple[str, ...] = ()
         """Options, `caption` or `group`, that some sample must have."""
+        self.required_mode = ""
         self._sampled: Sampled | None = None
         self._counted: tuple[NDArray[np.int64], Groups | None] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_sampled": None, "_counted": None}  # which no worker needs
 
     @property
     def is_remote(self) -> bool:
         return self.tars[0].is_remote
+
+    def stored_bytes(self) -> int:
+        return int(self.sizes().sum())
 
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of every tar."""
@@ -157,14 +164,13 @@ class WebDatasetSource:
     def _index(self, before: Tars | None = None) -> Tars:
         """Raises SourceError for a link, a name that no index can have, and tars that are not below `before`'s root."""
         places = [tar.parent.resolve() / tar.name for tar in self.tars]
-        root = before.root if before else common_folder([place.parent for place in places])
-        for tar, place in zip(self.tars, places, strict=True):
-            name = str(place).removeprefix(f"{root}/")
-            if not is_plain_name(name) or (isinstance(tar, LocalPath) and tar.is_symlink()):
+        root, files = before.root if before else common_folder([place.parent for place in places]), list[Tar]()
+        for tar, place, (size, tag) in zip(self.tars, places, self.versions, strict=True):
+            files.append(Tar(str(place).removeprefix(f"{root}/"), size, tag))
+            is_link = isinstance(tar, LocalPath) and tar.is_symlink()
+            if is_link or not (root.isprintable() and is_plain_name(files[-1].name)):
                 raise SourceError(f"{tar} cannot stay in place: it must be a plain file below {root}, not a link")
-        names = (str(place).removeprefix(f"{root}/") for place in places)
-        added = (Tar(name, size, tag) for name, (size, tag) in zip(names, self.versions, strict=True))
-        return Tars(root=root, files=(*(before.files if before else ()), *added))
+        return Tars(root=root, files=(*(before.files if before else ()), *files))
 
     def append_to(self, before: Tars) -> None:
         """Number the tars after those of a dataset in place. Raises SourceError."""
@@ -192,33 +198,44 @@ class WebDatasetSource:
             for option, samples in (("caption", found.with_caption), ("group", found.with_group)):
                 if option in self.required and not samples:
                     raise SourceError(nobody_has(option, self._options[option]))
-            self._sampled, self.mode = found, "pairs" if found.with_caption else "images"
+            mode = "pairs" if found.with_caption else "images"
+            if self.required_mode not in ("", mode):
+                raise SourceError(f"the dataset to append to holds {self.required_mode}, but the tars hold {mode}")
+            self._sampled, self.mode = found, mode
         return self._sampled
 
     def _beginning(self, tar: int, most: int) -> Sampled:
         found, told = Sampled([]), {*self._caption.suffixes, *self._group.suffixes}
         try:
             file = SourceFile(self.tars[tar], self.versions[tar])
-            data = file.read_piece(0, min(most, file.size))
+            most = min(most, file.size)
+            with ThreadPoolExecutor(PIECES_AHEAD) as threads:
+                reader = ForwardReader(file, 0, most, threads)
 
-            def read(at: int, count: int) -> bytes:
-                # The first sample counts even if its picture ends later.
-                return data[at : at + count] if found.samples or at + count <= len(data) else file.read(at, count)
+                def read(at: int, count: int) -> bytes:
+                    # The first sample counts even if its picture ends later.
+                    return reader.read(at, count) if found.samples or at + count <= most else file.read(at, count)
 
-            for members in samples_of(read, file.size, file.place, told):
-                if (end := _end(members)) > len(data) and found.samples:
-                    break
-                found.samples += 1
-                found.bytes = end
-                found.with_caption += self._caption.member(members) is not None
-                found.with_group += bool(self._group_if_any(members))
-                with suppress(BadSampleError):
-                    found.captions += self._captions_of(members)
+                for members in samples_of(read, file.size, file.place, told):
+                    if (end := _end(members)) > most and found.samples:
+                        break
+                    found.samples += 1
+                    found.bytes = end
+                    found.with_caption += self._caption.member(members) is not None
+                    found.with_group += bool(self._group_if_any(members))
+                    with suppress(BadSampleError):
+                        found.captions += self._captions_of(members)
         except (BrokenTarError, OSError) as error:
-            if says_nothing_about_the_file(error):
-                raise
+            self._refuse_other_than_damage(tar, error)
             found.damage = f"{self.tars[tar]}: {error}"
         return found
+
+    def _refuse_other_than_damage(self, tar: int, error: Exception) -> None:
+        """Raise the error if it says nothing about the tar, and SourceChangedError if the tar is gone."""
+        if isinstance(error, FileNotFoundError):
+            raise SourceChangedError(self.tars[tar]) from error
+        if says_nothing_about_the_file(error):
+            raise error
 
     def counted(self, tell: Callable[[str], None] = lambda words: None) -> tuple[NDArray[np.int64], Groups | None]:
         """Read all tars; return the samples of each, int64 [tars], and the samples' classes. Only once.
@@ -257,12 +274,11 @@ class WebDatasetSource:
             for members in samples_of(file.read, size, file.place, ()):
                 starts.append(next(iter(members.values())).at.start)
         except (BrokenTarError, OSError) as error:
-            if says_nothing_about_the_file(error):
-                raise
+            self._refuse_other_than_damage(tar, error)
         return np.array(starts, np.int64)
 
-    def read(self, work: TarWork) -> Iterator[Read]:
-        """Yield the samples of the pieces, mixed within windows by the seed.
+    def read(self, work: Any) -> Iterator[Read]:
+        """Yield the samples of the pieces of a TarWork, mixed within windows by the seed.
 
         Raises OSError if a disk or a store fails, SourceChangedError, SourceError for a compressed tar.
         """
@@ -300,8 +316,7 @@ class WebDatasetSource:
                 stop = None if piece.stop == file.size else piece.stop
                 yield from samples_of(reader.read, file.size, file.place, wanted, piece.start, stop)
         except (BrokenTarError, OSError) as error:
-            if says_nothing_about_the_file(error):
-                raise
+            self._refuse_other_than_damage(piece.tar, error)
             yield error
 
     def _sample(self, tar: int, members: dict[bytes, Member] | BrokenTarError | OSError) -> Sample | BadSample:

@@ -12,6 +12,7 @@ from torch import nn
 
 from ...pipeline.dataset import Dataset
 from ...pipeline.errors import DatasetError
+from ...pipeline.mixture import opened
 from ...pipeline.tokenizer import load_tokenizer
 from ..config import DataConfig, TrainConfig
 from ..encoders import Encoders
@@ -49,8 +50,8 @@ class OnlineEvaluation:
         wanted, tokenizer = config.evaluation, None
         if not wanted.every_steps:
             return None
-        test = Dataset(wanted.test)
-        sets = compared("", Dataset(wanted.train) if wanted.train else dataset, test)
+        test = opened(wanted.test, config.data.tars)
+        sets = compared("", opened(wanted.train, config.data.tars) if wanted.train else dataset, test)
         if config.objective.mode == "bimodal" and dataset.index.tokenizer is not None:
             length = dataset.index.tokenizer.context_length
             tokenizer = load_tokenizer(dataset.tokenizer_path, context_length=length)

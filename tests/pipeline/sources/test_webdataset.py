@@ -181,7 +181,7 @@ def test_where_no_tar_can_be_read_the_first_ones_reason_is_given(tmp_path):
     (tmp_path / "empty.tar").touch()
     write_members(tmp_path / "nothing.tar")
     for name, reason in (("text.tar", "not a tar archive"), ("empty.tar", "the file is empty"),
-                         ("pipe.tar", "not a regular"), ("nothing.tar", "empty")):  # fmt: skip
+                         ("pipe.tar", "the file is empty"), ("nothing.tar", "empty")):  # fmt: skip
         with pytest.raises(SourceError, match=f"no sample in 1 of 1 tars; the first, {tmp_path / name}.*{reason}"):
             WebDatasetSource([tmp_path / name]).sampled(0)
     with pytest.raises(FileNotFoundError):
@@ -249,17 +249,16 @@ def test_a_member_too_large_for_a_picture_is_a_bad_sample_and_not_read(tmp_path,
     assert sum(read) < 128 << 20  # the beginning, and what is read ahead
 
 
-def test_a_tar_changed_since_listing_is_refused_and_a_lost_one_gives_a_bad_sample(tmp_path):
+def test_a_tar_changed_or_lost_since_listing_is_refused(tmp_path):
     shard = write_shard(tmp_path / "0.tar", numbered(range(20)))
     source = WebDatasetSource([shard])
     elsewhere, later = (pickle.loads(pickle.dumps(source)) for _ in range(2))
     shard.write_bytes(shard.read_bytes())
-    for each in (source, elsewhere):
+    for each in (source, elsewhere, later):
         with pytest.raises(SourceChangedError, match=f"{shard} was changed"):
             reads_of(each)
-    shard.unlink()
-    (lost,) = (read.sample for read in reads_of(later) if read.sample)
-    assert_bad(lost, "No such file")
+        if each is elsewhere:
+            shard.unlink()
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])

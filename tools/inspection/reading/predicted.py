@@ -42,9 +42,9 @@ def other_dataset(run: RunDirectory, data: Places | None, *, allow_code: bool) -
     config = run.config()
     if data is None or not run.has_state:
         return None
-    dataset = open_dataset(data)
-    if dataset.index.fingerprint == StateReader.open(run.state).dataset_fingerprint:
+    if open_dataset(data, pictures=False).index.fingerprint == StateReader.open(run.state).dataset_fingerprint:
         return None
+    dataset = open_dataset(data)
     from ....trainer.evaluation.prediction import predicts  # imports torch, which an inspection does not need
 
     return dataset if predicts(config, allow_code=allow_code) else None

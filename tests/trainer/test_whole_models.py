@@ -10,6 +10,8 @@ from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
 
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource
+from thermopile.trainer.config import to_tree
+from thermopile.trainer.dry_run import DryRun
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.export import export_encoders
@@ -119,8 +121,21 @@ def test_a_dataset_with_another_tokenizer_is_refused_with_the_line_that_converts
     words_dataset, pairs_dataset, tmp_path
 ):
     save_whole(tmp_path / "model", "clip")
-    with pytest.raises(ConfigError, match=rf"thermopile convert … --tokenizer hf:{tmp_path}/model`"):
-        small(pairs_dataset, **settings_of(tmp_path / "model", "clip"))
+    recorded = to_tree(small(words_dataset, **settings_of(tmp_path / "model", "clip")))["model"]
+    sizes = {"vocab_size": 9_999, "pretrained": False}
+    fresh = recorded | {"text": {"name": f"hf:{tmp_path}/model", "config": sizes}}
+    with dry(pairs_dataset, fresh, tmp_path):  # its tokens are as good as others for fresh weights
+        pass
+    for model in (settings_of(tmp_path / "model", "clip")["model"], recorded):
+        with pytest.raises(ConfigError, match=rf"thermopile convert … --tokenizer hf:{tmp_path}/model`"):
+            dry(pairs_dataset, model, tmp_path)
+    (tmp_path / "model" / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match=r"has no tokenizer.json to compare"):
+        dry(pairs_dataset, recorded, tmp_path)
+
+
+def dry(dataset, model, folder):
+    return DryRun(small(dataset, model=model), RunDirectory(folder / "run"))
 
 
 @pytest.mark.wide

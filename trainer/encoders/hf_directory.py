@@ -180,10 +180,16 @@ def normalisation(folder: Path) -> dict[str, Any]:
 
 
 def refuse_other_tokenizer(folder: Path, tokenizer: Path) -> None:
-    """Raise ConfigError if the directory has another tokenizer than this file's, padding and truncation apart."""
-    if (own := folder / TOKENIZER_FILE).is_file() and not is_same_tokenizer(own, tokenizer):
+    """Raise ConfigError unless the directory has the tokenizer of this file, padding and truncation apart."""
+    where = f"model.text.name = 'hf:{folder}'"
+    if not (own := folder / TOKENIZER_FILE).is_file():
         raise ConfigError(
-            f"model.text.name = 'hf:{folder}' has another tokenizer than the dataset; convert the dataset with it: "
+            f"{where} has no {TOKENIZER_FILE} to compare with the dataset's; save its tokenizer there: "
+            "`AutoTokenizer.from_pretrained(…).save_pretrained(…)`"
+        )
+    if not is_same_tokenizer(own, tokenizer):
+        raise ConfigError(
+            f"{where} has another tokenizer than the dataset; convert the dataset with it: "
             f"`thermopile convert … --tokenizer hf:{folder}`"
         )
 

@@ -59,7 +59,7 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
         }
     )
     settings_known = type(objective_of(resolved).settings).model_fields
-    resolved = with_what_models_bring(config.model, resolved, dataset, settings_known)
+    resolved = with_what_models_bring(config.model, resolved, settings_known)
     objective = objective_of(resolved)
     _check_frame(resolved, objective)
     order = create_order(resolved, dataset, objective, world)

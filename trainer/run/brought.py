@@ -13,9 +13,7 @@ LEARNED = {"log_logit_scale": "logit_scale", "logit_bias": "logit_bias"}
 """Parameters of an objective that learns a global temperature → tensors of a whole CLIP or SigLIP."""
 
 
-def with_what_models_bring(
-    asked: ModelConfig, config: TrainConfig, objective: Mapping[str, FieldInfo]
-) -> TrainConfig:
+def with_what_models_bring(asked: ModelConfig, config: TrainConfig, objective: Mapping[str, FieldInfo]) -> TrainConfig:
     """Return the settings with what newly named models have, where nothing else is set.
 
     asked: the settings before the architectures were recorded in `config`; a resumed run's are recorded already.

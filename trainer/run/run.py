@@ -168,7 +168,7 @@ class Run:
             run.metrics.begin(resuming=resume, exactly=True)
             run.warnings.begin(resuming=resume)
             trackers = None
-            if self._makers:
+            if self._makers and self.steps_done < self.total_steps:
                 trackers = Trackers(run, self._makers, self.config, self.dataset, keep_steps=self.steps_done)
                 opened.push(trackers.close)
             log = opened.enter_context(MetricsLog(run.metrics_file, trackers, keep_steps=self.steps_done))

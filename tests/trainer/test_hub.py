@@ -10,12 +10,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from thermopile.pipeline.dataset import Dataset
 from thermopile.trainer.encoders.hf_hub import hub_name
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import assert_one_line, cli, sets
 from support.runs import losses
-from support.whole_models import save_whole
+from support.whole_models import CONTEXT, save_whole
 
 REPO, SHA = "someone/tiny", "0123456789abcdef0123456789abcdef01234567"
 
@@ -117,6 +118,17 @@ def test_an_architecture_alone_is_fetched_without_weights_and_only_for_a_side_th
     done = run(hub, "train", "--data", images_dataset.path, "--out", tmp_path / "run", *sets(*settings))
     assert done.returncode == 0, done.stderr
     assert "config.json" in hub.asked
+    assert "model.safetensors" not in hub.asked
+
+
+@pytest.mark.wide
+def test_a_conversion_fetches_the_tokenizer_of_a_model_that_is_typed(hub, picture_folder, tmp_path):
+    rows = [f"{path},a picture" for path in sorted(picture_folder.rglob("*.png"))[:20]]
+    (tmp_path / "pairs.csv").write_text("\n".join(["filepath,title", *rows]))
+    line = ("convert", "csv", tmp_path / "pairs.csv", tmp_path / "out", "--caption", "title", "--tokenizer")
+    done = run(hub, *line, f"hf:{REPO}")
+    assert done.returncode == 0, done.stderr
+    assert Dataset(tmp_path / "out").index.tokenizer.context_length == CONTEXT
     assert "model.safetensors" not in hub.asked
 
 

@@ -10,6 +10,7 @@ from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
 
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource
+from thermopile.pipeline.tokenizer import model_context
 from thermopile.trainer.config import to_tree
 from thermopile.trainer.dry_run import DryRun
 from thermopile.trainer.encoders import Encoders
@@ -147,6 +148,13 @@ def test_a_dataset_with_another_tokenizer_is_refused_with_the_line_that_converts
 
 def dry(dataset, model, folder):
     return DryRun(small(dataset, model=model), RunDirectory(folder / "run"))
+
+
+@pytest.mark.parametrize(("told", "length"), [(None, 77), (20, 20)])
+def test_a_models_context_length_is_the_shorter_that_it_tells(told, length, tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": told}))
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 77}))
+    assert model_context(tmp_path) == length
 
 
 @pytest.mark.wide

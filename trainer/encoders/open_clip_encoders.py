@@ -59,7 +59,8 @@ class OpenClipBackbone(LibraryBackbone):
 
 def published_normalisation(image: EncoderConfig) -> dict[str, list[float]]:
     """Return `mean` and `std` of the weights of timm or open_clip that the settings ask for; empty without any."""
-    key, (library, _, name), found = f"model.image.name = {image.name!r}", image.name.partition(":"), {}
+    key, (library, _, name) = f"model.image.name = {image.name!r}", image.name.partition(":")
+    found: dict[str, Any] = {}
     if image.name.startswith(TIMM) and image.config.get("pretrained"):
         models = imported(key, library).models
         found = vars(models.get_pretrained_cfg(name)) if models.is_model_pretrained(name) else {}

@@ -101,7 +101,8 @@ def model_context(folder: Path) -> int | None:
         for name, key in (("tokenizer_config.json", "model_max_length"), ("config.json", "max_position_embeddings")):
             if (folder / name).is_file():
                 stored = parse(read_regular(folder / name))
-                found.append(int(stored.get("text_config", stored).get(key, MAX_VOCAB_SIZE)))
+                length = stored.get("text_config", stored).get(key)
+                found.append(MAX_VOCAB_SIZE if length is None else int(length))
     except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise DatasetError(f"{folder / name} cannot be read: {error}") from error
     return min(found, default=None)

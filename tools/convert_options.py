@@ -92,12 +92,14 @@ _LONGTAIL = click.Option(
 
 
 class _TokenizerPath(click.Path):
-    """A tokenizer.json, or `hf:` and a directory with one."""
+    """A tokenizer.json, or `hf:` and a directory or a name of the hub with one."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not str(value).startswith("hf:"):
             return super().convert(value, param, ctx)
-        folder = Path(str(value)[3:]).expanduser()
+        from ..trainer.encoders.hf_hub import snapshot  # late, because it imports torch
+
+        folder = snapshot(value, fetching=True, weights=False) or Path(str(value)[3:]).expanduser()
         if ctx is not None and (length := model_context(folder)) and length <= CONTEXTS[-1]:
             ctx.default_map = {"context_length": length}
         return super().convert(folder / TOKENIZER_FILE, param, ctx)
@@ -112,7 +114,7 @@ _OF_CAPTIONS = (
     click.Option(
         ["--tokenizer"],
         type=_TokenizerPath(exists=True, dir_okay=False, path_type=Path),
-        metavar="FILE|hf:DIR",
+        metavar="FILE|hf:DIR|hf:ORG/NAME",
         help="Use this tokenizer.json instead of training one; of a model's directory, also its context length.",
     ),
     click.Option(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,6 +12,7 @@ from .arguments import ALLOW, AT, RUN, RUN_DATA, WEIGHTS
 
 if TYPE_CHECKING:
     from ..trainer.encoders.averaging import Weights
+    from ..trainer.export import Format
 
 
 @click.command(
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 def export(
     run: Place,
     to: Path,
-    format_: Literal["hf", "timm", "open_clip", "safetensors"],
+    format_: Format,
     at: str,
     weights: Weights | None,
     data: Places | None,

@@ -105,11 +105,11 @@ def run(asked: TrainOptions) -> bool:
                 _refuse_code_of_files(settings, recorded, layers)
             if world.is_first:
                 announce_code(code_in(settings))
-        with agreement(world.slow_group, ConfigError):
-            if begun is None:
-                _fetch_typed(settings, asked, layers)
         with agreement(world.control, ConfigError):
             dataset = _dataset_of(settings, asked, is_begun=begun is not None)
+        with agreement(world.slow_group, ConfigError):
+            if begun is None:
+                _fetch_typed(settings, asked, layers, has_text=dataset is None or dataset.index.mode == "pairs")
         if dataset is not None or settings.init_from or world.size > 1:
             from ..trainer.run.chosen import choices
             from ..trainer.run.resume_settings import settled
@@ -198,25 +198,26 @@ def _own_origins() -> set[str]:
     return {_COMMAND_LINE, *(f"preset {name}" for name in preset_names())}
 
 
-def _fetch_typed(settings: TrainConfig, asked: TrainOptions, layers: Layers) -> None:
+def _fetch_typed(settings: TrainConfig, asked: TrainOptions, layers: Layers, *, has_text: bool) -> None:
     """Fetch the models of the hub that this command names, not those that a file of settings does.
 
     Raises ConfigError for weights of timm or open_clip that only a file names: they are fetched when encoders are made.
     """
-    for side in ("image", "text"):
+    for side in ("image", "text") if has_text and settings.objective.mode != "unimodal" else ("image",):
         encoder: EncoderConfig = getattr(settings.model, side)
-        name, keys = encoder.name, {f"model.{side}.name", f"model.{side}.config.pretrained"}
-        is_typed = asked.allow_code or bool({layers.origins.get(key) for key in keys} & _own_origins())
-        is_published = name.startswith(TIMM) and encoder.config.get("pretrained")
+        name, pretrained = encoder.name, encoder.config.get("pretrained", not encoder.name.startswith(TIMM))
+        keys = [f"model.{side}.name"] + [f"model.{side}.config.pretrained"] * name.startswith(TIMM)
+        is_typed = asked.allow_code or {layers.origins.get(key) for key in keys} <= _own_origins()
+        is_published = name.startswith(TIMM) and pretrained
         if (is_published or (name.startswith(OPEN_CLIP) and name.count(":") > 1)) and not is_typed:
             raise ConfigError(
-                f"a file of settings names {name}, whose weights would be fetched or read; type model.{side}.name with "
-                "--set, or allow it with --allow-code"
+                f"a file of settings names {name}, whose weights would be fetched or read; type {' and '.join(keys)} "
+                "with --set, or allow it with --allow-code"
             )
         if is_typed and is_directory(name):  # or a name of the hub
             from ..trainer.encoders.hf_hub import snapshot  # late, because it imports torch
 
-            snapshot(name, fetching=True)
+            snapshot(name, fetching=True, weights=bool(pretrained))
 
 
 def _refuse_code_of_files(settings: TrainConfig, recorded: TrainConfig | None, layers: Layers) -> None:

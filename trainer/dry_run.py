@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from tempfile import TemporaryDirectory
@@ -18,8 +18,7 @@ from ..storage.local import LocalPath
 from .checkpoints.checkpoint_files import Loaded
 from .config import TrainConfig
 from .encoders import Encoders
-from .errors import ConfigError
-from .export import Format, check_format
+from .export import Format, why_impossible
 from .loop import Trainer
 from .plugins import is_directory, is_own_encoder
 from .run_directory import RunDirectory
@@ -93,16 +92,8 @@ class DryRun(Trainer):
             weights_on_device=4 * (every + (1 + moments) * trained),
             checkpoint=4 * (every + moments * trained),
             snapshot=self.order.samples * row_bytes,
-            formats=self._formats(),
+            formats=tuple(each for each in get_args(Format) if not why_impossible(self.config, each)),
         )
-
-    def _formats(self) -> tuple[str, ...]:
-        found = []
-        for each in get_args(Format):
-            with suppress(ConfigError):
-                check_format(self.config, each)
-                found.append(each)
-        return tuple(found)
 
 
 class _TimedRun(Trainer):
@@ -120,7 +111,8 @@ class _TimedRun(Trainer):
 def seconds_a_step(config: TrainConfig) -> float:
     """Time steps of a run with these resolved settings, in a temporary directory. Raises as Trainer does."""
     steps = FIRST_STEPS + TIMED_STEPS
-    few = config.model_copy(update={"steps": steps, "epochs": steps})  # in as many epochs as it takes
+    alone = {"trackers": (), "tensorboard": False}
+    few = config.model_copy(update=alone | {"steps": steps, "epochs": steps})  # in as many epochs as it takes
     with (
         TemporaryDirectory(prefix="thermopile-") as folder,
         _TimedRun(few, RunDirectory(LocalPath(folder) / "run")) as trainer,

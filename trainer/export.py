@@ -73,7 +73,8 @@ def export_encoders(
         raise ConfigError(f"{to} already exists; nothing was written. Choose another directory with --to")
     config = run.config()
     weights = chosen_weights(config.model, weights)
-    check_format(config, format)
+    if why := why_impossible(config, format):
+        raise ConfigError(f"{why}; export it with --format safetensors")
     sides = _restore(run, config, at, data, weights, allow_code)
     with _written_aside(to) as folder:
         if format == "open_clip":
@@ -91,8 +92,8 @@ def export_encoders(
     return sorted(path for path in to.rglob("*") if path.is_file())
 
 
-def check_format(config: TrainConfig, format: Format) -> None:
-    """Raise ConfigError if the format has no such encoder as one of the run's."""
+def why_impossible(config: TrainConfig, format: Format) -> str:
+    """Return why the format cannot hold the run's encoders, empty if it can."""
     sides = {"image": config.model.image}
     if config.objective.mode == "bimodal":
         sides["text"] = config.model.text
@@ -106,8 +107,7 @@ def check_format(config: TrainConfig, format: Format) -> None:
         with_stem = " with the stem 'cifar'" if encoder.config.get("stem") == "cifar" else ""
         if with_stem or not encoder.name.startswith(HF):
             what = f"the run's {side} encoder is {encoder.name!r}{with_stem}, which transformers does not have"
-    if what:
-        raise ConfigError(f"{what}; export it with --format safetensors")
+    return what
 
 
 def _restore(
@@ -169,10 +169,12 @@ def _write_hf(side: _Side, folder: Path) -> None:
 
 
 def _write_whole(sides: list[_Side], folder: Path) -> None:
-    """Write the CLIP or SigLIP that a run began from, in the folder of that name."""
+    """Write the CLIP or SigLIP that a run began from, in the folder of that name, if its features are the run's."""
     from .encoders.hf_directory import quiet, whole_model
 
     image, text = (side.encoder for side in sides)
+    if sides[1].facts["end_id"] == 2 and str(sides[0].facts["config"]["model_type"]).startswith("clip"):
+        return  # transformers' CLIP then reads a text at its largest id
     learned = {tensor: sides[0].facts[name] for name, tensor in LEARNED.items() if name in sides[0].facts}
     model = whole_model(image, text, learned)
     folder = folder / model.config.model_type

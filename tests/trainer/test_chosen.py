@@ -33,6 +33,15 @@ def test_a_small_dataset_has_four_steps_an_epoch(samples, expected):
     assert usual_batch_size(samples) == expected
 
 
+@pytest.mark.parametrize(
+    ("samples", "shares", "expected"),
+    [(10**9, (31, 1), 512), (10**9, (2, 3), 160), (64, (2, 3), 40), (64, (3, 4), 56), (10**9, (16, 17), 132)],
+)
+def test_each_part_of_a_mixture_has_sixteen_samples_of_a_batch(samples, shares, expected):
+    assert usual_batch_size(samples, shares) == expected
+    assert expected * min(shares) / sum(shares) >= 16
+
+
 def test_what_was_chosen_is_said_and_what_was_given_is_not(images_dataset):
     asked = load_config({"device": "cpu"})
     chosen = resolve(asked, images_dataset)

@@ -10,12 +10,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from thermopile.pipeline.dataset import Dataset
 from thermopile.trainer.encoders.hf_hub import hub_name
 from thermopile.trainer.run_directory import RunDirectory
 
-from support.cli import cli, sets
+from support.cli import assert_one_line, cli, sets
 from support.runs import losses
-from support.whole_models import save_whole
+from support.whole_models import CONTEXT, save_whole
 
 REPO, SHA = "someone/tiny", "0123456789abcdef0123456789abcdef01234567"
 
@@ -102,10 +103,40 @@ def test_a_typed_name_is_fetched_once_and_the_run_keeps_its_revision(hub, pairs_
 def test_nothing_is_fetched_for_a_name_in_a_file(hub, pairs_dataset, tmp_path):
     (tmp_path / "sent.toml").write_text(f'[model.image]\nname = "hf:{REPO}"\n')
     line = ("train", "--data", pairs_dataset.path, "--out", tmp_path / "run", "--config", tmp_path / "sent.toml")
-    done = run(hub, *line, *sets("data.image_size=16"))
+    done = run(hub, *line, *sets("data.image_size=16", "model.image.config.pretrained=true"))
     assert done.returncode == 2
     assert f"hf:{REPO} is no directory here, nor in Hugging Face's cache; a new run fetches it" in done.stderr
     assert hub.asked == []
+
+
+@pytest.mark.wide
+def test_an_architecture_alone_is_fetched_without_weights_and_only_for_a_side_that_the_run_has(
+    hub, images_dataset, tmp_path
+):
+    settings = ("data.image_size=16", "batch_size=64", "steps=1", f"model.image.name=hf:{REPO}",
+                "model.image.config.pretrained=false", "model.text.name=hf:another/model")  # fmt: skip
+    done = run(hub, "train", "--data", images_dataset.path, "--out", tmp_path / "run", *sets(*settings))
+    assert done.returncode == 0, done.stderr
+    assert "config.json" in hub.asked
+    assert "model.safetensors" not in hub.asked
+
+
+@pytest.mark.wide
+def test_a_conversion_fetches_the_tokenizer_of_a_model_that_is_typed(hub, picture_folder, tmp_path):
+    rows = [f"{path},a picture" for path in sorted(picture_folder.rglob("*.png"))[:20]]
+    (tmp_path / "pairs.csv").write_text("\n".join(["filepath,title", *rows]))
+    line = ("convert", "csv", tmp_path / "pairs.csv", tmp_path / "out", "--caption", "title", "--tokenizer")
+    done = run(hub, *line, f"hf:{REPO}")
+    assert done.returncode == 0, done.stderr
+    assert Dataset(tmp_path / "out").index.tokenizer.context_length == CONTEXT
+    assert "model.safetensors" not in hub.asked
+
+
+def test_timms_weights_are_fetched_only_if_both_their_settings_are_typed(images_dataset, tmp_path):
+    (tmp_path / "sent.toml").write_text('[model.image]\nname = "timm:resnet18"\n')
+    line = ("train", "--data", images_dataset.path, "--out", tmp_path / "run", "--config", tmp_path / "sent.toml")
+    done = cli(*line, *sets("model.image.config.pretrained=true"))
+    assert_one_line(done, 2, "type model.image.name and model.image.config.pretrained with --set")
 
 
 @pytest.mark.parametrize(

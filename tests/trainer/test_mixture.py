@@ -1,6 +1,7 @@
 """Runs on a mixture of datasets, and what the commands say of them."""
 
 import shutil
+import tomllib
 
 import numpy as np
 import pyarrow as pa
@@ -137,6 +138,8 @@ def test_a_run_goes_on_with_the_same_parts_only(whole, parts, tmp_path):
     assert resume().exit_code == resume(a, b, c).exit_code == 0
     assert_one_line(resume(b, a, c), 2, "dataset fingerprint")
     assert_one_line(resume(a, b), 2, "3 shares for 2 parts")
+    alone = ("train", "--config", tmp_path / "run" / "config.toml", "--data", a, "--print-config")
+    assert {"parts", "shares"}.isdisjoint(tomllib.loads(succeed(*alone).stdout)["data"])
 
 
 def test_a_mixture_that_was_moved_is_given_part_by_part(parts, tmp_path):

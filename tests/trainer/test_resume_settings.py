@@ -87,6 +87,17 @@ def test_a_local_model_that_is_gone_is_the_recorded_one_with_the_asked_changes(t
     assert [change.key for change in differences(recorded, asked)] == ["model.image.config.layer_type"]
 
 
+def test_the_recipe_keeps_the_normalisation_of_the_model_that_is_taken_as_recorded(tmp_path):
+    def settings(model, recipe, **config):
+        return load_config({"model": {"image": {"name": model, "config": config}}, "data": {"recipe": recipe}})
+
+    brought = {"name": "clip", "mean": [0.5, 0.5, 0.5]}
+    recorded = settings(f"hf:{tmp_path}/model", brought, model_type="resnet")
+    assert as_recorded(settings(f"hf:{tmp_path}/model", "clip"), recorded) == recorded
+    for asked in (settings(f"hf:{tmp_path}/model", "simclr"), settings("conv", "clip")):
+        assert as_recorded(asked, recorded).data.recipe == asked.data.recipe
+
+
 def test_a_local_model_that_is_gone_is_locked_as_it_is_asked_for(tmp_path):
     recorded = local(f"hf:{tmp_path}/model", model_type="resnet")
     tree = {"name": f"hf:{tmp_path}/model", "locked": True, "unlocked_groups": 1}

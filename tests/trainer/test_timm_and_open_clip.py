@@ -21,7 +21,7 @@ from thermopile.trainer.errors import ConfigError, RunError
 from thermopile.trainer.evaluation.evaluate import tokenizer_of
 from thermopile.trainer.evaluation.features import restore_encoders
 from thermopile.trainer.export import export_encoders
-from thermopile.trainer.run.build import resolve
+from thermopile.trainer.run.build import recipe_named, resolve
 from thermopile.trainer.run_directory import RunDirectory
 
 from support import torchvision_operators  # noqa: F401
@@ -302,6 +302,18 @@ def test_open_clips_weights_come_from_a_file_or_the_hub_whatever_the_size_of_the
             r".*clip-vit-base-patch32\) and --context-length 77")  # fmt: skip
     with pytest.raises(ConfigError, match=said):
         create(VISUAL, WORDS | {"name": f"open_clip:ViT-B-32:{file}"}, dataset=pairs_dataset, head="none")
+
+
+def test_published_weights_get_pixels_normalised_as_they_were_trained(images_dataset, pairs_dataset):
+    def normalisation(dataset, name, **config):
+        recipe = recipe_named(settings(dataset, {"image": {"name": name, "config": config}}).data.recipe)
+        return (*recipe.mean, *recipe.std)
+
+    assert normalisation(images_dataset, "timm:vit_base_patch16_224", pretrained=True) == (0.5,) * 6
+    assert normalisation(pairs_dataset, "open_clip:ViT-B-16-SigLIP:webli") == (0.5,) * 6
+    assert normalisation(pairs_dataset, "open_clip:MobileCLIP-B:datacompdr") == (0, 0, 0, 1, 1, 1)
+    fresh = normalisation(images_dataset, "timm:vit_base_patch16_224")
+    assert fresh == normalisation(images_dataset, "timm:no_such.tag", pretrained=True) != (0.5,) * 6
 
 
 def test_a_locked_encoder_with_fetched_weights_is_not_warned_of(images_dataset):

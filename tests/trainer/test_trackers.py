@@ -66,6 +66,8 @@ def test_a_resumed_run_keeps_its_id_and_the_tracker_gets_its_settings(recorded):
     (file,) = run.path.glob("sent-*.jsonl")
     settings = json.loads(file.read_text().splitlines()[0])["settings"]
     assert (settings["epochs"], settings["objective.name"], settings["model.dim"]) == (2, "isogclr", 16)
+    train(run.config(), run, resume=True)
+    assert len(sent(run)[0]) == 2  # a finished run makes none
 
 
 def test_a_tracker_gets_the_temperatures_once_an_epoch_and_at_each_end(recorded):

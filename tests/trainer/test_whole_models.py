@@ -10,6 +10,9 @@ from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
 
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource
+from thermopile.pipeline.tokenizer import model_context
+from thermopile.trainer.config import to_tree
+from thermopile.trainer.dry_run import DryRun
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.export import export_encoders
@@ -105,6 +108,16 @@ def test_the_exported_whole_gives_the_runs_features_from_text_and_pixels(kind, w
     assert list(AutoImageProcessor.from_pretrained(tmp_path / "out" / kind).image_mean) == MEAN
 
 
+def test_no_whole_is_written_where_transformers_would_read_texts_elsewhere(pairs_dataset, tmp_path):
+    save_whole(tmp_path / "model", "clip")
+    name, size = f"hf:{tmp_path}/model", pairs_dataset.index.tokenizer.vocab_size
+    model = {"image": {"name": name, "config": {"pretrained": False}},
+             "text": {"name": name, "config": {"pretrained": False, "vocab_size": size}}}  # fmt: skip
+    run = train(small(pairs_dataset, batch_size=32, steps=1, model=model), tmp_path / "run")
+    export_encoders(run, tmp_path / "out", "hf")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"image", "text"}
+
+
 def test_one_tower_of_a_whole_may_be_trained_beside_another_encoder(words_dataset, tmp_path):
     save_whole(tmp_path, "clip")
     asked = settings_of(tmp_path, "clip")
@@ -116,11 +129,32 @@ def test_one_tower_of_a_whole_may_be_trained_beside_another_encoder(words_datase
 
 
 def test_a_dataset_with_another_tokenizer_is_refused_with_the_line_that_converts_it(
-    words_dataset, pairs_dataset, tmp_path
+    words_dataset, pairs_dataset, tmp_path, caplog
 ):
     save_whole(tmp_path / "model", "clip")
-    with pytest.raises(ConfigError, match=rf"thermopile convert … --tokenizer hf:{tmp_path}/model`"):
-        small(pairs_dataset, **settings_of(tmp_path / "model", "clip"))
+    recorded = to_tree(small(words_dataset, **settings_of(tmp_path / "model", "clip")))["model"]
+    sizes = {"vocab_size": 9_999, "pretrained": False}
+    fresh = recorded | {"text": {"name": f"hf:{tmp_path}/model", "config": sizes}}
+    with dry(pairs_dataset, fresh, tmp_path):  # its tokens are as good as others for fresh weights
+        pass
+    for model in (settings_of(tmp_path / "model", "clip")["model"], recorded):
+        with pytest.raises(ConfigError, match=rf"thermopile convert … --tokenizer hf:{tmp_path}/model`"):
+            dry(pairs_dataset, model, tmp_path)
+    (tmp_path / "model" / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match=r"--context-length"):
+        dry(pairs_dataset, recorded, tmp_path)
+    assert "has no tokenizer.json, so nothing shows" in caplog.text
+
+
+def dry(dataset, model, folder):
+    return DryRun(small(dataset, model=model), RunDirectory(folder / "run"))
+
+
+@pytest.mark.parametrize(("told", "length"), [(None, 77), (20, 20)])
+def test_a_models_context_length_is_the_shorter_that_it_tells(told, length, tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": told}))
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 77}))
+    assert model_context(tmp_path) == length
 
 
 @pytest.mark.wide

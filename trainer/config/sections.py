@@ -86,9 +86,9 @@ _FilePath = Annotated[str, AfterValidator(lambda path: str(Path(path).resolve())
 
 
 def data_at(places: Places) -> dict[str, Any]:
-    """Return the settings of a dataset's place, or of those of a mixture's parts, made absolute."""
+    """Return the settings of a dataset's place, or of those of a mixture's parts, made absolute, over any others."""
     paths = [str(place.resolve()) for place in places_of(places)]
-    return {"path": "", "parts": paths} if len(paths) > 1 else {"path": paths[0]}
+    return {"path": "", "parts": paths} if len(paths) > 1 else {"path": paths[0], "parts": None, "shares": None}
 
 
 class DataConfig(Section):
@@ -178,7 +178,7 @@ class EncoderConfig(Section):
     """auto is `conv` for images and `mean_embedding` for text, for views of up to 64 pixels; `hf:/path/to/model`,
     `hf:./model` and, from the hub, `hf:org/name` begin with a model's weights. `timm:NAME`, for images;
     `open_clip:ARCH`, `open_clip:ARCH:TAG` or `open_clip:ARCH:FILE.safetensors`."""
-    config: dict[str, bool | int | float | str | list[int]] = {}
+    config: dict[str, bool | int | float | str | list[int] | list[str]] = {}
     """Overrides of the encoder's own settings; for a local directory or the hub, its recorded architecture. For
     `timm:NAME`, `pretrained=true` fetches timm's weights when the run starts."""
     locked: bool = False

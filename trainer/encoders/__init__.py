@@ -25,16 +25,16 @@ BUILT_IN: dict[str, dict[str, Callable[..., Backbone]]] = {
 }
 
 
-def with_names(config: ModelConfig) -> ModelConfig:
+def with_names(config: ModelConfig, mode: str = "bimodal") -> ModelConfig:
     """Return the settings with `auto` resolved, and with a local model's architecture added to its name.
 
-    Raises ConfigError if a local directory holds no model for its side.
+    mode: `unimodal` leaves out the text's. Raises ConfigError if a local directory holds no model for its side.
     """
     named = {}
     for side, encoder in (("image", config.image), ("text", config.text)):
         first = next(iter(BUILT_IN[side]))
         named[side] = encoder.model_copy(update={"name": first}) if encoder.name == "auto" else encoder
-        if is_directory(encoder.name):
+        if is_directory(encoder.name) and (side == "image" or mode == "bimodal"):
             from .hf_directory import with_architecture
 
             named[side] = with_architecture(side, encoder)

@@ -3,6 +3,7 @@
 Nothing in it is executed: the architecture must be one of transformers' own, and the weights must be safetensors.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,7 @@ dimension of the space of the whole model that a tower is from."""
 FETCHING = ("mra", "yoso", "rwkv", "timm_wrapper", "timm_backbone")
 """Model types whose creation may fetch code of the hub, or models."""
 _WEIGHTS = ("model.safetensors", _INDEX := "model.safetensors.index.json")
+_log = logging.getLogger(__name__)
 
 
 def model_class(model_type: str, side: str = "") -> Any:
@@ -143,6 +145,12 @@ def _architecture(where: str, folder: Path, model_type: str, stored: dict[str, A
     and token ids, which come from the run's tokenizer; but for models that read padding its id.
     """
     default = AutoConfig.for_model(model_type).to_dict()
+    if usual := default.get("rope_parameters"):
+        known = {key: value for key, value in stored.items() if "rope" in key or "rotary" in key}
+        rope = built(where, model_type, known).to_dict()["rope_parameters"]  # before transformers 5 several keys
+        has_theta = rope == usual | {"rope_theta": rope.get("rope_theta")}  # and differs in nothing else
+        default |= {"rope_theta": usual.get("rope_theta")}
+        stored = stored | ({"rope_parameters": usual} | rope if has_theta else {"rope_parameters": rope})
     own = default.keys() - PreTrainedConfig().to_dict().keys() - {"out_features", "out_indices", "stage_names"}
     found = {
         key: value
@@ -157,6 +165,14 @@ def _architecture(where: str, folder: Path, model_type: str, stored: dict[str, A
     return found
 
 
+def built(where: str, model_type: str, settings: dict[str, Any]) -> Any:
+    """Return transformers' config of a type. Raises ConfigError for settings that it refuses."""
+    try:
+        return AutoConfig.for_model(model_type, **settings)
+    except Exception as error:  # transformers has no common class for invalid settings
+        raise ConfigError(f"{where}: {one_line(error)}") from error
+
+
 def _pad_id(where: str, folder: Path, configured: int | None) -> int | None:
     """Return the id with which the directory's tokenizer pads; without a tokenizer the configured one."""
     if not all((folder / name).is_file() for name in (TOKENIZER_FILE, "tokenizer_config.json")):
@@ -167,8 +183,8 @@ def _pad_id(where: str, folder: Path, configured: int | None) -> int | None:
 
 
 def _is_setting(value: object) -> bool:
-    is_ids = isinstance(value, list) and all(isinstance(item, int) for item in value)
-    return is_ids or isinstance(value, bool | int | float | str)
+    lists = isinstance(value, list) and any(all(isinstance(item, kind) for item in value) for kind in (int, str))
+    return lists or isinstance(value, bool | int | float | str)
 
 
 def normalisation(folder: Path) -> dict[str, Any]:
@@ -181,7 +197,9 @@ def normalisation(folder: Path) -> dict[str, Any]:
 
 def refuse_other_tokenizer(folder: Path, tokenizer: Path) -> None:
     """Raise ConfigError if the directory has another tokenizer than this file's, padding and truncation apart."""
-    if (own := folder / TOKENIZER_FILE).is_file() and not is_same_tokenizer(own, tokenizer):
+    if not (own := folder / TOKENIZER_FILE).is_file():
+        _log.warning("hf:%s has no %s, so nothing shows whether the dataset has its tokens", folder, TOKENIZER_FILE)
+    elif not is_same_tokenizer(own, tokenizer):
         raise ConfigError(
             f"model.text.name = 'hf:{folder}' has another tokenizer than the dataset; convert the dataset with it: "
             f"`thermopile convert … --tokenizer hf:{folder}`"

@@ -15,7 +15,7 @@ from ...pipeline.dataset_index import TokenizerInfo
 from ..errors import ConfigError, one_line
 from ..plugins import HF
 from .backbones import Backbone, caption_mask, recompute_alone
-from .hf_directory import MODEL_TYPE, PROJECTION, folder_of, load_model, model_class, refuse_type, stored_tensor
+from .hf_directory import MODEL_TYPE, PROJECTION, built, folder_of, load_model, model_class, refuse_type, stored_tensor
 
 _BASIC = {"layer_type": "basic", "depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512]}
 IMAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -151,7 +151,7 @@ class HFImageBackbone(HFBackbone):
         if self_sized and "/" not in name:
             settings = {"image_size": image_size} | settings
         config = _config(where, model_type, defaults, settings)
-        if self_sized and config.image_size != image_size:
+        if self_sized and config.image_size not in (image_size, [image_size] * 2, (image_size,) * 2):
             raise ConfigError(
                 f"{where} expects images of {config.image_size} pixels, but data.image_size = "
                 f"{image_size}; set data.image_size={config.image_size}"
@@ -285,10 +285,7 @@ def _config(where: str, model_type: str, defaults: dict[str, Any], settings: dic
     own = {key: value for key, value in settings.items() if key not in ours}
     for key in own:
         # Keys with an underscore are internal to transformers; _attn_implementation can fetch code and run it.
-        if key.startswith("_") or not hasattr(published, key):
+        if key.startswith("_") or not hasattr(published, "rope_parameters" if key == "rope_theta" else key):
             kind = type(published).__name__
             raise ConfigError(f"{where.split('.name')[0]}.config.{key}: transformers' {kind} has no such setting")
-    try:
-        return AutoConfig.for_model(model_type, **(defaults | own))
-    except Exception as error:  # transformers has no common class for invalid settings
-        raise ConfigError(f"{where}: {one_line(error)}") from error
+    return built(where, model_type, defaults | own)

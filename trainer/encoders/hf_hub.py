@@ -8,7 +8,8 @@ from ..errors import ConfigError, one_line
 from ..plugins import HF
 
 _NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?")
-_FILES = ["*.safetensors", "*.safetensors.index.json", "config.json", "preprocessor_config.json", "tokenizer*.json"]
+_WEIGHTS = ["*.safetensors", "*.safetensors.index.json"]
+_FILES = ["config.json", "preprocessor_config.json", "tokenizer*.json"]
 
 
 def hub_name(name: str) -> tuple[str, str | None] | None:
@@ -20,18 +21,20 @@ def hub_name(name: str) -> tuple[str, str | None] | None:
     return (found["repo"], found["revision"]) if found else None
 
 
-def snapshot(name: str, *, fetching: bool = False) -> Path | None:
+def snapshot(name: str, *, fetching: bool = False, weights: bool = True) -> Path | None:
     """Return the folder in Hugging Face's cache of a hub's name; the folder's name is the revision. Else None.
 
-    fetching: fetch what is missing, but no code and no pickles. Raises ConfigError if it is not there.
+    fetching: fetch what is missing, but no code and no pickles, and without `weights` none. Raises ConfigError if it is
+    not there.
     """
     if (hub := hub_name(name)) is None:
         return None
     from huggingface_hub import snapshot_download
 
     try:
-        only: dict[str, Any] = {"allow_patterns": _FILES, "ignore_patterns": ["*/*"], "local_files_only": not fetching}
+        files = _FILES + _WEIGHTS * (fetching and weights)
+        only: dict[str, Any] = {"allow_patterns": files, "ignore_patterns": ["*/*"], "local_files_only": not fetching}
         return Path(snapshot_download(hub[0], revision=hub[1], **only))
     except Exception as error:  # of the network, the hub, the disk
-        unknown = "is no directory here, nor in Hugging Face's cache; a new run fetches it if you type it (--set)"
+        unknown = "is no directory here, nor in Hugging Face's cache; a new run fetches it by --set, or `hf download`"
         raise ConfigError(f"{name} {f'cannot be fetched: {one_line(error)}' if fetching else unknown}") from error

@@ -6,7 +6,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ...pipeline.dataset_index import TokenizerInfo
+from ..config import EncoderConfig
 from ..errors import ConfigError, one_line
+from ..plugins import OPEN_CLIP, TIMM
 from .timm_encoders import LibraryBackbone, imported
 
 PARTS = {"image": "vision_cfg", "text": "text_cfg"}
@@ -53,6 +55,18 @@ class OpenClipBackbone(LibraryBackbone):
             raise ConfigError(f"{key} cannot be created: {one_line(error)}") from error
         super().__init__(key, tower, config["embed_dim"], recompute, given, _GROUPS)
         self.config = {field: config[field] for field in ("embed_dim", "quick_gelu", "custom_text", part)}
+
+
+def published_normalisation(image: EncoderConfig) -> dict[str, list[float]]:
+    """Return `mean` and `std` of the weights of timm or open_clip that the settings ask for; empty without any."""
+    key, (library, _, name) = f"model.image.name = {image.name!r}", image.name.partition(":")
+    found: dict[str, Any] = {}
+    if image.name.startswith(TIMM) and image.config.get("pretrained"):
+        models = imported(key, library).models
+        found = vars(models.get_pretrained_cfg(name)) if models.is_model_pretrained(name) else {}
+    elif image.name.startswith(OPEN_CLIP) and ":" in name:
+        found = imported(key, library).get_pretrained_cfg(*name.split(":", 1))
+    return {part: [*found[part]] for part in ("mean", "std") if part in found}
 
 
 def _fit(key: str, tower: dict[str, Any], tokens: TokenizerInfo, *, trained: bool) -> None:

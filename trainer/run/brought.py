@@ -1,4 +1,4 @@
-"""What a new run takes from its models' directories besides weights: dimension, temperature, normalisation."""
+"""What a new run takes from its models besides weights: dimension, temperature, normalisation."""
 
 from collections.abc import Mapping
 from math import inf
@@ -6,40 +6,35 @@ from math import inf
 from pydantic.fields import FieldInfo
 
 from ...pipeline.augment import RECIPES
-from ...pipeline.dataset import Dataset
 from ..config import ModelConfig, RecipeConfig, TrainConfig
+from ..encoders.open_clip_encoders import published_normalisation
 
 LEARNED = {"log_logit_scale": "logit_scale", "logit_bias": "logit_bias"}
 """Parameters of an objective that learns a global temperature → tensors of a whole CLIP or SigLIP."""
 
 
-def with_what_models_bring(
-    asked: ModelConfig, config: TrainConfig, dataset: Dataset, objective: Mapping[str, FieldInfo]
-) -> TrainConfig:
-    """Return the settings with what the directories of newly named models have, where nothing else is set.
+def with_what_models_bring(asked: ModelConfig, config: TrainConfig, objective: Mapping[str, FieldInfo]) -> TrainConfig:
+    """Return the settings with what newly named models have, where nothing else is set.
 
     asked: the settings before the architectures were recorded in `config`; a resumed run's are recorded already.
-    objective: the objective's settings. Raises ConfigError if the dataset has another tokenizer than the text model.
+    objective: the objective's settings. Raises ConfigError if a directory or package cannot be read.
     """
     sides = ("image", "text") if config.objective.mode == "bimodal" else ("image",)
     new = [side for side in sides if getattr(config.model, side).config != getattr(asked, side).config]
-    if not new:
-        return config
-    from ..encoders.hf_directory import folder_of, normalisation, refuse_other_tokenizer
-
     model, data, temperature = config.model, config.data, config.objective
     spaces = [space for side in new if (space := getattr(model, side).config.get("projection"))]
     if spaces and "dim" not in asked.model_fields_set:
         model = model.model_copy(update={"dim": spaces[0]})
-    if "text" in new and data.loader != "synthetic":
-        refuse_other_tokenizer(folder_of(model.text.name), dataset.tokenizer_path)
+    theirs = published_normalisation(model.image)
     if "image" in new:
-        recipe = RecipeConfig(name=data.recipe) if isinstance(data.recipe, str) else data.recipe
-        usual = RECIPES.get(recipe.name)  # a user's own recipe has its own normalisation
-        theirs = normalisation(folder_of(model.image.name)).items()
-        fields = {key: value for key, value in theirs if usual and tuple(value) != getattr(usual, key)} | recipe.fields
-        if fields != recipe.fields:
-            data = data.model_copy(update={"recipe": RecipeConfig(name=recipe.name, **fields)})
+        from ..encoders.hf_directory import folder_of, normalisation
+
+        theirs = normalisation(folder_of(model.image.name))
+    recipe = RecipeConfig(name=data.recipe) if isinstance(data.recipe, str) else data.recipe
+    usual = RECIPES.get(recipe.name)  # a user's own recipe has its own normalisation
+    brought = {key: value for key, value in theirs.items() if usual and tuple(value) != getattr(usual, key)}
+    if brought.keys() - recipe.fields.keys():
+        data = data.model_copy(update={"recipe": RecipeConfig(name=recipe.name, **brought | recipe.fields)})
     if len(new) == 2 and model.image.name == model.text.name and has_own_heads(model):
         found = _temperature(model, objective) | temperature.settings
         temperature = type(temperature)(name=temperature.name, mode=temperature.mode, **found)

@@ -28,7 +28,7 @@ from ..world import ALONE, World
 from .brought import with_what_models_bring
 from .chosen import refuse_unnamed_encoders, usual_batch_size, usual_image_size
 from .dataset_cache import DatasetCache
-from .mixing import batch_unit, mixed_order
+from .mixing import lowest_shares, mixed_order
 from .selection_files import SELECTING, pinned, rows_of
 
 if TYPE_CHECKING:
@@ -52,14 +52,14 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
     refuse_unnamed_encoders(config.model, data.image_size, mode, dataset.index.tokenizer, device)
     resolved = config.model_copy(
         update={
-            "batch_size": config.batch_size or usual_batch_size(_samples(data, dataset), batch_unit(data)),
+            "batch_size": config.batch_size or usual_batch_size(_samples(data, dataset), lowest_shares(data)),
             "data": data,
             "objective": config.objective.model_copy(update={"mode": mode}),
-            "model": with_names(config.model),
+            "model": with_names(config.model, mode),
         }
     )
     settings_known = type(objective_of(resolved).settings).model_fields
-    resolved = with_what_models_bring(config.model, resolved, dataset, settings_known)
+    resolved = with_what_models_bring(config.model, resolved, settings_known)
     objective = objective_of(resolved)
     _check_frame(resolved, objective)
     order = create_order(resolved, dataset, objective, world)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from ...pipeline.dataset import Dataset
@@ -34,8 +36,9 @@ MATRIX = 1024
 
 def shorter_side(dataset: Dataset) -> int:
     """Return the median shorter side of the stored pictures, in pixels. Raises DatasetError, OSError."""
-    every = max(1, dataset.n // LOOKED_AT) if isinstance(dataset, Mixture) else 1  # of all its parts
-    sizes = dataset.take(np.arange(0, dataset.n, every)[:LOOKED_AT], ["width", "height"])
+    parts = dataset.parts if isinstance(dataset, Mixture) else (dataset,)
+    looked_at = [np.arange(min(part.n, LOOKED_AT // len(parts))) for part in parts]
+    sizes = pa.concat_tables(part.take(ids, ["width", "height"]) for part, ids in zip(parts, looked_at, strict=True))
     return int(np.median(np.minimum(sizes["width"].to_numpy(), sizes["height"].to_numpy())))
 
 
@@ -44,13 +47,15 @@ def usual_image_size(dataset: Dataset) -> int:
     return min(LARGEST, max(SMALLEST, shorter_side(dataset) // SIDE_STEP * SIDE_STEP))
 
 
-def usual_batch_size(samples: int, unit: int = 1) -> int:
+def usual_batch_size(samples: int, shares: Sequence[int] = (1,)) -> int:
     """Return USUAL_BATCH_SIZE, or for few samples the largest power of two of which an epoch has four steps.
 
-    Never less than the order of samples takes. unit: what must divide it; the result is `unit` times a power of two.
+    shares: of a mixture's parts, in lowest terms; the result is their sum times a power of two. It is never less than
+    gives each part the samples that an order takes.
     """
-    usual = min(USUAL_BATCH_SIZE, max(MIN_ROWS_PER_STEP, 1 << max(1, samples // 4).bit_length() - 1))
-    return unit << max(0, (usual // unit).bit_length() - 1)
+    usual = min(USUAL_BATCH_SIZE, 1 << max(1, samples // 4).bit_length() - 1)
+    least = (-(-MIN_ROWS_PER_STEP // min(shares)) - 1).bit_length()  # exponent of the power of two
+    return sum(shares) << max(least, (usual // sum(shares)).bit_length() - 1)
 
 
 def refuse_unnamed_encoders(

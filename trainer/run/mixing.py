@@ -12,9 +12,10 @@ from ..errors import ConfigError
 from ..world import World
 
 
-def batch_unit(data: DataConfig) -> int:
-    """Return the smallest number of samples of which all parts can have their shares."""
-    return sum(data.shares) // math.gcd(*data.shares) if data.shares else 1
+def lowest_shares(data: DataConfig) -> list[int]:
+    """Return the parts' smallest whole numbers of samples in their shares; of one dataset [1]."""
+    shares = data.shares or (1,)
+    return [share // math.gcd(*shares) for share in shares]
 
 
 def mixed_order(config: TrainConfig, mixture: Mixture, rows: int, world: World) -> MixedOrder:
@@ -22,7 +23,7 @@ def mixed_order(config: TrainConfig, mixture: Mixture, rows: int, world: World) 
 
     Raises ConfigError unless batch size and number of ranks fit the shares, ValueError as `Order.create`.
     """
-    shares, unit = config.data.shares or (), batch_unit(config.data) * MIN_ROWS_PER_STEP
+    shares, unit = config.data.shares or (), sum(lowest_shares(config.data)) * MIN_ROWS_PER_STEP
     batches = [config.batch_size * share / sum(shares) for share in shares]
     if min(batches) < MIN_ROWS_PER_STEP or not all(map(float.is_integer, batches)):
         fits = max(unit * min(shares), config.batch_size // unit * unit)

@@ -98,10 +98,14 @@ def as_recorded(asked: TrainConfig, recorded: TrainConfig) -> TrainConfig:
         side: _encoder_as_recorded(getattr(asked.model, side), getattr(recorded.model, side))
         for side in ("image", "text")
     }
-    files = {name: as_recorded_file(getattr(asked.data, name), getattr(recorded.data, name)) for name in SELECTING}
+    data: dict[str, object] = {
+        name: as_recorded_file(getattr(asked.data, name), getattr(recorded.data, name)) for name in SELECTING
+    }
+    if update["image"] is not asked.model.image and asked.data.recipe == getattr(recorded.data.recipe, "name", ""):
+        data["recipe"] = recorded.data.recipe  # with the normalisation that the model brought
     changed: dict[str, object] = {
         "model": asked.model.model_copy(update=update),
-        "data": asked.data.model_copy(update=files),
+        "data": asked.data.model_copy(update=data),
     }
     if is_same_source(asked.init_from, recorded.init_from):
         changed["init_from"] = recorded.init_from

@@ -35,6 +35,7 @@ from ..metrics.step_clock import StepClock
 from ..metrics.trackers import Trackers, makers_of
 from ..objectives import Progress
 from ..objectives.base import WEIGHT
+from ..plugins import is_directory
 from ..precision import fast_kernels
 from ..run_directory import RunDirectory
 from ..world import ALONE, World, refuse_separate_directories
@@ -105,7 +106,12 @@ class Run:
             self._resources = opened.pop_all()
 
     def _created_encoders(self, *, pretrained: bool) -> Encoders:
-        config, tokenizer = self.config, self.dataset.index.tokenizer
+        config, tokenizer, text = self.config, self.dataset.index.tokenizer, self.config.model.text
+        reads_text = self.mode == "bimodal" and config.data.loader != "synthetic"
+        if pretrained and reads_text and is_directory(text.name) and text.config.get("pretrained", True):
+            from ..encoders.hf_directory import folder_of, refuse_other_tokenizer
+
+            refuse_other_tokenizer(folder_of(text.name), self.dataset.tokenizer_path)
         created = Encoders.create(
             config.model,
             self.mode,
@@ -162,7 +168,7 @@ class Run:
             run.metrics.begin(resuming=resume, exactly=True)
             run.warnings.begin(resuming=resume)
             trackers = None
-            if self._makers:
+            if self._makers and self.steps_done < self.total_steps:
                 trackers = Trackers(run, self._makers, self.config, self.dataset, keep_steps=self.steps_done)
                 opened.push(trackers.close)
             log = opened.enter_context(MetricsLog(run.metrics_file, trackers, keep_steps=self.steps_done))

@@ -30,7 +30,7 @@ IMAGE_MODELS, TEXT_MODELS = ("resnet", "vit"), ("distilbert", "clip_text_model")
 def save(folder, model_type, of=AutoModel, shard_size="1GB", **settings):
     """A model with random weights, saved as transformers saves it."""
     torch.manual_seed(5)
-    model = of.from_config(AutoConfig.for_model(model_type, **(MODELS[model_type] | settings))).eval()
+    model = of.from_config(AutoConfig.for_model(model_type, **(MODELS.get(model_type, {}) | settings))).eval()
     with quiet():
         model.save_pretrained(folder, max_shard_size=shard_size)
     return model
@@ -61,6 +61,34 @@ def test_a_text_encoder_begins_with_the_directorys_weights(model_type, tmp_path)
     states = model(input_ids=TOKENS, attention_mask=mask).last_hidden_state
     place = [3, 8] if model_type == "clip_text_model" else [0, 0]  # a causal tower has read all at the end
     assert torch.equal(backbone(TOKENS), states[[0, 1], place])
+
+
+@pytest.mark.parametrize("published", [{"rope_theta": 500.0}, {"rope_parameters": {"rope_theta": 500.0}}])
+def test_a_decoders_layers_and_positions_are_recorded(published, tmp_path):
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+             "num_key_value_heads": 2, "vocab_size": 60, "max_position_embeddings": 12}  # fmt: skip
+    model = save(tmp_path, "qwen2", **sizes, rope_theta=500.0)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    del stored["rope_parameters"]
+    (tmp_path / "config.json").write_text(json.dumps(stored | published))
+    config = of_directory("text", tmp_path)
+    assert config.text.config["layer_types"] == ["full_attention"]
+    backbone = create_encoder("text", config, TOKENIZER).eval().backbone
+    assert torch.equal(backbone(TOKENS[1:]), model(TOKENS[1:]).last_hidden_state[:, -1])
+
+
+@pytest.mark.parametrize("stored", [{"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, {"rope_scaling": 3}])
+def test_positions_that_settings_cannot_record_are_refused(stored, tmp_path):
+    save(tmp_path, "qwen2", hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=60)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"rope_parameters": None} | stored))
+    with pytest.raises(ConfigError, match=r"model.text.name = .*rope_parameters"):
+        of_directory("text", tmp_path)
+
+
+def test_a_model_whose_pictures_have_two_sides_takes_square_ones(tmp_path):
+    save(tmp_path, "hiera", image_size=[32, 32], embed_dim=8, depths=[1, 1, 1], num_heads=[1, 1, 1], num_query_pool=2)
+    assert create_encoder("image", of_directory("image", tmp_path), 32).backbone.width
 
 
 def test_the_backbone_of_a_classifier_is_taken_without_its_classifier(tmp_path):

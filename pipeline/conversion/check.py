@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from ...storage.files import sha256_of
-from ...storage.place import Place
+from ...storage.place import AnyPlace, Place
 from ..cores import cores
 from ..dataset import CAPTIONS, PLACE_IN_SHARD, Dataset, SamplesTable
 from ..dataset_index import INDEX_FILE, SHARD_FOLDER, TOKENIZER_FILE, ShardSuffix, TokenizerInfo
@@ -31,6 +32,8 @@ class Finding(NamedTuple):
 
 
 class _Opened(NamedTuple):
+    dataset: Dataset
+    first_id: int
     name: str
     shard: Shard
     records: NDArray[np.void]
@@ -42,16 +45,20 @@ class _Opened(NamedTuple):
 
 
 def check_dataset(
-    place: Place, *, workers: int | None = None, on_progress: Callable[[int], None] = lambda done: None
+    place: Place,
+    *,
+    tars: AnyPlace | None = None,
+    workers: int | None = None,
+    on_progress: Callable[[int], None] = lambda done: None,
 ) -> Iterator[Finding]:
     """Yield every problem of the dataset at `place` as it is found; none if it is sound.
 
     Compares dataset.json with its checksum, files with their sha256, rows with their checksums, tables with the rows,
     pictures with their height and width, and tokens with all captions encoded again; no source index may occur twice.
-    `workers` threads decode. Calls on_progress with the number of rows checked so far.
+    tars: as for Dataset. `workers` threads decode. Calls on_progress with the number of rows checked so far.
     Raises DatasetError if dataset.json is unusable or a shard's file is missing.
     """
-    dataset = Dataset(place)
+    dataset = Dataset(place, tars)
     tokenizer, findings = _open_tokenizer(dataset)
     yield from findings
     seen = np.zeros(0, np.int64)
@@ -72,11 +79,12 @@ def check_dataset(
                     seen = seen[:0]  # appended samples come from another listing
                 yield from _check_source_index(name, records["source_index"], seen)
                 seen = np.concatenate([seen, records["source_index"]])
-                opened = _Opened(name, shard, records, captions, dataset.index.tokenizer, tokenizer)
+                first_id, info = int(dataset.first_id[number]), dataset.index.tokenizer
+                opened = _Opened(dataset, first_id, name, shard, records, captions, info, tokenizer)
                 batches = [range(len(records))[at : at + ROWS_AT_ONCE] for at in range(0, len(records), ROWS_AT_ONCE)]
                 for rows, findings in zip(batches, threads.map(partial(_check_rows, opened), batches), strict=True):
                     yield from findings
-                    on_progress(int(dataset.first_id[number]) + rows.stop)
+                    on_progress(first_id + rows.stop)
 
 
 def _open_tokenizer(dataset: Dataset) -> tuple[Tokenizer | None, list[Finding]]:
@@ -135,7 +143,10 @@ def _check_source_index(name: str, source_index: NDArray[np.int64], seen: NDArra
 
 
 def _check_rows(opened: _Opened, rows: range) -> list[Finding]:
-    wrong = [(row, "picture", reason) for row in rows if (reason := _wrong_with_picture(opened, row))]
+    with ExitStack() as held:
+        with suppress(DatasetError):  # a damaged record, which is found below
+            held.enter_context(opened.dataset.files.hold(opened.first_id + np.array(rows)))
+        wrong = [(row, "picture", reason) for row in rows if (reason := _wrong_with_picture(opened, row))]
     if opened.vocabulary is not None:
         wrong += [(row, "tokens", reason) for row, reason in _wrong_with_tokens(opened, opened.vocabulary, rows)]
     return [Finding(kind, f"{opened.name}, row {row:,}", reason) for row, kind, reason in sorted(wrong)]
@@ -144,7 +155,7 @@ def _check_rows(opened: _Opened, rows: range) -> list[Finding]:
 def _wrong_with_picture(opened: _Opened, row: int) -> str:
     height, width = (int(opened.records[name][row]) for name in ("height", "width"))
     try:
-        jpeg = opened.shard.jpeg(row)
+        jpeg = opened.dataset.jpeg(opened.first_id + row)
     except DatasetError as error:
         return str(error)
     return "" if decodes(jpeg, height, width) else "it cannot be decoded completely"

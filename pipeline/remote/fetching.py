@@ -12,25 +12,39 @@ from typing import NamedTuple
 
 from ...storage.bucket import Address
 from ...storage.bucket_errors import ObjectStoreError
-from . import sparse
+from .pages import Pages
+from .plan import Ids
 
 SIDE_BY_SIDE = 16
 """Concurrent requests: at 20 ms each, small ranges arrive at 800 a second."""
 
 
+class CachedFile(NamedTuple):
+    """An object, and the file with the parts of it that are cached."""
+
+    address: Address
+    path: Path
+    size: int
+    version: str = ""
+    """Its ETag, if another object of this name is to be refused."""
+
+
 class Fetch(NamedTuple):
-    name: str
-    start: int
-    stop: int
+    """A request for neighbouring ranges of an object."""
+
+    file: CachedFile
+    starts: Ids
+    stops: Ids
+    """int64 [k] each, ascending."""
     arrived: Callable[[], None]
-    """Called when the cache's file has the range."""
+    """Called when the cache's file has the ranges."""
 
 
 class Fetcher:
-    """Threads that fetch into one folder. Raises the errors of `Address.read_range` and of the disk."""
+    """Threads that fetch. Raises the errors of `Address.read_range` and of the disk."""
 
-    def __init__(self, address: Address, folder: Path, name: str) -> None:
-        self._address, self._folder = address, folder
+    def __init__(self, pages: Pages, name: str) -> None:
+        self._pages = pages
         self._threads, self._ended = ThreadPoolExecutor(SIDE_BY_SIDE, f"thermopile-{name}"), Event()
 
     def fetch(self, jobs: Sequence[Fetch]) -> None:
@@ -56,14 +70,14 @@ class Fetcher:
             raise first
 
     def _fetch(self, job: Fetch, ended: Event) -> None:
-        address = self._address / job.name
-        data = address.read_range(job.start, job.stop - job.start, ended)
-        if len(data) != job.stop - job.start:
+        (address, path, size, version), start, stop = job.file, int(job.starts[0]), int(job.stops[-1])
+        data = address.read_range(start, stop - start, ended, version)
+        if len(data) != stop - start:
             raise ObjectStoreError(
-                f"{address} ends at byte {job.start + len(data):,}, before {job.stop:,}; it was "
+                f"{address} ends at byte {start + len(data):,}, before {stop:,}; it was "
                 "changed after the dataset was opened"
             )
-        sparse.write(self._folder / job.name, job.start, data)
+        self._pages.write(path, size, job.starts, job.stops, data)
         job.arrived()
 
     def close(self) -> None:

@@ -15,68 +15,47 @@ from numpy.typing import NDArray
 
 from ...storage.bucket import Address
 from ...storage.files import written_aside
-from ..dataset_files import Held
+from ..dataset_files import Held, LocalFiles, listed
 from ..dataset_index import SHARD_FOLDER, SHARD_SUFFIXES, DatasetIndex
-from ..errors import DatasetError
 from ..order import Order, Selected, Window
 from . import sparse
 from .blocks import Blocks
 from .cache_folder import CacheFolder
 from .plan import Ids
 from .read_ahead import ReadAhead
-from .samples import CachedSamples
+from .samples import TARS, CachedSamples
 from .schedule import Schedule
 
 if TYPE_CHECKING:
     from ..shard import Shard
+    from ..tar_files import TarFiles
 
 _MAX_SCHEDULED = 1 << 17
-_MAX_OTHERS = 10_000
-"""Limit of foreign objects in the shards' folder, against an endless listing."""
 
 
-class RemoteFiles:
-    """A dataset's files at an address, in this object's own cache folder, which is removed with it.
+class _Cached:
+    """What both kinds of files share: samples in this object's own cache folder, which is removed with it.
 
     Nothing outlives the process: it reads only bytes that it fetched itself. Thread-safe.
     """
 
-    def __init__(self, address: Address, index: DatasetIndex, open_shard: Callable[[int], Shard]) -> None:
-        """open_shard: returns a shard whose files this object has created. Raises OSError, DatasetError."""
-        self._address, self._index, self._whole = address, index, threading.Lock()
-        shards = address / SHARD_FOLDER
-        sizes = _sizes(shards, index)
-        self.samples = CachedSamples(shards, lambda: self.folder / SHARD_FOLDER, index, sizes, open_shard)
-        self._ahead: ReadAhead | None = None
+    samples: CachedSamples
+    _ahead: ReadAhead | None = None
+
+    def __init__(self) -> None:
+        self._whole = threading.Lock()
 
     @cached_property
-    def folder(self) -> Path:
+    def cache(self) -> Path:
         with self._whole:
-            if (made := self.__dict__.get("folder")) is not None:  # another thread made it meanwhile
+            if (made := self.__dict__.get("cache")) is not None:  # another thread made it meanwhile
                 return Path(made)
             folder = CacheFolder()
             weakref.finalize(self, folder.remove)
             (folder.path / SHARD_FOLDER).mkdir()
+            (folder.path / TARS).mkdir()
             sparse.refuse_if_whole(folder.path)
             return folder.path
-
-    def names(self) -> Iterable[str]:
-        return self.samples.sizes
-
-    def whole(self, name: str) -> Path:
-        """Return the path of a small file or a table, fetched whole on first use. Raises OSError."""
-        path = self.folder / name
-        with self._whole:
-            if not path.exists():
-                with written_aside(path) as file, self.samples.clock.waiting():
-                    (self._address / name).download(file)
-        return path
-
-    def prepare(self, shard: int) -> None:
-        self.samples.prepare(shard)
-
-    def bring_records(self, shard: int) -> None:
-        self.samples.bring_records(shard)
 
     def hold(self, ids: Ids) -> Held:
         return self.samples.hold(ids)
@@ -104,8 +83,59 @@ class RemoteFiles:
         return self.samples.clock.seconds()
 
     def beton_bytes(self) -> NDArray[np.int64] | None:
-        names = (self._index.shard_name(shard, "beton") for shard in range(len(self._index.first_id) - 1))
-        return np.array([self.samples.sizes[name] for name in names], np.int64)
+        return self.samples.shard_bytes()
+
+
+class RemoteTars(_Cached, LocalFiles):
+    """A dataset's files on disk, whose tars are at an address."""
+
+    def __init__(self, folder: Path, index: DatasetIndex, tars: TarFiles, open_shard: Callable[[int], Shard]) -> None:
+        _Cached.__init__(self)
+        LocalFiles.__init__(self, folder)
+        self.samples = CachedSamples(None, tars, lambda: self.cache, index, {}, open_shard)
+
+    def tar(self, number: int) -> Path:
+        return self.samples.tar(number).path
+
+
+class RemoteFiles(_Cached):
+    """A dataset's files at an address; if it is in place, its tars are there or on disk."""
+
+    def __init__(
+        self, address: Address, index: DatasetIndex, tars: TarFiles | None, open_shard: Callable[[int], Shard]
+    ) -> None:
+        """open_shard: returns a shard whose files this object has created. Raises OSError, DatasetError."""
+        super().__init__()
+        self._address, self._index, self._tars = address, index, tars
+        shards, fetched = address / SHARD_FOLDER, tars if tars and tars.root.is_remote else None
+        sizes = {name: size for name, (size, _) in listed(shards, {*index.shard_files()}).items()}
+        self.samples = CachedSamples(shards, fetched, lambda: self.cache, index, sizes, open_shard)
+
+    def tar(self, number: int) -> Path:
+        assert self._tars is not None
+        return self.samples.tar(number).path if self._tars.root.is_remote else self._tars.path(number)
+
+    @property
+    def folder(self) -> Path:
+        return self.cache
+
+    def names(self) -> Iterable[str]:
+        return self.samples.sizes
+
+    def whole(self, name: str) -> Path:
+        """Return the path of a small file or a table, fetched whole on first use. Raises OSError."""
+        path = self.folder / name
+        with self._whole:
+            if not path.exists():
+                with written_aside(path) as file, self.samples.clock.waiting():
+                    (self._address / name).download(file)
+        return path
+
+    def prepare(self, shard: int) -> None:
+        self.samples.prepare(shard)
+
+    def bring_records(self, shard: int) -> None:
+        self.samples.bring_records(shard)
 
     @contextmanager
     def whole_shard(self, shard: int) -> Iterator[None]:
@@ -121,19 +151,3 @@ class RemoteFiles:
         finally:
             self.samples.drop_all(shard)
             table_file.unlink()
-
-
-def _sizes(folder: Address, index: DatasetIndex) -> dict[str, int]:
-    """Return the sizes of the existing shard files, by name. Raises DatasetError for too many other objects."""
-    expected = set(index.shard_files())
-    found, others = dict[str, int](), 0
-    for name, size in folder.objects():
-        if name in expected:
-            found[name] = size
-            continue
-        others += 1
-        if others > _MAX_OTHERS:
-            raise DatasetError(
-                f"{folder} holds more than {_MAX_OTHERS:,} objects that are no files of the dataset; delete them"
-            )
-    return found

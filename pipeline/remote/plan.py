@@ -14,8 +14,9 @@ PAGE = 4096
 """Allocation unit of a file system, in bytes."""
 RECORDS_PER_PAGE = PAGE // RECORD.itemsize
 """A .rows file has a header as long as a record, so record r is the (r + 1)-th unit of this size."""
-MAX_GAP = PAGE
-"""Maximum gap in bytes between two samples that one request fetches together."""
+MAX_GAP, MAX_TAR_GAP = PAGE, 64 << 10
+"""Maximum gap in bytes between two samples that one request fetches together: in a .beton, and in a tar, which has its
+other members between them."""
 
 Ids = NDArray[np.int64]
 
@@ -35,29 +36,28 @@ def pages_of_rows(rows: Ids) -> Ids:
     return np.unique(np.append((rows + 1) // RECORDS_PER_PAGE, 0))
 
 
-def spans_of(records: NDArray[np.void], tokens_bytes: int) -> tuple[Ids, Ids, int]:
+def spans_of(records: NDArray[np.void], tars: Ids, tokens_bytes: int) -> tuple[Ids, Ids, int]:
     """Return the starts and ends of RECORD [k]'s bytes in the .beton, int64 [k] both, and the first impossible record.
 
-    tokens_bytes: of one caption. The third number is k if all records are possible: a sample's picture and tokens lie
-    in one page of the .beton, so that a sample cannot make the cache fetch more.
+    tars: -1 if the picture is in the .beton. tokens_bytes: of one caption. The third number is k if all records are
+    possible: a sample's picture and tokens lie in one page of the .beton, so that a sample cannot make the cache fetch
+    more. A sample with nothing there ends where it starts.
     """
-    jpeg_at, jpeg_end = (
-        records["jpeg_at"].astype(np.int64),
-        (records["jpeg_at"] + records["jpeg_bytes"]).astype(np.int64),
-    )
-    starts, stops = jpeg_at, jpeg_end
+    tokens_at = records["tokens_at"].astype(np.int64)
+    tokens_end = tokens_at + records["captions"].astype(np.int64) * tokens_bytes
+    jpeg_at = records["jpeg_at"].astype(np.int64)
+    jpeg_end = jpeg_at + records["jpeg_bytes"]
+    starts, stops = np.where(tars < 0, jpeg_at, tokens_at), np.where(tars < 0, jpeg_end, tokens_end)
     if tokens_bytes:
-        tokens_at = records["tokens_at"].astype(np.int64)
-        tokens_end = tokens_at + records["captions"].astype(np.int64) * tokens_bytes
-        starts, stops = np.minimum(jpeg_at, tokens_at), np.maximum(jpeg_end, tokens_end)
+        starts, stops = np.minimum(starts, tokens_at), np.maximum(stops, tokens_end)
     too_long = stops - starts > MAX_BYTES
     return starts, stops, int(np.argmax(too_long)) if too_long.any() else len(records)
 
 
-def requests(starts: Ids, stops: Ids, *, max_gap: int, max_bytes: int) -> list[Request]:
+def requests(starts: Ids, stops: Ids, *, max_gap: int | Ids, max_bytes: int) -> list[Request]:
     """Return ranges that cover all of these spans, int64 [k] each; neighbours share ranges of at most `max_bytes`.
 
-    Spans that are not ascending, which only a hostile file has, get a request each.
+    max_gap: in bytes, or int64 [k - 1] of them. Spans that are not ascending, which only a hostile file has, get a request each.
     """
     if not len(starts):
         return []
@@ -77,20 +77,13 @@ def _runs(apart: NDArray[np.bool_], count: int) -> list[tuple[int, int]]:
     return list(pairwise(cuts))
 
 
-def pages_within(start: int, stop: int, before: int, after: int) -> tuple[int, int]:
-    """Return the range of whole pages, in bytes, that only the span start … stop uses.
-
-    before: end of the last sample before the span, or 0; after: start of the first sample after it, or a number above
-    all. Pages shared with these samples are left out.
-    """
-    low, high = start // PAGE * PAGE, -(-stop // PAGE) * PAGE
-    if before > low:
-        low = -(-before // PAGE) * PAGE
-    if after < high:
-        high = after // PAGE * PAGE
-    return low, max(low, high)
+def pages_of(starts: Ids, stops: Ids) -> Ids:
+    """Return the pages that spans use, int64 [any], those of several spans repeatedly."""
+    first = starts // PAGE
+    counts = np.where(stops > starts, -(-stops // PAGE) - first, 0)
+    return np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
 
 
 def on_disk(starts: Ids, stops: Ids) -> int:
-    """Return an upper bound on the bytes that spans take on disk, each by itself."""
-    return int(((-(-stops // PAGE) - starts // PAGE) * PAGE).sum())
+    """Return the bytes that spans take on disk."""
+    return PAGE * len(np.unique(pages_of(starts, stops)))

@@ -11,14 +11,16 @@ from numpy.typing import NDArray
 
 from .plan import RECORDS_PER_PAGE, Ids
 
-Kind = Literal["pages", "samples"]
+Kind = Literal["pages", "samples", "pictures"]
+"""Pages of records; what samples have in the .beton; pictures that they have in tars."""
 States = NDArray[np.uint8]
 
-ABSENT, COMING, HERE = range(3)
+ABSENT, COMING, HERE, WHOLE = range(4)
+"""WHOLE: here with all of its file, which is kept."""
 
 
 class Places(NamedTuple):
-    """Some pages of a shard's records, or some of its samples, by number."""
+    """Some pages of a shard's records, or parts of its samples, by number."""
 
     shard: int
     kind: Kind
@@ -41,19 +43,19 @@ class Presence:
         """Return the states, uint8 [pages or rows], which the caller may change under the lock."""
         if (states := self._states.get((shard, kind))) is None:
             rows = self._rows_of(shard)
-            count = rows if kind == "samples" else rows // RECORDS_PER_PAGE + 1
+            count = rows // RECORDS_PER_PAGE + 1 if kind == "pages" else rows
             states = self._states[shard, kind] = np.zeros(count, np.uint8)
         return states
 
-    def forget_if_empty(self, shard: int) -> None:
-        """Release the memory of a shard's samples if none is cached."""
-        if not self.of(shard, "samples").any():
-            del self._states[shard, "samples"]
+    def forget_if_empty(self, shard: int, kind: Kind) -> None:
+        """Release the memory of states if nothing is cached."""
+        if not self.of(shard, kind).any():
+            del self._states[shard, kind]
 
     def are_here(self, wanted: Sequence[Places]) -> bool:
         """Return whether all of these are cached."""
         with self.changed:
-            return all((self.of(shard, kind)[numbers] == HERE).all() for shard, kind, numbers in wanted)
+            return all((self.of(shard, kind)[numbers] >= HERE).all() for shard, kind, numbers in wanted)
 
     def claim(self, wanted: Sequence[Places], check: Callable[[], None], *, wait: bool = True) -> list[Places]:
         """Return the places that the caller must fetch, now marked COMING; none once all are cached.

@@ -28,7 +28,7 @@ class ReadAhead:
         self._samples, self._schedule, self._closed = samples, schedule, False
         self._lots, self._turn = 0, 1
         self._fetcher = samples.new_fetcher()
-        self._bytes_a_row = max(1, sum(samples.sizes.values()) // int(samples.blocks.starts[-1]))
+        self._bytes_a_row = max(1, int(samples.shard_bytes().sum()) // int(samples.blocks.starts[-1]))
         self._lot_bytes = max(1, min(LOT_BYTES, samples.room.limit // 16))
         for number in range(THREADS):
             threading.Thread(target=self._run, name=f"thermopile-read-ahead-{number}", daemon=True).start()

@@ -1,4 +1,4 @@
-"""The samples of a dataset in an object store, in a cache that fills on demand."""
+"""The samples of a dataset in an object store, or their pictures, in a cache that fills on demand."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ import numpy as np
 
 from ...storage.bucket import Address
 from ..dataset_files import Held
-from ..dataset_index import DatasetIndex, ShardSuffix
+from ..dataset_index import SHARD_FOLDER, DatasetIndex, ShardSuffix
 from ..errors import DatasetError
+from ..tar_files import TarFiles
 from . import sparse
 from .blocks import Blocks
-from .fetching import Fetch, Fetcher, WaitClock
-from .plan import MAX_GAP, PAGE, Ids, on_disk, pages_of_rows, pages_within, requests, spans_of
-from .presence import ABSENT, HERE, Places, Presence
+from .fetching import CachedFile, Fetch, Fetcher, WaitClock
+from .pages import Pages
+from .plan import MAX_GAP, MAX_TAR_GAP, PAGE, Ids, on_disk, pages_of_rows, requests, spans_of
+from .presence import ABSENT, HERE, WHOLE, Kind, Places, Presence
 from .room import Room
 from .schedule import Schedule
 
@@ -28,8 +30,11 @@ if TYPE_CHECKING:
 DEFAULT_BYTES = 1 << 30
 """Disk space for samples read without an order; samples in use at once may take more."""
 REQUEST_BYTES = 8 << 20
-_NEAR = 64
-"""Rows next to a block that may share a page with it: a picture has more than 64 bytes."""
+TARS = "tars"
+"""Folder of the cache."""
+_OFFSET_BITS = 44
+"""Bits of an offset in an object, which has at most 5 TB; a position, in any object, has the file's number before."""
+_OFFSET = (1 << _OFFSET_BITS) - 1
 
 
 class CachedSamples:
@@ -37,21 +42,26 @@ class CachedSamples:
 
     def __init__(
         self,
-        address: Address,
+        shards: Address | None,
+        tars: TarFiles | None,
         folder: Callable[[], Path],
         index: DatasetIndex,
         sizes: Mapping[str, int],
         open_shard: Callable[[int], Shard],
     ) -> None:
-        """address, folder: of the shards' files, named in `sizes` with their bytes; the folder is made when needed.
+        """shards: address of the files named in `sizes` with their bytes; None, and no sizes, if they are on disk.
 
+        tars: None if they are on disk, or there are none. folder: the cache's, which is made when needed.
         open_shard: returns a shard whose files exist.
         """
-        self.address, self.sizes = address, sizes
+        self._shards, self._tars, self.sizes = shards, tars, sizes
         self._folder, self._index, self._open_shard = folder, index, open_shard
+        fetched: dict[Kind, object] = {"samples": shards, "pictures": tars}
+        self._kinds = [kind for kind, place in fetched.items() if place is not None]
         self.first_id = np.array(index.first_id, np.int64)
         self.clock = WaitClock()
         self.lock = RLock()
+        self.pages = Pages(self.lock)
         self.presence = Presence(self.lock, self._rows_of)
         self.blocks = Blocks.without_order(index.n)
         self.room = Room(self.lock, DEFAULT_BYTES, self._drop)
@@ -60,11 +70,11 @@ class CachedSamples:
 
     @cached_property
     def _fetcher(self) -> Fetcher:
-        return Fetcher(self.address, self._folder(), "fetch")
+        return Fetcher(self.pages, "fetch")
 
     def new_fetcher(self) -> Fetcher:
         """Return separate threads for a caller, so that nobody queues behind it."""
-        return Fetcher(self.address, self._folder(), "read-ahead")
+        return Fetcher(self.pages, "read-ahead")
 
     def follow(self, blocks: Blocks, limit: int, schedule: Schedule) -> None:
         """From now on, keep these blocks within `limit` bytes, and drop first the block that the schedule needs last.
@@ -97,13 +107,19 @@ class CachedSamples:
     def bring_records(self, shard: int) -> None:
         self._bring_records([(shard, np.arange(self._rows_of(shard)))])
 
+    def shard_bytes(self) -> Ids:
+        """Return the bytes of each shard's samples, int64 [shards]; in tars, a mean share and a page for each sample."""
+        rows, size = np.diff(self.first_id), np.zeros(len(self.first_id) - 1, np.int64)
+        if self._shards is not None:
+            size += [self.sizes[self._index.shard_name(shard, "beton")] for shard in range(len(rows))]
+        return size + rows * (sum(self._tars.sizes) // self._index.n + PAGE) if self._tars else size
+
     def bring_ahead(self, ids: Ids, fetcher: Fetcher) -> None:
         """Fetch samples for which the caller has taken room, except samples that others are fetching.
 
         The others may be waiting for the caller's room.
         """
-        wanted = [Places(shard, "samples", rows) for shard, rows in self._by_shard(ids)]
-        claimed = self.presence.claim(wanted, self._refuse_if_ended, wait=False)
+        claimed = self.presence.claim(self._parts_of(self._by_shard(ids)), self._refuse_if_ended, wait=False)
         self._fetch(claimed, self._sample_jobs, fetcher)
 
     def bring_records_ahead(self, ids: Ids, first_step: int, fetcher: Fetcher, check: Callable[[], None]) -> None:
@@ -120,13 +136,8 @@ class CachedSamples:
 
         Raises DatasetError for a damaged record.
         """
-        size = 0
-        for shard, rows in self._by_shard(ids):
-            ranges = requests(
-                *self._spans(shard, rows), max_gap=MAX_GAP, max_bytes=self.sizes[self._index.shard_name(shard, "beton")]
-            )
-            size += on_disk(np.array([each.start for each in ranges]), np.array([each.stop for each in ranges]))
-        return size
+        spans = [self._spans(places) for places in self._parts_of(self._by_shard(ids))]
+        return on_disk(*map(np.concatenate, zip(*spans, strict=True)))
 
     def notify_all(self) -> None:
         """Wake all callers who wait for samples or for room."""
@@ -146,7 +157,7 @@ class CachedSamples:
         ]
 
     def _bring(self, by_shard: list[tuple[int, Ids]]) -> None:
-        samples = [Places(shard, "samples", rows) for shard, rows in by_shard]
+        samples = self._parts_of(by_shard)
         if self.presence.are_here(samples):
             return
         with self.clock.waiting():
@@ -159,9 +170,12 @@ class CachedSamples:
             self._complete(pages, partial(self._page_jobs, charged=True))
 
     def _pages_of(self, by_shard: list[tuple[int, Ids]]) -> list[Places]:
-        return [Places(shard, "pages", pages_of_rows(rows)) for shard, rows in by_shard]
+        return [Places(shard, "pages", pages_of_rows(rows)) for shard, rows in by_shard if self._shards is not None]
 
-    def _complete(self, wanted: list[Places], jobs_of: Callable[[Places], Iterable[Fetch]]) -> None:
+    def _parts_of(self, by_shard: list[tuple[int, Ids]]) -> list[Places]:
+        return [Places(shard, kind, rows) for shard, rows in by_shard for kind in self._kinds]
+
+    def _complete(self, wanted: list[Places], jobs_of: Callable[[list[Places]], Iterable[Fetch]]) -> None:
         """Fetch missing places, and wait for places that others are fetching."""
         while claimed := self.presence.claim(wanted, self._refuse_if_ended):
             self._fetch(claimed, jobs_of, self._fetcher)
@@ -176,89 +190,111 @@ class CachedSamples:
                 self.room.changed.wait()
             return claimed
 
-    def _fetch(self, claimed: list[Places], jobs_of: Callable[[Places], Iterable[Fetch]], fetcher: Fetcher) -> None:
+    def _fetch(
+        self, claimed: list[Places], jobs_of: Callable[[list[Places]], Iterable[Fetch]], fetcher: Fetcher
+    ) -> None:
         try:
-            fetcher.fetch([job for places in claimed for job in jobs_of(places)])
+            fetcher.fetch([*jobs_of(claimed)] if claimed else [])
         finally:
             self.presence.failed(claimed)
 
-    def _page_jobs(self, places: Places, *, charged: bool) -> Iterator[Fetch]:
-        for suffix in ("beton", "rows"):
-            sparse.create(self._path(places.shard, suffix), self.sizes[self._index.shard_name(places.shard, suffix)])
-        if charged:
-            self.room.take(None, PAGE * len(places.numbers))
-        name = self._index.shard_name(places.shard, "rows")
-        starts = places.numbers * PAGE
-        yield from self._jobs(name, places, starts, np.minimum(starts + PAGE, self.sizes[name]), max_gap=0)
+    def _page_jobs(self, claimed: list[Places], *, charged: bool) -> Iterator[Fetch]:
+        for places in claimed:
+            file = self._shard_file(places.shard, "rows")
+            for each in (self._shard_file(places.shard, "beton"), file):
+                sparse.create(each.path, each.size)
+            if charged:
+                self.room.take(None, PAGE * len(places.numbers))
+            starts = places.numbers * PAGE
+            stops = np.minimum(starts + PAGE, file.size)
+            for _, _, first, last in requests(starts, stops, max_gap=0, max_bytes=REQUEST_BYTES):
+                arrived = partial(self.presence.arrived, places._replace(numbers=places.numbers[first:last]))
+                yield Fetch(file, starts[first:last], stops[first:last], arrived)
 
-    def _sample_jobs(self, places: Places) -> Iterator[Fetch]:
-        shard, rows = places.shard, places.numbers
-        starts, stops = self._spans(shard, rows)
-        blocks = self.blocks.of_ids(self.first_id[shard] + rows)
-        for part in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(blocks)) + 1):
-            found = list(
-                self._jobs(
-                    self._index.shard_name(shard, "beton"),
-                    places._replace(numbers=rows[part]),
-                    starts[part],
-                    stops[part],
-                    max_gap=MAX_GAP,
-                )
-            )
-            ranges = np.array([(job.start, job.stop) for job in found])
-            self.room.take(int(blocks[part[0]]), on_disk(ranges[:, 0], ranges[:, 1]))
-            yield from found
+    def _sample_jobs(self, claimed: list[Places]) -> Iterator[Fetch]:
+        """Yield requests for parts of samples, of any shards, by their places in their files."""
+        spans = [self._spans(places) for places in claimed]
+        for places, span in zip(claimed, spans, strict=True):
+            self._take_room(places, *span)
+        owners = np.repeat(np.arange(len(claimed)), [len(places.numbers) for places in claimed])
+        numbers = np.concatenate([places.numbers for places in claimed])
+        starts, stops = map(np.concatenate, zip(*spans, strict=True))
 
-    def _jobs(self, name: str, places: Places, starts: Ids, stops: Ids, max_gap: int) -> Iterator[Fetch]:
-        for start, stop, first, last in requests(starts, stops, max_gap=max_gap, max_bytes=REQUEST_BYTES):
-            arrived = places._replace(numbers=places.numbers[first:last])
-            yield Fetch(name, start, stop, partial(self.presence.arrived, arrived))
+        def arrived(parts: Ids) -> None:
+            for owner in np.unique(owners[parts]).tolist():
+                of_owner = numbers[parts[owners[parts] == owner]]
+                self.presence.arrived(claimed[owner]._replace(numbers=of_owner))
 
-    def _spans(self, shard: int, rows: Ids) -> tuple[Ids, Ids]:
+        arrived(np.flatnonzero(starts == stops))
+        order = np.argsort(starts, kind="stable")
+        order = order[stops[order] > starts[order]]
+        gaps = np.where(starts[order][1:] < 0, MAX_GAP, MAX_TAR_GAP)
+        for start, _, first, last in requests(starts[order], stops[order], max_gap=gaps, max_bytes=REQUEST_BYTES):
+            file, parts = self._file(start >> _OFFSET_BITS), order[first:last]
+            sparse.create(file.path, file.size)
+            yield Fetch(file, starts[parts] & _OFFSET, stops[parts] & _OFFSET, partial(arrived, parts))
+
+    def _take_room(self, places: Places, starts: Ids, stops: Ids) -> None:
+        blocks = self.blocks.of_ids(self.first_id[places.shard] + places.numbers)
+        for part in np.split(np.arange(len(blocks)), np.flatnonzero(np.diff(blocks)) + 1):
+            self.room.take(int(blocks[part[0]]), on_disk(starts[part], stops[part]))
+
+    def _spans(self, places: Places) -> tuple[Ids, Ids]:
+        """Return first and last position, exclusive, of parts of samples, int64 [k] each; see `_file`."""
+        shard, kind, rows = places
         opened, info = self._open_shard(shard), self._index.tokenizer
-        starts, stops, possible = spans_of(opened.records(rows), 4 * info.context_length if info else 0)
+        records, tars = opened.resolved(rows)
+        if kind == "pictures":
+            starts = (tars << _OFFSET_BITS) + records["jpeg_at"].astype(np.int64)
+            return starts, starts + np.where(tars < 0, 0, records["jpeg_bytes"])
+        starts, stops, possible = spans_of(records, tars, 4 * info.context_length if info else 0)
         if possible < len(rows):
             raise opened.damaged(int(rows[possible]), "has a picture and tokens too far apart")
-        return starts, stops
+        return starts + (~shard << _OFFSET_BITS), stops + (~shard << _OFFSET_BITS)
+
+    def _file(self, number: int) -> CachedFile:
+        """Return a tar by its number, or the .beton of shard ~number."""
+        return self.tar(number) if number >= 0 else self._shard_file(~number, "beton")
+
+    def tar(self, number: int) -> CachedFile:
+        assert self._tars is not None and isinstance(self._tars.root, Address)
+        address = self._tars.root / self._tars.names[number]
+        path = self._folder() / TARS / f"{number}.tar"
+        return CachedFile(address, path, self._tars.sizes[number], self._tars.versions[number])
+
+    def _shard_file(self, shard: int, suffix: ShardSuffix) -> CachedFile:
+        assert self._shards is not None
+        name = self._index.shard_name(shard, suffix)
+        return CachedFile(self._shards / name, self._folder() / SHARD_FOLDER / name, self.sizes[name])
 
     def all_came(self, shard: int) -> None:
         """Record that every byte of a shard's files is cached."""
         with self.lock:
-            self.presence.of(shard, "samples")[:] = self.presence.of(shard, "pages")[:] = HERE
+            self.presence.of(shard, "samples")[:] = self.presence.of(shard, "pages")[:] = WHOLE
 
     def drop_all(self, shard: int) -> None:
         """Free a shard's samples, none of which may be in use."""
-        path = self._path(shard, "beton")
+        file = self._shard_file(shard, "beton")
         with self.lock:
             self.presence.of(shard, "samples")[:] = ABSENT
-            self.presence.forget_if_empty(shard)
-            sparse.drop(path, 0, -(-self.sizes[path.name] // PAGE) * PAGE)
+            self.presence.forget_if_empty(shard, "samples")
+            self.pages.forget(file.path, file.size)
 
     def _drop(self, block: int) -> None:
         """Free a block's pages, except pages shared with a sample of another block. Called under the lock."""
         low, high = self.blocks.starts[block : block + 2].tolist()
-        for shard in range(*(np.searchsorted(self.first_id, [low, high - 1], side="right") - [1, 0]).tolist()):
-            first = max(0, low - int(self.first_id[shard]))
-            last = min(high, int(self.first_id[shard + 1])) - int(self.first_id[shard])
-            states = self.presence.of(shard, "samples")
-            if not len(here := first + np.flatnonzero(states[first:last])):
+        for places in self._parts_of(self._by_shard(np.arange(low, high))):
+            shard, kind, rows = places
+            states = self.presence.of(shard, kind)
+            if not len(here := rows[states[rows] == HERE]):
                 continue
-            near = max(0, first - _NEAR)
-            before, after = (
-                near + np.flatnonzero(states[near:first]),
-                last + np.flatnonzero(states[last : last + _NEAR]),
-            )
-            starts, stops = self._spans(shard, np.concatenate([before, here, after]))
-            ours = slice(len(before), len(before) + len(here))
-            end_before = int(stops[: ours.start].max(initial=0))
-            start_after = int(starts[ours.stop :].min(initial=1 << 62))
-            span = int(starts[ours].min()), int(stops[ours].max())
-            sparse.drop(self._path(shard, "beton"), *pages_within(*span, end_before, start_after))
-            states[first:last] = ABSENT
-            self.presence.forget_if_empty(shard)
-
-    def _path(self, shard: int, suffix: ShardSuffix) -> Path:
-        return self._folder() / self._index.shard_name(shard, suffix)
+            starts, stops = self._spans(places._replace(numbers=here))
+            files = starts >> _OFFSET_BITS
+            for number in np.unique(files[stops > starts]).tolist():
+                of_file = files == number
+                self.pages.free(self._file(number).path, starts[of_file] & _OFFSET, stops[of_file] & _OFFSET)
+            states[here] = ABSENT
+            self.presence.forget_if_empty(shard, kind)
 
     def _rows_of(self, shard: int) -> int:
         return int(self.first_id[shard + 1] - self.first_id[shard])

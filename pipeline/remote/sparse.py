@@ -5,7 +5,11 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+from itertools import pairwise
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...storage.files import open_own
 
@@ -22,13 +26,18 @@ def create(path: Path, size: int) -> None:
         os.close(descriptor)
 
 
-def write(path: Path, start: int, data: bytes) -> None:
-    """Write a part of the file. Raises OSError, naming the cache's folder, if there is no space."""
-    descriptor = open_own(path, os.O_WRONLY)
+def write(path: Path, starts: NDArray[np.int64], stops: NDArray[np.int64], data: bytes) -> None:
+    """Write parts of the file, ascending, int64 [k] each; data begins with the first and has the gaps between them.
+
+    Raises OSError, naming the cache's folder, if there is no space.
+    """
+    descriptor, first, view = open_own(path, os.O_WRONLY), int(starts[0]), memoryview(data)
+    runs = pairwise([0, *(np.flatnonzero(starts[1:] > stops[:-1]) + 1).tolist(), len(starts)])
     try:
-        while data:
-            written = os.pwrite(descriptor, data, start)
-            data, start = data[written:], start + written
+        for low, high in runs:
+            at, stop = int(starts[low]), int(stops[high - 1])
+            while at < stop:
+                at += os.pwrite(descriptor, view[at - first : stop - first], at)
     except OSError as error:
         raise OSError(
             error.errno,

@@ -93,7 +93,7 @@ class Run:
         self.total_steps = config.total_steps(self.order.steps_per_epoch)
         self.steps_done = self._refused_rows = self._refused_before = 0
         self._pieces = pieces_per_step(config, world)
-        self._clock = StepClock(self.device, fetches=self.dataset.is_remote)
+        self._clock = StepClock(self.device, fetches=self.dataset.fetches)
         self._pace = Pace(CudaDevice(self.device)) if self.device.type == "cuda" else None
         self.objective.communicating = partial(self._clock.computing, "communication")
         self._parts: dict[str, Stateful] = {"encoders": self.encoders, "objective": self.objective}
@@ -329,7 +329,7 @@ class Run:
             fetched_before = self.dataset.files.seconds_waited()
             with self._clock.waiting("data_wait"):
                 piece = next(pieces, None)
-            if self.dataset.is_remote:
+            if self.dataset.fetches:
                 self._clock.reassign("data_wait", "fetch_wait", self.dataset.files.seconds_waited() - fetched_before)
             if piece is None:
                 return

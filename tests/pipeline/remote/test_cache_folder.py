@@ -5,6 +5,7 @@ import secrets
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from thermopile.pipeline.remote import sparse
@@ -73,7 +74,7 @@ def test_the_usual_place_is_the_users_cache(monkeypatch):
 def test_a_sparse_file_takes_only_what_was_written_and_not_dropped(tmp_path):
     path = tmp_path / "file"
     sparse.create(path, 1 << 30)
-    sparse.write(path, 1 << 20, b"x" * 65536)
+    sparse.write(path, np.array([1 << 20]), np.array([(1 << 20) + 65536]), b"x" * 65536)
     assert (path.stat().st_size, path.stat().st_blocks * 512) == (1 << 30, 65536)
     sparse.drop(path, 1 << 20, (1 << 20) + 61440)
     assert path.stat().st_blocks * 512 == 4096
@@ -88,4 +89,4 @@ def test_a_write_for_which_there_is_no_space_names_the_file_and_the_setting(tmp_
         file_size_limit(4096),
         pytest.raises(OSError, match=rf"{path} cannot be written: File too large\. Set THERMOPILE_CACHE to a"),
     ):
-        sparse.write(path, 8192, b"x")
+        sparse.write(path, np.array([8192]), np.array([8193]), b"x")

@@ -1,11 +1,10 @@
 """Which ranges hold which samples: neighbours together, nothing twice, and no page lost that another sample uses."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thermopile.pipeline.remote.plan import PAGE, on_disk, pages_of_rows, pages_within, requests, spans_of
+from thermopile.pipeline.remote.plan import PAGE, on_disk, pages_of, pages_of_rows, requests, spans_of
 from thermopile.pipeline.row_records import MAX_BYTES, RECORD
 
 
@@ -49,14 +48,23 @@ def test_a_sample_reaches_from_its_picture_to_the_last_of_its_tokens():
     records = np.zeros(2, RECORD)
     records["jpeg_at"], records["jpeg_bytes"] = [1000, 5000], [100, 100]
     records["tokens_at"], records["captions"] = [1100, 4800], [3, 1]
-    starts, stops, possible = spans_of(records, 128)
+    starts, stops, possible = spans_of(records, np.full(2, -1), 128)
     assert (starts.tolist(), stops.tolist(), possible) == ([1000, 4800], [1484, 5100], 2)
+
+
+def test_of_a_sample_whose_picture_is_in_a_tar_only_the_tokens_are_in_the_shard():
+    records = np.zeros(1, RECORD)
+    records["jpeg_at"], records["jpeg_bytes"], records["tokens_at"], records["captions"] = 1 << 40, 100, 700, 2
+    assert [each.tolist() for each in spans_of(records, np.array([3]), 128)[:2]] == [[700], [956]]
+    records["captions"] = 0
+    starts, stops, _ = spans_of(records, np.array([3]), 0)
+    assert (starts == stops).all()
 
 
 def test_a_record_whose_tokens_are_far_from_its_picture_is_impossible():
     records = np.zeros(2, RECORD)
     records["jpeg_bytes"], records["captions"], records["tokens_at"] = 100, 1, [100, 2 * MAX_BYTES]
-    assert spans_of(records, 128)[2] == 1
+    assert spans_of(records, np.full(2, -1), 128)[2] == 1
 
 
 def test_records_are_in_the_pages_of_their_rows_and_the_header_in_the_first():
@@ -64,23 +72,10 @@ def test_records_are_in_the_pages_of_their_rows_and_the_header_in_the_first():
     assert pages_of_rows(np.array([1000])).tolist() == [0, 15]
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "pages"),
-    [
-        (0, 1 << 62, (0, 3)),  # nobody uses its first and last page
-        (50, 1 << 62, (1, 3)),
-        (0, 2 * PAGE + 900, (0, 2)),
-        (50, 2 * PAGE + 900, (1, 2)),
-    ],
-)
-def test_pages_that_a_neighbour_shares_stay(before, after, pages):
-    assert pages_within(100, 2 * PAGE + 800, before, after) == (pages[0] * PAGE, pages[1] * PAGE)
+def test_the_pages_of_spans_are_all_that_they_touch():
+    assert pages_of(np.array([10, PAGE - 1, 7]), np.array([20, 2 * PAGE + 1, 7])).tolist() == [0, 0, 1, 2]
+    assert pages_of(np.array([-PAGE]), np.array([1])).tolist() == [-1, 0]
 
 
-def test_a_sample_within_a_page_that_neighbours_share_frees_nothing():
-    low, high = pages_within(100, 200, 90, 210)
-    assert low >= high
-
-
-def test_spans_take_whole_pages_on_disk():
-    assert on_disk(np.array([10, PAGE - 1]), np.array([20, PAGE + 1])) == 3 * PAGE
+def test_a_page_that_several_spans_share_takes_its_disk_once():
+    assert on_disk(np.array([10, 30, PAGE - 1]), np.array([20, 40, PAGE + 1])) == 2 * PAGE

@@ -1,0 +1,167 @@
+"""Datasets in place whose tars are in an object store: the converted dataset's samples, through a small cache."""
+
+import numpy as np
+import pytest
+
+from thermopile.benchmarks.object_server import uploaded
+from thermopile.pipeline.conversion.check import check_dataset
+from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.dataset_index import read_index
+from thermopile.pipeline.errors import DatasetError
+from thermopile.pipeline.mixture import Mixture
+from thermopile.pipeline.order import Order
+from thermopile.storage.bucket import Address
+from thermopile.storage.local import LocalPath
+
+from support.in_place import IN_BETON, in_place, versions_of
+from support.remote_reading import assert_same, bytes_without_holes
+
+pytestmark = pytest.mark.wide
+
+
+@pytest.fixture(scope="module")
+def root(s3, of_tars):
+    """The tars in the store."""
+    return uploaded(of_tars[0][0].parent, Address("bucket", "tars"))
+
+
+@pytest.fixture(scope="module")
+def placed(of_tars, root, tmp_path_factory):
+    """The dataset on disk, in place of the tars in the store."""
+    tars, converted = of_tars
+    out = in_place(converted, tars, tmp_path_factory.mktemp("placed") / "out")
+    versions_of(out, root, [version for _, _, version in root.listing()])
+    return LocalPath(out)
+
+
+@pytest.fixture(scope="module")
+def places(s3, placed):
+    """The dataset on disk and in the store."""
+    return {"disk": placed, "store": uploaded(placed, Address("bucket", "placed"))}
+
+
+@pytest.fixture
+def own_root(of_tars, placed, request):
+    """Tars of the test's own in the store, of the dataset on disk."""
+    root = uploaded(of_tars[0][0].parent, Address("bucket", request.node.name.partition("[")[0]))
+    versions_of(placed, root, [version for _, _, version in root.listing()])
+    return root
+
+
+def cached_bytes(dataset):
+    """Bytes of pictures and tokens on disk."""
+    return sum(map(bytes_without_holes, [*dataset.files.cache.rglob("*.tar"), *dataset.files.cache.rglob("*.beton")]))
+
+
+@pytest.mark.parametrize("where", ["disk", "store"])
+def test_pictures_tables_and_tokens_are_the_conversion_s(places, of_tars, where):
+    dataset, converted = Dataset(places[where]), of_tars[1]
+    assert dataset.fetches
+    ids = [0, 5, 7, 8, 599, 300]
+    assert [dataset.jpeg(id) for id in ids] == [converted.jpeg(id) for id in ids]
+    assert dataset.column("caption") == converted.column("caption")
+    assert list(check_dataset(places[where])) == []
+
+
+def test_tars_may_be_on_disk_and_the_dataset_in_a_store(places, of_tars):
+    tars, converted = of_tars
+    dataset = Dataset(places["store"], tars[0].parent)
+    assert [dataset.jpeg(id) for id in range(0, 600, 50)] == [converted.jpeg(id) for id in range(0, 600, 50)]
+    assert list(check_dataset(places["store"], tars=tars[0].parent)) == []
+
+
+@pytest.mark.parametrize("where", ["disk", "store"])
+def test_small_windows_give_the_conversion_s_pixels_and_free_all_that_they_fetched(places, of_tars, where):
+    dataset, converted = Dataset(places[where]), of_tars[1]
+    order = Order.for_memory(150, dataset.n, 25)
+    assert order.window_blocks < order.blocks_per_shard
+    limit, peaks = int(dataset.files.beton_bytes().sum()) * 3 // 4, []
+    assert_same(dataset, converted, order, limit, epochs=3, after=lambda step: peaks.append(cached_bytes(dataset)))
+    assert limit // 4 < max(peaks) <= limit
+    samples = dataset.files.samples
+    with samples.lock:
+        samples.room.limit = 0
+        samples.room._make_room(0, later_than=-1 << 62)
+    assert cached_bytes(dataset) == 0
+    assert not [path for path in samples.pages._uses if path.suffix != ".rows"]
+
+
+def test_one_request_fetches_neighbours_in_a_tar(s3, places, of_tars):
+    with s3.gateway() as gateway:
+        dataset = Dataset(places["disk"])
+        before = gateway.stats()
+        dataset.files.hold(np.arange(dataset.n)).release()
+        after = gateway.stats()
+    assert after["requests"] - before["requests"] == len(of_tars[0])
+    assert after["bytes"] - before["bytes"] < 1.1 * sum(tar.stat().st_size for tar in of_tars[0])
+    assert dataset.files.samples.pages._uses
+    pictures = sum(int(dataset.records(shard)["jpeg_bytes"].sum()) for shard in range(dataset.shards))
+    assert cached_bytes(dataset) < pictures + 4096 * dataset.n  # not what lies between them
+
+
+def test_the_start_is_one_listing(s3, places):
+    with s3.gateway() as gateway:
+        Dataset(places["disk"])
+        assert gateway.stats()["requests"] <= 2  # the second finds no more
+
+
+def in_a_tar(dataset, tar):
+    """A row of the first shard whose picture is in this tar, and its record."""
+    records = dataset.records(0)
+    is_there = (records["jpeg_at"] < IN_BETON) & (records["source_index"] >> 32 == tar)
+    row = int(np.flatnonzero(is_there)[0])
+    return row, records[row]
+
+
+def changed(data, at):
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        (lambda data: changed(data, 1000), "is not the tar that was converted"),
+        (lambda data: data[:-512], "is not the tar that was converted"),
+        (None, "is missing"),
+    ],
+)
+def test_another_object_is_refused_by_its_name(placed, own_root, damage, what):
+    tar = own_root / "00002.tar"
+    tar.delete() if damage is None else tar.write(damage(tar.read_bytes()))
+    with pytest.raises(DatasetError, match=rf"{tar} {what}.*--tars ROOT"):
+        Dataset(placed)
+
+
+def test_an_object_replaced_while_the_dataset_is_open_is_refused_by_its_name(placed, own_root):
+    dataset = Dataset(placed)
+    row, record = in_a_tar(dataset, 2)
+    tar = own_root / "00002.tar"
+    tar.write(changed(tar.read_bytes(), 1000))
+    with pytest.raises(FileExistsError, match=f"{tar} was replaced by another object"):
+        dataset.jpeg(row)
+
+
+def test_copied_tars_are_verified_by_their_pictures(placed, own_root, caplog):
+    row, record = in_a_tar(Dataset(placed), 2)
+    copies = Address("bucket", "copies")
+    for name, _ in own_root.objects():
+        (copies / name).write((own_root / name).read_bytes())
+    assert Dataset(placed, copies).jpeg(row) == Dataset(placed).jpeg(row)
+    assert not caplog.records
+    copy = copies / "00002.tar"
+    copy.write(changed(copy.read_bytes(), int(record["jpeg_at"]) + 100))
+    dataset = Dataset(placed, copies)
+    assert [record.message for record in caplog.records][0].startswith("1 tars in s3://bucket/copies have another")
+    with pytest.raises(DatasetError, match=rf"sample {row} .*, picture in 00002.tar\) changed after"):
+        dataset.jpeg(row)
+    with pytest.raises(DatasetError, match="s3://bucket/elsewhere/00000.tar is missing"):
+        Dataset(placed, "s3://bucket/elsewhere")
+
+
+def test_it_cannot_be_part_of_a_mixture(placed, own_root, of_tars):
+    with pytest.raises(DatasetError, match="cannot be part of a mixture"):
+        Mixture([of_tars[1], Dataset(placed)])
+
+
+def test_the_index_names_versions(placed, own_root):
+    assert all(isinstance(tar.version, str) for tar in read_index(placed).tars.files)

@@ -24,7 +24,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,14 +43,14 @@ from thermopile.pipeline.sources.source_file import AHEAD_BYTES, Version
 from thermopile.pipeline.sources.webdataset import Piece, TarWork, WebDatasetSource
 from thermopile.storage.bucket import Address
 from thermopile.storage.local import LocalPath
-from thermopile.storage.place import AnyPlace, Place, place_of
+from thermopile.storage.place import Place, place_of
 from thermopile.trainer.config import DataConfig
 from thermopile.trainer.run.build import windows_from
 from thermopile.trainer.run.dataset_cache import DatasetCache
 from thermopile.trainer.world import ALONE
 
 from .convert import write_tars
-from .harness import Figure, Measured, Part, counted, isolated, memory_in_use, peak_memory, plain, script
+from .harness import Figure, Measured, Part, counted, isolated, memory_in_use, peak_memory, script
 from .inspect_report import thermopile
 from .object_server import SIGNED, Server, object_server, uploaded
 
@@ -186,8 +186,9 @@ def forms(sizes: Forms, directory: Path) -> Measured:
                 for name, reader in readers.items():
                     readings[name].append(_read(reader(), sizes, gateway))
     return Measured(
-        f"{sizes.samples:,} pairs in {sizes.tars} tars of {total / 1e6:,.0f} MB together, the index {index_bytes / 1e6:.1f} "
-        f"MB on disk; windows of {sizes.window_blocks} of {sizes.samples // sizes.block_rows} blocks of "
+        f"{sizes.samples:,} pairs in {sizes.tars} tars of {total / 1e6:,.0f} MB together, the index "
+        f"{index_bytes / 1e6:.1f} MB on disk; windows of {sizes.window_blocks} of "
+        f"{sizes.samples // sizes.block_rows} blocks of "
         f"{sizes.block_rows:,} rows; batches of {sizes.batch}, steps of {sizes.step_ms} ms; "
         f"{sizes.latency * 1000:.0f} ms a request, {sizes.bytes_per_second / 1e6:.0f} MB/s; medians of {sizes.rounds}",
         f"webdataset by curl, {cores()} workers, shuffle buffers of {SHUFFLE_BUFFER:,}, decoded with Pillow",
@@ -379,13 +380,14 @@ class GeneratedTar:
 
 
 def _peak_of_reading(directory: Path, samples: int) -> int:
-    webdataset_source.SourceFile = GeneratedTar  # type: ignore[misc,assignment]  # this process does nothing else
     tar = directory / f"{samples}.tar"
     tar.touch()
     os.truncate(tar, 2 * tarfile.BLOCKSIZE * (samples + 1))  # of this size, but without a byte on the disk
     source = WebDatasetSource([tar])
     source.mode = "images"
-    found = sum(read.sample is not None for read in source.read(TarWork(0, [Piece(0, 0, tar.stat().st_size, 0)], 0)))
+    work = TarWork(0, [Piece(0, 0, tar.stat().st_size, 0)], 0)
+    with patch.object(webdataset_source, "SourceFile", GeneratedTar):
+        found = sum(read.sample is not None for read in source.read(work))
     assert found == samples, found
     return peak_memory()
 

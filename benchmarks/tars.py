@@ -127,6 +127,7 @@ class Forms:
     """Pixels of a picture's side."""
     block_rows: int = 4_096
     window_blocks: int = 2
+    canonical_shards: int = 1
     batch: int = 128
     step_ms: int = 0
     rounds: int = 3
@@ -140,8 +141,8 @@ class Forms:
     @property
     def order(self) -> Order:
         return Order.create(
-            self.samples, self.batch, canonical_shards=1, blocks_per_shard=self.samples // self.block_rows,
-            window_blocks=self.window_blocks,
+            self.samples, self.batch, canonical_shards=self.canonical_shards, window_blocks=self.window_blocks,
+            blocks_per_shard=self.samples // (self.canonical_shards * self.block_rows),
         )  # fmt: skip
 
 
@@ -188,8 +189,8 @@ def forms(sizes: Forms, directory: Path) -> Measured:
     return Measured(
         f"{sizes.samples:,} pairs in {sizes.tars} tars of {total / 1e6:,.0f} MB together, the index "
         f"{index_bytes / 1e6:.1f} MB on disk; windows of {sizes.window_blocks} of "
-        f"{sizes.samples // sizes.block_rows} blocks of "
-        f"{sizes.block_rows:,} rows; batches of {sizes.batch}, steps of {sizes.step_ms} ms; "
+        f"{sizes.order.blocks_per_shard} blocks of "
+        f"{sizes.block_rows:,} rows in {sizes.canonical_shards} shards; batches of {sizes.batch}, steps of {sizes.step_ms} ms; "
         f"{sizes.latency * 1000:.0f} ms a request, {sizes.bytes_per_second / 1e6:.0f} MB/s; medians of {sizes.rounds}",
         f"webdataset by curl, {cores()} workers, shuffle buffers of {SHUFFLE_BUFFER:,}, decoded with Pillow",
         [
@@ -248,12 +249,8 @@ def _batches(place: Place, sizes: Forms) -> Iterator[object]:
     dataset, order = Dataset(place), sizes.order
     cache = DatasetCache.of(DataConfig(cache=1 << 40), dataset, ALONE)
     assert cache is not None
-    # With room for another window, so that the coming one is read ahead.
-    limit = cache.needed(replace(order, window_blocks=min(2 * order.window_blocks, order.blocks_per_shard)))
-    with (
-        _loader(dataset, sizes) as loader,
-        dataset.files.expect(windows_from(0, order, 1), order, limit),
-    ):
+    limit = cache.needed(order) * 3 // 2  # a third to read ahead into, as in `Order.for_memory`
+    with _loader(dataset, sizes) as loader, dataset.files.expect(windows_from(0, order, 1), order, limit):
         for step, batch in enumerate(loader.epoch(0), start=1):
             dataset.files.finished(step)
             yield batch
@@ -414,7 +411,9 @@ PARTS = {
     "bytes": Part(conversions, Conversions(), Conversions(images=64, tars=4, parts=2)),
     "forms": Part(forms, Forms(), _FEW),
     "steps": Part(forms, Forms(step_ms=50, rounds=1), replace(_FEW, step_ms=1)),
-    "small": Part(forms, Forms(block_rows=256, window_blocks=16, rounds=1), replace(_FEW, block_rows=32)),
+    "small": Part(
+        forms, Forms(block_rows=256, window_blocks=4, canonical_shards=8, rounds=1), replace(_FEW, block_rows=32)
+    ),
     "neighbours": Part(neighbours, Neighbours(), Neighbours(tars=20, tar_rows=1_000, batch=64, batches=4)),
     "memory": Part(memory, Memory(), Memory(10_000)),
 }

@@ -170,17 +170,20 @@ class Dataset(SamplesTable):
     dataset is incomplete or has an unknown format; OSError if the object store cannot be used.
     """
 
-    def __init__(self, place: AnyPlace, tars: AnyPlace | None = None) -> None:
+    tars: TarFiles | None = None
+    """Of a dataset in place, the tars that hold its pictures."""
+
+    def __init__(self, place: AnyPlace, tars: AnyPlace | None = None, *, pictures: bool = True) -> None:
         """place: the dataset's folder, or its address, such as s3://bucket/cc12m.
 
-        tars: of a dataset in place, the folder or address of its tars, if they were moved.
+        tars: of a dataset in place, the folder or address of its tars, if they were moved. pictures: if False, none is
+        read, and tars may be missing.
         """
         where = place_of(place)
         index = read_index(where)
         if tars and index.tars is None:
             raise DatasetError(f"{where} holds its pictures itself; leave out --tars (data.tars)")
-        self.tars = TarFiles(index.tars, tars) if index.tars else None
-        """The tars that hold the pictures of a dataset in place."""
+        self.tars = TarFiles(index.tars, tars) if index.tars and pictures else None
         super().__init__(where, index, _files_at(where, index, self.tars, self._opened))
         self._refuse_missing_files()
 
@@ -240,7 +243,7 @@ class Dataset(SamplesTable):
     def _open_shards(self) -> OpenFiles[Shard]:
         from .shard import OpenFiles, Shard  # importing numba takes half a second, and the index does not need it
 
-        return OpenFiles(lambda number: Shard(self.path, self.index, number, self.place, self._open_tars.__getitem__))
+        return OpenFiles(lambda number: Shard(self.path, self.index, number, self.place, self._open_tars))
 
     @cached_property
     def _open_tars(self) -> OpenFiles[Descriptor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, cast
@@ -12,16 +12,12 @@ from typing import TYPE_CHECKING, Protocol, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..storage.bucket import Address
 from .dataset_index import SHARD_FOLDER
 from .errors import DatasetError
 
 if TYPE_CHECKING:
     from .order import Order, Selected, Window
     from .tar_files import TarFiles
-
-_MAX_OTHERS = 10_000
-"""Limit of foreign objects in a listing, or ten for each expected one if that is more, against an endless listing."""
 
 
 class Held:
@@ -152,18 +148,3 @@ class _AlwaysThere(Held):
 
 
 _ALWAYS_THERE = _AlwaysThere()
-
-
-def listed(folder: Address, names: Collection[str]) -> dict[str, tuple[int, int | str]]:
-    """Return size and ETag of the objects of these names that exist. Raises DatasetError for too many others."""
-    found, others, most = dict[str, tuple[int, int | str]](), 0, max(_MAX_OTHERS, 10 * len(names))
-    for name, size, version in folder.listing():
-        if name in names:
-            found[name] = size, version
-            continue
-        others += 1
-        if others > most:
-            raise DatasetError(
-                f"{folder} holds more than {most:,} objects that are no files of the dataset; delete them"
-            )
-    return found

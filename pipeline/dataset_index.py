@@ -30,6 +30,10 @@ SHARD_SUFFIXES: tuple[ShardSuffix, ...] = ("beton", "rows", "parquet")
 MAX_PIXELS = 89_478_485
 """Maximum pixels of a picture: Pillow's limit before it warns of a bomb, a quarter of a gigabyte as RGB."""
 
+MAX_TAR_BYTES = (1 << 42) - 1
+"""Maximum bytes of a tar, 4 TiB: a cache keeps the number of a tar, below MAX_TARS, and an offset in 63 bits."""
+MAX_TARS = 1 << 20
+
 _Count = Annotated[int, Field(ge=0, lt=1 << 56)]
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -90,7 +94,7 @@ class Tar(NamedTuple):
 
     name: str
     """Path below the root."""
-    size: _Count
+    size: Annotated[int, Field(ge=0, le=MAX_TAR_BYTES)]
     """Bytes."""
     version: str | int
     """ETag of an object; time of a file's last change, in nanoseconds."""
@@ -101,7 +105,7 @@ class Tars(_Record):
 
     root: str
     """Absolute path or address at the conversion."""
-    files: Annotated[tuple[Tar, ...], Field(min_length=1)]
+    files: Annotated[tuple[Tar, ...], Field(min_length=1, max_length=MAX_TARS)]
 
 
 class DatasetIndex(_Record):

@@ -27,9 +27,18 @@ PART = "part"
 """Column of the samples table: the name of the sample's part."""
 
 
-def open_dataset(place: AnyPlace | tuple[AnyPlace, ...]) -> Dataset:
-    """Open the dataset at a place, or the mixture of those at several. Raises as `Dataset` and `Mixture`."""
-    return Mixture([*map(Dataset, place)]) if isinstance(place, tuple) else Dataset(place)
+def open_dataset(
+    place: AnyPlace | tuple[AnyPlace, ...], tars: AnyPlace | None = None, *, pictures: bool = True
+) -> Dataset:
+    """Open the dataset at a place, or the mixture of those at several. Raises as `Dataset` and `Mixture`.
+
+    tars, pictures: as for Dataset.
+    """
+    if not isinstance(place, tuple):
+        return Dataset(place, tars, pictures=pictures)
+    if tars:
+        raise DatasetError("--tars (data.tars) is for one dataset, not for a mixture; leave it out")
+    return Mixture([Dataset(part, pictures=pictures) for part in place])
 
 
 def part_names(paths: Sequence[str]) -> list[str]:

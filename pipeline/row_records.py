@@ -34,7 +34,7 @@ RECORD = np.dtype(
         ("checksum", "<u8"),
     ]
 )
-"""A row: offset and length of its JPEG (`picture_places`); number of captions and offset of the first caption's tokens,
+"""A row: offset (`picture_places`) and length of its JPEG; number of captions and offset of the first caption's tokens,
 followed by the other captions'; height and width in pixels; index in the source's listing; XXH64 of the JPEG, of all
 tokens, and of the record up to this last field, seeded with the row number."""
 
@@ -54,8 +54,7 @@ _SEALED = RECORD.itemsize - 8
 """Bytes covered by the checksum of a record and of the header."""
 
 
-IN_BETON = np.uint64(1 << 63)
-"""Bit of `jpeg_at` in a dataset in place: the picture is in the .beton, not in a tar."""
+_IN_BETON = np.uint64(1 << 63)
 
 
 class Extent(NamedTuple):
@@ -125,7 +124,7 @@ def picture_places(records: NDArray[np.void], in_place: bool) -> tuple[NDArray[n
     if not in_place:
         return np.full(len(records), -1), jpeg_at
     tars = (records["source_index"].astype(np.uint64) >> np.uint64(32)).astype(np.int64)
-    return np.where(jpeg_at >= IN_BETON, -1, tars), jpeg_at & ~IN_BETON
+    return np.where(jpeg_at >= _IN_BETON, -1, tars), jpeg_at & ~_IN_BETON
 
 
 def first_outside(records: NDArray[np.void], extent: Extent) -> int:

@@ -1,5 +1,7 @@
 """One shard of a dataset, opened for reading."""
 
+from __future__ import annotations
+
 import resource
 from collections import OrderedDict
 from collections.abc import Callable
@@ -26,21 +28,16 @@ class Shard:
     """Reads samples of one shard. Its files close when it is garbage-collected."""
 
     def __init__(
-        self,
-        path: Path,
-        index: DatasetIndex,
-        number: int,
-        place: object = None,
-        open_tar: Callable[[int], Descriptor] | None = None,
+        self, path: Path, index: DatasetIndex, number: int, place: object, tars: OpenFiles[Descriptor]
     ) -> None:
-        """Open shard `number` of the dataset in the folder `path`. place: its name in errors; None: the folder.
+        """Open shard `number` of the dataset in the folder `path`. place: its name in errors.
 
-        open_tar: opens a tar of a dataset in place.
+        tars: those of a dataset in place.
         Raises DatasetError if the shard was cut short or belongs to another dataset, OSError if it cannot be opened.
         """
-        self._path, self._number, self._first_id = place or path, number, index.first_id[number]
+        self._path, self._number, self._first_id = place, number, index.first_id[number]
         self._rows = index.first_id[number + 1] - self._first_id
-        self._tokenizer, self._tars, self._open_tar = index.tokenizer, index.tars, open_tar
+        self._tokenizer, self._tars, self._open_tars = index.tokenizer, index.tars, tars
         context_length = index.tokenizer.context_length if index.tokenizer else 0
         self.file = open_beton(path, index, number)
         extent = Extent(self.file.bytes, 4 * context_length, index.captions_per_sample, index.tar_bytes)
@@ -63,31 +60,25 @@ class Shard:
         return records
 
     def resolved(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.void], NDArray[np.int64]]:
-        """Return RECORD of these rows, int64 [k], with `jpeg_at` in the picture's file; and its tar, -1 for the .beton.
-
-        Raises as `records`.
-        """
+        """Return RECORD as `records`, but `jpeg_at` in the picture's file; and its tar, int64 [k], -1: the .beton."""
         records = self.records(rows)
         tars, records["jpeg_at"] = picture_places(records, self._tars is not None)
         return records, tars
 
-    def located(self, records: NDArray[np.void], tars: NDArray[np.int64]) -> Located:
-        """Return the places that `resolved` records point to; with captions, tokens are read too.
-
-        Pictures are read from this shard's file unless the caller sets `jpeg_files`.
-        """
+    def located(self, records: NDArray[np.void]) -> Located:
+        """Return the places that RECORD [k] point to, in this shard's file; with captions, tokens are read too."""
         info = self._tokenizer
-        vocab_size, length = (info.vocab_size, info.context_length) if info else (0, 0)
-        return Located.of(records, file=self.file.number, vocab_size=vocab_size, context_length=length, tars=tars)
+        vocab_size, context_length = (info.vocab_size, info.context_length) if info else (0, 0)
+        return Located.of(records, file=self.file.number, vocab_size=vocab_size, context_length=context_length)
 
-    def open_picture(self, tar: int) -> Descriptor:
-        """Return the file of pictures in a tar, -1 for the .beton; it stays open as long as the caller keeps it."""
-        return self.file if tar < 0 or self._open_tar is None else self._open_tar(tar)
+    def picture_file(self, tar: int) -> Descriptor:
+        """Return a tar, or the .beton for -1, open as long as the caller keeps it."""
+        return self.file if tar < 0 else self._open_tars[tar]
 
     def jpeg(self, row: int) -> bytes:
         """Return the JPEG of a row. Raises DatasetError if it cannot be read or has changed since it was stored."""
         records, tars = self.resolved(np.array([row]))
-        file = self.open_picture(int(tars[0]))
+        file = self.picture_file(int(tars[0]))
         located = Located.of(records, file=file.number)
         jpeg = np.empty(located.jpeg_bytes[0], np.uint8)
         _, fault = read_samples(located, 0, 1, located.jpeg_bytes, jpeg)
@@ -97,7 +88,7 @@ class Shard:
 
     def tokens(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return the first captions' tokens, int32 [len(rows), L]; requires captions. Raises as `jpeg` does."""
-        located = self.located(*self.resolved(rows))
+        located = self.located(self.records(rows))
         place, fault = read_tokens(located)
         if fault != SOUND:
             raise self.damaged(int(rows[place]), REASONS[fault])
@@ -105,9 +96,9 @@ class Shard:
 
     def tokens_of(self, row: int) -> NDArray[np.int32]:
         """Return the tokens of all captions of a row, int32 [captions, L]; requires captions. Raises as `jpeg` does."""
-        (count,) = self.records(np.array([row]))["captions"]
-        captions = np.arange(count, dtype=np.int64)
-        located = self.located(*self.resolved(np.full(count, row)))._replace(caption=captions)
+        record = self.records(np.array([row]))
+        captions = np.arange(record["captions"][0], dtype=np.int64)
+        located = self.located(np.repeat(record, len(captions)))._replace(caption=captions)
         _, fault = read_tokens(located)
         if fault != SOUND:
             raise self.damaged(row, REASONS[fault])

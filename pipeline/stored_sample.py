@@ -62,24 +62,12 @@ class Located(NamedTuple):
     tokens_checksum: NDArray[np.uint64]
 
     @classmethod
-    def of(
-        cls,
-        records: NDArray[np.void],
-        *,
-        file: int = -1,
-        vocab_size: int = 0,
-        context_length: int = 0,
-        tars: NDArray[np.int64] | None = None,
-    ) -> Self:
-        """Return the places that RECORD [b] point to, all in one file; the first captions' tokens are read if L > 0.
-
-        tars: None if all pictures are in the .beton.
-        """
-        rows = len(records)
-        tars = np.full(rows, -1) if tars is None else tars
-        tokens, first = np.empty((rows, context_length), np.int32), np.zeros(rows, np.int64)
+    def of(cls, records: NDArray[np.void], *, file: int = -1, vocab_size: int = 0, context_length: int = 0) -> Self:
+        """Return the places that RECORD [b] point to, all in one file; the first captions' tokens are read if L > 0."""
+        tokens, first = np.empty((len(records), context_length), np.int32), np.zeros(len(records), np.int64)
         columns: list[Any] = [records[name].astype(kind) for name, kind in _COLUMNS.items()]
-        return cls(np.full(rows, file), np.full(rows, file), tars, vocab_size, tokens, first, *columns)
+        files, jpeg_files, tars = np.full((3, len(records)), [[file], [file], [-1]])
+        return cls(files, jpeg_files, tars, vocab_size, tokens, first, *columns)
 
 
 @compiled

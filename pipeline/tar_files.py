@@ -9,13 +9,15 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from ..storage.bucket import Address
 from ..storage.bucket_errors import AddressError
 from ..storage.local import LocalPath
 from ..storage.place import AnyPlace, made_for, place_of
-from .dataset_files import listed
 from .dataset_index import Tars
 from .errors import DatasetError
 
+_MAX_OTHERS = 10_000
+"""Limit of foreign objects in a listing, or ten for each expected one if that is more, against an endless listing."""
 _log = logging.getLogger(__name__)
 
 
@@ -28,21 +30,26 @@ class TarFiles:
         Raises DatasetError for a tar that is missing, or another one; OSError.
         """
         try:
-            self.root = place_of(root or recorded.root)
+            before = place_of(recorded.root)
+            self.root = place_of(root or before)
         except AddressError as error:
             raise DatasetError(f"the root of the tars: {error}") from None
         self.names, self.sizes = [tar.name for tar in recorded.files], [tar.size for tar in recorded.files]
         found = made_for(self.root, partial(_on_disk, names=set(self.names)), partial(listed, names=set(self.names)))
-        may_differ = not self.root.is_remote or str(self.root) != recorded.root  # a copy has its own ETag, or time
+        may_differ = not self.root.is_remote or self.root != before  # a copy has its own ETag, or time
         others = 0
         for name, size, version in recorded.files:
             size_now, version_now = found.get(name, (None, ""))
             others += version_now != version
             if size_now != size or not (may_differ or version_now == version):
-                what = "is missing, or a link" if size_now is None else "is not the tar that was converted"
+                what = (
+                    "is missing, or a link"
+                    if size_now is None
+                    else "is not what was converted: its size or ETag differs"
+                )
                 raise DatasetError(
-                    f"{self.root / name} {what}, of {size:,} bytes. If the tars were moved, name their place with "
-                    "--tars ROOT (data.tars); if they were changed, convert them again"
+                    f"{self.root / name} {what}. If the tars were moved, name their place with --tars ROOT "
+                    "(data.tars); if they were changed, convert them again"
                 )
         self.versions = [str(found[name][1]) for name in self.names]
         if others:
@@ -66,4 +73,19 @@ def _on_disk(root: LocalPath, names: Collection[str]) -> dict[str, tuple[int, in
                 if name in names and entry.is_file(follow_symlinks=False):
                     status = entry.stat(follow_symlinks=False)
                     found[name] = status.st_size, status.st_mtime_ns
+    return found
+
+
+def listed(folder: Address, names: Collection[str]) -> dict[str, tuple[int, int | str]]:
+    """Return size and ETag of the objects of these names that exist. Raises DatasetError for too many others."""
+    found, others, most = dict[str, tuple[int, int | str]](), 0, max(_MAX_OTHERS, 10 * len(names))
+    for name, size, version in folder.listing():
+        if name in names:
+            found[name] = size, version
+            continue
+        others += 1
+        if others > most:
+            raise DatasetError(
+                f"{folder} holds more than {most:,} objects that are no files of the dataset; delete them"
+            )
     return found

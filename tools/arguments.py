@@ -65,6 +65,7 @@ WEIGHTS = click.option(
     show_default="averaged, where the run has them",
     help="The moving average of the weights (model.ema), or the weights themselves.",
 )
+TARS = click.option("--tars", type=ANY_PLACE, metavar="ROOT", help="Where the tars of a dataset in place are now.")
 RUN_DATA = click.option(
     "--data",
     type=DatasetPath(),

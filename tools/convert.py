@@ -33,7 +33,7 @@ from ..pipeline.tokenizer import MAX_FILE_BYTES
 from ..storage.local import LocalPath
 from ..storage.place import Place
 from ..trainer.run.selection_files import selected_ids
-from .arguments import ANY_PLACE, DatasetPath
+from .arguments import ANY_PLACE, TARS, DatasetPath
 from .convert_options import ConvertOptions, options_of
 from .convert_sources import KINDS, Kind, users_kind
 from .convert_splits import Shown, Split, announce, say_content, say_summary
@@ -99,10 +99,11 @@ for _kind in KINDS:
     "Exit codes: 0 sound, 1 not sound or not found, 2 wrong usage.",
 )
 @click.argument("dataset", type=DatasetPath())
+@TARS
 @click.option("--workers", type=click.IntRange(1), help="Threads. Default: one per core.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object.")
 @click.pass_context
-def check(context: click.Context, dataset: Place, workers: int | None, as_json: bool) -> None:
+def check(context: click.Context, dataset: Place, tars: Place | None, workers: int | None, as_json: bool) -> None:
     """Check that DATASET is sound: read every byte and decode every picture.
 
     Compares shards with their digests, tables with the FFCV files, pictures with their recorded sizes and tokens with
@@ -112,7 +113,7 @@ def check(context: click.Context, dataset: Place, workers: int | None, as_json: 
     from ..pipeline.conversion.check import check_dataset  # late, because it imports torch
 
     with progress_bar(f"checking {dataset.name}", samples) as bar:
-        findings = list(check_dataset(dataset, workers=workers, on_progress=bar.update))
+        findings = list(check_dataset(dataset, tars=tars, workers=workers, on_progress=bar.update))
     if as_json:
         found = [finding._asdict() for finding in findings]
         click.echo(json.dumps({"dataset": str(dataset), "samples": samples, "sound": not found, "findings": found}))

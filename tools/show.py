@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .arguments import DatasetPath
+from .arguments import TARS, DatasetPath
 
 if TYPE_CHECKING:
     from ..storage.place import Place
@@ -35,6 +35,7 @@ def _parse_ids(context: click.Context, option: click.Parameter, value: str | Non
     "  thermopile show data/pictures --out sheet.png --ids 1,5,9 --image-size 32 --overwrite"
 )
 @click.argument("dataset", type=DatasetPath())
+@TARS
 @click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The PNG file to write.")
 @click.option(
     "--recipe",
@@ -57,6 +58,7 @@ def _parse_ids(context: click.Context, option: click.Parameter, value: str | Non
 @click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 def show(
     dataset: Place,
+    tars: Place | None,
     out: Path,
     recipe: str | None,
     samples: int,
@@ -83,7 +85,7 @@ def show(
         raise click.UsageError(f"--out {out}: folder {out.parent} does not exist")
     if out.exists() and not overwrite:
         raise click.UsageError(f"{out} exists; choose another file, or replace it with --overwrite")
-    opened = Dataset(dataset)
+    opened = Dataset(dataset, tars)
     if outside := [sample_id for sample_id in ids or () if not 0 <= sample_id < opened.n]:
         raise click.UsageError(f"--ids: sample {outside[0]} does not exist; the dataset holds 0 to {opened.n - 1}")
     if ids is None:

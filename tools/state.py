@@ -176,7 +176,7 @@ def _check(reader: StateReader, config: TrainConfig | None) -> SnapshotReport:
             report.notes.append(f"Objective {config.objective.name} has no {name}, so tau was not checked against one.")
     made_for = reader.dataset_fingerprint
     try:
-        index = open_dataset(config.data.places).index
+        index = open_dataset(config.data.places, pictures=False).index
     except DatasetError as error:
         report.notes.append(f"The run's dataset was not compared, because it cannot be read: {error}")
         return report

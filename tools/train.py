@@ -26,7 +26,7 @@ from ..trainer.errors import ConfigError, RanksLostError, RunError
 from ..trainer.plugins import OPEN_CLIP, TIMM, is_directory
 from ..trainer.run_directory import RunDirectory
 from ..trainer.world import World, joined_world, refuse_separate_directories
-from .arguments import ANY_PLACE, DatasetPath
+from .arguments import ANY_PLACE, TARS, DatasetPath
 from .eval import LABELS
 from .printing import MAX_ERROR_CHARACTERS, plain_text, print_facts
 from .progress import ProgressBar, duration, in_units, progress_bar, working
@@ -110,6 +110,7 @@ class _TrainCommand(click.Command):
     multiple=True,
     help="The dataset: a directory, or an address such as s3://bucket/cc12m. Repeat it to mix directories.",
 )
+@TARS
 @click.option(
     "--share",
     "shares",
@@ -180,6 +181,7 @@ class TrainOptions:
     """The options of `thermopile train`."""
 
     data: tuple[Place, ...]
+    tars: Place | None
     shares: tuple[int, ...]
     out: Place | None
     preset: str | None
@@ -309,7 +311,7 @@ def _layers(asked: TrainOptions, begun: RunDirectory | None, recorded: TrainConf
         layers.add({"data": {"path": places[0]}}, "--data")
     if asked.shares:
         layers.add({"data": {"shares": [*asked.shares]}}, "--share")
-    for option in ("select", "weights"):
+    for option in ("tars", "select", "weights"):
         if (path := getattr(asked, option)) is not None:
             layers.add({"data": {option: str(path.resolve())}}, f"--{option}")
     return layers
@@ -363,7 +365,7 @@ def _dataset_of(settings: TrainConfig, asked: TrainOptions, *, is_begun: bool) -
         start = f"{asked.out} has no run to resume, and a new one has " if asked.resume else ""
         raise click.UsageError(f"{start}no dataset: pass --data, a directory written by `thermopile convert`")
     try:
-        return open_dataset(settings.data.places)
+        return open_dataset(settings.data.places, settings.data.tars)
     except DatasetError as error:
         if not is_begun:
             raise
@@ -459,8 +461,9 @@ def _in_words(trainer: Trainer) -> str:
         speed = f" in {config.precision}{slow}"
     kind = "pairs" if trainer.mode == "bimodal" else "pictures"
     weighted = ", with weights" if config.data.weights else ""
+    tars = f", pictures in {dataset.tars.root}" if dataset.tars else ""
     return (
-        f"{selected}{dataset.n:,} {kind} from {dataset.place}{weighted}, "
+        f"{selected}{dataset.n:,} {kind} from {dataset.place}{tars}{weighted}, "
         f"{trainer.device}{speed}{ranks}, {parameters:,} encoder parameters, {trainer.total_steps:,} steps in "
         f"{epochs:,} {'epoch' if epochs == 1 else 'epochs'}"
     )

@@ -141,7 +141,7 @@ def _restore(
     pad_id = getattr(encoders.text.backbone, "pad_id", None)  # of a model that reads padding
     own_pad = None if pad_id is None else tokenizer.id_to_token(pad_id)
     pad_token = own_pad or (tokenizer.padding or {})["pad_token"]
-    return [image, _Side("text", encoders.text, facts, open_dataset(folder).tokenizer_path, pad_token)]
+    return [image, _Side("text", encoders.text, facts, open_dataset(folder, pictures=False).tokenizer_path, pad_token)]
 
 
 def _facts(config: TrainConfig, encoder: EncoderConfig, module: Encoder, step: int) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Reader:
             for at in np.split(by_shard, np.flatnonzero(np.diff(shards[by_shard])) + 1):
                 shard = self._dataset.shard(int(shards[at[0]]))
                 records[at], tars[at] = shard.resolved(rows[at])
-        located = shard.located(records, tars)
+        located = shard.located(records)._replace(tars=tars)
         if not self._draws:
             return located
         return located._replace(caption=draw_captions(self._seed, np.uint64(epoch), ids, located.captions))

@@ -8,16 +8,17 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...storage.bucket import Address
 from ...storage.files import written_aside
-from ..dataset_files import Held, LocalFiles, listed
+from ..dataset_files import Held, LocalFiles
 from ..dataset_index import SHARD_FOLDER, SHARD_SUFFIXES, DatasetIndex
 from ..order import Order, Selected, Window
+from ..tar_files import TarFiles, listed
 from . import sparse
 from .blocks import Blocks
 from .cache_folder import CacheFolder
@@ -28,7 +29,6 @@ from .schedule import Schedule
 
 if TYPE_CHECKING:
     from ..shard import Shard
-    from ..tar_files import TarFiles
 
 _MAX_SCHEDULED = 1 << 17
 
@@ -40,10 +40,9 @@ class _Cached:
     """
 
     samples: CachedSamples
+    _tars: TarFiles | None
+    _whole: threading.Lock
     _ahead: ReadAhead | None = None
-
-    def __init__(self) -> None:
-        self._whole = threading.Lock()
 
     @cached_property
     def cache(self) -> Path:
@@ -56,6 +55,10 @@ class _Cached:
             (folder.path / TARS).mkdir()
             sparse.refuse_if_whole(folder.path)
             return folder.path
+
+    def tar(self, number: int) -> Path:
+        tars: Any = self._tars  # only called if the dataset is in place
+        return self.samples.tar(number).path if tars.root.is_remote else Path(tars.path(number))
 
     def hold(self, ids: Ids) -> Held:
         return self.samples.hold(ids)
@@ -90,12 +93,9 @@ class RemoteTars(_Cached, LocalFiles):
     """A dataset's files on disk, whose tars are at an address."""
 
     def __init__(self, folder: Path, index: DatasetIndex, tars: TarFiles, open_shard: Callable[[int], Shard]) -> None:
-        _Cached.__init__(self)
-        LocalFiles.__init__(self, folder)
+        super().__init__(folder, tars)
+        self._whole = threading.Lock()
         self.samples = CachedSamples(None, tars, lambda: self.cache, index, {}, open_shard)
-
-    def tar(self, number: int) -> Path:
-        return self.samples.tar(number).path
 
 
 class RemoteFiles(_Cached):
@@ -105,15 +105,10 @@ class RemoteFiles(_Cached):
         self, address: Address, index: DatasetIndex, tars: TarFiles | None, open_shard: Callable[[int], Shard]
     ) -> None:
         """open_shard: returns a shard whose files this object has created. Raises OSError, DatasetError."""
-        super().__init__()
-        self._address, self._index, self._tars = address, index, tars
+        self._address, self._index, self._tars, self._whole = address, index, tars, threading.Lock()
         shards, fetched = address / SHARD_FOLDER, tars if tars and tars.root.is_remote else None
         sizes = {name: size for name, (size, _) in listed(shards, {*index.shard_files()}).items()}
         self.samples = CachedSamples(shards, fetched, lambda: self.cache, index, sizes, open_shard)
-
-    def tar(self, number: int) -> Path:
-        assert self._tars is not None
-        return self.samples.tar(number).path if self._tars.root.is_remote else self._tars.path(number)
 
     @property
     def folder(self) -> Path:

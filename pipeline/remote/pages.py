@@ -20,18 +20,11 @@ class Pages:
         self._uses: dict[Path, NDArray[np.uint16]] = {}
 
     def write(self, path: Path, size: int, starts: Ids, stops: Ids, data: bytes) -> None:
-        """Write and keep ranges of a file of `size` bytes, int64 [k] each, ascending; data begins with the first.
-
-        Raises OSError, and keeps none.
-        """
+        """Write and keep ranges of a file of `size` bytes, int64 [k] each, as `sparse.write`. Raises OSError."""
         with self._lock:  # before the bytes are there: another block's end must not free them
             uses = self._uses.setdefault(path, np.zeros(-(-size // PAGE), np.uint16))
             np.add.at(uses, pages_of(starts, stops), 1)
-        try:
-            sparse.write(path, starts, stops, data)
-        except BaseException:
-            self.free(path, starts, stops)
-            raise
+        sparse.write(path, starts, stops, data)
 
     def free(self, path: Path, starts: Ids, stops: Ids) -> None:
         """Let go of ranges that were written."""

@@ -57,7 +57,7 @@ def spans_of(records: NDArray[np.void], tars: Ids, tokens_bytes: int) -> tuple[I
 def requests(starts: Ids, stops: Ids, *, max_gap: int | Ids, max_bytes: int) -> list[Request]:
     """Return ranges that cover all of these spans, int64 [k] each; neighbours share ranges of at most `max_bytes`.
 
-    max_gap: in bytes, or int64 [k - 1] of them. Spans that are not ascending, which only a hostile file has, get a request each.
+    max_gap: in bytes, or int64 [k - 1]. Spans that are not ascending, which only a hostile file has, get one each.
     """
     if not len(starts):
         return []

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from ...storage.bucket import Address
 from ..dataset_files import Held
-from ..dataset_index import SHARD_FOLDER, DatasetIndex, ShardSuffix
+from ..dataset_index import MAX_TAR_BYTES, SHARD_FOLDER, DatasetIndex, ShardSuffix
 from ..errors import DatasetError
 from ..tar_files import TarFiles
 from . import sparse
@@ -32,9 +32,10 @@ DEFAULT_BYTES = 1 << 30
 REQUEST_BYTES = 8 << 20
 TARS = "tars"
 """Folder of the cache."""
-_OFFSET_BITS = 44
-"""Bits of an offset in an object, which has at most 5 TB; a position, in any object, has the file's number before."""
+_OFFSET_BITS = MAX_TAR_BYTES.bit_length()
+"""Bits of an offset in a file. A position has the number of its file (`_file`) in the bits above."""
 _OFFSET = (1 << _OFFSET_BITS) - 1
+_Jobs: TypeAlias = Callable[[list[Places]], Iterable[Fetch]]
 
 
 class CachedSamples:
@@ -108,7 +109,7 @@ class CachedSamples:
         self._bring_records([(shard, np.arange(self._rows_of(shard)))])
 
     def shard_bytes(self) -> Ids:
-        """Return the bytes of each shard's samples, int64 [shards]; in tars, a mean share and a page for each sample."""
+        """Return the bytes of each shard's samples, int64 [shards]; in tars, a mean share and a page a sample."""
         rows, size = np.diff(self.first_id), np.zeros(len(self.first_id) - 1, np.int64)
         if self._shards is not None:
             size += [self.sizes[self._index.shard_name(shard, "beton")] for shard in range(len(rows))]
@@ -175,7 +176,7 @@ class CachedSamples:
     def _parts_of(self, by_shard: list[tuple[int, Ids]]) -> list[Places]:
         return [Places(shard, kind, rows) for shard, rows in by_shard for kind in self._kinds]
 
-    def _complete(self, wanted: list[Places], jobs_of: Callable[[list[Places]], Iterable[Fetch]]) -> None:
+    def _complete(self, wanted: list[Places], jobs_of: _Jobs) -> None:
         """Fetch missing places, and wait for places that others are fetching."""
         while claimed := self.presence.claim(wanted, self._refuse_if_ended):
             self._fetch(claimed, jobs_of, self._fetcher)
@@ -190,9 +191,7 @@ class CachedSamples:
                 self.room.changed.wait()
             return claimed
 
-    def _fetch(
-        self, claimed: list[Places], jobs_of: Callable[[list[Places]], Iterable[Fetch]], fetcher: Fetcher
-    ) -> None:
+    def _fetch(self, claimed: list[Places], jobs_of: _Jobs, fetcher: Fetcher) -> None:
         try:
             fetcher.fetch([*jobs_of(claimed)] if claimed else [])
         finally:
@@ -257,15 +256,14 @@ class CachedSamples:
         return self.tar(number) if number >= 0 else self._shard_file(~number, "beton")
 
     def tar(self, number: int) -> CachedFile:
-        assert self._tars is not None and isinstance(self._tars.root, Address)
-        address = self._tars.root / self._tars.names[number]
+        tars: Any = self._tars  # only called if these are at an address
         path = self._folder() / TARS / f"{number}.tar"
-        return CachedFile(address, path, self._tars.sizes[number], self._tars.versions[number])
+        return CachedFile(tars.root / tars.names[number], path, tars.sizes[number], tars.versions[number])
 
     def _shard_file(self, shard: int, suffix: ShardSuffix) -> CachedFile:
-        assert self._shards is not None
+        shards: Any = self._shards  # likewise
         name = self._index.shard_name(shard, suffix)
-        return CachedFile(self._shards / name, self._folder() / SHARD_FOLDER / name, self.sizes[name])
+        return CachedFile(shards / name, self._folder() / SHARD_FOLDER / name, self.sizes[name])
 
     def all_came(self, shard: int) -> None:
         """Record that every byte of a shard's files is cached."""

@@ -3,17 +3,20 @@
 import logging
 import os
 import shutil
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
+from thermopile.pipeline import shard
 from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.conversion.check import check_dataset
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.dataset_index import read_index
 from thermopile.pipeline.errors import DatasetError
+from thermopile.pipeline.loading import reader
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
-from thermopile.pipeline.mixture import Mixture
+from thermopile.pipeline.mixture import Mixture, open_dataset
 from thermopile.pipeline.order import Order
 from thermopile.pipeline.row_records import write_row_records
 from thermopile.storage.local import LocalPath
@@ -64,6 +67,28 @@ def test_pictures_tokens_and_tables_are_those_of_the_conversion(of_tars, placed)
     assert list(check_dataset(LocalPath(placed))) == []
 
 
+def test_few_tars_are_open_at_a_time(placed, monkeypatch):
+    for module in (shard, reader):
+        monkeypatch.setattr(module, "max_open_shards", lambda: 2)
+    dataset, opened, counts = Dataset(placed), shard.OpenFiles.__getitem__, []
+
+    def counted(self, number):
+        found = opened(self, number)
+        counts.append(sum(name.endswith(".tar") for name in open_files()))
+        return found
+
+    monkeypatch.setattr(shard.OpenFiles, "__getitem__", counted)
+    batches(dataset)
+    assert 2 < max(counts) <= 2 + 2  # those kept, and one held by each of the loader's threads
+
+
+def open_files():
+    """Names of the files that this process has open."""
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            yield os.readlink(f"/proc/self/fd/{number}")
+
+
 def test_its_fingerprint_is_its_own_wherever_its_tars_are(of_tars, placed, tmp_path):
     tars, converted = of_tars
     index = read_index(placed)
@@ -83,6 +108,11 @@ def test_a_mixture_may_have_both_forms(of_tars, placed):
     assert mixed.index.tars is None
     ours = batches(mixed)
     assert ours[0][1].equal(batches(Mixture([converted, converted]))[0][1])
+
+
+def test_without_its_pictures_it_needs_no_tars(copy, tmp_path):
+    shutil.rmtree(tmp_path / "tars")
+    assert open_dataset(copy, pictures=False).tokenizer_path.exists()
 
 
 def test_moved_tars_are_found_by_their_new_root_alone(copy, tmp_path, caplog):
@@ -113,7 +143,11 @@ def linked(tar):
 
 @pytest.mark.parametrize(
     ("damage", "what"),
-    [(shortened, "is not the tar that was converted"), (linked, "is missing, or a link"), (os.unlink, "is missing")],
+    [
+        (shortened, "is not what was converted: its size or ETag differs"),
+        (linked, "is missing, or a link"),
+        (os.unlink, "is missing"),
+    ],
 )
 def test_another_tar_is_refused_by_its_name(copy, tmp_path, damage, what):
     damage(tmp_path / "tars" / "00001.tar")

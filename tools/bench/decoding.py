@@ -40,21 +40,26 @@ def decode_alone(work: Work) -> Iterator[Serve]:
 
 def decode_rows(shard: Shard, rows: NDArray[np.int64]) -> int:
     """Read and decode these rows on this core. Return how many are damaged."""
-    records = shard.records(rows)
+    records, tars = shard.resolved(rows)
+    files = {tar: shard.picture_file(tar) for tar in set(tars.tolist())}
     columns = (records[name].astype(np.int64) for name in ("jpeg_at", "jpeg_bytes", "height", "width"))
-    damaged: int = _decode_rows(shard.file.number, *columns)
+    damaged: int = _decode_rows(np.array([files[tar].number for tar in tars.tolist()]), *columns)
     return damaged
 
 
 @compiled
 def _decode_rows(
-    file: int, at: NDArray[np.int64], size: NDArray[np.int64], height: NDArray[np.int64], width: NDArray[np.int64]
+    file: NDArray[np.int64],
+    at: NDArray[np.int64],
+    size: NDArray[np.int64],
+    height: NDArray[np.int64],
+    width: NDArray[np.int64],
 ) -> int:
     picture, jpeg = np.empty(3 * (height * width).max(), np.uint8), np.empty(size.max(), np.uint8)
     damaged = 0
     for row in range(len(at)):
         memory = jpeg[: size[row]]
-        damaged += not (read_at(file, at[row], memory) and decode(memory, height[row], width[row], picture, 1))
+        damaged += not (read_at(file[row], at[row], memory) and decode(memory, height[row], width[row], picture, 1))
     return damaged
 
 

@@ -93,9 +93,12 @@ class DataConfig(Section):
     """Several dataset directories instead, whose samples are mixed; `--data`, repeated (docs/data.md)."""
     shares: tuple[PositiveInt, ...] | None = None
     """Shares of the parts in a batch, such as [5, 2, 1]; none, the default: equal ones. `--share`, repeated."""
+    tars: _DatasetPlace = ""
+    """Directory or address of the tars of a dataset in place, if they were moved; `--tars`."""
     cache: _Size = None
-    """Disk space for each rank's cache of a dataset at an address: bytes, or a size such as 200GB. If its share of the
-    dataset does not fit, the order is windowed. none, the default: all of it, in at most half of the free disk."""
+    """Disk space for each rank's cache of a dataset, or its tars, at an address: bytes, or a size such as 200GB. If its
+    share of the dataset does not fit, the order is windowed. none, the default: all of it, in at most half of the free
+    disk."""
     select: _FilePath = ""
     """Parquet file with a column sample_id: train on these samples only; `--select`. Recorded with its number of rows
     and its sha256; the run has its own copy."""

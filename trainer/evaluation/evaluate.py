@@ -187,7 +187,7 @@ def tokenizer_of(
 ) -> tuple[Tokenizer, TokenizerInfo]:
     """Load the run's own tokenizer; another dataset's may assign other ids to the same words."""
     try:
-        dataset = open_dataset(place)
+        dataset = open_dataset(place, pictures=False)
     except DatasetError as error:
         raise DatasetError(f"the tokenizer of the run's dataset is needed: {error} {advice}") from error
     if dataset.index.fingerprint != info.dataset_fingerprint or dataset.index.tokenizer is None:

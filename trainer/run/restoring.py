@@ -36,7 +36,7 @@ from ..world import World
 from .resume_settings import changes_since
 from .selection_files import check_own_copy
 
-MAY_DIFFER = frozenset({"data.path", "data.parts", "data.workers", "evaluation.test", "evaluation.train"})
+MAY_DIFFER = frozenset({"data.path", "data.parts", "data.tars", "data.workers", "evaluation.test", "evaluation.train"})
 """Settings that may differ between ranks: dataset paths, because fingerprints are compared and only rank 0 evaluates,
 and the number of decoding cores. All others must be equal."""
 
@@ -53,7 +53,7 @@ def find_start(config: TrainConfig, run: RunDirectory, world: World, *, resume: 
     """
     with agreement(world.control, RunError):
         run.refuse_unusable()
-        dataset = open_dataset(config.data.places)
+        dataset = open_dataset(config.data.places, config.data.tars)
         if resume and world.is_first and (config.data.select or config.data.weights):
             check_own_copy(config.data, Selection(run.selection))
         start = load_latest(run.checkpoints) if resume else None

@@ -44,6 +44,7 @@ FIXED = {
 FREE_TO_CHANGE = (
     "data.path",
     "data.parts",
+    "data.tars",
     "data.cache",
     "data.workers",
     "data.ahead",

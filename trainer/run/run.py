@@ -203,9 +203,9 @@ class Run:
             if preset is not None:
                 given.add_preset(preset)
             given.add(settings or {}, "settings")
-            dataset = Dataset(data)
-            given.add({"data": {"path": dataset.absolute}}, "data")
+            given.add({"data": {"path": str(place_of(data).resolve())}}, "data")
             recorded, asked = with_recorded(directory, given) if begun else (None, given.load())
+            dataset = Dataset(data, asked.data.tars)
         config, _ = settled(directory, recorded, asked, dataset, world, allow_change)
         run = cls(config, directory, resume=begun, world=world)
         if begun and world.is_first:

@@ -103,8 +103,8 @@ def test_what_is_missing_is_named_by_its_address(s3, local):
 
 def test_a_listing_without_end_is_refused(address, monkeypatch):
     read = []
-    endless = (read.append(number) or (f"object-{number:07}", 1) for number in range(1_000_000))
-    monkeypatch.setattr(Address, "objects", lambda self: endless)
+    endless = (read.append(number) or (f"object-{number:07}", 1, "") for number in range(1_000_000))
+    monkeypatch.setattr(Address, "listing", lambda self: endless)
     with pytest.raises(
         DatasetError, match=r"s3://bucket/noise/shards holds more than 10,000 objects that are no files"
     ):

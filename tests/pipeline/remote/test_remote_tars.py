@@ -1,5 +1,7 @@
 """Datasets in place whose tars are in an object store: the converted dataset's samples, through a small cache."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,8 @@ from thermopile.pipeline.dataset_index import read_index
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.mixture import Mixture
 from thermopile.pipeline.order import Order
+from thermopile.pipeline.remote import blocks
+from thermopile.pipeline.remote import samples as samples_module
 from thermopile.storage.bucket import Address
 from thermopile.storage.local import LocalPath
 
@@ -86,17 +90,54 @@ def test_small_windows_give_the_conversion_s_pixels_and_free_all_that_they_fetch
     assert not [path for path in samples.pages._uses if path.suffix != ".rows"]
 
 
-def test_one_request_fetches_neighbours_in_a_tar(s3, places, of_tars):
+@pytest.mark.parametrize("where", ["disk", "store"])
+def test_readers_side_by_side_with_a_small_cache_all_read_the_right_bytes(places, of_tars, monkeypatch, where):
+    monkeypatch.setattr(samples_module, "DEFAULT_BYTES", 400_000)
+    monkeypatch.setattr(blocks, "ROWS_WITHOUT_ORDER", 16)
+    dataset, converted, wrong = Dataset(places[where]), of_tars[1], []
+
+    def read(seed):
+        random = np.random.default_rng(seed)
+        for _ in range(15):
+            ids = random.integers(0, dataset.n, 12)
+            with dataset.files.hold(ids):
+                wrong.extend(id for id in ids.tolist() if dataset.jpeg(id) != converted.jpeg(id))
+
+    threads = [threading.Thread(target=read, args=[seed]) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    dataset.files.hold(np.array([0])).release()
+    assert 0 < cached_bytes(dataset) <= 400_000
+
+
+def test_a_store_that_fails_now_and_then_changes_nothing(s3, places, of_tars):
+    with s3.gateway(failing=0.05) as gateway:
+        dataset = Dataset(places["disk"])
+        order = Order.for_memory(150, dataset.n, 25)
+        assert_same(dataset, of_tars[1], order, int(dataset.files.beton_bytes().sum()) * 3 // 4, epochs=2, name="dali")
+        assert gateway.stats()["failed"] > 0
+
+
+def test_one_request_fetches_neighbours_in_a_tar_and_keeps_only_what_was_asked_for(s3, places, of_tars):
     with s3.gateway() as gateway:
         dataset = Dataset(places["disk"])
+        (records,) = map(dataset.records, range(dataset.shards))
+        ids = np.flatnonzero((records["source_index"] & 1 == 0) & (records["jpeg_at"] < IN_BETON))
         before = gateway.stats()
-        dataset.files.hold(np.arange(dataset.n)).release()
+        dataset.files.hold(ids).release()
         after = gateway.stats()
     assert after["requests"] - before["requests"] == len(of_tars[0])
     assert after["bytes"] - before["bytes"] < 1.1 * sum(tar.stat().st_size for tar in of_tars[0])
-    assert dataset.files.samples.pages._uses
-    pictures = sum(int(dataset.records(shard)["jpeg_bytes"].sum()) for shard in range(dataset.shards))
-    assert cached_bytes(dataset) < pictures + 4096 * dataset.n  # not what lies between them
+    assert cached_bytes(dataset) == dataset.files.samples.size_on_disk(ids)
+
+
+def test_a_check_keeps_its_shard_whole_while_its_pictures_come_and_go(places, monkeypatch):
+    monkeypatch.setattr(samples_module, "DEFAULT_BYTES", 400_000)
+    monkeypatch.setattr(blocks, "ROWS_WITHOUT_ORDER", 16)
+    assert list(check_dataset(places["store"])) == []
 
 
 def test_the_start_is_one_listing(s3, places):
@@ -120,8 +161,8 @@ def changed(data, at):
 @pytest.mark.parametrize(
     ("damage", "what"),
     [
-        (lambda data: changed(data, 1000), "is not the tar that was converted"),
-        (lambda data: data[:-512], "is not the tar that was converted"),
+        (lambda data: changed(data, 1000), "is not what was converted: its size or ETag differs"),
+        (lambda data: data[:-512], "is not what was converted: its size or ETag differs"),
         (None, "is missing"),
     ],
 )
@@ -134,7 +175,7 @@ def test_another_object_is_refused_by_its_name(placed, own_root, damage, what):
 
 def test_an_object_replaced_while_the_dataset_is_open_is_refused_by_its_name(placed, own_root):
     dataset = Dataset(placed)
-    row, record = in_a_tar(dataset, 2)
+    row, _ = in_a_tar(dataset, 2)
     tar = own_root / "00002.tar"
     tar.write(changed(tar.read_bytes(), 1000))
     with pytest.raises(FileExistsError, match=f"{tar} was replaced by another object"):
@@ -151,10 +192,10 @@ def test_copied_tars_are_verified_by_their_pictures(placed, own_root, caplog):
     copy = copies / "00002.tar"
     copy.write(changed(copy.read_bytes(), int(record["jpeg_at"]) + 100))
     dataset = Dataset(placed, copies)
-    assert [record.message for record in caplog.records][0].startswith("1 tars in s3://bucket/copies have another")
+    assert caplog.records[0].message.startswith("1 tars in s3://bucket/copies have another")
     with pytest.raises(DatasetError, match=rf"sample {row} .*, picture in 00002.tar\) changed after"):
         dataset.jpeg(row)
-    with pytest.raises(DatasetError, match="s3://bucket/elsewhere/00000.tar is missing"):
+    with pytest.raises(DatasetError, match=r"s3://bucket/elsewhere/00000.tar is missing"):
         Dataset(placed, "s3://bucket/elsewhere")
 
 

@@ -118,7 +118,7 @@ def _open_dataset(
 ) -> Dataset | None:
     path = data or config.data.places
     try:
-        dataset = open_dataset(path)
+        dataset = open_dataset(path, config.data.tars)
         if reader and dataset.index.fingerprint != reader.dataset_fingerprint:
             raise DatasetError(
                 f"{path} is not the dataset that the run was trained on: its fingerprint is "

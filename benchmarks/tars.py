@@ -190,7 +190,8 @@ def forms(sizes: Forms, directory: Path) -> Measured:
         f"{sizes.samples:,} pairs in {sizes.tars} tars of {total / 1e6:,.0f} MB together, the index "
         f"{index_bytes / 1e6:.1f} MB on disk; windows of {sizes.window_blocks} of "
         f"{sizes.order.blocks_per_shard} blocks of "
-        f"{sizes.block_rows:,} rows in {sizes.canonical_shards} shards; batches of {sizes.batch}, steps of {sizes.step_ms} ms; "
+        f"{sizes.block_rows:,} rows in {sizes.canonical_shards} shards; batches of {sizes.batch}, "
+        f"steps of {sizes.step_ms} ms; "
         f"{sizes.latency * 1000:.0f} ms a request, {sizes.bytes_per_second / 1e6:.0f} MB/s; medians of {sizes.rounds}",
         f"webdataset by curl, {cores()} workers, shuffle buffers of {SHUFFLE_BUFFER:,}, decoded with Pillow",
         [
@@ -405,6 +406,7 @@ def _growth_of_counting(files: list[LocalPath], samples: int) -> int:
     return peak_memory() - before
 
 
+_SMALL_BLOCKS = Forms(block_rows=256, window_blocks=4, canonical_shards=8, rounds=1)
 _FEW = Forms(tars=2, tar_rows=128, edge=32, block_rows=64, batch=16, rounds=1)
 
 PARTS = {

@@ -54,7 +54,8 @@ _SEALED = RECORD.itemsize - 8
 """Bytes covered by the checksum of a record and of the header."""
 
 
-_IN_BETON = np.uint64(1 << 63)
+IN_BETON = np.uint64(1 << 63)
+"""Bit of `jpeg_at` in a dataset in place: the picture is in the .beton, not in a tar."""
 
 
 class Extent(NamedTuple):
@@ -124,7 +125,7 @@ def picture_places(records: NDArray[np.void], in_place: bool) -> tuple[NDArray[n
     if not in_place:
         return np.full(len(records), -1), jpeg_at
     tars = (records["source_index"].astype(np.uint64) >> np.uint64(32)).astype(np.int64)
-    return np.where(jpeg_at >= _IN_BETON, -1, tars), jpeg_at & ~_IN_BETON
+    return np.where(jpeg_at >= IN_BETON, -1, tars), jpeg_at & ~IN_BETON
 
 
 def first_outside(records: NDArray[np.void], extent: Extent) -> int:

@@ -197,7 +197,7 @@ class Dataset(SamplesTable):
         """Whether the dataset is at an address."""
         return self.place.is_remote
 
-    @property
+    @cached_property
     def fetches(self) -> bool:
         """Whether samples, or their pictures, are fetched from an object store."""
         return self.files.beton_bytes() is not None

@@ -397,7 +397,7 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
         Trainer(settings, run, resume=resuming, world=world) as trainer,
     ):
         finished = trainer.steps_done >= trainer.total_steps
-        if resuming and world.is_first and (accepted or not finished):
+        if resuming and world.is_first and (accepted or not finished or settings.data.tars):
             trainer.held_directory.record(settings)  # the data's new path and other allowed changes
         if finished:
             say(f"finished at step {trainer.steps_done:,}; nothing to do", err=False)

@@ -67,14 +67,14 @@ def test_pictures_tokens_and_tables_are_those_of_the_conversion(of_tars, placed)
     assert list(check_dataset(LocalPath(placed))) == []
 
 
-def test_few_tars_are_open_at_a_time(placed, monkeypatch):
+def test_few_tars_are_open_at_a_time(copy, tmp_path, monkeypatch):
     for module in (shard, reader):
         monkeypatch.setattr(module, "max_open_shards", lambda: 2)
-    dataset, opened, counts = Dataset(placed), shard.OpenFiles.__getitem__, []
+    dataset, opened, counts = Dataset(copy), shard.OpenFiles.__getitem__, []
 
     def counted(self, number):
         found = opened(self, number)
-        counts.append(sum(name.endswith(".tar") for name in open_files()))
+        counts.append(sum(name.startswith(f"{tmp_path}/tars/") for name in open_files()))
         return found
 
     monkeypatch.setattr(shard.OpenFiles, "__getitem__", counted)

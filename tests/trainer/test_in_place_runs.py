@@ -1,6 +1,7 @@
 """Runs on a dataset in place: those on what conversion makes of the same tars, bit for bit."""
 
 import os
+import shutil
 
 import pytest
 
@@ -87,6 +88,11 @@ def test_the_command_line_says_where_the_pictures_are_and_takes_another_root(of_
     done = succeed("train", *words, "--steps", 2, "--tars", of_tars[0][0].parent)
     assert f"from {placed}, pictures in {of_tars[0][0].parent}, " in done.stderr
     assert RunDirectory(tmp_path / "run").config().data.tars == str(of_tars[0][0].parent)
+    succeed(
+        "train", "--out", tmp_path / "run", "--resume", "--tars", shutil.copytree(of_tars[0][0].parent, tmp_path / "to")
+    )
+    assert RunDirectory(tmp_path / "run").config().data.tars == str(tmp_path / "to")
+    assert "no pictures" not in succeed("inspect", tmp_path / "run").output
     sheet = tmp_path / "sheet.png"
     succeed("show", placed, "--out", sheet, "--tars", of_tars[0][0].parent, "--image-size", 32)
     assert sheet.exists()

@@ -41,7 +41,7 @@ FIGURES = {
                         for way in ("alone", "few_parts", "parts", "in_place", "longtail", "holdout", "ray")
                         for what in ("bytes", "requests")},
     ("tars", "forms"): {f"{form}_{what}" for form in ("converted", "index")
-                        for what in ("rate", "wait_ms", "requests", "bytes", "first_batch")},
+                        for what in ("rate", "wait_ms", "requests", "bytes", "first_batch", "cpu_us")},
     ("tars", "neighbours"): {"same_tar_percent", "over_full_shuffle"},
     ("tars", "memory"): {"reading_mb", "grown_mb", "counting"},
     ("scale", "budget"): {"epoch_hours", "plan_tsv_minutes", "plan_tsv_gb", "plan_parquet_minutes", "dataset_tb",

@@ -407,7 +407,7 @@ def _growth_of_counting(files: list[LocalPath], samples: int) -> int:
     return peak_memory() - before
 
 
-_SMALL_BLOCKS = Forms(block_rows=256, window_blocks=4, canonical_shards=8, rounds=1)
+_SMALL_BLOCKS = Forms(tars=4, block_rows=256, window_blocks=4, canonical_shards=8, rounds=1)
 _FEW = Forms(tars=2, tar_rows=128, edge=32, block_rows=64, batch=16, rounds=1)
 
 PARTS = {

@@ -37,6 +37,13 @@ FIGURES = {
     ("loader", "two_views"): {f"{ours}_over_{other}" for ours in ("ffcv", "dali")
                               for other in ("pillow", "decode")},
     ("remote", "windowed"): {"bytes", "data_wait", "fetch_wait", "waits", "first_batch", "disk", "floor"},
+    ("tars", "bytes"): {f"{way}_{what}"
+                        for way in ("alone", "few_parts", "parts", "in_place", "longtail", "holdout", "ray")
+                        for what in ("bytes", "requests")},
+    ("tars", "forms"): {f"{form}_{what}" for form in ("converted", "index")
+                        for what in ("rate", "wait_ms", "requests", "bytes", "first_batch", "cpu_us")},
+    ("tars", "neighbours"): {"same_tar_percent", "over_full_shuffle"},
+    ("tars", "memory"): {"reading_mb", "grown_mb", "counting"},
     ("scale", "budget"): {"epoch_hours", "plan_tsv_minutes", "plan_tsv_gb", "plan_parquet_minutes", "dataset_tb",
                           "dataset_dollars", "floor_gb", "records_gb", "fetched_gb", "reads", "reads_dollars",
                           "rows_gb", "rows_of_rank_gb", "snapshot_gb", "snapshot_writes", "manifests_mb",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from ..pipeline.cores import divided_cores
 from ..state_store.ranks import Ranks, TorchRanks, agreement
 from ..storage.place import Place
 from .errors import ConfigError, RanksLostError, RunError
@@ -35,7 +36,9 @@ class World:
     local_rank: int = 0
     """Rank within this machine, which selects its GPU."""
     local_size: int = 1
-    """Ranks on this machine, which share its cores."""
+    """Ranks on this machine."""
+    cores: int | None = None
+    """This rank's share of the cores that it may use; None: all of them."""
     control: Ranks = _ALONE
     """For the training thread; every rank makes the same calls in the same order."""
     snapshots: Ranks = _ALONE
@@ -116,10 +119,12 @@ def joined_world(end: Callable[[RanksLostError], None] | None = None) -> Iterato
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     # On the CPU: these messages must not wait for the GPU.
     control = TorchRanks(dist.new_group(backend="gloo", timeout=TIMEOUT))
+    usable = control.broadcast(control.gather((socket.gethostname(), os.sched_getaffinity(0))))
+    cores = divided_cores(usable)[rank]
     snapshots = TorchRanks(dist.new_group(backend="gloo", timeout=SNAPSHOT_TIMEOUT))
     slow_group = TorchRanks(dist.new_group(backend="gloo", timeout=SNAPSHOT_TIMEOUT))
     with Heartbeats(control, end).beating() as heartbeats:
-        yield World(rank, size, local_rank, local_size, control, snapshots, slow_group, heartbeats)
+        yield World(rank, size, local_rank, local_size, cores, control, snapshots, slow_group, heartbeats)
     # Not after an error: destroying a group with a lost rank may block.
     dist.destroy_process_group()
 

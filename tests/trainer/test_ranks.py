@@ -169,6 +169,42 @@ def test_all_ranks_go_back_behind_a_snapshot_that_is_damaged_in_the_rows_of_one(
     assert losses(run) == losses(two_ranks)
 
 
+ONE_READER = """
+import os
+from thermopile.tools.cli import main
+from thermopile.trainer.checkpoints import checkpoint_files
+if os.environ["RANK"] != "0":
+    checkpoint_files.load_checkpoint = None
+main()
+"""
+
+
+def test_one_rank_reads_the_checkpoint_for_all(two_ranks, start, tmp_path):
+    run = RunDirectory(shutil.copytree(two_ranks.path, tmp_path / "run"))
+    shutil.rmtree(run.checkpoints / "step-30")
+    finish(start(run, 2, code=ONE_READER))
+    assert_same_run(run, two_ranks)
+
+
+SLOW_DISK = """
+import time
+from datetime import timedelta
+from thermopile.tools.cli import main
+from thermopile.trainer import world
+from thermopile.trainer.run import checkpoint_writer
+world.TIMEOUT, save = timedelta(seconds=20), checkpoint_writer.save_checkpoint
+checkpoint_writer.save_checkpoint = lambda *arguments: (time.sleep(30), save(*arguments))
+main()
+"""
+
+
+@pytest.mark.wide
+def test_ranks_wait_for_a_disk_that_takes_longer_than_a_rank_may_be_silent(start, tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    finish(start(run, 2, epochs=1, more_settings=("checkpoint.every_steps=0",), code=SLOW_DISK))
+    assert latest_checkpoint(run.checkpoints).name == "step-15"
+
+
 def test_a_rank_that_dies_ends_the_run_by_name_and_it_resumes_with_the_same_losses(two_ranks, start, tmp_path):
     run = RunDirectory(tmp_path / "run")
     ranks = start(run, 2, code=IMPATIENT)

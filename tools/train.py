@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -166,12 +166,15 @@ def train(**options: Any) -> None:
     Later settings override earlier ones: defaults, --preset, --config, --set, --steps, --init-from, --on-nan, --data,
     --select, --weights. OUT/config.toml records the result.
 
-    SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 finish the current step, write a checkpoint and exit with code 75. A second
-    signal ends the run at once; --resume then starts from the last checkpoint.
+    SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 finish the current step, write a checkpoint and exit with code 75; before the
+    first step they exit at once. A second signal ends the run at once; --resume then starts from the last checkpoint.
     """
-    from ..trainer.run.preemption import EXIT_CODE
+    from ..trainer.run.preemption import EXIT_CODE, ending_on_signals
 
-    if not run(TrainOptions(**options)):
+    asked = TrainOptions(**options)
+    with nullcontext() if asked.print_config or asked.dry_run else ending_on_signals():
+        finished = run(asked)
+    if not finished:
         click.get_current_context().exit(EXIT_CODE)
 
 

@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from ..pipeline.cores import divided_cores
-from ..state_store.ranks import Ranks, TorchRanks, agreement
+from ..state_store.ranks import ONE_PROCESS, Ranks, TorchRanks, agreement
 from ..storage.place import Place
 from .errors import ConfigError, RanksLostError, RunError
 from .heartbeats import AsError, Heartbeats
@@ -23,8 +23,6 @@ TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for a live rank, for example while each compiles in the first step."""
 SNAPSHOT_TIMEOUT = timedelta(hours=1)
 """Timeout for writing the rows of a snapshot, which depends on the disk, and for an evaluation."""
-
-_ALONE = Ranks()
 
 
 @dataclass(frozen=True)
@@ -39,11 +37,11 @@ class World:
     """Ranks on this machine."""
     cores: int | None = None
     """This rank's share of the cores that it may use; None: all of them."""
-    control: Ranks = _ALONE
+    control: Ranks = ONE_PROCESS
     """For the training thread; every rank makes the same calls in the same order."""
-    snapshots: Ranks = _ALONE
+    snapshots: Ranks = ONE_PROCESS
     """For the state store, which writes snapshots in its own thread."""
-    slow_group: Ranks = _ALONE
+    slow_group: Ranks = ONE_PROCESS
     """Like `control`, with a long timeout."""
     heartbeats: Heartbeats | None = None
 

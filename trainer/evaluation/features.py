@@ -21,6 +21,7 @@ from ...pipeline.batch import Batch
 from ...pipeline.dataset import CAPTION, Dataset
 from ...pipeline.dataset_index import TokenizerInfo
 from ...pipeline.tokenizer import encode
+from ...state_store.ranks import ONE_PROCESS, Ranks, agreement
 from ...storage.place import Place
 from ..config import TrainConfig
 from ..config.own_code import CODE_OF_FEATURES, announce_code, code_in, refuse_code
@@ -74,15 +75,24 @@ def evaluation_recipe(trained: Recipe) -> Recipe:
 
 
 def image_features(
-    encoder: nn.Module, dataset: Dataset, recipe: Recipe, image_size: int, device: torch.device, on_progress: OnCount
+    encoder: nn.Module,
+    dataset: Dataset,
+    recipe: Recipe,
+    image_size: int,
+    device: torch.device,
+    on_progress: OnCount,
+    ranks: Ranks = ONE_PROCESS,
+    workers: int | None = None,
 ) -> Tensor:
     """Return the features of all n images, in id order, float32 [n, d] on `device`, rows of norm 1.
 
-    on_progress: called with the number of images done, and n. Raises DatasetError for an image that does not decode,
-    RunError if a feature is not finite.
+    on_progress: called with the number of images done, and n. ranks: take turns with the batches; all call this, and
+    only the first has the result. workers: decoding threads; None: one per core. Raises DatasetError for an image that
+    does not decode, RunError if a feature is not finite, or for a failure of another rank.
     """
     embed, view = partial(_pictures, encoder, device), (evaluation_recipe(recipe), image_size, device)
-    return _together(_of_samples(embed, dataset, np.arange(dataset.n), *view), dataset.n, on_progress)[0]
+    batches = _of_samples(embed, dataset, np.arange(dataset.n), *view, ranks=ranks, workers=workers)
+    return _together(batches, dataset.n, on_progress, ranks)[0].to(device)
 
 
 def sample_features(
@@ -161,8 +171,10 @@ def _of_samples(
     rows: int = BATCH,
     views: int = 1,
     tokens: Iterator[Tensor] | None = None,
+    ranks: Ranks = ONE_PROCESS,
+    workers: int | None = None,
 ) -> Generator[list[Tensor], None, None]:
-    """Yield features, `rows` samples at a time. tokens: of each batch, in place of the dataset's.
+    """Yield features, `rows` samples at a time, of this rank's batches. tokens: of each, in place of the dataset's.
 
     A thread makes the next batches, and copies them to a GPU, while the encoders work on the one before.
     """
@@ -172,20 +184,22 @@ def _of_samples(
     copies = Copies(CudaDevice(device)) if device.type == "cuda" else None
 
     def made(maker: ViewMaker) -> Iterator[tuple[Batch, Arriving | None]]:
-        for first in range(0, len(sample_ids), rows):
+        for first in range(rows * ranks.rank, len(sample_ids), rows * ranks.world):
             batch = maker.make(sample_ids[first : first + rows], epoch=0)
             batch = replace(batch, tokens=next(tokens)) if tokens else batch
             yield batch, copies.upload([view.pin_memory() for view in batch.views]) if copies else None
 
     with (
-        ViewMaker(dataset, recipe=recipe, image_size=image_size, views=views, spare=AHEAD + 1) as maker,
+        ViewMaker(
+            dataset, recipe=recipe, image_size=image_size, views=views, spare=AHEAD + 1, workers=workers
+        ) as maker,
         own_thread(device.index) as thread,
         closing(_ahead(thread, made(maker))) as coming,
     ):
         for batch, arriving in coming:
             with torch.inference_mode():
                 features = embed(replace(batch, views=tuple(arriving.here())) if arriving else batch)
-            yield [_unit_rows([of_side]) for of_side in features]
+            yield [_unit_rows(of_side) for of_side in features]
 
 
 def _ahead(thread: Executor, items: Iterator[Any]) -> Generator[Any, None, None]:
@@ -196,35 +210,50 @@ def _ahead(thread: Executor, items: Iterator[Any]) -> Generator[Any, None, None]
         yield item
 
 
-def _together(batches: Generator[list[Tensor], None, None], total: int, on_progress: OnCount) -> list[Tensor]:
-    parts, done = [], 0
+def _together(
+    batches: Generator[list[Tensor], None, None], total: int, on_progress: OnCount, ranks: Ranks = ONE_PROCESS
+) -> list[Tensor]:
+    """Concatenate the features of all ranks' batches on the first rank; the others get an empty tensor."""
+    parts, done = list[list[Tensor]](), 0
     with closing(batches):
-        for features in batches:
-            parts.append(features)
-            on_progress(done := done + len(features[0]), total)
-    return [torch.cat(of_side) for of_side in zip(*parts, strict=True)]
+        while done < total:
+            with agreement(ranks, RunError):
+                own = next(batches, None)
+                done = min(done + BATCH * ranks.world, total)
+                on_progress(done, total)
+            if ranks.world > 1 and own is not None:
+                own = [of_side.cpu() for of_side in own]
+            parts += filter(None, ranks.gather(own))
+    return [torch.cat(of_side) for of_side in zip(*parts, strict=True)] or [torch.empty(0)]
 
 
 def text_features(
-    encoder: nn.Module, tokenizer: Tokenizer, texts: Sequence[str], device: torch.device, on_progress: OnCount
+    encoder: nn.Module,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    device: torch.device,
+    on_progress: OnCount,
+    ranks: Ranks = ONE_PROCESS,
 ) -> Tensor:
     """Return the features of texts (at least one), in order, float32 [texts, d] on `device`, rows of norm 1.
 
-    tokenizer: from load_tokenizer. on_progress: called with the number of texts done, and the total.
-    Raises DatasetError if a text cannot be encoded, RunError if a feature is not finite.
+    tokenizer: from load_tokenizer. on_progress: called with the number of texts done, and the total. ranks: as
+    image_features. Raises DatasetError if a text cannot be encoded, RunError as image_features.
     """
-    parts = []
-    with torch.inference_mode():
-        for first in range(0, len(texts), BATCH):
-            tokens = encode(tokenizer, texts[first : first + BATCH]).tokens
-            parts.append(encoder(torch.from_numpy(tokens).to(device)))
-            on_progress(first + len(tokens), len(texts))
-    return _unit_rows(parts)
+
+    def batches() -> Generator[list[Tensor], None, None]:
+        for first in range(BATCH * ranks.rank, len(texts), BATCH * ranks.world):
+            tokens = torch.from_numpy(encode(tokenizer, texts[first : first + BATCH]).tokens)
+            with torch.inference_mode():
+                features = encoder(tokens.to(device))
+            yield [_unit_rows(features)]
+
+    return _together(batches(), len(texts), on_progress, ranks)[0].to(device)
 
 
-def _unit_rows(parts: list[Tensor]) -> Tensor:
-    """Concatenate and normalise, outside inference mode: a probe cannot be trained on inference tensors."""
-    features = F.normalize(torch.cat(parts).float(), dim=-1)
+def _unit_rows(features: Tensor) -> Tensor:
+    """Normalise, outside inference mode: a probe cannot be trained on inference tensors."""
+    features = F.normalize(features.float(), dim=-1)
     if not features.isfinite().all():
         raise RunError("the checkpoint's encoders give features that are not finite; evaluate an older one with --at")
     return features

@@ -16,6 +16,7 @@ from ..config import DataConfig, TrainConfig
 from ..encoders import Encoders
 from ..errors import ConfigError, RunError
 from ..objectives.closed_form import full_precision
+from ..world import ALONE, World
 from .bands import Scores
 from .evaluate import Evaluation, compared, score_encoders
 from .scoring import TEMPLATES
@@ -24,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class OnlineEvaluation:
-    """Scores a run's encoders on a held-out set without affecting the training.
+    """Scores a run's encoders on a held-out set without affecting the training; all ranks encode, the first scores.
 
     k-NN, retrieval and zero-shot as in `evaluate`. No probes: training them may take longer than the steps between two
     evaluations.
@@ -37,12 +38,13 @@ class OnlineEvaluation:
         device: torch.device,
         tokenizer: Tokenizer | None,
         templates: Sequence[str],
+        world: World = ALONE,
     ) -> None:
-        self._sets, self._data, self._device = sets, data, device
+        self._sets, self._data, self._device, self._world = sets, data, device, world
         self._tokenizer, self._templates = tokenizer, templates
 
     @classmethod
-    def open(cls, config: TrainConfig, dataset: Dataset, device: torch.device) -> Self | None:
+    def open(cls, config: TrainConfig, dataset: Dataset, device: torch.device, world: World = ALONE) -> Self | None:
         """Return the evaluation that the settings of a run on `dataset` request, on its device; None without a request.
 
         Raises DatasetError if a dataset is missing or they do not fit each other, ConfigError if there is nothing to
@@ -61,7 +63,12 @@ class OnlineEvaluation:
                 f"evaluation.test = {wanted.test!r} gives nothing to score: {sets.not_classified}, and there are no "
                 "captions for the run to retrieve; choose another dataset, or set evaluation.every_steps to 0"
             )
-        return cls(sets, config.data, device, tokenizer, wanted.templates or TEMPLATES)
+        return cls(sets, config.data, device, tokenizer, wanted.templates or TEMPLATES, world)
+
+    @property
+    def fingerprints(self) -> list[str]:
+        """Of the training and the test set, which all ranks must have."""
+        return [dataset.index.fingerprint for dataset in (self._sets.train, self._sets.test)]
 
     @property
     def notes(self) -> list[str]:
@@ -71,13 +78,15 @@ class OnlineEvaluation:
     def scores(
         self, encoders: Encoders, step: int, should_stop: Callable[[], bool]
     ) -> dict[str, dict[str, Scores]] | None:
-        """Return the scores of the encoders after `step`, as `Evaluation.scores`.
+        """Return the scores of the encoders after `step`, as `Evaluation.scores`. Called by all ranks.
 
-        Returns None if should_stop, polled many times a minute, ended it, or if it failed, which logs a warning; the
-        training can continue.
+        Returns None if should_stop, polled many times a minute, ended it on any rank, or if it failed, which logs a
+        warning; the training can continue. On all ranks but the first, None or nothing of use.
         """
-        sets = self._sets
+        sets, ranks, failure = self._sets, self._world.slow_group, None
         result = Evaluation(f"step-{step}", sets.train, sets.test, sets.classes)
+        if self._device.type == "cpu":  # where each rank has its own statistics of batch norms, and the first's count
+            ranks.copy_from_first(encoders.buffers())
 
         def stop_if_asked(*_: object) -> None:
             if should_stop():
@@ -96,16 +105,18 @@ class OnlineEvaluation:
                     self._templates,
                     with_probes=False,
                     on_progress=stop_if_asked,
+                    ranks=ranks,
+                    workers=self._world.cores,
                 )
-        except _StoppedError:
-            return None
         except (DatasetError, RunError, OSError) as error:
-            _log.warning("the evaluation after step %d failed: %s. Training continues", step, error)
-            return None
-        return result.scores
+            failure = error
+        stopped = any(ranks.gather(isinstance(failure, _StoppedError)))
+        if failure is not None and self._world.is_first and not stopped:
+            _log.warning("the evaluation after step %d failed: %s. Training continues", step, failure)
+        return None if failure else result.scores
 
 
-class _StoppedError(Exception):
+class _StoppedError(RunError):
     """The run is stopping, so nobody waits for the scores."""
 
 

@@ -38,8 +38,8 @@ from .resume_settings import changes_since
 from .selection_files import check_own_copy
 
 MAY_DIFFER = frozenset({"data.path", "data.parts", "data.workers", "evaluation.test", "evaluation.train"})
-"""Settings that may differ between ranks: dataset paths, because fingerprints are compared and only rank 0 evaluates,
-and the number of decoding cores. All others must be equal."""
+"""Settings that may differ between ranks: dataset paths, because fingerprints are compared, and the number of decoding
+cores. All others must be equal."""
 
 MAX_NAMED = 10
 LOSS_SCALE = "loss_scale"

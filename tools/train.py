@@ -462,10 +462,12 @@ def _in_words(trainer: Trainer) -> str:
         speed = f" in {config.precision}{slow}"
     kind = "pairs" if trainer.mode == "bimodal" else "pictures"
     weighted = ", with weights" if config.data.weights else ""
+    left_out = trainer.order.samples - trainer.order.steps_per_epoch * config.batch_size
+    left = "" if config.data.parts or not left_out else f", {left_out:,} samples not drawn in an epoch"
     return (
         f"{selected}{dataset.n:,} {kind} from {dataset.place}{weighted}, "
         f"{trainer.device}{speed}{ranks}, {parameters:,} encoder parameters, {trainer.total_steps:,} steps in "
-        f"{epochs:,} {'epoch' if epochs == 1 else 'epochs'}"
+        f"{epochs:,} {'epoch' if epochs == 1 else 'epochs'}{left}"
     )
 
 

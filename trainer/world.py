@@ -10,15 +10,18 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..pipeline.cores import divided_cores
 from ..state_store.ranks import ONE_PROCESS, Ranks, TorchRanks, agreement
 from ..storage.place import Place
 from .errors import ConfigError, RanksLostError, RunError
 from .heartbeats import AsError, Heartbeats
+from .meeting import MEETING_TIMEOUT, Member, choose_interface, meet
 
-MEETING_TIMEOUT = timedelta(minutes=5)
-"""How long a rank waits at startup for others, which a wrong option may have ended already."""
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+
 TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for a live rank, for example while each compiles in the first step."""
 SNAPSHOT_TIMEOUT = timedelta(hours=1)
@@ -105,7 +108,7 @@ def joined_world(end: Callable[[RanksLostError], None] | None = None) -> Iterato
             )
         torch.cuda.set_device(local_rank)
     try:
-        store, rank, size = next(rendezvous("env://", timeout=MEETING_TIMEOUT))
+        public, rank, size = next(rendezvous("env://", timeout=MEETING_TIMEOUT))
     except dist.DistError as error:
         raise RanksLostError(
             f"rank {os.environ['RANK']} could not join all {os.environ['WORLD_SIZE']} ranks within "
@@ -113,18 +116,42 @@ def joined_world(end: Callable[[RanksLostError], None] | None = None) -> Iterato
             "messages of the others, and whether they can reach "
             f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         ) from error
-    backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
-    # On the CPU: these messages must not wait for the GPU.
-    control = TorchRanks(dist.new_group(backend="gloo", timeout=TIMEOUT))
-    usable = control.broadcast(control.gather((socket.gethostname(), os.sched_getaffinity(0))))
-    cores = divided_cores(usable)[rank]
-    snapshots = TorchRanks(dist.new_group(backend="gloo", timeout=SNAPSHOT_TIMEOUT))
-    slow_group = TorchRanks(dist.new_group(backend="gloo", timeout=SNAPSHOT_TIMEOUT))
-    with Heartbeats(control, end).beating() as heartbeats:
-        yield World(rank, size, local_rank, local_size, cores, control, snapshots, slow_group, heartbeats)
+    store, members = meet(public, rank, size)
+    cores = divided_cores([(member.host, member.cores) for member in members])[rank]
+    with Heartbeats(store, rank, members, end).beating() as heartbeats:
+        groups = _groups(store, rank, members, heartbeats, "cpu:gloo,cuda:nccl" if on_gpus else "gloo")
+        yield World(rank, size, local_rank, local_size, cores, *groups, heartbeats)
     # Not after an error: destroying a group with a lost rank may block.
     dist.destroy_process_group()
+
+
+def _groups(
+    store: TCPStore, rank: int, members: list[Member], heartbeats: Heartbeats, backend: str
+) -> Iterator[TorchRanks]:
+    """Connect the ranks, and yield the groups `control`, `snapshots` and `slow_group` of World.
+
+    Raises RanksLostError if they do not all connect within MEETING_TIMEOUT.
+    """
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _set_pg_timeout
+
+    own = choose_interface(rank, members)
+    try:
+        client = dist.TCPStore(store.host, store.port, is_master=False, timeout=MEETING_TIMEOUT, wait_for_workers=False)
+        dist.init_process_group(backend, store=client, rank=rank, world_size=len(members), timeout=MEETING_TIMEOUT)
+        _set_pg_timeout(TIMEOUT)
+        for timeout in (TIMEOUT, SNAPSHOT_TIMEOUT, SNAPSHOT_TIMEOUT):
+            # On the CPU: these messages must not wait for the GPU.
+            group = dist.new_group(backend="gloo", timeout=MEETING_TIMEOUT)
+            _set_pg_timeout(timeout, group)
+            yield TorchRanks(group)
+    except RuntimeError as error:
+        if heartbeats.lost():
+            raise
+        raise RanksLostError(
+            f"rank {rank} cannot connect to the others, from {own}: {str(error).splitlines()[0]}. Set "
+            "GLOO_SOCKET_IFNAME, and NCCL_SOCKET_IFNAME on GPUs, to each machine's interface that reaches the others"
+        ) from error
 
 
 def refuse_separate_directories(world: World, folder: Place) -> None:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from .errors import RanksLostError
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import TCPStore
-    from torch.distributed import Store
+    from torch._C._distributed_c10d import Store, TCPStore
 
 MEETING_TIMEOUT = timedelta(minutes=5)
 """How long a rank waits at each step of the start for others, which a wrong option may have ended already."""

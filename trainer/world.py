@@ -119,32 +119,34 @@ def joined_world(end: Callable[[RanksLostError], None] | None = None) -> Iterato
     store, members = meet(public, rank, size)
     cores = divided_cores([(member.host, member.cores) for member in members])[rank]
     with Heartbeats(store, rank, members, end).beating() as heartbeats:
-        groups = _groups(store, rank, members, heartbeats, "cpu:gloo,cuda:nccl" if on_gpus else "gloo")
-        yield World(rank, size, local_rank, local_size, cores, *groups, heartbeats)
+        backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
+        control, snapshots, slow_group = _groups(store, rank, members, heartbeats, backend)
+        yield World(rank, size, local_rank, local_size, cores, control, snapshots, slow_group, heartbeats)
     # Not after an error: destroying a group with a lost rank may block.
     dist.destroy_process_group()
 
 
 def _groups(
     store: TCPStore, rank: int, members: list[Member], heartbeats: Heartbeats, backend: str
-) -> Iterator[TorchRanks]:
-    """Connect the ranks, and yield the groups `control`, `snapshots` and `slow_group` of World.
+) -> list[TorchRanks]:
+    """Connect the ranks, and return the groups `control`, `snapshots` and `slow_group` of World.
 
     Raises RanksLostError if they do not all connect within MEETING_TIMEOUT.
     """
     import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore
     from torch.distributed.distributed_c10d import _set_pg_timeout
 
-    own = choose_interface(rank, members)
+    own, groups = choose_interface(rank, members), []
     try:
-        client = dist.TCPStore(store.host, store.port, is_master=False, timeout=MEETING_TIMEOUT, wait_for_workers=False)
+        client = TCPStore(store.host, store.port, is_master=False, timeout=MEETING_TIMEOUT, wait_for_workers=False)
         dist.init_process_group(backend, store=client, rank=rank, world_size=len(members), timeout=MEETING_TIMEOUT)
         _set_pg_timeout(TIMEOUT)
         for timeout in (TIMEOUT, SNAPSHOT_TIMEOUT, SNAPSHOT_TIMEOUT):
             # On the CPU: these messages must not wait for the GPU.
             group = dist.new_group(backend="gloo", timeout=MEETING_TIMEOUT)
             _set_pg_timeout(timeout, group)
-            yield TorchRanks(group)
+            groups.append(TorchRanks(group))
     except RuntimeError as error:
         if heartbeats.lost():
             raise
@@ -152,6 +154,7 @@ def _groups(
             f"rank {rank} cannot connect to the others, from {own}: {str(error).splitlines()[0]}. Set "
             "GLOO_SOCKET_IFNAME, and NCCL_SOCKET_IFNAME on GPUs, to each machine's interface that reaches the others"
         ) from error
+    return groups
 
 
 def refuse_separate_directories(world: World, folder: Place) -> None:

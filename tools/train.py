@@ -210,10 +210,11 @@ def run(asked: TrainOptions) -> bool:
     with _ended_if_ranks_are_lost(), joined_world(end=_end) as world:
         with agreement(world.control, ConfigError):
             _check_paths(asked)
-            if directory is not None and not (asked.resume or asked.print_config):
-                directory.refuse_existing()
-            is_begun = directory is not None and asked.resume and directory.exists()
-        # Use one rank's answer: it may have started the run before another rank looked.
+            # Only one rank looks: on a network disk another would remember for a minute that a file is missing.
+            looked_at = directory if world.is_first else None
+            if looked_at is not None and not (asked.resume or asked.print_config):
+                looked_at.refuse_existing()
+            is_begun = looked_at is not None and asked.resume and looked_at.exists()
         begun = directory if world.control.broadcast(is_begun) else None
         if begun is not None and not asked.print_config:
             refuse_separate_directories(world, begun.path)

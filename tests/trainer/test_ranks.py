@@ -186,6 +186,53 @@ def test_one_rank_reads_the_checkpoint_for_all(two_ranks, start, tmp_path):
     assert_same_run(run, two_ranks)
 
 
+COMMAND_LINE = """
+from thermopile.tools.cli import main
+main()
+"""
+
+LOOKED_FOR = """
+import os
+from thermopile.tools.cli import main
+run, missed = os.path.abspath(sys.argv[sys.argv.index("--out") + 1]), []
+def noting(call):
+    def noted(path, *arguments, **named):
+        try:
+            return call(path, *arguments, **named)
+        except FileNotFoundError:
+            missed.append(os.path.abspath(path))
+            raise
+    return noted
+os.stat, os.lstat, os.open = map(noting, (os.stat, os.lstat, os.open))
+try:
+    main()
+finally:
+    there = {name for name in [*missed] if name.startswith(run) and os.path.exists(name)}
+    if os.environ["RANK"] != "0":
+        print("looked for too early:", sorted(os.path.relpath(name, run) for name in there))
+"""
+
+
+@pytest.mark.wide
+def test_no_rank_but_the_first_looks_for_a_file_of_a_new_run_before_it_is_there(start, tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()  # a network disk remembers that a file of a folder is missing, or that the folder is
+    _, (said, _) = finish(start(run, 2, epochs=1, code=LOOKED_FOR))
+    assert "looked for too early: []" in said
+
+
+@pytest.mark.wide
+def test_working_files_go_to_a_disk_of_each_machine_where_one_is_named(start, tmp_path):
+    code = f"import os; os.environ['THERMOPILE_SCRATCH'] = {str(tmp_path / 'scratch')!r}" + COMMAND_LINE
+    few, run = ("blocks_per_shard=8", "window_blocks=2", "state.memory_budget=20KB"), RunDirectory(tmp_path / "run")
+    ranks = start(run, 2, more_settings=few, code=code)
+    wait_for(run, 3, ranks)
+    assert {path.name for path in (tmp_path / "scratch").glob("run-*/state.working/*")} == {"rank-0", "rank-1"}
+    assert not run.state_working.exists()
+    finish(ranks)
+    assert not list((tmp_path / "scratch").glob("run-*/state.working"))
+
+
 SLOW_DISK = """
 import time
 from datetime import timedelta

@@ -53,7 +53,8 @@ def find_start(config: TrainConfig, run: RunDirectory, world: World, *, resume: 
     Writes nothing. Raises ConfigError, RunError, DatasetError, OSError; on every rank if one fails or they differ.
     """
     with agreement(world.control, RunError):
-        run.refuse_unusable()
+        if world.is_first:
+            run.refuse_unusable()
         dataset = open_dataset(config.data.places)
         if resume and world.is_first and (config.data.select or config.data.weights):
             check_own_copy(config.data, Selection(run.selection))
@@ -121,7 +122,7 @@ def open_store(
         "lock": lock,
     }
     if start is None:
-        if world.control.broadcast(run.has_state):
+        if world.control.broadcast(world.is_first and run.has_state):
             return StateStore.open(run.state, at="step-0", **settings), None
         carried = None
         if config.init_state:

@@ -15,7 +15,7 @@ from .encoders.averaging import AveragedEncoders
 from .encoders.data_parallel import batch_norm_advice, encoders_of_a_step
 from .encoders.locking import lock_advice
 from .encoders.micro_batches import MicroBatches, OnePiece, StepEncoder
-from .errors import ConfigError, RunError
+from .errors import RunError
 from .evaluation.online import OnlineEvaluation
 from .metrics.metrics_log import Scalar
 from .metrics.step_report import StepReport, report_of
@@ -52,14 +52,6 @@ class Trainer(Run):
         self._skipped_in_a_row = 0
         with agreement(self.world.control, RunError):
             self.evaluation = OnlineEvaluation.open(config, self.dataset, self.device, self.world)
-        of_own = self.evaluation and self.evaluation.fingerprints
-        of_first = self.world.control.broadcast(of_own)
-        with agreement(self.world.control, ConfigError):
-            if of_own != of_first:
-                rank = self.world.rank
-                raise ConfigError(
-                    f"evaluation.test or evaluation.train is another dataset on rank {rank} than on rank 0"
-                )
 
     def run(
         self,

@@ -137,7 +137,8 @@ def _groups(
     from torch._C._distributed_c10d import TCPStore
     from torch.distributed.distributed_c10d import _set_pg_timeout
 
-    own, groups = choose_interface(rank, members), []
+    choose_interface(rank, members)
+    groups = []
     try:
         client = TCPStore(store.host, store.port, is_master=False, timeout=MEETING_TIMEOUT, wait_for_workers=False)
         dist.init_process_group(backend, store=client, rank=rank, world_size=len(members), timeout=MEETING_TIMEOUT)
@@ -151,8 +152,9 @@ def _groups(
         if heartbeats.lost():
             raise
         raise RanksLostError(
-            f"rank {rank} cannot connect to the others, from {own}: {str(error).splitlines()[0]}. Set "
-            "GLOO_SOCKET_IFNAME, and NCCL_SOCKET_IFNAME on GPUs, to each machine's interface that reaches the others"
+            f"rank {rank} cannot connect to the others: {str(error).splitlines()[0]}. Set GLOO_SOCKET_IFNAME (now "
+            f"{os.environ.get('GLOO_SOCKET_IFNAME', 'unset')}), and NCCL_SOCKET_IFNAME on GPUs, to each machine's "
+            "interface that reaches the others"
         ) from error
     return groups
 

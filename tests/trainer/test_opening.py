@@ -35,9 +35,9 @@ def of_rank_0(config, pairs_dataset):
     return facts(config, pairs_dataset)
 
 
-def test_ranks_that_agree_go_on(config, pairs_dataset, of_rank_0):
+def test_ranks_that_agree_go_on(of_rank_0):
     assert differences([of_rank_0]) == differences([of_rank_0] * 3) == []
-    refuse_differences(World(size=3, control=Told(of_rank_0)), config, pairs_dataset)
+    refuse_differences(World(size=3, control=Told(of_rank_0)), of_rank_0)
 
 
 def test_a_difference_in_any_setting_or_in_the_dataset_is_named(config, of_rank_0):
@@ -58,9 +58,9 @@ def test_a_dataset_may_lie_elsewhere_on_another_machine_which_may_have_other_cor
     assert facts(config.model_copy(update={"data": data}), pairs_dataset) == of_rank_0
 
 
-def test_of_many_differences_the_first_are_named_and_the_others_counted(config, pairs_dataset, of_rank_0):
+def test_of_many_differences_the_first_are_named_and_the_others_counted(of_rank_0):
     world = World(size=3, control=Told(dict.fromkeys(of_rank_0, "other")))
     with pytest.raises(
         ConfigError, match=rf"^the ranks differ: rank 2 has thermopile = .*; and {len(of_rank_0) - 10} more\. Start"
     ):
-        refuse_differences(world, config, pairs_dataset)
+        refuse_differences(world, of_rank_0)

@@ -16,7 +16,6 @@ from ...pipeline.dataset_index import TokenizerInfo
 from ...pipeline.errors import DatasetError
 from ...pipeline.mixture import open_dataset
 from ...pipeline.tokenizer import load_tokenizer
-from ...state_store.ranks import ONE_PROCESS, Ranks
 from ...storage.place import Place
 from ..checkpoints.checkpoint_files import LATEST, CheckpointInfo
 from ..config import DataConfig
@@ -25,6 +24,7 @@ from ..encoders.averaging import Weights, chosen_weights
 from ..errors import ConfigError
 from ..run.build import device_named, recipe_named
 from ..run_directory import RunDirectory, find_checkpoint, load_found
+from ..world import ALONE, World
 from .bands import BANDS, NONE, Classes, Scores, band_of_class, match_classes, score
 from .features import image_features, restore_encoders, text_features
 from .scoring import LBFGS_ITERATIONS, TEMPLATES, Vote, knn, lbfgs_probe, prompts, retrieval_ranks, sgd_probe, zero_shot
@@ -160,32 +160,31 @@ def score_encoders(
     *,
     with_probes: bool = True,
     on_progress: OnProgress = lambda what, done, total: None,
-    ranks: Ranks = ONE_PROCESS,
-    workers: int | None = None,
+    world: World = ALONE,
 ) -> None:
     """Add the scores of encoders, in evaluation mode and on `device`, to `result`.
 
     data: settings of the run, for its views. tokenizer: the run's own; None without a text encoder.
-    ranks: share the encoding, then the first scores; all call this. workers: as image_features.
+    world: its ranks share the encoding, then the first scores; all call this.
     Raises DatasetError and RunError as image_features does.
     """
 
     def pictures(of: Dataset, what: str) -> Tensor:
         view = (recipe_named(data.recipe), data.image_size, device)
         scored = encoders.image if encoders.text is not None else encoders.image.backbone
-        return image_features(scored, of, *view, partial(on_progress, what), ranks, workers)
+        return image_features(scored, of, *view, partial(on_progress, what), world)
 
     def texts(of: Sequence[str], what: str) -> Tensor | None:
         if encoders.text is None or tokenizer is None or not of:
             return None
-        return text_features(encoders.text, tokenizer, of, device, partial(on_progress, what), ranks)
+        return text_features(encoders.text, tokenizer, of, device, partial(on_progress, what), world)
 
     captions, names = _captions(result.test), [] if result.not_classified else result.classes.names
     test_images = pictures(result.test, "test pictures")
     train_images = pictures(result.train, "training pictures") if names else None
     caption_texts = texts(sorted({text for _, text in captions}), "captions")
     prompt_texts = texts(prompts(names, templates), "prompts")
-    if ranks.rank:
+    if not world.is_first:
         return
     if train_images is not None:
         _classify(result, train_images, test_images, with_probes, on_progress)

@@ -21,13 +21,14 @@ from ...pipeline.batch import Batch
 from ...pipeline.dataset import CAPTION, Dataset
 from ...pipeline.dataset_index import TokenizerInfo
 from ...pipeline.tokenizer import encode
-from ...state_store.ranks import ONE_PROCESS, Ranks, agreement
+from ...state_store.ranks import agreement
 from ...storage.place import Place
 from ..config import TrainConfig
 from ..config.own_code import CODE_OF_FEATURES, announce_code, code_in, refuse_code
 from ..encoders import Encoders
 from ..encoders.averaging import Weights, chosen_weights
 from ..errors import RunError
+from ..world import ALONE, World
 from .scoring import OnCount
 
 BATCH = 256
@@ -81,18 +82,17 @@ def image_features(
     image_size: int,
     device: torch.device,
     on_progress: OnCount,
-    ranks: Ranks = ONE_PROCESS,
-    workers: int | None = None,
+    world: World = ALONE,
 ) -> Tensor:
     """Return the features of all n images, in id order, float32 [n, d] on `device`, rows of norm 1.
 
-    on_progress: called with the number of images done, and n. ranks: take turns with the batches; all call this, and
-    only the first has the result. workers: decoding threads; None: one per core. Raises DatasetError for an image that
-    does not decode, RunError if a feature is not finite, or for a failure of another rank.
+    on_progress: called with the number of images done, and n. world: its ranks take turns with the batches; all call
+    this, and the first has the result. Raises DatasetError for an image that does not decode, RunError if a feature is
+    not finite or another rank fails.
     """
     embed, view = partial(_pictures, encoder, device), (evaluation_recipe(recipe), image_size, device)
-    batches = _of_samples(embed, dataset, np.arange(dataset.n), *view, ranks=ranks, workers=workers)
-    return _together(batches, dataset.n, on_progress, ranks)[0].to(device)
+    batches = _of_samples(embed, dataset, np.arange(dataset.n), *view, world=world)
+    return _together(batches, dataset.n, on_progress, world)[0].to(device)
 
 
 def sample_features(
@@ -171,8 +171,7 @@ def _of_samples(
     rows: int = BATCH,
     views: int = 1,
     tokens: Iterator[Tensor] | None = None,
-    ranks: Ranks = ONE_PROCESS,
-    workers: int | None = None,
+    world: World = ALONE,
 ) -> Generator[list[Tensor], None, None]:
     """Yield features, `rows` samples at a time, of this rank's batches. tokens: of each, in place of the dataset's.
 
@@ -182,17 +181,16 @@ def _of_samples(
     from ...pipeline.loading.reader import own_thread
 
     copies = Copies(CudaDevice(device)) if device.type == "cuda" else None
+    asked: dict[str, Any] = {"recipe": recipe, "image_size": image_size, "views": views, "workers": world.cores}
 
     def made(maker: ViewMaker) -> Iterator[tuple[Batch, Arriving | None]]:
-        for first in range(rows * ranks.rank, len(sample_ids), rows * ranks.world):
+        for first in range(rows * world.rank, len(sample_ids), rows * world.size):
             batch = maker.make(sample_ids[first : first + rows], epoch=0)
             batch = replace(batch, tokens=next(tokens)) if tokens else batch
             yield batch, copies.upload([view.pin_memory() for view in batch.views]) if copies else None
 
     with (
-        ViewMaker(
-            dataset, recipe=recipe, image_size=image_size, views=views, spare=AHEAD + 1, workers=workers
-        ) as maker,
+        ViewMaker(dataset, spare=AHEAD + 1, **asked) as maker,
         own_thread(device.index) as thread,
         closing(_ahead(thread, made(maker))) as coming,
     ):
@@ -211,17 +209,17 @@ def _ahead(thread: Executor, items: Iterator[Any]) -> Generator[Any, None, None]
 
 
 def _together(
-    batches: Generator[list[Tensor], None, None], total: int, on_progress: OnCount, ranks: Ranks = ONE_PROCESS
+    batches: Generator[list[Tensor], None, None], total: int, on_progress: OnCount, world: World = ALONE
 ) -> list[Tensor]:
     """Concatenate the features of all ranks' batches on the first rank; the others get an empty tensor."""
-    parts, done = list[list[Tensor]](), 0
+    parts, done, ranks = list[list[Tensor]](), 0, world.slow_group
     with closing(batches):
         while done < total:
             with agreement(ranks, RunError):
                 own = next(batches, None)
-                done = min(done + BATCH * ranks.world, total)
+                done = min(done + BATCH * world.size, total)
                 on_progress(done, total)
-            if ranks.world > 1 and own is not None:
+            if world.size > 1 and own is not None:
                 own = [of_side.cpu() for of_side in own]
             parts += filter(None, ranks.gather(own))
     return [torch.cat(of_side) for of_side in zip(*parts, strict=True)] or [torch.empty(0)]
@@ -233,22 +231,22 @@ def text_features(
     texts: Sequence[str],
     device: torch.device,
     on_progress: OnCount,
-    ranks: Ranks = ONE_PROCESS,
+    world: World = ALONE,
 ) -> Tensor:
     """Return the features of texts (at least one), in order, float32 [texts, d] on `device`, rows of norm 1.
 
-    tokenizer: from load_tokenizer. on_progress: called with the number of texts done, and the total. ranks: as
+    tokenizer: from load_tokenizer. on_progress: called with the number of texts done, and the total. world: as
     image_features. Raises DatasetError if a text cannot be encoded, RunError as image_features.
     """
 
     def batches() -> Generator[list[Tensor], None, None]:
-        for first in range(BATCH * ranks.rank, len(texts), BATCH * ranks.world):
+        for first in range(BATCH * world.rank, len(texts), BATCH * world.size):
             tokens = torch.from_numpy(encode(tokenizer, texts[first : first + BATCH]).tokens)
             with torch.inference_mode():
                 features = encoder(tokens.to(device))
             yield [_unit_rows(features)]
 
-    return _together(batches(), len(texts), on_progress, ranks)[0].to(device)
+    return _together(batches(), len(texts), on_progress, world)[0].to(device)
 
 
 def _unit_rows(features: Tensor) -> Tensor:

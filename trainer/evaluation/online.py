@@ -66,11 +66,6 @@ class OnlineEvaluation:
         return cls(sets, config.data, device, tokenizer, wanted.templates or TEMPLATES, world)
 
     @property
-    def fingerprints(self) -> list[str]:
-        """Of the training and the test set, which all ranks must have."""
-        return [dataset.index.fingerprint for dataset in (self._sets.train, self._sets.test)]
-
-    @property
     def notes(self) -> list[str]:
         """Problems with the datasets, and methods that they do not allow."""
         return [f"evaluation during training: {note}" for note in self._sets.notes]
@@ -105,8 +100,7 @@ class OnlineEvaluation:
                     self._templates,
                     with_probes=False,
                     on_progress=stop_if_asked,
-                    ranks=ranks,
-                    workers=self._world.cores,
+                    world=self._world,
                 )
         except (DatasetError, RunError, OSError) as error:
             failure = error

@@ -65,7 +65,8 @@ def find_start(config: TrainConfig, run: RunDirectory, world: World, *, resume: 
                 raise RunError(f"{run.path} has no checkpoint, and no file fetches {encoder.name}: start another run")
         if start is not None:
             _check_settings(config, start, world)
-    refuse_differences(world, config, dataset)
+        own = facts(config, dataset)
+    refuse_differences(world, own)
     if resume and start is None and world.is_first:
         _log.warning("%s has no checkpoint: the run starts over at step 0", run.path)
     return dataset, start
@@ -205,12 +206,8 @@ def _check_settings(config: TrainConfig, start: Loaded, world: World) -> None:
         )
 
 
-def refuse_differences(world: World, config: TrainConfig, dataset: Dataset) -> None:
-    """Raise ConfigError on every rank, naming rank and setting, if the ranks differ. Called by all ranks.
-
-    config: resolved.
-    """
-    own = facts(config, dataset)
+def refuse_differences(world: World, own: dict[str, Any]) -> None:
+    """Raise ConfigError on every rank, naming rank and setting, if the ranks' `facts` differ. Called by all ranks."""
     if found := differences(world.control.broadcast(world.control.gather(own))):
         more = f"; and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
         raise ConfigError(
@@ -220,12 +217,14 @@ def refuse_differences(world: World, config: TrainConfig, dataset: Dataset) -> N
 
 
 def facts(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
-    """Return everything that must be equal on all ranks, by name; small and picklable."""
+    """Return everything that must be equal on all ranks, by name; small and picklable. config: resolved."""
+    scored_on = {"evaluation.test": config.evaluation.test, "evaluation.train": config.evaluation.train}
     return {
         "thermopile": __version__,
         "order_version": ORDER_VERSION,
         "dataset fingerprint": dataset.index.fingerprint,
         "dataset samples": dataset.n,
+        **{f"{key} fingerprint": Dataset(path).index.fingerprint for key, path in scored_on.items() if path},
         **{key: value for key, value in flat(to_tree(config)).items() if key not in MAY_DIFFER},
     }
 

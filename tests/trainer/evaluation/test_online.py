@@ -340,5 +340,5 @@ def test_ranks_that_would_score_other_datasets_end_before_a_step(start_ranks, pa
     command = ("train", "--data", pairs_dataset.path, "--out", tmp_path / "run", *asked)
     for code, _, errors in (rank.end(within=60) for rank in start_ranks(2, *command, last_rank=other)):
         assert code == 2
-        assert "evaluation.train is another dataset on rank 1 than on rank 0" in errors.splitlines()[-1]
+        assert "the ranks differ: rank 1 has evaluation.test fingerprint = " in errors.splitlines()[-1]
     assert not (tmp_path / "run").exists()

@@ -27,9 +27,6 @@ MAX_BLOCK_ROWS = 65_536
 MIN_ROWS_PER_STEP = 16
 """Minimum ids that a step takes from one shard: with fewer, samples of one shard rarely meet as negatives."""
 
-WINDOWS_BLOCKS = 256
-"""Maximum blocks in the windows of all shards, unless the number of shards is given."""
-
 FEW_SHARDS, MANY_SHARDS = 8, 64
 """Canonical shards by default, for a small dataset and at most. An epoch ends with the shortest shard, which may lack
 almost as many samples as there are shards; the default lets a hundredth of a shard lack at most."""
@@ -114,20 +111,20 @@ class Order:
     ) -> Self:
         """Create an order that fits a memory of `rows` rows over all ranks; windowed if that is fewer than samples.
 
-        The window is the widest allowed, 2 * canonical_shards, or 256 / canonical_shards if that is less and the shards
-        are not given, or the widest whose blocks hold at least one step's ids of a shard. Live blocks take about two
-        thirds of the memory; the rest is for reading ahead.
+        The window is the widest allowed, 2 * canonical_shards, or the widest whose blocks hold at least one step's ids
+        of a shard. Live blocks take about two thirds of the memory; the rest is for reading ahead. A windowed order has
+        at most 8 shards by default: the windows of more would have many small blocks, each a file of a snapshot.
         If the memory is too small even for windows of one block, the order needs the least possible: compare its
         `live_rows`.
         """
         order = cls.create(samples, batch_size, seed, canonical_shards)
         if order.live_rows <= rows:
             return order
+        if canonical_shards is None:
+            order = cls.create(samples, batch_size, seed, min(order.canonical_shards, FEW_SHARDS))
         shards = order.canonical_shards
         max_blocks = (samples - 1) // (shards * (order.rows_per_step - 1))  # more would be shorter than a step's ids
-        # The windows of many shards would have many blocks, and each block is a file of a snapshot.
-        widest = min(2 * shards, WINDOWS_BLOCKS // shards) if canonical_shards is None else 2 * shards
-        for window in range(widest, 0, -1):
+        for window in range(2 * shards, 0, -1):
             block_rows = max(1, min(MAX_BLOCK_ROWS, rows * 2 // (3 * (window + 2) * shards)))
             blocks = -(-samples // (shards * block_rows))
             if blocks <= max_blocks:

@@ -142,16 +142,14 @@ def test_the_windows_of_a_billion_ids_are_made_one_by_one() -> None:
     ("samples", "batch_size", "rows"),
     [(200_000_000, 16_384, 16_000_000), (2_000_000, 512, 156_250), (2_000_000, 4_096, 156_250), (10**9, 4_096, 10**7)],
 )
-@pytest.mark.parametrize("shards", [8, None])
 def test_a_memory_gets_the_widest_window_that_leaves_a_third_for_reading_ahead(
-    samples: int, batch_size: int, rows: int, shards: int | None
+    samples: int, batch_size: int, rows: int
 ) -> None:
-    order = Order.for_memory(rows, samples, batch_size, canonical_shards=shards)
-    usual = min(64, batch_size // 16)
-    assert (order.canonical_shards, order.window_blocks) == ((8, 16) if shards else (usual, 256 // usual))
+    order = Order.for_memory(rows, samples, batch_size)
+    assert (order.canonical_shards, order.window_blocks) == (8, 16)
     assert order.rows_per_step <= order.block_rows <= MAX_BLOCK_ROWS
     assert 0.54 * rows < order.live_rows <= rows * 2 / 3
-    assert order.steps_per_epoch * batch_size > (0.999 if shards else 0.99) * samples
+    assert order.steps_per_epoch * batch_size > 0.999 * samples
 
 
 @MANY
@@ -173,7 +171,7 @@ def test_an_order_for_a_memory_fits_it_or_is_the_narrowest_possible(
 
 
 def test_a_narrower_window_is_taken_where_blocks_would_be_shorter_than_a_step() -> None:
-    order = Order.for_memory(30_000, 10**6, 2_048, canonical_shards=8)
+    order = Order.for_memory(30_000, 10**6, 2_048)
     assert order.rows_per_step == 256
     assert (order.window_blocks, order.block_rows) == (7, 270)
     assert order.live_rows <= 20_000

@@ -30,7 +30,7 @@ def mixed_order(config: TrainConfig, mixture: Mixture, rows: int, world: World) 
             f"whole samples, {MIN_ROWS_PER_STEP} or more; use {fits:,} or {fits + unit:,}, for example"
         )
     usual = [usual_shards(part.n, int(batch)) for part, batch in zip(mixture.parts, batches, strict=True)]
-    most = FEW_SHARDS if config.state.memory_budget else min(usual)  # or windows would have many blocks of few rows
+    most = FEW_SHARDS if config.state.memory_budget else min(usual)  # as Order.for_memory
     shards = config.canonical_shards or min(most, *usual)
     if shards % world.size:
         part = usual.index(min(usual))

@@ -26,7 +26,19 @@ MAX_BLOCK_ROWS = 65_536
 MIN_ROWS_PER_STEP = 16
 """Minimum ids that a step takes from one shard: with fewer, samples of one shard rarely meet as negatives."""
 
-DEFAULT_CANONICAL_SHARDS = 8
+FEW_SHARDS, MANY_SHARDS = 8, 64
+"""Canonical shards by default, for a small dataset and at most. An epoch ends with the shortest shard, which may lack
+almost as many samples as there are shards; the default lets a hundredth of a shard lack at most."""
+
+
+def usual_shards(samples: int, batch_size: int) -> int:
+    """Return the most canonical shards, a power of two, that divide a batch and take 16 ids of it each.
+
+    At most 8, or 64 if a shard has a hundred samples for each shard. As many ranks at most can share the run.
+    """
+    halves = (MANY_SHARDS >> k for k in range(MANY_SHARDS.bit_length()))
+    fits = (n for n in halves if batch_size % n == 0 and batch_size // n >= MIN_ROWS_PER_STEP)
+    return next((n for n in fits if n <= FEW_SHARDS or 100 * n**2 <= samples), 1)
 
 
 @dataclass(frozen=True)
@@ -80,14 +92,12 @@ class Order:
     ) -> Self:
         """Create an order with defaults for omitted arguments.
 
-        canonical_shards: 8, or the largest smaller power of two that divides batch_size and takes 16 ids a step.
+        canonical_shards: as `usual_shards`.
         blocks_per_shard: the smallest number that keeps a block at 65,536 rows or less.
         window_blocks: a full shuffle, as is any window wider than a shard.
         """
         if canonical_shards is None:
-            halves = (DEFAULT_CANONICAL_SHARDS >> k for k in range(DEFAULT_CANONICAL_SHARDS.bit_length()))
-            fits = (n for n in halves if batch_size % n == 0 and batch_size // n >= MIN_ROWS_PER_STEP)
-            canonical_shards = next(fits, 1)
+            canonical_shards = usual_shards(samples, batch_size)
         if blocks_per_shard is None:
             blocks_per_shard = max(1, -(-samples // max(1, canonical_shards * MAX_BLOCK_ROWS)))
         if window_blocks is None:
@@ -101,13 +111,16 @@ class Order:
         """Create an order that fits a memory of `rows` rows over all ranks; windowed if that is fewer than samples.
 
         The window is the widest allowed, 2 * canonical_shards, or the widest whose blocks hold at least one step's ids
-        of a shard. Live blocks take about two thirds of the memory; the rest is for reading ahead.
+        of a shard. Live blocks take about two thirds of the memory; the rest is for reading ahead. A windowed order has
+        at most 8 shards by default: the windows of more would have many small blocks, each a file of a snapshot.
         If the memory is too small even for windows of one block, the order needs the least possible: compare its
         `live_rows`.
         """
         order = cls.create(samples, batch_size, seed, canonical_shards)
         if order.live_rows <= rows:
             return order
+        if canonical_shards is None:
+            order = cls.create(samples, batch_size, seed, min(order.canonical_shards, FEW_SHARDS))
         shards = order.canonical_shards
         max_blocks = (samples - 1) // (shards * (order.rows_per_step - 1))  # more would be shorter than a step's ids
         for window in range(2 * shards, 0, -1):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from .errors import StateStoreError
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.distributed import ProcessGroup
 
 
@@ -27,6 +28,12 @@ class Ranks:
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, in rank order, on rank 0; an empty list elsewhere."""
         return [value]
+
+    def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrite contiguous tensors on the CPU by rank 0's, of the same shapes and dtypes."""
+
+
+ONE_PROCESS = Ranks()
 
 
 class TorchRanks(Ranks):
@@ -53,6 +60,13 @@ class TorchRanks(Ranks):
         values: list[Any] = [None] * self.world if self.rank == 0 else []
         gather_object(value, values if self.rank == 0 else None, group=self._group, group_dst=0)
         return values
+
+    def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
+        import torch
+        from torch.distributed import broadcast
+
+        for tensor in tensors:
+            broadcast(tensor.view(-1).view(torch.uint8), group=self._group, group_src=0)
 
     def all_gather(self, own: Sequence[int]) -> list[list[int]]:
         """Return every rank's integers or flags, equally many from each, in rank order."""

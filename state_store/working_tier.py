@@ -10,7 +10,7 @@ import zarr
 from zarr.codecs import Crc32cCodec
 
 from ..storage.files import own_directory
-from ..storage.place import Place
+from ..storage.place import Place, working_folder
 from .durable import Repository
 from .errors import DAMAGE, DamagedChunkError
 from .history import Snapshot
@@ -29,8 +29,7 @@ class WorkingTier:
         self._repository, self._owned = repository, owned
         self._description = description = repository.description
         self.path = Path(own_directory(_directory(repository.path))) / f"rank-{rank}"
-        if repository.path.is_remote:
-            shutil.rmtree(self.path, ignore_errors=True)  # on machines other than rank 0's, leftovers of a killed run
+        shutil.rmtree(self.path, ignore_errors=True)  # on machines other than rank 0's, leftovers of a killed run
         self.path.mkdir()  # must not exist: leftovers of killed runs and planted files have been discarded
         rows, words = len(owned), description.schema.row_words
         self._array: zarr.Array[Any] = zarr.create_array(
@@ -109,4 +108,4 @@ def discard(repository: Place) -> None:
 
 
 def _directory(repository: Place) -> Path:
-    return repository.parent.made_scratch() / f"{repository.name}.working"
+    return working_folder(repository.parent) / f"{repository.name}.working"

@@ -55,7 +55,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 _TOLD_AFTER_SECONDS = 5.0
 
 SCRATCH = "THERMOPILE_SCRATCH"
-"""Environment variable: folder for this machine's working files of bucket data; default `~/.cache/thermopile`."""
+"""Environment variable: folder for this machine's working files; default `~/.cache/thermopile`, for bucket data."""
 _MARKS = ".ranks"
 
 _ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?")
@@ -422,15 +422,11 @@ class Address:
     @property
     def scratch(self) -> LocalPath:
         """This machine's folder for working files of this address; it may not exist yet."""
-        digest = hashlib.sha256(str(self).encode()).hexdigest()[:12]
-        return _scratch() / f"{self.name or self.bucket}-{digest}"
+        return scratch_of(str(self), self.name or self.bucket)
 
     def made_scratch(self) -> LocalPath:
         """Return `scratch` after making it. Raises NotRegularFileError if it is a link."""
-        folder = self.scratch
-        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        own_directory(folder)
-        return folder
+        return made_folder(self.scratch)
 
     @contextmanager
     def on_this_machine(self, names: Iterable[str]) -> Iterator[LocalPath]:
@@ -523,6 +519,18 @@ def is_address(text: str) -> bool:
 def endpoint_url() -> str | None:
     """Return the store's endpoint from the environment; None means Amazon's."""
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
+
+
+def scratch_of(place: str, name: str) -> LocalPath:
+    """Return this machine's folder for working files of a place, whose own name is `name`."""
+    return _scratch() / f"{name}-{hashlib.sha256(place.encode()).hexdigest()[:12]}"
+
+
+def made_folder(folder: LocalPath) -> LocalPath:
+    """Return a folder of `scratch_of` after making it. Raises NotRegularFileError if it is a link."""
+    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    own_directory(folder)
+    return folder
 
 
 def _scratch() -> LocalPath:

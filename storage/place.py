@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-from .bucket import Address, is_address
+from .bucket import SCRATCH, Address, is_address, made_folder, scratch_of
 from .bucket_lock import BucketLock, bucket_lock_status
 from .bucket_log import BucketLog
 from .local import LocalPath
@@ -66,6 +66,13 @@ def leased(place: Place, lock: Lock) -> Place:
 def lock_status(file: Place) -> LockStatus:
     """Return the state of a lock. Raises OSError if the store fails."""
     return made_for(file, file_lock_status, bucket_lock_status)
+
+
+def working_folder(place: Place) -> Path:
+    """Make and return a folder for files that only this process needs: the place, unless THERMOPILE_SCRATCH is set."""
+    if isinstance(place, Address) or not os.environ.get(SCRATCH):
+        return place.made_scratch()
+    return made_folder(scratch_of(str(place.absolute()), place.name))
 
 
 def log_at(folder: Place, file: Path) -> Log:

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -72,12 +72,15 @@ def train(**options: Any) -> None:
     Later settings override earlier ones: defaults, --preset, --config, --set, --steps, --init-from, --on-nan, --data,
     --select, --weights. OUT/config.toml records the result.
 
-    SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 finish the current step, write a checkpoint and exit with code 75. A second
-    signal ends the run at once; --resume then starts from the last checkpoint.
+    SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 finish the current step, write a checkpoint and exit with code 75; before the
+    first step they exit at once. A second signal ends the run at once; --resume then starts from the last checkpoint.
     """
-    from ..trainer.run.preemption import EXIT_CODE
+    from ..trainer.run.preemption import EXIT_CODE, ending_on_signals
 
-    if not run(TrainOptions(**options)):
+    asked = TrainOptions(**options)
+    with nullcontext() if asked.print_config or asked.dry_run else ending_on_signals():
+        finished = run(asked)
+    if not finished:
         click.get_current_context().exit(EXIT_CODE)
 
 
@@ -88,10 +91,11 @@ def run(asked: TrainOptions) -> bool:
     with _ended_if_ranks_are_lost(), joined_world(end=_end) as world:
         with agreement(world.control, ConfigError):
             _check_paths(asked)
-            if directory is not None and not (asked.resume or asked.print_config):
-                directory.refuse_existing()
-            is_begun = directory is not None and asked.resume and directory.exists()
-        # Use one rank's answer: it may have started the run before another rank looked.
+            # Only one rank looks: on a network disk another would remember for a minute that a file is missing.
+            looked_at = directory if world.is_first else None
+            if looked_at is not None and not (asked.resume or asked.print_config):
+                looked_at.refuse_existing()
+            is_begun = looked_at is not None and asked.resume and looked_at.exists()
         begun = directory if world.control.broadcast(is_begun) else None
         if begun is not None and not asked.print_config:
             refuse_separate_directories(world, begun.path)
@@ -338,10 +342,12 @@ def _in_words(trainer: Trainer) -> str:
     kind = "pairs" if trainer.mode == "bimodal" else "pictures"
     weighted = ", with weights" if config.data.weights else ""
     tars = f", pictures in {dataset.tars.root}" if dataset.tars else ""
+    left_out = trainer.order.samples - trainer.order.steps_per_epoch * config.batch_size
+    left = "" if config.data.parts or not left_out else f", {left_out:,} samples not drawn in an epoch"
     return (
         f"{selected}{dataset.n:,} {kind} from {dataset.place}{tars}{weighted}, "
         f"{trainer.device}{speed}{ranks}, {parameters:,} encoder parameters, {trainer.total_steps:,} steps in "
-        f"{epochs:,} {'epoch' if epochs == 1 else 'epochs'}"
+        f"{epochs:,} {'epoch' if epochs == 1 else 'epochs'}{left}"
     )
 
 

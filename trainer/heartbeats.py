@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from typing import TYPE_CHECKING, Self
 
-from ..state_store.ranks import Ranks
 from .errors import RanksLostError
+from .meeting import Member
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
-CONNECT_TIMEOUT = timedelta(minutes=1)
-"""How long a rank tries to reach rank 0, whose store exists by then."""
 BEAT_SECONDS = 1.0
 SILENT_BEATS = 60
 """A rank is suspected after missing this many beats. A healthy rank can be silent for tens of seconds: a library
@@ -44,17 +39,22 @@ class Heartbeats:
     as well, and then its own neighbours do. A collective on GPUs does not even fail, and the training thread waits
     inside CUDA.
 
-    A separate store in rank 0's process counts the beats, so that it is gone if and only if rank 0 is: torchrun's store
-    outlives its ranks. And another store's client is blocked for all threads while one waits for a key. Two threads,
-    because the store of a machine that has failed never answers: `_beat` may wait for it, `_watch` does not.
+    A store in rank 0's process counts the beats, so that it is gone if and only if rank 0 is. Two threads, because the
+    store of a machine that has failed never answers: `_beat` may wait for it, `_watch` does not.
     """
 
-    def __init__(self, ranks: Ranks, end: Callable[[RanksLostError], None] | None = None) -> None:
-        """Connect the ranks; all call it. end: see `joined_world`."""
-        self._rank, self._size, self._end = ranks.rank, ranks.world, end
-        own_place = f"{socket.gethostname()}, process {os.getpid()}"
-        self._places: list[str] = ranks.broadcast(ranks.gather(own_place))
-        self._store = _store_of_rank_0(ranks)
+    def __init__(
+        self,
+        store: TCPStore,
+        rank: int,
+        members: Sequence[Member],
+        end: Callable[[RanksLostError], None] | None = None,
+    ) -> None:
+        """store, members: from `meet`; a client that nothing else uses, since one that waits for a key blocks all
+        threads. end: see `joined_world`.
+        """
+        self._store, self._rank, self._members, self._end = store, rank, members, end
+        self._size = len(members)
         self._as_error: AsError = lambda lost: RanksLostError(f"lost {lost}; see its messages")
         self._lost: list[int] = []
         self._suspects_loss, self._beats_unanswered = False, 0
@@ -106,7 +106,7 @@ class Heartbeats:
 
     def _named(self) -> str:
         """Describe the lost ranks with machine and process."""
-        return " and ".join(f"rank {rank} ({self._places[rank]})" for rank in self._lost)
+        return " and ".join(f"rank {rank} ({self._members[rank]})" for rank in self._lost)
 
     def _scan(self) -> list[int]:
         if not self._store.check(["lost"]):
@@ -168,23 +168,3 @@ class Heartbeats:
                 if self._lost:
                     raise self._as_error(self._named())
                 time.sleep(LEAVE_SECONDS)
-
-
-def _store_of_rank_0(ranks: Ranks) -> TCPStore:
-    """Return a store that rank 0's process holds, on a free port."""
-    from torch._C._distributed_c10d import TCPStore
-    from torch.distributed import DistError
-
-    host = os.environ["MASTER_ADDR"]
-    if ranks.rank == 0:
-        store = TCPStore(host, 0, is_master=True, timeout=CONNECT_TIMEOUT, wait_for_workers=False)
-        ranks.broadcast(store.port)
-        return store
-    port = ranks.broadcast(None)
-    try:
-        return TCPStore(host, port, is_master=False, timeout=CONNECT_TIMEOUT, wait_for_workers=False)
-    except DistError as error:
-        raise RanksLostError(
-            f"rank {ranks.rank} cannot reach rank 0 at {host}:{port}: {str(error).splitlines()[0]} Check rank 0's "
-            "messages, that MASTER_ADDR is its machine, and that no firewall closes ports between the machines"
-        ) from error

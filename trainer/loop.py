@@ -51,9 +51,7 @@ class Trainer(Run):
         self.attach(optimizer=self.optimizer, **averaged, **{LOSS_SCALE: self.precision.scaler})
         self._skipped_in_a_row = 0
         with agreement(self.world.control, RunError):
-            # Only one rank evaluates; the others wait for it.
-            is_first = self.world.is_first
-            self.evaluation = OnlineEvaluation.open(config, self.dataset, self.device) if is_first else None
+            self.evaluation = OnlineEvaluation.open(config, self.dataset, self.device, self.world)
 
     def run(
         self,
@@ -173,11 +171,11 @@ class Trainer(Run):
         self._count_step({"epoch": progress.epoch, "loss": None, "skipped": True})
 
     def _evaluate(self, should_stop: Callable[[], bool], on_evaluation: Callable[[dict[str, Any]], None]) -> None:
-        """Score the encoders after this step, once its line is written, on rank 0; the others wait."""
+        """Score the encoders after this step, once its line is written; the others wait for rank 0's scores."""
         evaluation, scores = self.evaluation, None
         if evaluation is not None:
             scores = evaluation.scores(self.average or self.encoders, self.steps_done, should_stop)
-        if scores is not None:
+        if scores is not None and self.world.is_first:
             on_evaluation(self.log.add_evaluation(self.steps_done, scores, averaged=self.average is not None))
         self.world.slow_group.broadcast(None)
 

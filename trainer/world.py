@@ -10,20 +10,22 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..state_store.ranks import Ranks, TorchRanks, agreement
+from ..pipeline.cores import divided_cores
+from ..state_store.ranks import ONE_PROCESS, Ranks, TorchRanks, agreement
 from ..storage.place import Place
 from .errors import ConfigError, RanksLostError, RunError
 from .heartbeats import AsError, Heartbeats
+from .meeting import MEETING_TIMEOUT, Member, choose_interface, meet
 
-MEETING_TIMEOUT = timedelta(minutes=5)
-"""How long a rank waits at startup for others, which a wrong option may have ended already."""
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+
 TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for a live rank, for example while each compiles in the first step."""
 SNAPSHOT_TIMEOUT = timedelta(hours=1)
 """Timeout for writing the rows of a snapshot, which depends on the disk, and for an evaluation."""
-
-_ALONE = Ranks()
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,14 @@ class World:
     local_rank: int = 0
     """Rank within this machine, which selects its GPU."""
     local_size: int = 1
-    """Ranks on this machine, which share its cores."""
-    control: Ranks = _ALONE
+    """Ranks on this machine."""
+    cores: int | None = None
+    """This rank's share of the cores that it may use; None: all of them."""
+    control: Ranks = ONE_PROCESS
     """For the training thread; every rank makes the same calls in the same order."""
-    snapshots: Ranks = _ALONE
+    snapshots: Ranks = ONE_PROCESS
     """For the state store, which writes snapshots in its own thread."""
-    slow_group: Ranks = _ALONE
+    slow_group: Ranks = ONE_PROCESS
     """Like `control`, with a long timeout."""
     heartbeats: Heartbeats | None = None
 
@@ -104,7 +108,7 @@ def joined_world(end: Callable[[RanksLostError], None] | None = None) -> Iterato
             )
         torch.cuda.set_device(local_rank)
     try:
-        store, rank, size = next(rendezvous("env://", timeout=MEETING_TIMEOUT))
+        public, rank, size = next(rendezvous("env://", timeout=MEETING_TIMEOUT))
     except dist.DistError as error:
         raise RanksLostError(
             f"rank {os.environ['RANK']} could not join all {os.environ['WORLD_SIZE']} ranks within "
@@ -112,16 +116,47 @@ def joined_world(end: Callable[[RanksLostError], None] | None = None) -> Iterato
             "messages of the others, and whether they can reach "
             f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         ) from error
-    backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
-    # On the CPU: these messages must not wait for the GPU.
-    control = TorchRanks(dist.new_group(backend="gloo", timeout=TIMEOUT))
-    snapshots = TorchRanks(dist.new_group(backend="gloo", timeout=SNAPSHOT_TIMEOUT))
-    slow_group = TorchRanks(dist.new_group(backend="gloo", timeout=SNAPSHOT_TIMEOUT))
-    with Heartbeats(control, end).beating() as heartbeats:
-        yield World(rank, size, local_rank, local_size, control, snapshots, slow_group, heartbeats)
+    store, members = meet(public, rank, size)
+    cores = divided_cores([(member.host, member.cores) for member in members])[rank]
+    with Heartbeats(store, rank, members, end).beating() as heartbeats:
+        backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
+        control, snapshots, slow_group = _groups(store, rank, members, heartbeats, backend)
+        yield World(rank, size, local_rank, local_size, cores, control, snapshots, slow_group, heartbeats)
     # Not after an error: destroying a group with a lost rank may block.
     dist.destroy_process_group()
+
+
+def _groups(
+    store: TCPStore, rank: int, members: list[Member], heartbeats: Heartbeats, backend: str
+) -> list[TorchRanks]:
+    """Connect the ranks, and return the groups `control`, `snapshots` and `slow_group` of World.
+
+    Raises RanksLostError if they do not all connect within MEETING_TIMEOUT.
+    """
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed.distributed_c10d import _set_pg_timeout
+
+    choose_interface(rank, members)
+    groups = []
+    try:
+        client = TCPStore(store.host, store.port, is_master=False, timeout=MEETING_TIMEOUT, wait_for_workers=False)
+        dist.init_process_group(backend, store=client, rank=rank, world_size=len(members), timeout=MEETING_TIMEOUT)
+        _set_pg_timeout(TIMEOUT)
+        for timeout in (TIMEOUT, SNAPSHOT_TIMEOUT, SNAPSHOT_TIMEOUT):
+            # On the CPU: these messages must not wait for the GPU.
+            group = dist.new_group(backend="gloo", timeout=MEETING_TIMEOUT)
+            _set_pg_timeout(timeout, group)
+            groups.append(TorchRanks(group))
+    except RuntimeError as error:
+        if heartbeats.lost():
+            raise
+        raise RanksLostError(
+            f"rank {rank} cannot connect to the others: {str(error).splitlines()[0]}. Set GLOO_SOCKET_IFNAME (now "
+            f"{os.environ.get('GLOO_SOCKET_IFNAME', 'unset')}), and NCCL_SOCKET_IFNAME on GPUs, to each machine's "
+            "interface that reaches the others"
+        ) from error
+    return groups
 
 
 def refuse_separate_directories(world: World, folder: Place) -> None:

@@ -92,7 +92,7 @@ def test_the_order_of_version_1_never_changes() -> None:
     windows = Order.create(10_847, 64, seed=2**64 - 1, canonical_shards=4, blocks_per_shard=40, window_blocks=5)
     assert windows.batch_ids(1, 100)[::8].tolist() == GOLDEN_WINDOWS
     assert windows.batch_ids(1, 100, rank=1, world=2)[::8].tolist() == GOLDEN_WINDOWS[4:]
-    huge = Order.create(10**9, 4096, seed=1, window_blocks=16)
+    huge = Order.create(10**9, 4096, seed=1, canonical_shards=8, window_blocks=16)
     assert huge.batch_ids(9, 200_000)[::512].tolist() == GOLDEN_HUGE
 
 
@@ -188,11 +188,24 @@ def test_a_billion_ids_cost_no_more_memory_than_the_batch(batch_size: int, windo
 # Defaults and errors
 
 
-@pytest.mark.parametrize(("batch_size", "shards"), [(4096, 8), (128, 8), (112, 4), (96, 4), (48, 2), (47, 1), (16, 1)])
-def test_shards_default_to_eight_or_the_largest_power_of_two_that_the_batch_allows(
-    batch_size: int, shards: int
+@pytest.mark.parametrize(
+    ("samples", "batch_size", "shards"),
+    [
+        *((25_599, batch, shards) for batch, shards in [(4096, 8), (128, 8), (112, 4), (96, 4), (48, 2), (47, 1)]),
+        *((samples, 4096, shards) for samples, shards in [(25_600, 16), (102_399, 16), (102_400, 32), (409_600, 64)]),
+        *((10**9, batch, shards) for batch, shards in [(65_536, 64), (1008, 16), (512, 32), (128, 8)]),
+    ],
+)
+def test_shards_default_to_as_many_as_the_batch_allows_and_to_more_than_eight_for_many_samples(
+    samples: int, batch_size: int, shards: int
 ) -> None:
-    assert Order.create(100_000, batch_size).canonical_shards == shards
+    assert Order.create(samples, batch_size).canonical_shards == shards
+
+
+@pytest.mark.parametrize("samples", [25_600, 102_400, 409_600, 10**6 + 1])
+def test_by_default_an_epoch_leaves_out_a_batch_and_a_hundredth_at_most(samples: int) -> None:
+    order = Order.create(samples, 1024)
+    assert samples - order.steps_per_epoch * 1024 < 1024 + samples // 100
 
 
 @SOME

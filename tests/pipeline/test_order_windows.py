@@ -127,7 +127,7 @@ def test_live_rows_bound_the_rows_of_the_live_windows() -> None:
 def test_the_windows_of_a_billion_ids_are_made_one_by_one() -> None:
     next(Order.create(1_000, 128).windows(0))  # compiling takes memory of its own
     tracemalloc.start()
-    order = Order.create(10**9, 4096, window_blocks=16)
+    order = Order.create(10**9, 4096, canonical_shards=8, window_blocks=16)
     counted = sum(len(window.blocks) for window in order.windows(10**6))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

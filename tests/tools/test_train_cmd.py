@@ -48,7 +48,7 @@ def test_a_run_begins_with_a_line_of_what_it_trains(started, pairs_dataset):
     parameters = sum(each.numel() for each in weights(RunDirectory(run)).values())
     assert re.fullmatch(
         rf"{run}: 2,000 pairs from {pairs_dataset.path}, (cpu|cuda.*), {parameters:,} encoder parameters, "
-        "7 steps in 1 epoch",
+        "7 steps in 1 epoch, 208 samples not drawn in an epoch",
         first,
     )
     for words in ("training: 7/7 loss", "tau", "samples/s", "data wait", "store wait"):

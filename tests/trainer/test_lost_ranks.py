@@ -10,9 +10,9 @@ from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP
 
 import pytest
+from torch.distributed import HashStore
 
-from thermopile.state_store.ranks import Ranks
-from thermopile.trainer import heartbeats
+from thermopile.trainer import meeting
 from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint
 from thermopile.trainer.errors import RanksLostError
 from thermopile.trainer.run_directory import RunDirectory
@@ -213,17 +213,14 @@ def test_a_rank_that_is_done_does_not_wait_for_one_that_is_lost(ranks):
 
 
 def test_a_rank_that_cannot_reach_rank_0_says_where_it_tried(monkeypatch):
-    class Second(Ranks):
-        rank, world = 1, 2
-
-        def broadcast(self, value):
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                return free.getsockname()[1]
-
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    public = HashStore()
+    public.set("thermopile", f"{port} name")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setattr(heartbeats, "CONNECT_TIMEOUT", timedelta(seconds=1))
-    with pytest.raises(RanksLostError, match=r"^rank 1 cannot reach rank 0 at 127.0.0.1:\d+: .*firewall"):
-        heartbeats._store_of_rank_0(Second())
+    monkeypatch.setattr(meeting, "MEETING_TIMEOUT", timedelta(seconds=1))
+    with pytest.raises(RanksLostError, match=rf"^rank 1 cannot reach rank 0 at 127.0.0.1:{port}: .*firewall"):
+        meeting.meet(public, 1, 2)
 
 
 def kill_1_behind_a_checkpoint(ranks, folder):

@@ -2,14 +2,11 @@
 
 import pytest
 
-from thermopile.trainer.checkpoints.checkpoint_files import CheckpointInfo
 from thermopile.trainer.config import flat, load_config, to_tree
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run.restoring import MAY_DIFFER, differences, facts, refuse_differences
 from thermopile.trainer.world import World
-
-CHECKPOINT = CheckpointInfo(step=5, snapshot="SNAPSHOT", order_version=1, dataset_fingerprint="f", settings={})
 
 
 class Told:
@@ -35,18 +32,18 @@ def config(pairs_dataset):
 
 @pytest.fixture(scope="module")
 def of_rank_0(config, pairs_dataset):
-    return facts(config, pairs_dataset, CHECKPOINT)
+    return facts(config, pairs_dataset)
 
 
-def test_ranks_that_agree_go_on(config, pairs_dataset, of_rank_0):
+def test_ranks_that_agree_go_on(of_rank_0):
     assert differences([of_rank_0]) == differences([of_rank_0] * 3) == []
-    refuse_differences(World(size=3, control=Told(of_rank_0)), config, pairs_dataset, CHECKPOINT)
+    refuse_differences(World(size=3, control=Told(of_rank_0)), of_rank_0)
 
 
-def test_a_difference_in_any_setting_or_in_dataset_or_checkpoint_is_named(config, of_rank_0):
+def test_a_difference_in_any_setting_or_in_the_dataset_is_named(config, of_rank_0):
     settings = flat(to_tree(config)).keys()
     assert settings - of_rank_0.keys() == MAY_DIFFER & settings
-    assert {"thermopile", "order_version", "dataset samples", "dataset fingerprint", "checkpoint"} < of_rank_0.keys()
+    assert {"thermopile", "order_version", "dataset samples", "dataset fingerprint"} < of_rank_0.keys()
     for key, value in of_rank_0.items():
         assert differences([of_rank_0, of_rank_0, {**of_rank_0, key: "other"}]) == [
             f"rank 2 has {key} = 'other', rank 0 {value!r}"
@@ -58,20 +55,12 @@ def test_a_difference_in_any_setting_or_in_dataset_or_checkpoint_is_named(config
 
 def test_a_dataset_may_lie_elsewhere_on_another_machine_which_may_have_other_cores(config, pairs_dataset, of_rank_0):
     data = config.data.model_copy(update={"path": "/mnt/elsewhere", "workers": 3})
-    assert facts(config.model_copy(update={"data": data}), pairs_dataset, CHECKPOINT) == of_rank_0
+    assert facts(config.model_copy(update={"data": data}), pairs_dataset) == of_rank_0
 
 
-def test_ranks_that_go_on_from_different_checkpoints_are_told_so(config, pairs_dataset, of_rank_0):
-    later = CHECKPOINT.model_copy(update={"step": 10, "snapshot": "LATER"})
-    own = facts(config, pairs_dataset, later)
-    assert differences([of_rank_0, own]) == [
-        "rank 1 has checkpoint = 'step-10 with snapshot LATER', rank 0 'step-5 with snapshot SNAPSHOT'"
-    ]
-
-
-def test_of_many_differences_the_first_are_named_and_the_others_counted(config, pairs_dataset, of_rank_0):
+def test_of_many_differences_the_first_are_named_and_the_others_counted(of_rank_0):
     world = World(size=3, control=Told(dict.fromkeys(of_rank_0, "other")))
     with pytest.raises(
         ConfigError, match=rf"^the ranks differ: rank 2 has thermopile = .*; and {len(of_rank_0) - 10} more\. Start"
     ):
-        refuse_differences(world, config, pairs_dataset, CHECKPOINT)
+        refuse_differences(world, of_rank_0)

@@ -2,11 +2,14 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
+from thermopile.benchmarks.object_server import free_port
 from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run.preemption import EXIT_CODE, SIGNALS, StopRequest
@@ -82,3 +85,22 @@ def test_the_command_ends_with_a_code_of_its_own_and_says_how_to_go_on(start_pro
     assert code == EXIT_CODE == 75
     assert f"stopped at step {len(losses(run))} by SIGTERM, checkpoint written; continue with --resume" in out
     assert "SIGTERM: writing a checkpoint, then stopping; a second signal ends the run at once" in errors
+
+
+def listens(port):
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_signal_before_the_first_step_ends_the_command_with_the_same_code(start_program, pairs_dataset, tmp_path):
+    port = free_port()
+    launched = {"WORLD_SIZE": 2, "RANK": 0, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    program = start_program("train", "--data", pairs_dataset.path, "--out", tmp_path / "run", **launched)
+    while not listens(port):  # then it waits for the other rank
+        assert program.is_running()
+        time.sleep(0.05)
+    program.send(signal.SIGUSR1)
+    code, _, errors = program.end(within=30)
+    assert code == EXIT_CODE
+    assert errors == "\nSIGUSR1: stopped while no step was being made; continue with --resume\n"
+    assert not (tmp_path / "run").exists()

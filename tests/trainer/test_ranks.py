@@ -114,6 +114,24 @@ def test_all_ranks_of_a_users_program_say_that_init_from_cannot_be_read(start_ra
         assert f"--init-from {tmp_path}: {tmp_path} is not a run" in errors.splitlines()[-1]
 
 
+LOADER_THREADS = """
+import os
+import thermopile
+from thermopile.trainer.run.build import _workers_beside_others
+mask = {*range(12)} if sys.argv[1] == "free" else {2 * int(os.environ["RANK"]), 2 * int(os.environ["RANK"]) + 1}
+os.sched_getaffinity = lambda process: mask
+with thermopile.joined_world() as world:
+    print(_workers_beside_others("ffcv", world))
+"""
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(("binding", "threads"), [("free", 6), ("bound", 2)])
+def test_each_rank_loads_with_its_share_of_the_cores_that_it_may_use(start_ranks, binding, threads):
+    ranks = start_ranks(2, binding, codes=[LOADER_THREADS] * 2)
+    assert [rank.end(within=60)[:2] for rank in ranks] == [(0, f"{threads}\n")] * 2
+
+
 IMPATIENT = """
 from thermopile.tools.cli import main
 from thermopile.trainer import heartbeats, world
@@ -149,6 +167,89 @@ def test_all_ranks_go_back_behind_a_snapshot_that_is_damaged_in_the_rows_of_one(
     assert f"the state of {run.checkpoints / 'step-30'} is damaged" in errors
     assert "Resuming from step-25" in errors
     assert losses(run) == losses(two_ranks)
+
+
+ONE_READER = """
+import os
+from thermopile.tools.cli import main
+from thermopile.trainer.checkpoints import checkpoint_files
+if os.environ["RANK"] != "0":
+    checkpoint_files.load_checkpoint = None
+main()
+"""
+
+
+def test_one_rank_reads_the_checkpoint_for_all(two_ranks, start, tmp_path):
+    run = RunDirectory(shutil.copytree(two_ranks.path, tmp_path / "run"))
+    shutil.rmtree(run.checkpoints / "step-30")
+    finish(start(run, 2, code=ONE_READER))
+    assert_same_run(run, two_ranks)
+
+
+COMMAND_LINE = """
+from thermopile.tools.cli import main
+main()
+"""
+
+LOOKED_FOR = """
+import os
+from thermopile.tools.cli import main
+run, missed = os.path.abspath(sys.argv[sys.argv.index("--out") + 1]), []
+def noting(call):
+    def noted(path, *arguments, **named):
+        try:
+            return call(path, *arguments, **named)
+        except FileNotFoundError:
+            missed.append(os.path.abspath(path))
+            raise
+    return noted
+os.stat, os.lstat, os.open = map(noting, (os.stat, os.lstat, os.open))
+try:
+    main()
+finally:
+    there = {name for name in [*missed] if name.startswith(run) and os.path.exists(name)}
+    if os.environ["RANK"] != "0":
+        print("looked for too early:", sorted(os.path.relpath(name, run) for name in there))
+"""
+
+
+@pytest.mark.wide
+def test_no_rank_but_the_first_looks_for_a_file_of_a_new_run_before_it_is_there(start, tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()  # a network disk remembers that a file of a folder is missing, or that the folder is
+    _, (said, _) = finish(start(run, 2, epochs=1, code=LOOKED_FOR))
+    assert "looked for too early: []" in said
+
+
+@pytest.mark.wide
+def test_working_files_go_to_a_disk_of_each_machine_where_one_is_named(start, tmp_path):
+    code = f"import os; os.environ['THERMOPILE_SCRATCH'] = {str(tmp_path / 'scratch')!r}" + COMMAND_LINE
+    few, run = ("blocks_per_shard=8", "window_blocks=2", "state.memory_budget=20KB"), RunDirectory(tmp_path / "run")
+    ranks = start(run, 2, more_settings=few, code=code)
+    wait_for(run, 3, ranks)
+    assert {path.name for path in (tmp_path / "scratch").glob("run-*/state.working/*")} == {"rank-0", "rank-1"}
+    assert not run.state_working.exists()
+    finish(ranks)
+    assert not list((tmp_path / "scratch").glob("run-*/state.working"))
+
+
+SLOW_DISK = """
+import time
+from datetime import timedelta
+from thermopile.tools.cli import main
+from thermopile.trainer import world
+from thermopile.trainer.run import checkpoint_writer
+world.TIMEOUT, save = timedelta(seconds=20), checkpoint_writer.save_checkpoint
+checkpoint_writer.save_checkpoint = lambda *arguments: (time.sleep(30), save(*arguments))
+main()
+"""
+
+
+@pytest.mark.wide
+def test_ranks_wait_for_a_disk_that_takes_longer_than_a_rank_may_be_silent(start, tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    finish(start(run, 2, epochs=1, more_settings=("checkpoint.every_steps=0",), code=SLOW_DISK))
+    assert latest_checkpoint(run.checkpoints).name == "step-15"
 
 
 def test_a_rank_that_dies_ends_the_run_by_name_and_it_resumes_with_the_same_losses(two_ranks, start, tmp_path):

@@ -115,6 +115,11 @@ def test_a_run_that_another_process_has_just_saved_is_not_taken_back(finished, t
     assert 14 in {snapshot.step for snapshot in list_snapshots(run.state)}
 
 
+def test_the_tensors_of_the_checkpoint_are_let_go_once_they_are_restored(finished, pairs_dataset):
+    with Trainer(finished.config(), finished, resume=True) as trainer:
+        assert trainer._start.training.keys() == {"refused_rows", "loss_scale"}
+
+
 # Kills
 
 

@@ -64,7 +64,8 @@ class TrainConfig(Section):
     """Samples that a rank encodes at once, for batches larger than the memory; 0: its whole share of the batch. Takes
     about a third more time (docs/settings.md)."""
     canonical_shards: NonNegativeInt = 0
-    """Number of id ranges in the order; 0 chooses 8, or fewer for small batches."""
+    """Number of id ranges in the order, which the number of ranks divides; 0 chooses 8, or fewer for small batches, or
+    up to 64 for many samples (docs/long_runs.md)."""
     blocks_per_shard: NonNegativeInt = 0
     """Blocks per range, each one chunk of the state; 0 chooses a number that suits the window."""
     window_blocks: NonNegativeInt = 0

@@ -24,9 +24,10 @@ from ..encoders.averaging import Weights, chosen_weights
 from ..errors import ConfigError
 from ..run.build import device_named, recipe_named
 from ..run_directory import RunDirectory, find_checkpoint, load_found
+from ..world import ALONE, World
 from .bands import BANDS, NONE, Classes, Scores, band_of_class, match_classes, score
 from .features import image_features, restore_encoders, text_features
-from .scoring import LBFGS_ITERATIONS, TEMPLATES, Vote, knn, lbfgs_probe, retrieval_ranks, sgd_probe, zero_shot
+from .scoring import LBFGS_ITERATIONS, TEMPLATES, Vote, knn, lbfgs_probe, prompts, retrieval_ranks, sgd_probe, zero_shot
 
 NEIGHBOURS = (10, 20, 100, 200)
 WEIGHTED = Vote(200, 0.07)
@@ -159,25 +160,40 @@ def score_encoders(
     *,
     with_probes: bool = True,
     on_progress: OnProgress = lambda what, done, total: None,
+    world: World = ALONE,
 ) -> None:
     """Add the scores of encoders, in evaluation mode and on `device`, to `result`.
 
     data: settings of the run, for its views. tokenizer: the run's own; None without a text encoder.
+    world: its ranks share the encoding, then the first scores; all call this.
     Raises DatasetError and RunError as image_features does.
     """
-    view = (recipe_named(data.recipe), data.image_size, device)
-    scored = encoders.image if encoders.text is not None else encoders.image.backbone
-    test_images = image_features(scored, result.test, *view, partial(on_progress, "test pictures"))
-    if not result.not_classified:
-        train_images = image_features(scored, result.train, *view, partial(on_progress, "training pictures"))
+
+    def pictures(of: Dataset, what: str) -> Tensor:
+        view = (recipe_named(data.recipe), data.image_size, device)
+        scored = encoders.image if encoders.text is not None else encoders.image.backbone
+        return image_features(scored, of, *view, partial(on_progress, what), world)
+
+    def texts(of: Sequence[str], what: str) -> Tensor | None:
+        if encoders.text is None or tokenizer is None or not of:
+            return None
+        return text_features(encoders.text, tokenizer, of, device, partial(on_progress, what), world)
+
+    captions, names = _captions(result.test), [] if result.not_classified else result.classes.names
+    test_images = pictures(result.test, "test pictures")
+    train_images = pictures(result.train, "training pictures") if names else None
+    caption_texts = texts(sorted({text for _, text in captions}), "captions")
+    prompt_texts = texts(prompts(names, templates), "prompts")
+    if not world.is_first:
+        return
+    if train_images is not None:
         _classify(result, train_images, test_images, with_probes, on_progress)
     if encoders.text is None or tokenizer is None:
         result.notes.append("The run has no text encoder, so there are no retrieval and no zero-shot scores.")
         return
-    encode = partial(text_features, encoders.text, tokenizer, device=device)
-    _retrieve(result, test_images, partial(encode, on_progress=partial(on_progress, "captions")), on_progress)
-    if not result.not_classified:
-        _name_classes(result, test_images, templates, partial(encode, on_progress=partial(on_progress, "prompts")))
+    _retrieve(result, test_images, captions, caption_texts, on_progress)
+    if prompt_texts is not None:
+        _name_classes(result, test_images, templates, prompt_texts)
 
 
 def tokenizer_of(
@@ -231,24 +247,32 @@ def _classify(
     add("probe", "sgd", sgd_probe(train, labels, test, partial(on_progress, "linear probe, SGD")))
 
 
+def _captions(dataset: Dataset) -> list[tuple[int, str]]:
+    """Return all captions of a dataset, each with the id of its sample."""
+    listed = dataset.column(CAPTIONS).to_pylist()
+    return [(sample, text) for sample, texts in enumerate(listed) for text in texts or () if text is not None]
+
+
 def _retrieve(
-    result: Evaluation, images: Tensor, encode: Callable[[list[str]], Tensor], on_progress: OnProgress
+    result: Evaluation,
+    images: Tensor,
+    captions: Sequence[tuple[int, str]],
+    features: Tensor | None,
+    on_progress: OnProgress,
 ) -> None:
     """Score retrieval between the m test images, float32 [m, d], and the distinct texts among all their captions.
 
+    features: of the distinct texts, sorted, float32 [texts, d].
     An image is right to find any of its captions, and every caption is a query of its own, as on Flickr30k and COCO.
     """
-    listed = result.test.column(CAPTIONS).to_pylist()
-    captions = [(sample, text) for sample, texts in enumerate(listed) for text in texts or () if text is not None]
-    if not captions:
+    if features is None:
         result.notes.append(f"{result.test.place} has no captions, so there are no retrieval scores.")
         return
-    texts = sorted({text for _, text in captions})
-    place = {text: code for code, text in enumerate(texts)}
+    place = {text: code for code, text in enumerate(sorted({text for _, text in captions}))}
     of_caption = np.array([sample for sample, _ in captions])
     samples, picture = np.unique(of_caption, return_inverse=True)
     pairs = torch.from_numpy(np.stack([picture, [place[text] for _, text in captions]])).to(images.device)
-    pictures, features = images[samples], encode(texts)
+    pictures = images[samples]
     to_text = retrieval_ranks(pictures, features, pairs, partial(on_progress, "image to text"))
     to_image = retrieval_ranks(features, pictures, pairs.flip(0), partial(on_progress, "text to image"))
     found = ("image_to_text", to_text, samples), ("text_to_image", to_image[pairs[1]], of_caption)
@@ -257,13 +281,14 @@ def _retrieve(
             result.add(direction, k, (ranks < k).cpu().numpy(), of)
 
 
-def _name_classes(
-    result: Evaluation, images: Tensor, templates: Sequence[str], encode: Callable[[list[str]], Tensor]
-) -> None:
-    """Score zero-shot classification of the m test images, float32 [m, d]; samples without a class do not count."""
+def _name_classes(result: Evaluation, images: Tensor, templates: Sequence[str], texts: Tensor) -> None:
+    """Score zero-shot classification of the m test images, float32 [m, d]; samples without a class do not count.
+
+    texts: features of the prompts, float32 [classes * templates, d].
+    """
     labelled = np.flatnonzero(result.classes.test != NONE)
     truth = result.classes.test[labelled]
-    similarity = zero_shot(images[labelled], result.classes.names, templates, encode)
+    similarity = zero_shot(images[labelled], result.classes.names, templates, lambda prompts: texts)
     right = similarity.argmax(1).cpu().numpy() == truth
     result.add("zero_shot", "top1", right, labelled)
     if len(result.classes.names) >= 5:

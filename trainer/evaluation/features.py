@@ -20,12 +20,14 @@ from ...pipeline.batch import Batch
 from ...pipeline.dataset import CAPTION, Dataset
 from ...pipeline.dataset_index import TokenizerInfo
 from ...pipeline.tokenizer import encode
+from ...state_store.ranks import agreement
 from ...storage.place import Place
 from ..config import TrainConfig
 from ..config.own_code import CODE_OF_FEATURES, announce_code, code_in, refuse_code
 from ..encoders import Encoders
 from ..encoders.averaging import Weights, chosen_weights
 from ..errors import RunError
+from ..world import ALONE, World
 from .scoring import OnCount
 
 BATCH = 256
@@ -73,15 +75,23 @@ def evaluation_recipe(trained: Recipe) -> Recipe:
 
 
 def image_features(
-    encoder: nn.Module, dataset: Dataset, recipe: Recipe, image_size: int, device: torch.device, on_progress: OnCount
+    encoder: nn.Module,
+    dataset: Dataset,
+    recipe: Recipe,
+    image_size: int,
+    device: torch.device,
+    on_progress: OnCount,
+    world: World = ALONE,
 ) -> Tensor:
     """Return the features of all n images, in id order, float32 [n, d] on `device`, rows of norm 1.
 
-    on_progress: called with the number of images done, and n. Raises DatasetError for an image that does not decode,
-    RunError if a feature is not finite.
+    on_progress: called with the number of images done, and n. world: its ranks take turns with the batches; all call
+    this, and the first has the result. Raises DatasetError for an image that does not decode, RunError if a feature is
+    not finite or another rank fails.
     """
-    made = _of_samples(encoder, None, dataset, np.arange(dataset.n), evaluation_recipe(recipe), image_size, device)
-    return _together(made, dataset.n, on_progress)[0]
+    view = (evaluation_recipe(recipe), image_size, device)
+    made = _of_samples(encoder, None, dataset, np.arange(dataset.n), *view, world=world)
+    return _together(made, dataset.n, on_progress, world)[0].to(device)
 
 
 def sample_features(
@@ -144,8 +154,9 @@ def _of_samples(
     views: int = 1,
     tokens: Iterator[Tensor] | None = None,
     unit_norm: bool = True,
+    world: World = ALONE,
 ) -> Generator[list[Tensor], None, None]:
-    """Yield features, `rows` samples at a time. tokens: of each batch, in place of the dataset's.
+    """Yield features, `rows` samples at a time, of this rank's batches. tokens: of each, in place of the dataset's.
 
     A thread makes the next batches, and copies them to a GPU, while the encoders work on the one before.
     """
@@ -153,7 +164,8 @@ def _of_samples(
     from ...pipeline.loading.reader import own_thread
 
     copies = Copies(CudaDevice(device)) if device.type == "cuda" else None
-    starts = iter(range(0, len(sample_ids), rows))
+    starts = iter(range(rows * world.rank, len(sample_ids), rows * world.size))
+    asked: dict[str, Any] = {"recipe": recipe, "image_size": image_size, "views": views, "workers": world.cores}
 
     def make(first: int) -> tuple[Batch, Arriving | None]:
         batch = maker.make(sample_ids[first : first + rows], epoch=0)
@@ -161,7 +173,7 @@ def _of_samples(
         return batch, copies.upload([view.pin_memory() for view in batch.views]) if copies else None
 
     with (
-        ViewMaker(dataset, recipe=recipe, image_size=image_size, views=views, spare=AHEAD + 1) as maker,
+        ViewMaker(dataset, spare=AHEAD + 1, **asked) as maker,
         own_thread(device.index) as thread,
     ):
         coming = deque(thread.submit(make, first) for first in islice(starts, AHEAD))
@@ -175,22 +187,35 @@ def _of_samples(
             yield [_finite_rows(of_side, unit_norm) for of_side in features]
 
 
-def _together(batches: Generator[list[Tensor], None, None], total: int, on_progress: OnCount) -> list[Tensor]:
-    parts, done = [], 0
+def _together(
+    batches: Generator[list[Tensor], None, None], total: int, on_progress: OnCount, world: World = ALONE
+) -> list[Tensor]:
+    """Concatenate the features of all ranks' batches on the first rank; the others get an empty tensor."""
+    parts, done, ranks = list[list[Tensor]](), 0, world.slow_group
     with closing(batches):
-        for features in batches:
-            parts.append(features)
-            on_progress(done := done + len(features[0]), total)
-    return [torch.cat(of_side) for of_side in zip(*parts, strict=True)]
+        while done < total:
+            with agreement(ranks, RunError):
+                own = next(batches, None)
+                done = min(done + BATCH * world.size, total)
+                on_progress(done, total)
+            if world.size > 1 and own is not None:
+                own = [of_side.cpu() for of_side in own]
+            parts += filter(None, ranks.gather(own))
+    return [torch.cat(of_side) for of_side in zip(*parts, strict=True)] or [torch.empty(0)]
 
 
 def text_features(
-    encoder: nn.Module, tokenizer: Tokenizer, texts: Sequence[str], device: torch.device, on_progress: OnCount
+    encoder: nn.Module,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    device: torch.device,
+    on_progress: OnCount,
+    world: World = ALONE,
 ) -> Tensor:
     """Return the features of texts (at least one), in order, float32 [texts, d] on `device`, rows of norm 1.
 
-    tokenizer: from load_tokenizer. on_progress: called with the number of texts done, and the total.
-    Raises DatasetError if a text cannot be encoded, RunError if a feature is not finite.
+    tokenizer: from load_tokenizer. on_progress: called with the number of texts done, and the total. world: as
+    image_features. Raises DatasetError if a text cannot be encoded, RunError as image_features.
     """
     parts = []
     with torch.inference_mode():

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from tokenizers import Tokenizer
@@ -18,6 +18,7 @@ from ..config import DataConfig, TrainConfig
 from ..encoders import Encoders
 from ..errors import ConfigError, RunError
 from ..objectives.closed_form import full_precision
+from ..world import ALONE, World
 from .bands import Scores
 from .evaluate import Evaluation, compared, score_encoders
 from .scoring import TEMPLATES
@@ -27,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class OnlineEvaluation:
-    """Scores a run's encoders on a held-out set without affecting the training.
+    """Scores a run's encoders on a held-out set without affecting the training; all ranks encode, the first scores.
 
     k-NN, retrieval and zero-shot as in `evaluate`. No probes: training them may take longer than the steps between two
     evaluations.
@@ -39,9 +40,10 @@ class OnlineEvaluation:
     device: torch.device
     tokenizer: Tokenizer | None
     templates: Sequence[str]
+    world: World = ALONE
 
     @classmethod
-    def open(cls, config: TrainConfig, dataset: Dataset, device: torch.device) -> Self | None:
+    def open(cls, config: TrainConfig, dataset: Dataset, device: torch.device, world: World = ALONE) -> Self | None:
         """Return the evaluation that the settings of a run on `dataset` request, on its device; None without a request.
 
         Raises DatasetError if a dataset is missing or they do not fit each other, ConfigError if there is nothing to
@@ -60,7 +62,7 @@ class OnlineEvaluation:
                 f"evaluation.test = {wanted.test!r} gives nothing to score: {sets.not_classified}, and there are no "
                 "captions for the run to retrieve; choose another dataset, or set evaluation.every_steps to 0"
             )
-        return cls(sets, config.data, device, tokenizer, wanted.templates or TEMPLATES)
+        return cls(sets, config.data, device, tokenizer, wanted.templates or TEMPLATES, world)
 
     @property
     def notes(self) -> list[str]:
@@ -70,13 +72,15 @@ class OnlineEvaluation:
     def scores(
         self, encoders: Encoders, step: int, should_stop: Callable[[], bool]
     ) -> dict[str, dict[str, Scores]] | None:
-        """Return the scores of the encoders after `step`, as `Evaluation.scores`.
+        """Return the scores of the encoders after `step`, as `Evaluation.scores`. Called by all ranks.
 
-        Returns None if should_stop, polled many times a minute, ended it, or if it failed, which logs a warning; the
-        training can continue.
+        Returns None if should_stop, polled many times a minute, ended it on any rank, or if it failed, which logs a
+        warning; the training can continue. On all ranks but the first, None or nothing of use.
         """
-        sets = self.sets
+        sets, ranks, failure = self.sets, self.world.slow_group, None
         result = Evaluation(f"step-{step}", sets.train, sets.test, sets.classes)
+        if self.device.type == "cpu":  # where each rank has its own statistics of batch norms, and the first's count
+            ranks.copy_from_first(encoders.buffers())
 
         def stop_if_asked(*_: object) -> None:
             if should_stop():
@@ -87,16 +91,17 @@ class OnlineEvaluation:
             # Without the run's TF32, as `thermopile eval` scores.
             with _evaluating(encoders), torch.compiler.set_stance("force_eager"), full_precision(self.device.type):
                 given = self.data, self.device, self.tokenizer, self.templates
-                score_encoders(result, encoders, *given, with_probes=False, on_progress=stop_if_asked)
-        except _StoppedError:
-            return None
+                how: dict[str, Any] = {"with_probes": False, "on_progress": stop_if_asked, "world": self.world}
+                score_encoders(result, encoders, *given, **how)
         except (DatasetError, RunError, OSError) as error:
-            _log.warning("the evaluation after step %d failed: %s. Training continues", step, error)
-            return None
-        return result.scores
+            failure = error
+        stopped = any(ranks.gather(isinstance(failure, _StoppedError)))
+        if failure is not None and self.world.is_first and not stopped:
+            _log.warning("the evaluation after step %d failed: %s. Training continues", step, failure)
+        return None if failure else result.scores
 
 
-class _StoppedError(Exception):
+class _StoppedError(RunError):
     """The run is stopping, so nobody waits for the scores."""
 
 

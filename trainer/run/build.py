@@ -12,7 +12,6 @@ import torch
 from pydantic import ValidationError
 
 from ...pipeline.augment import RECIPES, Recipe
-from ...pipeline.cores import cores
 from ...pipeline.dataset import Dataset
 from ...pipeline.loading import Loader
 from ...pipeline.mixture import Mixture
@@ -310,9 +309,7 @@ def open_loader(
 
 def _workers_beside_others(loader: str, world: World) -> int | None:
     """Return the number of threads for a rank that shares its machine; None lets the loader choose."""
-    if world.local_size == 1:
-        return None
-    return max(1, cores() // world.local_size) + (loader == "dali")
+    return None if world.cores is None else world.cores + (loader == "dali")
 
 
 def _augmentation_named(name: str) -> Augmentation:

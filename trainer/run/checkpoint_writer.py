@@ -183,6 +183,7 @@ class Checkpointer:
     def finish(self, *, must_succeed: bool = False) -> None:
         """Wait for the pending checkpoint, if any, and settle it."""
         if self.wait():
+            self._world.slow_group.broadcast(None)  # the others wait here for rank 0's write, which takes longest
             write_states = [state for (state,) in self._world.all_gather([self.write_state])]
             self.settle(write_states, must_succeed=must_succeed)
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from ...pipeline.mixed_order import MixedOrder
 from ...pipeline.mixture import Mixture
-from ...pipeline.order import MIN_ROWS_PER_STEP, Order
+from ...pipeline.order import FEW_SHARDS, MIN_ROWS_PER_STEP, Order, usual_shards
 from ..config import DataConfig, TrainConfig
 from ..errors import ConfigError
 from ..world import World
@@ -31,8 +31,9 @@ def mixed_order(config: TrainConfig, mixture: Mixture, rows: int, world: World) 
             f"batch_size = {config.batch_size:,} in shares of {' : '.join(map(str, shares))} does not give each part "
             f"whole samples, {MIN_ROWS_PER_STEP} or more; use {fits:,} or {fits + unit:,}, for example"
         )
-    usual = [Order.create(MIN_ROWS_PER_STEP * int(batch), int(batch)).canonical_shards for batch in batches]
-    shards = config.canonical_shards or min(usual)
+    usual = [usual_shards(part.n, int(batch)) for part, batch in zip(mixture.parts, batches, strict=True)]
+    most = FEW_SHARDS if config.state.memory_budget else min(usual)  # as Order.for_memory
+    shards = config.canonical_shards or min(most, *usual)
     if shards % world.size:
         part = usual.index(min(usual))
         raise ConfigError(

@@ -1,7 +1,10 @@
 """Signals that request a stop: the run checkpoints at the next step boundary; a second signal ends it at once."""
 
+import os
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -31,11 +34,13 @@ class StopRequest:
 
     def __enter__(self) -> Self:
         self._before = {number: signal.signal(number, self._remember) for number in SIGNALS}
+        self._woken = signal.set_wakeup_fd(-1)  # not `ending_on_signals`
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        signal.set_wakeup_fd(self._woken)
         for number, before in self._before.items():
             signal.signal(number, before)
 
@@ -44,3 +49,34 @@ class StopRequest:
             signal.signal(each, signal.SIG_DFL)
         self.name = signal.Signals(number).name
         self._on_request(self.name)
+
+
+@contextmanager
+def ending_on_signals() -> Iterator[None]:
+    """End the process with EXIT_CODE at the first of SIGNALS, except in a StopRequest. Main thread only.
+
+    For the time without steps, when nothing can be lost. A thread ends the process, because the main thread runs no
+    handler while it is inside a library, which may wait minutes for other ranks.
+    """
+    end, start = os.pipe()
+    os.set_blocking(start, False)  # as set_wakeup_fd requires
+
+    def wait() -> None:
+        if number := os.read(end, 1):
+            name = signal.Signals(number[0]).name
+            os.write(2, f"\n{name}: stopped while no step was being made; continue with --resume\n".encode())
+            os._exit(EXIT_CODE)
+
+    thread = threading.Thread(target=wait, name="thermopile-signals", daemon=True)
+    thread.start()
+    before = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
+    signal.set_wakeup_fd(start)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(-1)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(start)
+        thread.join()
+        os.close(end)

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..._version import __version__
 from ...pipeline.dataset import Dataset
@@ -15,10 +16,9 @@ from ...pipeline.order import ORDER_VERSION, Order
 from ...state_store import DamagedChunkError, SnapshotNotFoundError, StateReader, StateStore, StoreLockedError
 from ...state_store.ranks import agreement
 from ...state_store.shares import writer_lock
-from ...storage.place import Lock
+from ...storage.place import Lock, Place
 from ...storage.selection import Selection
 from ..checkpoints.checkpoint_files import (
-    CheckpointInfo,
     Loaded,
     checkpoints_in,
     latest_checkpoint,
@@ -26,6 +26,7 @@ from ..checkpoints.checkpoint_files import (
     read_info,
     remove_checkpoints,
 )
+from ..checkpoints.tensors import join, take_apart
 from ..config import TrainConfig, flat, to_tree
 from ..encoders.initial_weights import parts_of
 from ..encoders.locking import starts_trained
@@ -38,8 +39,8 @@ from .resume_settings import changes_since
 from .selection_files import check_own_copy
 
 MAY_DIFFER = frozenset({"data.path", "data.parts", "data.tars", "data.workers", "evaluation.test", "evaluation.train"})
-"""Settings that may differ between ranks: dataset paths, because fingerprints are compared and only rank 0 evaluates,
-and the number of decoding cores. All others must be equal."""
+"""Settings that may differ between ranks: dataset paths, because fingerprints are compared, and the number of decoding
+cores. All others must be equal."""
 
 MAX_NAMED = 10
 LOSS_SCALE = "loss_scale"
@@ -53,17 +54,20 @@ def find_start(config: TrainConfig, run: RunDirectory, world: World, *, resume: 
     Writes nothing. Raises ConfigError, RunError, DatasetError, OSError; on every rank if one fails or they differ.
     """
     with agreement(world.control, RunError):
-        run.refuse_unusable()
+        if world.is_first:
+            run.refuse_unusable()
         dataset = open_dataset(config.data.places, config.data.tars)
         if resume and world.is_first and (config.data.select or config.data.weights):
             check_own_copy(config.data, Selection(run.selection))
-        start = load_latest(run.checkpoints) if resume else None
+    start = _newest(run, world) if resume else None
+    with agreement(world.control, RunError):
         for encoder in (config.model.image, config.model.text) if resume and start is None else ():
             if encoder.name.startswith((TIMM, OPEN_CLIP)) and starts_trained(encoder):  # a run from someone else?
                 raise RunError(f"{run.path} has no checkpoint, and no file fetches {encoder.name}: start another run")
         if start is not None:
             _check_settings(config, start, world)
-    refuse_differences(world, config, dataset, start and start.info)
+        own = facts(config, dataset)
+    refuse_differences(world, own)
     if resume and start is None and world.is_first:
         _log.warning("%s has no checkpoint: the run starts over at step 0", run.path)
     return dataset, start
@@ -120,7 +124,7 @@ def open_store(
         "lock": lock,
     }
     if start is None:
-        if world.control.broadcast(run.has_state):
+        if world.control.broadcast(world.is_first and run.has_state):
             return StateStore.open(run.state, at="step-0", **settings), None
         carried = None
         if config.init_state:
@@ -155,7 +159,7 @@ def restore(start: Loaded, store: StateStore, parts: dict[str, Any]) -> int:
     try:
         for name, part in parts.items():
             if name != LOSS_SCALE or training.get(name):  # empty without fp16
-                part.load_state_dict(training[name])
+                part.load_state_dict(training.pop(name))  # its memory is not needed again
         return int(training.get("refused_rows", 0))
     except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
@@ -165,15 +169,27 @@ def restore(start: Loaded, store: StateStore, parts: dict[str, Any]) -> int:
         ) from error
 
 
+def _newest(run: RunDirectory, world: World, before: Place | None = None) -> Loaded | None:
+    """Return the newest intact checkpoint as `load_latest` does, which only rank 0 reads. Called by all ranks."""
+    ranks, about, tensors = world.slow_group, None, dict[str, Tensor]()
+    with agreement(ranks, RunError):
+        if world.is_first and (found := load_latest(run.checkpoints, before=before)):
+            tensors, rest = take_apart(found.training)
+            kinds = {key: (tensor.shape, tensor.dtype) for key, tensor in tensors.items()}
+            about = found.path.name, found.newest.name, found.info, kinds, rest
+    if (about := ranks.broadcast(about)) is None:
+        return None
+    name, newest, info, kinds, rest = about
+    if not world.is_first:
+        tensors = {key: torch.empty(shape, dtype=dtype) for key, (shape, dtype) in kinds.items()}
+    ranks.copy_from_first(tensors.values())
+    return Loaded(run.checkpoints / name, info, join(tensors, rest), run.checkpoints / newest)
+
+
 def _earlier(config: TrainConfig, run: RunDirectory, world: World, start: Loaded) -> Loaded | None:
-    """Return the newest intact checkpoint before another; the same on all ranks, or an error on all."""
+    """Return the newest intact checkpoint before another. Called by all ranks."""
+    earlier = _newest(run, world, before=start.path)
     with agreement(world.control, RunError):
-        earlier = load_latest(run.checkpoints, before=start.path)
-    name = earlier and earlier.path.name
-    of_first = world.control.broadcast(name)
-    with agreement(world.control, RunError):
-        if name != of_first:
-            raise RunError(f"the ranks differ: rank {world.rank} resumes from {name}, rank 0 from {of_first}")
         if earlier is not None:
             _check_settings(config, earlier, world)
     return earlier
@@ -191,12 +207,8 @@ def _check_settings(config: TrainConfig, start: Loaded, world: World) -> None:
         )
 
 
-def refuse_differences(world: World, config: TrainConfig, dataset: Dataset, checkpoint: CheckpointInfo | None) -> None:
-    """Raise ConfigError on every rank, naming rank and setting, if the ranks differ. Called by all ranks.
-
-    config: resolved. checkpoint: the checkpoint to resume from.
-    """
-    own = facts(config, dataset, checkpoint)
+def refuse_differences(world: World, own: dict[str, Any]) -> None:
+    """Raise ConfigError on every rank, naming rank and setting, if the ranks' `facts` differ. Called by all ranks."""
     if found := differences(world.control.broadcast(world.control.gather(own))):
         more = f"; and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
         raise ConfigError(
@@ -205,14 +217,15 @@ def refuse_differences(world: World, config: TrainConfig, dataset: Dataset, chec
         )
 
 
-def facts(config: TrainConfig, dataset: Dataset, checkpoint: CheckpointInfo | None) -> dict[str, Any]:
-    """Return everything that must be equal on all ranks, by name; small and picklable."""
+def facts(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
+    """Return everything that must be equal on all ranks, by name; small and picklable. config: resolved."""
+    scored_on = {"evaluation.test": config.evaluation.test, "evaluation.train": config.evaluation.train}
     return {
         "thermopile": __version__,
         "order_version": ORDER_VERSION,
         "dataset fingerprint": dataset.index.fingerprint,
         "dataset samples": dataset.n,
-        "checkpoint": checkpoint and f"step-{checkpoint.step} with snapshot {checkpoint.snapshot}",
+        **{f"{key} fingerprint": Dataset(path).index.fingerprint for key, path in scored_on.items() if path},
         **{key: value for key, value in flat(to_tree(config)).items() if key not in MAY_DIFFER},
     }
 

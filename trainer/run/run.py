@@ -202,7 +202,7 @@ class Run:
         Raises ConfigError, also for other changes, RunError, DatasetError, StateStoreError, OSError.
         """
         directory, given = RunDirectory(place_of(path)), Layers()
-        begun = world.control.broadcast(directory.exists())
+        begun = world.control.broadcast(world.is_first and directory.exists())  # as in `thermopile train`
         if begun:
             refuse_separate_directories(world, directory.path)
         with agreement(world.control, ConfigError):

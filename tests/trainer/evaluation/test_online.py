@@ -1,5 +1,6 @@
 """Scores while a run trains: those of its checkpoints, and the run is none the different for it."""
 
+import json
 import shutil
 import threading
 from itertools import count
@@ -277,8 +278,52 @@ def test_first_scores_are_shown_and_training_on_the_scored_set_is_warned_of(imag
     assert "evaluation during training: Training and test set are the same" in result.stderr
 
 
+EVALUATE = """
+import json
+import torch
+import thermopile
+from thermopile.pipeline.dataset import Dataset
+from thermopile.trainer.checkpoints.checkpoint_files import load_checkpoint
+from thermopile.trainer.evaluation.features import restore_encoders
+from thermopile.trainer.evaluation.online import OnlineEvaluation
+from thermopile.trainer.run_directory import RunDirectory
+
+run, data = RunDirectory(sys.argv[1]), Dataset(sys.argv[2])
+config = run.config()
+on_itself = config.evaluation.model_copy(update={"test": sys.argv[2], "train": sys.argv[2]})
+with thermopile.joined_world() as world:
+    _, training = load_checkpoint(run.checkpoints / "step-4")
+    encoders, calls = restore_encoders(config, run.checkpoints, training, data.index.tokenizer), []
+    if world.rank:  # a rank's own, on CPUs
+        for statistic in encoders.buffers():
+            statistic.zero_()
+    for encoder in (encoders.image, encoders.text):
+        encoder.register_forward_hook(lambda *call: calls.append(call))
+    config = config.model_copy(update={"evaluation": on_itself})
+    evaluation = OnlineEvaluation.open(config, data, torch.device("cpu"), world)
+    scores = evaluation.scores(encoders, 4, lambda: False)
+    of_all = len(calls)
+    stopped = evaluation.scores(encoders, 4, lambda: world.rank == 1)
+    print(json.dumps([of_all, len(calls) - of_all, scores, stopped]))
+"""
+
+
 @pytest.mark.wide
-def test_of_two_ranks_the_first_one_scores_while_the_other_one_waits(start_ranks, pairs_dataset, few_pairs, tmp_path):
+def test_four_ranks_share_the_encoding_and_the_scores_are_those_of_one(
+    start_ranks, start_program, watched, pairs_dataset
+):
+    arguments = watched.path, pairs_dataset.path
+    ranks = [*start_ranks(4, *arguments, codes=[EVALUATE] * 4), start_program(*arguments, code=EVALUATE)]
+    ended = [rank.end() for rank in ranks]
+    assert [(code, errors) for code, _, errors in ended] == [(0, "")] * 5
+    *of_ranks, alone = (json.loads(out) for _, out, _ in ended)
+    assert of_ranks[0][2] == alone[2]
+    assert max(calls for calls, *_ in of_ranks) <= 0.4 * alone[0]
+    assert [(until_stopped, scores) for _, until_stopped, _, scores in of_ranks] == [(1, None)] * 4
+
+
+@pytest.mark.wide
+def test_of_two_ranks_the_first_one_says_and_writes_the_scores(start_ranks, pairs_dataset, few_pairs, tmp_path):
     asked = sets("epochs=1", "data.image_size=16", "model.dim=16", "model.image.config.width=4", "canonical_shards=4",
                  "evaluation.every_steps=3", f"evaluation.test={few_pairs.path}")  # fmt: skip
     said = finish(start_ranks(2, "train", "--data", pairs_dataset.path, "--out", tmp_path / "run", *asked))
@@ -286,3 +331,14 @@ def test_of_two_ranks_the_first_one_scores_while_the_other_one_waits(start_ranks
     assert evaluations(run).keys() == {3, 6}
     assert losses(run).keys() == set(range(1, 8))
     assert [errors.count("step 3: k-NN, k = 10: ") for _, errors in said] == [1, 0]
+
+
+@pytest.mark.wide
+def test_ranks_that_would_score_other_datasets_end_before_a_step(start_ranks, pairs_dataset, few_pairs, tmp_path):
+    asked = sets("data.image_size=16", "evaluation.every_steps=3", f"evaluation.test={few_pairs.path}")
+    other = sets(f"evaluation.test={pairs_dataset.path}")
+    command = ("train", "--data", pairs_dataset.path, "--out", tmp_path / "run", *asked)
+    for code, _, errors in (rank.end(within=60) for rank in start_ranks(2, *command, last_rank=other)):
+        assert code == 2
+        assert "the ranks differ: rank 1 has evaluation.test fingerprint = " in errors.splitlines()[-1]
+    assert not (tmp_path / "run").exists()

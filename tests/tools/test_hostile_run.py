@@ -190,7 +190,7 @@ NONSENSE = [
     ("model", "dim", 1 << 70, "export", "model.dim"),
     ("model", "image", {"name": "conv", "config": {"width": 1 << 40}}, "export", "the encoders cannot be created"),
     ("model", "image", {"name": "conv", "config": {"width": -1}}, "export", "the encoders cannot be created"),
-    ("model", "image", {"name": "hf:/nowhere", "config": {}}, "export", "model_type"),
+    ("model", "image", {"name": "hf:/nowhere", "config": {}}, "export", "holds a model of type"),
     ("model", "image", {"name": "hf:vit-s", "config": {"_attn_implementation": "someone/kernel"}}, "export",
      "no such setting"),
 ]  # fmt: skip

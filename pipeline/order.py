@@ -34,11 +34,12 @@ almost as many samples as there are shards; the default lets a hundredth of a sh
 def usual_shards(samples: int, batch_size: int) -> int:
     """Return the most canonical shards, a power of two, that divide a batch and take 16 ids of it each.
 
-    At most 8, or 64 if a shard has a hundred samples for each shard. As many ranks at most can share the run.
+    At most 8, or 64 if a shard has a hundred samples for each shard, and an epoch a hundred steps, of which the
+    shortest shard may cost one. As many ranks at most can share the run.
     """
     halves = (MANY_SHARDS >> k for k in range(MANY_SHARDS.bit_length()))
     fits = (n for n in halves if batch_size % n == 0 and batch_size // n >= MIN_ROWS_PER_STEP)
-    return next((n for n in fits if n <= FEW_SHARDS or 100 * n**2 <= samples), 1)
+    return next((n for n in fits if n <= FEW_SHARDS or (100 * max(n**2, batch_size) <= samples)), 1)
 
 
 @dataclass(frozen=True)

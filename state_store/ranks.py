@@ -66,7 +66,9 @@ class TorchRanks(Ranks):
         from torch.distributed import broadcast
 
         for tensor in tensors:
-            broadcast(tensor.view(-1).view(torch.uint8), group=self._group, group_src=0)
+            whole = tensor.contiguous()
+            broadcast(whole.view(-1).view(torch.uint8), group=self._group, group_src=0)
+            tensor.copy_(whole)
 
     def all_gather(self, own: Sequence[int]) -> list[list[int]]:
         """Return every rank's integers or flags, equally many from each, in rank order."""

@@ -104,7 +104,8 @@ class WorkingTier:
 
 def discard(repository: Place) -> None:
     """Delete the working tiers of killed runs. Only for the holder of the writer lock."""
-    shutil.rmtree(_directory(repository), ignore_errors=True)
+    with suppress(OSError):  # THERMOPILE_SCRATCH cannot be written, and this run may not need it
+        shutil.rmtree(_directory(repository), ignore_errors=True)
 
 
 def _directory(repository: Place) -> Path:

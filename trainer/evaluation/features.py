@@ -163,6 +163,8 @@ def _of_samples(
     from ...pipeline.loading.ffcv_loader import ViewMaker  # needs ffcv, which training does not
     from ...pipeline.loading.reader import own_thread
 
+    if device.type == "cuda":  # with its number, since the thread below begins with GPU 0
+        device = torch.empty(0, device=device).device
     copies = Copies(CudaDevice(device)) if device.type == "cuda" else None
     starts = iter(range(rows * world.rank, len(sample_ids), rows * world.size))
     asked: dict[str, Any] = {"recipe": recipe, "image_size": image_size, "views": views, "workers": world.cores}
@@ -217,13 +219,15 @@ def text_features(
     tokenizer: from load_tokenizer. on_progress: called with the number of texts done, and the total. world: as
     image_features. Raises DatasetError if a text cannot be encoded, RunError as image_features.
     """
-    parts = []
-    with torch.inference_mode():
-        for first in range(0, len(texts), BATCH):
-            tokens = encode(tokenizer, texts[first : first + BATCH]).tokens
-            parts.append(encoder(torch.from_numpy(tokens).to(device)))
-            on_progress(first + len(tokens), len(texts))
-    return _finite_rows(torch.cat(parts))
+
+    def batches() -> Generator[list[Tensor], None, None]:
+        for first in range(BATCH * world.rank, len(texts), BATCH * world.size):
+            tokens = torch.from_numpy(encode(tokenizer, texts[first : first + BATCH]).tokens)
+            with torch.inference_mode():
+                features = encoder(tokens.to(device))
+            yield [_finite_rows(features)]
+
+    return _together(batches(), len(texts), on_progress, world)[0].to(device)
 
 
 def _finite_rows(features: Tensor, unit_norm: bool = True) -> Tensor:

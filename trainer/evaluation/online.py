@@ -80,7 +80,8 @@ class OnlineEvaluation:
         sets, ranks, failure = self.sets, self.world.slow_group, None
         result = Evaluation(f"step-{step}", sets.train, sets.test, sets.classes)
         if self.device.type == "cpu":  # where each rank has its own statistics of batch norms, and the first's count
-            ranks.copy_from_first(encoders.buffers())
+            parts = (encoders.image, encoders.text)
+            ranks.copy_from_first(buffer for part in parts if part is not None for buffer in part.buffers())
 
         def stop_if_asked(*_: object) -> None:
             if should_stop():

@@ -204,10 +204,13 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
             order = for_rows(rows)
         else:
             fitting = min(rows, cache.rows)
-            order = for_rows(cache.narrowed(for_rows(fitting), fitting))
+            order = for_rows(fitting)
+            order.rank_ids(world.rank, world.size)
+            order = for_rows(cache.narrowed(order, fitting))
         order.rank_ids(world.rank, world.size)
         if cache is not None:
-            cache.check(order, order if blocks or window else for_rows(1))
+            narrowest = order if blocks or window else for_rows(1, canonical_shards=order.canonical_shards)
+            cache.check(order, narrowest)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if config.state.memory_budget and order.live_rows > rows:

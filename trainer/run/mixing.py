@@ -38,7 +38,8 @@ def mixed_order(config: TrainConfig, mixture: Mixture, rows: int, world: World) 
         part = usual.index(min(usual))
         raise ConfigError(
             f"{world.size} ranks cannot share the {batches[part]:,.0f} samples of a batch that are of the part "
-            f"{mixture.names[part]}, since canonical_shards is {shards}; use a number of ranks that divides it"
+            f"{mixture.names[part]}, since canonical_shards is {shards}; use a number of ranks that divides it, or "
+            "with state.memory_budget set more canonical_shards"
         )
     given = (mixture.n, config.batch_size, config.seed, shards)
     mix = partial(MixedOrder.of, samples=[part.n for part in mixture.parts], shares=shares)

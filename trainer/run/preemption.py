@@ -62,7 +62,10 @@ def ending_on_signals() -> Iterator[None]:
     os.set_blocking(start, False)  # as set_wakeup_fd requires
 
     def wait() -> None:
-        if number := os.read(end, 1):
+        number = os.read(end, 1)
+        while number and number[0] not in SIGNALS:  # another signal with a handler, perhaps of a plugin
+            number = os.read(end, 1)
+        if number:
             name = signal.Signals(number[0]).name
             os.write(2, f"\n{name}: stopped while no step was being made; continue with --resume\n".encode())
             os._exit(EXIT_CODE)

@@ -225,7 +225,11 @@ def facts(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
         "order_version": ORDER_VERSION,
         "dataset fingerprint": dataset.index.fingerprint,
         "dataset samples": dataset.n,
-        **{f"{key} fingerprint": Dataset(path).index.fingerprint for key, path in scored_on.items() if path},
+        **{
+            f"{key} fingerprint": Dataset(path, pictures=False).index.fingerprint
+            for key, path in scored_on.items()
+            if path
+        },
         **{key: value for key, value in flat(to_tree(config)).items() if key not in MAY_DIFFER},
     }
 

@@ -52,6 +52,14 @@ FIGURES = {
                          "fetch_wait_percent", "state_wait_percent", "floor_gb", "records_gb", "open_seconds",
                          "memory_gb"},
     ("scale", "snapshot"): {"seconds", "megabytes", "requests", "requests_a_block", "manifest_bytes"},
+    ("bytes_a_step", "counted"): {f"{figure}_{ranks}{of}" for ranks in (2, 4) for figure, of in (
+        ("off", ""), ("largest", ""),
+        *((method, of) for method in ("clip", "fastclip_v2", "fastclip_v3", "isogclr", "local_loss", "gradients")
+          for of in ("_payload", "_wire")),
+    )},
+    **{("bytes_a_step", setting): {f"{hosts}_{gbit}_{what}_ms" for hosts in all_hosts for gbit in (10, 100)
+                                   for what in ("loss", "all")}
+       for setting, all_hosts in (("medium", (2, 4, 8)), ("large", (2, 4, 8)), ("xlarge", (2,)))},
 }  # fmt: skip
 QUICKEST = {("objective", "time")}
 """The others import as much in a process of their own, or train: the soak runs them."""
@@ -132,6 +140,16 @@ def test_a_hundred_million_rows_are_planned_in_their_time_and_memory(part, tmp_p
     skip_without_disk(13, tmp_path)
     (measured,) = run("planning", "--part", part, directory=tmp_path)
     assert all(measured["figures"][name]["held"] for name in ("minutes", "peak_gb")), measured["figures"]
+
+
+@pytest.mark.soak
+def test_ranks_send_in_a_step_what_the_formula_says_and_no_more_than_openclips_local_loss(tmp_path):
+    (measured,) = run("bytes_a_step", "--part", "counted", directory=tmp_path)
+    ours = {name: figure for name, figure in measured["figures"].items() if figure["asked"]}
+    assert set(ours) == {"off_2", "largest_2", "off_4", "largest_4"}
+    assert all(figure["held"] for figure in ours.values()), ours
+    # The scalars are less than the 2 % that are allowed.
+    assert ours["off_2"]["ours"] == ours["off_4"]["ours"] == pytest.approx(0, abs=1e-9)
 
 
 def skip_without_disk(gigabytes, path):

@@ -34,12 +34,18 @@ almost as many samples as there are shards; the default lets a hundredth of a sh
 def usual_shards(samples: int, batch_size: int) -> int:
     """Return the most canonical shards, a power of two, that divide a batch and take 16 ids of it each.
 
-    At most 8, or 64 if a shard has a hundred samples for each shard, and an epoch a hundred steps, of which the
-    shortest shard may cost one. As many ranks at most can share the run.
+    At most 8, or 64 if a shard has a hundred samples for each shard, and an epoch loses no more than a hundredth of its
+    steps by the shortest. As many ranks at most can share the run.
     """
+
+    def steps(shards: int) -> int:
+        return (samples - (shards - 1) * -(-samples // shards)) // (batch_size // shards)
+
     halves = (MANY_SHARDS >> k for k in range(MANY_SHARDS.bit_length()))
-    fits = (n for n in halves if batch_size % n == 0 and batch_size // n >= MIN_ROWS_PER_STEP)
-    return next((n for n in fits if n <= FEW_SHARDS or (100 * max(n**2, batch_size) <= samples)), 1)
+    fits = [n for n in halves if batch_size % n == 0 and batch_size // n >= MIN_ROWS_PER_STEP]
+    few = next((n for n in fits if n <= FEW_SHARDS), 1)
+    many = (n for n in fits if n > FEW_SHARDS and 100 * n**2 <= samples and 100 * steps(n) >= 99 * steps(few))
+    return next(many, few)
 
 
 @dataclass(frozen=True)

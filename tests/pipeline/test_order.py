@@ -193,6 +193,7 @@ def test_a_billion_ids_cost_no_more_memory_than_the_batch(batch_size: int, windo
     [
         *((25_599, batch, shards) for batch, shards in [(4096, 8), (128, 8), (112, 4), (96, 4), (48, 2), (47, 1)]),
         *((samples, 4096, shards) for samples, shards in [(25_600, 16), (102_399, 16), (102_400, 32), (409_600, 64)]),
+        (27_172, 6_784, 8),  # with 16, an epoch would have three steps in place of four
         *((10**9, batch, shards) for batch, shards in [(65_536, 64), (1008, 16), (512, 32), (128, 8)]),
     ],
 )

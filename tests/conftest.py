@@ -48,7 +48,7 @@ from support.in_place import write_tars  # noqa: E402
 from support.pictures import draw  # noqa: E402
 from support.sources import NoiseSource  # noqa: E402
 
-pytest_plugins = ["cpu_budget"]
+pytest_plugins = ["cpu_budget", "support.started"]
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,0 +1,52 @@
+"""torchrun on several hosts starts all ranks again after one is killed, and takes a new host for one that is lost."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from thermopile.benchmarks.object_server import free_port
+from thermopile.trainer.run_directory import RunDirectory
+
+from support.runs import assert_same_run, finish, wait_for
+
+pytestmark = pytest.mark.wide
+
+TORCHRUN = """
+from torch.distributed.run import main
+main()
+"""
+
+
+@pytest.fixture
+def torchrun(command):
+    """Return a function that starts torchrun on each host, which starts one rank; the first host holds the rendezvous.
+    """
+    port = free_port()
+
+    def torchrun(run, hosts, first, restarts):
+        options = ("--nnodes", 2, "--nproc-per-node", 1, "--rdzv-backend", "c10d", "--rdzv-id", "run",
+                   "--rdzv-endpoint", f"{first.name}:{port}", "--max-restarts", restarts,
+                   "--signals-to-handle", "SIGTERM,SIGINT,SIGUSR1", "--shutdown-timeout", 600,
+                   "--module", "thermopile")  # fmt: skip
+        return [host.start(*options, *command(run), code=TORCHRUN) for host in hosts]
+
+    return torchrun
+
+
+def kill_rank(agent):
+    (rank,) = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+    os.kill(int(rank), signal.SIGKILL)
+
+
+def test_ranks_killed_and_a_host_replaced_are_restarted_and_lose_nothing(hosts, torchrun, whole, tmp_path):
+    run, (ada, ben, cleo) = RunDirectory(tmp_path / "run"), hosts[:3]
+    agents = torchrun(run, [ada, ben], ada, restarts=3)
+    for agent, steps in zip(agents, (10, 20), strict=True):
+        wait_for(run, steps, agents)
+        kill_rank(agent)
+    wait_for(run, 30, agents)
+    ben.kill()
+    finish([agents[0], *torchrun(run, [cleo], ada, restarts=3)])
+    assert_same_run(run, whole(2))

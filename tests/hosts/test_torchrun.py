@@ -30,7 +30,9 @@ def torchrun(command):
                    "--rdzv-endpoint", f"{first.name}:{port}", "--max-restarts", restarts,
                    "--signals-to-handle", "SIGTERM,SIGINT,SIGUSR1", "--shutdown-timeout", 600,
                    "--module", "thermopile")  # fmt: skip
-        return [host.start(*options, *command(run), code=TORCHRUN) for host in hosts]
+        # Otherwise torchrun tells a new host nothing of where rank 0 is, and all end after a minute.
+        own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": 1}
+        return [host.start(*options, *command(run), code=TORCHRUN, **own_store) for host in hosts]
 
     return torchrun
 

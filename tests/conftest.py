@@ -79,7 +79,7 @@ def scope_of(nodeid: str) -> str:
     return f"{top}/{below[0]}" if top == "pipeline" else top
 
 
-LONGEST = ("trainer", "tools", "state_store", "test_claim.py", "test_bit_flips.py")
+LONGEST = ("trainer", "tools", "hosts", "state_store", "test_claim.py", "test_bit_flips.py")
 
 
 @pytest.hookimpl(optionalhook=True)

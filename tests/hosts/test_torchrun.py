@@ -21,8 +21,7 @@ main()
 
 @pytest.fixture
 def torchrun(command):
-    """Return a function that starts torchrun on each host, which starts one rank; the first host holds the rendezvous.
-    """
+    """Return a function that starts torchrun on each host, which starts one rank; the first host holds the rendezvous."""
     port = free_port()
 
     def torchrun(run, hosts, first, restarts):
@@ -51,4 +50,19 @@ def test_ranks_killed_and_a_host_replaced_are_restarted_and_lose_nothing(hosts, 
     wait_for(run, 30, agents)
     ben.kill()
     finish([agents[0], *torchrun(run, [cleo], ada, restarts=3)])
+    assert_same_run(run, whole(2))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_twenty_kills_with_three_restarts_a_start_lose_nothing(hosts, torchrun, whole, tmp_path):
+    run, two = RunDirectory(tmp_path / "run"), hosts[:2]
+    for kill in range(20):
+        if kill % 4 == 0:
+            agents = torchrun(run, two, two[0], restarts=3)
+        wait_for(run, 2 * kill + 4, agents)
+        kill_rank(agents[kill % 3 % 2])
+        if kill % 4 == 3:
+            assert [agent.end()[0] for agent in agents] == [1, 1]
+    finish(torchrun(run, two, two[0], restarts=3))
     assert_same_run(run, whole(2))

@@ -32,7 +32,7 @@ def assert_end_naming(programs, lost, within):
         assert seconds < within
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def cut_off(hosts, start, tmp_path_factory):
     """A run whose second host was cut off while it trained: where it is, its ranks, how each ended and after how long.
 

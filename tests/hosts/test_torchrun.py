@@ -21,7 +21,7 @@ main()
 
 @pytest.fixture
 def torchrun(command):
-    """Return a function that starts torchrun on each host, which starts one rank; the first host holds the rendezvous."""
+    """Return a function that starts torchrun on each host, which starts one rank; `first` holds the rendezvous."""
     port = free_port()
 
     def torchrun(run, hosts, first, restarts):

@@ -48,7 +48,7 @@ from support.in_place import write_tars  # noqa: E402
 from support.pictures import draw  # noqa: E402
 from support.sources import NoiseSource  # noqa: E402
 
-pytest_plugins = ["cpu_budget"]
+pytest_plugins = ["cpu_budget", "support.started"]
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -79,7 +79,7 @@ def scope_of(nodeid: str) -> str:
     return f"{top}/{below[0]}" if top == "pipeline" else top
 
 
-LONGEST = ("trainer", "tools", "state_store", "test_claim.py", "test_bit_flips.py")
+LONGEST = ("trainer", "tools", "hosts", "state_store", "test_claim.py", "test_bit_flips.py")
 
 
 @pytest.hookimpl(optionalhook=True)

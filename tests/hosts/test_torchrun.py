@@ -11,7 +11,7 @@ from thermopile.trainer.run_directory import RunDirectory
 
 from support.runs import assert_same_run, finish, wait_for
 
-pytestmark = pytest.mark.wide
+pytestmark = pytest.mark.soak
 
 TORCHRUN = """
 from torch.distributed.run import main
@@ -53,7 +53,6 @@ def test_ranks_killed_and_a_host_replaced_are_restarted_and_lose_nothing(hosts, 
     assert_same_run(run, whole(2))
 
 
-@pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_twenty_kills_with_three_restarts_a_start_lose_nothing(hosts, torchrun, whole, tmp_path):
     run, two = RunDirectory(tmp_path / "run"), hosts[:2]

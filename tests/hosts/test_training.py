@@ -12,7 +12,7 @@ from thermopile.trainer.run_directory import RunDirectory
 
 from support.runs import assert_same_run, finish, wait_for
 
-pytestmark = pytest.mark.wide
+pytestmark = pytest.mark.soak
 
 NAMED_WITHIN, CUT_OFF_NAMED_WITHIN = 15, 90
 """Seconds."""

@@ -172,7 +172,7 @@ class Dataset(SamplesTable):
     """
 
     tars: TarFiles | None = None
-    """Of a dataset in place, the tars that hold its pictures."""
+    """The tars that hold the pictures of a dataset in place."""
 
     def __init__(self, place: AnyPlace, tars: AnyPlace | None = None, *, pictures: bool = True) -> None:
         """place: the dataset's folder, or its address, such as s3://bucket/cc12m.

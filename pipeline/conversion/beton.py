@@ -43,7 +43,7 @@ _TYPE_IDS = {"image": 2, "tokens": 4, "source_index": 1}
 """FFCV's ids of RGBImageField, NDArrayField and IntField."""
 _JPEG_MODE = 0
 _PLACEHOLDER = b"\0"
-"""Of a picture that a tar keeps: FFCV's table has no row without bytes."""
+"""Stored in place of a picture that stays in its tar, since FFCV's table has no row without bytes."""
 
 
 class BetonRow(NamedTuple):

@@ -66,7 +66,7 @@ class TarWork(NamedTuple):
     pieces: Sequence[Piece]
     seed: int
     selected: Sequence[NDArray[np.bool_]] | None = None
-    """Of each piece's tar: which of its samples to read; None for all."""
+    """Which samples of each piece's tar to read, bool [samples]; None for all."""
 
 
 @dataclass

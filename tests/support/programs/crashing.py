@@ -60,12 +60,16 @@ class ExpectedState:
         return self.columns
 
 
-def run_until_killed(start, path, kind, *environment, snapshots, seconds):
-    """Run until `snapshots` are announced and for `seconds` more, kill, and return the announced steps."""
+def run_until_killed(start, path, kind, *environment, snapshots, seconds, seen=lambda: True):
+    """Run until `snapshots` are announced, for `seconds` more and until `seen()`, kill; return the announced steps."""
+    last_moment = time.monotonic() + 300
     process, connection = start(run, path, kind, *environment)
     assert connection.recv() == "ready"
     announced = [connection.recv() for _ in range(snapshots)]
     time.sleep(seconds)
+    while not seen():
+        assert time.monotonic() < last_moment, "what the run was to show before it is killed was not seen"
+        time.sleep(0.001)
     process.kill()
     process.join()
     try:

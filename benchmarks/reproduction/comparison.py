@@ -142,4 +142,4 @@ def _clusters(mode: Mode, band: str, data: Data) -> NDArray[np.int64] | None:
 def _estimate(values: NDArray[np.float64], clusters: NDArray[np.int64] | None) -> Estimate:
     """The mean of values of seeds and test samples, float64 [seeds, m], in points. clusters: each sample's, or None."""
     found = estimate(values, np.arange(values.shape[1]) if clusters is None else clusters)
-    return Estimate(100 * found.mean, 100 * found.half_width)
+    return Estimate(100 * found["mean"], 100 * found["half_width"])

@@ -51,15 +51,15 @@ class Evaluation:
     scores: dict[str, dict[str, Scores]] = field(default_factory=dict)
     """By method and variant: knn (10, 20, …, 200_weighted), probe (lbfgs, sgd), image_to_text and text_to_image (recall
     at 1, 5, 10), zero_shot (top1, top5, mean_per_class)."""
-    right: dict[str, dict[str, tuple[NDArray[np.bool_], NDArray[np.int64]]]] = field(default_factory=dict)
+    right: dict[tuple[str, str], tuple[NDArray[np.bool_], NDArray[np.int64]]] = field(default_factory=dict)
     """What the scores are means of, by method and variant: what was right, bool [x], and the test sample of each, int64
-    [x]. There is none for mean_per_class, a mean over classes."""
+    [x]. Not of mean_per_class, a mean over classes."""
     notes: list[str] = field(default_factory=list)
     weights: Weights = "raw"
 
     def add(self, method: str, variant: object, right: NDArray[np.bool_], of: NDArray[np.int64]) -> None:
         """Record what was right, bool [x], each for the test sample in `of`, int64 [x]."""
-        self.right.setdefault(method, {})[str(variant)] = right, of
+        self.right[method, str(variant)] = right, of
         self.scores.setdefault(method, {})[str(variant)] = score(right, self.classes.test_bands[of])
 
     @property

@@ -2,118 +2,84 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...pipeline.dataset import Dataset
+from .bands import BANDS
 from .evaluate import Evaluation, all_captions
 
-CONFIDENCE = 0.95
+Differences = dict[str, dict[str, dict[str, dict[str, float] | None]]]
+"""By method, variant, and band or class: what `estimate` returns of B − A; the means `a` and `b`; `unpaired_error`, the
+standard error if every run had test samples of its own; `queries`. None of those with fewer than two clusters."""
 
 
-class Estimate(NamedTuple):
-    """A mean over seeds and test samples, with the standard errors of either; NaN where there are too few to tell."""
+def estimate(values: NDArray[np.float64], clusters: NDArray[np.int64]) -> dict[str, float]:
+    """Return the mean of values, float64 [seeds, m], its standard errors and `half_width`, half its 95 % interval.
 
-    mean: float
-    seed_error: float
-    """0 of one seed, of which nothing can be said."""
-    sample_error: float
-    seeds: int
-
-    @property
-    def error(self) -> float:
-        """The standard error from both."""
-        return math.hypot(self.seed_error, self.sample_error)
-
-    @property
-    def half_width(self) -> float:
-        """Half the width of the 95 % interval: Student's t for the seeds, the normal distribution for the samples."""
-        from scipy.stats import norm, t
-
-        above = (1 + CONFIDENCE) / 2
-        wide = float(t.ppf(above, self.seeds - 1)) if self.seeds > 1 else 0.0
-        return math.hypot(wide * self.seed_error, float(norm.ppf(above)) * self.sample_error)
-
-
-def estimate(values: NDArray[np.float64], clusters: NDArray[np.int64]) -> Estimate:
-    """Return the mean of values, float64 [seeds, m], and its errors. clusters: int64 [m], of samples that go together.
-
-    Seeds and samples are crossed: variance = that of the seeds' means / seeds + that of the sums over clusters, by
-    which samples may depend on each other in any way, − that of the clusters of single seeds, which is in both.
-    Sources: Liang and Zeger (Biometrika 1986) for the clusters, with count / (count − 1); Cameron, Gelbach and Miller
-    (Journal of Business & Economic Statistics 2011), section 2.2, for two ways.
+    clusters: int64 [m], at least two, of samples that go together. `error` is of both seeds and samples; of one seed,
+    seed_error is 0. The interval is by Student's t for the seeds, by the normal distribution for the samples.
+    Variance = that of the seeds' means / seeds + that of the sums over clusters, whose samples may depend on each other
+    in any way, − that of single seeds in single clusters, which is in both.
+    Sources: Liang and Zeger (Biometrika 1986) for clusters, times count / (count − 1); Cameron, Gelbach and Miller
+    (Journal of Business & Economic Statistics 2011) for two ways.
     """
+    from scipy.stats import norm, t
+
     seeds, samples = values.shape
-    mean = values.mean()
-    clusters = np.unique(clusters, return_inverse=True)[1]
+    mean, clusters = values.mean(), np.unique(clusters, return_inverse=True)[1]
     of_seed, of_sample = values.mean(1) - mean, values.mean(0) - mean
     both = np.stack([np.bincount(clusters, row) for row in values - mean - of_seed[:, None] - of_sample]) / samples
     of_cluster = np.bincount(clusters, of_sample) / samples
-    count = len(of_cluster)
-    twice = (both**2).sum() / max(1, seeds * (seeds - 1))
-    variance = max(0.0, (of_cluster**2).sum() - twice) * count / (count - 1) if count > 1 else math.nan
-    return Estimate(float(mean), math.sqrt(of_seed.var() / max(1, seeds - 1)), math.sqrt(variance), seeds)
+    count, twice = len(of_cluster), (both**2).sum() / max(1, seeds * (seeds - 1))
+    by_seed = math.sqrt(of_seed.var() / max(1, seeds - 1))
+    by_sample = math.sqrt(max(0.0, (of_cluster**2).sum() - twice) * count / (count - 1))
+    half_width = math.hypot(t.ppf(0.975, seeds - 1) * by_seed if seeds > 1 else 0, norm.ppf(0.975) * by_sample)
+    errors = {"seed_error": by_seed, "sample_error": by_sample, "error": math.hypot(by_seed, by_sample)}
+    return {"mean": float(mean), **errors, "half_width": half_width}
 
 
 def caption_clusters(dataset: Dataset) -> NDArray[np.int64]:
-    """Return a number of each sample's cluster, int64 [n]: samples are in one if they share a caption, or are linked by
-    others that do. Equal captions have equal features, so as queries they are right or wrong together.
-    """
+    """Return each sample's cluster, int64 [n]: those that share a caption, directly or through others, are in one."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
     captions = all_captions(dataset)
     codes = {text: code for code, text in enumerate(dict.fromkeys(text for _, text in captions), start=dataset.n)}
     ends = [sample for sample, _ in captions], [codes[text] for _, text in captions]
-    size = dataset.n + len(codes)
-    found = connected_components(coo_array((np.ones(len(captions), np.bool_), ends), (size, size)), directed=False)[1]
-    return found[: dataset.n].astype(np.int64)
+    links = coo_array((np.ones(len(captions), np.bool_), ends), (dataset.n + len(codes),) * 2)
+    return np.asarray(connected_components(links, directed=False)[1][: dataset.n], np.int64)
 
 
-@dataclass(frozen=True)
-class Difference:
-    """How far the scores of the second runs are above those of the first; shares, 0 … 1."""
+def differences(pairs: Sequence[tuple[Evaluation, Evaluation]]) -> tuple[Differences, Differences]:
+    """Return how far the second of each pair is above the first: over all and by band, and by class.
 
-    first: float
-    second: float
-    paired: Estimate
-    """Of second − first, query by query."""
-    unpaired_error: float
-    """The standard error if each run had been scored on test samples of its own."""
-    queries: int
-    clusters: int
-
-
-def differences(
-    pairs: Sequence[tuple[Evaluation, Evaluation]], groups: NDArray[np.int64], names: Sequence[str]
-) -> dict[str, dict[str, dict[str, Difference | None]]]:
-    """Return by method, variant and name how far the second of each pair is above the first; None without samples.
-
-    pairs: of one test set, a pair for each seed. groups: the place in `names` of each test sample's group, or -1; int64
-    [m]. Variants are those that all evaluations have.
+    pairs: of the same datasets; one for each seed. Variants are those that all have.
     """
-    every = [each.right for pair in pairs for each in pair]
-    clusters, found = caption_clusters(pairs[0][0].test), dict[str, dict[str, dict[str, Difference | None]]]()
-    for method, variants in every[0].items():
-        for variant, (_, of) in variants.items():
-            if all(variant in right.get(method, {}) for right in every):
-                values = np.array([right[method][variant][0] for right in every], np.float64)
-                order = np.argsort(groups[of], kind="stable")
-                edges = np.searchsorted(groups[of][order], np.arange(len(names) + 1))
-                members = (order[start:end] for start, end in zip(edges, edges[1:], strict=False))
-                found.setdefault(method, {})[variant] = {
-                    name: _difference(values[:, chosen], clusters[of[chosen]]) if len(chosen) else None
-                    for name, chosen in zip(names, members, strict=True)
-                }
+    every, classes = [each.right for pair in pairs for each in pair], pairs[0][0].classes
+    clusters, in_bands, by_class = caption_clusters(pairs[0][0].test), Differences(), Differences()
+    for method, variant in [key for key in every[0] if all(key in right for right in every)]:
+        of = every[0][method, variant][1]
+        among = partial(_among, np.array([right[method, variant][0] for right in every], np.float64), clusters[of])
+        banded = among(classes.test_bands[of], BANDS) if classes.names else {}
+        in_bands.setdefault(method, {})[variant] = among(np.zeros(len(of), np.int64), ["all"]) | banded
+        by_class.setdefault(method, {})[variant] = among(classes.test[of], classes.names)
+    return in_bands, by_class
+
+
+def _among(
+    values: NDArray[np.float64], clusters: NDArray[np.int64], groups: NDArray[np.int64], names: Sequence[str]
+) -> dict[str, dict[str, float] | None]:
+    """values: float64 [2 pairs, x], each pair's first run, then its second. groups: int64 [x], -1 of those in none."""
+    order, found = np.argsort(groups, kind="stable"), dict[str, dict[str, float] | None]()
+    edges = np.searchsorted(groups[order], np.arange(len(names) + 1))
+    for name, start, end in zip(names, edges, edges[1:], strict=False):
+        first, second, of = values[::2, order[start:end]], values[1::2, order[start:end]], clusters[order[start:end]]
+        found[name] = None
+        if len(np.unique(of)) > 1:
+            a, b, paired = (estimate(each, of) for each in (first, second, second - first))
+            more = {"a": a["mean"], "b": b["mean"], "unpaired_error": math.hypot(a["error"], b["error"])}
+            found[name] = paired | more | {"queries": len(of)}
     return found
-
-
-def _difference(values: NDArray[np.float64], clusters: NDArray[np.int64]) -> Difference:
-    """values: float64 [2 pairs, x], the first and the second run of each pair in turn."""
-    first, second = (estimate(each, clusters) for each in (values[::2], values[1::2]))
-    paired = estimate(values[1::2] - values[::2], clusters)
-    errors = math.hypot(first.error, second.error)
-    return Difference(first.mean, second.mean, paired, errors, values.shape[1], len(np.unique(clusters)))

@@ -30,7 +30,6 @@ from .report.html import document, part
 from .report.page import MAX_BYTES
 from .report.sheets import Cards, data_uris, read_pictures
 
-
 Apart = tuple[Drift | None, Markup, list[str]]
 
 
@@ -66,15 +65,15 @@ def effect(runs: tuple[Place, ...], train: Place | None, out: Path | None, **ask
         notes.append("The errors leave out how another seed would change a run; for these, give pairs of other seeds.")
     if not bands:
         raise RunError(f"nothing to compare: {' '.join(notes)}")
-    names = [f"{run}, {every[run].checkpoint}, {every[run].weights} weights" for run in runs]
+    names = [f"{run}, {every[run].checkpoint}, {every[run].weights} {asked['network']} weights" for run in runs]
     rows = {label(method, variant): found for method, of in bands.items() for variant, found in of.items()}
     if out:
         write_atomically(out, png_of(partial(draw_effect, rows), LIGHT, "95 % intervals; thin: if not paired"))
         parts = {f"Pair {number}": sheet for number, sheet in enumerate(sheets, start=1)}
-        page = document("Temperatures of", ", ".join(names), "Tau in A → tau in B.", "", notes, parts)
-        write_atomically(out.with_suffix(".html"), page.encode())
+        page = document("Temperatures of", ", ".join(names), "Tau in A → tau in B.", "", notes, parts).encode()
+        write_atomically(out.with_suffix(".html"), page)
     if as_json:
-        taus = TypeAdapter(list[Drift | None]).dump_python(drifts, mode="json", by_alias=True)
+        taus = TypeAdapter(tuple[Drift | None, ...]).dump_python(drifts, mode="json", by_alias=True)
         found = {"runs": names, "scores": bands, "classes": classes, "temperatures": taus, "notes": notes}
         click.echo(json.dumps(found, allow_nan=False))
         return
@@ -97,8 +96,9 @@ def _temperatures(a: Place, b: Place, at: str, data: Places | None, room: int) -
 
     def read(first: Inspection, second: Inspection) -> Apart:
         found, dataset = drift(first, second), first.dataset
-        sides = found.sides if found else ()
-        ids = [mover.sample_id for side in sides for mover in (*side.most_risen, *side.most_fallen)]
+        ids = [
+            one.sample_id for side in (found.sides if found else ()) for one in (*side.most_risen, *side.most_fallen)
+        ]
         pictures = data_uris(read_pictures(dataset, ids, first.notes) if dataset else {}, ids, room)
         cards = Cards(read_samples(replace(second, dataset=dataset), ids), pictures, longest=100)
         return found, part("sections.html", "movers", found, cards), [*first.notes, *second.notes]

@@ -100,14 +100,13 @@ def scored(run: Place, train: Dataset, test: Dataset, file: str | None, **asked:
     from ..trainer.evaluation.prompts import read_templates
     from ..trainer.run_directory import RunDirectory
 
-    templates = asked["templates"] + (read_templates(file) if file else ())
+    prompts = asked["templates"] + (read_templates(file) if file else ())
     RunDirectory(run).config()  # refuse what is not a run before importing torch
     from ..trainer.evaluation.evaluate import evaluate
     from ..trainer.evaluation.scoring import TEMPLATES
 
-    with task_bars() as on_progress:
-        asked |= {"templates": templates or TEMPLATES, "on_progress": on_progress}
-        return evaluate(RunDirectory(run), train, test, **asked)
+    with task_bars() as show:
+        return evaluate(RunDirectory(run), train, test, on_progress=show, **asked | {"templates": prompts or TEMPLATES})
 
 
 def label(method: str, variant: str) -> str:

@@ -16,7 +16,7 @@ from support.cli import assert_one_line, cli, succeed
 @pytest.mark.parametrize(
     "command",
     ["", "bench", "bench step", "bench loader", "convert", *(f"convert {kind.name}" for kind in KINDS), "convert check",
-     "embed", "eval", "export", "inspect", "state", "state check", "state log", "train"],
+     "effect", "embed", "eval", "export", "inspect", "state", "state check", "state log", "train"],
 )  # fmt: skip
 def test_every_help_ends_with_an_example(command):
     help_text = succeed(*command.split(), "--help").stdout

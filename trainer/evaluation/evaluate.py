@@ -52,8 +52,7 @@ class Evaluation:
     """By method and variant: knn (10, 20, …, 200_weighted), probe (lbfgs, sgd), image_to_text and text_to_image (recall
     at 1, 5, 10), zero_shot (top1, top5, mean_per_class)."""
     right: dict[tuple[str, str], tuple[NDArray[np.bool_], NDArray[np.int64]]] = field(default_factory=dict)
-    """What the scores are means of, by method and variant: what was right, bool [x], and the test sample of each, int64
-    [x]. Not of mean_per_class, a mean over classes."""
+    """By method and variant but mean_per_class: what was right, bool [x], and the test sample of each, int64 [x]."""
     notes: list[str] = field(default_factory=list)
     weights: Weights = "raw"
 

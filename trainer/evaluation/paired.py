@@ -12,8 +12,8 @@ from .bands import BANDS
 from .evaluate import Evaluation, all_captions
 
 Differences = dict[str, dict[str, dict[str, dict[str, float] | None]]]
-"""By method, variant, and band or class: what `estimate` returns of B − A; the means `a` and `b`; `unpaired_error`, the
-standard error if every run had test samples of its own; `queries`. None of those with fewer than two clusters."""
+"""By method, variant, and band or class: what `estimate` returns of B − A, the means `a` and `b`, `unpaired_error`, the
+standard error if each run had test samples of its own, and `queries`; None of those with fewer than two clusters."""
 
 
 def estimate(values: NDArray[np.float64], clusters: NDArray[np.int64]) -> dict[str, float]:
@@ -56,7 +56,7 @@ def caption_clusters(dataset: Dataset) -> NDArray[np.int64]:
 def differences(pairs: Sequence[tuple[Evaluation, Evaluation]]) -> tuple[Differences, Differences]:
     """Return how far the second of each pair is above the first: over all and by band, and by class.
 
-    pairs: of the same datasets; one for each seed. Variants are those that all have.
+    pairs: of the same datasets, one for each seed; variants that not all have are left out.
     """
     every, classes = [each.right for pair in pairs for each in pair], pairs[0][0].classes
     clusters, in_bands, by_class = caption_clusters(pairs[0][0].test), Differences(), Differences()

@@ -67,26 +67,24 @@ class Drift:
 def drift(
     inspection: Inspection, against: str | Inspection, on_progress: Callable[[int], None] = lambda done: None
 ) -> Drift | None:
-    """Compare the inspection's snapshot with another one of its run, given by tag or id, in two passes over both.
+    """Compare the inspection's snapshot with another one, of its run by tag or id or of another run, which is later.
 
-    Or with another run's, as the later one. Returns None, with a note, if no sample was visited by both, and None if
-    the run has no tau. Memory does not grow with the samples. Calls on_progress with the rows read so far, out of twice
-    the number of samples.
+    Returns None, with a note, if no sample was visited by both, and None if the run has no tau. Memory does not grow
+    with the samples. Calls on_progress with the rows read so far, out of twice the number of samples.
     Raises ConfigError if both are the same snapshot, SnapshotNotFoundError if the other does not exist or the run
     deletes one meanwhile, DamagedChunkError.
     """
     if inspection.reader is None or not (names := inspection.sides):
         return None
     if isinstance(against, Inspection):
-        earlier, other, names = (
+        earlier, later, names = (
             inspection.reader,
             against.reader,
             tuple(name for name in names if name in against.sides),
         )
-        if other is None or not names or earlier.dataset_fingerprint != other.dataset_fingerprint:
+        if later is None or not names or earlier.dataset_fingerprint != later.dataset_fingerprint:
             inspection.notes.append("The runs have no temperatures of the same dataset and side, so none are compared.")
             return None
-        later = other
     else:
         earlier, later = in_order(inspection, inspection.reader, against)
     counts = {name: _SideCounts() for name in names}

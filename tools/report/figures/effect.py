@@ -18,14 +18,16 @@ def draw_effect(shown: dict[str, dict[str, dict[str, float] | None]], figure: Fi
     for axes, band in zip(every, bands, strict=True):
         finish(axes, style)
         axes.grid(axis="x", linewidth=0.8, zorder=0)
-        axes.axvline(0, color=style.ink, linewidth=0.8, zorder=1)
+        axes.axvline(0, color=style.ink, linewidth=0.8, zorder=2)
+        axes.plot([-1, 1], [0, 0], alpha=0)  # a point at least, or equal scores would have ticks of rounding errors
         for row, found in enumerate(of_band[band] for of_band in shown.values()):
             if found:
                 wider = found["unpaired_error"] / (found["error"] or 1)
                 for factor, line in ((wider, 0.8), (1, 2.6)):
                     look = {"xerr": 100 * found["half_width"] * factor, "elinewidth": line, "color": style.sides[0]}
-                    axes.errorbar(100 * found["mean"], row, fmt="o", zorder=3, **look)
+                    axes.errorbar(100 * found["mean"], row, fmt="o", markersize=4.5, zorder=3, **look)
         axes.set_title(band, loc="left")
         axes.xaxis.set_major_formatter("{x:+g}")
+        axes.locator_params(axis="x", nbins=5)
     every[0].set(yticks=range(len(shown)), yticklabels=list(shown), ylim=(len(shown) - 0.5, -0.5))
     figure.supxlabel("B − A (points)")

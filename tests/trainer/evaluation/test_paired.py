@@ -59,7 +59,7 @@ def test_the_error_of_seeds_and_clusters_together_is_that_of_experiments_made_ag
 
 
 def test_samples_that_share_a_caption_are_one_cluster_also_through_others(tmp_path):
-    captions = [["a", "b"], ["c"], [], ["b", "d"], ["c", "c"], ["e"], [], ["d"]]
+    captions = [["a", "b"], ["c"], ["f"], ["b", "d"], ["c", "c"], ["e"], ["g"], ["d"]]
     draw(0).save(tmp_path / "0.jpg")
     pictures = [(tmp_path / "0.jpg").read_bytes()] * len(captions)
     pq.write_table(pa.table({"image": pictures, "caption": captions}), tmp_path / "pairs.parquet")

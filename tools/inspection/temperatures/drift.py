@@ -24,6 +24,7 @@ MOVERS = 24
 
 Tau = dict[str, NDArray[np.float32]]
 """Side -> float32 [m]."""
+OnRows = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,7 @@ class Drift:
     sides: Annotated[list[SideDrift], BY_NAME]
 
 
-def drift(
-    inspection: Inspection, against: str | Inspection, on_progress: Callable[[int], None] = lambda done: None
-) -> Drift | None:
+def drift(inspection: Inspection, against: str | Inspection, on_progress: OnRows = lambda done: None) -> Drift | None:
     """Compare the inspection's snapshot with another one, of its run by tag or id or of another run, which is later.
 
     Returns None, with a note, if no sample was visited by both, and None if the run has no tau. Memory does not grow

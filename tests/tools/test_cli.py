@@ -87,6 +87,8 @@ def test_simple_mistakes_are_refused_without_importing_torch(tmp_path):
         ([*train, "--data", "cut"], 2, "continue it with `thermopile convert … cut --resume`"),
         (["eval", "gone", "--train", "cut", "--test", "cut"], 2, "cut --resume`"),
         (["eval", "gone", "--train", "empty", "--test", "empty"], 1, "is not a dataset"),
+        (["effect", "gone", "--test", "empty"], 2, "the number of runs is odd"),
+        (["effect", "gone", "gone", "--test", "empty"], 1, "is not a dataset"),
         (["embed", "gone", "empty", "x.parquet"], 1, "is not a dataset"),
         (["show", "empty", "--out", "sheet.png"], 1, "is not a dataset"),
         (["convert", "check", "empty"], 1, "is not a dataset"),

@@ -48,11 +48,12 @@ def test_seeds_that_differ_by_a_constant_have_students_error_of_their_means():
     assert found["half_width"] == pytest.approx(t.ppf(0.975, 3) * found["error"])
 
 
-def test_the_error_of_seeds_and_clusters_together_is_that_of_experiments_made_again():
+@pytest.mark.parametrize(("of_seed", "of_cluster"), [(0.1, 1), (0, 0)])
+def test_the_error_of_seeds_and_clusters_together_is_that_of_experiments_made_again(of_seed, of_cluster):
     rng, clusters, means, errors = np.random.default_rng(1), np.repeat(np.arange(60), 3), [], []
     for _ in range(500):
-        of_clusters = rng.normal(0, 1, 60)[clusters] + rng.normal(0, 0.5, (4, 60))[:, clusters]
-        found = of(rng.normal(0, 0.1, (4, 1)) + of_clusters + rng.normal(0, 1, (4, 180)), clusters)
+        of_clusters = rng.normal(0, of_cluster, 60)[clusters] + rng.normal(0, 0.5, (4, 60))[:, clusters]
+        found = of(rng.normal(0, of_seed, (4, 1)) + of_clusters + rng.normal(0, 1, (4, 180)), clusters)
         means.append(found["mean"])
         errors.append(found["error"] ** 2)
     assert np.sqrt(np.mean(errors)) == pytest.approx(np.std(means), rel=0.08)

@@ -40,9 +40,7 @@ Apart = tuple[Drift | None, Markup, list[str]]
 )
 @click.argument("runs", nargs=-1, required=True, type=ANY_PLACE, metavar="A B [A B]...")
 @click.option("--train", type=DatasetPath(), help="As for eval. Default: the dataset of the first A.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="PNG to draw; the .html beside it shows tau furthest apart."
-)
+@click.option("--out", type=click.Path(path_type=Path), help="PNG to draw; .html beside it: tau furthest apart.")
 def effect(runs: tuple[Place, ...], train: Place | None, out: Path | None, **asked: Any) -> None:
     """Show how far the scores of B are above those of A on the same test samples. More pairs are of other seeds.
 

@@ -62,9 +62,7 @@ def effect(runs: tuple[Place, ...], train: Place | None, out: Path | None, **ask
     drifts, sheets, said = zip(*(_temperatures(a, b, at, data, MAX_BYTES // len(pairs)) for a, b in pairs), strict=True)
     notes = [*dict.fromkeys(note for found in (*(each.notes for each in every.values()), *said) for note in found)]
     if len(every) < max(4, len(runs)):
-        notes.append(
-            "The errors leave out how another seed would change the runs; for that, give pairs of other seeds."
-        )
+        notes.append("The errors leave out how another seed would change a run; for that, give pairs of other seeds.")
     if not bands:
         raise RunError(f"nothing to compare: {' '.join(notes)}")
     names = [f"{run}, {every[run].checkpoint}, {every[run].weights} {asked['network']} weights" for run in runs]

@@ -11,6 +11,7 @@ from support.cli import sets
 from support.hosts import network
 from support.runs import finish
 
+
 @pytest.fixture(scope="session")
 def own_disk(tmp_path_factory):
     """A folder that is another one on each host."""

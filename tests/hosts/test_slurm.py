@@ -4,16 +4,15 @@ import re
 
 import pytest
 
-from thermopile.storage.bucket import Address
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import answer
 from support.conversions import digests
 from support.in_place import write_tars
-from support.runs import assert_same_run
+from support.runs import assert_same_run, finish
 from support.slurm import DOCS, replaced, scripts, slurm, wait_until
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 
 SRUN, TORCHRUN = scripts("long_runs.md", "Slurm")
 FEWER = {"--ntasks-per-node=8": "--ntasks-per-node=2", "--cpus-per-task=12": "--cpus-per-task=2"}
@@ -50,8 +49,9 @@ def submit(cluster, run, pairs_dataset, settings):
     """Return a function that submits a script of the documentation that trains; it returns the job's number."""
     ours = {"/scratch/runs/cc12m": run.path, "/scratch/cc12m": pairs_dataset.path, "cc12m.toml": "settings.toml"}
 
-    def submit(script, replacements, *more):
-        cluster.write("settings.toml", "\n".join([*settings, *more]))
+    cluster.write("settings.toml", "\n".join(settings))
+
+    def submit(script, replacements):
         cluster.write("train.sbatch", replaced(without_gpus(script), ours | replacements))
         return cluster.run("sbatch --parsable train.sbatch")
 
@@ -71,23 +71,29 @@ def assert_stopped_and_finished(cluster, job, run, whole):
     cluster.finish(job)
     assert cluster.fields(job)["Restarts"] == "1"
     said = cluster.said(job)
-    assert int(re.search(r"stopped at step (\d+) by SIGUSR1", said)[1]) == int(re.search(r"resuming at step (\d+)", said)[1])
+    assert int(re.search(r"stopped at step (\d+) by SIGUSR1", said)[1]) == int(
+        re.search(r"resuming at step (\d+)", said)[1]
+    )
     assert_same_run(run, whole)
 
 
+@pytest.mark.wide
 def test_a_run_that_a_signal_stops_is_requeued_and_loses_nothing(cluster, submit, run, whole):
     assert_stopped_and_finished(cluster, submit(SRUN, FEWER), run, whole(4))
 
 
+@pytest.mark.soak
 def test_a_run_under_torchrun_that_a_signal_stops_is_requeued_and_loses_nothing(cluster, submit, run, whole):
     fewer = {"--nproc-per-node 8": "--nproc-per-node 2", "--cpus-per-task=96": "--cpus-per-task=4"}
     assert_stopped_and_finished(cluster, submit(as_torchrun(SRUN), fewer), run, whole(4))
 
 
-def test_the_signal_comes_before_the_end_of_a_job_s_time(cluster, submit, run):
-    job = submit(SRUN, FEWER | {"--time=24:00:00": "--time=00:11:00"}, "epochs=1000000")
-    cluster.wait(job, Restarts="1", JobState="RUNNING")
+@pytest.mark.soak
+def test_the_signal_comes_before_the_end_of_a_job_s_time(cluster, submit, run, settings):
+    cluster.write("settings.toml", replaced("\n".join(settings), {"epochs=12": "epochs=1000000"}))
+    job = submit(SRUN, FEWER | {"--time=24:00:00": "--time=00:11:00"})  # the signal then comes within a minute
     wait_until(lambda: "resuming at step" in cluster.said(job), lambda: cluster.said(job))
+    assert cluster.fields(job)["Restarts"] == "1"
     cluster.run(f"scancel {job}")
 
 
@@ -107,9 +113,13 @@ def whole_set(cluster, tars, tmp_path_factory):
     return out
 
 
-PARTS = {"--array=1-8 --cpus-per-task=16": "--array=1-3 --cpus-per-task=1", "$SLURM_ARRAY_TASK_ID/8": "$SLURM_ARRAY_TASK_ID/3"}
+PARTS = {
+    "--array=1-8 --cpus-per-task=16": "--array=1-3 --cpus-per-task=1",
+    "$SLURM_ARRAY_TASK_ID/8": "$SLURM_ARRAY_TASK_ID/3",
+}
 
 
+@pytest.mark.soak
 def test_an_array_of_parts_one_of_which_fails_at_first_makes_the_dataset_of_one_command(
     cluster, tars, whole_set, tmp_path
 ):
@@ -123,3 +133,30 @@ def test_an_array_of_parts_one_of_which_fails_at_first_makes_the_dataset_of_one_
     cluster.run(f"scancel {never}")
     cluster.finish(cluster.run(f"{replaced(again, {'--array=5': '--array=2'})}; {finish}").split()[-1])
     assert digests(tmp_path / "set") == digests(whole_set)
+
+
+ASSERT_SAME_DATASET = """
+from thermopile.pipeline.dataset import Dataset
+from thermopile.storage.bucket import Address
+_, *address, path = sys.argv
+assert Dataset(Address(*address)).index.fingerprint == Dataset(path).index.fingerprint
+"""
+
+
+@pytest.mark.soak
+def test_parts_and_training_as_one_chain_of_jobs_in_a_bucket(
+    cluster, hosts, bucket, tars, settings, whole_set, tmp_path
+):
+    array, chain, _ = scripts("loading.md", "Which form suits me")
+    ours = {"s3://bucket/cc12m-set": "s3://bucket/set", "s3://bucket/cc12m": tars}
+    cluster.write("settings.toml", "\n".join(settings))
+    cluster.write("convert.sbatch", replaced(array, ours | PARTS))
+    fewer = {
+        "--gpus=1 --cpus-per-task=16": "--cpus-per-task=1",
+        "batch_size=1024": "batch_size=384",
+        "runs/cc12m": tmp_path / "run",
+        "cc12m.toml": "settings.toml",
+    }
+    cluster.finish(cluster.run(replaced(chain, ours | fewer), **bucket, THERMOPILE_SCRATCH=tmp_path).split()[-1])
+    assert answer("status", tmp_path / "run")["state"] == "finished"
+    finish([hosts[0].start("bucket", "set", whole_set, code=ASSERT_SAME_DATASET, **bucket)])

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-# A job that is requeued waits until its credentials have expired: two minutes if not told otherwise, at least six seconds.
+# A job that is requeued waits until its credentials have expired: two minutes unless set, at least six seconds.
+# As the usual proctrack/cgroup, pgid signals a task without the ranks that it has started, if it is torchrun.
 CONFIG = """
 ClusterName=tests
 SlurmctldHost={names[0]}
@@ -22,7 +23,7 @@ StateSaveLocation={folder}/state
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/%n.pid
 SlurmdSpoolDir={folder}/%n
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 MpiDefault=none
 SelectType=select/cons_tres
@@ -39,7 +40,9 @@ DAEMONS = ("munged", "slurmctld", "slurmd")
 
 def scripts(page, heading):
     """The shell scripts below a heading of a page of the documentation."""
-    (section,) = re.findall(rf"^#+ {re.escape(heading)}\n(.*?)(?=^##|\Z)", (DOCS / page).read_text("utf-8"), re.M | re.S)
+    (section,) = re.findall(
+        rf"^#+ {re.escape(heading)}\n(.*?)(?=^##|\Z)", (DOCS / page).read_text("utf-8"), re.M | re.S
+    )
     return re.findall(r"^```sh\n(.*?)^```", section, re.M | re.S)
 
 
@@ -92,7 +95,9 @@ class Cluster:
 
     def finish(self, job):
         """Wait until a job has ended, well."""
-        wait_until(lambda: self.fields(job)["JobState"] not in ("PENDING", "RUNNING", "COMPLETING"), lambda: self.said(job))
+        wait_until(
+            lambda: self.fields(job)["JobState"] not in ("PENDING", "RUNNING", "COMPLETING"), lambda: self.said(job)
+        )
         assert self.fields(job)["JobState"] == "COMPLETED", (self.fields(job), self.said(job))
 
 

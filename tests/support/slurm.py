@@ -35,7 +35,8 @@ PartitionName=all Nodes=ALL Default=YES State=UP
 """
 PROGRAMS = {"thermopile": "thermopile", "torchrun": "torch.distributed.run"}
 """Name on the PATH of jobs -> module."""
-DAEMONS = ("munged", "slurmctld", "slurmd")
+MISSING = [name for name in ("munged", "slurmctld", "slurmd", "sbatch") if not shutil.which(name)]
+needs_slurm = pytest.mark.skipif(bool(MISSING), reason=f"needs Debian's slurm-wlm and munge: there is no {MISSING}")
 
 
 def scripts(page, heading):
@@ -117,8 +118,6 @@ def configure(folder, names):
 @contextmanager
 def slurm(hosts, folder):
     """Yield a cluster of these hosts. folder: empty, on a disk of all."""
-    if missing := [name for name in DAEMONS if not shutil.which(name)]:
-        pytest.skip(f"needs Debian's packages slurm-wlm and munge: there is no {missing[0]}")
     configure(folder, [host.name for host in hosts])
     environment = os.environ | {"SLURM_CONF": f"{folder}/slurm.conf", "PATH": f"{folder}/bin:{os.environ['PATH']}"}
     files = {"key-file": "key", "socket": "socket", "log-file": "log", "pid-file": "pid", "seed-file": "seed"}

@@ -1,5 +1,5 @@
 # `make demo` and `make test` set up all they need by themselves, once. The rest is for development.
-.PHONY: demo test fast-tests test-wide test-lowest test-newest mutants reproduce soak gpu gpu-wheels wheels lint link format system browser clean
+.PHONY: demo test fast-tests test-wide test-lowest test-newest mutants reproduce soak gpu gpu-wheels wheels lint link format system browser slurm clean
 .DELETE_ON_ERROR:
 # Where bytecode is not kept, each of the many processes that tests start compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -41,8 +41,9 @@ fast-tests: .venv/ready link
 	$(COUNTED) $(PYTEST) -m "not soak and not wide" $(SHARED_OUT)
 
 # All else that is to be known before a merge: the claim, kills, flipped bits, ranks, benchmarks' scripts, and what needs a
-# browser, an object server or a Ray cluster; hosts (network namespaces, which take root and iproute2) are in `make soak`.
-test-wide: .venv/ready link browser
+# browser, an object server, a Ray cluster or, as root, Slurm on two hosts (network namespaces). What else hosts do is in
+# `make soak`.
+test-wide: .venv/ready link browser slurm
 	$(COUNTED) --budget inf --budget-a-file inf $(PYTEST) -m "wide and not soak" $(SHARED_OUT)
 
 # What the tests find: breaks chosen and drawn lines one at a time, in a copy of the tree, and names the tests that fail.
@@ -53,7 +54,7 @@ mutants: .venv/ready
 
 # The same tests at full length: kills, flipped bits, 5,000 snapshots, two hours of training, seeds, a store of 2·10^8 rows.
 # Takes about six hours on two cores; the last one is skipped where less than 14 GB of disk are free.
-soak: .venv/ready
+soak: .venv/ready slurm
 	$(PYTEST) -m soak --hypothesis-profile soak --timeout 3600
 
 # The fast tests with the oldest torch and transformers that pass them, and with the newest of what is released.
@@ -116,6 +117,12 @@ browser:
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
 	  ( $(call install,chromium chromium-driver,The report is tested in a browser.) ) || \
 	  echo "Without Chromium, the tests of the report in a browser are skipped."
+
+# The documentation's scripts run on a cluster of network namespaces, which only root can make; else their tests are skipped.
+slurm:
+	@[ "$$(id -u)" != 0 ] || { command -v ip && command -v munged && command -v slurmctld && command -v slurmd; } >/dev/null || \
+	  ( $(call install,slurm-wlm munge iproute2,The scripts for Slurm are tested.) ) || \
+	  echo "Without Slurm, the tests of its scripts are skipped."
 
 CAN_COMPILE = $(CXX) -E -x c++ -include turbojpeg.h -include Python.h -I"$$($(PYTHON) -c $(INCLUDE))" /dev/null && \
   pkg-config --exists libturbojpeg

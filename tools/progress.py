@@ -51,7 +51,7 @@ class ProgressBar:
 
     def _left(self, done: int, now: float) -> str:
         before, since = self._since
-        if done == before or done == self._total:
+        if done == before or done >= self._total:  # of a part, the total is an estimate
             return ""
         return f"{duration((self._total - done) * (now - since) / (done - before))} left"
 

@@ -11,12 +11,6 @@ from support.cli import sets
 from support.hosts import network
 from support.runs import finish
 
-SETTINGS = (
-    "epochs=12", "batch_size=384", "log_every=1", "data.image_size=16", "model.dim=16", "model.image.config.width=4",
-    "canonical_shards=6", "checkpoint.every_steps=3",
-)  # fmt: skip
-"""Of a run of 60 steps."""
-
 
 @pytest.fixture(scope="session")
 def own_disk(tmp_path_factory):
@@ -44,9 +38,18 @@ def bucket(connected):
 
 
 @pytest.fixture(scope="session")
-def command(pairs_dataset):
+def settings():
+    """Of a run of 60 steps."""
+    return (
+        "epochs=12", "batch_size=384", "log_every=1", "data.image_size=16", "model.dim=16",
+        "model.image.config.width=4", "canonical_shards=12", "checkpoint.every_steps=3",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def command(pairs_dataset, settings):
     """Return a function that gives the arguments that start a run, or go on with it."""
-    return lambda run: ("train", "--data", pairs_dataset.path, "--out", run.path, "--resume", *sets(*SETTINGS))
+    return lambda run: ("train", "--data", pairs_dataset.path, "--out", run.path, "--resume", *sets(*settings))
 
 
 @pytest.fixture(scope="session")

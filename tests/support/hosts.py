@@ -62,10 +62,14 @@ def namespaces(*kinds):
         yield keeper.pid
 
 
+def inside(keeper, *command):
+    """Return what runs a command in the namespaces of a process."""
+    return ("nsenter", "--target", str(keeper), "--net", "--uts", "--mount", *command)
+
+
 def run_in(keeper, script, **environment):
     """Run a shell script in the namespaces of a process."""
-    command = ("nsenter", "--target", str(keeper), "--net", "--uts", "--mount", "sh", "-e", "-c", script)
-    subprocess.run(command, env=os.environ | environment, check=True)
+    subprocess.run(inside(keeper, "sh", "-e", "-c", script), env=os.environ | environment, check=True)
 
 
 class Host:
@@ -78,6 +82,10 @@ class Host:
         """Start `thermopile ARGUMENTS`, as `start_program` does, here."""
         local = {"TMPDIR": self._network.disk / "tmp", "THERMOPILE_SCRATCH": self._network.disk / "scratch"}
         return self._start(*arguments, code=ENTER.format(keeper=self._keeper) + code, **local, **environment)
+
+    def inside(self, *command):
+        """Return what runs a command here."""
+        return inside(self._keeper, *command)
 
     def kill(self):
         """Kill all processes here at once, as far as one can see from elsewhere."""

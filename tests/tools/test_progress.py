@@ -50,6 +50,13 @@ def test_a_line_before_anything_was_done_gives_no_time(clock, capsys):
     assert capsys.readouterr().err == "converting: 0/10 \n"
 
 
+def test_more_than_the_total_that_was_estimated_leaves_no_time(clock, capsys):
+    with progress_bar("converting", 10) as bar:
+        for clock[0], done in ((100, 0), (101, 1), (110, 12)):
+            bar.update(done)
+    assert capsys.readouterr().err == "converting: 12/10 \n"
+
+
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [(0.4, "0 s"), (59, "59 s"), (60, "1 min"), (3599, "59 min"), (3660, "1 h 1 min"), (90_000, "1 d 1 h")],

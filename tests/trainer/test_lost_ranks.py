@@ -138,7 +138,9 @@ def assert_ends_naming(rank, lost, pid):
     ("ranks", "lost"),
     [
         pytest.param(Scene([WAIT_FOR_EVER] * 3, send(SIGKILL, 0)), 0, id="killed_holding_the_store"),
-        pytest.param(Scene([WAIT_FOR_EVER] * 3, send(SIGKILL, 1)), 1, id="killed", marks=pytest.mark.soak),
+        pytest.param(
+            Scene([WAIT_FOR_EVER] * 3, send(SIGKILL, 1), ("1000000", "{folder}/done")), 1, id="killed_and_never_silent"
+        ),
         pytest.param(
             Scene([WAIT_FOR_EVER] * 3, send(SIGSTOP, 0)), 0, id="stopped_holding_the_store", marks=pytest.mark.soak
         ),
@@ -183,7 +185,7 @@ def test_a_pause_ends_nobody(ranks):
 def work_on(rank):
     def play(ranks, folder):
         time.sleep(12)  # twice the silence that is suspicious
-        assert ranks[rank].is_running()
+        assert ranks[rank].is_running(), ranks[rank].end()
         (folder / "done").touch()
 
     return play
@@ -191,7 +193,7 @@ def work_on(rank):
 
 @after(
     pytest.param(Scene([LEAVE, WAIT_FOR_FILE], work_on(1)), id="holding_the_store"),
-    pytest.param(Scene([WAIT_FOR_FILE, LEAVE], work_on(0)), id="another", marks=pytest.mark.soak),
+    pytest.param(Scene([WAIT_FOR_FILE, LEAVE], work_on(0)), id="another"),
 )
 def test_a_rank_that_leaves_in_order_does_not_end_one_that_works_on(ranks):
     assert [rank.end()[::2] for rank in ranks] == [(0, "")] * 2

@@ -41,7 +41,7 @@ fast-tests: .venv/ready link
 	$(COUNTED) $(PYTEST) -m "not soak and not wide" $(SHARED_OUT)
 
 # All else that is to be known before a merge: the claim, kills, flipped bits, ranks, benchmarks' scripts, and what needs a
-# browser, an object server or a Ray cluster; hosts (network namespaces, which take root and iproute2) are in `make soak`.
+# browser, an object server, a Ray cluster or hosts (network namespaces, which take root and iproute2).
 test-wide: .venv/ready link browser
 	$(COUNTED) --budget inf --budget-a-file inf $(PYTEST) -m "wide and not soak" $(SHARED_OUT)
 

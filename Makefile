@@ -41,8 +41,7 @@ fast-tests: .venv/ready link
 	$(COUNTED) $(PYTEST) -m "not soak and not wide" $(SHARED_OUT)
 
 # All else that is to be known before a merge: the claim, kills, flipped bits, ranks, benchmarks' scripts, and what needs a
-# browser, an object server, a Ray cluster or, as root, Slurm on two hosts (network namespaces). What else hosts do is in
-# `make soak`.
+# browser, an object server, a Ray cluster or, as root, hosts (network namespaces) and Slurm on two of them.
 test-wide: .venv/ready link browser slurm
 	$(COUNTED) --budget inf --budget-a-file inf $(PYTEST) -m "wide and not soak" $(SHARED_OUT)
 

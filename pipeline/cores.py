@@ -13,12 +13,12 @@ def cores() -> int:
 def divided_cores(processes: Sequence[tuple[str, Collection[int]]]) -> list[int]:
     """Return each process's number of cores, at least 1, such that every core is counted once.
 
-    processes: each process's host and affinity mask. Processes that may use the same cores divide these.
+    processes: each process's machine and affinity mask. Processes that may use the same cores divide these.
     """
     users = defaultdict(list)
-    for process, (host, mask) in enumerate(processes):
+    for process, (machine, mask) in enumerate(processes):
         for core in mask:
-            users[host, core].append(process)
+            users[machine, core].append(process)
     numbers = [0] * len(processes)
     for together, shared in Counter(map(tuple, users.values())).items():
         for place, process in enumerate(together):

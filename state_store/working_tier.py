@@ -103,9 +103,10 @@ class WorkingTier:
 
 
 def discard(repository: Place) -> None:
-    """Delete the working tiers of killed runs. Only for the holder of the writer lock."""
+    """Delete the working tiers of killed runs, with THERMOPILE_SCRATCH or without. Only for the lock's holder."""
     with suppress(OSError):  # THERMOPILE_SCRATCH cannot be written, and this run may not need it
-        shutil.rmtree(_directory(repository), ignore_errors=True)
+        for folder in (repository.parent.made_scratch(), working_folder(repository.parent)):
+            shutil.rmtree(folder / f"{repository.name}.working", ignore_errors=True)
 
 
 def _directory(repository: Place) -> Path:

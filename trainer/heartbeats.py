@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Self
 
 from .errors import RanksLostError
-from .meeting import Member
+from .meeting import Member, connected_to, is_reset
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -20,9 +20,8 @@ SILENT_BEATS = 60
 holds the interpreter's lock while it loads, the machine swaps, or its disk hangs."""
 SCAN_SECONDS = 5.0
 """Once there is a suspicion or a failure, the ranks without a heartbeat for this long are lost."""
-GRACE_SECONDS = 10.0
-"""Time for the training thread to notice a loss itself, longer than a scan and LINGER_SECONDS, and for a rank that
-ends with its own error to report that error."""
+GRACE_SECONDS = 5.0
+"""Time for the training thread to notice a loss itself, and for a rank that ends with its own error to report it."""
 LINGER_SECONDS = 2.0
 """How long rank 0, which holds the store, stays for ranks that have yet to read the names of the lost ones."""
 LEAVE_SECONDS = 0.05
@@ -37,7 +36,8 @@ class Heartbeats:
 
     A failed collective tells which connection broke, not which rank is the cause: a rank that loses its neighbour ends
     as well, and then its own neighbours do. A collective on GPUs does not even fail, and the training thread waits
-    inside CUDA.
+    inside CUDA. So rank 0 is connected to all others: a process that ends resets its connection at once, and only one
+    that hangs, or a machine that fails, has to be noticed by its silence.
 
     A store in rank 0's process counts the beats, so that it is gone if and only if rank 0 is. Two threads, because the
     store of a machine that has failed never answers: `_beat` may wait for it, `_watch` does not.
@@ -57,6 +57,7 @@ class Heartbeats:
         self._size = len(members)
         self._as_error: AsError = lambda lost: RanksLostError(f"lost {lost}; see its messages")
         self._lost: list[int] = []
+        self._connections = {other: connected_to(member) for other, member in enumerate(members) if rank == 0 < other}
         self._suspects_loss, self._beats_unanswered = False, 0
         self._leaving, self._ended = threading.Event(), threading.Event()
         self._threads = [
@@ -116,11 +117,14 @@ class Heartbeats:
             silent = [rank for rank in silent if not self._has_left(rank)]
             if not silent:
                 return []
-            self._store.compare_set("lost", "", ",".join(map(str, silent)))
+            self._announce(silent)
         lost = [int(rank) for rank in self._store.get("lost").decode().split(",")]
         if self._rank == 0:
             time.sleep(LINGER_SECONDS)
         return lost
+
+    def _announce(self, lost: list[int]) -> None:
+        self._store.compare_set("lost", "", ",".join(map(str, lost)))
 
     def _beats(self) -> list[int]:
         return [self._store.add(f"beats/{rank}", 0) for rank in range(self._size)]
@@ -138,6 +142,9 @@ class Heartbeats:
                 heard, silent = beats, 0 if beats != heard else silent + 1
                 if self._has_left(listens_to):
                     listens_to, silent = (listens_to + 1) % self._size, 0
+                ended = [rank for rank, connection in self._connections.items() if is_reset(connection)]
+                if ended := [rank for rank in ended if not self._has_left(rank)]:
+                    self._announce(ended)
                 self._suspects_loss = silent > SILENT_BEATS or self._store.check(["lost"])
             except RuntimeError:  # the store is gone
                 self._suspects_loss = True
@@ -163,7 +170,7 @@ class Heartbeats:
         """Tell the others that this rank is done. Rank 0 stays until all are done, since the store ends with it."""
         self._leaving.set()
         with suppress(RuntimeError):  # the store is gone: the others are done, or will notice
-            self._store.set(f"left/{self._rank}", "")
+            self._store.add(f"left/{self._rank}", 1)  # unlike `set`, done when it returns: before this process ends
             while self._rank == 0 and not all(map(self._has_left, range(self._size))):
                 if self._lost:
                     raise self._as_error(self._named())

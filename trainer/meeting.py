@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -10,6 +11,7 @@ import struct
 import time
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +25,7 @@ MEETING_TIMEOUT = timedelta(minutes=5)
 CONNECT_TIMEOUT, RETRY_SECONDS = timedelta(seconds=5), 0.2
 """How long a rank tries one port of rank 0, which may be that of a rank 0 that died, and then waits."""
 
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 _ANNOUNCED = "thermopile"
 _ADDRESS_OF_INTERFACE = 0x8915
 """SIOCGIFADDR of Linux."""
@@ -37,6 +40,10 @@ class Member(NamedTuple):
     """The process's affinity mask."""
     address: str
     """IPv4 address of this machine on the way to MASTER_ADDR, of the loopback if that names this machine."""
+    port: int
+    """Accepts connections in silence until the process ends."""
+    machine: str
+    """Its boot: two machines may have one name, and the containers of one machine several."""
 
     def __str__(self) -> str:
         return f"{self.host}, process {self.process}"
@@ -50,7 +57,10 @@ def meet(public: Store, rank: int, size: int) -> tuple[TCPStore, list[Member]]:
     Raises RanksLostError after MEETING_TIMEOUT.
     """
     host, keys = os.environ["MASTER_ADDR"], [f"member/{each}" for each in range(size)]
-    own = Member(socket.gethostname(), os.getpid(), sorted(os.sched_getaffinity(0)), _address_towards(host))
+    silent = socket.create_server(("", 0))
+    cores, address, port = sorted(os.sched_getaffinity(0)), _address_towards(host), silent.getsockname()[1]
+    silent.detach()  # the process's end closes it
+    own = Member(socket.gethostname(), os.getpid(), cores, address, port, BOOT.read_text())
     store = _store_of_rank_0(public, host, rank, json.dumps(own)) if rank else _new_store(public, host, json.dumps(own))
     try:
         store.wait(keys, MEETING_TIMEOUT)
@@ -93,6 +103,19 @@ def _store_of_rank_0(public: Store, host: str, rank: int, own: str) -> TCPStore:
         f"rank {rank} cannot reach rank 0 at {host}:{port}: {reason}. Check rank 0's messages, "
         "that MASTER_ADDR is its machine, and that no firewall closes ports between the machines"
     )
+
+
+def connected_to(member: Member) -> socket.socket:
+    """Return a connection from rank 0's machine to another rank's process, which may still be made, or fail."""
+    connection = socket.socket()
+    connection.setblocking(False)
+    connection.connect_ex((member.address, member.port))
+    return connection
+
+
+def is_reset(connection: socket.socket) -> bool:
+    """Return whether the process at the other end has ended since the last call."""
+    return connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET
 
 
 def choose_interface(rank: int, members: list[Member]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
+import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -26,6 +28,9 @@ TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for a live rank, for example while each compiles in the first step."""
 SNAPSHOT_TIMEOUT = timedelta(hours=1)
 """Timeout for writing the rows of a snapshot, which depends on the disk, and for an evaluation."""
+
+_SIGNAL_ON_PARENTS_DEATH = 1
+"""PR_SET_PDEATHSIG of Linux."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,8 @@ def joined_world(end: Callable[[RanksLostError], None] | None = None) -> Iterato
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # NCCL aborts the process four times this delay after a connection broke, and cannot name the lost rank.
     os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "45000")
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # ranks of a torchrun that is killed would go on, and nobody could tell
+        ctypes.CDLL(None).prctl(_SIGNAL_ON_PARENTS_DEATH, signal.SIGTERM)
     import torch
     import torch.distributed as dist
     from torch.distributed.rendezvous import rendezvous
@@ -117,7 +124,7 @@ def joined_world(end: Callable[[RanksLostError], None] | None = None) -> Iterato
             f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         ) from error
     store, members = meet(public, rank, size)
-    cores = divided_cores([(member.host, member.cores) for member in members])[rank]
+    cores = divided_cores([(member.machine, member.cores) for member in members])[rank]
     with Heartbeats(store, rank, members, end).beating() as heartbeats:
         backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
         control, snapshots, slow_group = _groups(store, rank, members, heartbeats, backend)

@@ -7,7 +7,7 @@ import pytest
 from support.conversions import digests
 from support.runs import finish
 
-pytestmark = pytest.mark.soak
+pytestmark = pytest.mark.wide
 
 SMALL_SHARDS = """
 from thermopile.pipeline.conversion import plan

@@ -7,12 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from thermopile.benchmarks.object_server import free_port
 from thermopile.storage.bucket import Address
 from thermopile.trainer.run_directory import RunDirectory
 
+from support.hosts import COMPARE, WAIT_FOR_CHECKPOINT
 from support.runs import assert_same_run, finish, wait_for
 
-pytestmark = pytest.mark.soak
+pytestmark = pytest.mark.wide
 
 NAMED_WITHIN, CUT_OFF_NAMED_WITHIN = 15, 90
 """Seconds."""
@@ -62,26 +64,30 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_with_more_hosts_and_with_one
     assert_same_run(run, whole(6))
 
 
+NAMED = """
+import ctypes, os, socket
+from thermopile.trainer.world import joined_world
+assert ctypes.CDLL(None).unshare(0x04000000) == 0  # CLONE_NEWUTS
+socket.sethostname(sys.argv[1])
+os.sched_getaffinity = lambda process: range(12)
+with joined_world() as world:
+    print(world.cores)
+"""
+
+
+def test_ranks_divide_the_cores_of_a_machine_whatever_names_it_has_there_and_others_have(hosts):
+    shared = {"WORLD_SIZE": 3, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": "ada", "MASTER_PORT": free_port(), "LOCAL_RANK": 0}
+    places = enumerate(((hosts[0], "one"), (hosts[0], "another"), (hosts[1], "one")))
+    ranks = [host.start(name, code=NAMED, **shared, RANK=rank) for rank, (host, name) in places]
+    assert [said for said, _ in finish(ranks)] == ["6\n", "6\n", "12\n"]
+
+
 def test_a_run_directory_on_the_hosts_own_disks_is_refused(hosts, start, own_disk):
     run = RunDirectory(own_disk / "run")
     for code, _, errors in (rank.end() for rank in start(run, hosts[:2])):
         assert code == 2
         assert "rank 1 (on ben) cannot see files that rank 0 (on ada) writes in its run directory" in errors
     assert not any(host.path(run.path).exists() for host in hosts)
-
-
-WAIT_FOR_CHECKPOINT = """
-import time
-from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint
-from thermopile.trainer.run_directory import RunDirectory
-while not latest_checkpoint(RunDirectory(sys.argv[1]).checkpoints):
-    time.sleep(0.1)
-"""
-COMPARE = """
-from thermopile.trainer.run_directory import RunDirectory
-from support.runs import assert_same_run
-assert_same_run(*map(RunDirectory, sys.argv[1:]))
-"""
 
 
 def test_a_run_in_a_bucket_goes_on_when_the_host_of_rank_0_is_lost_and_replaced(hosts, bucket, start, whole):

@@ -268,7 +268,9 @@ def test_the_working_tier_is_gone_once_the_store_is_closed(tmp_path, small):
     assert not working.exists()
 
 
-def test_what_a_killed_run_left_of_its_working_tier_is_deleted_by_the_next_one(tmp_path, small):
+@pytest.mark.parametrize("scratch", ["", "scratch"], ids=["", "that_works_in_scratch"])
+def test_what_a_killed_run_left_of_its_working_tier_is_deleted_by_the_next_one(tmp_path, monkeypatch, small, scratch):
+    monkeypatch.setenv("THERMOPILE_SCRATCH", scratch and str(tmp_path / scratch))
     make_store(tmp_path / "state", small, None).close()
     left = tmp_path / "state.working" / "rank-3"
     left.mkdir(parents=True)

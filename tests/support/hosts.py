@@ -1,4 +1,4 @@
-"""Hosts of a network on this machine, each with its own interfaces, name, /etc/hosts and disk; they share the rest.
+"""Hosts of a network on this machine, each with its own interfaces, name, boot_id, /etc/hosts and disk.
 
 A host finds its own name at 127.0.1.1, as Debian installs a machine, and those of the others at their addresses.
 """
@@ -30,6 +30,8 @@ mount -t tmpfs none "$DISK"
 mkdir "$DISK/tmp"
 echo "$HOSTS" >"$DISK/hosts"
 mount --bind "$DISK/hosts" /etc/hosts
+cat /proc/sys/kernel/random/uuid >"$DISK/boot_id"
+mount --bind "$DISK/boot_id" /proc/sys/kernel/random/boot_id
 ip link set lo up
 ip address add $ADDRESS/24 dev eth7
 ip link set eth7 up
@@ -50,6 +52,18 @@ while True:
         break
     except OSError:
         time.sleep(0.1)
+"""
+WAIT_FOR_CHECKPOINT = """
+import time
+from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint
+from thermopile.trainer.run_directory import RunDirectory
+while not latest_checkpoint(RunDirectory(sys.argv[1]).checkpoints):
+    time.sleep(0.1)
+"""
+COMPARE = """
+from thermopile.trainer.run_directory import RunDirectory
+from support.runs import assert_same_run
+assert_same_run(*map(RunDirectory, sys.argv[1:]))
 """
 
 

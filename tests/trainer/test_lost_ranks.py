@@ -128,6 +128,12 @@ def pause(seconds, *paused):
     return play
 
 
+def assert_end_in_order(ranks):
+    for code, _, errors in (rank.end() for rank in ranks):
+        assert code == 0, errors
+        assert "lost" not in errors  # torch says there how long it took to connect on a busy machine
+
+
 def assert_ends_naming(rank, lost, pid):
     code, _, errors = rank.end()
     assert code == 1, errors
@@ -138,7 +144,9 @@ def assert_ends_naming(rank, lost, pid):
     ("ranks", "lost"),
     [
         pytest.param(Scene([WAIT_FOR_EVER] * 3, send(SIGKILL, 0)), 0, id="killed_holding_the_store"),
-        pytest.param(Scene([WAIT_FOR_EVER] * 3, send(SIGKILL, 1)), 1, id="killed", marks=pytest.mark.soak),
+        pytest.param(
+            Scene([WAIT_FOR_EVER] * 3, send(SIGKILL, 1), ("1000000", "{folder}/done")), 1, id="killed_and_never_silent"
+        ),
         pytest.param(
             Scene([WAIT_FOR_EVER] * 3, send(SIGSTOP, 0)), 0, id="stopped_holding_the_store", marks=pytest.mark.soak
         ),
@@ -177,13 +185,13 @@ PATIENT = ("300", "{folder}/done")
     pytest.param(Scene([WAIT_FOR_FILE] * 2, pause(9, 0, 1)), id="all_for_longer"),
 )
 def test_a_pause_ends_nobody(ranks):
-    assert [rank.end()[::2] for rank in ranks] == [(0, "")] * 2
+    assert_end_in_order(ranks)
 
 
 def work_on(rank):
     def play(ranks, folder):
         time.sleep(12)  # twice the silence that is suspicious
-        assert ranks[rank].is_running()
+        assert ranks[rank].is_running(), ranks[rank].end()
         (folder / "done").touch()
 
     return play
@@ -191,10 +199,10 @@ def work_on(rank):
 
 @after(
     pytest.param(Scene([LEAVE, WAIT_FOR_FILE], work_on(1)), id="holding_the_store"),
-    pytest.param(Scene([WAIT_FOR_FILE, LEAVE], work_on(0)), id="another", marks=pytest.mark.soak),
+    pytest.param(Scene([WAIT_FOR_FILE, LEAVE], work_on(0)), id="another"),
 )
 def test_a_rank_that_leaves_in_order_does_not_end_one_that_works_on(ranks):
-    assert [rank.end()[::2] for rank in ranks] == [(0, "")] * 2
+    assert_end_in_order(ranks)
 
 
 def kill_2_once_1_has_left(ranks, folder):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..storage.selection import Selection
-from .bijection import fill_places, shard_key, window_at
+from .bijection import fill_places, find_places, shard_key, window_at
 
 ORDER_VERSION = 1
 """Names the mapping below. Raise it with any change that moves an id: a resumed run relies on the same order."""
@@ -196,6 +196,35 @@ class Order:
         Raises ValueError for a step beyond the epoch, or a world that does not divide the canonical shards.
         """
         return _batch_ids(self, epoch, step, rank, world)
+
+    def places_of(self, ids: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+        """Return the ids' places in an epoch's sequences of their canonical shards, int64 [m], any ids: O(1) for each.
+
+        Step s serves the places from s * rows_per_step on; none serves the last few of a shard. Inverts `batch_ids`.
+        """
+        places, shards = np.empty(len(ids), np.int64), ids // self.shard_rows
+        for shard in np.unique(shards).tolist():
+            here, of_shard = shards == shard, self.shard_ids(shard)
+            found, within = np.empty(np.count_nonzero(here), np.int64), ids[here] - of_shard.start
+            layout = len(of_shard), self.block_rows, self.window_blocks, self._lead(shard)
+            find_places(found, within, *layout, self._key(shard, epoch))
+            places[here] = found
+        return places
+
+    def first_uses(self, ids: NDArray[np.int64], epochs: int) -> NDArray[np.int64]:
+        """Return the number of steps done before the first one that serves each id, int64 [m].
+
+        An epoch leaves a few ids out; for one that none of the `epochs` serves, it is the number of all their steps.
+        """
+        uses, left = np.full(len(ids), epochs * self.steps_per_epoch), np.arange(len(ids))
+        for epoch in range(epochs):
+            steps = self.places_of(ids[left], epoch) // self.rows_per_step
+            served = steps < self.steps_per_epoch
+            uses[left[served]] = epoch * self.steps_per_epoch + steps[served]
+            left = left[~served]
+            if not len(left):
+                break
+        return uses
 
     def draw(self, epoch: int, step: int) -> int:
         """Return the number by which a step's views and captions are drawn: no sample meets the same one twice."""

@@ -26,6 +26,10 @@ MAX_BLOCK_ROWS = 65_536
 MIN_ROWS_PER_STEP = 16
 """Minimum ids that a step takes from one shard: with fewer, samples of one shard rarely meet as negatives."""
 
+MIN_LEFT = 2
+"""Minimum ids that a step keeps of each shard, and of each piece of a batch, beside holes: one alone has no negatives,
+and no deviation for a batch norm."""
+
 FEW_SHARDS, MANY_SHARDS = 8, 64
 """Canonical shards by default, for a small dataset and at most. An epoch ends with the shortest shard, which may lack
 almost as many samples as there are shards; the default lets a hundredth of a shard lack at most."""
@@ -226,6 +230,26 @@ class Order:
                 break
         return uses
 
+    def thin_step(
+        self, holes: NDArray[np.int64], first_step: int, total_steps: int, pieces: int = 1
+    ) -> tuple[int, int] | None:
+        """Return a step that keeps too few samples beside holes, and how many: None if every step keeps enough.
+
+        holes: ids, int64 [m]. Each of the steps first_step … total_steps - 1, counted over all epochs, must keep two
+        ids or more of every canonical shard, and of every one of the `pieces` of its batch over all ranks.
+        """
+        for epoch in range(first_step // self.steps_per_epoch, -(-total_steps // self.steps_per_epoch)):
+            steps, places = np.divmod(self.places_of(holes, epoch), self.rows_per_step)
+            rows = holes // self.shard_rows * self.rows_per_step + places  # in the batch
+            at, last = steps + epoch * self.steps_per_epoch, min((epoch + 1) * self.steps_per_epoch, total_steps) - 1
+            coming = (at >= first_step) & (at <= last)
+            for size in (self.rows_per_step, self.batch_size // pieces):
+                parts, found = np.unique(at[coming] * self.batch_size + rows[coming] // size, return_counts=True)
+                thin = size - found < MIN_LEFT
+                if thin.any():
+                    return int(parts[thin][0] // self.batch_size), int((size - found[thin])[0])
+        return None
+
     def draw(self, epoch: int, step: int) -> int:
         """Return the number by which a step's views and captions are drawn: no sample meets the same one twice."""
         return epoch
@@ -341,7 +365,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Selected:
-    """An order of selected samples' positions, as an order of their ids in the whole dataset."""
+    """An order of selected samples' positions, as an order of their ids in the whole dataset, without the holes."""
 
     order: Order
     selection: Selection
@@ -361,9 +385,25 @@ class Selected:
     def steps_per_epoch(self) -> int:
         return self.order.steps_per_epoch
 
-    def batch_ids(self, epoch: int, step: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
-        """As `Order.batch_ids`. Raises SelectionError if the selection cannot be read."""
-        return self.selection.ids_at(self.order.batch_ids(epoch, step, rank, world))
+    def batch_ids(
+        self, epoch: int, step: int, rank: int = 0, world: int = 1, part: slice = slice(None)
+    ) -> NDArray[np.int64]:
+        """As `Order.batch_ids`, without holes; part: of the rank's places. Raises SelectionError as `Selection`."""
+        return self.selection.ids_at(self.positions(epoch, step, rank, world, part))
+
+    def positions(
+        self, epoch: int, step: int, rank: int = 0, world: int = 1, part: slice = slice(None)
+    ) -> NDArray[np.int64]:
+        """As `batch_ids`, the samples' positions."""
+        places = self.order.batch_ids(epoch, step, rank, world)[part]
+        return places if self.selection.without is None else places[self.selection.are_present(places)]
+
+    def shares(self, epoch: int, step: int, world: int) -> tuple[int, ...] | None:
+        """Return the number of samples that each of `world` ranks serves at a step; None if the run has no holes."""
+        if self.selection.without is None:
+            return None
+        present = self.selection.are_present(self.order.batch_ids(epoch, step))
+        return tuple(np.count_nonzero(present.reshape(world, -1), axis=1).tolist())
 
     def draw(self, epoch: int, step: int) -> int:
         return self.order.draw(epoch, step)
@@ -396,10 +436,13 @@ class Pieces:
         return self.order.steps_per_epoch * self.count
 
     def batch_ids(self, epoch: int, step: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
-        """As `Order.batch_ids`, of the piece `step` of the epoch: int64 [batch_size / world]."""
+        """As `Order.batch_ids`, of the piece `step` of the epoch: int64 [batch_size / world], fewer with holes."""
         step, piece = divmod(step, self.count)
-        rows = self.batch_size // world
-        return self.order.batch_ids(epoch, step, rank, world)[piece * rows : (piece + 1) * rows]
+        rows, order = self.batch_size // world, self.order
+        part = slice(piece * rows, (piece + 1) * rows)  # of the places: a hole must not move a sample to another piece
+        if isinstance(order, Selected):
+            return order.batch_ids(epoch, step, rank, world, part)
+        return order.batch_ids(epoch, step, rank, world)[part]
 
     def draw(self, epoch: int, step: int) -> int:
         return self.order.draw(epoch, step // self.count)

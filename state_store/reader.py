@@ -51,11 +51,21 @@ class StateReader:
     Use `open`. `column` reads one whole column, `rows` a range of ids from several columns, `rows_at` any ids, `array`
     only the indexed rows. All raise FieldError for an unknown column. All but `array` raise DamagedChunkError, which
     names the file, and SnapshotNotFoundError if the run has deleted the snapshot. A run on selected samples stores
-    only their state; the others read as samples never visited. All may then raise SelectionError.
+    only their state; the others read as samples never visited, as do holes, whatever their rows hold. All may then
+    raise SelectionError.
     """
 
-    def __init__(self, repository: Repository, snapshot: Snapshot, selection: Selection | None = None) -> None:
-        """selection: the samples of the stored rows; None: the first ones. Use `open`, which finds the selection."""
+    def __init__(
+        self,
+        repository: Repository,
+        snapshot: Snapshot,
+        selection: Selection | None = None,
+        holes: Selection | None = None,
+    ) -> None:
+        """selection: the samples of the stored rows; None: the first ones. holes: the selection, if it has any.
+
+        Use `open`, which finds both.
+        """
         self._repository = repository
         self._description = description = repository.description
         self._group: zarr.Group = repository.group(snapshot)
@@ -63,10 +73,13 @@ class StateReader:
         self.selection = selection
         """The samples that the run trains on; None: all."""
         self.samples = selection.about.samples if selection else description.samples
-        self.kept = min(description.samples, self.samples)  # the rows of a mixture are more than its samples
+        self.holes = holes
+        """The selection with the positions of samples that the run leaves out; None: it leaves none out."""
+        rows = min(description.samples, self.samples)  # the rows of a mixture are more than its samples
+        self.kept = rows - ((holes and holes.about.holes) or 0)
         """Number of samples that the run trains on."""
         # Evenly spread selected samples give a chunk about this many ids, within the limit on memory.
-        spread = -(-description.block_rows * self.samples // self.kept)
+        spread = -(-description.block_rows * self.samples // rows)
         self.block_rows = min(spread, max(description.block_rows, 2**18))
         """Rows per chunk. Reading whole chunks is fastest: chunk k holds ids from k * block_rows on."""
         self.dataset_fingerprint = description.dataset_fingerprint
@@ -84,18 +97,20 @@ class StateReader:
         Raises StoreNotFoundError, or SnapshotNotFoundError, which lists the existing tags.
         """
         repository = Repository(place_of(path))
-        return cls(repository, repository.resolve(at), selection_of(repository))
+        found = selection_of(repository)
+        selection = None if repository.description.selection is None else found
+        return cls(repository, repository.resolve(at), selection, found if found and found.about.holes else None)
 
     def of_rows(self) -> StateReader:
         """Return a reader of the rows as stored: with a selection, their ids are positions."""
-        return StateReader(self._repository, self.snapshot) if self.selection else self
+        return StateReader(self._repository, self.snapshot, None, self.holes) if self.selection else self
 
     def array(self, name: str) -> zarr.Array[Any] | Scattered:
         """Return one column [samples], float32 or uint32, which reads chunks as it is indexed.
 
         It is a zarr array, or, with a selection, behaves like one for numbers, slices, ids and masks.
         """
-        stored, selection = self.stored(name), self.selection
+        stored, selection = self.stored(name), self.selection or self.holes
         return stored if selection is None else Scattered(stored, selection, self._description.schema.fill_value(name))
 
     def stored(self, name: str) -> zarr.Array[Any]:
@@ -111,10 +126,10 @@ class StateReader:
 
     def is_kept(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
         """Return which of the ids start … stop − 1 the run trains on, bool [stop − start]."""
-        kept = np.ones(stop - start, dtype=bool)
-        if self.selection is not None and self.selection.ids is not None:
-            kept[:] = False
-            kept[places_within(self.selection, start, stop)[1]] = True
+        if self.selection is None or self.selection.ids is None:
+            return self._are_present(start, stop)
+        kept, (positions, places) = np.zeros(stop - start, np.bool_), places_within(self.selection, start, stop)
+        kept[places] = self._are_present(*positions)
         return kept
 
     def column(self, name: str) -> npt.NDArray[Any]:
@@ -133,7 +148,7 @@ class StateReader:
         try:
             if self.selection is not None:
                 return self._scattered(self.selection, start, stop, names)
-            return {name: read_rows(self._group, self._description, name, start, stop) for name in names}
+            return {name: self._read(name, start, stop) for name in names}
         except DamagedChunkError as error:
             if self._repository.holds(self.snapshot.id):
                 raise
@@ -176,8 +191,21 @@ class StateReader:
         schema, found = self._description.schema, dict[str, npt.NDArray[Any]]()
         for name in names:
             found[name] = np.full(stop - start, schema.fill_value(name), schema.dtype(name))
-            found[name][places] = read_rows(self._group, self._description, name, first, end)
+            found[name][places] = self._read(name, first, end)
         return found
+
+    def _read(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
+        """As `read_rows`; holes read as never visited."""
+        rows = read_rows(self._group, self._description, name, start, stop)
+        if self.holes is not None:
+            rows = np.array(rows)
+            rows[~self._are_present(start, stop)] = self._description.schema.fill_value(name)
+        return rows
+
+    def _are_present(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
+        """Return which of a range of rows are no holes."""
+        positions = np.arange(start, stop)
+        return np.ones(len(positions), np.bool_) if self.holes is None else self.holes.are_present(positions)
 
     def _mixed(self, rows: npt.NDArray[np.int64], names: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
         runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)  # neighbours, read together

@@ -115,8 +115,8 @@ def test_many_ids_of_a_billion_samples_are_found_at_once() -> None:
     steps = np.repeat(np.arange(0, order.steps_per_epoch, 10_000), order.batch_size)
     start = time.perf_counter()
     assert (order.first_uses(ids, 30) == steps).all()
-    assert len(ids) > 100_000 * 0.9
-    assert time.perf_counter() - start < 2  # 0.2 s by itself, for 10⁵ ids
+    assert len(ids) >= 100_000
+    assert time.perf_counter() - start < 2  # by itself 0.04 s
 
 
 # How they are shuffled

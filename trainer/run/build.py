@@ -8,19 +8,21 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from ...pipeline.augment import RECIPES, Recipe
 from ...pipeline.dataset import Dataset
 from ...pipeline.loading import Loader
 from ...pipeline.mixture import Mixture
-from ...pipeline.order import AnyOrder, Order, Pieces, Selected, Window
+from ...pipeline.order import MIN_LEFT, AnyOrder, Order, Pieces, Selected, Window
 from ...state_store.schema import Schema
 from ..config import DataConfig, RecipeConfig, TrainConfig, nearest
 from ..encoders import with_names
 from ..errors import ConfigError
-from ..objectives import Objective, create_objective, objective_class
+from ..objectives import Objective, create_objective, objective_class, try_step
 from ..plugins import PluginError, is_plugin, load_plugin
 from ..precision import resolve_speed
 from ..world import ALONE, World
@@ -28,7 +30,7 @@ from .brought import with_what_models_bring
 from .chosen import refuse_unnamed_encoders, usual_batch_size, usual_image_size
 from .dataset_cache import DatasetCache
 from .mixing import lowest_shares, mixed_order
-from .selection_files import SELECTING, pinned, rows_of
+from .selection_files import SELECTING, pinned, rows_of, selects
 
 if TYPE_CHECKING:
     from ...pipeline.loading.ffcv_loader import Augmentation
@@ -86,6 +88,8 @@ def _modes_of(objective: str) -> Set[str]:
 def _check_frame(config: TrainConfig, objective: Objective) -> None:
     """Raise ConfigError unless the objective supports the momentum network, local views and weights."""
     momentum, local = config.model.momentum, config.data.local_views
+    if config.data.without:
+        _check_sizes(config, objective)
     if config.data.weights:
         try:
             objective.check_weights()
@@ -97,6 +101,17 @@ def _check_frame(config: TrainConfig, objective: Objective) -> None:
         of_keys = f"model.momentum = {momentum:g}" if momentum else "model.momentum = 0 (set 0.99, say)"
         given = f"data.local_views = {local}" if local and "local views" in str(error) else of_keys
         raise ConfigError(f"{given}: {error}") from None
+
+
+def _check_sizes(config: TrainConfig, objective: Objective) -> None:
+    """Raise ConfigError unless encoders and objective take batches of different sizes."""
+    if config.compile:
+        raise ConfigError("compile = true is for batches of one size, which data.without makes differ; leave one out")
+    if is_plugin(config.objective.name):
+        try:
+            try_step(config.objective.name, objective, rows=3)  # after another size
+        except ValueError as error:
+            raise ConfigError(f"data.without makes batches differ in size: {error}") from None
 
 
 def _resolve_data(config: TrainConfig, dataset: Dataset, mode: str) -> DataConfig:
@@ -113,8 +128,8 @@ def _resolve_data(config: TrainConfig, dataset: Dataset, mode: str) -> DataConfi
     image_size = data.image_size or usual_image_size(dataset)
     update: dict[str, Any] = {"recipe": recipe, "loader": loader, "path": dataset.absolute, "image_size": image_size}
     if isinstance(dataset, Mixture):
-        if data.select or data.weights:
-            raise ConfigError("data.select and data.weights are for one dataset, not for a mixture; leave them out")
+        if selects(data):
+            raise ConfigError("data.select, weights and without are for one dataset, not for a mixture; leave them out")
         parts = tuple(part.absolute for part in dataset.parts)
         update |= {"path": "", "parts": parts, "shares": data.shares or (1,) * len(parts)}
     return data.model_copy(update=update | {option: pinned(getattr(data, option), option) for option in SELECTING})
@@ -241,6 +256,23 @@ def pieces_per_step(config: TrainConfig, world: World = ALONE) -> int:
         f"micro_batch = {config.micro_batch:,} does not divide the {share:,} samples{of_rank}; "
         f"use {smaller:,}, or 0 to encode them at once"
     )
+
+
+def refuse_thin_steps(
+    config: TrainConfig, order: Order, holes: NDArray[np.int64], steps_done: int = 0, world: World = ALONE
+) -> None:
+    """Raise ConfigError if a step after `steps_done` keeps too few samples beside holes, as `Order.thin_step` counts.
+
+    holes: positions, int64 [m].
+    """
+    last, pieces = config.total_steps(order.steps_per_epoch), pieces_per_step(config, world) * world.size
+    if found := order.thin_step(holes, steps_done, last, pieces):
+        step, left = found
+        raise ConfigError(
+            f"step {step + 1:,} would keep {left} samples of a canonical shard, or of a piece of its batch, of which "
+            f"{order.rows_per_step:,} and {order.batch_size // pieces:,} are drawn; it needs {MIN_LEFT}. Leave out "
+            "fewer samples, or train on the others with --select"
+        )
 
 
 def objective_of(config: TrainConfig) -> Objective:

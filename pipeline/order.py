@@ -385,16 +385,12 @@ class Selected:
     def steps_per_epoch(self) -> int:
         return self.order.steps_per_epoch
 
-    def batch_ids(
-        self, epoch: int, step: int, rank: int = 0, world: int = 1, part: slice = slice(None)
-    ) -> NDArray[np.int64]:
-        """As `Order.batch_ids`, without holes; part: of the rank's places. Raises SelectionError as `Selection`."""
-        return self.selection.ids_at(self.positions(epoch, step, rank, world, part))
+    def batch_ids(self, epoch: int, step: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
+        """As `Order.batch_ids`, without the holes. Raises SelectionError if the selection cannot be read."""
+        return self.selection.ids_at(self.positions(epoch, step, rank, world))
 
-    def positions(
-        self, epoch: int, step: int, rank: int = 0, world: int = 1, part: slice = slice(None)
-    ) -> NDArray[np.int64]:
-        """As `batch_ids`, the samples' positions."""
+    def positions(self, epoch: int, step: int, rank: int, world: int, part: slice = slice(None)) -> NDArray[np.int64]:
+        """As `batch_ids`, the samples' positions; part: of the rank's places."""
         places = self.order.batch_ids(epoch, step, rank, world)[part]
         return places if self.selection.without is None else places[self.selection.are_present(places)]
 
@@ -441,7 +437,7 @@ class Pieces:
         rows, order = self.batch_size // world, self.order
         part = slice(piece * rows, (piece + 1) * rows)  # of the places: a hole must not move a sample to another piece
         if isinstance(order, Selected):
-            return order.batch_ids(epoch, step, rank, world, part)
+            return order.selection.ids_at(order.positions(epoch, step, rank, world, part))
         return order.batch_ids(epoch, step, rank, world)[part]
 
     def draw(self, epoch: int, step: int) -> int:

@@ -51,32 +51,21 @@ class StateReader:
     Use `open`. `column` reads one whole column, `rows` a range of ids from several columns, `rows_at` any ids, `array`
     only the indexed rows. All raise FieldError for an unknown column. All but `array` raise DamagedChunkError, which
     names the file, and SnapshotNotFoundError if the run has deleted the snapshot. A run on selected samples stores
-    only their state; the others read as samples never visited, as do holes, whatever their rows hold. All may then
-    raise SelectionError.
+    only their state; the others, and holes whatever their rows hold, read as never visited. All may then raise
+    SelectionError.
     """
 
-    def __init__(
-        self,
-        repository: Repository,
-        snapshot: Snapshot,
-        selection: Selection | None = None,
-        holes: Selection | None = None,
-    ) -> None:
-        """selection: the samples of the stored rows; None: the first ones. holes: the selection, if it has any.
-
-        Use `open`, which finds both.
-        """
+    def __init__(self, repository: Repository, snapshot: Snapshot, selection: Selection | None = None) -> None:
+        """selection: the samples of the stored rows; None: the first ones. Use `open`, which finds the selection."""
         self._repository = repository
         self._description = description = repository.description
         self._group: zarr.Group = repository.group(snapshot)
         self.snapshot = snapshot
         self.selection = selection
-        """The samples that the run trains on; None: all."""
+        """The samples that the run trains on, but for its holes; None: all."""
         self.samples = selection.about.samples if selection else description.samples
-        self.holes = holes
-        """The selection with the positions of samples that the run leaves out; None: it leaves none out."""
         rows = min(description.samples, self.samples)  # the rows of a mixture are more than its samples
-        self.kept = rows - ((holes and holes.about.holes) or 0)
+        self.kept = rows - (selection.about.holes or 0 if selection else 0)
         """Number of samples that the run trains on."""
         # Evenly spread selected samples give a chunk about this many ids, within the limit on memory.
         spread = -(-description.block_rows * self.samples // rows)
@@ -97,20 +86,18 @@ class StateReader:
         Raises StoreNotFoundError, or SnapshotNotFoundError, which lists the existing tags.
         """
         repository = Repository(place_of(path))
-        found = selection_of(repository)
-        selection = None if repository.description.selection is None else found
-        return cls(repository, repository.resolve(at), selection, found if found and found.about.holes else None)
+        return cls(repository, repository.resolve(at), selection_of(repository))
 
     def of_rows(self) -> StateReader:
         """Return a reader of the rows as stored: with a selection, their ids are positions."""
-        return StateReader(self._repository, self.snapshot, None, self.holes) if self.selection else self
+        return StateReader(self._repository, self.snapshot) if self.selection else self
 
     def array(self, name: str) -> zarr.Array[Any] | Scattered:
         """Return one column [samples], float32 or uint32, which reads chunks as it is indexed.
 
         It is a zarr array, or, with a selection, behaves like one for numbers, slices, ids and masks.
         """
-        stored, selection = self.stored(name), self.selection or self.holes
+        stored, selection = self.stored(name), self.selection
         return stored if selection is None else Scattered(stored, selection, self._description.schema.fill_value(name))
 
     def stored(self, name: str) -> zarr.Array[Any]:
@@ -126,10 +113,12 @@ class StateReader:
 
     def is_kept(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
         """Return which of the ids start … stop − 1 the run trains on, bool [stop − start]."""
-        if self.selection is None or self.selection.ids is None:
-            return self._are_present(start, stop)
-        kept, (positions, places) = np.zeros(stop - start, np.bool_), places_within(self.selection, start, stop)
-        kept[places] = self._are_present(*positions)
+        kept = np.ones(stop - start, dtype=bool)
+        if self.selection is not None and self.selection.ids is not None:
+            kept[:], (positions, places) = False, places_within(self.selection, start, stop)
+            kept[places] = self.selection.are_present(np.arange(*positions))
+        elif self.selection is not None:
+            kept &= self.selection.are_present(np.arange(start, stop))
         return kept
 
     def column(self, name: str) -> npt.NDArray[Any]:
@@ -148,7 +137,7 @@ class StateReader:
         try:
             if self.selection is not None:
                 return self._scattered(self.selection, start, stop, names)
-            return {name: self._read(name, start, stop) for name in names}
+            return {name: read_rows(self._group, self._description, name, start, stop) for name in names}
         except DamagedChunkError as error:
             if self._repository.holds(self.snapshot.id):
                 raise
@@ -186,26 +175,18 @@ class StateReader:
         self, selection: Selection, start: int, stop: int, names: Iterable[str]
     ) -> dict[str, npt.NDArray[Any]]:
         if selection.ids is None:
-            return self._mixed(selection.positions(ids := np.arange(start, stop), ids), names)
+            rows = selection.positions(ids := np.arange(start, stop), ids)
+            found, gone = self._mixed(rows, names), ~selection.are_present(rows)
+            for name, values in found.items():
+                values[gone] = self._description.schema.fill_value(name)
+            return found
         (first, end), places = places_within(selection, start, stop)
         schema, found = self._description.schema, dict[str, npt.NDArray[Any]]()
         for name in names:
             found[name] = np.full(stop - start, schema.fill_value(name), schema.dtype(name))
-            found[name][places] = self._read(name, first, end)
+            found[name][places] = read_rows(self._group, self._description, name, first, end)
+            found[name][places[~selection.are_present(np.arange(first, end))]] = schema.fill_value(name)
         return found
-
-    def _read(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
-        """As `read_rows`; holes read as never visited."""
-        rows = read_rows(self._group, self._description, name, start, stop)
-        if self.holes is not None:
-            rows = np.array(rows)
-            rows[~self._are_present(start, stop)] = self._description.schema.fill_value(name)
-        return rows
-
-    def _are_present(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
-        """Return which of a range of rows are no holes."""
-        positions = np.arange(start, stop)
-        return np.ones(len(positions), np.bool_) if self.holes is None else self.holes.are_present(positions)
 
     def _mixed(self, rows: npt.NDArray[np.int64], names: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
         runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)  # neighbours, read together

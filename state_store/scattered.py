@@ -17,7 +17,7 @@ from .durable import Repository
 
 
 def selection_of(repository: Repository) -> Selection | None:
-    """Return the selection that a store was created with, or that has its weights or holes; None: all samples.
+    """Return the selection that a store was created with, or that has its run's holes; None: all samples.
 
     Raises SelectionError if the folder next to the store does not hold that selection.
     """
@@ -31,7 +31,7 @@ def selection_of(repository: Repository) -> Selection | None:
             f"{selection.folder} is another run's: it selects {about.kept:,} samples with the sha256 {about.ids}, but "
             f"{repository.path} is of {description.samples:,} with {description.selection}. Restore the run's own"
         )
-    return selection
+    return selection if about.ids or about.without else None
 
 
 def places_within(selection: Selection, start: int, stop: int) -> tuple[tuple[int, int], npt.NDArray[np.int64]]:

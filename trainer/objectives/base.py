@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import cos, pi
 from typing import ClassVar, Literal
 
@@ -257,7 +257,7 @@ class Objective(nn.Module):
         and FeaturesError.
         """
         self.check_frame(keys is not None, len(local))
-        batch = GlobalBatch.of_this_process(self.communicating, self.shares)
+        batch = replace(GlobalBatch.of_this_process(self.communicating), shares=self.shares)
         views = [first, second, *local]
         self._check(first, {"second": second} | _numbered(keys=keys or (), local=local), batch)
         if WEIGHT in state:

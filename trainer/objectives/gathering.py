@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 @dataclass(frozen=True)
@@ -23,15 +24,11 @@ class GlobalBatch:
     """Rows of each rank; None: all have as many."""
 
     @classmethod
-    def of_this_process(
-        cls,
-        communicating: Callable[[], AbstractContextManager[None]] = nullcontext,
-        shares: tuple[int, ...] | None = None,
-    ) -> GlobalBatch:
+    def of_this_process(cls, communicating: Callable[[], AbstractContextManager[None]] = nullcontext) -> GlobalBatch:
         """Return the ranks of torch.distributed's default group, or a single rank without a group."""
         if not (dist.is_available() and dist.is_initialized()):
             return cls(0, 1)
-        return cls(dist.get_rank(), dist.get_world_size(), communicating, shares)
+        return cls(dist.get_rank(), dist.get_world_size(), communicating)
 
     def own(self, rows: int) -> slice:
         """Return the slice of this rank's `rows` rows in the global batch."""
@@ -44,8 +41,7 @@ class GlobalBatch:
             return values
         sent = values.detach()
         if self.shares is not None:  # a collective takes as many rows of every rank
-            sent = values.new_zeros((len(values), max(self.shares), *values.shape[2:]))
-            sent[:, : values.shape[1]] = values.detach()
+            sent = pad(sent, [0, 0] * (sent.dim() - 2) + [0, max(self.shares) - sent.shape[1]])
         # As bytes: gloo does not support every dtype.
         sent = sent.contiguous().view(torch.uint8)
         received = sent.new_empty((self.world, *sent.shape))

@@ -22,7 +22,7 @@ from ...state_store.schema import Schema
 from ..config import DataConfig, RecipeConfig, TrainConfig, nearest
 from ..encoders import with_names
 from ..errors import ConfigError
-from ..objectives import Objective, create_objective, objective_class, try_step
+from ..objectives import Objective, create_objective, objective_class, tried
 from ..plugins import PluginError, is_plugin, load_plugin
 from ..precision import resolve_speed
 from ..world import ALONE, World
@@ -107,11 +107,11 @@ def _check_sizes(config: TrainConfig, objective: Objective) -> None:
     """Raise ConfigError unless encoders and objective take batches of different sizes."""
     if config.compile:
         raise ConfigError("compile = true is for batches of one size, which data.without makes differ; leave one out")
-    if is_plugin(config.objective.name):
-        try:
-            try_step(config.objective.name, objective, rows=3)  # after another size
-        except ValueError as error:
-            raise ConfigError(f"data.without makes batches differ in size: {error}") from None
+    try:
+        if is_plugin(config.objective.name):
+            tried(config.objective.name, config.objective.mode, objective.settings, sizes=(4, 3))
+    except ValueError as error:
+        raise ConfigError(f"data.without makes batches differ in size: {error}") from None
 
 
 def _resolve_data(config: TrainConfig, dataset: Dataset, mode: str) -> DataConfig:

@@ -68,6 +68,21 @@ def selected_ids(file: Path, dataset: DatasetIndex, option: str = "select") -> I
     return np.concatenate([ids for ids, _ in _sorted(file, option, dataset)])
 
 
+def holes_in(file: Path, ids: Ids | None, dataset: DatasetIndex) -> Ids:
+    """Return the positions of a file's samples, ascending, but for those that are not selected anyway.
+
+    ids: the selected ones; None: all. Raises ConfigError for bad ids, and if none or all are named.
+    """
+    holes = selected_ids(file, dataset, "without")
+    if ids is not None:
+        places = np.searchsorted(ids, holes)
+        holes = places[ids[np.minimum(places, len(ids) - 1)] == holes]
+    if not 0 < len(holes) < (dataset.n if ids is None else len(ids)):
+        named = "every sample" if len(holes) else "no sample"
+        raise ConfigError(f"--without {file} names {named} that is trained on; choose other samples")
+    return holes
+
+
 def write_selection(data: DataConfig, dataset: DatasetIndex, folder: Place) -> None:
     """Write a new run's own copy of its selection, weights and holes. data: with pinned files.
 
@@ -97,12 +112,7 @@ def write_selection(data: DataConfig, dataset: DatasetIndex, folder: Place) -> N
                 )
             writer.add(WEIGHTS, (piece / mean for piece in _weights(file, ids, dataset)))
         if data.without:
-            file, kept = _unchanged(data.without, "without"), dataset.n if ids is None else len(ids)
-            holes = np.concatenate([*_holes(file, ids, dataset)])
-            if not 0 < len(holes) < kept:
-                named = "every sample" if len(holes) else "no sample"
-                raise ConfigError(f"--without {file} names {named} that is trained on; choose other samples")
-            writer.add(WITHOUT, [holes])
+            writer.add(WITHOUT, [holes_in(_unchanged(data.without, "without"), ids, dataset)])
         writer.finish()
 
 
@@ -130,16 +140,6 @@ def _unchanged(pinned: str, option: str) -> Path:
             f"{parts['sha256']}. Pass it again with --{option}"
         )
     return path
-
-
-def _holes(file: Path, ids: Ids | None, dataset: DatasetIndex) -> Iterator[Ids]:
-    """Yield the positions of the samples in a file, ascending, but for those that are not selected anyway."""
-    for named, _ in _sorted(file, "without", dataset):
-        if ids is None:
-            yield named
-        else:
-            places = np.searchsorted(ids, named)
-            yield places[ids[np.minimum(places, len(ids) - 1)] == named]
 
 
 def _weights(file: Path, ids: Ids | None, dataset: DatasetIndex) -> Iterator[NDArray[np.float64]]:

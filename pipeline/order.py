@@ -230,25 +230,25 @@ class Order:
                 break
         return uses
 
-    def thin_step(
-        self, holes: NDArray[np.int64], first_step: int, total_steps: int, pieces: int = 1
-    ) -> tuple[int, int] | None:
-        """Return a step that keeps too few samples beside holes, and how many: None if every step keeps enough.
+    def refuse_thin_steps(self, holes: NDArray[np.int64], first_step: int, total_steps: int, pieces: int = 1) -> None:
+        """Raise ValueError if a step keeps fewer than two ids of a canonical shard, or of a piece, beside holes.
 
-        holes: ids, int64 [m]. Each of the steps first_step … total_steps - 1, counted over all epochs, must keep two
-        ids or more of every canonical shard, and of every one of the `pieces` of its batch over all ranks.
+        holes: ids, int64 [m]. Looks at the steps first_step … total_steps - 1, counted over all epochs. pieces: of a
+        batch, over all ranks.
         """
         for epoch in range(first_step // self.steps_per_epoch, -(-total_steps // self.steps_per_epoch)):
-            steps, places = np.divmod(self.places_of(holes, epoch), self.rows_per_step)
-            rows = holes // self.shard_rows * self.rows_per_step + places  # in the batch
-            at, last = steps + epoch * self.steps_per_epoch, min((epoch + 1) * self.steps_per_epoch, total_steps) - 1
-            coming = (at >= first_step) & (at <= last)
-            for size in (self.rows_per_step, self.batch_size // pieces):
+            steps, rows = np.divmod(self.places_of(holes, epoch), self.rows_per_step)
+            served = steps < self.steps_per_epoch
+            at, rows = steps + epoch * self.steps_per_epoch, rows + holes // self.shard_rows * self.rows_per_step
+            coming = served & (at >= first_step) & (at < total_steps)
+            for what, size in (("canonical shard", self.rows_per_step), ("piece", self.batch_size // pieces)):
                 parts, found = np.unique(at[coming] * self.batch_size + rows[coming] // size, return_counts=True)
-                thin = size - found < MIN_LEFT
-                if thin.any():
-                    return int(parts[thin][0] // self.batch_size), int((size - found[thin])[0])
-        return None
+                for place in np.flatnonzero(size - found < MIN_LEFT)[:1]:
+                    step, left = parts[place] // self.batch_size + 1, size - found[place]
+                    raise ValueError(
+                        f"step {step:,} would keep {left} of its {size:,} samples of a {what}, but needs {MIN_LEFT}. "
+                        "Leave out fewer samples, or train on the others with --select."
+                    )
 
     def draw(self, epoch: int, step: int) -> int:
         """Return the number by which a step's views and captions are drawn: no sample meets the same one twice."""

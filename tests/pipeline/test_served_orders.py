@@ -1,5 +1,8 @@
 """Orders as loaders follow them: of selected samples, and in pieces of a batch; and the numbers that an order gives."""
 
+import re
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -87,8 +90,10 @@ def test_a_step_that_holes_leave_too_thin_is_found(order, first_step, share, pie
         present = ~np.isin(order.batch_ids(*divmod(step, order.steps_per_epoch)), holes)
         expected += [(step, int(of.sum())) for parts in (order.canonical_shards, pieces)
                      for of in present.reshape(parts, -1) if of.sum() < 2]  # fmt: skip
-    found = order.thin_step(holes, first_step, total, pieces)
-    assert found in expected if expected else found is None
+    with pytest.raises(ValueError, match=r"Leave out fewer samples") if expected else nullcontext() as refused:
+        order.refuse_thin_steps(holes, first_step, total, pieces)
+    said = re.match(r"step ([\d,]+) would keep (\d) of its", str(refused and refused.value))
+    assert expected == [] or (int(said[1].replace(",", "")) - 1, int(said[2])) in expected
 
 
 def test_live_rows_are_those_of_the_windows_and_two_blocks_a_shard():

@@ -97,7 +97,10 @@ def objective_class(name: str) -> type[Objective]:
 
 
 def tried(name: str, mode: str, settings: Settings, sizes: tuple[int, ...] = (4,)) -> Objective:
-    """Create a user's objective and take a step of each size, so that its errors appear before the run begins."""
+    """Create a user's objective and take a step of each size, so that its errors appear before the run begins.
+
+    sizes: several if a run's batches differ in size, as with data.without.
+    """
     rows = sizes[0]
     try:
         objective = objective_class(name)(mode, settings)
@@ -111,7 +114,8 @@ def tried(name: str, mode: str, settings: Settings, sizes: tuple[int, ...] = (4,
                 value = objective.compute(pairs, GlobalBatch(0, 1), state, Progress(0, 1)).value
     except Exception as error:  # a user's class may raise anything
         raise ValueError(
-            f"objective '{name}' fails on a batch of {rows}: {type(error).__name__}: {error}. "
+            f"objective '{name}' fails on a batch of {rows}{f' after one of {sizes[0]}' if rows < sizes[0] else ''}: "
+            f"{type(error).__name__}: {error}. "
             "thermopile.testing.check_objective says what it must do"
         ) from error
     if not value.isfinite():

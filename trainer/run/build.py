@@ -8,16 +8,14 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from ...pipeline.augment import RECIPES, Recipe
 from ...pipeline.dataset import Dataset
 from ...pipeline.loading import Loader
 from ...pipeline.mixture import Mixture
-from ...pipeline.order import MIN_LEFT, AnyOrder, Order, Pieces, Selected, Window
+from ...pipeline.order import AnyOrder, Order, Pieces, Selected, Window
 from ...state_store.schema import Schema
 from ..config import DataConfig, RecipeConfig, TrainConfig, nearest
 from ..encoders import with_names
@@ -88,8 +86,8 @@ def _modes_of(objective: str) -> Set[str]:
 def _check_frame(config: TrainConfig, objective: Objective) -> None:
     """Raise ConfigError unless the objective supports the momentum network, local views and weights."""
     momentum, local = config.model.momentum, config.data.local_views
-    if config.data.without:
-        _check_sizes(config, objective)
+    if config.data.without and config.compile:
+        raise ConfigError("compile = true is for batches of one size, which data.without makes differ; leave one out")
     if config.data.weights:
         try:
             objective.check_weights()
@@ -101,17 +99,6 @@ def _check_frame(config: TrainConfig, objective: Objective) -> None:
         of_keys = f"model.momentum = {momentum:g}" if momentum else "model.momentum = 0 (set 0.99, say)"
         given = f"data.local_views = {local}" if local and "local views" in str(error) else of_keys
         raise ConfigError(f"{given}: {error}") from None
-
-
-def _check_sizes(config: TrainConfig, objective: Objective) -> None:
-    """Raise ConfigError unless encoders and objective take batches of different sizes."""
-    if config.compile:
-        raise ConfigError("compile = true is for batches of one size, which data.without makes differ; leave one out")
-    try:
-        if is_plugin(config.objective.name):
-            tried(config.objective.name, config.objective.mode, objective.settings, sizes=(4, 3))
-    except ValueError as error:
-        raise ConfigError(f"data.without makes batches differ in size: {error}") from None
 
 
 def _resolve_data(config: TrainConfig, dataset: Dataset, mode: str) -> DataConfig:
@@ -258,23 +245,6 @@ def pieces_per_step(config: TrainConfig, world: World = ALONE) -> int:
     )
 
 
-def refuse_thin_steps(
-    config: TrainConfig, order: Order, holes: NDArray[np.int64], steps_done: int = 0, world: World = ALONE
-) -> None:
-    """Raise ConfigError if a step after `steps_done` keeps too few samples beside holes, as `Order.thin_step` counts.
-
-    holes: positions, int64 [m].
-    """
-    last, pieces = config.total_steps(order.steps_per_epoch), pieces_per_step(config, world) * world.size
-    if found := order.thin_step(holes, steps_done, last, pieces):
-        step, left = found
-        raise ConfigError(
-            f"step {step + 1:,} would keep {left} samples of a canonical shard, or of a piece of its batch, of which "
-            f"{order.rows_per_step:,} and {order.batch_size // pieces:,} are drawn; it needs {MIN_LEFT}. Leave out "
-            "fewer samples, or train on the others with --select"
-        )
-
-
 def objective_of(config: TrainConfig) -> Objective:
     """Create the objective, whose mode is no longer `auto`; its `width`, if it has one, is the features'.
 
@@ -285,7 +255,10 @@ def objective_of(config: TrainConfig) -> Objective:
         models = objective_class(objective.name).settings_of_mode
         known = models[objective.mode].model_fields if objective.mode in models else {}
         given = {"width": config.model.dim} if "width" in known else {}
-        return create_objective(objective.name, mode=objective.mode, **given | objective.settings)
+        created = create_objective(objective.name, mode=objective.mode, **given | objective.settings)
+        if config.data.without and is_plugin(objective.name):
+            tried(objective.name, objective.mode, created.settings, sizes=(4, 3))
+        return created
     except ValueError as error:
         raise ConfigError(str(error)) from None
 

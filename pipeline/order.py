@@ -395,8 +395,8 @@ class Selected:
         return places if self.selection.without is None else places[self.selection.are_present(places)]
 
     def shares(self, epoch: int, step: int, world: int) -> tuple[int, ...] | None:
-        """Return the number of samples that each of `world` ranks serves at a step; None if the run has no holes."""
-        if self.selection.without is None:
+        """Return the number of samples that each of `world` ranks serves at a step; None if all serve as many."""
+        if self.selection.without is None or world == 1:
             return None
         present = self.selection.are_present(self.order.batch_ids(epoch, step))
         return tuple(np.count_nonzero(present.reshape(world, -1), axis=1).tolist())

@@ -23,7 +23,7 @@ from support.runs import OFTEN, assert_same_run, losses, small, stopped, train
 FORGOTTEN = np.random.default_rng(0).permutation(2_000)[:300]
 WINDOWED = {
     "batch_size": 64, "canonical_shards": 2, "blocks_per_shard": 6, "window_blocks": 2, "micro_batch": 16,
-    "state": {"memory_budget": "45KB"}, "checkpoint": {"every_steps": 4},
+    "state": {"memory_budget": "45KB"}, "checkpoint": {"every_steps": 8}, "epochs": 1,
 }  # fmt: skip
 
 
@@ -80,7 +80,9 @@ def overwritten(dataset, ids, to):
     return Dataset(to)
 
 
-@pytest.mark.parametrize("more", [{}, WINDOWED], ids=["in memory", "in windows and pieces"])
+@pytest.mark.parametrize(
+    "more", [{}, pytest.param(WINDOWED, marks=pytest.mark.wide)], ids=["in memory", "in windows and pieces"]
+)
 def test_no_bit_of_the_run_depends_on_what_the_forgotten_samples_were(pairs_dataset, named, tmp_path, more):
     gone, file = overwritten(pairs_dataset, FORGOTTEN, tmp_path / "gone"), named(FORGOTTEN)
     run = train(without(gone, file, **more), tmp_path / "run")

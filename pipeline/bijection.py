@@ -25,16 +25,22 @@ def shard_key(seed: np.uint64, epoch: np.uint64, shard: np.uint64) -> np.uint64:
 
 
 @compiled
-def shuffled(place: int, size: int, key: np.uint64) -> int:
-    """Map `place` with the bijection of 0 … size - 1 chosen by `key`; fewer than 2 walks on average."""
+def _network(size: int) -> tuple[np.uint64, np.uint64, int]:
+    """Return the bits of both halves, and the pairs of rounds, for the domain 0 … size - 1."""
     right_bits, left_bits = _ZERO, _ZERO
     while (_ONE << (left_bits + right_bits)) < np.uint64(size):
         if left_bits > right_bits:
             right_bits += _ONE
         else:
             left_bits += _ONE
+    return left_bits, right_bits, _ROUND_PAIRS if left_bits + right_bits > _TINY_BITS else _TINY_ROUND_PAIRS
+
+
+@compiled
+def shuffled(place: int, size: int, key: np.uint64) -> int:
+    """Map `place` with the bijection of 0 … size - 1 chosen by `key`; fewer than 2 walks on average."""
+    left_bits, right_bits, round_pairs = _network(size)
     left_mask, right_mask = (_ONE << left_bits) - _ONE, (_ONE << right_bits) - _ONE
-    round_pairs = _ROUND_PAIRS if left_bits + right_bits > _TINY_BITS else _TINY_ROUND_PAIRS
     walker = np.uint64(place)
     while True:
         left, right = walker >> right_bits, walker & right_mask
@@ -44,6 +50,25 @@ def shuffled(place: int, size: int, key: np.uint64) -> int:
             round_key += GOLDEN
             right ^= mix(round_key + left) & right_mask
             round_key += GOLDEN
+        walker = (left << right_bits) | right
+        if walker < np.uint64(size):
+            return int(np.int64(walker))
+
+
+@compiled
+def unshuffled(place: int, size: int, key: np.uint64) -> int:
+    """Return what `shuffled` maps to `place`: the same walk, backwards."""
+    left_bits, right_bits, round_pairs = _network(size)
+    left_mask, right_mask = (_ONE << left_bits) - _ONE, (_ONE << right_bits) - _ONE
+    walker = np.uint64(place)
+    while True:
+        left, right = walker >> right_bits, walker & right_mask
+        round_key = key + np.uint64(2 * round_pairs) * GOLDEN
+        for _ in range(round_pairs):
+            round_key -= GOLDEN
+            right ^= mix(round_key + left) & right_mask
+            round_key -= GOLDEN
+            left ^= mix(round_key + right) & left_mask
         walker = (left << right_bits) | right
         if walker < np.uint64(size):
             return int(np.int64(walker))
@@ -65,7 +90,7 @@ def _turn_at(place: int, block_rows: int, short_turn: int, missing: int) -> int:
 
 @compiled
 def _short_turn(blocks: int, key: np.uint64) -> int:
-    """Draw the turn of the last block, the only short one, so that no bijection has to be inverted."""
+    """Draw the turn of the last block, the only short one."""
     return int(np.int64(fold(key, np.uint64(_SHORT_BLOCK)) % np.uint64(blocks)))
 
 
@@ -75,6 +100,15 @@ def _block_at(turn: int, blocks: int, short_turn: int, blocks_key: np.uint64) ->
     if turn == short_turn:
         return blocks - 1
     return shuffled(turn - (1 if turn > short_turn else 0), blocks - 1, blocks_key)
+
+
+@compiled
+def _turn_of(block: int, blocks: int, short_turn: int, blocks_key: np.uint64) -> int:
+    """Return the turn of a shard's block: the inverse of `_block_at`."""
+    if block == blocks - 1:
+        return short_turn
+    turn = unshuffled(block, blocks - 1, blocks_key)
+    return turn + (1 if turn >= short_turn else 0)
 
 
 @compiled
@@ -108,6 +142,27 @@ def fill_places(
         turn = _turn_at(place, block_rows, short_turn, missing)
         block = _block_at(turn, blocks, short_turn, blocks_key)
         out[i] = first_id + block * block_rows + place - _start_of(turn, block_rows, short_turn, missing)
+
+
+@compiled
+def find_places(
+    out: NDArray[np.int64], ids: NDArray[np.int64], rows: int, block_rows: int, window: int, lead: int, key: np.uint64
+) -> None:
+    """Write the places of ids in one shard's shuffled sequence into `out`: the inverse of `fill_places`.
+
+    ids: relative to the shard's first, 0 … rows - 1.
+    """
+    blocks = (rows + block_rows - 1) // block_rows
+    missing = blocks * block_rows - rows
+    short_turn, blocks_key = _short_turn(blocks, key), fold(key, np.uint64(_BLOCKS))
+    for i in range(out.size):
+        turn = _turn_of(ids[i] // block_rows, blocks, short_turn, blocks_key)
+        place = _start_of(turn, block_rows, short_turn, missing) + ids[i] % block_rows
+        number = (turn + lead) // window
+        first_turn, end_turn = _turns_of(number, window, lead, blocks)
+        low = _start_of(first_turn, block_rows, short_turn, missing)
+        high = _start_of(end_turn, block_rows, short_turn, missing)
+        out[i] = low + unshuffled(place - low, high - low, fold(key, np.uint64(_WINDOWS + number)))
 
 
 @compiled

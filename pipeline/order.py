@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..storage.selection import Selection
-from .bijection import fill_places, shard_key, window_at
+from .bijection import fill_places, find_places, shard_key, window_at
 
 ORDER_VERSION = 1
 """Names the mapping below. Raise it with any change that moves an id: a resumed run relies on the same order."""
@@ -25,6 +25,10 @@ MAX_BLOCK_ROWS = 65_536
 
 MIN_ROWS_PER_STEP = 16
 """Minimum ids that a step takes from one shard: with fewer, samples of one shard rarely meet as negatives."""
+
+MIN_LEFT = 2
+"""Minimum ids that a step keeps of each shard, and of each piece of a batch, beside holes: one alone has no negatives,
+and no deviation for a batch norm."""
 
 FEW_SHARDS, MANY_SHARDS = 8, 64
 """Canonical shards by default, for a small dataset and at most. An epoch ends with the shortest shard, which may lack
@@ -197,6 +201,55 @@ class Order:
         """
         return _batch_ids(self, epoch, step, rank, world)
 
+    def places_of(self, ids: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+        """Return the ids' places in an epoch's sequences of their canonical shards, int64 [m], any ids: O(1) for each.
+
+        Step s serves the places from s * rows_per_step on; none serves the last few of a shard. Inverts `batch_ids`.
+        """
+        places, shards = np.empty(len(ids), np.int64), ids // self.shard_rows
+        for shard in np.unique(shards).tolist():
+            here, of_shard = shards == shard, self.shard_ids(shard)
+            found, within = np.empty(np.count_nonzero(here), np.int64), ids[here] - of_shard.start
+            layout = len(of_shard), self.block_rows, self.window_blocks, self._lead(shard)
+            find_places(found, within, *layout, self._key(shard, epoch))
+            places[here] = found
+        return places
+
+    def first_uses(self, ids: NDArray[np.int64], epochs: int) -> NDArray[np.int64]:
+        """Return the number of steps done before the first one that serves each id, int64 [m].
+
+        An epoch leaves a few ids out; for one that none of the `epochs` serves, it is the number of all their steps.
+        """
+        uses, left = np.full(len(ids), epochs * self.steps_per_epoch), np.arange(len(ids))
+        for epoch in range(epochs):
+            steps = self.places_of(ids[left], epoch) // self.rows_per_step
+            served = steps < self.steps_per_epoch
+            uses[left[served]] = epoch * self.steps_per_epoch + steps[served]
+            left = left[~served]
+            if not len(left):
+                break
+        return uses
+
+    def refuse_thin_steps(self, holes: NDArray[np.int64], first_step: int, total_steps: int, pieces: int = 1) -> None:
+        """Raise ValueError if a step keeps fewer than two ids of a canonical shard, or of a piece, beside holes.
+
+        holes: ids, int64 [m]. Looks at the steps first_step … total_steps - 1, counted over all epochs. pieces: of a
+        batch, over all ranks.
+        """
+        for epoch in range(first_step // self.steps_per_epoch, -(-total_steps // self.steps_per_epoch)):
+            steps, rows = np.divmod(self.places_of(holes, epoch), self.rows_per_step)
+            served = steps < self.steps_per_epoch
+            at, rows = steps + epoch * self.steps_per_epoch, rows + holes // self.shard_rows * self.rows_per_step
+            coming = served & (at >= first_step) & (at < total_steps)
+            for what, size in (("canonical shard", self.rows_per_step), ("piece", self.batch_size // pieces)):
+                parts, found = np.unique(at[coming] * self.batch_size + rows[coming] // size, return_counts=True)
+                for place in np.flatnonzero(size - found < MIN_LEFT)[:1]:
+                    step, left = parts[place] // self.batch_size + 1, size - found[place]
+                    raise ValueError(
+                        f"step {step:,} would keep {left} of its {size:,} samples of a {what}, but needs {MIN_LEFT}. "
+                        "Leave out fewer samples, or train on the others with --select."
+                    )
+
     def draw(self, epoch: int, step: int) -> int:
         """Return the number by which a step's views and captions are drawn: no sample meets the same one twice."""
         return epoch
@@ -312,7 +365,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Selected:
-    """An order of selected samples' positions, as an order of their ids in the whole dataset."""
+    """An order of selected samples' positions, as an order of their ids in the whole dataset, without the holes."""
 
     order: Order
     selection: Selection
@@ -333,8 +386,20 @@ class Selected:
         return self.order.steps_per_epoch
 
     def batch_ids(self, epoch: int, step: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
-        """As `Order.batch_ids`. Raises SelectionError if the selection cannot be read."""
-        return self.selection.ids_at(self.order.batch_ids(epoch, step, rank, world))
+        """As `Order.batch_ids`, without the holes. Raises SelectionError if the selection cannot be read."""
+        return self.selection.ids_at(self.positions(epoch, step, rank, world))
+
+    def positions(self, epoch: int, step: int, rank: int, world: int, part: slice = slice(None)) -> NDArray[np.int64]:
+        """As `batch_ids`, the samples' positions; part: of the rank's places."""
+        places = self.order.batch_ids(epoch, step, rank, world)[part]
+        return places if self.selection.without is None else places[self.selection.are_present(places)]
+
+    def shares(self, epoch: int, step: int, world: int) -> tuple[int, ...] | None:
+        """Return the number of samples that each of `world` ranks serves at a step; None if all serve as many."""
+        if self.selection.without is None or world == 1:
+            return None
+        present = self.selection.are_present(self.order.batch_ids(epoch, step))
+        return tuple(np.count_nonzero(present.reshape(world, -1), axis=1).tolist())
 
     def draw(self, epoch: int, step: int) -> int:
         return self.order.draw(epoch, step)
@@ -367,10 +432,13 @@ class Pieces:
         return self.order.steps_per_epoch * self.count
 
     def batch_ids(self, epoch: int, step: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
-        """As `Order.batch_ids`, of the piece `step` of the epoch: int64 [batch_size / world]."""
+        """As `Order.batch_ids`, of the piece `step` of the epoch: int64 [batch_size / world], fewer with holes."""
         step, piece = divmod(step, self.count)
-        rows = self.batch_size // world
-        return self.order.batch_ids(epoch, step, rank, world)[piece * rows : (piece + 1) * rows]
+        rows, order = self.batch_size // world, self.order
+        part = slice(piece * rows, (piece + 1) * rows)  # of the places: a hole must not move a sample to another piece
+        if isinstance(order, Selected):
+            return order.selection.ids_at(order.positions(epoch, step, rank, world, part))
+        return order.batch_ids(epoch, step, rank, world)[part]
 
     def draw(self, epoch: int, step: int) -> int:
         return self.order.draw(epoch, step // self.count)

@@ -51,7 +51,8 @@ class StateReader:
     Use `open`. `column` reads one whole column, `rows` a range of ids from several columns, `rows_at` any ids, `array`
     only the indexed rows. All raise FieldError for an unknown column. All but `array` raise DamagedChunkError, which
     names the file, and SnapshotNotFoundError if the run has deleted the snapshot. A run on selected samples stores
-    only their state; the others read as samples never visited. All may then raise SelectionError.
+    only their state; the others, and holes whatever their rows hold, read as never visited. All may then raise
+    SelectionError.
     """
 
     def __init__(self, repository: Repository, snapshot: Snapshot, selection: Selection | None = None) -> None:
@@ -61,12 +62,13 @@ class StateReader:
         self._group: zarr.Group = repository.group(snapshot)
         self.snapshot = snapshot
         self.selection = selection
-        """The samples that the run trains on; None: all."""
+        """The samples that the run trains on, but for its holes; None: all."""
         self.samples = selection.about.samples if selection else description.samples
-        self.kept = min(description.samples, self.samples)  # the rows of a mixture are more than its samples
+        rows = min(description.samples, self.samples)  # the rows of a mixture are more than its samples
+        self.kept = rows - (selection.about.holes or 0 if selection else 0)
         """Number of samples that the run trains on."""
         # Evenly spread selected samples give a chunk about this many ids, within the limit on memory.
-        spread = -(-description.block_rows * self.samples // self.kept)
+        spread = -(-description.block_rows * self.samples // rows)
         self.block_rows = min(spread, max(description.block_rows, 2**18))
         """Rows per chunk. Reading whole chunks is fastest: chunk k holds ids from k * block_rows on."""
         self.dataset_fingerprint = description.dataset_fingerprint
@@ -113,8 +115,10 @@ class StateReader:
         """Return which of the ids start … stop − 1 the run trains on, bool [stop − start]."""
         kept = np.ones(stop - start, dtype=bool)
         if self.selection is not None and self.selection.ids is not None:
-            kept[:] = False
-            kept[places_within(self.selection, start, stop)[1]] = True
+            kept[:], (positions, places) = False, places_within(self.selection, start, stop)
+            kept[places] = self.selection.are_present(np.arange(*positions))
+        elif self.selection is not None:
+            kept &= self.selection.are_present(np.arange(start, stop))
         return kept
 
     def column(self, name: str) -> npt.NDArray[Any]:
@@ -171,12 +175,17 @@ class StateReader:
         self, selection: Selection, start: int, stop: int, names: Iterable[str]
     ) -> dict[str, npt.NDArray[Any]]:
         if selection.ids is None:
-            return self._mixed(selection.positions(ids := np.arange(start, stop), ids), names)
+            rows = selection.positions(ids := np.arange(start, stop), ids)
+            found, gone = self._mixed(rows, names), ~selection.are_present(rows)
+            for name, values in found.items():
+                values[gone] = self._description.schema.fill_value(name)
+            return found
         (first, end), places = places_within(selection, start, stop)
         schema, found = self._description.schema, dict[str, npt.NDArray[Any]]()
         for name in names:
             found[name] = np.full(stop - start, schema.fill_value(name), schema.dtype(name))
             found[name][places] = read_rows(self._group, self._description, name, first, end)
+            found[name][places[~selection.are_present(np.arange(first, end))]] = schema.fill_value(name)
         return found
 
     def _mixed(self, rows: npt.NDArray[np.int64], names: Iterable[str]) -> dict[str, npt.NDArray[Any]]:

@@ -1,4 +1,4 @@
-"""The rows of a run on selected samples, as rows of the whole dataset: other samples read as never visited.
+"""The rows of a run on selected samples, as rows of the whole dataset: others and holes read as never visited.
 
 Those of a run on a mixture of datasets are in another order than its samples.
 """
@@ -12,19 +12,18 @@ import numpy.typing as npt
 import zarr
 
 from ..storage.mixed_rows import MIXTURE, MixedRows
-from ..storage.selection import Selection, SelectionError
+from ..storage.selection import ABOUT, Selection, SelectionError
 from .durable import Repository
 
 
 def selection_of(repository: Repository) -> Selection | None:
-    """Return the selection that a store was created with, None if it has all samples.
+    """Return the selection that a store was created with, or that has its run's holes; None: all samples.
 
     Raises SelectionError if the folder next to the store does not hold that selection.
     """
-    description = repository.description
-    if description.selection is None:
+    description, folder = repository.description, repository.path.with_name("selection")
+    if description.selection is None and not (folder / ABOUT).exists():
         return None
-    folder = repository.path.with_name("selection")
     selection = MixedRows.read(folder) if (folder / MIXTURE).exists() else Selection(folder)
     about = selection.about
     if (about.ids, about.kept) != (description.selection, description.samples):
@@ -32,7 +31,7 @@ def selection_of(repository: Repository) -> Selection | None:
             f"{selection.folder} is another run's: it selects {about.kept:,} samples with the sha256 {about.ids}, but "
             f"{repository.path} is of {description.samples:,} with {description.selection}. Restore the run's own"
         )
-    return selection
+    return selection if about.ids or about.without else None
 
 
 def places_within(selection: Selection, start: int, stop: int) -> tuple[tuple[int, int], npt.NDArray[np.int64]]:
@@ -75,10 +74,11 @@ class Scattered:
                 raise IndexError(f"ids {wanted.min()} to {wanted.max()} of {self.size:,} samples")
             wanted = wanted % self.size
         if (ids := self._selection.ids) is None:
-            rows = self._selection.positions(wanted.reshape(-1), wanted)
-            return np.asarray(self._stored.oindex[rows]).reshape(wanted.shape)[()]
-        places = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
-        held = ids[places] == wanted
+            places = self._selection.positions(wanted.reshape(-1), wanted).reshape(wanted.shape)
+            held = self._selection.are_present(places)
+        else:
+            places = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+            held = (ids[places] == wanted) & self._selection.are_present(places)
         values = np.full(wanted.shape, self._fill_value, self.dtype)
         if held.any():
             values[held] = self._stored.oindex[places[held]]

@@ -32,7 +32,7 @@ class _Numbers(BaseModel, strict=True, extra="forbid"):
 class MixedRows(Selection):
     """Maps ids, which are those of the parts one after another, to rows, and back: rows are the positions here."""
 
-    ids = None
+    ids = without = None
 
     def __init__(self, samples: Sequence[int], blocks: Sequence[int], shards: int) -> None:
         """samples: of each part. blocks: of each part in each of the `shards` canonical shards."""

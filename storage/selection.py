@@ -1,11 +1,13 @@
-"""A run's own copy of its selection: the ids of the selected samples, and their weights; in `RUN/selection/`.
+"""A run's own copy of its selection: the selected samples, their weights, the forgotten ones; in `RUN/selection/`.
 
     ids.int64         ids of the selected samples, ascending; absent if all are selected
     weights.float32   weight of each sample, in the same order, with mean 1; absent without weights
-    selection.json    numbers of samples, and the sha256 of both files; sealed
+    without.int64     positions of the samples that are left out of every batch, the *holes*, ascending; absent if none
+    selection.json    numbers of samples, and the sha256 of the files; sealed
 
-Both arrays are little-endian, have no header and are mapped into memory. The *position* of a sample is its place among
-the selected samples, 0 … kept - 1. The sample order and the state's rows use positions; everything else uses ids.
+The arrays are little-endian, have no header and are mapped into memory. The *position* of a sample is its place among
+the selected samples, 0 … kept - 1. The sample order and the state's rows use positions; everything else uses ids. A
+hole keeps its place in the order and its row, so that all other samples keep theirs.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ from .local import LocalPath
 from .place import Place
 from .sealed_json import DamagedJSONError, seal_document, unseal
 
-IDS, WEIGHTS, ABOUT = "ids.int64", "weights.float32", "selection.json"
-_DTYPES: dict[str, np.dtype[Any]] = {IDS: np.dtype("<i8"), WEIGHTS: np.dtype("<f4")}
+IDS, WEIGHTS, WITHOUT, ABOUT = "ids.int64", "weights.float32", "without.int64", "selection.json"
+_DTYPES: dict[str, np.dtype[Any]] = {IDS: np.dtype("<i8"), WEIGHTS: np.dtype("<f4"), WITHOUT: np.dtype("<i8")}
 
 _Count = Annotated[int, Field(ge=1, lt=2**63)]
 _Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -61,12 +63,24 @@ class About(BaseModel, frozen=True):
     """sha256 of ids.int64; None if all samples are selected."""
     weights: _Sha256 | None
     """sha256 of weights.float32; None without weights."""
+    without: _Sha256 | None = None
+    """sha256 of without.int64. With `holes` absent from the file if there are none, as in earlier versions."""
+    holes: _Count | None = None
+    """Number of holes."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.kept > self.samples or (self.ids is None and self.kept < self.samples):
             raise ValueError(f"{self.kept} of {self.samples} samples")
+        if (self.without is None) != (self.holes is None) or (self.holes or 0) >= self.kept:
+            raise ValueError(f"{self.holes} holes among {self.kept} samples")
         return self
+
+    @property
+    def arrays(self) -> dict[str, tuple[str, int]]:
+        """Name of each array -> its sha256 and its number of rows."""
+        known = {IDS: (self.ids, self.kept), WEIGHTS: (self.weights, self.kept), WITHOUT: (self.without, self.holes)}
+        return {name: (digest, rows) for name, (digest, rows) in known.items() if digest and rows}
 
 
 class Selection:
@@ -99,6 +113,18 @@ class Selection:
         """Weights of the selected samples, float32 [kept], mapped; None without weights."""
         return self._mapped(WEIGHTS) if self.about.weights else None
 
+    @cached_property
+    def without(self) -> NDArray[np.int64] | None:
+        """Positions of the holes, int64 [holes], ascending, mapped; None if there are none."""
+        return self._mapped(WITHOUT) if self.about.without else None
+
+    def are_present(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which positions are no holes, bool [b]."""
+        if self.without is None:
+            return np.ones(np.shape(positions), np.bool_)
+        places = np.minimum(np.searchsorted(self.without, positions), len(self.without) - 1)
+        return np.asarray(self.without[places] != positions)
+
     def ids_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the ids of the samples at these positions, int64 [b]."""
         return positions if self.ids is None else self.ids[positions]
@@ -120,10 +146,8 @@ class Selection:
         return places
 
     def verify(self) -> None:
-        """Read both arrays and compare their digests. Raises SelectionError if a digest differs."""
-        for name, digest in ((IDS, self.about.ids), (WEIGHTS, self.about.weights)):
-            if digest is None:
-                continue
+        """Read the arrays and compare their digests. Raises SelectionError if a digest differs."""
+        for name, (digest, _) in self.about.arrays.items():
             self._mapped(name)  # check the length first: do not read a sparse file of a terabyte
             if sha256_of(self._local / name) != digest:
                 raise SelectionError(
@@ -132,7 +156,7 @@ class Selection:
                 )
 
     def _mapped(self, name: str) -> NDArray[Any]:
-        path, dtype, rows = self._local / name, _DTYPES[name], self.about.kept
+        path, dtype, rows = self._local / name, _DTYPES[name], self.about.arrays[name][1]
         try:
             with open_regular(path) as file:
                 size = os.fstat(file.fileno()).st_size
@@ -145,7 +169,7 @@ class Selection:
     def _of_wrong_size(self, name: str, size: int) -> SelectionError:
         return SelectionError(
             f"{self.folder / name} is damaged: it has {size:,} bytes instead of "
-            f"{self.about.kept * _DTYPES[name].itemsize:,}; restore it from a copy of the run"
+            f"{self.about.arrays[name][1] * _DTYPES[name].itemsize:,}; restore it from a copy of the run"
         )
 
     @cached_property
@@ -156,12 +180,10 @@ class Selection:
         copy, about = own_directory(_beside(self.folder)), (self.folder / ABOUT).read_bytes()
         if (copy / ABOUT).exists() and read_regular(copy / ABOUT) == about:
             return copy
-        for name, digest in ((IDS, self.about.ids), (WEIGHTS, self.about.weights)):
-            if digest is None:
-                continue
+        for name, (digest, rows) in self.about.arrays.items():
             if not (place := self.folder / _in_bucket(name, digest)).exists():
                 place = self.folder / name  # the name in earlier versions
-            if (size := place.size()) != self.about.kept * _DTYPES[name].itemsize:
+            if (size := place.size()) != rows * _DTYPES[name].itemsize:
                 raise self._of_wrong_size(name, size)
             with written_aside(copy / name) as file:
                 place.download(file)
@@ -200,7 +222,7 @@ class SelectionWriter:
         shutil.rmtree(self._building, ignore_errors=True)
 
     def add(self, name: str, pieces: Iterable[NDArray[Any]]) -> NDArray[Any]:
-        """Write the array IDS or WEIGHTS, and return it mapped."""
+        """Write an array, such as IDS, and return it mapped."""
         digest, path = hashlib.sha256(), self._building / name
         with path.open("xb") as file:
             for piece in pieces:
@@ -210,7 +232,7 @@ class SelectionWriter:
             rows = file.tell() // _DTYPES[name].itemsize
             file.flush()
             os.fsync(file.fileno())
-        self._about |= {"kept": rows, name.partition(".")[0]: digest.hexdigest()}
+        self._about |= {"holes" if name == WITHOUT else "kept": rows, name.partition(".")[0]: digest.hexdigest()}
         return np.memmap(path, _DTYPES[name], mode="r", shape=(rows,)).view(np.ndarray)
 
     def finish(self) -> None:
@@ -224,7 +246,7 @@ class SelectionWriter:
         self._building.rename(self._folder)
         sync(self._folder.parent)
         if isinstance(self._to, Address):
-            for name in (IDS, WEIGHTS):
-                if digest := self._about[name.partition(".")[0]]:
+            for name in _DTYPES:
+                if digest := self._about.get(name.partition(".")[0]):
                     (self._to / _in_bucket(name, str(digest))).write(self._folder / name)
             (self._to / ABOUT).rewrite((self._folder / ABOUT).read_bytes())

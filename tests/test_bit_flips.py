@@ -42,4 +42,4 @@ def test_no_command_crashes_hangs_or_gives_another_result_in_silence(tmp_path, k
     assert not harmful, "\n".join(map(json.dumps, harmful))
     unused = collections.Counter(line["kind"] for line in lines if verdicts(line) == {"unused"})
     print(f"{len(lines)} flips; of these no reader uses {dict(unused)}")
-    assert len(lines) == (len(kinds) or 20) * flips
+    assert len(lines) == (len(kinds) or 21) * flips

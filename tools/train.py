@@ -190,7 +190,7 @@ def _layers(asked: TrainOptions, begun: RunDirectory | None, recorded: TrainConf
         layers.add({"data": data_at(asked.data)}, "--data")
     if asked.shares:
         layers.add({"data": {"shares": [*asked.shares]}}, "--share")
-    for option in ("tars", "select", "weights"):
+    for option in ("tars", "select", "weights", "without"):
         if (path := getattr(asked, option)) is not None:
             layers.add({"data": {option: str(path.resolve())}}, f"--{option}")
     return layers
@@ -257,7 +257,7 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
     """Train; return False if a signal stopped the run. accepted: config.toml was edited by hand."""
     from ..trainer.loop import Trainer
     from ..trainer.run.preemption import StopRequest
-    from ..trainer.run.selection_files import rows_of
+    from ..trainer.run.selection_files import SELECTING, rows_of
     from .warnings_log import warnings_log
 
     def say(text: str, err: bool = True) -> None:
@@ -269,9 +269,9 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
             say(f"files of this machine are in {run.local}")
         if resuming and world.is_first:
             run.warnings.begin(resuming=True)
-    copied = sum(rows_of(file) for file in (settings.data.select, settings.data.weights) if file)
+    copied = sum(rows_of(file) for name in SELECTING if (file := getattr(settings.data, name)))
     if copied > ROWS_IN_TWO_SECONDS and not resuming:
-        say(f"copying {copied:,} rows of selection and weights …")
+        say(f"copying {copied:,} rows of selection, weights and holes …")
     with (
         warnings_log(run.warnings_file, world.rank if world.size > 1 else None),
         Trainer(settings, run, resume=resuming, world=world) as trainer,
@@ -341,6 +341,8 @@ def _in_words(trainer: Trainer) -> str:
         speed = f" in {config.precision}{slow}"
     kind = "pairs" if trainer.mode == "bimodal" else "pictures"
     weighted = ", with weights" if config.data.weights else ""
+    if config.data.without:
+        weighted += f", without those of {config.data.without.rpartition('@')[0]}"
     tars = f", pictures in {dataset.tars.root}" if dataset.tars else ""
     left_out = trainer.order.samples - trainer.order.steps_per_epoch * config.batch_size
     left = "" if config.data.parts or not left_out else f", {left_out:,} samples not drawn in an epoch"

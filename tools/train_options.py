@@ -64,6 +64,7 @@ class TrainOptions:
     grow: bool
     select: Path | None
     weights: Path | None
+    without: Path | None
     on_nan: str | None
     resume: bool
     allowed: tuple[str, ...]
@@ -114,6 +115,12 @@ OPTIONS: list[click.Parameter] = [
         type=click.Path(path_type=Path),
         metavar="FILE",
         help="Weigh each sample's loss by this Parquet file's columns sample_id and weight.",
+    ),
+    click.Option(
+        ["--without"],
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Leave out the samples in this Parquet file's column sample_id; the others keep their places.",
     ),
     click.Option(
         ["--on-nan"],

@@ -45,10 +45,10 @@ class ViewMemory:
             owned = self._spare.pop()  # no length check first: another thread could take the last array in between
         except IndexError:
             owned = np.empty(0, np.float32)
-        if owned.size != prod(shape):
+        if owned.size < prod(shape):
             owned = np.empty(prod(shape), np.float32)  # on huge pages, unlike torch.empty
         # Through a memoryview, so that numpy and torch refer to `lent` and not directly to `owned`.
-        lent = np.frombuffer(owned.data, np.float32)
+        lent = np.frombuffer(owned.data, np.float32, prod(shape))
         weakref.finalize(lent, self._spare.append, owned)
         return lent.reshape(shape)
 

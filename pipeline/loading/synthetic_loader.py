@@ -56,7 +56,9 @@ class SyntheticLoader:
         """Yield the batches of an epoch from first_step on; the same few tensors again and again."""
         for step in range(first_step, self.order.steps_per_epoch):
             ids = self.order.batch_ids(epoch, step, self._rank, self._world)
-            yield Batch(torch.from_numpy(ids), *self._kept[step % _KEPT])
+            views, tokens, local = self._kept[step % _KEPT]
+            views, local = (tuple(each[: len(ids)] for each in of) for of in (views, local))
+            yield Batch(torch.from_numpy(ids), views, None if tokens is None else tokens[: len(ids)], local)
 
     def close(self) -> None:
         self._kept.clear()

@@ -45,7 +45,8 @@ class Blocks:
     def ids(self, block: int) -> Ids:
         """Return a block's ids to read, int64 [k], ascending."""
         if isinstance(self.order, Selected):
-            positions, rows = self.order.order, self.order.order.block_rows
-            first = block * rows
-            return np.array(self.order.selection.ids_at(np.arange(first, min(first + rows, positions.samples))))
+            order, selection = self.order.order, self.order.selection
+            first = block * order.block_rows
+            positions = np.arange(first, min(first + order.block_rows, order.samples))
+            return np.array(selection.ids_at(positions[selection.are_present(positions)]))
         return np.arange(self.starts[block], self.starts[block + 1])

@@ -1,6 +1,7 @@
 """The sample order: without replacement, the same for any number of ranks, and O(1) at any size."""
 
 import math
+import time
 import tracemalloc
 from dataclasses import asdict
 from itertools import pairwise, permutations
@@ -78,6 +79,44 @@ def test_the_ranks_joined_are_the_batch_of_one_process_for_any_world(
     parts = [order.batch_ids(epoch, step, rank, world) for rank in range(world)]
     assert {part.shape for part in parts} == {(order.batch_size // world,)}
     assert (np.concatenate(parts) == order.batch_ids(epoch, step)).all()
+
+
+# Where an id is
+
+
+@SOME
+@given(ORDERS, EPOCHS)
+def test_the_place_of_an_id_leads_to_the_step_that_serves_it(order: Order, epoch: int) -> None:
+    served = epoch_ids(order, epoch)
+    steps = order.places_of(served.reshape(-1), epoch) // order.rows_per_step
+    assert (steps.reshape(served.shape) == np.arange(order.steps_per_epoch)[:, None]).all()
+    rows = np.arange(order.samples)
+    places, shards = order.places_of(rows, epoch), rows // order.shard_rows
+    left_out = np.setdiff1d(rows, served)
+    assert (places[left_out] // order.rows_per_step >= order.steps_per_epoch).all()
+    for shard in range(order.canonical_shards):
+        assert (np.sort(places[shards == shard]) == np.arange(len(order.shard_ids(shard)))).all()
+
+
+@SOME
+@given(ORDERS, st.integers(1, 3))
+def test_the_first_use_of_an_id_is_in_the_first_epoch_that_serves_it(order: Order, epochs: int) -> None:
+    every = np.concatenate([epoch_ids(order, epoch) for epoch in range(epochs)])
+    first = np.full(order.samples, len(every))
+    for step in reversed(range(len(every))):
+        first[every[step]] = step
+    ids = np.random.default_rng(0).permutation(order.samples)
+    assert (order.first_uses(ids, epochs) == first[ids]).all()
+
+
+def test_many_ids_of_a_billion_samples_are_found_at_once() -> None:
+    order = Order.create(10**9, 4096, seed=1, canonical_shards=8, window_blocks=16)
+    ids = np.concatenate([order.batch_ids(0, step) for step in range(0, order.steps_per_epoch, 10_000)])
+    steps = np.repeat(np.arange(0, order.steps_per_epoch, 10_000), order.batch_size)
+    start = time.perf_counter()
+    assert (order.first_uses(ids, 30) == steps).all()
+    assert len(ids) >= 100_000
+    assert time.perf_counter() - start < 2  # by itself 0.04 s
 
 
 # How they are shuffled

@@ -226,14 +226,17 @@ def test_a_run_on_selected_weighted_samples_refuses_other_files(pairs_dataset, t
     ids = np.arange(1, 2_000, 2)
     pq.write_table(pa.table({"sample_id": ids, "weight": ids % 3}), tmp_path / "kept.parquet")
     pq.write_table(pa.table({"sample_id": ids + 0, "weight": ids % 4}), tmp_path / "other.parquet")
+    pq.write_table(pa.table({"sample_id": ids[::9]}), tmp_path / "gone.parquet")
     command = ("--data", pairs_dataset.path, "--out", tmp_path / "run", *sets(*TINY), "--resume")
-    files = ("--select", tmp_path / "kept.parquet", "--weights", tmp_path / "kept.parquet")
+    kept, gone = tmp_path / "kept.parquet", tmp_path / "gone.parquet"
+    files = ("--select", kept, "--weights", kept, "--without", gone)
     begun = succeed("train", *command, *files)
-    assert f"run: 1,000 selected of 2,000 pairs from {pairs_dataset.path}, with weights, cpu" in begun.stderr
+    said = f"run: 1,000 selected of 2,000 pairs from {pairs_dataset.path}, with weights, without those of {gone}, cpu"
+    assert said in begun.stderr
     assert "3 steps in 1 epoch" in begun.stderr
     assert "finished at step 3; nothing to do" in train(*command, *files).stdout
     assert "finished at step 3; nothing to do" in train(*command).stdout
-    for option in ("select", "weights"):
+    for option in ("select", "weights", "without"):
         refused(
             train(*command, f"--{option}", tmp_path / "other.parquet"), f"data.{option}: the run has", "its own copy"
         )

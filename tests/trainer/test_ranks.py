@@ -311,6 +311,27 @@ def test_ranks_on_selected_samples_with_few_rows_killed_and_resumed_lose_nothing
         assert set(np.flatnonzero(visits)) <= set(kept)
 
 
+@pytest.mark.wide
+@pytest.mark.parametrize("more", [(), (*KEYS, "objective.mode=unimodal", "data.loader=ffcv")], ids=["pairs", "keys"])
+def test_ranks_whose_shares_differ_by_holes_train_as_one_does_also_killed_and_resumed(start, tmp_path, more):
+    gone = np.random.default_rng(0).permutation(2_000)[:500]
+    pq.write_table(pa.table({"sample_id": gone}), tmp_path / "gone.parquet")
+    file, one, two, broken = tmp_path / "gone.parquet", *(RunDirectory(tmp_path / name) for name in "abc")
+    more = (f"data.without={file}", "blocks_per_shard=8", "window_blocks=2", "micro_batch=32", *more)
+    finish(start(one, 1, more_settings=more))
+    finish(start(two, 2, more_settings=more))
+    ranks = start(broken, 2, more_settings=more)
+    wait_for(broken, 12, ranks)
+    kill(ranks)
+    finish(start(broken, 2, more_settings=more))
+    assert_same_run(broken, two)
+    assert_close(losses(two), losses(one), range(1, 19))
+    for run in (one, two):
+        visits = StateReader.open(run.state).stored("visits")[:]
+        assert not visits[gone].any()
+        assert visits.sum() > 0.7 * 30 * 128
+
+
 @pytest.mark.parametrize(
     "more",
     [

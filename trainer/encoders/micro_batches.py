@@ -100,7 +100,8 @@ class MicroBatches(OnePiece):
 
         Releases the batch.
         """
-        gradients = [torch.tensor_split(_gradient(features), len(self._waiting)) for features in self._features]
+        rows = [len(piece.sample_ids) for piece in self._waiting]
+        gradients = [torch.split(_gradient(features), rows) for features in self._features]
         self._waiting.reverse()
         for number, of_piece in enumerate(zip(*gradients, strict=True), 1):
             self._seed(number)

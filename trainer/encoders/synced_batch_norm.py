@@ -1,7 +1,7 @@
 """Batch norms with the statistics of all ranks, which never read from the device.
 
-torch's SyncBatchNorm allows ranks with different numbers of samples. It drops empty ranks by a boolean index, and so
-waits for the device in every norm of every step. Here all ranks have equally many samples.
+torch's SyncBatchNorm allows ranks without samples. It drops them by a boolean index, and so waits for the device in
+every norm of every step. Here every rank has some.
 """
 
 import sys
@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 def synchronise_batch_norms(module: nn.Module) -> None:
     """Make a module's batch norms on a GPU use the samples of all ranks; they keep their names and weights.
 
-    Every rank must pass equally many samples.
+    Every rank must pass some samples.
     """
     if "timm" in sys.modules:  # it has norms followed by an activation, which torch's conversion would drop
         from timm.layers import convert_sync_batchnorm
@@ -62,13 +62,15 @@ class _Normalised(torch.autograd.Function):
         eps: float,
     ) -> Tensor:
         inputs = _packed(inputs)
-        own = torch.cat(torch.batch_norm_stats(inputs, eps))
+        means, inverse_deviations = torch.batch_norm_stats(inputs, eps)
+        # The samples, not the values, of which float32 might not hold the number.
+        own = torch.cat([means, inverse_deviations, means.new_full((1,), len(inputs))])
         # A sum with zeros gathers the ranks' rows on every backend.
         of_all = own.new_zeros(dist.get_world_size(), len(own))
         of_all[dist.get_rank()] = own
         dist.all_reduce(of_all)
-        means, inverse_deviations = of_all.chunk(2, dim=1)
-        values = inputs.numel() // inputs.shape[1]
+        means, inverse_deviations = of_all[:, :-1].chunk(2, dim=1)
+        samples, values = of_all[:, -1], inputs[0, 0].numel()
         mean, inverse_deviation = torch.batch_norm_gather_stats_with_counts(
             inputs,
             means,
@@ -77,9 +79,9 @@ class _Normalised(torch.autograd.Function):
             running_var,
             momentum,
             eps,
-            own.new_full((len(of_all),), values),
+            samples * values,
         )
-        counts = torch.full((len(of_all),), values, dtype=torch.int32, device=inputs.device)
+        counts = samples.to(torch.int32) * values
         ctx.save_for_backward(inputs, weight, mean, inverse_deviation, counts)
         return torch.batch_norm_elemt(inputs, weight, bias, mean, inverse_deviation, eps)
 

@@ -64,7 +64,7 @@ def create_objective(name: str, mode: str = "bimodal", **settings: Any) -> Objec
     if mode not in models:
         raise ValueError(f"objective '{name}' has no mode '{mode}'{_nearest(mode, models)}; valid: {', '.join(models)}")
     checked = _check_settings(name, models[mode], settings)
-    return _tried(name, mode, checked) if is_plugin(name) else known(mode, checked)
+    return tried(name, mode, checked) if is_plugin(name) else known(mode, checked)
 
 
 def objective_class(name: str) -> type[Objective]:
@@ -96,27 +96,31 @@ def objective_class(name: str) -> type[Objective]:
     return found
 
 
-def _tried(name: str, mode: str, settings: Settings) -> Objective:
-    """Create a user's objective and take one step, so that its errors appear before the run begins."""
+def tried(name: str, mode: str, settings: Settings, sizes: tuple[int, ...] = (4,)) -> Objective:
+    """Create a user's objective and take a step of each size, so that its errors appear before the run begins.
+
+    sizes: several if a run's batches differ in size, as with data.without.
+    """
+    rows = sizes[0]
     try:
         objective = objective_class(name)(mode, settings)
-        features = torch.nn.functional.normalize(torch.eye(2, 8)[:, None].repeat(1, 4, 1) + torch.eye(4, 8), dim=2)
-        state = {field: torch.full((4,), value) for field, value in objective.fields.items()}
-        pairs = objective.pairs_of(features, slice(0, 4), across=objective.across, budget=2**20)
-        with torch.no_grad():
-            value = objective.compute(pairs, GlobalBatch(0, 1), state | _unseen(state), Progress(0, 1)).value
+        for rows in sizes:
+            alike = torch.eye(2, 8)[:, None].repeat(1, rows, 1)
+            features = torch.nn.functional.normalize(alike + torch.eye(rows, 8), dim=2)
+            state = {field: torch.full((rows,), value) for field, value in objective.fields.items()}
+            state |= {"visits": torch.zeros(rows, dtype=torch.uint32)} if state else {}
+            pairs = objective.pairs_of(features, slice(0, rows), across=objective.across, budget=2**20)
+            with torch.no_grad():
+                value = objective.compute(pairs, GlobalBatch(0, 1), state, Progress(0, 1)).value
     except Exception as error:  # a user's class may raise anything
         raise ValueError(
-            f"objective '{name}' fails on a batch of 4: {type(error).__name__}: {error}. "
+            f"objective '{name}' fails on a batch of {rows}{f' after one of {sizes[0]}' if rows < sizes[0] else ''}: "
+            f"{type(error).__name__}: {error}. "
             "thermopile.testing.check_objective says what it must do"
         ) from error
     if not value.isfinite():
-        raise ValueError(f"objective '{name}': its loss on a batch of 4 is {float(value)}; it must be finite")
+        raise ValueError(f"objective '{name}': its loss on a batch of {rows} is {float(value)}; it must be finite")
     return objective
-
-
-def _unseen(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {"visits": torch.zeros(4, dtype=torch.uint32)} if state else {}
 
 
 def _check_settings(name: str, model: type[Settings], settings: dict[str, Any]) -> Settings:

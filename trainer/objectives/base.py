@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import cos, pi
 from typing import ClassVar, Literal
 
@@ -147,6 +147,9 @@ class Objective(nn.Module):
     communicating: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
     """Context manager around every exchange with other ranks; the trainer uses it for timing."""
 
+    shares: tuple[int, ...] | None = None
+    """Samples of each rank in the next step, if they may differ: `Run` sets it before each step of a run with holes."""
+
     _looked_at_features = False
 
     def __init__(self, mode: str, settings: Settings, **initial: float) -> None:
@@ -217,22 +220,24 @@ class Objective(nn.Module):
         """Return value, gradients and new state. Called without autograd; all ranks of the batch make the same calls.
 
         state: this rank's, as in `forward`. Objectives with a closed form override this; the rest override `loss`,
-        whose gradients are summed over the ranks' samples.
+        whose gradients are averaged over all samples.
         """
         features, parameters = pairs.features.detach().requires_grad_(), list(self.parameters())
         with torch.enable_grad():
             outcome = self.loss(features[0], features[1], pairs.own, state, progress)
+            rows = pairs.own.stop - pairs.own.start
+            weight = rows * batch.world / pairs.batch  # of this rank's mean in the mean over ranks: 1 for equal shares
             gradients = torch.autograd.grad(
-                outcome.loss, [features, *parameters], allow_unused=True, materialize_grads=True
+                weight * outcome.loss, [features, *parameters], allow_unused=True, materialize_grads=True
             )
         of_features = batch.sum(gradients[0])
-        check_state(outcome.state, self.fields, len(gradients[0][0, pairs.own]), visits=False)
+        check_state(outcome.state, self.fields, rows, visits=False)
         return Computed(
-            value=batch.sum(outcome.loss.detach().clone()) / batch.world,
+            value=batch.sum(weight * outcome.loss.detach()) / batch.world,
             feature_gradients=lambda: of_features[:, pairs.own],
             parameter_gradients=[batch.sum(gradient) / batch.world for gradient in gradients[1:]],
             state={name: values.detach() for name, values in outcome.state.items()},
-            metrics={name: batch.sum(value.detach().clone()) / batch.world for name, value in outcome.metrics.items()},
+            metrics={name: batch.sum(weight * value.detach()) / batch.world for name, value in outcome.metrics.items()},
         )
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # its products are one call each; tracing it only costs
@@ -252,7 +257,7 @@ class Objective(nn.Module):
         and FeaturesError.
         """
         self.check_frame(keys is not None, len(local))
-        batch = GlobalBatch.of_this_process(self.communicating)
+        batch = replace(GlobalBatch.of_this_process(self.communicating), shares=self.shares)
         views = [first, second, *local]
         self._check(first, {"second": second} | _numbered(keys=keys or (), local=local), batch)
         if WEIGHT in state:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """The ranks that share a global batch: rank k holds rows k·n … (k + 1)·n - 1 of it."""
+    """The ranks that share a global batch: rank k holds the rows that follow those of rank k - 1."""
 
     rank: int
     world: int
     communicating: Callable[[], AbstractContextManager[None]] = nullcontext
     """Context manager around every exchange, for timing."""
+    shares: tuple[int, ...] | None = None
+    """Rows of each rank; None: all have as many."""
 
     @classmethod
     def of_this_process(cls, communicating: Callable[[], AbstractContextManager[None]] = nullcontext) -> GlobalBatch:
@@ -29,18 +32,25 @@ class GlobalBatch:
 
     def own(self, rows: int) -> slice:
         """Return the slice of this rank's `rows` rows in the global batch."""
-        return slice(self.rank * rows, (self.rank + 1) * rows)
+        first = self.rank * rows if self.shares is None else sum(self.shares[: self.rank])
+        return slice(first, first + rows)
 
     def gather(self, values: Tensor) -> Tensor:
-        """Gather [k, n, …] of this rank into [k, world·n, …], in rank order; no gradient passes."""
+        """Gather [k, n, …] of this rank into [k, b, …], in rank order; no gradient passes."""
         if self.world == 1:
             return values
+        sent = values.detach()
+        if self.shares is not None:  # a collective takes as many rows of every rank
+            sent = pad(sent, [0, 0] * (sent.dim() - 2) + [0, max(self.shares) - sent.shape[1]])
         # As bytes: gloo does not support every dtype.
-        sent = values.detach().contiguous().view(torch.uint8)
+        sent = sent.contiguous().view(torch.uint8)
         received = sent.new_empty((self.world, *sent.shape))
         with self.communicating():
             dist.all_gather(list(received), sent)
-        return received.view(values.dtype).transpose(0, 1).flatten(1, 2)
+        of_ranks = received.view(values.dtype)
+        if self.shares is None:
+            return of_ranks.transpose(0, 1).flatten(1, 2)
+        return torch.cat([of_rank[:, :rows] for of_rank, rows in zip(of_ranks, self.shares, strict=True)], 1)
 
     def sum(self, values: Tensor) -> Tensor:
         """Replace `values`, of one shape on all ranks, by their sum over ranks, and return it; no gradient passes."""
@@ -50,13 +60,14 @@ class GlobalBatch:
         return values
 
     def check_alike(self, features: Tensor) -> None:
-        """Raise ValueError if the ranks' features differ in shape or dtype, which gathering does not check.
+        """Raise ValueError unless the ranks' features have their shares' rows, one width and one dtype.
 
         Synchronises with the device, so call it only in the first step of a run.
         """
         own = torch.tensor([*features.shape, features.element_size()], device=features.device)
-        of_ranks = self.gather(own.unsqueeze(1)).T.tolist()
-        if any(of_rank != of_ranks[0] for of_rank in of_ranks):
+        of_ranks = replace(self, shares=None).gather(own.unsqueeze(1)).T.tolist()
+        shares = self.shares or [of_ranks[0][0]] * self.world
+        if any(of_rank != [rows, *of_ranks[0][1:]] for of_rank, rows in zip(of_ranks, shares, strict=True)):
             held = ", ".join(f"{rows} × {width} numbers of {size} bytes" for rows, width, size in of_ranks)
             raise ValueError(
                 f"features: the ranks hold {held}; all must hold the same: "

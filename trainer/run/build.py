@@ -20,7 +20,7 @@ from ...state_store.schema import Schema
 from ..config import DataConfig, RecipeConfig, TrainConfig, nearest
 from ..encoders import with_names
 from ..errors import ConfigError
-from ..objectives import Objective, create_objective, objective_class
+from ..objectives import Objective, create_objective, objective_class, tried
 from ..plugins import PluginError, is_plugin, load_plugin
 from ..precision import resolve_speed
 from ..world import ALONE, World
@@ -28,7 +28,7 @@ from .brought import with_what_models_bring
 from .chosen import refuse_unnamed_encoders, usual_batch_size, usual_image_size
 from .dataset_cache import DatasetCache
 from .mixing import lowest_shares, mixed_order
-from .selection_files import SELECTING, pinned, rows_of
+from .selection_files import SELECTING, pinned, rows_of, selects
 
 if TYPE_CHECKING:
     from ...pipeline.loading.ffcv_loader import Augmentation
@@ -86,6 +86,8 @@ def _modes_of(objective: str) -> Set[str]:
 def _check_frame(config: TrainConfig, objective: Objective) -> None:
     """Raise ConfigError unless the objective supports the momentum network, local views and weights."""
     momentum, local = config.model.momentum, config.data.local_views
+    if config.data.without and config.compile:
+        raise ConfigError("compile = true is for batches of one size, which data.without makes differ; leave one out")
     if config.data.weights:
         try:
             objective.check_weights()
@@ -113,8 +115,8 @@ def _resolve_data(config: TrainConfig, dataset: Dataset, mode: str) -> DataConfi
     image_size = data.image_size or usual_image_size(dataset)
     update: dict[str, Any] = {"recipe": recipe, "loader": loader, "path": dataset.absolute, "image_size": image_size}
     if isinstance(dataset, Mixture):
-        if data.select or data.weights:
-            raise ConfigError("data.select and data.weights are for one dataset, not for a mixture; leave them out")
+        if selects(data):
+            raise ConfigError("data.select, weights and without are for one dataset, not for a mixture; leave them out")
         parts = tuple(part.absolute for part in dataset.parts)
         update |= {"path": "", "parts": parts, "shares": data.shares or (1,) * len(parts)}
     return data.model_copy(update=update | {option: pinned(getattr(data, option), option) for option in SELECTING})
@@ -253,7 +255,10 @@ def objective_of(config: TrainConfig) -> Objective:
         models = objective_class(objective.name).settings_of_mode
         known = models[objective.mode].model_fields if objective.mode in models else {}
         given = {"width": config.model.dim} if "width" in known else {}
-        return create_objective(objective.name, mode=objective.mode, **given | objective.settings)
+        created = create_objective(objective.name, mode=objective.mode, **given | objective.settings)
+        if config.data.without and is_plugin(objective.name):
+            tried(objective.name, objective.mode, created.settings, sizes=(4, 3))
+        return created
     except ValueError as error:
         raise ConfigError(str(error)) from None
 

@@ -36,7 +36,7 @@ from ..plugins import OPEN_CLIP, TIMM
 from ..run_directory import RunDirectory
 from ..world import World
 from .resume_settings import changes_since
-from .selection_files import check_own_copy
+from .selection_files import check_own_copy, selects
 
 MAY_DIFFER = frozenset({"data.path", "data.parts", "data.tars", "data.workers", "evaluation.test", "evaluation.train"})
 """Settings that may differ between ranks: dataset paths, because fingerprints are compared, and the number of decoding
@@ -57,7 +57,7 @@ def find_start(config: TrainConfig, run: RunDirectory, world: World, *, resume: 
         if world.is_first:
             run.refuse_unusable()
         dataset = open_dataset(config.data.places, config.data.tars)
-        if resume and world.is_first and (config.data.select or config.data.weights):
+        if resume and world.is_first and selects(config.data):
             check_own_copy(config.data, Selection(run.selection))
     start = _newest(run, world) if resume else None
     with agreement(world.control, RunError):

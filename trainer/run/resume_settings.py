@@ -31,7 +31,7 @@ FIXED = {
         ("model", "objective.name", "objective.mode", "optimizer.name"),
         "the checkpoint's weights and state depend on it",
     ),
-    **dict.fromkeys(("data.select", "data.weights"), "the run has its own copy; leave the option out"),
+    **dict.fromkeys((f"data.{name}" for name in SELECTING), "the run has its own copy; leave the option out"),
     "objective.learn_b": "it decides whether the checkpoint holds b",
     "objective.similarity": "the weights were trained for it",
     "objective.tau_init": "unseen samples have the run's value",

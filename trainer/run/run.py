@@ -45,7 +45,7 @@ from .dataset_cache import DatasetCache
 from .failures import not_finite
 from .restoring import find_start, open_store, restore, take_lock
 from .resume_settings import settled, with_recorded
-from .selection_files import write_selection
+from .selection_files import selects, write_selection
 
 
 class Stateful(Protocol):
@@ -86,7 +86,7 @@ class Run:
         self.order = create_order(config, self.dataset, self.objective, world)
         if config.data.local_views:
             self.encoders.image.backbone.check_side(config.data.local_size)
-        self.selection = Selection(run.selection) if config.data.select or config.data.weights else None
+        self.selection = Selection(run.selection) if selects(config.data) else None
         if isinstance(self.order, MixedOrder):
             self.selection = self.order.rows
         # The same order as ids of the dataset, for the loader and for messages; the state uses `order`'s numbers.
@@ -152,6 +152,9 @@ class Run:
         if start is not None:
             self._refused_rows = self._refused_before = restore(start, self.store, self._parts)
             self.steps_done, self._start = start.info.step, start
+        with agreement(world.control, ConfigError):
+            if resume and world.is_first:
+                self._refuse_thin_steps()
         self.store.expect(windows_from(self.steps_done, self.order, config.epochs, world))
         self._expect_samples(opened)
         self._prefetched = self.steps_done + 1  # number of steps whose rows need no prefetch
@@ -232,6 +235,15 @@ class Run:
         elif self.selection is not None:
             write_selection(self.config.data, self.dataset.index, self.held_directory.selection)
             self.held_directory.selection.remove([MIXTURE])  # of a killed start, in a bucket
+            self._refuse_thin_steps()
+
+    def _refuse_thin_steps(self) -> None:
+        if self.selection is not None and self.selection.without is not None:
+            pieces = self._pieces * self.world.size
+            try:
+                self.order.refuse_thin_steps(self.selection.without, self.steps_done, self.total_steps, pieces)
+            except ValueError as error:
+                raise ConfigError(f"data.without: {error}") from None
 
     @property
     def progress(self) -> Progress:
@@ -321,7 +333,8 @@ class Run:
     def _positions(self, steps_done: int) -> NDArray[np.int64]:
         """Return the positions, or ids if all samples are selected, of this rank's samples in a step."""
         place = divmod(steps_done, self.order.steps_per_epoch)
-        return self.order.batch_ids(*place, self.world.rank, self.world.size)
+        order = self.served.positions if isinstance(self.served, Selected) else self.order.batch_ids
+        return order(*place, self.world.rank, self.world.size)
 
     def _steps(self) -> Iterator[Iterator[Batch]]:
         """Yield the batches of all coming steps, each as its pieces."""
@@ -329,6 +342,9 @@ class Run:
             epoch, step = divmod(self.steps_done, self.order.steps_per_epoch)
             pieces = self._awaited(self.loader.epoch(epoch, step * self._pieces))
             for first in pieces:
+                if isinstance(self.served, Selected):
+                    place = divmod(self.steps_done, self.order.steps_per_epoch)
+                    self.objective.shares = self.served.shares(*place, self.world.size)
                 yield chain([first], islice(pieces, self._pieces - 1))
 
     def _awaited(self, pieces: Iterator[Batch]) -> Iterator[Batch]:

@@ -1,4 +1,4 @@
-"""Train on selected or weighted samples: from the user's Parquet files to the run's own copy."""
+"""Train on selected or weighted samples, or without some: from the user's Parquet files to the run's own copy."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from ...pipeline.dataset_index import FINGERPRINT, DatasetIndex
 from ...storage.files import open_regular, sha256_of
 from ...storage.place import Place
-from ...storage.selection import IDS, WEIGHTS, Selection, SelectionError, SelectionWriter
+from ...storage.selection import IDS, WEIGHTS, WITHOUT, Selection, SelectionError, SelectionWriter
 from ..config import DataConfig
 from ..errors import ConfigError
 
-SELECTING = ("select", "weights")
+SELECTING = ("select", "weights", "without")
 """Settings of `data`, and command-line options, that name a file."""
 SAMPLE_ID, WEIGHT = "sample_id", "weight"
 
@@ -36,13 +36,18 @@ Rows = tuple[Ids, NDArray[np.float64]]
 def pinned(file: str, option: str) -> str:
     """Return FILE as FILE@ROWS-SHA256, which reveals another file; unchanged if pinned already.
 
-    option: `select` or `weights`, for messages. Raises ConfigError if the file cannot be read or lacks a column.
+    option: one of SELECTING, for messages. Raises ConfigError if the file cannot be read or lacks a column.
     """
     if not file or _PINNED.fullmatch(file):
         return file
     with _opened(Path(file), option) as parquet:
         rows = parquet.metadata.num_rows
     return f"{file}@{rows}-{sha256_of(Path(file))}"
+
+
+def selects(data: DataConfig) -> bool:
+    """Return whether a run has its own copy of a selection, weights or holes."""
+    return any(getattr(data, option) for option in SELECTING)
 
 
 def rows_of(pinned: str) -> int:
@@ -63,8 +68,23 @@ def selected_ids(file: Path, dataset: DatasetIndex, option: str = "select") -> I
     return np.concatenate([ids for ids, _ in _sorted(file, option, dataset)])
 
 
+def holes_in(file: Path, ids: Ids | None, dataset: DatasetIndex) -> Ids:
+    """Return the positions of a file's samples, ascending, but for those that are not selected anyway.
+
+    ids: the selected ones; None: all. Raises ConfigError for bad ids, and if none or all are named.
+    """
+    holes = selected_ids(file, dataset, "without")
+    if ids is not None:
+        places = np.searchsorted(ids, holes)
+        holes = places[ids[np.minimum(places, len(ids) - 1)] == holes]
+    if not 0 < len(holes) < (dataset.n if ids is None else len(ids)):
+        named = "every sample" if len(holes) else "no sample"
+        raise ConfigError(f"--without {file} names {named} that is trained on; choose other samples")
+    return holes
+
+
 def write_selection(data: DataConfig, dataset: DatasetIndex, folder: Place) -> None:
-    """Write a new run's own copy of its selection and weights. data: with pinned files.
+    """Write a new run's own copy of its selection, weights and holes. data: with pinned files.
 
     Raises ConfigError for bad ids or weights, and for a file that has changed since it was pinned; OSError.
     """
@@ -91,6 +111,8 @@ def write_selection(data: DataConfig, dataset: DatasetIndex, folder: Place) -> N
                     f"float32, since the next is {ends[1]:g}; lower the largest"
                 )
             writer.add(WEIGHTS, (piece / mean for piece in _weights(file, ids, dataset)))
+        if data.without:
+            writer.add(WITHOUT, [holes_in(_unchanged(data.without, "without"), ids, dataset)])
         writer.finish()
 
 
@@ -98,10 +120,12 @@ def check_own_copy(data: DataConfig, selection: Selection) -> None:
     """Raise SelectionError unless a run's own copy is complete and made from these files. Reads all of it."""
     about = selection.about
     kept = rows_of(data.select) if data.select else about.samples
-    if (about.kept, bool(about.ids), bool(about.weights)) != (kept, bool(data.select), bool(data.weights)):
+    has = {"weights": bool(about.weights), "holes": bool(about.without)}
+    if (about.kept, bool(about.ids), *has.values()) != (kept, *(bool(getattr(data, each)) for each in SELECTING)):
+        also = "".join(f", with {name}" for name, is_there in has.items() if is_there)
         raise SelectionError(
-            f"{selection.folder} is not what config.toml says: a selection of {about.kept:,} samples"
-            f"{', with weights' if about.weights else ''}. Restore the run's own"
+            f"{selection.folder} is not what config.toml says: a selection of {about.kept:,} samples{also}. Restore "
+            "the run's own"
         )
     selection.verify()
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from thermopile.pipeline.conversion import plan
-from thermopile.pipeline.order import Order
+from thermopile.pipeline.order import Order, Selected
 from thermopile.pipeline.sources.folder import FolderSource
 
 from support.conversions import dataset_of
@@ -49,8 +49,12 @@ def photographs(tmp_path_factory):
 def open_one():
     opened = []
 
-    def open_one(kind, dataset, *, views=1, image_size=32, batch_size=32, recipe=PLAIN, seed=0, **options):
+    def open_one(
+        kind, dataset, *, views=1, image_size=32, batch_size=32, recipe=PLAIN, seed=0, selection=None, **options
+    ):
         order = Order.create(dataset.n, batch_size, seed)
+        if selection is not None:
+            order = Selected(order, selection, dataset.n)
         loader = loader_of(kind)(dataset, order, recipe=recipe, image_size=image_size, views=views, **options)
         opened.append(loader)
         return loader

@@ -13,6 +13,7 @@ from PIL import Image
 from thermopile.benchmarks.made import repeat_shard
 from thermopile.pipeline.augment import RECIPES, view_parameters
 from thermopile.pipeline.sources.glyphs import GlyphSource
+from thermopile.storage.selection import WITHOUT, Selection, SelectionWriter
 
 from support.conversions import dataset_of
 from support.loaders import PLAIN, WHOLE, views_by_id
@@ -77,6 +78,22 @@ def test_ranks_share_out_the_batch_of_one_rank(open_loader, photographs):
         assert len(ids.unique()) == len(ids)
         assert torch.equal(whole.sample_ids, ids)
         assert torch.equal(whole.views[0], torch.cat([part.views[0] for part in parts]))
+
+
+def test_batches_with_holes_are_the_others_as_they_would_be_anyway(open_loader, pairs_dataset, tmp_path):
+    with SelectionWriter(tmp_path / "selection", pairs_dataset.n) as writer:
+        writer.add(WITHOUT, [np.arange(0, pairs_dataset.n, 3)])
+        writer.finish()
+    options = {"recipe": RECIPES["glyphs"], "local_size": 16, "local_views": 1, "batch_size": 250}
+    whole, few = open_loader(pairs_dataset, **options), Selection(tmp_path / "selection")
+    sizes = set()
+    for batch, rest in zip(whole.epoch(0), open_loader(pairs_dataset, selection=few, **options).epoch(0), strict=True):
+        present = batch.sample_ids % 3 > 0
+        sizes.add(int(present.sum()))
+        for values, left in zip((batch.sample_ids, batch.tokens, *batch.views, *batch.local),
+                                (rest.sample_ids, rest.tokens, *rest.views, *rest.local), strict=True):  # fmt: skip
+            assert torch.equal(values[present], left)
+    assert len(sizes) > 1
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from thermopile.pipeline.order import Order, Selected
 from thermopile.pipeline.remote.room import CacheTooSmallError
 from thermopile.storage import bucket
 from thermopile.storage.bucket_errors import ObjectStoreError
-from thermopile.storage.selection import IDS, Selection, SelectionWriter
+from thermopile.storage.selection import IDS, WITHOUT, Selection, SelectionWriter
 from thermopile.trainer.config import DataConfig
 from thermopile.trainer.run.dataset_cache import DatasetCache
 from thermopile.trainer.world import ALONE
@@ -60,10 +60,12 @@ def test_a_full_shuffle_begins_at_once_and_fetches_each_byte_once_in_all_epochs(
 def selected(local, tmp_path):
     """Return a function that selects every k-th sample and makes the order for a memory of so many rows."""
 
-    def select(every, rows):
+    def select(every, rows, without=()):
         chosen = np.arange(1, local.n, every)
         with SelectionWriter(tmp_path / "selection", local.n) as writer:
             writer.add(IDS, [chosen])
+            if len(without):
+                writer.add(WITHOUT, [without])
             writer.finish()
         order = Order.for_memory(rows, len(chosen), 64)
         return Selected(order, Selection(tmp_path / "selection"), local.n)
@@ -80,6 +82,18 @@ def test_an_order_of_selected_samples_is_read_ahead_and_only_those_are_fetched(
         dataset = Dataset(address)
         before = gateway.stats()["bytes"]
         assert_same(dataset, local, order, 12 << 20)
+        assert gateway.stats()["bytes"] - before < 0.5 * sample_bytes
+
+
+@pytest.mark.parametrize("name", ["ffcv", "dali"])
+def test_holes_are_neither_read_ahead_nor_served(s3, address, local, sample_bytes, selected, name):
+    rows = selected(1, 700).order.block_rows
+    holes = np.arange(local.n - 1)
+    order = selected(1, 700, holes[(holes < rows) | (holes % 4 > 0)])  # a whole block, and three of four others
+    with s3.gateway() as gateway:
+        dataset = Dataset(address)
+        before = gateway.stats()["bytes"]
+        assert_same(dataset, local, order, 12 << 20, name=name)
         assert gateway.stats()["bytes"] - before < 0.5 * sample_bytes
 
 

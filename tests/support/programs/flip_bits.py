@@ -65,6 +65,7 @@ RUN_KINDS = {
 SELECTION_KINDS = {
     "selected ids": "selection/ids.int64",
     "weights": "selection/weights.float32",
+    "holes": "selection/without.int64",
     "selection": "selection/selection.json",
 }
 """Kinds of files that only a run on selected samples has."""
@@ -85,8 +86,10 @@ def make_material(folder):
     (source / "list.csv").write_text("\n".join(lines))
     kept = np.flatnonzero(np.arange(SAMPLES) % 5)
     pq.write_table(pa.table({"sample_id": kept, "weight": 1 + kept % 3}), source / "kept.parquet")
+    pq.write_table(pa.table({"sample_id": kept[::9]}), source / "gone.parquet")
     settings = [part for setting in SETTINGS for part in ("--set", setting)]
     select = ["--select", source / "kept.parquet", "--weights", source / "kept.parquet"]
+    select += ["--without", source / "gone.parquet"]
     for command in (
         ["convert", "csv", source / "list.csv", folder / "data", "--image", "image", "--caption", "caption",
          "--group", "group", "--workers", "1"],

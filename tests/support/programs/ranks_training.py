@@ -9,6 +9,7 @@ import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from torch.distributed import destroy_process_group, init_process_group
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from thermopile.trainer.objectives import OBJECTIVES, Progress, create_objective
+from thermopile.trainer.objectives import OBJECTIVES, Progress, create_objective, objective_class
 
 SAMPLES, STEPS, INPUTS, WIDTH = 12, 3, 8, 6
 SHIFT = 0.3
@@ -42,6 +43,8 @@ class Case:
     """Dtype of the features and the state; the encoders compute in float64."""
     one_each: bool = False
     """A single sample on every rank, in place of SAMPLES in all."""
+    uneven: bool = False
+    """More samples on every rank than on the one before it, as holes may leave them."""
     keys: bool = False
     """With the keys of encoders that stay as they start, of views shifted by SHIFT."""
     local: int = 0
@@ -53,12 +56,19 @@ class Case:
         """Return the number of samples in the global batch."""
         return world if self.one_each else SAMPLES
 
+    def shares(self, world):
+        """Return the number of samples of each rank."""
+        cuts = [round(self.samples(world) * (rank / world) ** (1.3 if self.uneven else 1)) for rank in range(world + 1)]
+        return tuple(end - start for start, end in pairwise(cuts))
+
     def objective(self):
-        known = OBJECTIVES[self.name].settings_of_mode[self.mode].model_fields
+        known = objective_class(self.name).settings_of_mode[self.mode].model_fields
         moderate = {name: value for name, value in MODERATE.items() if name in known}
         return create_objective(self.name, self.mode, **moderate | self.settings).double()
 
 
+OWN = "support.own_code:Weighted"
+"""A loss that autograd differentiates."""
 KNOWN = [
     (name, mode)
     for name, objective in OBJECTIVES.items()
@@ -72,6 +82,9 @@ OF_EACH_KIND = [(name, "unimodal") for name in ("sogclr", "auc_cl", "spectral", 
 OF_EACH_KIND += [("isogclr", "bimodal"), ("tempnet", "bimodal")]
 CASES = {f"{name} {mode}": Case(name, mode) for name, mode in KNOWN}
 CASES |= {f"{name} {mode}, in chunks": Case(name, mode, {"similarity_budget": 200}) for name, mode in OF_EACH_KIND}
+CASES |= {f"{name} {mode}, uneven": Case(name, mode, uneven=True) for name, mode in KNOWN}
+CASES |= {f"{name}, keys, uneven": Case(name, "unimodal", keys=True, uneven=True) for name in TAKE_KEYS}
+CASES |= {f"{name}, local, uneven": Case(name, "unimodal", local=3, uneven=True) for name in TAKE_LOCAL}
 CASES |= {f"{name} {mode}, one sample each": Case(name, mode, one_each=True) for name, mode in OF_EACH_KIND}
 CASES |= {f"{name}, keys": Case(name, "unimodal", keys=True) for name in TAKE_KEYS}
 CASES |= {f"{name}, local": Case(name, "unimodal", local=3) for name in TAKE_LOCAL}
@@ -92,6 +105,8 @@ CASES |= {
     "decl unimodal, distance in chunks": Case("decl", "unimodal", {"similarity": "distance", "similarity_budget": 200}),
     "decl bimodal, in turn": Case("decl", "bimodal", {"mixing": "alternate"}),
     "decl unimodal, both": Case("decl", "unimodal", {"mixing": "decay", "t0": 2.0}),
+    "own loss": Case(OWN, "bimodal"),
+    "own loss, uneven": Case(OWN, "unimodal", uneven=True),
     "fastclip_v2 bimodal, float32": Case("fastclip_v2", "bimodal", dtype=torch.float32),
     "fastclip_v2 bimodal, bfloat16": Case("fastclip_v2", "bimodal", dtype=torch.bfloat16),
 }
@@ -166,8 +181,9 @@ def make_state(objective, samples, dtype):
 
 def train(case, rank, world):
     """What `rank` of `world` sees in STEPS steps of SGD with its share of every batch."""
-    samples = case.samples(world)
-    return _train(case, samples, slice(rank * samples // world, (rank + 1) * samples // world), DistributedDataParallel)
+    shares = case.shares(world)
+    own = slice(sum(shares[:rank]), sum(shares[: rank + 1]))
+    return _train(case, case.samples(world), own, DistributedDataParallel, shares if case.uneven else None)
 
 
 def train_alone(case, samples):
@@ -175,8 +191,9 @@ def train_alone(case, samples):
     return _train(case, samples, slice(None), lambda encoders: encoders)
 
 
-def _train(case, samples, own, wrap):
+def _train(case, samples, own, wrap, shares=None):
     objective = case.objective()
+    objective.shares = shares
     encoders, momentum_encoders = (Encoders(case.mode, unit_norm=objective.unit_norm) for _ in range(2))
     model, parameters = wrap(encoders), list(objective.parameters())
     groups = [{"params": encoders.parameters(), "lr": 0.1}, {"params": parameters, "lr": 1e-3}]

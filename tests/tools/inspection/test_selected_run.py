@@ -1,5 +1,6 @@
 """What `inspect` says of a run on selected samples: only of those."""
 
+import shutil
 from contextlib import closing
 
 import numpy as np
@@ -7,7 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from thermopile.state_store import StateReader
 from thermopile.state_store.check import check_snapshot
+from thermopile.storage.selection import IDS, WITHOUT, SelectionWriter
 from thermopile.tools.curation import NOT_TRAINED_ON, CurationRules, curate
 from thermopile.tools.inspection import summary
 from thermopile.tools.inspection.duplicates.finding import NO_CLUSTERS
@@ -110,3 +113,29 @@ def test_check_finds_nothing_wrong_and_names_the_ids_of_what_is(run):
     found = check_snapshot(reader, {"tau_max": bound}, lambda done: None)
     (problem,) = next(column for column in found.columns if column.name == "image/tau").problems
     assert problem.first_ids == (KEPT[int(tau.argmax())],)
+
+
+# A run with holes
+
+
+@pytest.fixture(scope="module")
+def with_holes(run, pairs_dataset, tmp_path_factory):
+    """The run, as if it left out samples that it has visited: a hole counts, whatever its row holds."""
+    folder = tmp_path_factory.mktemp("holes")
+    copy = RunDirectory(shutil.copytree(run.path, folder / "run"))
+    with SelectionWriter(copy.selection, pairs_dataset.n) as writer:
+        writer.add(IDS, [KEPT])
+        writer.add(WITHOUT, [np.arange(0, len(KEPT), 2)])
+        writer.finish()
+    return copy
+
+
+def test_forgotten_samples_are_left_out_of_everything_that_is_said_of_a_run(run, with_holes, pairs_dataset):
+    inspection, gone, left = read_run(with_holes), KEPT[::2], KEPT[1::2]
+    assert any(f"left out here: {len(gone)}" in note for note in inspection.notes)
+    found = survey(inspection)
+    visits = StateReader.open(run.state).column("visits")
+    assert (found.samples, found.visited) == (len(left), int((visits[left] > 0).sum()))
+    assert through_time(inspection).moments[-1].visited == found.visited
+    curated = curate(inspection, CurationRules(), NO_CLUSTERS)
+    np.testing.assert_array_equal(np.flatnonzero(curated.reasons != NOT_TRAINED_ON), left)

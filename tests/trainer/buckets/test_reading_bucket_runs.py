@@ -105,10 +105,11 @@ def test_open_run_reads_a_run_at_its_address(pairs_dataset, run, whole, elsewher
 
 
 def test_a_selection_goes_with_the_run(pairs_dataset, run, tmp_path, elsewhere):
-    kept = np.arange(100, 1000)
-    pq.write_table(pa.table({"sample_id": kept}), tmp_path / "kept.parquet")
-    settings = {"batch_size": 64, "data": {"path": str(pairs_dataset.path), "image_size": 16,
-                                            "select": str(tmp_path / "kept.parquet")}}  # fmt: skip
+    kept, gone = np.arange(100, 1000), np.arange(103, 1000, 7)
+    for name, ids in (("kept", kept), ("gone", gone)):
+        pq.write_table(pa.table({"sample_id": ids}), tmp_path / f"{name}.parquet")
+    files = {"select": str(tmp_path / "kept.parquet"), "without": str(tmp_path / "gone.parquet")}
+    settings = {"batch_size": 64, "data": {"path": str(pairs_dataset.path), "image_size": 16, **files}}
     config = small(pairs_dataset, **OFTEN, **settings)
     on_disk = RunDirectory(tmp_path / "run")
     train(config, on_disk)
@@ -116,7 +117,9 @@ def test_a_selection_goes_with_the_run(pairs_dataset, run, tmp_path, elsewhere):
     run = elsewhere(stopped(config, run, 9))
     train(config, run, resume=True)
     assert_same_run(run, on_disk)
-    np.testing.assert_array_equal(StateReader.open(elsewhere(run, "third").state).selection.ids, kept)
+    found = StateReader.open(elsewhere(run, "third").state).selection
+    np.testing.assert_array_equal(found.ids, kept)
+    np.testing.assert_array_equal(found.without, gone - 100)
 
 
 def test_credentials_are_in_nothing_that_is_written(pairs_dataset, run, scratch, caplog, s3, impatient):

@@ -92,6 +92,8 @@ def _open_state(run: RunDirectory, objective: ObjectiveConfig, at: str, notes: l
     reader = StateReader.open(run.state, at)
     if reader.selection is not None:
         reader.selection.verify()
+        if holes := reader.selection.about.holes:
+            notes.append(f"Samples that the run leaves out (--without), also left out here: {holes:,}.")
     if not any(name.endswith("/tau") for name in reader.fields):
         notes.append(f"Objective {objective.name} has no temperature per sample, so there is none to show.")
     return reader

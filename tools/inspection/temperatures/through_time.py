@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
+import numpy as np
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from ....state_store import DamagedChunkError, Snapshot, SnapshotNotFoundError, StateReader, list_snapshots
@@ -82,7 +83,7 @@ def through_time(inspection: Inspection, on_progress: Callable[[int], None] = la
     blocks = whole[::every]
 
     def read(reader: StateReader) -> Moment | None:
-        return _read_moment(reader.of_rows(), blocks, sides, inspection.tau.lowest)
+        return _read_moment(reader, blocks, sides, inspection.tau.lowest)
 
     moments = [moment for moment in read_every_snapshot(inspection, read, on_progress) if moment]
     return ThroughTime(sides, every, sum(map(len, blocks)), moments) if moments else None
@@ -115,12 +116,14 @@ def read_every_snapshot(
 def _read_moment(
     reader: StateReader, blocks: list[range], sides: tuple[str, ...], tau_min: float | None
 ) -> Moment | None:
-    """Return None if no sample was visited yet."""
+    """Return None if no sample was visited yet. blocks: of rows."""
     tau = {side: Distribution() for side in sides}
-    visited = 0
+    visited, stored = 0, reader.of_rows()
     for block in blocks:
-        rows = reader.rows(block.start, block.stop, [*(f"{side}/tau" for side in sides), VISITS])
+        rows = stored.rows(block.start, block.stop, [*(f"{side}/tau" for side in sides), VISITS])
         seen = rows[VISITS] > 0
+        if reader.selection is not None:
+            seen &= reader.selection.are_present(np.arange(block.start, block.stop))
         visited += int(seen.sum())
         for side, distribution in tau.items():
             distribution.add(rows[f"{side}/tau"][seen])

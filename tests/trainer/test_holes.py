@@ -1,0 +1,168 @@
+"""Runs that leave samples out: their places in the order are holes, and nothing of them is read."""
+
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.row_records import RECORD
+from thermopile.state_store import StateReader
+from thermopile.storage.selection import Selection, SelectionError
+from thermopile.trainer.errors import ConfigError
+from thermopile.trainer.loop import Trainer
+from thermopile.trainer.run.resume_settings import resolved_changes
+from thermopile.trainer.run.selection_files import write_selection
+from thermopile.trainer.run_directory import RunDirectory
+from thermopile.trainer.world import ALONE
+
+from support.runs import OFTEN, assert_same_run, losses, small, stopped, train
+
+FORGOTTEN = np.random.default_rng(0).permutation(2_000)[:300]
+WINDOWED = {
+    "batch_size": 64, "canonical_shards": 2, "blocks_per_shard": 6, "window_blocks": 2, "micro_batch": 16,
+    "state": {"memory_budget": "45KB"}, "checkpoint": {"every_steps": 8}, "epochs": 1,
+}  # fmt: skip
+
+
+@pytest.fixture
+def named(tmp_path):
+    """Return a function that writes ids to a file and returns it as text."""
+
+    def named(ids, name="forgotten.parquet"):
+        pq.write_table(pa.table({"sample_id": ids}), tmp_path / name)
+        return str(tmp_path / name)
+
+    return named
+
+
+def without(dataset, file, select="", **more):
+    """Settings of a run that leaves out the samples of a file."""
+    data = {"path": str(dataset.path), "image_size": 16, "without": file, "select": select}
+    return small(dataset, **{"data": data} | more)
+
+
+def steps_of(run):
+    """The last step of each sample, 0 for one that was never trained on."""
+    return StateReader.open(run.state).column("last_step")
+
+
+def test_the_others_are_trained_on_in_the_steps_in_which_they_would_be_anyway(finished, pairs_dataset, named, tmp_path):
+    run = train(without(pairs_dataset, named(FORGOTTEN)), tmp_path / "run")
+    others = np.setdiff1d(np.arange(2_000), FORGOTTEN)
+    np.testing.assert_array_equal(steps_of(run)[others], steps_of(finished)[others])
+    assert not StateReader.open(run.state).stored("last_step")[:][FORGOTTEN].any()
+    assert losses(run).keys() == losses(finished).keys()
+    assert losses(run)[1] != losses(finished)[1]
+    np.testing.assert_array_equal(Selection(run.selection).without, np.sort(FORGOTTEN))
+
+
+def scribble(file, spans):
+    data = bytearray(file.read_bytes())
+    for first, size in spans:
+        data[int(first) : int(first) + int(size)] = b"\xff" * int(size)
+    file.write_bytes(data)
+
+
+def overwritten(dataset, ids, to):
+    """A copy of a dataset with other bytes in place of these samples' pictures, tokens and records."""
+    shutil.copytree(dataset.path, to)
+    copy, (shards, rows) = Dataset(to), dataset.locate(ids)
+    for number in np.unique(shards).tolist():
+        here, spans = rows[shards == number], []
+        for at in copy.shard(number).records(here):
+            spans += [(at["jpeg_at"], at["jpeg_bytes"]), (at["tokens_at"], 4 * copy.index.tokenizer.context_length)]
+        beton, table = (to / "shards" / copy.index.shard_name(number, kind) for kind in ("beton", "rows"))
+        scribble(beton, spans)
+        scribble(table, [((row + 1) * RECORD.itemsize, RECORD.itemsize) for row in here.tolist()])  # after a header
+    return Dataset(to)
+
+
+@pytest.mark.parametrize(
+    "more", [{}, pytest.param(WINDOWED, marks=pytest.mark.wide)], ids=["in memory", "in windows and pieces"]
+)
+def test_no_bit_of_the_run_depends_on_what_the_forgotten_samples_were(pairs_dataset, named, tmp_path, more):
+    gone, file = overwritten(pairs_dataset, FORGOTTEN, tmp_path / "gone"), named(FORGOTTEN)
+    run = train(without(gone, file, **more), tmp_path / "run")
+    assert_same_run(run, train(without(pairs_dataset, file, **more), tmp_path / "whole"))
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(pairs_dataset, named, tmp_path):
+    kept = named(np.arange(3, 1_990), "kept.parquet")
+    config = without(pairs_dataset, named(FORGOTTEN), kept, **WINDOWED)
+    whole = train(config, tmp_path / "whole")
+    run = stopped(config, tmp_path / "run", 11)
+    train(config, run, resume=True)
+    assert_same_run(run, whole)
+    ids = np.intersect1d(FORGOTTEN, np.arange(3, 1_990))
+    np.testing.assert_array_equal(Selection(run.selection).without, ids - 3)
+    assert not steps_of(run)[FORGOTTEN].any()
+
+
+# What such a run refuses
+
+
+def test_a_resumed_run_refuses_other_holes_and_a_damaged_copy(pairs_dataset, named, tmp_path):
+    run = stopped(without(pairs_dataset, named(FORGOTTEN), **OFTEN), tmp_path / "run", 3)
+    recorded = run.config()
+    for other in (named(FORGOTTEN[1:], "other.parquet"), ""):
+        data = recorded.data.model_copy(update={"without": other})
+        with pytest.raises(ConfigError, match=r"data\.without: .* \(cannot change: the run has its own copy; leave"):
+            resolved_changes(run.path, recorded, recorded.model_copy(update={"data": data}), pairs_dataset, ALONE, [])
+    file = run.selection / "without.int64"
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(SelectionError, match=r"without\.int64 is damaged: it has 2,392 bytes instead of 2,400"):
+        Trainer(recorded, run, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("ids", "match"),
+    [
+        (np.arange(2_000), r"names every sample that is trained on; choose other samples"),
+        ([0, 1, 2_000], "--without .* has sample 2,000, but the dataset has the ids 0 … 1,999"),
+        (
+            np.arange(250),
+            r"data\.without: step 1 would keep 0 of its 32 samples of a canonical shard, but needs 2",
+        ),
+    ],
+)
+def test_holes_that_leave_too_little_are_refused_and_leave_no_run(pairs_dataset, named, tmp_path, ids, match):
+    run = RunDirectory(tmp_path / "run")
+    with pytest.raises(ConfigError, match=match):
+        Trainer(without(pairs_dataset, named(ids)), run)
+    assert not run.exists()
+
+
+def test_holes_outside_the_selection_are_no_holes_and_a_file_of_them_alone_is_refused(pairs_dataset, named, tmp_path):
+    kept = named(np.arange(1_000, 2_000), "kept.parquet")
+    with pytest.raises(ConfigError, match="names no sample that is trained on"):
+        Trainer(without(pairs_dataset, named([1, 2, 3]), kept), RunDirectory(tmp_path / "run"))
+
+
+def test_what_cannot_take_batches_of_different_sizes_is_refused(pairs_dataset, named):
+    file = named(FORGOTTEN)
+    with pytest.raises(ConfigError, match="compile = true is for batches of one size"):
+        without(pairs_dataset, file, compile=True)
+    of_one_size = {"name": "support.own_code:OfOneSize"}
+    small(pairs_dataset, objective=of_one_size)
+    with pytest.raises(ConfigError, match=r"OfOneSize. fails on a batch of 3 after one of 4: RuntimeError"):
+        without(pairs_dataset, file, objective=of_one_size)
+
+
+# What the other commands say of it
+
+
+def test_rows_of_forgotten_samples_read_as_never_visited_whatever_they_hold(finished, pairs_dataset, named, tmp_path):
+    run = RunDirectory(shutil.copytree(finished.path, tmp_path / "run"))
+    state, before = StateReader.open(run.state), StateReader.open(run.state).rows(0, 2_000)
+    assert (state.kept, state.is_kept(0, 2_000).all()) == (2_000, True)
+    write_selection(without(pairs_dataset, named(FORGOTTEN)).data, pairs_dataset.index, run.selection)
+    state, gone = StateReader.open(run.state), np.isin(np.arange(2_000), FORGOTTEN)
+    np.testing.assert_array_equal(state.is_kept(0, 2_000), ~gone)
+    assert state.kept == 1_700
+    for name, values in before.items():
+        initial = state.initial.get(name, 0)
+        for read in (state.column(name), state.rows_at(np.arange(2_000))[name], state.array(name)[:]):
+            np.testing.assert_array_equal(read, np.where(gone, np.asarray(initial, values.dtype), values))

@@ -394,6 +394,28 @@ class Address:
         """Yield this address: the folder counts as built once its last object, which `holds` checks, is written."""
         yield self
 
+    @property
+    def aside(self) -> Address:
+        """The address itself, as in `built`."""
+        return self
+
+    def publish(self) -> None:
+        """Do nothing: objects have their names from the start."""
+
+    def clear(self) -> None:
+        """Remove all objects below this address."""
+        self.remove([name for name, _ in self.objects()])
+
+    def copy_of(self, source: Address) -> None:
+        """Write or replace an object with the content of another in this bucket, which the store copies itself."""
+
+        def copy() -> None:
+            from obstore import copy
+
+            copy(_store(self.bucket), source.key, self.key)
+
+        self._repeated(copy)
+
     def refuse_link(self) -> None:
         """Do nothing: no object is a link."""
 

@@ -136,14 +136,26 @@ class LocalPath(PosixPath):
     @contextmanager
     def built(self) -> Iterator[LocalPath]:
         """Yield a folder that gets this name when the block ends; remove leftovers of a killed block first."""
-        building = self.with_name(f".{self.name}.partial")
         self.parent.mkdir(parents=True, exist_ok=True)
         files.refuse_link(self)
-        files.refuse_link(building)
-        shutil.rmtree(building, ignore_errors=True)
-        yield building
-        building.rename(self)
+        self.aside.clear()
+        yield self.aside
+        self.aside.publish()
+
+    @property
+    def aside(self) -> LocalPath:
+        """The hidden folder beside this one in which it is built."""
+        return self.with_name(f".{self.name}.partial")
+
+    def publish(self) -> None:
+        """Give a folder that was built aside its name, which may be an empty folder's."""
+        self.rename(self.with_name(self.name[1:].removesuffix(".partial")))
         files.sync(self.parent)
+
+    def clear(self) -> None:
+        """Remove a folder and its content, as far as possible. Raises NotRegularFileError if it is a link."""
+        files.refuse_link(self)
+        shutil.rmtree(self, ignore_errors=True)
 
     def refuse_link(self) -> None:
         """Raise NotRegularFileError if the path is a link; objects have none."""

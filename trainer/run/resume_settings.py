@@ -184,12 +184,12 @@ def allowed_changes(run: Place, recorded: TrainConfig, asked: TrainConfig, allow
     allowed: settings, or tables of settings, that may change. Raises ConfigError naming every other change.
     """
     changes = differences(recorded, asked)
-    impossible = _impossible(changes, recorded)
-    unnamed = [change for change in changes if change.key not in impossible and not _within(change.key, allowed)]
-    if impossible or unnamed:
+    refused = impossible(changes, recorded)
+    unnamed = [change for change in changes if change.key not in refused and not _within(change.key, allowed)]
+    if refused or unnamed:
         names = " ".join(f"--allow-change {change.key}" for change in unnamed)
         raise ConfigError(
-            f"{run} cannot be resumed with other settings: {'; '.join([*impossible.values(), *map(str, unnamed)])}. "
+            f"{run} cannot be resumed with other settings: {'; '.join([*refused.values(), *map(str, unnamed)])}. "
             f"Omit them{f', allow them with {names},' if names else ''} or start a new run with another --out."
         )
     return changes
@@ -201,23 +201,28 @@ def changes_since(checkpoint: Place, settings: Mapping[str, Any], now: TrainConf
     settings: from checkpoint.json. Raises ConfigError naming every change that no resumed run can make, RunError if
     this version does not know the settings.
     """
-    try:
-        before = load_config(settings)
-    except ConfigError as error:
-        raise RunError(
-            f"{checkpoint} is from another version of thermopile ({error}); resume it with that one"
-        ) from None
+    before = settings_at(checkpoint, settings)
     changes = differences(before, now)
-    if impossible := _impossible(changes, before):
+    if refused := impossible(changes, before):
         raise ConfigError(
             f"{checkpoint} was made with settings other than those in config.toml: "
-            f"{'; '.join(impossible.values())}. Copy the checkpoint's settings into config.toml and "
+            f"{'; '.join(refused.values())}. Copy the checkpoint's settings into config.toml and "
             "resume with --accept-config"
         )
     return changes
 
 
-def _impossible(changes: list[Change], recorded: TrainConfig) -> dict[str, str]:
+def settings_at(checkpoint: Place, settings: Mapping[str, Any]) -> TrainConfig:
+    """Return a checkpoint's settings, given those in checkpoint.json. Raises RunError if this version does not."""
+    try:
+        return load_config(settings)
+    except ConfigError as error:
+        raise RunError(
+            f"{checkpoint} is from another version of thermopile ({error}); resume it with that one"
+        ) from None
+
+
+def impossible(changes: list[Change], recorded: TrainConfig) -> dict[str, str]:
     """Return key → reason for each impossible change: of FIXED settings, and of values that the objective learns."""
     learned = []
     if all(change.key != "objective.name" for change in changes):  # impossible, and the name may be code to import

@@ -135,21 +135,19 @@ class LocalPath(PosixPath):
 
     @contextmanager
     def built(self) -> Iterator[LocalPath]:
-        """Yield a folder that gets this name when the block ends; remove leftovers of a killed block first."""
+        """Yield a folder that gets this name when the block ends, if this is free or an empty folder.
+
+        It is removed if the block fails; leftovers of a killed block are removed first.
+        """
+        building = self.with_name(f".{self.name}.partial")
         self.parent.mkdir(parents=True, exist_ok=True)
         files.refuse_link(self)
-        self.aside.clear()
-        yield self.aside
-        self.aside.publish()
-
-    @property
-    def aside(self) -> LocalPath:
-        """The hidden folder beside this one in which it is built."""
-        return self.with_name(f".{self.name}.partial")
-
-    def publish(self) -> None:
-        """Give a folder that was built aside its name, which may be an empty folder's."""
-        self.rename(self.with_name(self.name[1:].removesuffix(".partial")))
+        building.clear()
+        try:
+            yield building
+            building.rename(self)
+        finally:
+            building.clear()
         files.sync(self.parent)
 
     def clear(self) -> None:

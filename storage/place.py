@@ -27,9 +27,6 @@ AnyPlace: TypeAlias = str | os.PathLike[str] | Address
 Places: TypeAlias = AnyPlace | Sequence[AnyPlace]
 """A dataset's place, or those of a mixture's parts."""
 Lock: TypeAlias = FileLock | BucketLock
-COPIED_BY_STORE = 1 << 30
-"""Largest object, in bytes, of which a store makes a copy in one request: S3 takes up to 5 GB, in the time that it
-takes; larger ones go through this machine, in parts."""
 L = TypeVar("L")
 B = TypeVar("B")
 
@@ -59,9 +56,7 @@ def duplicate(source: Place, to: Place) -> None:
     """
     if isinstance(source, LocalPath) and isinstance(to, LocalPath) and link_to(source, to):
         return
-    are_near = isinstance(source, Address) and isinstance(to, Address) and source.bucket == to.bucket
-    if are_near and source.size() <= COPIED_BY_STORE:
-        to.copy_of(source)
+    if isinstance(to, Address) and to.copied(source):
         return
     with source.parent.on_this_machine((source.name,)) as folder:
         if isinstance(to, Address):

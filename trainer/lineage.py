@@ -1,4 +1,4 @@
-"""A run's id, and the runs that it was forked from: RUN/run.json, written once, when the run is made."""
+"""A run's id, and the runs that it was forked from, in RUN/run.json, which is written once, when the run is made."""
 
 import logging
 from collections.abc import Sequence

@@ -1,15 +1,11 @@
 """A fork of a run: the run itself from a checkpoint on, but for what was changed."""
 
-import shutil
-
 import pytest
 
-from support.cli import succeed
-from support.runs import MOMENTUM, assert_same_run, checkpoints, lines, losses, resumed, small, stopped, train
-from thermopile.trainer.config import load_config
-from thermopile.trainer.config.layers import apply_overrides
-from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
+
+from support.cli import succeed
+from support.runs import assert_same_run, losses, resumed, small, train
 
 KEEPING = {"checkpoint": {"every_steps": 4, "keep_every": 4}}
 

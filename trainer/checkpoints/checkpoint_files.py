@@ -82,11 +82,10 @@ def _write(building: Path, info: CheckpointInfo, training: dict[str, Any]) -> No
     write_atomically(building / INFO, seal_document(info.model_copy(update={"files": files}).model_dump()))
 
 
-def fork_checkpoint(path: Place, info: CheckpointInfo, settings: dict[str, Any], folder: Place) -> None:
-    """Make a checkpoint of another run the first one of a new run, whose `checkpoints` is `folder`.
+def fork_checkpoint(path: Place, info: CheckpointInfo, settings: dict[str, Any], folder: Place) -> Place:
+    """Make another run's checkpoint the first one of a run with these settings, in its `checkpoints`, and return it.
 
-    Tensors and their tree are linked where they can be, since nothing changes them in place. info: of the checkpoint.
-    settings: the new run's. Raises OSError; read the checkpoint to verify it.
+    Tensors and their tree are linked where they can be, since nothing changes them in place. Raises OSError.
     """
     made = folder / f"step-{info.step}"
     made.make()
@@ -94,6 +93,7 @@ def fork_checkpoint(path: Place, info: CheckpointInfo, settings: dict[str, Any],
         duplicate(path / name, made / name)
     (made / INFO).rewrite(seal_document(info.model_copy(update={"settings": settings}).model_dump()))
     (folder / LATEST).rewrite(f"{made.name}\n".encode())
+    return made
 
 
 def load_checkpoint(path: Place) -> tuple[CheckpointInfo, dict[str, Any]]:

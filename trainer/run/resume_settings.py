@@ -128,17 +128,24 @@ def _encoder_as_recorded(asked: EncoderConfig, recorded: EncoderConfig) -> Encod
 
 def with_recorded(directory: RunDirectory, given: Layers) -> tuple[TrainConfig, TrainConfig]:
     """Return a run's recorded settings, and these with the given changes. Raises ConfigError for code of its own."""
-    recorded, named = directory.config_to_resume(accept_edits=False), code_in(given.load())
+    recorded = directory.config_to_resume(accept_edits=False)
+    return recorded, with_changes(recorded, given, directory.config_file)
+
+
+def with_changes(recorded: TrainConfig, given: Layers, file: Place) -> TrainConfig:
+    """Return recorded settings with the given changes. Raises ConfigError for code that only the record names."""
+    layers = Layers()
+    layers.add(to_tree(recorded), str(file))
+    layers.add(given.tree, "settings")
+    asked = layers.load()
+    named = {key: code for key, code in code_in(asked).items() if key in given.origins}
     for key, code in code_in(recorded).items():
         if named.get(key) != code:  # before the import
             raise ConfigError(
-                f"{directory.config_file} sets {key} = {code!r}, which imports that module and runs its "
+                f"{file} sets {key} = {code!r}, which imports that module and runs its "
                 "code. If you trust it, name it in your settings, too"
             )
-    layers = Layers()
-    layers.add(to_tree(recorded), str(directory.config_file))
-    layers.add(given.tree, "settings")
-    return recorded, layers.load()
+    return asked
 
 
 def settled(

@@ -63,59 +63,42 @@ def selected_ids(file: Path, dataset: DatasetIndex, option: str = "select") -> I
     return np.concatenate([ids for ids, _ in _sorted(file, option, dataset)])
 
 
-def write_selection(data: DataConfig, dataset: DatasetIndex, folder: Place) -> None:
+def write_selection(
+    data: DataConfig, dataset: DatasetIndex, folder: Place, of: tuple[DataConfig, Selection] | None = None
+) -> None:
     """Write a new run's own copy of its selection and weights. data: with pinned files.
 
-    Raises ConfigError for bad ids or weights, and for a file that has changed since it was pinned; OSError.
+    of: settings and own copy of the run that it is a fork of, whose files may be gone. Raises ConfigError for bad ids
+    or weights, and for a file that has changed since it was pinned; OSError.
     """
     with SelectionWriter(folder, dataset.n) as writer:
         ids: Ids | None = None
-        if data.select:
+        if of is not None and of[1].ids is not None:
+            ids = writer.add(IDS, [of[1].ids])
+        elif data.select:
             ids = writer.add(IDS, (ids for ids, _ in _sorted(_unchanged(data.select, "select"), "select", dataset)))
-        if data.weights:
-            _add_weights(writer, data.weights, ids, dataset)
-        writer.finish()
-
-
-def fork_selection(own: DataConfig, data: DataConfig, dataset: DatasetIndex, source: Place, folder: Place) -> None:
-    """Write a fork's own copy from its origin's at `source`: the files that this was made from may be gone.
-
-    own, data: settings of origin and fork, whose weights alone may differ. Raises as `write_selection`, SelectionError.
-    """
-    selection = Selection(source)
-    if own.select or own.weights:
-        check_own_copy(own, selection)
-    if not (data.select or data.weights):
-        return
-    with SelectionWriter(folder, dataset.n) as writer:
-        ids = writer.add(IDS, [selection.ids]) if own.select and selection.ids is not None else None
-        if data.weights and data.weights == own.weights and selection.weights is not None:
-            writer.add(WEIGHTS, [selection.weights])
+        if of is not None and of[1].weights is not None and data.weights == of[0].weights:
+            writer.add(WEIGHTS, [of[1].weights])
         elif data.weights:
-            _add_weights(writer, data.weights, ids, dataset)
+            file, kept = _unchanged(data.weights, "weights"), dataset.n if ids is None else len(ids)
+            # In two passes, so that memory does not grow with the samples.
+            total, ends = 0.0, np.zeros(0)
+            for piece in _weights(file, ids, dataset):
+                total += float(piece.sum())
+                ends = np.append(ends, piece)
+                ends = np.array([ends.max(), ends[ends < ends.max()].max(initial=0)])  # the two largest, distinct
+            if not 0 < (mean := total / kept) < np.inf:
+                raise ConfigError(
+                    f"--weights {file}: the weights of the run's samples add up to {total:g}; their mean "
+                    "must be positive and finite"
+                )
+            if ends[1] and not np.float32(ends[1] / mean):
+                raise ConfigError(
+                    f"--weights {file}: beside the largest weight, {ends[0]:g}, all others are 0 in "
+                    f"float32, since the next is {ends[1]:g}; lower the largest"
+                )
+            writer.add(WEIGHTS, (piece / mean for piece in _weights(file, ids, dataset)))
         writer.finish()
-
-
-def _add_weights(writer: SelectionWriter, pinned: str, ids: Ids | None, dataset: DatasetIndex) -> None:
-    """Write the weights of the selected ids, or of all samples, with mean 1."""
-    file, kept = _unchanged(pinned, "weights"), dataset.n if ids is None else len(ids)
-    # In two passes, so that memory does not grow with the samples.
-    total, ends = 0.0, np.zeros(0)
-    for piece in _weights(file, ids, dataset):
-        total += float(piece.sum())
-        ends = np.append(ends, piece)
-        ends = np.array([ends.max(), ends[ends < ends.max()].max(initial=0)])  # the two largest, distinct
-    if not 0 < (mean := total / kept) < np.inf:
-        raise ConfigError(
-            f"--weights {file}: the weights of the run's samples add up to {total:g}; their mean "
-            "must be positive and finite"
-        )
-    if ends[1] and not np.float32(ends[1] / mean):
-        raise ConfigError(
-            f"--weights {file}: beside the largest weight, {ends[0]:g}, all others are 0 in "
-            f"float32, since the next is {ends[1]:g}; lower the largest"
-        )
-    writer.add(WEIGHTS, (piece / mean for piece in _weights(file, ids, dataset)))
 
 
 def check_own_copy(data: DataConfig, selection: Selection) -> None:

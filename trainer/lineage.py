@@ -13,11 +13,11 @@ from ..storage.place import Place
 from ..storage.sealed_json import DamagedJSONError, seal_document, unseal
 
 _Id = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
-_STRICT = ConfigDict(strict=True, extra="forbid")
+_CHECKED = ConfigDict(extra="forbid")
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=_CHECKED)
 class Origin:
     """A run that was forked, as it was then."""
 
@@ -31,7 +31,7 @@ class Origin:
     """What the fork changed, such as `epochs: 20 → 40`."""
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=_CHECKED)
 class Lineage:
     """Content of run.json."""
 

@@ -74,7 +74,7 @@ def build_page(findings: Findings) -> str:
     title, first = "Temperatures of", " ".join([*findings.said_first, lede(survey)])
     if inspection.prediction:
         title, first = "Temperatures predicted by", f"Predicted, not trained. {first}"
-    return document(title, name, first, facts, notes, leading | following)
+    return document(title, name, first, facts, notes, leading | following, summary.lineage(inspection))
 
 
 def _following(findings: Findings) -> dict[str, Markup]:

@@ -1,5 +1,6 @@
 """A fork of a run: the run itself from a checkpoint on, but for what was changed."""
 
+import json
 import random
 import re
 import shutil
@@ -12,7 +13,6 @@ import pytest
 
 from thermopile.pipeline.conversion.append import appended_path, join
 from thermopile.pipeline.sources.glyphs import GlyphSource
-from thermopile.state_store import StateReader
 from thermopile.state_store import forking as forking_module
 from thermopile.storage.selection import Selection
 from thermopile.trainer.checkpoints.checkpoint_files import remove_checkpoints
@@ -159,9 +159,6 @@ def test_a_fork_on_another_file_system_is_a_copy(whole, tmp_path, monkeypatch):
 def test_no_link_of_the_run_is_followed(whole, tmp_path, place):
     run = RunDirectory(shutil.copytree(whole.path, tmp_path / "run"))
     file = next(iter((run.path / place).iterdir())) if place == "state/chunks" else run.path / place
-    if place == "state/chunks":
-        reader = StateReader.open(run.state, "step-8")
-        del reader
     for each in (run.path / place).iterdir() if place == "state/chunks" else [file]:
         shutil.move(each, tmp_path / each.name)
         each.symlink_to(tmp_path / each.name)
@@ -374,6 +371,4 @@ def test_dry_run_says_what_a_fork_would_be_at_every_kept_checkpoint(whole, tmp_p
     assert [line.partition(": ")[0] for line in done.stdout.splitlines()] == [
         at(whole, step) for step in (0, 4, 8, 12, 14)
     ]
-    assert re.search(
-        r"step-8: 8 of 14 steps are done; .* the learning rate of the next step is 9e-05, not", done.stdout
-    )
+    assert "step-8: 8 of 14 steps are done; optimizer.lr: 0.001 → 0.002; the learning rate of the next" in done.stdout

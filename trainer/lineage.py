@@ -13,42 +13,33 @@ from ..storage.place import Place
 from ..storage.sealed_json import DamagedJSONError, seal_document, unseal
 
 _Id = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
-_CHECKED = ConfigDict(extra="forbid")
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, config=_CHECKED)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Origin:
-    """A run that was forked, as it was then."""
+    """A run that was forked: its place, its id, None if an earlier version made it, the step, and what was changed."""
 
     run: str
-    """Its place."""
     id: _Id | None
-    """None if an earlier version made it."""
     step: NonNegativeInt
-    """The step at which the fork goes on: 0 begins again."""
     changed: list[str]
-    """What the fork changed, such as `epochs: 20 → 40`."""
 
 
-@dataclass(frozen=True, config=_CHECKED)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Lineage:
-    """Content of run.json."""
+    """Content of run.json. origins: from the first run, which is no fork, to the one that was forked last."""
 
     id: _Id
     origins: Annotated[list[Origin], Field(max_length=1000)]
-    """From the first run, which is no fork, to the run that was forked last."""
 
     def lines(self) -> list[str]:
         """Return a tree, a line for each run, this one last; empty unless it is a fork."""
-        if not self.origins:
-            return []
-        first = self.origins[0]
-        lines = [_named(first.run, first.id)]
-        later = [_named(each.run, each.id) for each in self.origins[1:]] + [_named("this run", self.id)]
-        for depth, (origin, run) in enumerate(zip(self.origins, later, strict=True)):
+        runs = [f"{each.run} ({each.id or 'no id'})" for each in self.origins] + [f"this run ({self.id})"]
+        lines = runs[:1] if self.origins else []
+        for depth, origin in enumerate(self.origins):
             changed = "; ".join(origin.changed) or "nothing changed"
-            lines.append(f"{'   ' * depth}└─ step {origin.step:,}: {run}: {changed}")
+            lines.append(f"└─{'──' * depth} step {origin.step:,}: {runs[depth + 1]}: {changed}")
         return lines
 
 
@@ -67,7 +58,3 @@ def read_lineage(file: Place) -> Lineage | None:
         reason = " ".join(str(error).split())[:200]
         _log.warning("%s is damaged, so the run's origin is unknown: %s", file, reason)
         return None
-
-
-def _named(run: str, run_id: str | None) -> str:
-    return f"{run} ({run_id})" if run_id else run

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from ...trainer.lineage import read_lineage
 from .duplicates.finding import THRESHOLDS, Duplicates
 from .features.neighbours import Neighbours
 from .findings import Findings
@@ -58,7 +56,6 @@ def to_json(findings: Findings) -> dict[str, Any]:
 def _about(inspection: Inspection) -> dict[str, Any]:
     """Return the run, the snapshot, and the checkpoint that predicted temperatures, if they are predicted."""
     snapshot, predicted = inspection.reader and inspection.reader.snapshot, inspection.prediction
-    found = read_lineage(inspection.run.lineage_file)
     return {
         "run": str(inspection.run.path.resolve()),
         "snapshot": {name: getattr(snapshot, name) for name in ("tag", "id", "step", "epoch")}
@@ -66,7 +63,6 @@ def _about(inspection: Inspection) -> dict[str, Any]:
         if snapshot and not predicted
         else None,
         "predicted_by": predicted and predicted.checkpoint,
-        "lineage": found and asdict(found),
     }
 
 

@@ -59,18 +59,10 @@ def part(template: str, macro: str, *arguments: object) -> Markup:
     return made.strip()
 
 
-def document(
-    title: str,
-    name: str,
-    lede: str,
-    facts: str,
-    notes: Sequence[str],
-    parts: Mapping[str, Markup],
-    lineage: Sequence[str] = (),
-) -> str:
+def document(title: str, name: str, lede: str, facts: str, notes: Sequence[str], parts: Mapping[str, Markup]) -> str:
     """Return a whole page with inline style and script, and a policy that blocks everything else.
 
-    The run's `name` follows the title; facts may be empty. parts map headings to HTML. lineage: lines of a tree.
+    The run's `name` follows the title; facts may be empty. parts map headings to HTML.
     """
     css, script = (Path(__file__).with_name(file).read_text("utf-8") for file in ("report.css", "report.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -83,7 +75,6 @@ def document(
             lede=lede,
             facts=facts,
             notes=notes,
-            lineage=lineage,
             parts=parts,
             css=Markup(css),
             script=Markup(script),

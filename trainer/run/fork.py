@@ -21,6 +21,7 @@ from ..metrics.metrics_file import copy_until
 from ..optim import learning_rate
 from ..run_directory import RunDirectory, find_checkpoint
 from .build import create_order, objective_of, resolve
+from .restoring import refuse_published
 from .resume_settings import Change, as_recorded, differences, impossible, settings_at, with_changes
 from .selection_files import check_own_copy, write_selection
 
@@ -74,6 +75,8 @@ def plan_fork(origin: RunDirectory, at: str, given: Layers) -> Fork:
     before, after = recorded.total_steps(per_epoch), asked.total_steps(per_epoch)
     if after < step:
         raise ConfigError(f"step-{step} is after the end of these settings, {after:,} steps; set more epochs or steps")
+    if checkpoint is None:
+        refuse_published(asked, origin)
     if later := "; ".join(change.arrow for change in differences(recorded, now)):
         _log.warning("%s has changed since step-%d, and a fork does so only if told to: %s", origin.path, step, later)
     rates = [learning_rate(each.optimizer, step, per_epoch, end) for each, end in ((recorded, before), (asked, after))]

@@ -331,6 +331,14 @@ def test_code_that_only_the_run_names_is_not_imported(whole, tmp_path):
     assert_one_line(cli("fork", at(run, 0), "--out", tmp_path / "fork"), 2, "trackers = 'hostile:Tracker'")
 
 
+def test_code_that_the_run_names_since_the_checkpoint_is_neither_imported_nor_taken(whole, tmp_path):
+    run = RunDirectory(shutil.copytree(whole.path, tmp_path / "run"))
+    hostile = whole.config().objective.model_copy(update={"name": "hostile:Objective"})
+    run.record(whole.config().model_copy(update={"objective": hostile}))
+    assert fork(at(run, 8), tmp_path / "fork").config() == whole.config()
+    assert_one_line(cli("fork", at(run, 0), "--out", tmp_path / "other"), 2, "objective.name = 'hostile:Objective'")
+
+
 # Origins
 
 

@@ -61,10 +61,12 @@ def plan_fork(origin: RunDirectory, at: str, given: Layers) -> Fork:
         checkpoint, recorded, step = (file, info), settings_at(file, info.settings), info.step
         places = {name: getattr(now.data, name) for name in ("path", "parts", "tars")}  # it may have been moved since
         recorded = recorded.model_copy(update={"data": recorded.data.model_copy(update=places)})
+    if later := "; ".join(change.arrow for change in differences(recorded, now)):
+        _log.warning("%s has changed since step-%d, and a fork does so only if told to: %s", origin.path, step, later)
     asked = with_changes(recorded, given, file)
     dataset = open_dataset(asked.data.places, asked.data.tars)
     _refuse_other_dataset(origin, dataset)
-    recorded, asked, now = (resolve(as_recorded(each, recorded), dataset) for each in (recorded, asked, now))
+    recorded, asked = (resolve(as_recorded(each, recorded), dataset) for each in (recorded, asked))
     changes = differences(recorded, asked)
     if refused := [why for key, why in impossible(changes, recorded).items() if key != "data.weights"]:
         raise ConfigError(
@@ -77,8 +79,6 @@ def plan_fork(origin: RunDirectory, at: str, given: Layers) -> Fork:
         raise ConfigError(f"step-{step} is after the end of these settings, {after:,} steps; set more epochs or steps")
     if checkpoint is None:
         refuse_published(asked, origin)
-    if later := "; ".join(change.arrow for change in differences(recorded, now)):
-        _log.warning("%s has changed since step-%d, and a fork does so only if told to: %s", origin.path, step, later)
     rates = [learning_rate(each.optimizer, step, per_epoch, end) for each, end in ((recorded, before), (asked, after))]
     return Fork(origin, checkpoint, recorded, asked, dataset, changes, after, (rates[0], rates[1]))
 
@@ -86,8 +86,8 @@ def plan_fork(origin: RunDirectory, at: str, given: Layers) -> Fork:
 def fork_run(origin: RunDirectory, at: str, given: Layers, into: RunDirectory) -> Fork:
     """Fork a run, which may train meanwhile, as `plan_fork` says; if it removes the checkpoint meanwhile, start over.
 
-    Everything is read back before the settings are written, without which `into` is no run. Nothing is left after an
-    error; what a killed fork leaves is removed when it is repeated. Raises RunExistsError, and as `plan_fork`.
+    Everything is read back before the settings are written, without which `into` is no run. What a killed fork leaves,
+    and in a bucket one that failed, is removed when it is repeated. Raises RunExistsError, and as `plan_fork`.
     """
     while True:
         fork = plan_fork(origin, at, given)

@@ -145,6 +145,7 @@ def test_origin_and_fork_each_lose_their_own_names_alone(whole, tmp_path):
     assert_same_run(forked, whole)
 
 
+@pytest.mark.wide
 def test_a_fork_on_another_file_system_is_a_copy(whole, tmp_path, monkeypatch):
     def other_file_system(*_, **__):
         raise OSError(18, "Invalid cross-device link")
@@ -310,6 +311,7 @@ def test_weights_are_taken_and_ids_come_from_the_runs_own_copy(pairs_dataset, tm
     assert_same_run(goes_on(again, 12), forked)
 
 
+@pytest.mark.wide
 def test_a_dataset_at_another_place_is_taken_and_one_that_grew_refused(pairs_dataset, whole, tmp_path):
     moved = shutil.copytree(pairs_dataset.path, tmp_path / "moved")
     forked = fork(at(whole, 12), tmp_path / "fork", "--data", moved)
@@ -320,6 +322,7 @@ def test_a_dataset_at_another_place_is_taken_and_one_that_grew_refused(pairs_dat
     assert_one_line(done, 2, f"thermopile train --init-from {whole.path} --grow --data {moved} --out RUN")
 
 
+@pytest.mark.wide
 def test_another_dataset_is_refused(whole, images_dataset, noise_dataset, tmp_path):
     done = cli("fork", at(whole, 12), "--out", tmp_path / "fork", "--data", noise_dataset.path)
     assert_one_line(done, 2, f"{noise_dataset.place} is not the dataset of {whole.path}")

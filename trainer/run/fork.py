@@ -86,6 +86,8 @@ def plan_fork(origin: RunDirectory, at: str, given: Layers) -> Fork:
 def fork_run(origin: RunDirectory, at: str, given: Layers, into: RunDirectory) -> Fork:
     """Fork a run, which may train meanwhile, as `plan_fork` says; if it removes the checkpoint meanwhile, start over.
 
+    Links are to files that are written once. Changed in place are metrics.jsonl, metrics.damaged.jsonl, warnings.log,
+    state.lock and state.working/, of which metrics.jsonl alone is copied; all others are replaced by a rename.
     Everything is read back before the settings are written, without which `into` is no run. What a killed fork leaves,
     and in a bucket one that failed, is removed when it is repeated. Raises RunExistsError, and as `plan_fork`.
     """

@@ -49,6 +49,8 @@ SIDE_BY_SIDE = 8
 """Maximum concurrent reads: ranges of an object, or files of a history."""
 REQUEST_SECONDS = 30.0
 """Timeout of a request."""
+_COPIED_BYTES = 1 << 30
+"""S3 would copy up to 5 GB in a request, but for longer than a request may take."""
 _PART_SECONDS = 4.0
 """With a lease, the client retries a part of a large object for this long."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
@@ -393,6 +395,23 @@ class Address:
     def built(self) -> Iterator[Address]:
         """Yield this address: the folder counts as built once its last object, which `holds` checks, is written."""
         yield self
+
+    def clear(self) -> None:
+        """Remove all objects below this address."""
+        self.remove([name for name, _ in self.objects()])
+
+    def copied(self, source: LocalPath | Address) -> bool:
+        """Let the store write a copy of an object; return False if it is elsewhere, or too large for one request."""
+        if not isinstance(source, Address) or source.bucket != self.bucket or source.size() > _COPIED_BYTES:
+            return False
+
+        def copy() -> None:
+            from obstore import copy
+
+            copy(_store(self.bucket), source.key, self.key)
+
+        self._repeated(copy)
+        return True
 
     def refuse_link(self) -> None:
         """Do nothing: no object is a link."""

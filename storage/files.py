@@ -34,6 +34,8 @@ _KINDS = {
     stat.S_IFBLK: "a device",
 }
 
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK}
+"""Errors where a file can have no second name: no file system has it for all files, and some for none."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _DRAWN = secrets.token_hex(4)
@@ -161,7 +163,7 @@ def _rename_to_free(path: Path, to: Path) -> None:
         os.link(path, to)  # a rename would replace a file that another process has just written
         path.unlink()
     except OSError as error:
-        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+        if error.errno not in _NO_LINKS:
             raise
         # No hard links, as on exFAT and many FUSE mounts: writers on this machine take turns.
         directory = os.open(to.parent, os.O_RDONLY | os.O_CLOEXEC)
@@ -180,6 +182,22 @@ def writer_name() -> str:
     Containers may share the host's name and have equal pids, so it includes a random number.
     """
     return f"{re.sub('[^A-Za-z0-9]', '-', socket.gethostname())}-{_DRAWN}-{os.getpid()}"
+
+
+def link_to(path: Path, to: Path) -> bool:
+    """Make `to` a second name of a regular file; return False where that cannot be, as on another file system.
+
+    Raises NotRegularFileError for anything else, a link included; OSError.
+    """
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise NotRegularFileError(f"{path} is not a regular file; replace it with a copy of its target")
+    try:
+        os.link(path, to, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        return False
+    return True
 
 
 def remove_leftovers(directory: Path) -> None:

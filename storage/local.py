@@ -135,15 +135,25 @@ class LocalPath(PosixPath):
 
     @contextmanager
     def built(self) -> Iterator[LocalPath]:
-        """Yield a folder that gets this name when the block ends; remove leftovers of a killed block first."""
+        """Yield a folder that gets this name when the block ends, if this is free or an empty folder.
+
+        It is removed if the block fails; leftovers of a killed block are removed first.
+        """
         building = self.with_name(f".{self.name}.partial")
         self.parent.mkdir(parents=True, exist_ok=True)
         files.refuse_link(self)
-        files.refuse_link(building)
-        shutil.rmtree(building, ignore_errors=True)
-        yield building
-        building.rename(self)
+        building.clear()
+        try:
+            yield building
+            building.rename(self)
+        finally:
+            building.clear()
         files.sync(self.parent)
+
+    def clear(self) -> None:
+        """Remove a folder and its content, as far as possible. Raises NotRegularFileError if it is a link."""
+        files.refuse_link(self)
+        shutil.rmtree(self, ignore_errors=True)
 
     def refuse_link(self) -> None:
         """Raise NotRegularFileError if the path is a link; objects have none."""

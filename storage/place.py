@@ -9,11 +9,13 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from shutil import copyfileobj
 from typing import TypeAlias, TypeVar
 
 from .bucket import SCRATCH, Address, is_address, made_folder, scratch_of
 from .bucket_lock import BucketLock, bucket_lock_status
 from .bucket_log import BucketLog
+from .files import link_to, open_regular, written_aside
 from .local import LocalPath
 from .lock import FileLock, LockStatus, TakenOverError, file_lock_status
 from .log import FileLog, Log
@@ -44,6 +46,24 @@ def places_of(given: Places) -> list[Place]:
 def made_for(place: Place, local: Callable[[LocalPath], L], bucket: Callable[[Address], B]) -> L | B:
     """Make the implementation that suits the place."""
     return bucket(place) if isinstance(place, Address) else local(place)
+
+
+def duplicate(source: Place, to: Place) -> None:
+    """Give a new file the content of one that is never changed in place: without writing it again, where that can be.
+
+    On one file system it is a hard link, within a bucket a copy that the store makes, elsewhere a copy. Raises
+    NotRegularFileError if the file is a link; OSError.
+    """
+    if isinstance(source, LocalPath) and isinstance(to, LocalPath) and link_to(source, to):
+        return
+    if isinstance(to, Address) and to.copied(source):
+        return
+    with source.parent.on_this_machine((source.name,)) as folder:
+        if isinstance(to, Address):
+            to.write(folder / source.name)
+            return
+        with open_regular(folder / source.name) as file, written_aside(to) as copy:
+            copyfileobj(file, copy, 1 << 20)
 
 
 def lock_at(file: Place, lost: Callable[[], TakenOverError], last_writer: Callable[[], str | None]) -> Lock:

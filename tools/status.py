@@ -51,6 +51,8 @@ def status(run: Place, as_json: bool) -> None:
 
 def _lines(run: RunStatus) -> Iterator[tuple[str, str]]:
     yield "run", plain_text(run.run, most=1000)
+    for place, line in enumerate(run.lineage.lines() if run.lineage else []):
+        yield "" if place else "origin", plain_text(line, most=1000)
     yield "state", _state(run)
     if run.steps:
         yield from _steps_lines(run, run.steps)

@@ -23,13 +23,18 @@ _LR_SCALE = "lr_scale"
 def learning_rate(config: OptimizerConfig, step: int, steps_per_epoch: int, total_steps: int) -> float:
     """Return the rate: a linear rise to config.lr over the warm-up, then a cosine to config.lr_min at total_steps.
 
-    step counts from 0, over all epochs.
+    With config.cooldown, the rate stays at config.lr after the warm-up, and falls linearly to config.lr_min in this
+    last share of total_steps. Until then it does not depend on total_steps, so that a run can be forked there with any
+    number of further steps, without a jump. Source: Hägele et al., Scaling Laws and Compute-Optimal Training Beyond
+    Fixed Training Durations, NeurIPS 2024. step counts from 0, over all epochs.
     """
     warmup = config.warmup_steps or 0
     if config.warmup_epochs is not None:
         warmup = config.warmup_epochs * steps_per_epoch
     if step < warmup:
         return config.lr * (step + 1) / warmup
+    if config.cooldown:
+        return config.lr_min + (config.lr - config.lr_min) * min(1.0, (1 - step / total_steps) / config.cooldown)
     share = (step - warmup) / max(1, total_steps - warmup)
     return config.lr_min + (config.lr - config.lr_min) * 0.5 * (1 + math.cos(math.pi * share))
 

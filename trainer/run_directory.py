@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from os import PathLike
 from typing import Any
@@ -25,6 +25,7 @@ from .checkpoints.checkpoint_files import (
 from .config import TrainConfig, load_config, to_toml
 from .config.layers import MAX_BYTES, parse_toml
 from .errors import ConfigError, DamagedCheckpointError, RunError, RunExistsError
+from .lineage import Origin, sealed_lineage
 
 _SEAL = re.compile(rb'# sha256 = "([0-9a-f]{64})"\n\Z')
 """The last line of config.toml: the digest of everything before it."""
@@ -42,7 +43,7 @@ class RunDirectory:
     def __init__(self, path: str | PathLike[str] | Address) -> None:
         self.path = path = place_of(path)
         self.local = path.scratch
-        self.config_file = path / "config.toml"
+        self.config_file, self.lineage_file = path / "config.toml", path / "run.json"
         self.state, self.selection, self.checkpoints = path / "state", path / "selection", path / "checkpoints"
         self.state_lock = path / "state.lock"
         self.metrics_file = self.local / "metrics.jsonl"
@@ -88,7 +89,7 @@ class RunDirectory:
     def refuse_existing(self) -> None:
         """Raise RunExistsError if the directory already has content, RunError if it cannot be written."""
         # Leftovers of a kill during creation, and early warnings, do not make a run.
-        own = {self.warnings_file.name, self.selection.name, self.state_lock.name}
+        own = {self.warnings_file.name, self.selection.name, self.state_lock.name, self.lineage_file.name}
         is_file = self.path.is_present() and not self.path.is_folder()
         is_occupied = is_file or any(not name.startswith(".") and name not in own for name in self.path.content())
         if self.exists():  # asked last: the content may belong to a run that another start has just made
@@ -98,13 +99,17 @@ class RunDirectory:
         if not may_make(self.local):
             raise RunError(f"{self.local} cannot be written; choose another directory with --out")
 
-    def create(self, config: TrainConfig, fill: Callable[[], None] = lambda: None) -> None:
+    def create(
+        self, config: TrainConfig, fill: Callable[[], None] = lambda: None, origins: Sequence[Origin] = ()
+    ) -> None:
         """Create the directory and write the resolved settings, after `fill` has written the files that belong to them.
 
-        Raises RunExistsError as `refuse_existing`, and if another start has created a run here meanwhile.
+        origins: of a fork, for run.json, which is written first. Raises RunExistsError as `refuse_existing`, and if
+        another start has created a run here meanwhile.
         """
         self.refuse_existing()
         self.path.make()
+        self.lineage_file.rewrite(sealed_lineage(origins))
         fill()
         try:
             self.config_file.create(_sealed(config, self.path))

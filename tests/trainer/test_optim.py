@@ -27,6 +27,14 @@ def test_the_learning_rate_rises_linearly_to_its_highest_value():
     assert rates(CONFIG, 100)[:5] == [0.125, 0.25, 0.375, 0.5, 0.5]
 
 
+def test_with_a_cooldown_it_stays_until_the_last_share_of_the_steps_and_falls_linearly_whatever_their_number():
+    config = CONFIG.model_copy(update={"cooldown": 0.25, "lr_min": 0.1})
+    seen = rates(config, 100)
+    assert seen[3:76] == [0.5] * 73
+    assert seen[75:100] == pytest.approx([0.5 - 0.4 * step / 25 for step in range(25)])
+    assert rates(config, 200)[:76] == seen[:76]
+
+
 def test_then_it_falls_as_a_cosine_towards_zero():
     seen = rates(CONFIG, 100)
     assert seen[4 + 48] == pytest.approx(0.25)

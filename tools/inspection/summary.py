@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ...trainer.lineage import read_lineage
 from .features.confirmation import Confirmation
 from .reading.opening import Inspection
 from .temperatures.correlation import Correlation
@@ -43,7 +44,13 @@ def facts(inspection: Inspection, survey: Survey | None) -> list[tuple[str, str]
             ("samples", _coverage(survey)),
         ]
     lines.append(("objective", settings(inspection)))
-    return lines
+    return lines + [("" if place else "origin", line) for place, line in enumerate(lineage(inspection))]
+
+
+def lineage(inspection: Inspection) -> list[str]:
+    """Return the tree of the runs that this one was forked from; empty unless it is a fork."""
+    found = read_lineage(inspection.run.lineage_file)
+    return found.lines() if found else []
 
 
 def what(inspection: Inspection, survey: Survey) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from ...storage.files import write_atomically
 from ..inspection import summary
@@ -15,6 +15,7 @@ from ..inspection.reading.opening import Inspection
 from ..inspection.temperatures.groups import CLASS_COLUMN
 from ..inspection.temperatures.samples import Sample
 from ..inspection.temperatures.survey import Survey
+from ..printing import plain_text
 from .figures.by_group import draw_tau_by_group
 from .figures.style import LIGHT, png_of
 from .grouping import lede
@@ -69,12 +70,13 @@ def build_page(findings: Findings) -> str:
     if findings.drift:
         following["Drift"] += movers
     dataset = inspection.dataset.name if inspection.dataset else Path(str(inspection.config.data.places)).name
-    facts = f"{dataset}: {summary.what(inspection, survey)}" if survey else ""
+    facts = [f"{dataset}: {summary.what(inspection, survey)}"] if survey else []
+    head = Markup("<br>").join(escape(plain_text(line, 1000)) for line in [*facts, *summary.lineage(inspection)])
     name, notes = inspection.run.path.resolve().name, [*findings.warnings, *findings.notes]
     title, first = "Temperatures of", " ".join([*findings.said_first, lede(survey)])
     if inspection.prediction:
         title, first = "Temperatures predicted by", f"Predicted, not trained. {first}"
-    return document(title, name, first, facts, notes, leading | following)
+    return document(title, name, first, head, notes, leading | following)
 
 
 def _following(findings: Findings) -> dict[str, Markup]:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, NonNegativeInt
 
 from ...storage.bucket_errors import is_away
 from ...storage.files import read_regular, sha256_of, write_atomically
-from ...storage.place import Place, steps_in
+from ...storage.place import Place, duplicate, steps_in
 from ...storage.sealed_json import DamagedJSONError, parse, seal_document, unseal
 from ...storage.step_folders import is_step_name, step_of
 from ..errors import DamagedCheckpointError, RunError
@@ -80,6 +80,20 @@ def _write(building: Path, info: CheckpointInfo, training: dict[str, Any]) -> No
         for name in (_TENSORS, _REST)
     }
     write_atomically(building / INFO, seal_document(info.model_copy(update={"files": files}).model_dump()))
+
+
+def fork_checkpoint(path: Place, info: CheckpointInfo, settings: dict[str, Any], folder: Place) -> Place:
+    """Make another run's checkpoint the first one of a run with these settings, in its `checkpoints`, and return it.
+
+    Tensors and their tree are linked where they can be, since nothing changes them in place. Raises OSError.
+    """
+    made = folder / f"step-{info.step}"
+    made.make()
+    for name in (_TENSORS, _REST):
+        duplicate(path / name, made / name)
+    (made / INFO).rewrite(seal_document(info.model_copy(update={"settings": settings}).model_dump()))
+    (folder / LATEST).rewrite(f"{made.name}\n".encode())
+    return made
 
 
 def load_checkpoint(path: Place) -> tuple[CheckpointInfo, dict[str, Any]]:

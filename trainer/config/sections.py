@@ -270,7 +270,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 
 
 class OptimizerConfig(Section):
-    """The optimiser, with warm-up and cosine decay. A setting that is omitted or `none` has its default.
+    """The optimiser; its rate warms up, then decays. A setting that is omitted or `none` has its default.
 
     `betas`, `eps`, `momentum` and `trust_coefficient` are rejected if the optimiser has no such setting.
     """
@@ -280,7 +280,10 @@ class OptimizerConfig(Section):
     lr: PositiveFloat = 1e-3
     """Peak learning rate, reached after the warm-up; suitable values depend on the optimiser."""
     lr_min: NonNegativeFloat = 0.0
-    """Learning rate at the run's last step, where the cosine ends."""
+    """Learning rate at the run's last step, where the cosine or the cooldown ends."""
+    cooldown: float = Field(default=0.0, ge=0, le=1)
+    """Last share of the steps, in which the rate falls linearly to lr_min; until then it stays at lr after the warm-up,
+    so a fork of the run can have any length. 0: a cosine instead."""
     warmup_steps: NonNegativeInt | None = None
     """Steps in which the learning rate rises from 0 to lr; 200 if `warmup_epochs` is not set either."""
     warmup_epochs: NonNegativeInt | None = None

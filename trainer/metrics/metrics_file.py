@@ -163,6 +163,18 @@ def cut_back(path: Path, keep_steps: int) -> bytes:
     return last
 
 
+def copy_until(log: Log, to: Path, keep_steps: int) -> None:
+    """Write the readable lines of steps up to `keep_steps` of a log, which may grow meanwhile, to a file.
+
+    Raises FileNotFoundError if the log has none yet, OSError.
+    """
+    with log.opened() as reader, written_aside(to) as file:
+        size = reader.size
+        for start in range(0, size, BLOCK_BYTES):
+            file.write(reader.read(start, min(BLOCK_BYTES, size - start)))
+    _rewrite(to, keep_steps)  # verifies each line of the copy
+
+
 def _lines(file: BinaryIO) -> Iterator[tuple[bytes, int | None]]:
     """Yield each line without its newline, and its step, None if unreadable; a very long line comes in pieces."""
     begins = True

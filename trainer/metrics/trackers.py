@@ -20,6 +20,7 @@ from ...storage.files import own_directory
 from ...storage.log import FileLog
 from ..config import TrainConfig, flat
 from ..errors import ConfigError
+from ..lineage import read_lineage
 from ..plugins import PluginError, load_plugin
 from ..run_directory import RunDirectory
 from .metrics_file import last_lines, numbers_in
@@ -195,7 +196,8 @@ class Trackers:
 def _identified(run: RunDirectory) -> tuple[str, tuple[int, bool]]:
     """Return the run's id, and which line was sent last: its step, and whether it is an evaluation. Both are kept."""
     kept = _KEPT.fullmatch(run.trackers_id.read_bytes()) if run.trackers_id.is_present() else None
-    run_id, *sent = kept.groups() if kept else (secrets.token_hex(8).encode(), b"0", b"0")
+    made = read_lineage(run.lineage_file)
+    run_id, *sent = kept.groups() if kept else ((made.id if made else secrets.token_hex(8)).encode(), b"0", b"0")
     places = [(int(sent[0]), sent[1] == b"1")]
     if run.metrics_file.exists():
         steps, evaluations, _ = last_lines(FileLog(run.metrics_file), 1, 1)

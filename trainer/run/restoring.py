@@ -61,9 +61,8 @@ def find_start(config: TrainConfig, run: RunDirectory, world: World, *, resume: 
             check_own_copy(config.data, Selection(run.selection))
     start = _newest(run, world) if resume else None
     with agreement(world.control, RunError):
-        for encoder in (config.model.image, config.model.text) if resume and start is None else ():
-            if encoder.name.startswith((TIMM, OPEN_CLIP)) and starts_trained(encoder):  # a run from someone else?
-                raise RunError(f"{run.path} has no checkpoint, and no file fetches {encoder.name}: start another run")
+        if resume and start is None:
+            refuse_published(config, run)
         if start is not None:
             _check_settings(config, start, world)
         own = facts(config, dataset)
@@ -71,6 +70,13 @@ def find_start(config: TrainConfig, run: RunDirectory, world: World, *, resume: 
     if resume and start is None and world.is_first:
         _log.warning("%s has no checkpoint: the run starts over at step 0", run.path)
     return dataset, start
+
+
+def refuse_published(config: TrainConfig, run: RunDirectory) -> None:
+    """Raise RunError if a run that begins from its files would fetch weights: it may be from someone else."""
+    for encoder in (config.model.image, config.model.text):
+        if encoder.name.startswith((TIMM, OPEN_CLIP)) and starts_trained(encoder):
+            raise RunError(f"{run.path} has no checkpoint, and no file fetches {encoder.name}: start another run")
 
 
 def take_lock(run: RunDirectory, start: Loaded | None, world: World, *, resume: bool, until: ExitStack) -> Lock | None:

@@ -128,17 +128,24 @@ def _encoder_as_recorded(asked: EncoderConfig, recorded: EncoderConfig) -> Encod
 
 def with_recorded(directory: RunDirectory, given: Layers) -> tuple[TrainConfig, TrainConfig]:
     """Return a run's recorded settings, and these with the given changes. Raises ConfigError for code of its own."""
-    recorded, named = directory.config_to_resume(accept_edits=False), code_in(given.load())
+    recorded = directory.config_to_resume(accept_edits=False)
+    return recorded, with_changes(recorded, given, directory.config_file)
+
+
+def with_changes(recorded: TrainConfig, given: Layers, file: Place) -> TrainConfig:
+    """Return recorded settings with the given changes. Raises ConfigError for code that only the record names."""
+    layers = Layers()
+    layers.add(to_tree(recorded), str(file))
+    layers.add(given.tree, "settings")
+    asked = layers.load()
+    named = {key: code for key, code in code_in(asked).items() if key in given.origins}
     for key, code in code_in(recorded).items():
         if named.get(key) != code:  # before the import
             raise ConfigError(
-                f"{directory.config_file} sets {key} = {code!r}, which imports that module and runs its "
+                f"{file} sets {key} = {code!r}, which imports that module and runs its "
                 "code. If you trust it, name it in your settings, too"
             )
-    layers = Layers()
-    layers.add(to_tree(recorded), str(directory.config_file))
-    layers.add(given.tree, "settings")
-    return recorded, layers.load()
+    return asked
 
 
 def settled(
@@ -184,12 +191,12 @@ def allowed_changes(run: Place, recorded: TrainConfig, asked: TrainConfig, allow
     allowed: settings, or tables of settings, that may change. Raises ConfigError naming every other change.
     """
     changes = differences(recorded, asked)
-    impossible = _impossible(changes, recorded)
-    unnamed = [change for change in changes if change.key not in impossible and not _within(change.key, allowed)]
-    if impossible or unnamed:
+    refused = impossible(changes, recorded)
+    unnamed = [change for change in changes if change.key not in refused and not _within(change.key, allowed)]
+    if refused or unnamed:
         names = " ".join(f"--allow-change {change.key}" for change in unnamed)
         raise ConfigError(
-            f"{run} cannot be resumed with other settings: {'; '.join([*impossible.values(), *map(str, unnamed)])}. "
+            f"{run} cannot be resumed with other settings: {'; '.join([*refused.values(), *map(str, unnamed)])}. "
             f"Omit them{f', allow them with {names},' if names else ''} or start a new run with another --out."
         )
     return changes
@@ -201,23 +208,28 @@ def changes_since(checkpoint: Place, settings: Mapping[str, Any], now: TrainConf
     settings: from checkpoint.json. Raises ConfigError naming every change that no resumed run can make, RunError if
     this version does not know the settings.
     """
-    try:
-        before = load_config(settings)
-    except ConfigError as error:
-        raise RunError(
-            f"{checkpoint} is from another version of thermopile ({error}); resume it with that one"
-        ) from None
+    before = settings_at(checkpoint, settings)
     changes = differences(before, now)
-    if impossible := _impossible(changes, before):
+    if refused := impossible(changes, before):
         raise ConfigError(
             f"{checkpoint} was made with settings other than those in config.toml: "
-            f"{'; '.join(impossible.values())}. Copy the checkpoint's settings into config.toml and "
+            f"{'; '.join(refused.values())}. Copy the checkpoint's settings into config.toml and "
             "resume with --accept-config"
         )
     return changes
 
 
-def _impossible(changes: list[Change], recorded: TrainConfig) -> dict[str, str]:
+def settings_at(checkpoint: Place, settings: Mapping[str, Any]) -> TrainConfig:
+    """Return a checkpoint's settings, given those in checkpoint.json. Raises RunError if this version does not."""
+    try:
+        return load_config(settings)
+    except ConfigError as error:
+        raise RunError(
+            f"{checkpoint} is from another version of thermopile ({error}); resume it with that one"
+        ) from None
+
+
+def impossible(changes: list[Change], recorded: TrainConfig) -> dict[str, str]:
     """Return key → reason for each impossible change: of FIXED settings, and of values that the objective learns."""
     learned = []
     if all(change.key != "objective.name" for change in changes):  # impossible, and the name may be code to import

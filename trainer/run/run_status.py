@@ -13,6 +13,7 @@ from ...state_store.errors import StateStoreError
 from ...storage.log import Log
 from ...storage.place import Place, lock_status
 from ..checkpoints.checkpoint_files import INFO, checkpoints_in
+from ..lineage import Lineage, read_lineage
 from ..metrics.metrics_file import last_lines, loss_curve
 from ..metrics.step_report import TIME, hints, split
 from ..run_directory import RunDirectory
@@ -85,6 +86,8 @@ class CheckpointStatus:
 @dataclass(frozen=True)
 class RunStatus:
     run: str
+    lineage: Lineage | None
+    """Its id and origins; None of an earlier version's run."""
     state: str
     """running; silent (a process holds the lock but has been quiet); stopped; finished; never started."""
     writer: str | None
@@ -121,6 +124,7 @@ def read_status(run: RunDirectory) -> RunStatus:
     seconds = steps.step_seconds if steps else None
     return RunStatus(
         run=str(run.path),
+        lineage=read_lineage(run.lineage_file),
         state=_state(_every_steps(run, config, checkpoints), steps, checkpoints, total, silence),
         writer=writer,
         epochs=config.epochs,

@@ -83,16 +83,23 @@ def holes_in(file: Path, ids: Ids | None, dataset: DatasetIndex) -> Ids:
     return holes
 
 
-def write_selection(data: DataConfig, dataset: DatasetIndex, folder: Place) -> None:
+def write_selection(
+    data: DataConfig, dataset: DatasetIndex, folder: Place, of: tuple[DataConfig, Selection] | None = None
+) -> None:
     """Write a new run's own copy of its selection, weights and holes. data: with pinned files.
 
-    Raises ConfigError for bad ids or weights, and for a file that has changed since it was pinned; OSError.
+    of: settings and own copy of the run that it is a fork of, whose files may be gone. Raises ConfigError for bad ids
+    or weights, and for a file that has changed since it was pinned; OSError.
     """
     with SelectionWriter(folder, dataset.n) as writer:
         ids: Ids | None = None
-        if data.select:
+        if of is not None and of[1].ids is not None:
+            ids = writer.add(IDS, [of[1].ids])
+        elif data.select:
             ids = writer.add(IDS, (ids for ids, _ in _sorted(_unchanged(data.select, "select"), "select", dataset)))
-        if data.weights:
+        if of is not None and of[1].weights is not None and data.weights == of[0].weights:
+            writer.add(WEIGHTS, [of[1].weights])
+        elif data.weights:
             file, kept = _unchanged(data.weights, "weights"), dataset.n if ids is None else len(ids)
             # In two passes, so that memory does not grow with the samples.
             total, ends = 0.0, np.zeros(0)

@@ -1,0 +1,383 @@
+"""A fork of a run: the run itself from a checkpoint on, but for what was changed."""
+
+import json
+import random
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from thermopile.pipeline.conversion.append import appended_path, join
+from thermopile.pipeline.sources.glyphs import GlyphSource
+from thermopile.state_store import forking as forking_module
+from thermopile.storage.selection import Selection
+from thermopile.trainer.checkpoints.checkpoint_files import remove_checkpoints
+from thermopile.trainer.lineage import read_lineage
+from thermopile.trainer.loop import Trainer
+from thermopile.trainer.run_directory import RunDirectory
+
+from support.cli import answer, assert_one_line, cli, sets, succeed
+from support.conversions import dataset_of
+from support.programs import program
+from support.runs import (
+    MOMENTUM,
+    SMALL,
+    assert_same_run,
+    checkpoints,
+    finish,
+    lines,
+    losses,
+    resumed,
+    small,
+    snapshots,
+    train,
+)
+
+RECORDER = "support.own_trackers:Recorder"
+KEEPING = {"checkpoint": {"every_steps": 4, "every_minutes": 0, "keep_every": 4}}
+
+
+@pytest.fixture(scope="module")
+def whole(pairs_dataset, tmp_path_factory):
+    """A run of 14 steps with checkpoints at 4, 8, 12 and 14."""
+    return train(small(pairs_dataset, **KEEPING), tmp_path_factory.mktemp("whole") / "run")
+
+
+def fork(source, out, *words):
+    succeed("fork", source, "--out", out, *words)
+    return RunDirectory(out)
+
+
+def at(run, step):
+    return f"{run.path}@step-{step}"
+
+
+def contents(run):
+    """Path → bytes and time of change of every file of a run."""
+    files = (path for path in run.path.rglob("*") if path.is_file())
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+def goes_on(forked, step):
+    return resumed(forked.config(), forked, from_step=step)
+
+
+# Without changes
+
+
+def test_a_fork_without_changes_goes_on_as_the_run_did_and_the_run_is_not_touched(whole, tmp_path):
+    before = contents(whole)
+    forked = fork(at(whole, 8), tmp_path / "fork")
+    assert losses(forked) == {step: loss for step, loss in losses(whole).items() if step <= 8}
+    assert (checkpoints(forked), snapshots(forked)) == ({8}, {0, 8})
+    goes_on(forked, 8)
+    assert_same_run(forked, whole)
+    assert contents(whole) == before
+
+
+def test_a_fork_of_the_latest_checkpoint_is_the_finished_run_again(whole, tmp_path):
+    forked = fork(whole.path, tmp_path / "fork")
+    assert_same_run(forked, whole)
+    assert "finished" in succeed("status", forked.path).output
+
+
+def test_a_fork_at_step_0_begins_again_with_the_weights_of_the_seed(whole, tmp_path):
+    forked = fork(at(whole, 0), tmp_path / "fork")
+    assert not forked.state.exists()
+    goes_on(forked, 0)
+    assert_same_run(forked, whole)
+
+
+WINDOWS = (
+    "canonical_shards=2", "blocks_per_shard=15", "window_blocks=4", "state.memory_budget=30KB", "micro_batch=64",
+    "batch_size=128", "epochs=1", "data.image_size=16", "model.dim=16", "model.image.config.width=4",
+    "checkpoint.every_steps=5", "checkpoint.keep_every=5", "log_every=1", "model.ema=0.9", *MOMENTUM,
+)  # fmt: skip
+
+
+@pytest.mark.wide
+def test_windows_micro_batches_and_a_momentum_network_go_on_likewise(pairs_dataset, tmp_path):
+    settings = [each for each in WINDOWS if "batch_norm" not in each]
+    succeed("train", "--data", pairs_dataset.path, "--out", tmp_path / "whole", *sets(*settings))
+    forked = fork(f"{tmp_path / 'whole'}@step-5", tmp_path / "fork")
+    succeed("train", "--out", forked.path, "--resume")
+    assert_same_run(forked, RunDirectory(tmp_path / "whole"))
+
+
+@pytest.mark.wide
+def test_two_ranks_go_on_likewise(pairs_dataset, tmp_path, start_ranks):
+    run = RunDirectory(tmp_path / "whole")
+    keeping = ("checkpoint.every_steps=4", "checkpoint.keep_every=4", "canonical_shards=2")
+    words = ("--data", pairs_dataset.path, *sets(*SMALL, *keeping))
+    finish(start_ranks(2, "train", "--out", run.path, *words))
+    forked = fork(at(run, 8), tmp_path / "fork")
+    finish(start_ranks(2, "train", "--out", forked.path, "--resume"))
+    assert_same_run(forked, run)
+
+
+# Files
+
+
+def test_a_fork_shares_what_nothing_changes_and_writes_the_rest(whole, tmp_path):
+    """Its disk beside its origin is what it writes itself: all files with one name."""
+    forked = fork(at(whole, 8), tmp_path / "fork")
+    files = [path for path in forked.path.rglob("*") if path.is_file()]
+    shared = {str(path.relative_to(forked.path)) for path in files if path.stat().st_nlink > 1}
+    assert {re.sub("[0-9A-Z]{20}", "ID", name) for name in shared} == {
+        "checkpoints/step-8/tensors.safetensors", "checkpoints/step-8/training.json",
+        "state/chunks/ID", "state/manifests/ID", "state/snapshots/ID",
+    }  # fmt: skip
+    own = sum(path.stat().st_size for path in files if path.stat().st_nlink == 1)
+    assert own < 40_000 + forked.metrics_file.stat().st_size
+
+
+def test_origin_and_fork_each_lose_their_own_names_alone(whole, tmp_path):
+    run = RunDirectory(shutil.copytree(whole.path, tmp_path / "run"))
+    forked = fork(at(run, 8), tmp_path / "fork")
+    goes_on(forked, 8)
+    succeed("state", "check", run.path, "--all")
+    shutil.rmtree(run.path)
+    succeed("state", "check", forked.path, "--all")
+    assert_same_run(forked, whole)
+
+
+@pytest.mark.wide
+def test_a_fork_on_another_file_system_is_a_copy(whole, tmp_path, monkeypatch):
+    def other_file_system(*_, **__):
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr("os.link", other_file_system)
+    forked = fork(at(whole, 12), tmp_path / "fork")
+    assert all(path.stat().st_nlink == 1 for path in forked.path.rglob("*") if path.is_file())
+    assert_same_run(goes_on(forked, 12), whole)
+
+
+@pytest.mark.parametrize("place", ["state/chunks", "checkpoints/step-8/tensors.safetensors"])
+def test_no_link_of_the_run_is_followed(whole, tmp_path, place):
+    run = RunDirectory(shutil.copytree(whole.path, tmp_path / "run"))
+    file = next(iter((run.path / place).iterdir())) if place == "state/chunks" else run.path / place
+    for each in (run.path / place).iterdir() if place == "state/chunks" else [file]:
+        shutil.move(each, tmp_path / each.name)
+        each.symlink_to(tmp_path / each.name)
+    assert_one_line(cli("fork", at(run, 8), "--out", tmp_path / "fork"), 1, "not a regular file")
+    assert not (tmp_path / "fork").exists()
+    assert not [*tmp_path.glob(".fork*")]
+
+
+@pytest.mark.parametrize("file", ["state/chunks/*", "state/snapshots/*", "checkpoints/step-8/tensors.safetensors"])
+def test_a_damaged_file_is_found_before_there_is_a_fork(whole, tmp_path, file):
+    run = RunDirectory(shutil.copytree(whole.path, tmp_path / "run"))
+    for path in run.path.glob(file):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    done = cli("fork", at(run, 8), "--out", tmp_path / "fork")
+    assert_one_line(done, 1, "")
+    assert not (tmp_path / "fork").exists()
+    assert not [*tmp_path.glob(".fork*")]
+
+
+def test_a_run_that_trains_is_forked_and_one_that_removes_the_checkpoint_is_forked_at_the_next(
+    pairs_dataset, whole, tmp_path, monkeypatch, caplog
+):
+    """Its lock is held; while step 8 is forked, it goes on to step 12 and keeps that alone."""
+    run = RunDirectory(shutil.copytree(whole.path, tmp_path / "run"))
+    remove_checkpoints(run.checkpoints, keep=[8, 4])
+    real = forking_module.duplicate
+
+    def duplicate(source, to):
+        if (run.checkpoints / "step-8").exists():
+            shutil.copytree(whole.checkpoints / "step-12", run.checkpoints / "step-12")
+            remove_checkpoints(run.checkpoints, keep=[12])
+            raise FileNotFoundError(source)
+        real(source, to)
+
+    monkeypatch.setattr(forking_module, "duplicate", duplicate)
+    with Trainer(whole.config(), RunDirectory(tmp_path / "other")):
+        pass
+    forked = fork(run.path, tmp_path / "fork")
+    assert checkpoints(forked) == {12}
+    assert "has removed step-8, which was being forked" in caplog.text
+    assert_one_line(cli("fork", at(run, 8), "--out", tmp_path / "named"), 1, "no checkpoint 'step-8'", "step-12")
+
+
+def test_the_lock_of_a_run_is_not_taken(pairs_dataset, tmp_path):
+    config = small(pairs_dataset, **KEEPING)
+    with Trainer(config, run := RunDirectory(tmp_path / "run")) as trainer:
+
+        def report(report):
+            if (run.checkpoints / "step-4").exists() and not (tmp_path / "fork").exists():
+                fork(at(run, 4), tmp_path / "fork")
+
+        trainer.run(report)
+    assert_same_run(goes_on(RunDirectory(tmp_path / "fork"), 4), run)
+
+
+@pytest.mark.parametrize("taken", ["a file", "a folder", "a run"])
+def test_a_place_that_is_taken_is_left_alone(whole, tmp_path, taken):
+    out = tmp_path / "fork"
+    if taken == "a file":
+        out.write_text("mine")
+    elif taken == "a folder":
+        out.mkdir()
+        (out / "mine").write_text("mine")
+    else:
+        shutil.copytree(whole.path, out)
+    before = sorted(out.rglob("*")) or out.read_text()
+    assert_one_line(cli("fork", at(whole, 8), "--out", out), 2, out)
+    assert (sorted(out.rglob("*")) or out.read_text()) == before
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    "kills", [pytest.param(4, marks=pytest.mark.wide), pytest.param(10**6, marks=pytest.mark.soak)]
+)
+def test_a_fork_killed_at_any_step_leaves_the_whole_fork_or_none_and_is_repeated(whole, tmp_path, kills):
+    run = RunDirectory(shutil.copytree(whole.path, tmp_path / "run"))
+    before, out = contents(run), tmp_path / "fork"
+    steps = int(subprocess.check_output(program("forking", 0, at(run, 8), tmp_path / "count")))
+    shutil.rmtree(tmp_path / "count")
+    drawn = range(1, steps + 1) if kills > steps else sorted(random.Random(1).sample(range(1, steps + 1), kills))
+    for step in drawn:
+        done = subprocess.run(program("forking", step, at(run, 8), out), capture_output=True, check=False)
+        assert done.returncode == 9, (step, done.stderr)
+        if out.exists():
+            succeed("state", "check", out)
+            shutil.rmtree(out)
+        else:
+            fork(at(run, 8), out)
+        assert contents(run) == before
+        shutil.rmtree(out, ignore_errors=True)
+
+
+# Changes
+
+
+def test_a_rate_that_falls_from_the_fork_on_is_said_in_both_figures(whole, tmp_path):
+    done = succeed("fork", at(whole, 8), "--out", tmp_path / "fork", *sets("epochs=3", "optimizer.cooldown=0.25"))
+    assert "epochs: 2 → 3; optimizer.cooldown: 0.0 → 0.25" in done.output
+    forked = RunDirectory(tmp_path / "fork")
+    goes_on(forked, 8)
+    first, second = ({line["step"]: line["learning_rate"] for line in lines(run)} for run in (whole, forked))
+    assert {step: rate for step, rate in second.items() if step <= 8} == {step: first[step] for step in range(1, 9)}
+    assert max(second) == 21
+    assert len(checkpoints(forked)) > 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ("seed=1", "it determines the order of the samples"),
+        ("model.dim=32", "the checkpoint's weights and state depend on it"),
+        ("optimizer.weight_decay=0.1", "it is restored from the checkpoint"),
+        ("data.select=ids.parquet", "cannot be read"),
+        ("epochs=1", "step-8 is after the end of these settings, 7 steps"),
+        ("nonsense=1", "nonsense"),
+    ],
+)
+def test_what_no_fork_can_change_is_refused_with_the_reason(whole, tmp_path, setting, why):
+    assert_one_line(cli("fork", at(whole, 8), "--out", tmp_path / "fork", "--set", setting), 2, why)
+    assert not (tmp_path / "fork").exists()
+
+
+def test_settings_are_those_of_the_checkpoint_and_later_ones_are_named(pairs_dataset, whole, tmp_path, caplog):
+    run = RunDirectory(shutil.copytree(whole.path, tmp_path / "run"))
+    run.record(whole.config().model_copy(update={"epochs": 5}))
+    forked = fork(at(run, 8), tmp_path / "fork")
+    assert forked.config() == whole.config()
+    assert "has changed since step-8, and a fork does so only if told to: epochs: 2 → 5" in caplog.text
+
+
+def test_weights_are_taken_and_ids_come_from_the_runs_own_copy(pairs_dataset, tmp_path):
+    ids = np.arange(0, 2_000, 2)
+    for name, columns in {"ids": {"sample_id": ids}, "weights": {"sample_id": ids, "weight": 1.0 + ids % 3}}.items():
+        pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+    data = {"path": str(pairs_dataset.path), "image_size": 16, "select": str(tmp_path / "ids.parquet")}
+    run = train(small(pairs_dataset, batch_size=128, data=data, **KEEPING), tmp_path / "run")
+    (tmp_path / "ids.parquet").unlink()
+    forked = fork(at(run, 8), tmp_path / "fork", "--weights", tmp_path / "weights.parquet")
+    own = Selection(forked.selection)
+    np.testing.assert_array_equal(own.ids, ids)
+    np.testing.assert_allclose(own.weights, (1.0 + ids % 3) / (1.0 + ids % 3).mean(), rtol=1e-6)
+    goes_on(forked, 8)
+    differing = {step for step, loss in losses(forked).items() if loss != losses(run)[step]}
+    assert min(differing) == 9
+    (tmp_path / "weights.parquet").unlink()
+    again = fork(at(forked, 12), tmp_path / "again")
+    assert_same_run(goes_on(again, 12), forked)
+
+
+@pytest.mark.wide
+def test_a_dataset_at_another_place_is_taken_and_one_that_grew_refused(pairs_dataset, whole, tmp_path):
+    moved = shutil.copytree(pairs_dataset.path, tmp_path / "moved")
+    forked = fork(at(whole, 12), tmp_path / "fork", "--data", moved)
+    assert forked.config().data.path == str(moved)
+    dataset_of(GlyphSource(0), appended_path(moved), np.arange(0, 10_847, 500), tokenizer_from=moved / "tokenizer.json")
+    join(moved)
+    done = cli("fork", at(whole, 12), "--out", tmp_path / "other", "--data", moved)
+    assert_one_line(done, 2, f"thermopile train --init-from {whole.path} --grow --data {moved} --out RUN")
+
+
+@pytest.mark.wide
+def test_another_dataset_is_refused(whole, images_dataset, noise_dataset, tmp_path):
+    done = cli("fork", at(whole, 12), "--out", tmp_path / "fork", "--data", noise_dataset.path)
+    assert_one_line(done, 2, f"{noise_dataset.place} is not the dataset of {whole.path}")
+
+
+def test_code_that_only_the_run_names_is_not_imported(whole, tmp_path):
+    run = RunDirectory(shutil.copytree(whole.path, tmp_path / "run"))
+    run.record(run.config().model_copy(update={"trackers": ("hostile:Tracker",)}))
+    assert_one_line(cli("fork", at(run, 0), "--out", tmp_path / "fork"), 2, "trackers = 'hostile:Tracker'")
+
+
+def test_code_that_the_run_names_since_the_checkpoint_is_neither_imported_nor_taken(whole, tmp_path):
+    run = RunDirectory(shutil.copytree(whole.path, tmp_path / "run"))
+    hostile = whole.config().objective.model_copy(update={"name": "hostile:Objective"})
+    run.record(whole.config().model_copy(update={"objective": hostile}))
+    assert fork(at(run, 8), tmp_path / "fork").config() == whole.config()
+    assert_one_line(cli("fork", at(run, 0), "--out", tmp_path / "other"), 2, "objective.name = 'hostile:Objective'")
+
+
+# Origins
+
+
+def test_a_fork_has_an_id_of_its_own_and_shows_the_runs_that_it_came_from(whole, tmp_path):
+    first = fork(at(whole, 12), tmp_path / "first", "--set", "epochs=3")
+    second = fork(at(first, 12), tmp_path / "second")
+    ids = [read_lineage(run.lineage_file).id for run in (whole, first, second)]
+    assert len({*ids}) == 3
+    tree = [
+        f"{whole.path} ({ids[0]})",
+        f"└─ step 12: {first.path} ({ids[1]}): epochs: 2 → 3",
+        f"└─── step 12: this run ({ids[2]}): nothing changed",
+    ]
+    said = succeed("status", second.path).output
+    inspected = succeed("inspect", second.path).output
+    page = (second.report / "report.html").read_text()
+    for line in tree:
+        assert all(line in shown for shown in (said, inspected, page))
+    assert [origin["step"] for origin in answer("status", second.path)["lineage"]["origins"]] == [12, 12]
+    assert "origin" not in succeed("status", whole.path).output
+
+
+def test_trackers_get_the_id_of_the_fork_and_only_its_own_steps(pairs_dataset, tmp_path):
+    run = train(small(pairs_dataset, **KEEPING, trackers=[RECORDER]), tmp_path / "run")
+    forked = fork(at(run, 8), tmp_path / "fork", "--set", f'trackers=["{RECORDER}"]')
+    goes_on(forked, 8)
+    for each, first in ((run, 1), (forked, 9)):
+        (file,) = each.path.glob("sent-*.jsonl")
+        about, *sent = map(json.loads, file.read_text().splitlines())
+        assert about["id"] == read_lineage(each.lineage_file).id
+        assert sorted({line["step"] for line in sent if "step" in line}) == list(range(first, 15))
+
+
+def test_dry_run_says_what_a_fork_would_be_at_every_kept_checkpoint(whole, tmp_path):
+    done = succeed("fork", whole.path, "--dry-run", "--set", "optimizer.lr=0.002")
+    assert [line.partition(": ")[0] for line in done.stdout.splitlines()] == [
+        at(whole, step) for step in (0, 4, 8, 12, 14)
+    ]
+    assert "step-8: 8 of 14 steps are done; optimizer.lr: 0.001 → 0.002; the learning rate of the next" in done.stdout

@@ -1,0 +1,60 @@
+"""A run's id, and the runs that it was forked from, in RUN/run.json, which is written once, when the run is made."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict
+from secrets import token_hex
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, NonNegativeInt, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from ..storage.place import Place
+from ..storage.sealed_json import DamagedJSONError, seal_document, unseal
+
+_Id = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Origin:
+    """A run that was forked: its place, its id, None if an earlier version made it, the step, and what was changed."""
+
+    run: str
+    id: _Id | None
+    step: NonNegativeInt
+    changed: list[str]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Lineage:
+    """Content of run.json. origins: from the first run, which is no fork, to the one that was forked last."""
+
+    id: _Id
+    origins: Annotated[list[Origin], Field(max_length=1000)]
+
+    def lines(self) -> list[str]:
+        """Return a tree, a line for each run, this one last; empty unless it is a fork."""
+        runs = [f"{each.run} ({each.id or 'no id'})" for each in self.origins] + [f"this run ({self.id})"]
+        lines = runs[:1] if self.origins else []
+        for depth, origin in enumerate(self.origins):
+            changed = "; ".join(origin.changed) or "nothing changed"
+            lines.append(f"└─{'──' * depth} step {origin.step:,}: {runs[depth + 1]}: {changed}")
+        return lines
+
+
+def sealed_lineage(origins: Sequence[Origin]) -> bytes:
+    """Return run.json of a new run, with an id of its own."""
+    return seal_document(asdict(Lineage(token_hex(8), [*origins])))
+
+
+def read_lineage(file: Place) -> Lineage | None:
+    """Return a run's lineage; None if an earlier version made it, and, with a warning, if the file is damaged."""
+    try:
+        return TypeAdapter(Lineage).validate_python(unseal(file.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (DamagedJSONError, ValidationError) as error:
+        reason = " ".join(str(error).split())[:200]
+        _log.warning("%s is damaged, so the run's origin is unknown: %s", file, reason)
+        return None

@@ -1,0 +1,151 @@
+"""Fork a run: a new one that goes on from a checkpoint of it, or begins again at step 0, with some settings changed."""
+
+import logging
+from contextlib import ExitStack, suppress
+from typing import NamedTuple
+
+from ...pipeline.dataset import Dataset
+from ...pipeline.mixture import open_dataset
+from ...state_store import StateStoreError, history
+from ...state_store.forking import fork_state
+from ...state_store.shares import writer_lock
+from ...storage.mixed_rows import MixedRows
+from ...storage.place import Lock, Place
+from ...storage.selection import Selection
+from ..checkpoints.checkpoint_files import CheckpointInfo, checkpoints_in, fork_checkpoint, load_checkpoint, read_info
+from ..config import TrainConfig, to_tree
+from ..config.layers import Layers
+from ..errors import ConfigError, RunError, RunExistsError
+from ..lineage import Origin, read_lineage
+from ..metrics.metrics_file import copy_until
+from ..optim import learning_rate
+from ..run_directory import RunDirectory, find_checkpoint
+from .build import create_order, objective_of, resolve
+from .restoring import refuse_published
+from .resume_settings import Change, as_recorded, differences, impossible, settings_at, with_changes
+from .selection_files import check_own_copy, write_selection
+
+_log = logging.getLogger(__name__)
+
+
+class Fork(NamedTuple):
+    """A fork that can be made. recorded: the origin's settings at that step, resolved like the fork's own."""
+
+    origin: RunDirectory
+    checkpoint: tuple[Place, CheckpointInfo] | None
+    """None: the fork begins again at step 0."""
+    recorded: TrainConfig
+    config: TrainConfig
+    dataset: Dataset
+    changes: list[Change]
+    total_steps: int
+    rates: tuple[float, float]
+    """Learning rates of the next step, in the origin and in the fork."""
+
+    @property
+    def step(self) -> int:
+        return self.checkpoint[1].step if self.checkpoint else 0
+
+
+def plan_fork(origin: RunDirectory, at: str, given: Layers) -> Fork:
+    """Return the fork of a run at `latest` or step-N, with its settings of then and the given changes; writes nothing.
+
+    Raises ConfigError for a change that no fork can make, and for code that only the run names; RunError, DatasetError,
+    StateStoreError, OSError.
+    """
+    recorded = now = origin.config_to_resume(accept_edits=False)
+    checkpoint, file, step = None, origin.config_file, 0
+    if at != "step-0" or 0 in checkpoints_in(origin.checkpoints):
+        file = find_checkpoint(origin, at)
+        info = read_info(file)
+        checkpoint, recorded, step = (file, info), settings_at(file, info.settings), info.step
+        places = {name: getattr(now.data, name) for name in ("path", "parts", "tars")}  # it may have been moved since
+        recorded = recorded.model_copy(update={"data": recorded.data.model_copy(update=places)})
+    if later := "; ".join(change.arrow for change in differences(recorded, now)):
+        _log.warning("%s has changed since step-%d, and a fork does so only if told to: %s", origin.path, step, later)
+    asked = with_changes(recorded, given, file)
+    dataset = open_dataset(asked.data.places, asked.data.tars)
+    _refuse_other_dataset(origin, dataset)
+    recorded, asked = (resolve(as_recorded(each, recorded), dataset) for each in (recorded, asked))
+    changes = differences(recorded, asked)
+    if refused := [why for key, why in impossible(changes, recorded).items() if key != "data.weights"]:
+        raise ConfigError(
+            f"{origin.path} cannot be forked with other settings: {'; '.join(refused)}. Leave them out, or start a "
+            f"new run: thermopile train --config {origin.config_file} …"
+        )
+    per_epoch = create_order(asked, dataset, objective_of(asked)).steps_per_epoch
+    before, after = recorded.total_steps(per_epoch), asked.total_steps(per_epoch)
+    if after < step:
+        raise ConfigError(f"step-{step} is after the end of these settings, {after:,} steps; set more epochs or steps")
+    if checkpoint is None:
+        refuse_published(asked, origin)
+    rates = [learning_rate(each.optimizer, step, per_epoch, end) for each, end in ((recorded, before), (asked, after))]
+    return Fork(origin, checkpoint, recorded, asked, dataset, changes, after, (rates[0], rates[1]))
+
+
+def fork_run(origin: RunDirectory, at: str, given: Layers, into: RunDirectory) -> Fork:
+    """Fork a run, which may train meanwhile, as `plan_fork` says; if it removes the checkpoint meanwhile, start over.
+
+    Links are to files that are written once. Changed in place are metrics.jsonl, metrics.damaged.jsonl, warnings.log,
+    state.lock and state.working/, of which metrics.jsonl alone is copied; all others are replaced by a rename.
+    Everything is read back before the settings are written, without which `into` is no run. What a killed fork leaves,
+    and in a bucket one that failed, is removed when it is repeated. Raises RunExistsError, and as `plan_fork`.
+    """
+    while True:
+        fork = plan_fork(origin, at, given)
+        try:
+            _make(fork, into)
+            return fork
+        except (OSError, RunError, StateStoreError):
+            if fork.checkpoint is None or fork.checkpoint[0] in checkpoints_in(origin.checkpoints).values():
+                raise
+            _log.warning("%s has removed step-%d, which was being forked; starting over", origin.path, fork.step)
+
+
+def _refuse_other_dataset(origin: RunDirectory, dataset: Dataset) -> None:
+    made_for = history.load(origin.state)[0].description.dataset_fingerprint if origin.has_state else None
+    if made_for in dataset.index.predecessors:
+        raise ConfigError(
+            f"{dataset.place} has grown since {origin.path} began, and a fork has the samples of then. To add the new "
+            f"ones: thermopile train --init-from {origin.path} --grow --data {dataset.place} --out RUN"
+        )
+    if made_for not in (None, dataset.index.fingerprint):
+        raise ConfigError(f"{dataset.place} is not the dataset of {origin.path}; pass that one's place with --data")
+
+
+def _make(fork: Fork, into: RunDirectory) -> None:
+    if into.exists() or not (into.path.is_remote and into.lineage_file.is_present()):  # which a killed fork has left
+        into.refuse_existing()
+    if into.path.is_taken(into.config_file.name):
+        raise RunExistsError(f"{into.path} {into.path.occupied} with --out")
+    known = read_lineage(fork.origin.lineage_file)
+    changed = [change.arrow for change in fork.changes]
+    origin = Origin(str(fork.origin.path.resolve()), known.id if known else None, fork.step, changed)
+    with into.path.resolve().built() as building, ExitStack() as held:
+        lock = writer_lock(building / "state")
+        held.callback(lock.release)
+        run = RunDirectory(building).under(lock)
+        for folder in (run.state, run.checkpoints, run.selection, run.path / "metrics"):
+            folder.clear()
+        with building.written_through():
+            run.create(fork.config, lambda: _fill(fork, run, lock), [*(known.origins if known else ()), origin])
+
+
+def _fill(fork: Fork, run: RunDirectory, lock: Lock) -> None:
+    """Write everything but the settings, and read it back."""
+    origin, own = fork.origin, fork.recorded.data
+    if own.parts:
+        MixedRows.read(origin.selection).write(run.selection)
+    elif own.select or own.weights or fork.config.data.weights:
+        of = (own, Selection(origin.selection)) if own.select or own.weights else None
+        if of is not None:
+            check_own_copy(*of)
+        write_selection(fork.config.data, fork.dataset.index, run.selection, of)
+    if fork.checkpoint is None:
+        return
+    path, info = fork.checkpoint
+    fork_state(origin.state, run.state, info.snapshot, lock.writer)
+    load_checkpoint(fork_checkpoint(path, info, to_tree(fork.config), run.checkpoints))
+    with suppress(FileNotFoundError):  # deleted by hand
+        copy_until(origin.metrics, run.metrics_file, info.step)
+        run.metrics.put()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,18 +14,28 @@ from ..trainer.config.layers import Layers, apply_overrides
 from .arguments import ANY_PLACE, RUN_DATA, TARS
 from .printing import plain_text
 
+if TYPE_CHECKING:
+    from ..trainer.run.fork import Fork
+
 
 @click.command(
     epilog="\b\nExamples:\n"
     "  thermopile fork runs/a --out runs/b --set epochs=30\n"
     "  thermopile fork runs/a@step-4000 --out runs/b --set optimizer.cooldown=0.5\n"
     "  thermopile fork runs/a@step-0 --out runs/b --weights weights.parquet\n"
+    "  thermopile fork runs/a --out runs/b --without withdrawn.parquet\n"
     "  thermopile fork runs/a --dry-run --set optimizer.lr=1e-4"
 )
 @click.argument("source", metavar="RUN[@step-N]")
 @click.option("--out", type=ANY_PLACE, help="The new run: a directory, or s3://BUCKET/PATH.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one setting. Repeatable.")
 @click.option("--weights", type=click.Path(path_type=Path), metavar="FILE", help="As for `thermopile train`.")
+@click.option(
+    "--without",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Forget these samples. Without @step-N, go on from the last checkpoint before any of them was used.",
+)
 @RUN_DATA
 @TARS
 @click.option("--dry-run", is_flag=True, help="Say what the fork would be, of every kept checkpoint; write nothing.")
@@ -33,6 +44,7 @@ def fork(
     out: Place | None,
     overrides: tuple[str, ...],
     weights: Path | None,
+    without: Path | None,
     data: Places | None,
     tars: Place | None,
     dry_run: bool,
@@ -50,10 +62,10 @@ def fork(
     given.add(tree, "--set")
     if data:
         given.add({"data": data_at(data)}, "--data")
-    for name, path in (("weights", weights), ("tars", tars)):
+    for name, path in (("weights", weights), ("without", without), ("tars", tars)):
         if path is not None:
             given.add({"data": {name: str(path.resolve())}}, f"--{name}")
-    from ..trainer.checkpoints.checkpoint_files import LATEST, checkpoints_in
+    from ..trainer.checkpoints.checkpoint_files import checkpoints_in
     from ..trainer.encoders.initial_weights import parts_of
     from ..trainer.run.fork import fork_run, plan_fork
     from ..trainer.run_directory import RunDirectory
@@ -61,14 +73,39 @@ def fork(
     run, step = parts_of(source)
     origin = RunDirectory(run)
     if out is not None and not dry_run:
-        forks = [fork_run(origin, step or LATEST, given, RunDirectory(out))]
+        forks = [fork_run(origin, step or None, given, RunDirectory(out))]
     else:
         steps = [step] if step else [f"step-{step}" for step in sorted({0, *checkpoints_in(origin.checkpoints)})]
         forks = [plan_fork(origin, step, given) for step in steps]
+    newest = max(checkpoints_in(origin.checkpoints), default=0)
     for each in forks:
-        lines = [f"{each.step:,} of {each.total_steps:,} steps are done", *(change.arrow for change in each.changes)]
-        if each.rates[0] != each.rates[1]:
-            lines.append(f"the learning rate of the next step is {each.rates[1]:.4g}, not {each.rates[0]:.4g}")
-        click.echo(plain_text(f"{run}@step-{each.step}: {'; '.join(lines)}", most=1000))
+        click.echo(plain_text(f"{run}@step-{each.step}: {'; '.join(_facts(each, newest))}", most=1000))
+    if without is not None:
+        click.echo(plain_text(f"other traces of them: {'; '.join(_traces(forks[0]))}", most=2000))
     if not dry_run:
         click.echo(plain_text(f"{out} is a run; next: `thermopile train --out {out} --resume`", most=1000))
+
+
+def _facts(fork: Fork, newest: int) -> Iterator[str]:
+    yield f"{fork.step:,} of {fork.total_steps:,} steps are done"
+    yield from (change.arrow for change in fork.changes)
+    if fork.rates[0] != fork.rates[1]:
+        yield f"the learning rate of the next step is {fork.rates[1]:.4g}, not {fork.rates[0]:.4g}"
+    if fork.forgotten:
+        used = f"{fork.used:,} have been used before" if fork.used else "none has been used before: forgotten exactly"
+        yield f"of {fork.forgotten:,} samples to forget {used}; steps to make again: {newest - fork.step:,}"
+
+
+def _traces(fork: Fork) -> Iterator[str]:
+    """Say what else may depend on samples that are forgotten."""
+    config, index = fork.config, fork.dataset.index
+    if index.tokenizer is not None:
+        yield "the dataset's tokenizer, its vocabulary and its context length, unless they were given"
+    yield "data.image_size and other settings chosen from the data; the counts made at conversion"
+    given = {
+        "--select": config.data.select,
+        "--weights": config.data.weights,
+        "--init-from, and its origins": config.init_from,
+    }
+    yield from (f"{option}: {value}" for option, value in given.items() if value)
+    yield "pretrained encoders, if any, that were trained on them"

@@ -8,7 +8,9 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from ...pipeline.augment import RECIPES, Recipe
@@ -261,6 +263,14 @@ def objective_of(config: TrainConfig) -> Objective:
         return created
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def refuse_thin_steps(order: Order, holes: NDArray[np.int64], first_step: int, total_steps: int, pieces: int) -> None:
+    """As `Order.refuse_thin_steps`, with a ConfigError."""
+    try:
+        order.refuse_thin_steps(holes, first_step, total_steps, pieces)
+    except ValueError as error:
+        raise ConfigError(f"data.without: {error}") from None
 
 
 def open_loader(

@@ -4,6 +4,9 @@ import logging
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ...pipeline.dataset import Dataset
 from ...pipeline.mixture import open_dataset
 from ...state_store import StateStoreError, history
@@ -12,7 +15,14 @@ from ...state_store.shares import writer_lock
 from ...storage.mixed_rows import MixedRows
 from ...storage.place import Lock, Place
 from ...storage.selection import Selection
-from ..checkpoints.checkpoint_files import CheckpointInfo, checkpoints_in, fork_checkpoint, load_checkpoint, read_info
+from ..checkpoints.checkpoint_files import (
+    LATEST,
+    CheckpointInfo,
+    checkpoints_in,
+    fork_checkpoint,
+    load_checkpoint,
+    read_info,
+)
 from ..config import TrainConfig, to_tree
 from ..config.layers import Layers
 from ..errors import ConfigError, RunError, RunExistsError
@@ -20,10 +30,11 @@ from ..lineage import Origin, read_lineage
 from ..metrics.metrics_file import copy_until
 from ..optim import learning_rate
 from ..run_directory import RunDirectory, find_checkpoint
-from .build import create_order, objective_of, resolve
+from ..world import ALONE
+from .build import create_order, objective_of, pieces_per_step, refuse_thin_steps, resolve
 from .restoring import refuse_published
 from .resume_settings import Change, as_recorded, differences, impossible, settings_at, with_changes
-from .selection_files import check_own_copy, write_selection
+from .selection_files import SELECTING, check_own_copy, holes_in, pinned, unchanged, write_selection
 
 _log = logging.getLogger(__name__)
 
@@ -41,20 +52,26 @@ class Fork(NamedTuple):
     total_steps: int
     rates: tuple[float, float]
     """Learning rates of the next step, in the origin and in the fork."""
+    forgotten: int
+    """Samples that it is to forget, besides those that the origin had forgotten."""
+    used: int
+    """How many of them the origin had used before that step."""
 
     @property
     def step(self) -> int:
         return self.checkpoint[1].step if self.checkpoint else 0
 
 
-def plan_fork(origin: RunDirectory, at: str, given: Layers) -> Fork:
+def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
     """Return the fork of a run at `latest` or step-N, with its settings of then and the given changes; writes nothing.
 
+    at: None: the latest checkpoint, or with samples to forget the latest that has not seen them, which may be step 0.
     Raises ConfigError for a change that no fork can make, and for code that only the run names; RunError, DatasetError,
     StateStoreError, OSError.
     """
     recorded = now = origin.config_to_resume(accept_edits=False)
     checkpoint, file, step = None, origin.config_file, 0
+    at = at or _last_unaware(origin, now, with_changes(now, given, file))
     if at != "step-0" or 0 in checkpoints_in(origin.checkpoints):
         file = find_checkpoint(origin, at)
         info = read_info(file)
@@ -68,22 +85,51 @@ def plan_fork(origin: RunDirectory, at: str, given: Layers) -> Fork:
     _refuse_other_dataset(origin, dataset)
     recorded, asked = (resolve(as_recorded(each, recorded), dataset) for each in (recorded, asked))
     changes = differences(recorded, asked)
-    if refused := [why for key, why in impossible(changes, recorded).items() if key != "data.weights"]:
+    may_change = {"data.weights", *(["data.without"] if asked.data.without else [])}  # holes are only added
+    if refused := [why for key, why in impossible(changes, recorded).items() if key not in may_change]:
         raise ConfigError(
             f"{origin.path} cannot be forked with other settings: {'; '.join(refused)}. Leave them out, or start a "
             f"new run: thermopile train --config {origin.config_file} …"
         )
-    per_epoch = create_order(asked, dataset, objective_of(asked)).steps_per_epoch
+    order = create_order(asked, dataset, objective_of(asked))
+    per_epoch = order.steps_per_epoch
     before, after = recorded.total_steps(per_epoch), asked.total_steps(per_epoch)
     if after < step:
         raise ConfigError(f"step-{step} is after the end of these settings, {after:,} steps; set more epochs or steps")
     if checkpoint is None:
         refuse_published(asked, origin)
     rates = [learning_rate(each.optimizer, step, per_epoch, end) for each, end in ((recorded, before), (asked, after))]
-    return Fork(origin, checkpoint, recorded, asked, dataset, changes, after, (rates[0], rates[1]))
+    new = _new_holes(origin, recorded, asked, dataset)
+    if len(new):
+        old = Selection(origin.selection).without if recorded.data.without else None
+        holes = new if old is None else np.union1d(old, new)
+        refuse_thin_steps(order, holes, step, after, pieces_per_step(asked, ALONE))
+    used = int((order.first_uses(new, asked.epochs) < step).sum()) if len(new) else 0
+    return Fork(origin, checkpoint, recorded, asked, dataset, changes, after, (rates[0], rates[1]), len(new), used)
 
 
-def fork_run(origin: RunDirectory, at: str, given: Layers, into: RunDirectory) -> Fork:
+def _last_unaware(origin: RunDirectory, now: TrainConfig, asked: TrainConfig) -> str:
+    """Return the latest checkpoint before the samples to forget were first used; if there are none, the latest."""
+    dataset = open_dataset(asked.data.places, asked.data.tars)
+    new = _new_holes(origin, now, asked, dataset)
+    if not len(new):
+        return LATEST
+    first = create_order(now, dataset, objective_of(now)).first_uses(new, now.epochs).min()
+    return f"step-{max(step for step in {0, *checkpoints_in(origin.checkpoints)} if step <= first)}"
+
+
+def _new_holes(origin: RunDirectory, recorded: TrainConfig, asked: TrainConfig, dataset: Dataset) -> NDArray[np.int64]:
+    """Return the positions of the samples that a fork leaves out and its origin does not, ascending, int64 [m]."""
+    pinned_file = pinned(asked.data.without, "without")
+    if pinned_file in ("", recorded.data.without):
+        return np.empty(0, np.int64)
+    own = Selection(origin.selection)
+    ids, before = (own.ids if recorded.data.select else None), (own.without if recorded.data.without else None)
+    named = holes_in(unchanged(pinned_file, "without"), ids, dataset.index)
+    return named if before is None else np.setdiff1d(named, before)
+
+
+def fork_run(origin: RunDirectory, at: str | None, given: Layers, into: RunDirectory) -> Fork:
     """Fork a run, which may train meanwhile, as `plan_fork` says; if it removes the checkpoint meanwhile, start over.
 
     Links are to files that are written once. Changed in place are metrics.jsonl, metrics.damaged.jsonl, warnings.log,
@@ -136,8 +182,8 @@ def _fill(fork: Fork, run: RunDirectory, lock: Lock) -> None:
     origin, own = fork.origin, fork.recorded.data
     if own.parts:
         MixedRows.read(origin.selection).write(run.selection)
-    elif own.select or own.weights or fork.config.data.weights:
-        of = (own, Selection(origin.selection)) if own.select or own.weights else None
+    elif any(getattr(data, option) for data in (own, fork.config.data) for option in SELECTING):
+        of = (own, Selection(origin.selection)) if any(getattr(own, option) for option in SELECTING) else None
         if of is not None:
             check_own_copy(*of)
         write_selection(fork.config.data, fork.dataset.index, run.selection, of)

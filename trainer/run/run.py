@@ -39,7 +39,15 @@ from ..plugins import is_directory
 from ..precision import fast_kernels
 from ..run_directory import RunDirectory
 from ..world import ALONE, World, refuse_separate_directories
-from .build import create_order, device_named, objective_of, open_loader, pieces_per_step, windows_from
+from .build import (
+    create_order,
+    device_named,
+    objective_of,
+    open_loader,
+    pieces_per_step,
+    refuse_thin_steps,
+    windows_from,
+)
 from .checkpoint_writer import Checkpointer
 from .dataset_cache import DatasetCache
 from .failures import not_finite
@@ -240,10 +248,7 @@ class Run:
     def _refuse_thin_steps(self) -> None:
         if self.selection is not None and self.selection.without is not None:
             pieces = self._pieces * self.world.size
-            try:
-                self.order.refuse_thin_steps(self.selection.without, self.steps_done, self.total_steps, pieces)
-            except ValueError as error:
-                raise ConfigError(f"data.without: {error}") from None
+            refuse_thin_steps(self.order, self.selection.without, self.steps_done, self.total_steps, pieces)
 
     @property
     def progress(self) -> Progress:

@@ -96,11 +96,11 @@ def write_selection(
         if of is not None and of[1].ids is not None:
             ids = writer.add(IDS, [of[1].ids])
         elif data.select:
-            ids = writer.add(IDS, (ids for ids, _ in _sorted(_unchanged(data.select, "select"), "select", dataset)))
+            ids = writer.add(IDS, (ids for ids, _ in _sorted(unchanged(data.select, "select"), "select", dataset)))
         if of is not None and of[1].weights is not None and data.weights == of[0].weights:
             writer.add(WEIGHTS, [of[1].weights])
         elif data.weights:
-            file, kept = _unchanged(data.weights, "weights"), dataset.n if ids is None else len(ids)
+            file, kept = unchanged(data.weights, "weights"), dataset.n if ids is None else len(ids)
             # In two passes, so that memory does not grow with the samples.
             total, ends = 0.0, np.zeros(0)
             for piece in _weights(file, ids, dataset):
@@ -119,8 +119,17 @@ def write_selection(
                 )
             writer.add(WEIGHTS, (piece / mean for piece in _weights(file, ids, dataset)))
         if data.without:
-            writer.add(WITHOUT, [holes_in(_unchanged(data.without, "without"), ids, dataset)])
+            writer.add(WITHOUT, [_all_holes(data.without, ids, dataset, of)])
         writer.finish()
+
+
+def _all_holes(file: str, ids: Ids | None, dataset: DatasetIndex, of: tuple[DataConfig, Selection] | None) -> Ids:
+    """Return the holes of a run: a fork has those of its origin, too."""
+    before = None if of is None else of[1].without
+    if before is not None and of is not None and file == of[0].without:
+        return before
+    new = holes_in(unchanged(file, "without"), ids, dataset)
+    return new if before is None else np.union1d(before, new)
 
 
 def check_own_copy(data: DataConfig, selection: Selection) -> None:
@@ -137,7 +146,8 @@ def check_own_copy(data: DataConfig, selection: Selection) -> None:
     selection.verify()
 
 
-def _unchanged(pinned: str, option: str) -> Path:
+def unchanged(pinned: str, option: str) -> Path:
+    """Return the path of a pinned file. Raises ConfigError if it has changed."""
     parts = _PINNED.fullmatch(pinned)
     assert parts is not None, pinned
     path = Path(parts["path"])

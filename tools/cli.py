@@ -33,6 +33,7 @@ COMMANDS = {
     "inspect": (".inspect:inspect", "Summarise the temperatures of a run."),
     "curate": (".curate:curate", "Choose what to train on next."),
     "eval": (".eval:eval_", "Score the features of a run's encoders."),
+    "effect": (".effect:effect", "Compare the scores of runs on the same test samples."),
     "embed": (".embed:embed", "Write the features of a dataset to a file."),
     "export": (".export:export", "Write a run's encoders to files."),
     "state": (".state:state", "Check the state of the samples, and list its snapshots."),

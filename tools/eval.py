@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..storage.place import Place, Places
+from ..storage.place import Place
 from .arguments import ALLOW, AT, RUN, RUN_DATA, TARS, WEIGHTS, DatasetPath
 from .printing import print_facts, print_table
 from .progress import task_bars
 
 if TYPE_CHECKING:
-    from ..trainer.encoders.averaging import Weights
+    from ..pipeline.dataset import Dataset
     from ..trainer.evaluation.evaluate import Evaluation, Network
 
 LABELS = {
@@ -79,52 +79,38 @@ def _with_place(context: click.Context, option: click.Parameter, templates: tupl
 @TARS
 @ALLOW
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as one JSON object, from 0 to 1.")
-def eval_(
-    run: Place,
-    train: Place,
-    test: Place,
-    at: str,
-    network: Network,
-    weights: Weights | None,
-    templates: tuple[str, ...],
-    file: str | None,
-    data: Places | None,
-    tars: Place | None,
-    allow_code: bool,
-    as_json: bool,
-) -> None:
+def eval_(run: Place, train: Place, test: Place, tars: Place | None, as_json: bool, **asked: Any) -> None:
     """Score the features of RUN's latest checkpoint: k-NN, linear probes, retrieval, zero-shot.
 
     Classes are the datasets' groups. Scores are given for all test samples and for head, medium and tail: the thirds of
     the classes by number of training samples. Works while the run trains and changes nothing.
     """
     from ..pipeline.mixture import opened
+
+    evaluation = scored(run, opened(train, tars), opened(test, tars), **asked)
+    if as_json:
+        used = {"network": asked["network"], "weights": evaluation.weights}
+        click.echo(json.dumps(used | _to_json(run, evaluation), allow_nan=False))
+    else:
+        _print_scores(run, asked["network"], evaluation)
+
+
+def scored(run: Place, train: Dataset, test: Dataset, file: str | None, **asked: Any) -> Evaluation:
+    """Evaluate a run, with progress on stderr; file: of more templates; asked: as for `evaluate`."""
     from ..trainer.evaluation.prompts import read_templates
     from ..trainer.run_directory import RunDirectory
 
-    templates += read_templates(file) if file else ()
-    directory, sets = RunDirectory(run), (opened(train, tars), opened(test, tars))
-    directory.config()  # refuse what is not a run before importing torch
+    prompts = asked["templates"] + (read_templates(file) if file else ())
+    RunDirectory(run).config()  # refuse what is not a run before importing torch
     from ..trainer.evaluation.evaluate import evaluate
     from ..trainer.evaluation.scoring import TEMPLATES
 
-    with task_bars() as on_progress:
-        evaluation = evaluate(
-            directory,
-            *sets,
-            at=at,
-            data=data,
-            network=network,
-            weights=weights,
-            templates=templates or TEMPLATES,
-            allow_code=allow_code,
-            on_progress=on_progress,
-        )
-    if as_json:
-        used = {"network": network, "weights": evaluation.weights}
-        click.echo(json.dumps(used | _to_json(run, evaluation), allow_nan=False))
-    else:
-        _print_scores(run, network, evaluation)
+    with task_bars() as show:
+        return evaluate(RunDirectory(run), train, test, on_progress=show, **asked | {"templates": prompts or TEMPLATES})
+
+
+def label(method: str, variant: str) -> str:
+    return LABELS[method].format(_VARIANTS.get(variant, variant))
 
 
 def _to_json(run: Place, evaluation: Evaluation) -> dict[str, Any]:
@@ -157,7 +143,7 @@ def _print_scores(run: Place, network: Network, evaluation: Evaluation) -> None:
             ["% right", ">all", *bands],
             [
                 [
-                    LABELS[method].format(_VARIANTS.get(variant, variant)),
+                    label(method, variant),
                     *("–" if share is None else f"{100 * share:.1f}" for share in scores.values()),
                 ]
                 for method, variants in evaluation.scores.items()

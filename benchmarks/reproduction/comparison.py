@@ -7,15 +7,14 @@ seeds differ from sample to sample is in both, so it is taken off once.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm, t
 
 from thermopile.trainer.evaluation.bands import BANDS
+from thermopile.trainer.evaluation.paired import estimate
 
 from .plan import BASELINES, Data, Method, Mode, Run, Settings, baseline_run, is_drawn
 from .results import DECIDES, PROBE, Measure, Result, Results
@@ -23,7 +22,6 @@ from .schedule import FURTHER_SEEDS, SEEDS, headline, seeds_of, swept
 from .sets import bands_of, captions_of, test_samples
 
 ALL = "all"
-CONFIDENCE = 0.95
 
 
 class Estimate(NamedTuple):
@@ -143,20 +141,5 @@ def _clusters(mode: Mode, band: str, data: Data) -> NDArray[np.int64] | None:
 
 def estimate(values: NDArray[np.float64], clusters: NDArray[np.int64] | None) -> Estimate:
     """The mean of values of seeds and test samples, float64 [seeds, m], in points. clusters: each sample's, or None."""
-    seeds, samples = values.shape
-    mean = values.mean()
-    clusters = np.arange(samples) if clusters is None else np.unique(clusters, return_inverse=True)[1]
-    of_seed, of_sample = values.mean(1) - mean, values.mean(0) - mean
-    both = np.stack([np.bincount(clusters, row) for row in values - mean - of_seed[:, None] - of_sample]) / samples
-    of_cluster = np.bincount(clusters, of_sample) / samples
-    count = len(of_cluster)
-    seed_error = of_seed.var() / max(1, seeds - 1)
-    twice = (both**2).sum() / max(1, seeds * (seeds - 1))
-    sample_error = max(0.0, (of_cluster**2).sum() - twice) * count / (count - 1)
-    noise = math.sqrt(_wide(seeds - 1) ** 2 * seed_error + norm.ppf((1 + CONFIDENCE) / 2) ** 2 * sample_error)
-    return Estimate(100 * float(mean), 100 * noise)
-
-
-def _wide(freedom: int) -> float:
-    """Half the width of Student's interval, in standard errors; of a single seed there is none."""
-    return float(t.ppf((1 + CONFIDENCE) / 2, freedom)) if freedom else 0.0
+    found = estimate(values, np.arange(values.shape[1]) if clusters is None else clusters)
+    return Estimate(100 * found["mean"], 100 * found["half_width"])

@@ -16,7 +16,7 @@ from support.cli import assert_one_line, cli, succeed
 @pytest.mark.parametrize(
     "command",
     ["", "bench", "bench step", "bench loader", "convert", *(f"convert {kind.name}" for kind in KINDS), "convert check",
-     "embed", "eval", "export", "inspect", "state", "state check", "state log", "train"],
+     "effect", "embed", "eval", "export", "inspect", "state", "state check", "state log", "train"],
 )  # fmt: skip
 def test_every_help_ends_with_an_example(command):
     help_text = succeed(*command.split(), "--help").stdout
@@ -87,6 +87,8 @@ def test_simple_mistakes_are_refused_without_importing_torch(tmp_path):
         ([*train, "--data", "cut"], 2, "continue it with `thermopile convert … cut --resume`"),
         (["eval", "gone", "--train", "cut", "--test", "cut"], 2, "cut --resume`"),
         (["eval", "gone", "--train", "empty", "--test", "empty"], 1, "is not a dataset"),
+        (["effect", "gone", "--test", "empty"], 2, "the number of runs is odd"),
+        (["effect", "gone", "gone", "--test", "empty"], 1, "is not a dataset"),
         (["embed", "gone", "empty", "x.parquet"], 1, "is not a dataset"),
         (["show", "empty", "--out", "sheet.png"], 1, "is not a dataset"),
         (["convert", "check", "empty"], 1, "is not a dataset"),

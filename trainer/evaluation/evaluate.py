@@ -51,11 +51,14 @@ class Evaluation:
     scores: dict[str, dict[str, Scores]] = field(default_factory=dict)
     """By method and variant: knn (10, 20, …, 200_weighted), probe (lbfgs, sgd), image_to_text and text_to_image (recall
     at 1, 5, 10), zero_shot (top1, top5, mean_per_class)."""
+    right: dict[tuple[str, str], tuple[NDArray[np.bool_], NDArray[np.int64]]] = field(default_factory=dict)
+    """By method and variant but mean_per_class: what was right, bool [x], and the test sample of each, int64 [x]."""
     notes: list[str] = field(default_factory=list)
     weights: Weights = "raw"
 
     def add(self, method: str, variant: object, right: NDArray[np.bool_], of: NDArray[np.int64]) -> None:
         """Record what was right, bool [x], each for the test sample in `of`, int64 [x]."""
+        self.right[method, str(variant)] = right, of
         self.scores.setdefault(method, {})[str(variant)] = score(right, self.classes.test_bands[of])
 
     @property
@@ -84,6 +87,7 @@ def evaluate(
     weights: Weights | None = None,
     templates: Sequence[str] = TEMPLATES,
     allow_code: bool = False,
+    with_probes: bool = True,
     on_progress: OnProgress = lambda what, done, total: None,
 ) -> Evaluation:
     """Evaluate a run's checkpoint, `latest` or step-N, by every method that its mode and the datasets allow.
@@ -118,7 +122,8 @@ def evaluate(
     elif encoders.momentum is not None:
         result.notes.append("Scores of the trained network; --network momentum gives those of its moving average.")
     device = device_named("auto")  # a run trained on a GPU can be evaluated without a GPU
-    score_encoders(result, encoders.to(device), config.data, device, tokenizer, templates, on_progress=on_progress)
+    given = encoders.to(device), config.data, device, tokenizer, templates
+    score_encoders(result, *given, with_probes=with_probes, on_progress=on_progress)
     return result
 
 
@@ -179,7 +184,7 @@ def score_encoders(
             return None
         return text_features(encoders.text, tokenizer, of, device, partial(on_progress, what), world)
 
-    captions, names = _captions(result.test), [] if result.not_classified else result.classes.names
+    captions, names = all_captions(result.test), [] if result.not_classified else result.classes.names
     test_images = pictures(result.test, "test pictures")
     train_images = pictures(result.train, "training pictures") if names else None
     caption_texts = texts(sorted({text for _, text in captions}), "captions")
@@ -247,7 +252,7 @@ def _classify(
     add("probe", "sgd", sgd_probe(train, labels, test, partial(on_progress, "linear probe, SGD")))
 
 
-def _captions(dataset: Dataset) -> list[tuple[int, str]]:
+def all_captions(dataset: Dataset) -> list[tuple[int, str]]:
     """Return all captions of a dataset, each with the id of its sample."""
     listed = dataset.column(CAPTIONS).to_pylist()
     return [(sample, text) for sample, texts in enumerate(listed) for text in texts or () if text is not None]

@@ -24,6 +24,7 @@ MOVERS = 24
 
 Tau = dict[str, NDArray[np.float32]]
 """Side -> float32 [m]."""
+OnRows = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class SideDrift:
 
 @dataclass(frozen=True)
 class Drift:
-    """Drift from the snapshot with the lower step to the other, in whichever order they were named."""
+    """Drift from the snapshot with the lower step to the other, in whichever order they were named; or between runs."""
 
     earlier: Annotated[Snapshot, Shown(attrgetter("tag")), named("from")]
     later: Annotated[Snapshot, Shown(attrgetter("tag")), named("to")]
@@ -64,23 +65,33 @@ class Drift:
     sides: Annotated[list[SideDrift], BY_NAME]
 
 
-def drift(inspection: Inspection, against: str, on_progress: Callable[[int], None] = lambda done: None) -> Drift | None:
-    """Compare the inspection's snapshot with another one of its run, given by tag or id, in two passes over both.
+def drift(inspection: Inspection, against: str | Inspection, on_progress: OnRows = lambda done: None) -> Drift | None:
+    """Compare the inspection's snapshot with another one, of its run by tag or id or of another run, which is later.
 
     Returns None, with a note, if no sample was visited by both, and None if the run has no tau. Memory does not grow
     with the samples. Calls on_progress with the rows read so far, out of twice the number of samples.
     Raises ConfigError if both are the same snapshot, SnapshotNotFoundError if the other does not exist or the run
     deletes one meanwhile, DamagedChunkError.
     """
-    if inspection.reader is None or not inspection.sides:
+    if inspection.reader is None or not (names := inspection.sides):
         return None
-    earlier, later = in_order(inspection, inspection.reader, against)
-    counts = {name: _SideCounts() for name in inspection.sides}
-    for block, ids, before, after in _blocks(earlier, later, inspection.sides):
+    if isinstance(against, Inspection):
+        earlier, later, names = (
+            inspection.reader,
+            against.reader,
+            tuple(name for name in names if name in against.sides),
+        )
+        if later is None or not names or earlier.dataset_fingerprint != later.dataset_fingerprint:
+            inspection.notes.append("The runs have no temperatures of the same dataset and side, so none are compared.")
+            return None
+    else:
+        earlier, later = in_order(inspection, inspection.reader, against)
+    counts = {name: _SideCounts() for name in names}
+    for block, ids, before, after in _blocks(earlier, later, names):
         for name, side in counts.items():
             side.add(ids, before[name], after[name])
         on_progress(block.stop)
-    visited = counts[inspection.sides[0]].change.count
+    visited = counts[names[0]].change.count
     if not visited:
         inspection.notes.append(
             f"No sample was visited by both {earlier.snapshot.tag} and {later.snapshot.tag}, so "
@@ -88,7 +99,7 @@ def drift(inspection: Inspection, against: str, on_progress: Callable[[int], Non
         )
         return None
     joints = {name: JointCounts(side.before, side.after) for name, side in counts.items()}
-    for block, _, before, after in _blocks(earlier, later, inspection.sides):
+    for block, _, before, after in _blocks(earlier, later, names):
         for name, joint in joints.items():
             joint.add(before[name], after[name])
         on_progress(earlier.samples + block.stop)
@@ -123,8 +134,8 @@ def _blocks(
 ) -> Iterator[tuple[range, NDArray[np.int64], Tau, Tau]]:
     """Yield per block the samples visited by both: ids, int64 [m], and tau at each snapshot."""
     columns = [*(f"{side}/tau" for side in sides), VISITS]
-    blocks = zip(read_blocks(earlier, columns), read_blocks(later, columns), strict=True)
-    for (block, before), (_, after) in blocks:
+    for block, before in read_blocks(earlier, columns):
+        after = later.rows(block.start, block.stop, columns)  # of another run, its blocks may be of another size
         seen = with_tau(before, sides) & with_tau(after, sides)
         tau_before, tau_after = ({side: rows[f"{side}/tau"][seen] for side in sides} for rows in (before, after))
         yield block, np.flatnonzero(seen) + block.start, tau_before, tau_after

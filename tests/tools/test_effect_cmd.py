@@ -1,0 +1,112 @@
+"""`thermopile effect` from one end to the other: scores as in `eval`, temperatures, the figure, what it refuses."""
+
+import json
+import shutil
+from io import BytesIO
+
+import pytest
+from PIL import Image
+
+from thermopile.state_store import StateReader
+from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.temperatures.drift import drift
+from thermopile.trainer.run_directory import RunDirectory
+
+from support.cli import assert_one_line, cli, sets, succeed
+from support.written_runs import write_run
+
+SMALL = ("epochs=1", "optimizer.warmup_steps=0", "data.image_size=16", "model.dim=8", "model.image.config.width=4")
+
+
+def trained(dataset, out, *settings):
+    succeed("train", "--data", dataset.path, "--out", out, *sets(*SMALL, *settings))
+    return out
+
+
+@pytest.fixture(scope="module")
+def runs(hostile_dataset, pairs_dataset, tmp_path_factory):
+    """Three small runs on hostile pairs, the second and third of another seed; and one on glyphs."""
+    folder = tmp_path_factory.mktemp("runs")
+    seeds = [
+        trained(hostile_dataset, folder / f"seed {seed} <b>", "batch_size=16", f"seed={seed}") for seed in range(3)
+    ]
+    return [*seeds, trained(pairs_dataset, folder / "glyphs", "batch_size=512")]
+
+
+def effect(runs, test, *options):
+    return json.loads(succeed("effect", *runs, "--test", test.path, "--json", *options).stdout)
+
+
+def test_a_run_is_not_apart_from_itself_and_its_scores_are_those_of_eval(runs, hostile_dataset):
+    found = effect([runs[0], runs[0]], hostile_dataset)
+    sets = ("--train", hostile_dataset.path, "--test", hostile_dataset.path)
+    evaluated = json.loads(succeed("eval", runs[0], *sets, "--json").stdout)
+    expected = {method: dict(of) for method, of in evaluated["scores"].items() if method != "probe"}
+    del expected["zero_shot"]["mean_per_class"]
+    assert {method: set(of) for method, of in found["scores"].items()} == {m: set(of) for m, of in expected.items()}
+    for method, variants in found["scores"].items():
+        for variant, bands in variants.items():
+            for band, one in bands.items():
+                assert one is None or one["a"] == one["b"] == pytest.approx(expected[method][variant][band])
+                assert one is None or (one["mean"], one["error"], one["half_width"]) == (0, 0, 0)
+    assert found["scores"]["image_to_text"]["1"]["all"]["queries"] == 65
+    assert set(evaluated["notes"]) < set(found["notes"])
+    (of_run,) = found["temperatures"]
+    assert {side: of["most_risen"] for side, of in of_run["sides"].items()} == {"image": [], "text": []}
+
+
+def test_several_pairs_have_an_error_of_seeds_too_and_both_files_are_written(runs, hostile_dataset, tmp_path):
+    before = {path: path.stat().st_mtime_ns for run in runs for path in run.rglob("*")}
+    one = effect(runs[:2], hostile_dataset)
+    two = effect([runs[0], runs[1], runs[0], runs[2]], hostile_dataset, "--out", tmp_path / "effect.png")
+    single, double = (found["scores"]["knn"]["10"]["all"] for found in (one, two))
+    assert single["seed_error"] == 0 < single["error"] == single["sample_error"]
+    assert double["seed_error"] > 0
+    assert any("another seed" in note for note in two["notes"])
+    assert len(two["temperatures"]) == 2
+    with Image.open(BytesIO((tmp_path / "effect.png").read_bytes())) as figure:
+        assert (figure.format, figure.width) == ("PNG", 1600)
+    page = (tmp_path / "effect.html").read_text("utf-8")
+    assert "image: samples whose tau rose most" in page
+    assert page.count('src="data:image/jpeg') > 50
+    assert "<script>alert" not in page
+    assert {path: path.stat().st_mtime_ns for run in runs for path in run.rglob("*")} == before
+
+
+def test_the_table_has_bands_and_classes_and_errors_beside_each_difference(runs, hostile_dataset):
+    told = succeed("effect", *runs[:2], "--test", hostile_dataset.path).stdout
+    for words in ("B − A, points ± error (unpaired)", "tail", "k-NN, k = 10", "text to image, R@1", "furthest apart"):
+        assert words in told
+    assert "\x1b" not in told
+
+
+def test_runs_on_different_datasets_are_compared_without_temperatures(runs, hostile_dataset):
+    found = effect([runs[0], runs[3]], hostile_dataset)
+    assert found["temperatures"] == [None]
+    assert "The runs have no temperatures of the same dataset and side, so none are compared." in found["notes"]
+    assert found["scores"]["knn"]
+
+
+def test_temperatures_of_runs_whose_blocks_differ_are_compared_sample_by_sample(runs, hostile_dataset, tmp_path):
+    reader = StateReader.open(runs[0] / "state")
+    other = write_run(
+        tmp_path / "other", hostile_dataset, {side: reader.column(f"{side}/tau") + 0.25 for side in ("image", "text")}
+    )
+    assert StateReader.open(other.state).block_rows != reader.block_rows
+    found = drift(read_run(RunDirectory(runs[0])), read_run(other))
+    for side in found.sides:
+        assert side.change.mean == pytest.approx(0.25)
+        assert (side.share_risen, side.most_fallen) == (1, [])
+
+
+def test_nothing_in_common_and_wrong_usage_are_refused_in_one_line(runs, hostile_dataset, flat_dataset, tmp_path):
+    of = ("--test", hostile_dataset.path)
+    assert_one_line(cli("effect", *runs[:3], *of), 2, "the number of runs is odd")
+    assert_one_line(cli("effect", *runs[:2], *of, "--out", tmp_path / "effect.jpg"), 2, "is not a .png file")
+    assert_one_line(cli("effect", *runs[:2], *of, "--out", tmp_path / "no" / "effect.png"), 2, "existing folder")
+    assert_one_line(cli("effect", runs[0], tmp_path / "gone", *of), 1, "is not a run")
+    wrong = cli("effect", *runs[:2], *of, "--at", "step-1000")
+    assert_one_line(wrong, 1, "no checkpoint 'step-1000'")
+    empty = shutil.copytree(runs[0], tmp_path / "copy")
+    nothing = cli("effect", runs[0], empty, "--train", flat_dataset.path, "--test", flat_dataset.path)
+    assert_one_line(nothing, 1, "nothing to compare", "has no captions, so there are no retrieval scores")

@@ -1,0 +1,85 @@
+"""How far apart the scores of two runs are on the same test samples, and the standard errors of that."""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...pipeline.dataset import Dataset
+from .bands import BANDS
+from .evaluate import Evaluation, all_captions
+
+Differences = dict[str, dict[str, dict[str, dict[str, float] | None]]]
+"""By method, variant, and band or class: what `estimate` returns of B − A, the means `a` and `b`, `unpaired_error`, the
+standard error if each run had test samples of its own, and `queries`; None of those with fewer than two clusters."""
+
+
+def estimate(values: NDArray[np.float64], clusters: NDArray[np.int64]) -> dict[str, float]:
+    """Return the mean of values, float64 [seeds, m], its standard errors and `half_width`, half its 95 % interval.
+
+    clusters: int64 [m], at least two, of samples that go together. `error` is of both seeds and samples; of one seed,
+    seed_error is 0. The interval is by Student's t for the seeds, by the normal distribution for the samples.
+    Variance = that of the seeds' means / seeds + that of the sums over clusters, whose samples may depend on each other
+    in any way, − that of single seeds in single clusters, which is in both.
+    Sources: Liang and Zeger (Biometrika 1986) for clusters, times count / (count − 1); Cameron, Gelbach and Miller
+    (Journal of Business & Economic Statistics 2011) for two ways.
+    """
+    from scipy.stats import norm, t
+
+    seeds, samples = values.shape
+    mean, clusters = values.mean(), np.unique(clusters, return_inverse=True)[1]
+    of_seed, of_sample = values.mean(1) - mean, values.mean(0) - mean
+    both = np.stack([np.bincount(clusters, row) for row in values - mean - of_seed[:, None] - of_sample]) / samples
+    of_cluster = np.bincount(clusters, of_sample) / samples
+    count, twice = len(of_cluster), (both**2).sum() / max(1, seeds * (seeds - 1))
+    by_seed = math.sqrt(of_seed.var() / max(1, seeds - 1))
+    by_sample = math.sqrt(max(0.0, (of_cluster**2).sum() - twice) * count / (count - 1))
+    half_width = math.hypot(t.ppf(0.975, seeds - 1) * by_seed if seeds > 1 else 0, norm.ppf(0.975) * by_sample)
+    errors = {"seed_error": by_seed, "sample_error": by_sample, "error": math.hypot(by_seed, by_sample)}
+    return {"mean": float(mean), **errors, "half_width": half_width}
+
+
+def caption_clusters(dataset: Dataset) -> NDArray[np.int64]:
+    """Return each sample's cluster, int64 [n]: those that share a caption, directly or through others, are in one."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    captions = all_captions(dataset)
+    codes = {text: code for code, text in enumerate(dict.fromkeys(text for _, text in captions), start=dataset.n)}
+    ends = [sample for sample, _ in captions], [codes[text] for _, text in captions]
+    links = coo_array((np.ones(len(captions), np.bool_), ends), (dataset.n + len(codes),) * 2)
+    return np.asarray(connected_components(links, directed=False)[1][: dataset.n], np.int64)
+
+
+def differences(pairs: Sequence[tuple[Evaluation, Evaluation]]) -> tuple[Differences, Differences]:
+    """Return how far the second of each pair is above the first: over all and by band, and by class.
+
+    pairs: of the same datasets, one for each seed; variants that not all have are left out.
+    """
+    every, classes = [each.right for pair in pairs for each in pair], pairs[0][0].classes
+    clusters, in_bands, by_class = caption_clusters(pairs[0][0].test), Differences(), Differences()
+    for method, variant in [key for key in every[0] if all(key in right for right in every)]:
+        of = every[0][method, variant][1]
+        among = partial(_among, np.array([right[method, variant][0] for right in every], np.float64), clusters[of])
+        banded = among(classes.test_bands[of], BANDS) if classes.names else {}
+        in_bands.setdefault(method, {})[variant] = among(np.zeros(len(of), np.int64), ["all"]) | banded
+        by_class.setdefault(method, {})[variant] = among(classes.test[of], classes.names)
+    return in_bands, by_class
+
+
+def _among(
+    values: NDArray[np.float64], clusters: NDArray[np.int64], groups: NDArray[np.int64], names: Sequence[str]
+) -> dict[str, dict[str, float] | None]:
+    """values: float64 [2 pairs, x], each pair's first run, then its second. groups: int64 [x], -1 of those in none."""
+    order, found = np.argsort(groups, kind="stable"), dict[str, dict[str, float] | None]()
+    edges = np.searchsorted(groups[order], np.arange(len(names) + 1))
+    for name, start, end in zip(names, edges, edges[1:], strict=False):
+        first, second, of = values[::2, order[start:end]], values[1::2, order[start:end]], clusters[order[start:end]]
+        found[name] = None
+        if len(np.unique(of)) > 1:
+            a, b, paired = (estimate(each, of) for each in (first, second, second - first))
+            more = {"a": a["mean"], "b": b["mean"], "unpaired_error": math.hypot(a["error"], b["error"])}
+            found[name] = paired | more | {"queries": len(of)}
+    return found

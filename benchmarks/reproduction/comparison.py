@@ -74,7 +74,7 @@ class Comparison:
         shares = self.right(runs, measure)
         if shares is None or not _has(band, runs[0].run.data):
             return None
-        return estimate(shares[:, _chosen(band, runs[0].run.data)], None)
+        return in_points(shares[:, _chosen(band, runs[0].run.data)], None)
 
     def gap(
         self, better: Sequence[Result], worse: Sequence[Result], measure: Measure | None = None, band: str = ALL
@@ -84,7 +84,7 @@ class Comparison:
         if high is None or low is None or not _has(band, better[0].run.data):
             return None
         run = better[0].run
-        return estimate((high - low)[:, _chosen(band, run.data)], _clusters(run.mode, band, run.data))
+        return in_points((high - low)[:, _chosen(band, run.data)], _clusters(run.mode, band, run.data))
 
     def gain(self, first: Sequence[Sequence[Result]], second: Sequence[Sequence[Result]]) -> Estimate | None:
         """How much further apart the first two are than the second two, in the same test samples and seeds."""
@@ -93,7 +93,7 @@ class Comparison:
             return None
         high, low, other_high, other_low = (each for each in found if each is not None)
         run = first[0][0].run
-        return estimate(high - low - (other_high - other_low), _clusters(run.mode, ALL, run.data))
+        return in_points(high - low - (other_high - other_low), _clusters(run.mode, ALL, run.data))
 
     def is_clear(self, runs: Sequence[Result], measure: Measure | None = None) -> bool:
         """Whether a method is above what nothing has trained, by more than the error.
@@ -139,7 +139,7 @@ def _clusters(mode: Mode, band: str, data: Data) -> NDArray[np.int64] | None:
     return None if mode == "unimodal" or is_drawn(data) else captions_of(data)[_chosen(band, data)]
 
 
-def estimate(values: NDArray[np.float64], clusters: NDArray[np.int64] | None) -> Estimate:
+def in_points(values: NDArray[np.float64], clusters: NDArray[np.int64] | None) -> Estimate:
     """The mean of values of seeds and test samples, float64 [seeds, m], in points. clusters: each sample's, or None."""
     found = estimate(values, np.arange(values.shape[1]) if clusters is None else clusters)
     return Estimate(100 * found["mean"], 100 * found["half_width"])

@@ -7,6 +7,7 @@ captions chose.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from thermopile.pipeline.dataset import Dataset
 
 from .plan import BATCH, EPOCHS, FORKED_AT, FORKED_WITHOUT, SAMPLES, Run, base_of
 from .results import Results
-from .schedule import SECONDS, Part
+from .schedule import SECONDS, Part, Runs
 from .sets import source_indices, train_source
 from .wrong import ISOGCLR, compared
 
@@ -36,12 +37,12 @@ QUARTER = (SAMPLES // 8) // (BATCH // 8) * EPOCHS["bimodal"] // 4
 
 def parts() -> list[Part]:
     """All forks, seed by seed."""
-    return [
-        Part(f"forks, seed {seed}", SECONDS * 0.7, lambda results, seed=seed: (
-            forked(results, seed, *each) for each in ((END, ""), *product(POINTS, WITHOUT))
-        ))
-        for seed in range(SEEDS)
-    ]  # fmt: skip
+    return [Part(f"forks, seed {seed}", SECONDS * 0.7, partial(_of_seed, seed)) for seed in range(SEEDS)]
+
+
+def _of_seed(seed: int, results: Results) -> Runs:
+    for each in ((END, ""), *product(POINTS, WITHOUT)):
+        yield forked(results, seed, *each)
 
 
 def forked(results: Results, seed: int, at: int, without: str) -> Run | None:
@@ -68,13 +69,16 @@ def forgotten(run: Run, train: Dataset) -> NDArray[np.int64]:
     given, meant = train_source(run.data), train_source(base_of(run.data))
     every = np.arange(len(given))
     is_wrong = np.array([*given.captions(every)]) != np.array([*meant.captions(every)])
-    rng, name = np.random.default_rng([run.settings["seed"], 9]), run.settings[FORKED_WITHOUT]
-    chosen = {
-        "swapped": lambda: np.flatnonzero(is_wrong),
-        "random": lambda: rng.choice(every, is_wrong.sum(), replace=False),
-        "class": lambda: np.flatnonzero(meant.groups().of_sample == chosen_class(run.data)),
-        "one": lambda: rng.choice(every, 1),
-    }[name]()
+    rng = np.random.default_rng([run.settings["seed"], 9])
+    match run.settings[FORKED_WITHOUT]:
+        case "swapped":
+            chosen = np.flatnonzero(is_wrong)
+        case "random":
+            chosen = rng.choice(every, is_wrong.sum(), replace=False)
+        case "class":
+            chosen = np.flatnonzero(meant.groups().of_sample == chosen_class(run.data))
+        case _:
+            chosen = rng.choice(every, 1)
     return np.flatnonzero(np.isin(source_indices(train), chosen))
 
 

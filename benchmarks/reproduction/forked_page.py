@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from thermopile.storage.files import write_atomically
 
 from ..markdown import table
-from .comparison import Comparison, Estimate, estimate
+from .comparison import Comparison, Estimate, in_points
 from .forked import END, POINTS, SEEDS, SHARE, WITHOUT, chosen_class, forked, parts
 from .page import wrapped
 from .results import Result, Results
@@ -43,13 +43,14 @@ class Forks:
 
         of: which test samples to count, bool [m]; None for all.
         """
-        right = [self._runs.right(runs) for runs in (self.at(point, without), self.at(END, ""))]
-        if right[0] is None or right[1] is None:
+        fork, whole = (self._runs.right(runs) for runs in (self.at(point, without), self.at(END, "")))
+        if fork is None or whole is None:
             return None
-        chosen = slice(None) if of is None else of
-        (fork, whole), clusters = (each[:, chosen] for each in right), captions_of(self.data)[chosen]
-        apart = (estimate(each, clusters).noise for each in (fork, whole))
-        return estimate(fork - whole, clusters), math.hypot(*apart)
+        clusters = captions_of(self.data)
+        if of is not None:
+            fork, whole, clusters = fork[:, of], whole[:, of], clusters[of]
+        apart = (in_points(each, clusters).noise for each in (fork, whole))
+        return in_points(fork - whole, clusters), math.hypot(*apart)
 
 
 def write_page(results: Results, path: Path) -> Path:

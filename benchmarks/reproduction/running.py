@@ -214,12 +214,12 @@ def _train(run: Run, sets: Sets, directory: RunDirectory) -> str:
 def _fork(run: Run, sets: Sets, directory: RunDirectory) -> None:
     """Fork the run that it goes on with, which is made once and kept beside the datasets."""
     origin = origin_of(run)
-    kept = sets.train.path.parent / "origins" / f"seed-{run.settings['seed']}"
+    kept = Path(str(sets.train.path)).parent / "origins" / f"seed-{run.settings['seed']}"
     command_line([*train_words(origin, sets, RunDirectory(kept)), "--resume"], standalone_mode=False)
     step = QUARTER * 4 * run.settings[FORKED_AT] // END
     words = ["fork", f"{kept}@step-{step}", "--out", str(directory.path)]
     if run.settings[FORKED_WITHOUT]:
-        words += write_ids(forgotten(run, sets.train), directory.path.with_name("without.parquet"))
+        words += write_ids(forgotten(run, sets.train), Path(str(directory.path)).with_name("without.parquet"))
     command_line(words, standalone_mode=False)
 
 

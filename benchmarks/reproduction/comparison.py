@@ -71,29 +71,29 @@ class Comparison:
 
         measure: that of the mode's verdicts where not given.
         """
-        shares = self._right(runs, measure)
+        shares = self.right(runs, measure)
         if shares is None or not _has(band, runs[0].run.data):
             return None
-        return _estimate(shares[:, _chosen(band, runs[0].run.data)], None)
+        return in_points(shares[:, _chosen(band, runs[0].run.data)], None)
 
     def gap(
         self, better: Sequence[Result], worse: Sequence[Result], measure: Measure | None = None, band: str = ALL
     ) -> Estimate | None:
         """How far `better` is above `worse`, seed by seed; one run stands for all seeds. None if one is not made."""
-        high, low = (self._right(runs, measure) for runs in _alike(better, worse))
+        high, low = (self.right(runs, measure) for runs in _alike(better, worse))
         if high is None or low is None or not _has(band, better[0].run.data):
             return None
         run = better[0].run
-        return _estimate((high - low)[:, _chosen(band, run.data)], _clusters(run.mode, band, run.data))
+        return in_points((high - low)[:, _chosen(band, run.data)], _clusters(run.mode, band, run.data))
 
     def gain(self, first: Sequence[Sequence[Result]], second: Sequence[Sequence[Result]]) -> Estimate | None:
         """How much further apart the first two are than the second two, in the same test samples and seeds."""
-        found = [self._right(runs, None) for runs in _alike(*first, *second)]
+        found = [self.right(runs, None) for runs in _alike(*first, *second)]
         if any(each is None for each in found):
             return None
         high, low, other_high, other_low = (each for each in found if each is not None)
         run = first[0][0].run
-        return _estimate(high - low - (other_high - other_low), _clusters(run.mode, ALL, run.data))
+        return in_points(high - low - (other_high - other_low), _clusters(run.mode, ALL, run.data))
 
     def is_clear(self, runs: Sequence[Result], measure: Measure | None = None) -> bool:
         """Whether a method is above what nothing has trained, by more than the error.
@@ -108,7 +108,7 @@ class Comparison:
         gaps = [self.gap(runs, [floor], measure) for floor in floors if floor]
         return all(gap.points > gap.noise for gap in gaps if gap) and any(gaps)
 
-    def _right(self, runs: Sequence[Result], measure: Measure | None) -> NDArray[np.float64] | None:
+    def right(self, runs: Sequence[Result], measure: Measure | None = None) -> NDArray[np.float64] | None:
         """Return which test samples each run got right, 0 … 1, float64 [runs, m]; of several parts the mean."""
         measure = measure or (DECIDES[runs[0].run.mode] if runs else PROBE)
         found = [[self.results.right(result, part, test_samples(result.run.data)) for part in measure.parts]
@@ -139,7 +139,7 @@ def _clusters(mode: Mode, band: str, data: Data) -> NDArray[np.int64] | None:
     return None if mode == "unimodal" or is_drawn(data) else captions_of(data)[_chosen(band, data)]
 
 
-def _estimate(values: NDArray[np.float64], clusters: NDArray[np.int64] | None) -> Estimate:
+def in_points(values: NDArray[np.float64], clusters: NDArray[np.int64] | None) -> Estimate:
     """The mean of values of seeds and test samples, float64 [seeds, m], in points. clusters: each sample's, or None."""
     found = estimate(values, np.arange(values.shape[1]) if clusters is None else clusters)
     return Estimate(100 * found["mean"], 100 * found["half_width"])

@@ -41,6 +41,8 @@ DIVIDED_AFTER = "division.after"
 """Epochs after which pairs are divided by their losses before every epoch (`division`)."""
 CURATED = "curated"
 """Whether it is a second run, on what `curate --drop-misfits` keeps by a first that is like it."""
+FORKED_AT, FORKED_WITHOUT = "fork.at", "fork.without"
+"""Percentage of the steps of another run after which it goes on with that one, and what it goes on without."""
 
 SHARED: Settings = {
     "model.dim": 64,

@@ -39,12 +39,25 @@ from thermopile.trainer.run.preemption import EXIT_CODE
 from thermopile.trainer.run_directory import RunDirectory, find_checkpoint
 
 from .division import train_divided
-from .plan import CURATED, DIVIDED_AFTER, Mode, Run, Settings, is_searched_on, untrained_settings
+from .forked import END, QUARTER, forgotten, origin_of, write_ids
+from .plan import (
+    CURATED,
+    DIVIDED_AFTER,
+    FORKED_AT,
+    FORKED_WITHOUT,
+    Mode,
+    Run,
+    Settings,
+    is_searched_on,
+    untrained_settings,
+)
 from .results import Result, Temperatures
 from .scoring import GreyPixels, Right, Scorer
 from .sets import Sets, make_sets, open_sets
 
 RUNS_PER_PROCESS = 20
+NOT_SETTINGS = (DIVIDED_AFTER, CURATED, FORKED_AT, FORKED_WITHOUT)
+"""What `thermopile train` does not know of a run's settings."""
 
 
 class StoppedError(Exception):
@@ -160,7 +173,7 @@ def train_words(run: Run, sets: Sets, directory: RunDirectory) -> list[str]:
 
 def _overrides(settings: Settings) -> list[str]:
     """The settings of `thermopile train` among these, as `--set` takes them."""
-    return [f"{key}={_exact(value)}" for key, value in settings.items() if key not in (DIVIDED_AFTER, CURATED)]
+    return [f"{key}={_exact(value)}" for key, value in settings.items() if key not in NOT_SETTINGS]
 
 
 def _exact(value: Any) -> str:
@@ -179,7 +192,11 @@ def _train(run: Run, sets: Sets, directory: RunDirectory) -> str:
                 apply_overrides(tree, _overrides(run.settings))
                 train_divided(directory.path, sets.train.path, tree, run.settings[DIVIDED_AFTER])
                 return ""
+            if FORKED_AT in run.settings:
+                _fork(run, sets, directory)
             words = train_words(run, sets, directory)
+            if FORKED_AT in run.settings:
+                words = ["train", "--out", str(directory.path), "--resume"]
             if run.settings.get(CURATED):
                 words += ["--select", _kept_of_first(run, sets, directory)]
             exit_code = command_line(words, standalone_mode=False)
@@ -192,6 +209,18 @@ def _train(run: Run, sets: Sets, directory: RunDirectory) -> str:
     if exit_code == EXIT_CODE:
         raise StoppedError(run.key)
     return ""
+
+
+def _fork(run: Run, sets: Sets, directory: RunDirectory) -> None:
+    """Fork the run that it goes on with, which is made once and kept beside the datasets."""
+    origin = origin_of(run)
+    kept = Path(str(sets.train.path)).parent / "origins" / f"seed-{run.settings['seed']}"
+    command_line([*train_words(origin, sets, RunDirectory(kept)), "--resume"], standalone_mode=False)
+    step = QUARTER * 4 * run.settings[FORKED_AT] // END
+    words = ["fork", f"{kept}@step-{step}", "--out", str(directory.path)]
+    if run.settings[FORKED_WITHOUT]:
+        words += write_ids(forgotten(run, sets.train), Path(str(directory.path)).with_name("without.parquet"))
+    command_line(words, standalone_mode=False)
 
 
 def _kept_of_first(run: Run, sets: Sets, directory: RunDirectory) -> str:

@@ -101,6 +101,11 @@ def open_sets(folder: Path, data: Data) -> Sets:
     return Sets(train, tests, [match_classes(train.column("group"), test.column("group")) for test in tested])
 
 
+def source_indices(dataset: Dataset) -> NDArray[np.int64]:
+    """Return the place in the source of each sample of a dataset, int64 [n]."""
+    return np.concatenate([dataset.shard(number).records()["source_index"] for number in range(dataset.shards)])
+
+
 def test_samples(data: Data) -> int:
     """The number of samples of all test sets."""
     if is_drawn(data):

@@ -13,7 +13,7 @@ from thermopile.benchmarks.reproduction.claims import (
     UNDECIDED,
     verdict,
 )
-from thermopile.benchmarks.reproduction.comparison import BASELINES, Comparison, Estimate, _estimate
+from thermopile.benchmarks.reproduction.comparison import BASELINES, Comparison, Estimate, in_points
 from thermopile.benchmarks.reproduction.plan import METHOD, baseline_run
 from thermopile.benchmarks.reproduction.results import Results
 from thermopile.benchmarks.reproduction.schedule import (
@@ -91,9 +91,9 @@ def test_pairs_with_the_same_caption_count_as_one():
     runs = Comparison(made.results)
     own, other = (runs.seeds(METHOD["bimodal", name]) for name in ("isogclr", "clip"))
     apart = right(0.6)["text_to_image"].astype(float) - right(0.5)["text_to_image"]
-    expected = _estimate(np.tile(apart, (len(own), 1)), captions_of("long-tailed"))
+    expected = in_points(np.tile(apart, (len(own), 1)), captions_of("long-tailed"))
     assert runs.gap(own, other) == pytest.approx(expected)
-    assert expected.noise != pytest.approx(_estimate(apart[None], None).noise, rel=0.01)
+    assert expected.noise != pytest.approx(in_points(apart[None], None).noise, rel=0.01)
 
 
 def test_there_is_no_verdict_without_a_score_of_what_nothing_has_trained():

@@ -1,0 +1,101 @@
+"""The tables of the page on experiments: what forks changed, with the paired error beside the unpaired."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thermopile.storage.files import write_atomically
+
+from ..markdown import table
+from .comparison import Comparison, Estimate, in_points
+from .forked import END, POINTS, SEEDS, SHARE, WITHOUT, chosen_class, forked, parts
+from .page import wrapped
+from .results import Result, Results
+from .schedule import missing, runs_of
+from .sets import captions_of, test_sources
+
+WORDS = Path(__file__).with_name("forked_page.md")
+LABELS = {
+    "swapped": "the wrongly captioned",
+    "random": "as many at random",
+    "class": "a class",
+    "one": "one sample",
+}
+
+
+class Forks:
+    """The finished forks. Figures are R@1, the mean of both ways, in points."""
+
+    def __init__(self, results: Results) -> None:
+        self._results, self._runs = results, Comparison(results)
+        self.data = f"long-tailed@{SHARE}"
+
+    def at(self, point: int, without: str) -> list[Result]:
+        """A kind of fork, one for each seed; none before all are made."""
+        return self._runs.all(forked(self._results, seed, point, without) for seed in range(SEEDS))
+
+    def change(self, point: int, without: str, of: NDArray[np.bool_] | None = None) -> tuple[Estimate, float] | None:
+        """How far the fork is above the run that it is of, and the error if they were not paired.
+
+        of: which test samples to count, bool [m]; None for all.
+        """
+        fork, whole = (self._runs.right(runs) for runs in (self.at(point, without), self.at(END, "")))
+        if fork is None or whole is None:
+            return None
+        clusters = captions_of(self.data)
+        if of is not None:
+            fork, whole, clusters = fork[:, of], whole[:, of], clusters[of]
+        apart = (in_points(each, clusters).noise for each in (fork, whole))
+        return in_points(fork - whole, clusters), math.hypot(*apart)
+
+
+def write_page(results: Results, path: Path) -> Path:
+    """Write the page, Markdown; return where it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, to_markdown(results).encode())
+    return path
+
+
+def to_markdown(results: Results) -> str:
+    """The page's text."""
+    forks = Forks(results)
+    total, left = len(runs_of(parts(), results)), len(missing(parts(), results))
+    values = {
+        "forks_table": _changes(forks),
+        "class_table": _of_class(forks),
+        "status": f"{total} forks" if not left else f"{total - left} of {total} forks so far",
+        "commit": (results.commit or "none")[:12],
+        "machines": "; ".join(sorted({f"{m['cpu']}, torch {m['torch']}" for m in (r.machine for r in results)})),
+        "share": SHARE,
+        "seeds": SEEDS,
+    }
+    return "\n\n".join(_filled(block, values) for block in WORDS.read_text("utf-8").split("\n\n"))
+
+
+def _filled(block: str, values: dict[str, object]) -> str:
+    """A block with its values; code as it is, braces included."""
+    return block if block.startswith("```") else wrapped(block.format_map(values))
+
+
+def _changes(forks: Forks) -> str:
+    rows = [(LABELS[name], *(_cell(forks.change(point, name)) for point in POINTS)) for name in WITHOUT]
+    return table(("R@1 without", *(f"from {point} %" for point in POINTS)), rows)
+
+
+def _of_class(forks: Forks) -> str:
+    classes = np.concatenate([source.groups().of_sample for source in test_sources(forks.data)])
+    is_chosen = classes == chosen_class(forks.data)
+    rows = [(name, *(_cell(forks.change(point, "class", of)) for point in POINTS))
+            for name, of in (("its own test samples", is_chosen), ("all others", ~is_chosen))]  # fmt: skip
+    return table(("R@1 without a class", *(f"from {point} %" for point in POINTS)), rows)
+
+
+def _cell(found: tuple[Estimate, float] | None) -> str:
+    if found is None:
+        return "–"
+    change, apart = found
+    return f"{change.points:+.1f} ± {change.noise:.1f} ({apart:.1f})".replace("-", "−")

@@ -41,8 +41,8 @@ from .report.sheets import Cards, data_uris, read_pictures
 def effect(runs: tuple[Place, ...], train: Place | None, out: Path | None, **asked: Any) -> None:
     """Show how far the scores of B are above those of A on the same test samples. More pairs are of other seeds.
 
-    The scores are eval's, without linear probes. Errors are standard errors: of test samples, in retrieval in
-    clusters where they share a caption, and of seeds where several pairs are given. Works while the runs train.
+    The scores are eval's, without linear probes. Errors are standard errors: of test samples, for retrieval in clusters
+    that share a caption, and of seeds if several pairs are given. Works while the runs train and changes nothing.
     """
     if len(runs) % 2:
         raise click.UsageError("the number of runs is odd; give A and B, then A and B of another seed")

@@ -6,15 +6,20 @@ import shutil
 from html import escape
 from io import BytesIO
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from thermopile.pipeline.sources.parquet import ParquetSource
 from thermopile.state_store import StateReader
 from thermopile.tools.inspection.reading.opening import read_run
 from thermopile.tools.inspection.temperatures.drift import drift
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import assert_one_line, cli, sets, succeed
+from support.conversions import dataset_of
+from support.pictures import draw
 from support.written_runs import write_run
 
 SMALL = ("epochs=1", "optimizer.warmup_steps=0", "data.image_size=16", "model.dim=8", "model.image.config.width=4")
@@ -94,6 +99,15 @@ def test_temperatures_that_cannot_be_read_end_the_command_before_it_scores(runs,
     done = cli("effect", runs[0], copy, "--test", hostile_dataset.path)
     assert_one_line(done, 1, "is not this run's state")
     assert "test pictures" not in done.stderr
+
+
+def test_a_score_whose_queries_all_share_a_caption_has_no_difference_but_a_note(runs, tmp_path):
+    draw(0).save(tmp_path / "0.jpg")
+    same = {"image": [(tmp_path / "0.jpg").read_bytes()] * 3, "caption": ["a"] * 3}
+    pq.write_table(pa.table(same), tmp_path / "same.parquet")
+    found = effect(runs[:2], dataset_of(ParquetSource([tmp_path / "same.parquet"]), tmp_path / "same"))
+    assert found["scores"]["image_to_text"]["1"]["all"] is None
+    assert "No error of image to text, R@1: all queries share captions." in found["notes"]
 
 
 def test_the_table_has_bands_and_classes_and_errors_beside_each_difference(runs, hostile_dataset):

@@ -1,7 +1,5 @@
 """`thermopile effect`: how far the scores of runs are apart on the same test samples, with the errors of that."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial
@@ -24,13 +22,12 @@ from .inspection.reading.opening import Inspection
 from .inspection.temperatures.drift import Drift, drift
 from .inspection.temperatures.samples import read_samples
 from .printing import print_facts, print_table
+from .progress import working
 from .report.figures.effect import draw_effect
 from .report.figures.style import LIGHT, png_of
 from .report.html import document, part
 from .report.page import MAX_BYTES
 from .report.sheets import Cards, data_uris, read_pictures
-
-Apart = tuple[Drift | None, Markup, list[str]]
 
 
 @click.command(
@@ -44,61 +41,64 @@ Apart = tuple[Drift | None, Markup, list[str]]
 def effect(runs: tuple[Place, ...], train: Place | None, out: Path | None, **asked: Any) -> None:
     """Show how far the scores of B are above those of A on the same test samples. More pairs are of other seeds.
 
-    The scores are eval's, without linear probes. Errors are standard errors: of test samples, in clusters where they
-    share a caption, and of seeds where several pairs are given. Works while the runs train and changes nothing.
+    The scores are eval's, without linear probes. Errors are standard errors: of test samples, for retrieval in clusters
+    that share a caption, and of seeds if several pairs are given. Works while the runs train and changes nothing.
     """
     if len(runs) % 2:
         raise click.UsageError("the number of runs is odd; give A and B, then A and B of another seed")
     if out and (out.suffix.lower() != ".png" or not out.parent.is_dir()):
         raise click.UsageError(f"--out {out} is not a .png file in an existing folder")
     as_json, tars, at, data = asked.pop("as_json"), asked.pop("tars"), asked["at"], asked["data"]
-    test, (own, *_) = opened(asked.pop("test"), tars), [RunDirectory(run).config().data for run in runs]
-    trained = opened(train, tars) if train else open_dataset(data or own.places, own.tars)
+    test, configs = opened(asked.pop("test"), tars), [RunDirectory(run).config() for run in runs]
+    trained = opened(train, tars) if train else open_dataset(data or configs[0].data.places, configs[0].data.tars)
+    pairs, room = list(zip(runs[::2], runs[1::2], strict=True)), 2 * MAX_BYTES // len(runs) if out else 0
+    drifts, sheets, said = zip(*(_taus(a, b, at, data, room) for a, b in pairs), strict=True)
     every = {run: scored(run, trained, test, with_probes=False, **asked) for run in dict.fromkeys(runs)}
     from ..trainer.evaluation.paired import differences
 
-    pairs = list(zip(runs[::2], runs[1::2], strict=True))
     bands, classes = differences([(every[a], every[b]) for a, b in pairs])
-    drifts, sheets, said = zip(*(_temperatures(a, b, at, data, MAX_BYTES // len(pairs)) for a, b in pairs), strict=True)
+    rows = {label(method, variant): found for method, of in bands.items() for variant, found in of.items()}
     notes = [*dict.fromkeys(note for found in (*(each.notes for each in every.values()), *said) for note in found)]
-    if len(every) < max(4, len(runs)):
+    if min(len({config.seed for config in side}) for side in (configs[::2], configs[1::2])) < max(2, len(pairs)):
         notes.append("The errors leave out how another seed would change a run; for that, give pairs of other seeds.")
-    if not bands:
+    notes += [f"No error of {name}: all queries share captions." for name, of in rows.items() if not of["all"]]
+    if not rows:
         raise RunError(f"nothing to compare: {' '.join(notes)}")
     names = [f"{run}, {every[run].checkpoint}, {every[run].weights} {asked['network']} weights" for run in runs]
-    rows = {label(method, variant): found for method, of in bands.items() for variant, found in of.items()}
+    facts = list(zip("AB" * len(pairs), names, strict=True))
     if out:
         write_atomically(out, png_of(partial(draw_effect, rows), LIGHT, "95 % intervals; thin: if not paired"))
-        parts = {f"Pair {number}": sheet for number, sheet in enumerate(sheets, start=1)}
-        page = document("Temperatures of", ", ".join(names), "Tau in A → tau in B.", "", notes, parts).encode()
+        tags = [f"{found.earlier.tag} → {found.later.tag}" if found else "no temperatures" for found in drifts]
+        parts = {f"Pair {number}: {of}": sheet for number, (of, sheet) in enumerate(zip(tags, sheets, strict=True), 1)}
+        page = document("Tau in A → tau in B", "", "", "", [*map(": ".join, facts), *notes], parts).encode()
         write_atomically(out.with_suffix(".html"), page)
     if as_json:
         taus = TypeAdapter(tuple[Drift | None, ...]).dump_python(drifts, mode="json", by_alias=True)
         found = {"runs": names, "scores": bands, "classes": classes, "temperatures": taus, "notes": notes}
         click.echo(json.dumps(found, allow_nan=False))
         return
-    print_facts([*zip("AB" * len(pairs), names, strict=True), *(("note", note) for note in notes)])
+    print_facts([*facts, *(("note", note) for note in notes)])
+    lines = [[name, *map(_cell, of.values())] for name, of in rows.items()]
+    print_table(["B − A, points ± error (unpaired)", *(f">{band}" for band in next(iter(rows.values())))], lines)
     firsts = {label(method, next(iter(of))): next(iter(of.values())) for method, of in classes.items()}
-    by_class = {name: {head: of[name] for head, of in firsts.items()} for name in every[runs[0]].classes.names}
-    order = sorted(by_class, key=lambda name: -max(abs(of["mean"]) if of else 0 for of in by_class[name].values()))
-    for title, table in (("B − A", rows), ("10 classes furthest apart", {name: by_class[name] for name in order[:10]})):
-        for of_first in [*table.values()][:1]:
-            lines = [[name, *map(_cell, of.values())] for name, of in table.items()]
-            print_table([f"{title}, points ± error (unpaired)", *(f">{head}" for head in of_first)], lines)
+    apart = [(one, name, score) for score, of in firsts.items() for name, one in of.items() if one and one["mean"]]
+    apart.sort(key=lambda each: -abs(each[0]["mean"]) * each[0]["queries"])
+    lines = [[name, score, _cell(one), f"{one['queries']:,}"] for one, name, score in apart[:10]]
+    if lines:
+        print_table(["classes furthest apart", "score", ">points ± error (unpaired)", ">queries"], lines)
 
 
 def _cell(of: dict[str, float] | None) -> str:
     return f"{100 * of['mean']:+.1f} ± {100 * of['error']:.1f} ({100 * of['unpaired_error']:.1f})" if of else "–"
 
 
-def _temperatures(a: Place, b: Place, at: str, data: Places | None, room: int) -> Apart:
-    """Return how far tau is apart, sheets of the samples where it is furthest, and notes on what is missing."""
+def _taus(a: Place, b: Place, at: str, data: Places | None, room: int) -> tuple[Drift | None, Markup, list[str]]:
+    """Return how far tau is apart, sheets of the samples where it is furthest, pictures in `room` bytes, and notes."""
 
-    def read(first: Inspection, second: Inspection) -> Apart:
-        found, dataset = drift(first, second), first.dataset
-        ids = [
-            one.sample_id for side in (found.sides if found else ()) for one in (*side.most_risen, *side.most_fallen)
-        ]
+    def read(first: Inspection, second: Inspection) -> tuple[Drift | None, Markup, list[str]]:
+        with working("comparing temperatures"):
+            found, dataset = drift(first, second), first.dataset if room else None
+        ids = [one.sample_id for side in (found.sides if found else ()) for one in side.most_risen + side.most_fallen]
         pictures = data_uris(read_pictures(dataset, ids, first.notes) if dataset else {}, ids, room)
         cards = Cards(read_samples(replace(second, dataset=dataset), ids), pictures, longest=100)
         return found, part("sections.html", "movers", found, cards), [*first.notes, *second.notes]

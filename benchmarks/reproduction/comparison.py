@@ -1,8 +1,8 @@
 """Finished runs by what they are compared as, and how far two of them are apart, with its error.
 
 Methods are compared sample by sample: the same test samples, the same seeds. The error of a difference has two parts
-that are crossed: of the seeds, by Student's t, and of the test samples, in clusters where they share a caption. How
-seeds differ from sample to sample is in both, so it is taken off once.
+that are crossed, both by Student's t: of the seeds, and of the test samples, in clusters where they share a caption.
+How seeds differ from sample to sample is in both, so it is taken off once.
 """
 
 from __future__ import annotations

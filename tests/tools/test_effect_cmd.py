@@ -1,18 +1,25 @@
 """`thermopile effect` from one end to the other: scores as in `eval`, temperatures, the figure, what it refuses."""
 
 import json
+import re
 import shutil
+from html import escape
 from io import BytesIO
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from thermopile.pipeline.sources.parquet import ParquetSource
 from thermopile.state_store import StateReader
 from thermopile.tools.inspection.reading.opening import read_run
 from thermopile.tools.inspection.temperatures.drift import drift
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import assert_one_line, cli, sets, succeed
+from support.conversions import dataset_of
+from support.pictures import draw
 from support.written_runs import write_run
 
 SMALL = ("epochs=1", "optimizer.warmup_steps=0", "data.image_size=16", "model.dim=8", "model.image.config.width=4")
@@ -58,26 +65,62 @@ def test_a_run_is_not_apart_from_itself_and_its_scores_are_those_of_eval(runs, h
 def test_several_pairs_have_an_error_of_seeds_too_and_both_files_are_written(runs, hostile_dataset, tmp_path):
     before = {path: path.stat().st_mtime_ns for run in runs for path in run.rglob("*")}
     one = effect(runs[:2], hostile_dataset)
-    two = effect([runs[0], runs[1], runs[0], runs[2]], hostile_dataset, "--out", tmp_path / "effect.png")
+    pairs = [runs[0], runs[1], runs[1], runs[2]]
+    two = effect(pairs, hostile_dataset, "--out", tmp_path / "effect.png")
     single, double = (found["scores"]["knn"]["10"]["all"] for found in (one, two))
     assert single["seed_error"] == 0 < single["error"] == single["sample_error"]
     assert double["seed_error"] > 0
-    assert any("another seed" in note for note in two["notes"])
+    assert any("another seed" in note for note in one["notes"])
+    assert not any("another seed" in note for note in two["notes"])
     assert len(two["temperatures"]) == 2
     with Image.open(BytesIO((tmp_path / "effect.png").read_bytes())) as figure:
         assert (figure.format, figure.width) == ("PNG", 1600)
     page = (tmp_path / "effect.html").read_text("utf-8")
     assert "image: samples whose tau rose most" in page
+    assert "Pair 2: {from} → {to}</h2>".format(**two["temperatures"][1]) in page
+    assert all(f"<li>{side}: {escape(str(run))}, step-" in page for side, run in zip("ABAB", pairs, strict=True))
     assert page.count('src="data:image/jpeg') > 50
     assert "<script>alert" not in page
     assert {path: path.stat().st_mtime_ns for run in runs for path in run.rglob("*")} == before
 
 
+def test_a_copy_of_a_run_is_not_another_seed(runs, hostile_dataset, tmp_path):
+    copies = [shutil.copytree(run, tmp_path / run.name) for run in runs[:2]]
+    found = effect([*runs[:2], *copies], hostile_dataset)
+    assert (
+        "The errors leave out how another seed would change a run; for that, give pairs of other seeds."
+        in (found["notes"])
+    )
+
+
+def test_temperatures_that_cannot_be_read_end_the_command_before_it_scores(runs, hostile_dataset, tmp_path):
+    copy = shutil.copytree(runs[1], tmp_path / "copy", ignore=shutil.ignore_patterns("state"))
+    shutil.copytree(runs[2] / "state", copy / "state")
+    done = cli("effect", runs[0], copy, "--test", hostile_dataset.path)
+    assert_one_line(done, 1, "is not this run's state")
+    assert "test pictures" not in done.stderr
+
+
+def test_a_score_whose_queries_all_share_a_caption_has_no_difference_but_a_note(runs, tmp_path):
+    draw(0).save(tmp_path / "0.jpg")
+    same = {"image": [(tmp_path / "0.jpg").read_bytes()] * 3, "caption": ["a"] * 3}
+    pq.write_table(pa.table(same), tmp_path / "same.parquet")
+    found = effect(runs[:2], dataset_of(ParquetSource([tmp_path / "same.parquet"]), tmp_path / "same"))
+    assert found["scores"]["image_to_text"]["1"]["all"] is None
+    assert "No error of image to text, R@1: all queries share captions." in found["notes"]
+
+
 def test_the_table_has_bands_and_classes_and_errors_beside_each_difference(runs, hostile_dataset):
     told = succeed("effect", *runs[:2], "--test", hostile_dataset.path).stdout
-    for words in ("B − A, points ± error (unpaired)", "tail", "k-NN, k = 10", "text to image, R@1", "furthest apart"):
+    for words in ("B − A, points ± error (unpaired)", "tail", "k-NN, k = 10", "text to image, R@1"):
         assert words in told
     assert "\x1b" not in told
+    rows = re.findall(r"([+-][\d.]+) ± [\d.]+ \([\d.]+\) +(\d+)", told.partition("classes furthest apart")[2])
+    apart = [round(abs(float(points)) * int(queries) / 100) for points, queries in rows]  # queries that differ
+    assert 1 < len(apart) <= 10
+    assert apart == sorted(apart, reverse=True)
+    assert apart[-1] > 0
+    assert "classes furthest apart" not in succeed("effect", runs[0], runs[0], "--test", hostile_dataset.path).stdout
 
 
 def test_runs_on_different_datasets_are_compared_without_temperatures(runs, hostile_dataset):
@@ -106,7 +149,7 @@ def test_nothing_in_common_and_wrong_usage_are_refused_in_one_line(runs, hostile
     assert_one_line(cli("effect", *runs[:2], *of, "--out", tmp_path / "no" / "effect.png"), 2, "existing folder")
     assert_one_line(cli("effect", runs[0], tmp_path / "gone", *of), 1, "is not a run")
     wrong = cli("effect", *runs[:2], *of, "--at", "step-1000")
-    assert_one_line(wrong, 1, "no checkpoint 'step-1000'")
+    assert_one_line(wrong, 1, "step-1000")
     empty = shutil.copytree(runs[0], tmp_path / "copy")
     nothing = cli("effect", runs[0], empty, "--train", flat_dataset.path, "--test", flat_dataset.path)
     assert_one_line(nothing, 1, "nothing to compare", "has no captions, so there are no retrieval scores")

@@ -12,21 +12,21 @@ from .bands import BANDS
 from .evaluate import Evaluation, all_captions
 
 Differences = dict[str, dict[str, dict[str, dict[str, float] | None]]]
-"""By method, variant, and band or class: what `estimate` returns of B − A, the means `a` and `b`, `unpaired_error`, the
-standard error if each run had test samples of its own, and `queries`; None of those with fewer than two clusters."""
+"""By method, variant, and band or class: what `estimate` returns of B − A, the means `a` and `b`, `unpaired_error` and
+`unpaired_half_width`, if A and B had samples and seeds of their own, and `queries`; None without two clusters."""
 
 
 def estimate(values: NDArray[np.float64], clusters: NDArray[np.int64]) -> dict[str, float]:
     """Return the mean of values, float64 [seeds, m], its standard errors and `half_width`, half its 95 % interval.
 
     clusters: int64 [m], at least two, of samples that go together. `error` is of both seeds and samples; of one seed,
-    seed_error is 0. The interval is by Student's t for the seeds, by the normal distribution for the samples.
+    seed_error is 0. The interval is by Student's t, of seeds − 1 and of clusters − 1 degrees of freedom.
     Variance = that of the seeds' means / seeds + that of the sums over clusters, whose samples may depend on each other
     in any way, − that of single seeds in single clusters, which is in both.
     Sources: Liang and Zeger (Biometrika 1986) for clusters, times count / (count − 1); Cameron, Gelbach and Miller
     (Journal of Business & Economic Statistics 2011) for two ways.
     """
-    from scipy.stats import norm, t
+    from scipy.special import stdtrit
 
     seeds, samples = values.shape
     mean, clusters = values.mean(), np.unique(clusters, return_inverse=True)[1]
@@ -36,7 +36,7 @@ def estimate(values: NDArray[np.float64], clusters: NDArray[np.int64]) -> dict[s
     count, twice = len(of_cluster), (both**2).sum() / max(1, seeds * (seeds - 1))
     by_seed = math.sqrt(of_seed.var() / max(1, seeds - 1))
     by_sample = math.sqrt(max(0.0, (of_cluster**2).sum() - twice) * count / (count - 1))
-    half_width = math.hypot(t.ppf(0.975, seeds - 1) * by_seed if seeds > 1 else 0, norm.ppf(0.975) * by_sample)
+    half_width = math.hypot(stdtrit(max(1, seeds - 1), 0.975) * by_seed, stdtrit(count - 1, 0.975) * by_sample)
     errors = {"seed_error": by_seed, "sample_error": by_sample, "error": math.hypot(by_seed, by_sample)}
     return {"mean": float(mean), **errors, "half_width": half_width}
 
@@ -56,13 +56,14 @@ def caption_clusters(dataset: Dataset) -> NDArray[np.int64]:
 def differences(pairs: Sequence[tuple[Evaluation, Evaluation]]) -> tuple[Differences, Differences]:
     """Return how far the second of each pair is above the first: over all and by band, and by class.
 
-    pairs: of the same datasets, one for each seed; variants that not all have are left out.
+    pairs: of the same datasets, one for each seed; variants that not all have are left out. Clusters are retrieval's.
     """
     every, classes = [each.right for pair in pairs for each in pair], pairs[0][0].classes
     clusters, in_bands, by_class = caption_clusters(pairs[0][0].test), Differences(), Differences()
     for method, variant in [key for key in every[0] if all(key in right for right in every)]:
         of = every[0][method, variant][1]
-        among = partial(_among, np.array([right[method, variant][0] for right in every], np.float64), clusters[of])
+        drawn = clusters[of] if method in ("image_to_text", "text_to_image") else of
+        among = partial(_among, np.array([right[method, variant][0] for right in every], np.float64), drawn)
         banded = among(classes.test_bands[of], BANDS) if classes.names else {}
         in_bands.setdefault(method, {})[variant] = among(np.zeros(len(of), np.int64), ["all"]) | banded
         by_class.setdefault(method, {})[variant] = among(classes.test[of], classes.names)
@@ -80,6 +81,6 @@ def _among(
         found[name] = None
         if len(np.unique(of)) > 1:
             a, b, paired = (estimate(each, of) for each in (first, second, second - first))
-            more = {"a": a["mean"], "b": b["mean"], "unpaired_error": math.hypot(a["error"], b["error"])}
-            found[name] = paired | more | {"queries": len(of)}
+            unpaired = {f"unpaired_{name}": math.hypot(a[name], b[name]) for name in ("error", "half_width")}
+            found[name] = paired | unpaired | {"a": a["mean"], "b": b["mean"], "queries": len(of)}
     return found

@@ -11,7 +11,7 @@ def test_seeds_that_agree_leave_the_error_of_the_test_samples():
     samples = np.array([1.0, 0, 0, -1, 0, 1, 1, 0])
     found = in_points(np.tile(samples, (5, 1)), None)
     assert found.points == pytest.approx(25)
-    assert found.noise == pytest.approx(100 * 1.959964 * samples.std(ddof=1) / np.sqrt(8))
+    assert found.noise == pytest.approx(100 * t.ppf(0.975, 7) * samples.std(ddof=1) / np.sqrt(8))
 
 
 def test_samples_that_agree_leave_the_error_of_the_seeds_by_students_t():
@@ -26,7 +26,7 @@ def test_samples_that_share_a_caption_count_as_one():
     four_times = np.repeat(once, 4, axis=1)
     clustered, separate = in_points(four_times, np.repeat(np.arange(40), 4)), in_points(four_times, None)
     assert clustered.noise == pytest.approx(in_points(once, None).noise)
-    assert separate.noise == pytest.approx(clustered.noise / 2, rel=0.02)
+    assert separate.noise == pytest.approx(clustered.noise / 2, rel=0.05)  # and 159 degrees of freedom for 39
 
 
 @pytest.mark.parametrize(("of_seed", "of_sample"), [(0.0, 0.0), (0.1, 0.0), (0.0, 1.0), (0.1, 1.0)])

@@ -26,7 +26,7 @@ def test_one_seed_without_clusters_has_the_standard_error_of_a_mean():
     found = of(values)
     assert found["mean"] == 0.25
     assert found["error"] == found["sample_error"] == pytest.approx(values.std(ddof=1) / np.sqrt(8))
-    assert found["half_width"] == pytest.approx(1.959964 * found["error"])
+    assert found["half_width"] == pytest.approx(t.ppf(0.975, 7) * found["error"])
     assert found["seed_error"] == 0
 
 
@@ -39,6 +39,13 @@ def test_clusters_have_the_error_that_drawing_them_again_and_again_shows():
     drawn = sums[draws].sum(1) / sizes[draws].sum(1)
     assert of(values, clusters)["error"] == pytest.approx(drawn.std(), rel=0.05)
     assert of(values)["error"] < 0.7 * drawn.std()  # as if none depended on another
+
+
+@pytest.mark.parametrize("clusters", [2, 5, 10])
+def test_the_interval_of_few_clusters_holds_the_truth_in_19_of_20_experiments(clusters):
+    rng, each = np.random.default_rng(2), np.repeat(np.arange(clusters), 4)
+    found = [of(rng.normal(0, 1, clusters)[each] + rng.normal(0, 0.3, len(each)), each) for _ in range(1000)]
+    assert np.mean([abs(one["mean"]) <= one["half_width"] for one in found]) == pytest.approx(0.95, abs=0.02)
 
 
 def test_seeds_that_differ_by_a_constant_have_students_error_of_their_means():
@@ -94,13 +101,14 @@ def test_a_run_is_not_apart_from_itself_but_unpaired_it_could_be(few):
     assert in_bands["knn"]["10"]["all"]["unpaired_error"] > 0.03
 
 
-def test_differences_are_those_of_the_scores_query_by_query_and_within_captions(few):
+def test_differences_are_those_of_the_scores_query_by_query_and_of_retrieval_within_captions(few):
     rng = np.random.default_rng(0)
     pairs = [(evaluation(few, rng), evaluation(few, rng, 0.3)) for _ in range(3)]
     in_bands, by_class = differences(pairs)
-    clusters, classes = caption_clusters(few), pairs[0][0].classes
-    assert len(set(clusters.tolist())) < 400
-    for method, ids in (("knn", np.arange(0, 400, 2)), ("text_to_image", np.arange(400))):
+    captions, classes = caption_clusters(few), pairs[0][0].classes
+    assert len(set(captions.tolist())) < 400
+    every = ("knn", np.arange(0, 400, 2), np.arange(400)), ("text_to_image", np.arange(400), captions)
+    for method, ids, clusters in every:  # pictures of one caption are each right or wrong in k-NN
         a, b = (np.array([pair[side].right[method, "10"][0] for pair in pairs], float) for side in (0, 1))
         for band, found in in_bands[method]["10"].items():
             for side, name in enumerate("ab"):
@@ -108,8 +116,9 @@ def test_differences_are_those_of_the_scores_query_by_query_and_within_captions(
                 assert found[name] == pytest.approx(np.mean(scores))
         whole, expected = in_bands[method]["10"]["all"], estimate(b - a, clusters[ids])
         assert {name: whole[name] for name in expected} == pytest.approx(expected)
-        apart = [estimate(each, clusters[ids])["error"] for each in (a, b)]
-        assert whole["unpaired_error"] == pytest.approx(np.hypot(*apart))
+        alone = [estimate(each, clusters[ids]) for each in (a, b)]
+        for name in ("error", "half_width"):
+            assert whole[f"unpaired_{name}"] == pytest.approx(np.hypot(*(one[name] for one in alone)))
         assert whole["queries"] == len(ids)
         members = classes.test[ids] == 3
         of_class = by_class[method]["10"][classes.names[3]]
@@ -123,5 +132,5 @@ def test_a_score_that_a_run_lacks_and_a_group_of_one_caption_have_no_difference(
     assert set(differences([(one, other)])[0]) == {"text_to_image"}
     one, other = evaluation(few, rng), evaluation(few, rng)
     for each in (one, other):
-        each.right["knn", "10"] = (np.array([True]), np.array([0]))
-    assert differences([(one, other)])[0]["knn"]["10"]["all"] is None
+        each.right["text_to_image", "10"] = (np.array([True, False]), np.array([0, 0]))
+    assert differences([(one, other)])[0]["text_to_image"]["10"]["all"] is None

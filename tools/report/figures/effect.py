@@ -22,9 +22,8 @@ def draw_effect(shown: dict[str, dict[str, dict[str, float] | None]], figure: Fi
         axes.plot([-1, 1], [0, 0], alpha=0)  # a point at least, or equal scores would have ticks of rounding errors
         for row, found in enumerate(of_band[band] for of_band in shown.values()):
             if found:
-                wider = found["unpaired_error"] / (found["error"] or 1)
-                for factor, line in ((wider, 0.8), (1, 2.6)):
-                    look = {"xerr": 100 * found["half_width"] * factor, "elinewidth": line, "color": style.sides[0]}
+                for width, line in (("unpaired_half_width", 0.8), ("half_width", 2.6)):
+                    look = {"xerr": 100 * found[width], "elinewidth": line, "color": style.sides[0]}
                     axes.errorbar(100 * found["mean"], row, fmt="o", markersize=4.5, zorder=3, **look)
         axes.set_title(band, loc="left")
         axes.xaxis.set_major_formatter("{x:+g}")

@@ -26,6 +26,7 @@ from thermopile.trainer import heartbeats
 heartbeats.BEAT_SECONDS, heartbeats.SILENT_BEATS, heartbeats.GRACE_SECONDS = 0.1, 50, 2.0
 heartbeats.SCAN_SECONDS, heartbeats.LINGER_SECONDS = 3.0, 1.0
 """
+# While ranks start, libraries that load or compile on a busy machine may hold the interpreter's lock for many beats.
 # Joins the ranks as `thermopile train` does.
 JOINED = (
     SHORTER_TIMES
@@ -34,12 +35,24 @@ import time
 from pathlib import Path
 from thermopile.tools.train import _end, _ended_if_ranks_are_lost
 from thermopile.trainer.world import joined_world
-heartbeats.SILENT_BEATS, file = int(sys.argv[1]), Path(sys.argv[2])
+heartbeats.SILENT_BEATS, file = 1000, Path(sys.argv[2])
 with _ended_if_ranks_are_lost(), joined_world(end=_end) as world:
+    heartbeats.SILENT_BEATS = int(sys.argv[1])
     print("joined", flush=True)
 """
 )
 WAIT_FOR_EVER = JOINED + "    Event().wait()"
+FORK_AND_WAIT = (
+    JOINED
+    + """
+    import os
+    if not os.fork():
+        os.closerange(0, 3)
+        time.sleep(200)
+        os._exit(0)
+    Event().wait()
+"""
+)
 TALK_FOR_EVER = JOINED + "    while True: world.any_rank(False)"
 LEAVE = JOINED + "    pass"
 FAIL = JOINED + "    raise ValueError('its own error')"
@@ -58,7 +71,6 @@ RESET_ITS_CONNECTION = (
     while not file.exists(): time.sleep(0.05)
 """
 )
-# While it starts, libraries that load or compile on a busy machine may hold the interpreter's lock for many beats.
 TRAIN_UNTIL_STEP_8 = (
     SHORTER_TIMES
     + """
@@ -180,7 +192,9 @@ def assert_ends_naming(rank, lost, pid):
     [
         pytest.param(Scene([WAIT_FOR_EVER] * 3, send(SIGKILL, 0)), 0, id="killed_holding_the_store"),
         pytest.param(
-            Scene([WAIT_FOR_EVER] * 3, send(SIGKILL, 1), ("1000000", "{folder}/done")), 1, id="killed_and_never_silent"
+            Scene([WAIT_FOR_EVER, FORK_AND_WAIT, WAIT_FOR_EVER], send(SIGKILL, 1), ("1000000", "{folder}/done")),
+            1,
+            id="killed_and_never_silent",  # nor missed on the network, where its child goes on
         ),
         pytest.param(
             Scene([WAIT_FOR_EVER] * 3, send(SIGSTOP, 0)), 0, id="stopped_holding_the_store", marks=pytest.mark.soak

@@ -60,9 +60,7 @@ class Heartbeats:
         self._lost: list[int] = []
         self._connections = {other: connected_to(member) for other, member in enumerate(members) if rank == 0 < other}
         self._suspects_loss, self._beats_unanswered = False, 0
-        self._ended = threading.Event()
-        self.leaving = threading.Event()
-        """Set once this rank ends by itself: it is left alone, whoever is lost."""
+        self.leaving, self._ended = threading.Event(), threading.Event()  # leaving: by itself, whoever is lost
         self._threads = [
             threading.Thread(target=target, name=f"thermopile-{name}", daemon=True)
             for target, name in ((self._beat, "heartbeats"), (self._watch, "watch"))
@@ -116,8 +114,8 @@ class Heartbeats:
         if not self._store.check(["lost"]):
             before = self._beats()
             time.sleep(SCAN_SECONDS)
-            silent = [rank for rank, beats in enumerate(self._beats()) if beats == before[rank]]
-            silent = [rank for rank in silent if not self._has_left(rank)]
+            after = self._beats()
+            silent = [rank for rank in range(self._size) if after[rank] == before[rank] and not self._has_left(rank)]
             if not silent:
                 return []
             self._store.compare_set("lost", "", ",".join(map(str, silent)))

@@ -98,6 +98,7 @@ _CURES = {
     errno.EACCES: "change its permissions, or write elsewhere with --to or --out",
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space",
+    errno.EMFILE: "raise the limit with `ulimit -n`",
 }
 
 

@@ -20,8 +20,9 @@ SILENT_BEATS = 60
 holds the interpreter's lock while it loads, the machine swaps, or its disk hangs."""
 SCAN_SECONDS = 5.0
 """Once there is a suspicion or a failure, the ranks without a heartbeat for this long are lost."""
-GRACE_SECONDS = 5.0
-"""Time for the training thread to notice a loss itself, and for a rank that ends with its own error to report it."""
+GRACE_SECONDS = 3.0
+"""Time for the training thread to notice a loss itself. With the other times above, a killed rank has ended all others
+after 12 seconds: two beats, a scan, and two beats, or LINGER_SECONDS, until all know."""
 LINGER_SECONDS = 2.0
 """How long rank 0, which holds the store, stays for ranks that have yet to read the names of the lost ones."""
 LEAVE_SECONDS = 0.05
@@ -37,7 +38,7 @@ class Heartbeats:
     A failed collective tells which connection broke, not which rank is the cause: a rank that loses its neighbour ends
     as well, and then its own neighbours do. A collective on GPUs does not even fail, and the training thread waits
     inside CUDA. So rank 0 is connected to all others: a process that ends resets its connection at once, and only one
-    that hangs, or a machine that fails, has to be noticed by its silence.
+    that hangs, or a machine that fails, has to be silent for long to be suspected. A firewall resets connections too.
 
     A store in rank 0's process counts the beats, so that it is gone if and only if rank 0 is. Two threads, because the
     store of a machine that has failed never answers: `_beat` may wait for it, `_watch` does not.
@@ -59,7 +60,7 @@ class Heartbeats:
         self._lost: list[int] = []
         self._connections = {other: connected_to(member) for other, member in enumerate(members) if rank == 0 < other}
         self._suspects_loss, self._beats_unanswered = False, 0
-        self._leaving, self._ended = threading.Event(), threading.Event()
+        self.leaving, self._ended = threading.Event(), threading.Event()  # leaving: by itself, whoever is lost
         self._threads = [
             threading.Thread(target=target, name=f"thermopile-{name}", daemon=True)
             for target, name in ((self._beat, "heartbeats"), (self._watch, "watch"))
@@ -78,7 +79,7 @@ class Heartbeats:
                 yield self
             self._leave()
         finally:
-            self._leaving.set()  # this rank reports its own error
+            self.leaving.set()  # this rank reports its own error
             self._ended.set()
             for thread in self._threads:
                 thread.join(2 * BEAT_SECONDS)  # bounded, in case the store does not answer
@@ -113,18 +114,15 @@ class Heartbeats:
         if not self._store.check(["lost"]):
             before = self._beats()
             time.sleep(SCAN_SECONDS)
-            silent = [rank for rank, beats in enumerate(self._beats()) if beats == before[rank]]
-            silent = [rank for rank in silent if not self._has_left(rank)]
+            after = self._beats()
+            silent = [rank for rank in range(self._size) if after[rank] == before[rank] and not self._has_left(rank)]
             if not silent:
                 return []
-            self._announce(silent)
+            self._store.compare_set("lost", "", ",".join(map(str, silent)))
         lost = [int(rank) for rank in self._store.get("lost").decode().split(",")]
         if self._rank == 0:
             time.sleep(LINGER_SECONDS)
         return lost
-
-    def _announce(self, lost: list[int]) -> None:
-        self._store.compare_set("lost", "", ",".join(map(str, lost)))
 
     def _beats(self) -> list[int]:
         return [self._store.add(f"beats/{rank}", 0) for rank in range(self._size)]
@@ -142,10 +140,9 @@ class Heartbeats:
                 heard, silent = beats, 0 if beats != heard else silent + 1
                 if self._has_left(listens_to):
                     listens_to, silent = (listens_to + 1) % self._size, 0
-                ended = [rank for rank, connection in self._connections.items() if is_reset(connection)]
-                if ended := [rank for rank in ended if not self._has_left(rank)]:
-                    self._announce(ended)
-                self._suspects_loss = silent > SILENT_BEATS or self._store.check(["lost"])
+                reset = [rank for rank, connection in self._connections.items() if is_reset(connection)]
+                if silent > SILENT_BEATS or not all(map(self._has_left, reset)) or self._store.check(["lost"]):
+                    self._suspects_loss = True
             except RuntimeError:  # the store is gone
                 self._suspects_loss = True
                 return
@@ -156,7 +153,7 @@ class Heartbeats:
         while not self._notices_loss():
             if self._ended.wait(BEAT_SECONDS):
                 return
-        if not self._leaving.wait(GRACE_SECONDS) and self._end is not None:
+        if not self.leaving.wait(GRACE_SECONDS) and self._end is not None:
             self._end(self._as_error(self._named()))
 
     def _notices_loss(self) -> bool:
@@ -164,11 +161,14 @@ class Heartbeats:
         self._beats_unanswered += 1
         if self._beats_unanswered > SILENT_BEATS:
             self._lost = self._lost or [0]
-        return bool(self._lost or (self._suspects_loss and self.lost()))
+        if self._suspects_loss:
+            self._suspects_loss = False  # before the scan: a later reset needs another
+            self.lost()
+        return bool(self._lost)
 
     def _leave(self) -> None:
         """Tell the others that this rank is done. Rank 0 stays until all are done, since the store ends with it."""
-        self._leaving.set()
+        self.leaving.set()
         with suppress(RuntimeError):  # the store is gone: the others are done, or will notice
             self._store.add(f"left/{self._rank}", 1)  # unlike `set`, done when it returns: before this process ends
             while self._rank == 0 and not all(map(self._has_left, range(self._size))):

@@ -59,7 +59,7 @@ def meet(public: Store, rank: int, size: int) -> tuple[TCPStore, list[Member]]:
     host, keys = os.environ["MASTER_ADDR"], [f"member/{each}" for each in range(size)]
     silent = socket.create_server(("", 0))
     cores, address, port = sorted(os.sched_getaffinity(0)), _address_towards(host), silent.getsockname()[1]
-    silent.detach()  # the process's end closes it
+    os.register_at_fork(after_in_child=silent.close)  # it is open until this process ends, not its children
     own = Member(socket.gethostname(), os.getpid(), cores, address, port, BOOT.read_text())
     store = _store_of_rank_0(public, host, rank, json.dumps(own)) if rank else _new_store(public, host, json.dumps(own))
     try:

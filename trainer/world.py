@@ -72,6 +72,11 @@ class World:
         """In this context, report lost ranks by `as_error`, also in place of a RuntimeError that they caused."""
         return nullcontext() if self.heartbeats is None else self.heartbeats.naming_lost_ranks(as_error)
 
+    def end_by_itself(self) -> None:
+        """Let this rank close and report its own error, however long that takes: others with the same may end first."""
+        if self.heartbeats is not None:
+            self.heartbeats.leaving.set()
+
 
 ALONE = World()
 
@@ -87,6 +92,8 @@ def joined_world(end: Callable[[RanksLostError], None] | None = None) -> Iterato
     Raises ConfigError if some variables are missing, and RanksLostError if other ranks do not join, or are lost and so
     make the body fail.
     """
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # ranks of a torchrun that is killed would go on, and nobody could tell
+        ctypes.CDLL(None).prctl(_SIGNAL_ON_PARENTS_DEATH, signal.SIGTERM)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield ALONE
         return
@@ -94,8 +101,6 @@ def joined_world(end: Callable[[RanksLostError], None] | None = None) -> Iterato
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # NCCL aborts the process four times this delay after a connection broke, and cannot name the lost rank.
     os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "45000")
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # ranks of a torchrun that is killed would go on, and nobody could tell
-        ctypes.CDLL(None).prctl(_SIGNAL_ON_PARENTS_DEATH, signal.SIGTERM)
     import torch
     import torch.distributed as dist
     from torch.distributed.rendezvous import rendezvous

@@ -1,6 +1,7 @@
 """torchrun starts all ranks again after one is killed, takes a new host for one that is lost, and passes signals on."""
 
 import os
+import re
 import signal
 import time
 from contextlib import suppress
@@ -10,11 +11,10 @@ import pytest
 
 from thermopile.benchmarks.object_server import free_port
 from thermopile.storage.bucket import Address
-from thermopile.trainer.run.run_status import read_status
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.hosts import COMPARE, WAIT_FOR_CHECKPOINT
-from support.runs import assert_same_run, finish, wait_for
+from support.runs import assert_same_run, finish, losses, wait_for
 
 pytestmark = pytest.mark.wide
 
@@ -30,13 +30,13 @@ main()
 def torchrun(command):
     """Return a function that starts torchrun on each host, as docs/long_runs.md does.
 
-    first: holds the rendezvous of two hosts, with one rank each; None: a host alone has two ranks.
+    first: holds the rendezvous of two hosts, with one rank each; None: a host alone has `each` ranks.
     """
     port = free_port()
 
-    def torchrun(run, hosts, first=None, restarts=0, **environment):
+    def torchrun(run, hosts, first=None, restarts=0, each=2, **environment):
         two = ("--nnodes", 2, "--nproc-per-node", 1, "--rdzv-backend", "c10d", "--rdzv-id", "run")
-        alone = ("--standalone", "--nproc-per-node", 2)
+        alone = ("--standalone", "--nproc-per-node", each)
         options = (*((*two, "--rdzv-endpoint", f"{first.name}:{port}") if first else alone), "--max-restarts", restarts,
                    "--signals-to-handle", "SIGTERM,SIGINT,SIGUSR1", "--shutdown-timeout", 600,
                    "--module", "thermopile")  # fmt: skip
@@ -73,6 +73,12 @@ def test_ranks_killed_and_a_host_replaced_are_restarted_and_lose_nothing(hosts, 
     assert_same_run(run, whole(2))
 
 
+def assert_stopped(agents, run):
+    ends = [agent.end() for agent in agents]
+    steps = [int(step) for _, said, _ in ends for step in re.findall(r"stopped at step (\d+) by .*, checkpoint", said)]
+    assert steps == [max(losses(run))], ends
+
+
 @pytest.mark.parametrize("place", [0, 1], ids=["that_holds_the_rendezvous", "of_another_host"])
 def test_a_killed_torchrun_takes_its_ranks_with_it_and_the_run_is_stopped_in_order(
     hosts, torchrun, whole, place, tmp_path
@@ -86,9 +92,20 @@ def test_a_killed_torchrun_takes_its_ranks_with_it_and_the_run_is_stopped_in_ord
     while any(map(is_running, ranks)):
         time.sleep(0.05)
     assert time.monotonic() - began < ENDED_WITHIN
-    assert read_status(run).state == "stopped"
+    assert_stopped(agents, run)
     finish(torchrun(run, two, two[0]))
     assert_same_run(run, whole(2))
+
+
+def test_a_killed_torchrun_of_one_rank_takes_it_along(hosts, torchrun, tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    (agent,) = torchrun(run, hosts[:1], each=1)
+    wait_for(run, 6, [agent])
+    (rank,) = ranks_of(agent)
+    agent.kill()
+    while is_running(rank):
+        time.sleep(0.05)
+    assert_stopped([agent], run)
 
 
 def test_sigusr1_to_torchrun_stops_a_run_with_which_torchrun_goes_on(hosts, torchrun, whole, tmp_path):
@@ -97,7 +114,7 @@ def test_sigusr1_to_torchrun_stops_a_run_with_which_torchrun_goes_on(hosts, torc
     wait_for(run, 6, [agent])
     agent.send(signal.SIGUSR1)
     assert agent.end()[0] == 1
-    assert read_status(run).state == "stopped"
+    assert_stopped([agent], run)
     finish(torchrun(run, hosts[:1]))
     assert_same_run(run, whole(2))
 

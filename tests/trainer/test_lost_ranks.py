@@ -26,6 +26,7 @@ from thermopile.trainer import heartbeats
 heartbeats.BEAT_SECONDS, heartbeats.SILENT_BEATS, heartbeats.GRACE_SECONDS = 0.1, 50, 2.0
 heartbeats.SCAN_SECONDS, heartbeats.LINGER_SECONDS = 3.0, 1.0
 """
+# While ranks start, libraries that load or compile on a busy machine may hold the interpreter's lock for many beats.
 # Joins the ranks as `thermopile train` does.
 JOINED = (
     SHORTER_TIMES
@@ -34,17 +35,42 @@ import time
 from pathlib import Path
 from thermopile.tools.train import _end, _ended_if_ranks_are_lost
 from thermopile.trainer.world import joined_world
-heartbeats.SILENT_BEATS, file = int(sys.argv[1]), Path(sys.argv[2])
+heartbeats.SILENT_BEATS, file = 1000, Path(sys.argv[2])
 with _ended_if_ranks_are_lost(), joined_world(end=_end) as world:
+    heartbeats.SILENT_BEATS = int(sys.argv[1])
     print("joined", flush=True)
 """
 )
 WAIT_FOR_EVER = JOINED + "    Event().wait()"
+FORK_AND_WAIT = (
+    JOINED
+    + """
+    import os
+    if not os.fork():
+        os.closerange(0, 3)
+        time.sleep(200)
+        os._exit(0)
+    Event().wait()
+"""
+)
 TALK_FOR_EVER = JOINED + "    while True: world.any_rank(False)"
 LEAVE = JOINED + "    pass"
 FAIL = JOINED + "    raise ValueError('its own error')"
 WAIT_FOR_FILE = JOINED + "    while not file.exists(): time.sleep(0.05)"
-# While it starts, libraries that load or compile on a busy machine may hold the interpreter's lock for many beats.
+# As a firewall does, while the process goes on.
+RESET_ITS_CONNECTION = (
+    JOINED
+    + """
+    import os, socket
+    from contextlib import suppress
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as own:
+            if own.getsockname()[1:] == (world.heartbeats._members[world.rank].port,):
+                own.shutdown(socket.SHUT_RDWR)
+                print("reset", flush=True)
+    while not file.exists(): time.sleep(0.05)
+"""
+)
 TRAIN_UNTIL_STEP_8 = (
     SHORTER_TIMES
     + """
@@ -57,6 +83,27 @@ def step(self, batch):
         Event().wait()
     make_step(self, batch)
 Trainer.step = step
+from thermopile.tools.cli import main
+main()
+"""
+)
+# Rank 0 still writes weights, or tells a tracker of the end, when the others have ended.
+FAIL_BEHIND_A_SLOW_CHECKPOINT = (
+    SHORTER_TIMES
+    + """
+import time
+from thermopile.trainer.loop import Trainer
+from thermopile.trainer.run import checkpoint_writer
+make_step, save = Trainer.step, checkpoint_writer.save_checkpoint
+def step(self, batch):
+    if self.steps_done == 7:
+        print("fails", flush=True)
+        raise ERROR
+    make_step(self, batch)
+def save_slowly(*arguments):
+    time.sleep(12)
+    save(*arguments)
+Trainer.step, checkpoint_writer.save_checkpoint = step, save_slowly
 from thermopile.tools.cli import main
 main()
 """
@@ -145,7 +192,9 @@ def assert_ends_naming(rank, lost, pid):
     [
         pytest.param(Scene([WAIT_FOR_EVER] * 3, send(SIGKILL, 0)), 0, id="killed_holding_the_store"),
         pytest.param(
-            Scene([WAIT_FOR_EVER] * 3, send(SIGKILL, 1), ("1000000", "{folder}/done")), 1, id="killed_and_never_silent"
+            Scene([WAIT_FOR_EVER, FORK_AND_WAIT, WAIT_FOR_EVER], send(SIGKILL, 1), ("1000000", "{folder}/done")),
+            1,
+            id="killed_and_never_silent",  # nor missed on the network, where its child goes on
         ),
         pytest.param(
             Scene([WAIT_FOR_EVER] * 3, send(SIGSTOP, 0)), 0, id="stopped_holding_the_store", marks=pytest.mark.soak
@@ -205,6 +254,12 @@ def test_a_rank_that_leaves_in_order_does_not_end_one_that_works_on(ranks):
     assert_end_in_order(ranks)
 
 
+@after(Scene([WAIT_FOR_FILE, RESET_ITS_CONNECTION], work_on(1), said="joined"))
+def test_a_connection_that_is_reset_ends_nobody_whose_rank_lives(ranks):
+    assert_end_in_order(ranks)
+    assert ranks[1].has_said("reset")
+
+
 def kill_2_once_1_has_left(ranks, folder):
     assert ranks[1].end()[0] == 0
     ranks[2].kill()
@@ -253,6 +308,21 @@ def test_training_that_waits_for_a_lost_rank_ends_by_its_name_step_and_checkpoin
     )
     assert checkpoint.endswith("/run/checkpoints/step-5")
     assert Path(checkpoint).is_dir()
+
+
+def fail_with(error):
+    return Scene([FAIL_BEHIND_A_SLOW_CHECKPOINT.replace("ERROR", error)] * 2, arguments=TRAIN, said="fails")
+
+
+@after(
+    pytest.param(fail_with("OSError('on all ranks')"), id="and_closes"),
+    pytest.param(fail_with("self._not_finite(7, 'on all ranks')"), id="and_names_the_samples"),
+)
+def test_a_rank_that_fails_as_the_others_do_writes_its_checkpoint_after_they_have_ended(ranks):
+    for code, _, errors in (rank.end() for rank in ranks):
+        assert code == 1, errors
+        assert "on all ranks" in errors.splitlines()[-1]
+        assert "lost" not in errors
 
 
 @pytest.mark.gpu(count=2)

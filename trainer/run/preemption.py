@@ -45,8 +45,9 @@ class StopRequest:
             signal.signal(number, before)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
+        repeats = number == signal.SIGTERM and "TORCHELASTIC_RUN_ID" in os.environ  # by each of its threads
         for each in SIGNALS:
-            signal.signal(each, signal.SIG_DFL)
+            signal.signal(each, signal.SIG_IGN if repeats and each == number else signal.SIG_DFL)
         self.name = signal.Signals(number).name
         self._on_request(self.name)
 

@@ -422,6 +422,7 @@ class Run:
 
     def _not_finite(self, steps_done: int, why: str) -> TrainingError:
         """steps_done: number before the bad step."""
+        self.world.end_by_itself()
         self.checkpointer.wait()  # on this rank only, since the others may not know yet
         return not_finite(self.run_directory, self.served, steps_done, why)
 
@@ -435,4 +436,6 @@ class Run:
     def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         # If ranks are gone, threads may wait for them for an hour.
         if kind is None or not issubclass(kind, RanksLostError):
+            if kind is not None:
+                self.world.end_by_itself()
             self._resources.__exit__(kind, *error)

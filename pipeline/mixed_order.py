@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..storage.mixed_rows import MixedRows
-from .order import Order, Window
+from .order import ALL, Order, Window
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ class MixedOrder(Order):
         shards, rows = self._shards_of_rank(rank, world), self.rows.about.kept // self.canonical_shards
         return range(shards.start * rows, shards.stop * rows)
 
-    def batch_ids(self, epoch: int, step: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
+    def batch_ids(self, epoch: int, step: int, rank: int = 0, world: int = 1, part: slice = ALL) -> NDArray[np.int64]:
         self._check_position(epoch, step)
         places = [divmod(self.draw(epoch, step), part.steps_per_epoch) for part in self.parts]
-        shares = [part.batch_ids(*place, rank, world) for part, place in zip(self.parts, places, strict=True)]
+        shares = [each.batch_ids(*place, rank, world) for each, place in zip(self.parts, places, strict=True)]
         first = np.repeat(self.rows.first_id[:-1], [len(share) for share in shares])
-        return self.rows.positions(first + np.concatenate(shares))
+        return self.rows.positions(first + np.concatenate(shares))[part]
 
     def draw(self, epoch: int, step: int) -> int:
         return epoch * self.steps_per_epoch + step  # a part may meet a sample twice in an epoch

@@ -30,6 +30,8 @@ MIN_LEFT = 2
 """Minimum ids that a step keeps of each shard, and of each piece of a batch, beside holes: one alone has no negatives,
 and no deviation for a batch norm."""
 
+ALL = slice(None)
+
 FEW_SHARDS, MANY_SHARDS = 8, 64
 """Canonical shards by default, for a small dataset and at most. An epoch ends with the shortest shard, which may lack
 almost as many samples as there are shards; the default lets a hundredth of a shard lack at most."""
@@ -192,20 +194,23 @@ class Order:
         shards = self._shards_of_rank(rank, world)
         return range(self.shard_ids(shards[0]).start, self.shard_ids(shards[-1]).stop)
 
-    def batch_ids(self, epoch: int, step: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
+    def batch_ids(self, epoch: int, step: int, rank: int = 0, world: int = 1, part: slice = ALL) -> NDArray[np.int64]:
         """Return the ids that `rank` of `world` serves at `step` (from 0) of `epoch`: int64 [batch_size / world].
 
         Ids are ordered by canonical shard, so the ranks' ids, concatenated, are the batch of a single rank. The
-        array is shared by all callers and must not be changed.
+        array is shared by all callers and must not be changed. part: which of the rank's places to return.
         Raises ValueError for a step beyond the epoch, or a world that does not divide the canonical shards.
         """
-        return _batch_ids(self, epoch, step, rank, world)
+        return _batch_ids(self, epoch, step, rank, world)[part]
 
     def places_of(self, ids: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
         """Return the ids' places in an epoch's sequences of their canonical shards, int64 [m], any ids: O(1) for each.
 
         Step s serves the places from s * rows_per_step on; none serves the last few of a shard. Inverts `batch_ids`.
+        Raises ValueError for an id out of range.
         """
+        if len(ids) and not 0 <= ids.min() <= ids.max() < self.samples:
+            raise ValueError(f"ids {ids.min():,} to {ids.max():,} of {self.samples:,} samples")
         places, shards = np.empty(len(ids), np.int64), ids // self.shard_rows
         for shard in np.unique(shards).tolist():
             here, of_shard = shards == shard, self.shard_ids(shard)
@@ -237,17 +242,18 @@ class Order:
         batch, over all ranks.
         """
         for epoch in range(first_step // self.steps_per_epoch, -(-total_steps // self.steps_per_epoch)):
+            before = epoch * self.steps_per_epoch
             steps, rows = np.divmod(self.places_of(holes, epoch), self.rows_per_step)
-            served = steps < self.steps_per_epoch
-            at, rows = steps + epoch * self.steps_per_epoch, rows + holes // self.shard_rows * self.rows_per_step
-            coming = served & (at >= first_step) & (at < total_steps)
-            for what, size in (("canonical shard", self.rows_per_step), ("piece", self.batch_size // pieces)):
-                parts, found = np.unique(at[coming] * self.batch_size + rows[coming] // size, return_counts=True)
-                for place in np.flatnonzero(size - found < MIN_LEFT)[:1]:
-                    step, left = parts[place] // self.batch_size + 1, size - found[place]
+            coming = (steps >= first_step - before) & (steps < min(self.steps_per_epoch, total_steps - before))
+            places = (steps * self.batch_size + holes // self.shard_rows * self.rows_per_step + rows)[coming]
+            for what, size in (("canonical shard", self.rows_per_step), ("rank's piece", self.batch_size // pieces)):
+                found = np.bincount(places // size)
+                for part in np.flatnonzero(found > size - MIN_LEFT)[:1].tolist():
+                    step, left = before + part * size // self.batch_size + 1, size - found[part]
+                    cure = "" if what == "canonical shard" else ", use fewer ranks or a larger micro_batch"
                     raise ValueError(
                         f"step {step:,} would keep {left} of its {size:,} samples of a {what}, but needs {MIN_LEFT}. "
-                        "Leave out fewer samples, or train on the others with --select."
+                        f"Leave out fewer samples{cure}, or train on the others with --select."
                     )
 
     def draw(self, epoch: int, step: int) -> int:
@@ -385,14 +391,10 @@ class Selected:
     def steps_per_epoch(self) -> int:
         return self.order.steps_per_epoch
 
-    def batch_ids(self, epoch: int, step: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
+    def batch_ids(self, epoch: int, step: int, rank: int = 0, world: int = 1, part: slice = ALL) -> NDArray[np.int64]:
         """As `Order.batch_ids`, without the holes. Raises SelectionError if the selection cannot be read."""
-        return self.selection.ids_at(self.positions(epoch, step, rank, world))
-
-    def positions(self, epoch: int, step: int, rank: int, world: int, part: slice = slice(None)) -> NDArray[np.int64]:
-        """As `batch_ids`, the samples' positions; part: of the rank's places."""
-        places = self.order.batch_ids(epoch, step, rank, world)[part]
-        return places if self.selection.without is None else places[self.selection.are_present(places)]
+        places = self.order.batch_ids(epoch, step, rank, world, part)
+        return self.selection.ids_at(places[self.selection.are_present(places)])
 
     def shares(self, epoch: int, step: int, world: int) -> tuple[int, ...] | None:
         """Return the number of samples that each of `world` ranks serves at a step; None if all serve as many."""
@@ -434,11 +436,9 @@ class Pieces:
     def batch_ids(self, epoch: int, step: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
         """As `Order.batch_ids`, of the piece `step` of the epoch: int64 [batch_size / world], fewer with holes."""
         step, piece = divmod(step, self.count)
-        rows, order = self.batch_size // world, self.order
+        rows = self.batch_size // world
         part = slice(piece * rows, (piece + 1) * rows)  # of the places: a hole must not move a sample to another piece
-        if isinstance(order, Selected):
-            return order.selection.ids_at(order.positions(epoch, step, rank, world, part))
-        return order.batch_ids(epoch, step, rank, world)[part]
+        return self.order.batch_ids(epoch, step, rank, world, part)
 
     def draw(self, epoch: int, step: int) -> int:
         return self.order.draw(epoch, step // self.count)

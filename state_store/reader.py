@@ -174,18 +174,17 @@ class StateReader:
     def _scattered(
         self, selection: Selection, start: int, stop: int, names: Iterable[str]
     ) -> dict[str, npt.NDArray[Any]]:
+        schema = self._description.schema
         if selection.ids is None:
-            rows = selection.positions(ids := np.arange(start, stop), ids)
-            found, gone = self._mixed(rows, names), ~selection.are_present(rows)
+            found = self._mixed(selection.positions(ids := np.arange(start, stop), ids), names)
+        else:
+            (first, end), places = places_within(selection, start, stop)
+            found = {name: np.empty(stop - start, schema.dtype(name)) for name in names}
             for name, values in found.items():
-                values[gone] = self._description.schema.fill_value(name)
-            return found
-        (first, end), places = places_within(selection, start, stop)
-        schema, found = self._description.schema, dict[str, npt.NDArray[Any]]()
-        for name in names:
-            found[name] = np.full(stop - start, schema.fill_value(name), schema.dtype(name))
-            found[name][places] = read_rows(self._group, self._description, name, first, end)
-            found[name][places[~selection.are_present(np.arange(first, end))]] = schema.fill_value(name)
+                values[places] = read_rows(self._group, self._description, name, first, end)
+        absent = ~self.is_kept(start, stop)
+        for name, values in found.items():
+            values[absent] = schema.fill_value(name)
         return found
 
     def _mixed(self, rows: npt.NDArray[np.int64], names: Iterable[str]) -> dict[str, npt.NDArray[Any]]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import zarr
 
 from ..storage.mixed_rows import MIXTURE, MixedRows
-from ..storage.selection import ABOUT, Selection, SelectionError
+from ..storage.selection import ABOUT, IDS, Selection, SelectionError
 from .durable import Repository
 
 
@@ -41,13 +41,7 @@ def places_within(selection: Selection, start: int, stop: int) -> tuple[tuple[in
     """
     assert selection.ids is not None
     first, end = np.searchsorted(selection.ids, (start, stop)).tolist()
-    places: npt.NDArray[np.int64] = selection.ids[first:end] - start
-    if len(places) and (places[0] < 0 or places[-1] >= stop - start or (np.diff(places) <= 0).any()):
-        raise SelectionError(
-            f"{selection.folder} is damaged: ids between {start:,} and {stop:,} are not in order; restore it from a "
-            "copy of the run"
-        )
-    return (first, end), places
+    return (first, end), selection.ascending(IDS, selection.ids[first:end], start, stop) - start
 
 
 class Scattered:
@@ -75,10 +69,9 @@ class Scattered:
             wanted = wanted % self.size
         if (ids := self._selection.ids) is None:
             places = self._selection.positions(wanted.reshape(-1), wanted).reshape(wanted.shape)
-            held = self._selection.are_present(places)
         else:
             places = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
-            held = (ids[places] == wanted) & self._selection.are_present(places)
+        held = self._selection.are_present(places) & (ids is None or ids[places] == wanted)
         values = np.full(wanted.shape, self._fill_value, self.dtype)
         if held.any():
             values[held] = self._stored.oindex[places[held]]

@@ -116,9 +116,17 @@ class Selection:
     @cached_property
     def without(self) -> NDArray[np.int64] | None:
         """Positions of the holes, int64 [holes], ascending, mapped; None if there are none."""
-        return self._mapped(WITHOUT) if self.about.without else None
+        return self.ascending(WITHOUT, self._mapped(WITHOUT), 0, self.about.kept) if self.about.without else None
 
-    def are_present(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def ascending(self, name: str, numbers: NDArray[np.int64], start: int, stop: int) -> NDArray[np.int64]:
+        """Return a file's numbers. Raises SelectionError unless they are ascending and within start … stop - 1."""
+        if len(numbers) and not (start <= numbers[0] and numbers[-1] < stop and (numbers[:-1] < numbers[1:]).all()):
+            raise SelectionError(
+                f"{self.folder / name} is damaged: not ascending in {start:,} … {stop - 1:,}; restore it from a copy"
+            )
+        return numbers
+
+    def are_present(self, positions: NDArray[np.int64] | range) -> NDArray[np.bool_]:
         """Return which positions are no holes, bool [b]."""
         if self.without is None:
             return np.ones(np.shape(positions), np.bool_)

@@ -131,7 +131,7 @@ def _importable(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("OfTheBatch", "`own` is half of the rows, and loss"),
+        ("OfTheBatch", "`own` is a part of the rows, and loss"),
         ("Backwards", "samples in another order, and state sample/seen"),
         ("OfTheOrder", "samples in another order, and loss"),
         ("Drawn", "the same step again, and loss"),

@@ -341,8 +341,6 @@ def _in_words(trainer: Trainer) -> str:
         speed = f" in {config.precision}{slow}"
     kind = "pairs" if trainer.mode == "bimodal" else "pictures"
     weighted = ", with weights" if config.data.weights else ""
-    if config.data.without:
-        weighted += f", without those of {config.data.without.rpartition('@')[0]}"
     tars = f", pictures in {dataset.tars.root}" if dataset.tars else ""
     left_out = trainer.order.samples - trainer.order.steps_per_epoch * config.batch_size
     left = "" if config.data.parts or not left_out else f", {left_out:,} samples not drawn in an epoch"

@@ -21,6 +21,7 @@ from .encoders import Encoders
 from .export import Format, why_impossible
 from .loop import Trainer
 from .plugins import is_directory, is_own_encoder
+from .run.selection_files import holes_in, selected_ids, unchanged
 from .run_directory import RunDirectory
 
 FIRST_STEPS, TIMED_STEPS = 3, 10
@@ -70,7 +71,11 @@ class DryRun(Trainer):
             super()._open(start, opened)
 
     def _begin(self, start: Loaded | None, opened: ExitStack, *, resume: bool) -> None:
-        """Begin nothing."""
+        """Begin nothing, but refuse samples to leave out as a run that begins does."""
+        data, index = self.config.data, self.dataset.index
+        if data.without and not resume:
+            ids = selected_ids(unchanged(data.select, "select"), index) if data.select else None
+            self._refuse_thin_steps(holes_in(unchanged(data.without, "without"), ids, index))
 
     def needs(self) -> Needs:
         counted = {**dict(self.encoders.named_children()), "objective": self.objective}

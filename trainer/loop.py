@@ -190,7 +190,7 @@ class Trainer(Run):
         of_evaluation = self.evaluation.notes if self.evaluation else []
         of_data = [SYNTHETIC_ADVICE] if self.config.data.loader == "synthetic" else []
         of_objective = self.objective.advice(self.config.batch_size, keys=self.config.model.momentum > 0)
-        content = None if self.config.data.select else self.dataset.index.content  # says nothing about a selection
+        content = None if self.config.data.select or self.config.data.without else self.dataset.index.content  # of all
         if content and isinstance(self.objective, IndividualTemperature):
             of_objective += self.objective.advice_on_repeats(content)
         return of_objective + lock_advice(self.config) + of_norms + of_data + of_evaluation

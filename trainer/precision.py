@@ -21,8 +21,9 @@ def resolve_speed(config: TrainConfig, device: torch.device) -> dict[str, Any]:
     On a GPU, precision is bfloat16 if it has units for it; GPUs without also lack TF32. On a CPU, choices are exact.
     """
     on_gpu = device.type == "cuda"
+    is_steady = not (config.deterministic or config.data.without)  # with holes each step has another batch size
     half = "bf16" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
-    fast = {"precision": half, "channels_last": on_gpu, "cudnn_benchmark": on_gpu and not config.deterministic}
+    fast = {"precision": half, "channels_last": on_gpu, "cudnn_benchmark": on_gpu and is_steady}
     return {key: value if getattr(config, key) == "auto" else getattr(config, key) for key, value in fast.items()}
 
 

@@ -103,6 +103,17 @@ def test_forty_samples_train_with_what_is_chosen_for_them(images_dataset, tmp_pa
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("first", "match"), [(0, "step 1 would keep 0 of its"), (2_000, "has sample 2,250, but")])
+def test_samples_that_training_would_not_leave_out_are_refused(pairs_dataset, tmp_path, first, match):
+    kept, gone = tmp_path / "kept.parquet", tmp_path / "gone.parquet"
+    pq.write_table(pa.table({"sample_id": np.arange(1, 2_000)}), kept)
+    pq.write_table(pa.table({"sample_id": np.arange(first, first + 251)}), gone)
+    data = ["--data", pairs_dataset.path, "--select", kept, "--without", gone]
+    words = [*data, "--out", tmp_path / "run", *sets(*TINY, "canonical_shards=8"), "--dry-run"]
+    assert_one_line(train(*words), 2, match)
+    assert not (tmp_path / "run").exists()
+
+
 WRONG = [
     "model.image.name=hf:resnet50", "model.image.name=cnn", "model.text.name=hf:bert", "model.image.name=hf:/nowhere",
     "model.image.name=nowhere:Tower", "model.dim=0", "model.image.config.width=0", "model.image.config.depth=x",

@@ -8,10 +8,13 @@ import sys
 import time
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 
+from thermopile.storage.local import LocalPath
 from thermopile.storage.lock import FileLock
 from thermopile.storage.sealed_json import seal_line
+from thermopile.storage.selection import WITHOUT, SelectionWriter
 
 from support.cli import answer, cli, succeed
 from support.written_runs import write_run
@@ -178,6 +181,11 @@ def test_coverage_is_the_share_of_samples_visited(hostile_dataset, tau_by_class_
     taus = {"image": tau_by_class_size, "text": tau_by_class_size}
     part = write_run(tmp_path / "part", hostile_dataset, taus, visited=visited)
     assert status_of(part)["sample_state"]["coverage"] == pytest.approx(22 / 66)
+    with SelectionWriter(LocalPath(part.selection), hostile_dataset.n) as writer:
+        writer.add(WITHOUT, [np.arange(0, 33)])  # of which 11 were visited before
+        writer.finish()
+    found = status_of(part)
+    assert (found["sample_state"]["coverage"], found["total_steps"]) == (pytest.approx(11 / 33), TOTAL)
 
 
 def test_lines_without_loss_or_times_are_no_obstacle(made):

@@ -8,9 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.order import Order
 from thermopile.pipeline.row_records import RECORD
 from thermopile.state_store import StateReader
-from thermopile.storage.selection import Selection, SelectionError
+from thermopile.storage.local import LocalPath
+from thermopile.storage.selection import WITHOUT, Selection, SelectionError, SelectionWriter
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run.resume_settings import resolved_changes
@@ -135,6 +137,33 @@ def test_holes_that_leave_too_little_are_refused_and_leave_no_run(pairs_dataset,
     assert not run.exists()
 
 
+def test_a_step_that_one_rank_s_piece_makes_too_thin_is_refused_with_its_own_cure(tmp_path):
+    order = Order.create(4_000, 64, canonical_shards=2)
+    gone = order.batch_ids(0, 3)[32:48]
+    order.refuse_thin_steps(gone, 0, 100, pieces=2)
+    with pytest.raises(ValueError, match=r"step 4 would keep 0 of its 8 samples of a rank's piece.*use fewer ranks"):
+        order.refuse_thin_steps(gone, 0, 100, pieces=8)
+    with pytest.raises(ValueError, match="ids -1 to 5 of 4,000 samples"):
+        order.places_of(np.array([5, -1]), 0)
+
+
+def test_a_refused_start_hides_no_samples_of_a_run_that_is_then_started_there(pairs_dataset, named, tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    with pytest.raises(ConfigError, match="would keep 0"):
+        Trainer(without(pairs_dataset, named(np.arange(250))), run)
+    with Trainer(small(pairs_dataset), run):
+        assert StateReader.open(run.state).kept == 2_000
+
+
+@pytest.mark.parametrize("holes", [[-1, 5], [5, 2_000], [5, 2**62], [7, 5], [5, 5]])
+def test_holes_that_are_no_ascending_positions_are_refused(tmp_path, holes):
+    with SelectionWriter(LocalPath(tmp_path / "selection"), 2_000) as writer:
+        writer.add(WITHOUT, [np.array(holes)])
+        writer.finish()
+    with pytest.raises(SelectionError, match=r"without\.int64 is damaged: .* 0 … 1,999"):
+        Selection(LocalPath(tmp_path / "selection")).are_present(np.arange(3))
+
+
 def test_holes_outside_the_selection_are_no_holes_and_a_file_of_them_alone_is_refused(pairs_dataset, named, tmp_path):
     kept = named(np.arange(1_000, 2_000), "kept.parquet")
     with pytest.raises(ConfigError, match="names no sample that is trained on"):
@@ -147,7 +176,7 @@ def test_what_cannot_take_batches_of_different_sizes_is_refused(pairs_dataset, n
         without(pairs_dataset, file, compile=True)
     of_one_size = {"name": "support.own_code:OfOneSize"}
     small(pairs_dataset, objective=of_one_size)
-    with pytest.raises(ConfigError, match=r"OfOneSize. fails on a batch of 3 after one of 4: RuntimeError"):
+    with pytest.raises(ConfigError, match=r"OfOneSize. fails on a batch of 3: RuntimeError"):
         without(pairs_dataset, file, objective=of_one_size)
 
 

@@ -35,6 +35,8 @@ def test_deterministic_algorithms_are_those_of_a_run_alone_and_it_times_no_kerne
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     config = load_config({"deterministic": True, "precision": "float32"})
     assert resolve_speed(config, torch.device("cuda"))["cudnn_benchmark"] is False
+    uneven = load_config({"data": {"without": "forgotten.parquet"}})
+    assert resolve_speed(uneven, torch.device("cuda"))["cudnn_benchmark"] is False
     with fast_kernels(config):
         assert torch.are_deterministic_algorithms_enabled()
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"

@@ -125,7 +125,9 @@ def test_a_state_with_another_runs_selection_or_a_damaged_one_is_refused(selecte
     with pytest.raises(SelectionError, match=r"ids\.int64 is damaged: it has 6,720 bytes instead of 6,728"):
         StateReader.open(run.state).column("visits")
     write_selection(on(pairs_dataset, write(KEPT[:-1])).data, pairs_dataset.index, run.selection)
-    with pytest.raises(SelectionError, match=r"is not what config\.toml says: a selection of 840 samples\. Restore"):
+    with pytest.raises(
+        SelectionError, match=r"is not what config\.toml says: a selection of 840 samples, in ids\.int64\."
+    ):
         Trainer(config, run, resume=True)
     write_selection(on(pairs_dataset, write(KEPT + 1)).data, pairs_dataset.index, run.selection)
     with pytest.raises(SelectionError, match="selection is another run's"):
@@ -299,7 +301,7 @@ def test_weights_of_0_beside_a_large_one_are_taken_if_others_remain(pairs_datase
 @pytest.mark.parametrize(
     ("ids", "weights", "match"),
     [
-        (range(1_999), [1.0] * 1_999, "has no weight for sample 1999, which is trained on; give every sample"),
+        (range(1_999), [1.0] * 1_999, "has no weight for sample 1999; give every sample"),
         (range(2_000), [*[1.0] * 1_999, -1], "has the weight -1 for sample 1999; weights are finite and 0 or more"),
         (range(2_000), [*[1.0] * 1_999, np.nan], "has the weight nan for sample 1999; weights"),
         (range(2_000), pa.array([None, *[1.0] * 1_999]), r"rows without a weight \(null\)"),

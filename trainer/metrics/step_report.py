@@ -100,7 +100,7 @@ class StepReport:
     tau_mean: float | None
     """Mean temperature of the last batch over its sides, or the global temperature; None if it is not learned."""
     samples_per_second: float
-    """Over all ranks."""
+    """Over all ranks; places of batches, with holes."""
     split: dict[str, float]
     """Part of a step -> its share of time, 0 … 1, on this rank; see `split`."""
     hints: dict[str, str]

@@ -1,6 +1,6 @@
 """The losses, by name. To add a loss: a file, a line in OBJECTIVES, a test; or `module:name`, with no line here."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any
 
@@ -64,7 +64,7 @@ def create_objective(name: str, mode: str = "bimodal", **settings: Any) -> Objec
     if mode not in models:
         raise ValueError(f"objective '{name}' has no mode '{mode}'{_nearest(mode, models)}; valid: {', '.join(models)}")
     checked = _check_settings(name, models[mode], settings)
-    return tried(name, mode, checked) if is_plugin(name) else known(mode, checked)
+    return tried(name, lambda: known(mode, checked)) if is_plugin(name) else known(mode, checked)
 
 
 def objective_class(name: str) -> type[Objective]:
@@ -96,26 +96,20 @@ def objective_class(name: str) -> type[Objective]:
     return found
 
 
-def tried(name: str, mode: str, settings: Settings, sizes: tuple[int, ...] = (4,)) -> Objective:
-    """Create a user's objective and take a step of each size, so that its errors appear before the run begins.
-
-    sizes: several if a run's batches differ in size, as with data.without.
-    """
-    rows = sizes[0]
+def tried(name: str, make: Callable[[], Objective], rows: int = 4) -> Objective:
+    """Create a user's objective and take a step of it, so that its errors appear before the run begins."""
     try:
-        objective = objective_class(name)(mode, settings)
-        for rows in sizes:
-            alike = torch.eye(2, 8)[:, None].repeat(1, rows, 1)
-            features = torch.nn.functional.normalize(alike + torch.eye(rows, 8), dim=2)
-            state = {field: torch.full((rows,), value) for field, value in objective.fields.items()}
-            state |= {"visits": torch.zeros(rows, dtype=torch.uint32)} if state else {}
-            pairs = objective.pairs_of(features, slice(0, rows), across=objective.across, budget=2**20)
-            with torch.no_grad():
-                value = objective.compute(pairs, GlobalBatch(0, 1), state, Progress(0, 1)).value
+        objective = make()
+        alike = torch.eye(2, 8)[:, None].repeat(1, rows, 1)
+        features = torch.nn.functional.normalize(alike + torch.eye(rows, 8), dim=2)
+        state = {field: torch.full((rows,), value) for field, value in objective.fields.items()}
+        state |= {"visits": torch.zeros(rows, dtype=torch.uint32)} if state else {}
+        pairs = objective.pairs_of(features, slice(0, rows), across=objective.across, budget=2**20)
+        with torch.no_grad():
+            value = objective.compute(pairs, GlobalBatch(0, 1), state, Progress(0, 1)).value
     except Exception as error:  # a user's class may raise anything
         raise ValueError(
-            f"objective '{name}' fails on a batch of {rows}{f' after one of {sizes[0]}' if rows < sizes[0] else ''}: "
-            f"{type(error).__name__}: {error}. "
+            f"objective '{name}' fails on a batch of {rows}: {type(error).__name__}: {error}. "
             "thermopile.testing.check_objective says what it must do"
         ) from error
     if not value.isfinite():

@@ -81,6 +81,8 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
     if later := "; ".join(change.arrow for change in differences(recorded, now)):
         _log.warning("%s has changed since step-%d, and a fork does so only if told to: %s", origin.path, step, later)
     asked = with_changes(recorded, given, file)
+    if asked.data.without != recorded.data.without and asked.cudnn_benchmark == recorded.cudnn_benchmark:
+        asked = asked.model_copy(update={"cudnn_benchmark": "auto"})  # to be chosen as for a run that begins so
     dataset = open_dataset(asked.data.places, asked.data.tars)
     _refuse_other_dataset(origin, dataset)
     recorded, asked = (resolve(as_recorded(each, recorded), dataset) for each in (recorded, asked))

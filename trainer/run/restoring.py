@@ -264,8 +264,8 @@ def state_to_grow(config: TrainConfig, dataset: Dataset, objective: Objective) -
     path, step = parts_of(config.init_from)
     run = RunDirectory(path)
     reader = StateReader.open(run.state, at=read_info(run.checkpoints / str(step)).snapshot)
-    if reader.selection is not None or config.data.select or config.data.parts:
-        raise ConfigError("--grow carries the state of all samples, and one of the runs selects or mixes; leave it out")
+    if reader.selection is not None or config.data.select or config.data.without or config.data.parts:
+        raise ConfigError("--grow carries the state of all samples, which one of the runs does not have; leave it out")
     known = {**dataset.index.predecessors, dataset.index.fingerprint: dataset.n}
     if known.get(reader.dataset_fingerprint) != reader.samples:
         raise ConfigError(

@@ -20,7 +20,7 @@ from ...pipeline.mixed_order import MixedOrder
 from ...pipeline.mixture import open_dataset
 from ...pipeline.order import Selected
 from ...state_store.ranks import agreement
-from ...storage.mixed_rows import MIXTURE, MixedRows
+from ...storage.mixed_rows import MixedRows
 from ...storage.place import AnyPlace, Places, place_of
 from ...storage.selection import Selection
 from ..checkpoints.checkpoint_files import Loaded
@@ -150,7 +150,7 @@ class Run:
             refuse_separate_directories(world, run.path)
         lock = take_lock(run, start, world, resume=resume, until=opened)
         self.held_directory = run = run.under(lock)
-        with agreement(world.control, RunError):
+        with agreement(world.slow_group, RunError):  # to copy and check a selection takes a while
             if not resume and world.is_first:
                 run.create(config, self._write_selection)
         self.store, start = open_store(
@@ -160,9 +160,9 @@ class Run:
         if start is not None:
             self._refused_rows = self._refused_before = restore(start, self.store, self._parts)
             self.steps_done, self._start = start.info.step, start
-        with agreement(world.control, ConfigError):
-            if resume and world.is_first:
-                self._refuse_thin_steps()
+        with agreement(world.slow_group, ConfigError):
+            if resume and world.is_first and self.selection is not None:
+                self._refuse_thin_steps(self.selection.without)
         self.store.expect(windows_from(self.steps_done, self.order, config.epochs, world))
         self._expect_samples(opened)
         self._prefetched = self.steps_done + 1  # number of steps whose rows need no prefetch
@@ -238,17 +238,17 @@ class Run:
             raise ConfigError("micro_batch and model.ema are for thermopile's own loop, Trainer.run; leave them out")
 
     def _write_selection(self) -> None:
+        folder = self.held_directory.selection
+        folder.clear()  # a killed or refused start may have left another, which would be taken for this run's
         if isinstance(self.selection, MixedRows):
-            self.selection.write(self.held_directory.selection)
+            self.selection.write(folder)
         elif self.selection is not None:
-            write_selection(self.config.data, self.dataset.index, self.held_directory.selection)
-            self.held_directory.selection.remove([MIXTURE])  # of a killed start, in a bucket
-            self._refuse_thin_steps()
+            write_selection(self.config.data, self.dataset.index, folder)
+            self._refuse_thin_steps(self.selection.without)
 
-    def _refuse_thin_steps(self) -> None:
-        if self.selection is not None and self.selection.without is not None:
-            pieces = self._pieces * self.world.size
-            refuse_thin_steps(self.order, self.selection.without, self.steps_done, self.total_steps, pieces)
+    def _refuse_thin_steps(self, holes: NDArray[np.int64] | None) -> None:
+        if holes is not None:
+            refuse_thin_steps(self.order, holes, self.steps_done, self.total_steps, self._pieces * self.world.size)
 
     @property
     def progress(self) -> Progress:
@@ -338,8 +338,8 @@ class Run:
     def _positions(self, steps_done: int) -> NDArray[np.int64]:
         """Return the positions, or ids if all samples are selected, of this rank's samples in a step."""
         place = divmod(steps_done, self.order.steps_per_epoch)
-        order = self.served.positions if isinstance(self.served, Selected) else self.order.batch_ids
-        return order(*place, self.world.rank, self.world.size)
+        places = self.order.batch_ids(*place, self.world.rank, self.world.size)
+        return places if self.selection is None else places[self.selection.are_present(places)]
 
     def _steps(self) -> Iterator[Iterator[Batch]]:
         """Yield the batches of all coming steps, each as its pieces."""

@@ -20,6 +20,7 @@ from ..run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from ...state_store import StateReader
+    from ...storage.selection import Selection
     from ..config import DataConfig, TrainConfig
 
 RECENT_STEPS = 100
@@ -64,13 +65,13 @@ class StepsStatus:
 @dataclass(frozen=True)
 class StateStatus:
     samples: int
-    """Samples that the run trains on."""
+    """Samples of the run's order, with holes."""
     dataset_samples: int
     """All samples of its dataset; more than `samples` if the run selects some."""
     snapshots: list[str]
     """Tags, oldest first."""
     coverage: float
-    """Share of its samples visited at the last snapshot; estimated if it has more than COVERAGE_BLOCKS blocks."""
+    """Share of them, without holes, visited at the last snapshot; estimated if of more than COVERAGE_BLOCKS blocks."""
     parts: dict[str, int]
     """Samples of the parts of a mixture, by name."""
 
@@ -97,6 +98,7 @@ class RunStatus:
     total_steps: int | None
     """None if the state, which knows the number of samples, cannot be read."""
     samples_per_second: float | None
+    """Places of batches, with holes."""
     seconds_left: float | None
     """Only while running."""
     steps: StepsStatus | None
@@ -252,7 +254,7 @@ def _read_state(run: RunDirectory, data: DataConfig, notes: list[str]) -> StateS
         snapshot, selection = snapshots[-1] if snapshots else repository.resolve("latest"), selection_of(repository)
         mixture = selection if isinstance(selection, MixedRows) else None
         reader = StateReader(repository, snapshot, mixture)
-        coverage, kept = _coverage(reader), reader.kept
+        coverage, kept = _coverage(reader, selection), reader.kept
         tags = [snapshot.tag for snapshot in snapshots]
         parts = dict(zip(part_names(data.parts or ()), mixture.samples if mixture else (), strict=False))
         return StateStatus(kept, selection.about.samples if selection else kept, tags, coverage, parts)
@@ -261,15 +263,17 @@ def _read_state(run: RunDirectory, data: DataConfig, notes: list[str]) -> StateS
         return None
 
 
-def _coverage(reader: StateReader) -> float:
+def _coverage(reader: StateReader, selection: Selection | None) -> float:
     blocks = -(-reader.samples // reader.block_rows)
     looked_at = min(blocks, COVERAGE_BLOCKS)
     visited = rows = 0
     for place in range(looked_at):
         start = place * blocks // looked_at * reader.block_rows
         visits = reader.rows(start, min(start + reader.block_rows, reader.samples), ["visits"])["visits"]
+        if selection is not None:
+            visits = visits[selection.are_present(range(start, start + len(visits)))]
         visited, rows = visited + int((visits > 0).sum()), rows + len(visits)
-    return visited / rows
+    return visited / max(rows, 1)
 
 
 def _total_steps(config: TrainConfig, state: StateStatus | None, notes: list[str]) -> int | None:

@@ -118,30 +118,24 @@ def write_selection(
                     f"float32, since the next is {ends[1]:g}; lower the largest"
                 )
             writer.add(WEIGHTS, (piece / mean for piece in _weights(file, ids, dataset)))
-        if data.without:
-            writer.add(WITHOUT, [_all_holes(data.without, ids, dataset, of)])
+        before = None if of is None else of[1].without
+        if of is not None and before is not None and data.without == of[0].without:
+            writer.add(WITHOUT, [before])
+        elif data.without:
+            new = holes_in(unchanged(data.without, "without"), ids, dataset)
+            writer.add(WITHOUT, [new if before is None else np.union1d(before, new)])  # a fork has its origin's, too
         writer.finish()
-
-
-def _all_holes(file: str, ids: Ids | None, dataset: DatasetIndex, of: tuple[DataConfig, Selection] | None) -> Ids:
-    """Return the holes of a run: a fork has those of its origin, too."""
-    before = None if of is None else of[1].without
-    if before is not None and of is not None and file == of[0].without:
-        return before
-    new = holes_in(unchanged(file, "without"), ids, dataset)
-    return new if before is None else np.union1d(before, new)
 
 
 def check_own_copy(data: DataConfig, selection: Selection) -> None:
     """Raise SelectionError unless a run's own copy is complete and made from these files. Reads all of it."""
     about = selection.about
     kept = rows_of(data.select) if data.select else about.samples
-    has = {"weights": bool(about.weights), "holes": bool(about.without)}
-    if (about.kept, bool(about.ids), *has.values()) != (kept, *(bool(getattr(data, each)) for each in SELECTING)):
-        also = "".join(f", with {name}" for name, is_there in has.items() if is_there)
+    has, asked = (about.ids, about.weights, about.without), (data.select, data.weights, data.without)
+    if about.kept != kept or [*map(bool, has)] != [*map(bool, asked)]:
         raise SelectionError(
-            f"{selection.folder} is not what config.toml says: a selection of {about.kept:,} samples{also}. Restore "
-            "the run's own"
+            f"{selection.folder} is not what config.toml says: a selection of {about.kept:,} samples, in "
+            f"{', '.join(about.arrays)}. Restore the run's own"
         )
     selection.verify()
 
@@ -175,8 +169,8 @@ def _weights(file: Path, ids: Ids | None, dataset: DatasetIndex) -> Iterator[NDA
         places = np.minimum(np.searchsorted(have_ids, wanted), len(have_ids) - 1)
         if (lacking := have_ids[places] != wanted).any():
             raise ConfigError(
-                f"--weights {file} has no weight for sample {wanted[lacking][0]}, which is trained on; "
-                "give every sample of the run one"
+                f"--weights {file} has no weight for sample {wanted[lacking][0]}; "
+                "give every sample of the run one, also those of --without"
             )
         yield have[places]
         left = np.searchsorted(have_ids, wanted[-1], side="right")

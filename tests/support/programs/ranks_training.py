@@ -44,7 +44,7 @@ class Case:
     one_each: bool = False
     """A single sample on every rank, in place of SAMPLES in all."""
     uneven: bool = False
-    """More samples on every rank than on the one before it, as holes may leave them."""
+    """Fewest samples on the last rank, and most on the one before it, as holes may leave them."""
     keys: bool = False
     """With the keys of encoders that stay as they start, of views shifted by SHIFT."""
     local: int = 0
@@ -59,7 +59,8 @@ class Case:
     def shares(self, world):
         """Return the number of samples of each rank."""
         cuts = [round(self.samples(world) * (rank / world) ** (1.3 if self.uneven else 1)) for rank in range(world + 1)]
-        return tuple(end - start for start, end in pairwise(cuts))
+        shares = [end - start for start, end in pairwise(cuts)]
+        return (*shares[1:], *shares[:1]) if self.uneven else (*shares,)
 
     def objective(self):
         known = objective_class(self.name).settings_of_mode[self.mode].model_fields
@@ -105,6 +106,12 @@ CASES |= {
     "decl unimodal, distance in chunks": Case("decl", "unimodal", {"similarity": "distance", "similarity_budget": 200}),
     "decl bimodal, in turn": Case("decl", "bimodal", {"mixing": "alternate"}),
     "decl unimodal, both": Case("decl", "unimodal", {"mixing": "decay", "t0": 2.0}),
+    "isogclr bimodal, doubt, weights, uneven": Case(
+        "isogclr", "bimodal", {"doubt_after": 1}, weights=True, uneven=True
+    ),
+    "clip bimodal, doubt, uneven": Case("clip", "bimodal", {"doubt_after": 1}, uneven=True),
+    "simclr, local, weights, uneven": Case("simclr", "unimodal", local=3, weights=True, uneven=True),
+    "moco_v3, keys, local, weights, uneven": Case("moco_v3", "unimodal", keys=True, local=3, weights=True, uneven=True),
     "own loss": Case(OWN, "bimodal"),
     "own loss, uneven": Case(OWN, "unimodal", uneven=True),
     "fastclip_v2 bimodal, float32": Case("fastclip_v2", "bimodal", dtype=torch.float32),

@@ -136,6 +136,7 @@ def test_forgotten_samples_are_left_out_of_everything_that_is_said_of_a_run(run,
     found = survey(inspection)
     visits = StateReader.open(run.state).column("visits")
     assert (found.samples, found.visited) == (len(left), int((visits[left] > 0).sum()))
-    assert through_time(inspection).moments[-1].visited == found.visited
+    in_time = through_time(inspection)
+    assert (in_time.samples_read, in_time.moments[-1].visited) == (len(left), found.visited)
     curated = curate(inspection, CurationRules(), NO_CLUSTERS)
     np.testing.assert_array_equal(np.flatnonzero(curated.reasons != NOT_TRAINED_ON), left)

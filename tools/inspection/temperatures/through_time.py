@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-import numpy as np
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from ....state_store import DamagedChunkError, Snapshot, SnapshotNotFoundError, StateReader, list_snapshots
@@ -86,7 +85,9 @@ def through_time(inspection: Inspection, on_progress: Callable[[int], None] = la
         return _read_moment(reader, blocks, sides, inspection.tau.lowest)
 
     moments = [moment for moment in read_every_snapshot(inspection, read, on_progress) if moment]
-    return ThroughTime(sides, every, sum(map(len, blocks)), moments) if moments else None
+    held = reader.selection
+    samples = sum(len(block) if held is None else int(held.are_present(block).sum()) for block in blocks)
+    return ThroughTime(sides, every, samples, moments) if moments else None
 
 
 def read_every_snapshot(
@@ -123,7 +124,7 @@ def _read_moment(
         rows = stored.rows(block.start, block.stop, [*(f"{side}/tau" for side in sides), VISITS])
         seen = rows[VISITS] > 0
         if reader.selection is not None:
-            seen &= reader.selection.are_present(np.arange(block.start, block.stop))
+            seen &= reader.selection.are_present(block)
         visited += int(seen.sum())
         for side, distribution in tau.items():
             distribution.add(rows[f"{side}/tau"][seen])

@@ -1,6 +1,7 @@
 """A fork of a run: the run itself from a checkpoint on, but for what was changed."""
 
 import json
+import os
 import random
 import re
 import shutil
@@ -14,10 +15,15 @@ import pytest
 from thermopile.pipeline.conversion.append import appended_path, join
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.state_store import forking as forking_module
+from thermopile.storage.bucket import Address
+from thermopile.storage.files import NotRegularFileError
+from thermopile.storage.local import LocalPath
+from thermopile.storage.place import duplicate
 from thermopile.storage.selection import Selection
 from thermopile.trainer.checkpoints.checkpoint_files import remove_checkpoints
 from thermopile.trainer.lineage import read_lineage
 from thermopile.trainer.loop import Trainer
+from thermopile.trainer.run import fork as fork_module
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import answer, assert_one_line, cli, sets, succeed
@@ -156,6 +162,18 @@ def test_a_fork_on_another_file_system_is_a_copy(whole, tmp_path, monkeypatch):
     assert_same_run(goes_on(forked, 12), whole)
 
 
+def test_neither_links_nor_pipes_are_taken_to_a_bucket_either(tmp_path, monkeypatch):
+    def write(to, data):
+        pytest.fail(f"{data} was opened")
+
+    monkeypatch.setattr(Address, "write", write)
+    (tmp_path / "link").symlink_to(__file__)
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "pipe"):
+        with pytest.raises(NotRegularFileError, match=f"{name} is not a regular file"):
+            duplicate(LocalPath(tmp_path / name), Address("bucket", name))
+
+
 @pytest.mark.parametrize("place", ["state/chunks", "checkpoints/step-8/tensors.safetensors"])
 def test_no_link_of_the_run_is_followed(whole, tmp_path, place):
     run = RunDirectory(shutil.copytree(whole.path, tmp_path / "run"))
@@ -230,6 +248,20 @@ def test_a_place_that_is_taken_is_left_alone(whole, tmp_path, taken):
     before = sorted(out.rglob("*")) or out.read_text()
     assert_one_line(cli("fork", at(whole, 8), "--out", out), 2, out)
     assert (sorted(out.rglob("*")) or out.read_text()) == before
+
+
+def test_of_two_forks_to_one_place_the_first_is_made_and_the_second_refused(whole, tmp_path, monkeypatch):
+    out, second, real = tmp_path / "fork", [], fork_module.load_checkpoint
+
+    def load_checkpoint(path):
+        second.append(cli("fork", at(whole, 8), "--out", out))
+        return real(path)
+
+    monkeypatch.setattr(fork_module, "load_checkpoint", load_checkpoint)
+    forked = fork(at(whole, 12), out)
+    assert_one_line(second[0], 2, f"{out} holds a run")
+    assert_same_run(goes_on(forked, 12), whole)
+    assert not [*tmp_path.glob(".fork*")]
 
 
 @pytest.mark.timeout(3600)

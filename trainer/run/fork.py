@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from ...pipeline.dataset import Dataset
 from ...pipeline.mixture import open_dataset
-from ...state_store import StateStoreError, history
+from ...state_store import StateStoreError, StoreLockedError, history
 from ...state_store.forking import fork_state
 from ...state_store.shares import writer_lock
+from ...storage.lock import LockedError
 from ...storage.mixed_rows import MixedRows
 from ...storage.place import Lock, Place
 from ...storage.selection import Selection
@@ -160,21 +161,32 @@ def _refuse_other_dataset(origin: RunDirectory, dataset: Dataset) -> None:
 
 
 def _make(fork: Fork, into: RunDirectory) -> None:
-    if into.exists() or not (into.path.is_remote and into.lineage_file.is_present()):  # which a killed fork has left
-        into.refuse_existing()
-    if into.path.is_taken(into.config_file.name):
-        raise RunExistsError(f"{into.path} {into.path.occupied} with --out")
     known = read_lineage(fork.origin.lineage_file)
     changed = [change.arrow for change in fork.changes]
     origin = Origin(str(fork.origin.path.resolve()), known.id if known else None, fork.step, changed)
-    with into.path.resolve().built() as building, ExitStack() as held:
-        lock = writer_lock(building / "state")
+    if not (into.path.is_remote and _is_left_of(origin, into)):
+        into.refuse_existing()
+    with ExitStack() as held:
+        try:
+            building = held.enter_context(into.path.resolve().built())
+            lock = writer_lock(building / "state")
+        except (LockedError, StoreLockedError):
+            raise into.taken() from None
         held.callback(lock.release)
+        if into.path.is_taken(into.config_file.name):  # under the lock
+            raise RunExistsError(f"{into.path} {into.path.occupied} with --out")
         run = RunDirectory(building).under(lock)
         for folder in (run.state, run.checkpoints, run.selection, run.path / "metrics"):
             folder.clear()
         with building.written_through():
             run.create(fork.config, lambda: _fill(fork, run, lock), [*(known.origins if known else ()), origin])
+
+
+def _is_left_of(origin: Origin, into: RunDirectory) -> bool:
+    """Return whether all that is there is what a killed fork of a run has left: at most the checkpoint of its step."""
+    left = None if into.exists() else read_lineage(into.lineage_file)
+    last = left.origins[-1] if left is not None and left.origins else None
+    return last is not None and last.run == origin.run and {*checkpoints_in(into.checkpoints)} <= {last.step}
 
 
 def _fill(fork: Fork, run: RunDirectory, lock: Lock) -> None:

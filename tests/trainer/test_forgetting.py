@@ -64,6 +64,7 @@ def test_the_last_checkpoint_before_any_of_them_was_used_is_taken(whole, steps, 
     done = succeed("fork", whole.path, "--out", tmp_path / "fork", "--without", file)
     assert "of 20 samples to forget none has been used before: forgotten exactly; steps to make again: 3" in done.stdout
     assert "other traces of them: the dataset's tokenizer" in done.stdout
+    assert f"checkpoints of {whole.path}: 0, 2, 4, 6, 7; checkpoint.keep_every keeps more" in done.stdout
     forked = RunDirectory(tmp_path / "fork")
     assert checkpoints(forked) == {4}
     resumed(forked.config(), forked, from_step=4)
@@ -84,10 +85,13 @@ def test_a_fork_forgets_what_its_origin_forgot_and_more_and_never_less(whole, st
     first, more = named(late[:30], "first"), named(late[20:50], "more")
     succeed("fork", f"{whole.path}@step-4", "--out", tmp_path / "a", "--without", first)
     first.unlink()
-    done = succeed("fork", f"{tmp_path / 'a'}@step-4", "--out", tmp_path / "b", "--without", more)
+    words = ("fork", f"{tmp_path / 'a'}@step-4", "--out", tmp_path / "b", "--without")
+    assert_one_line(cli(*words, more), 2, f"--without {more} lacks 20 samples that", f"also those of {first}, in one")
+    done = succeed(*words, named(late[:50], "more"))
     assert "of 20 samples to forget none" in done.stdout
     forked = RunDirectory(tmp_path / "b")
     np.testing.assert_array_equal(Selection(forked.selection).without, late[:50])
+    assert forked.config().data.without.startswith(f"{more}@50-")  # a run that starts from config.toml forgets them all
     resumed(forked.config(), forked, from_step=4)
     assert not StateReader.open(forked.state).stored("last_step")[:][late[:50]].any()
     again = succeed("fork", forked.path, "--out", tmp_path / "c")

@@ -219,7 +219,7 @@ def test_a_run_that_trains_is_forked_and_one_that_removes_the_checkpoint_is_fork
         pass
     forked = fork(run.path, tmp_path / "fork")
     assert checkpoints(forked) == {12}
-    assert "has removed step-8, which was being forked" in caplog.text
+    assert "has removed step-4, step-8; starting over" in caplog.text
     assert_one_line(cli("fork", at(run, 8), "--out", tmp_path / "named"), 1, "no checkpoint 'step-8'", "step-12")
 
 

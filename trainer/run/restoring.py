@@ -76,7 +76,10 @@ def refuse_published(config: TrainConfig, run: RunDirectory) -> None:
     """Raise RunError if a run that begins from its files would fetch weights: it may be from someone else."""
     for encoder in (config.model.image, config.model.text):
         if encoder.name.startswith((TIMM, OPEN_CLIP)) and starts_trained(encoder):
-            raise RunError(f"{run.path} has no checkpoint, and no file fetches {encoder.name}: start another run")
+            raise RunError(
+                f"{run.path} would begin at step 0 with weights of {encoder.name}, which no run fetches from its own "
+                f"files; start another one: thermopile train --config {run.config_file} --out RUN, with your changes"
+            )
 
 
 def take_lock(run: RunDirectory, start: Loaded | None, world: World, *, resume: bool, until: ExitStack) -> Lock | None:

@@ -88,6 +88,17 @@ def _shown(value: object) -> str:
     return "no such setting" if value is None else repr(value)
 
 
+def with_free(recorded: TrainConfig, now: TrainConfig) -> TrainConfig:
+    """Return recorded settings with those of FREE_TO_CHANGE as they are now."""
+    free: dict[str, Any] = {}
+    for section, _, name in (key.partition(".") for key in FREE_TO_CHANGE):
+        value = getattr(now, section)
+        if name:
+            value = free.get(section, getattr(recorded, section)).model_copy(update={name: getattr(value, name)})
+        free[section] = value
+    return recorded.model_copy(update=free)
+
+
 def as_recorded(asked: TrainConfig, recorded: TrainConfig) -> TrainConfig:
     """Return `asked` with its sources as the run recorded them, if they are the same.
 

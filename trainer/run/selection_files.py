@@ -84,12 +84,16 @@ def holes_in(file: Path, ids: Ids | None, dataset: DatasetIndex) -> Ids:
 
 
 def write_selection(
-    data: DataConfig, dataset: DatasetIndex, folder: Place, of: tuple[DataConfig, Selection] | None = None
+    data: DataConfig,
+    dataset: DatasetIndex,
+    folder: Place,
+    of: tuple[DataConfig, Selection] | None = None,
+    holes: Ids | None = None,
 ) -> None:
     """Write a new run's own copy of its selection, weights and holes. data: with pinned files.
 
-    of: settings and own copy of the run that it is a fork of, whose files may be gone. Raises ConfigError for bad ids
-    or weights, and for a file that has changed since it was pinned; OSError.
+    of: settings and own copy of the run that it is a fork of, whose files may be gone. holes: if they are known. Raises
+    ConfigError for bad ids or weights, and for a file that has changed since it was pinned; OSError.
     """
     with SelectionWriter(folder, dataset.n) as writer:
         ids: Ids | None = None
@@ -119,17 +123,10 @@ def write_selection(
                 )
             writer.add(WEIGHTS, (piece / mean for piece in _weights(file, ids, dataset)))
         if data.without:
-            writer.add(WITHOUT, [_all_holes(data.without, ids, dataset, of)])
+            if holes is None:
+                holes = holes_in(unchanged(data.without, "without"), ids, dataset)
+            writer.add(WITHOUT, [holes])
         writer.finish()
-
-
-def _all_holes(file: str, ids: Ids | None, dataset: DatasetIndex, of: tuple[DataConfig, Selection] | None) -> Ids:
-    """Return the holes of a run: a fork has those of its origin, too."""
-    before = None if of is None else of[1].without
-    if before is not None and of is not None and file == of[0].without:
-        return before
-    new = holes_in(unchanged(file, "without"), ids, dataset)
-    return new if before is None else np.union1d(before, new)
 
 
 def check_own_copy(data: DataConfig, selection: Selection) -> None:

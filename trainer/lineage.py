@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field, NonNegativeInt, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from ..storage.bucket_errors import is_away
 from ..storage.place import Place
 from ..storage.sealed_json import DamagedJSONError, seal_document, unseal
 
@@ -54,7 +55,9 @@ def read_lineage(file: Place) -> Lineage | None:
         return TypeAdapter(Lineage).validate_python(unseal(file.read_bytes()))
     except FileNotFoundError:
         return None
-    except (DamagedJSONError, ValidationError) as error:
+    except (OSError, DamagedJSONError, ValidationError) as error:
+        if isinstance(error, OSError) and is_away(error):
+            raise
         reason = " ".join(str(error).split())[:200]
         _log.warning("%s is damaged, so the run's origin is unknown: %s", file, reason)
         return None

@@ -143,8 +143,12 @@ def test_a_fork_shares_what_nothing_changes_and_writes_the_rest(whole, tmp_path)
 
 def test_origin_and_fork_each_lose_their_own_names_alone(whole, tmp_path):
     run = RunDirectory(shutil.copytree(whole.path, tmp_path / "run"))
-    forked = fork(at(run, 8), tmp_path / "fork")
+    forked = fork(at(run, 8), tmp_path / "fork", *sets("checkpoint.keep_every=0", "checkpoint.keep_last=1"))
+    shared = forked.checkpoints / "step-8" / "tensors.safetensors"
+    assert shared.stat().st_nlink == 2
     goes_on(forked, 8)
+    assert not shared.exists()
+    assert at(run, 8) in succeed("fork", run.path, "--dry-run").stdout
     succeed("state", "check", run.path, "--all")
     shutil.rmtree(run.path)
     succeed("state", "check", forked.path, "--all")
@@ -194,7 +198,8 @@ def test_a_damaged_file_is_found_before_there_is_a_fork(whole, tmp_path, file):
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
     done = cli("fork", at(run, 8), "--out", tmp_path / "fork")
-    assert_one_line(done, 1, "")
+    assert_one_line(done, 1, f"{run.path} cannot be forked at step-8: ")
+    assert ".partial" not in done.stderr
     assert not (tmp_path / "fork").exists()
     assert not [*tmp_path.glob(".fork*")]
 
@@ -215,8 +220,6 @@ def test_a_run_that_trains_is_forked_and_one_that_removes_the_checkpoint_is_fork
         real(source, to)
 
     monkeypatch.setattr(forking_module, "duplicate", duplicate)
-    with Trainer(whole.config(), RunDirectory(tmp_path / "other")):
-        pass
     forked = fork(run.path, tmp_path / "fork")
     assert checkpoints(forked) == {12}
     assert "has removed step-4, step-8; starting over" in caplog.text
@@ -318,9 +321,11 @@ def test_what_no_fork_can_change_is_refused_with_the_reason(whole, tmp_path, set
 
 def test_settings_are_those_of_the_checkpoint_and_later_ones_are_named(pairs_dataset, whole, tmp_path, caplog):
     run = RunDirectory(shutil.copytree(whole.path, tmp_path / "run"))
-    run.record(whole.config().model_copy(update={"epochs": 5}))
+    often = whole.config().checkpoint.model_copy(update={"every_steps": 2})
+    free = whole.config().model_copy(update={"log_every": 7, "checkpoint": often})
+    run.record(free.model_copy(update={"epochs": 5}))
     forked = fork(at(run, 8), tmp_path / "fork")
-    assert forked.config() == whole.config()
+    assert forked.config() == free  # what affects no result is as it is now
     assert "has changed since step-8, and a fork does so only if told to: epochs: 2 → 5" in caplog.text
 
 
@@ -396,6 +401,13 @@ def test_a_fork_has_an_id_of_its_own_and_shows_the_runs_that_it_came_from(whole,
     assert "origin" not in succeed("status", whole.path).output
 
 
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: path.write_bytes(b"x" * (65 << 20))])
+def test_a_run_whose_run_json_is_no_such_file_has_no_origin(whole, tmp_path, caplog, make):
+    make(tmp_path / "run.json")
+    assert read_lineage(LocalPath(tmp_path / "run.json")) is None
+    assert "run.json is damaged, so the run's origin is unknown: " in caplog.text
+
+
 def test_trackers_get_the_id_of_the_fork_and_only_its_own_steps(pairs_dataset, tmp_path):
     run = train(small(pairs_dataset, **KEEPING, trackers=[RECORDER]), tmp_path / "run")
     forked = fork(at(run, 8), tmp_path / "fork", "--set", f'trackers=["{RECORDER}"]')
@@ -413,3 +425,11 @@ def test_dry_run_says_what_a_fork_would_be_at_every_kept_checkpoint(whole, tmp_p
         at(whole, step) for step in (0, 4, 8, 12, 14)
     ]
     assert "step-8: 8 of 14 steps are done; optimizer.lr: 0.001 → 0.002; the learning rate of the next" in done.stdout
+
+
+def test_dry_run_says_why_one_checkpoint_cannot_be_forked_and_fails_if_none_can(whole):
+    done = succeed("fork", whole.path, "--dry-run", "--set", "epochs=1")
+    said = dict(line.removeprefix(f"{whole.path}@").split(": ", 1) for line in done.stdout.splitlines())
+    assert said["step-4"].startswith("4 of 7 steps are done")
+    assert said["step-8"].startswith("cannot be forked: step-8 is after the end of these settings, 7 steps")
+    assert_one_line(cli("fork", whole.path, "--dry-run", "--set", "seed=1"), 2, "the order of the samples")

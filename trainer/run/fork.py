@@ -10,6 +10,7 @@ import numpy as np
 from ...pipeline.dataset import Dataset
 from ...pipeline.mixture import open_dataset
 from ...state_store import StateStoreError, StoreLockedError, history
+from ...state_store.errors import DAMAGE, SnapshotError
 from ...state_store.forking import fork_state
 from ...state_store.shares import writer_lock
 from ...storage.lock import LockedError
@@ -26,7 +27,7 @@ from ..checkpoints.checkpoint_files import (
 )
 from ..config import TrainConfig, to_tree
 from ..config.layers import Layers
-from ..errors import ConfigError, RunError, RunExistsError
+from ..errors import ConfigError, DamagedCheckpointError, RunError, RunExistsError
 from ..lineage import Origin, read_lineage, sealed_lineage
 from ..metrics.metrics_file import copy_until
 from ..optim import learning_rate
@@ -208,8 +209,12 @@ def _fill(fork: Fork, run: RunDirectory, lock: Lock, origins: Sequence[Origin]) 
     if fork.checkpoint is None:
         return
     path, info = fork.checkpoint
-    fork_state(origin.state, run.state, info.snapshot, lock.writer)
-    load_checkpoint(fork_checkpoint(path, info, to_tree(fork.config), run.checkpoints))
+    try:
+        fork_state(origin.state, run.state, info.snapshot, lock.writer)
+        load_checkpoint(fork_checkpoint(path, info, to_tree(fork.config), run.checkpoints))
+    except (DamagedCheckpointError, SnapshotError, *DAMAGE) as error:  # in files of the origin, by its own names
+        reason = str(error).replace(str(run.path), str(origin.path))
+        raise RunError(f"{origin.path} cannot be forked at step-{info.step}: {reason}") from error
     with suppress(FileNotFoundError):  # deleted by hand
         copy_until(origin.metrics, run.metrics_file, info.step)
         run.metrics.put()

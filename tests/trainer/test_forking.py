@@ -207,7 +207,7 @@ def test_a_damaged_file_is_found_before_there_is_a_fork(whole, tmp_path, file):
 def test_a_run_that_trains_is_forked_and_one_that_removes_the_checkpoint_is_forked_at_the_next(
     pairs_dataset, whole, tmp_path, monkeypatch, caplog
 ):
-    """Its lock is held; while step 8 is forked, it goes on to step 12 and keeps that alone."""
+    """While step 8 is forked, it goes on to step 12 and keeps that alone."""
     run = RunDirectory(shutil.copytree(whole.path, tmp_path / "run"))
     remove_checkpoints(run.checkpoints, keep=[8, 4])
     real = forking_module.duplicate
@@ -274,19 +274,18 @@ def test_of_two_forks_to_one_place_the_first_is_made_and_the_second_refused(whol
 def test_a_fork_killed_at_any_step_leaves_the_whole_fork_or_none_and_is_repeated(whole, tmp_path, kills):
     run = RunDirectory(shutil.copytree(whole.path, tmp_path / "run"))
     before, out = contents(run), tmp_path / "fork"
-    steps = int(subprocess.check_output(program("forking", 0, at(run, 8), tmp_path / "count")))
-    shutil.rmtree(tmp_path / "count")
-    drawn = range(1, steps + 1) if kills > steps else sorted(random.Random(1).sample(range(1, steps + 1), kills))
-    for step in drawn:
+    steps = int(subprocess.check_output(program("forking", 0, at(run, 8), out)))
+    out.rename(tmp_path / "unkilled")
+    drawn = range(1, steps) if kills > steps else sorted(random.Random(1).sample(range(1, steps), kills))
+    for step in [*drawn, steps]:
         done = subprocess.run(program("forking", step, at(run, 8), out), capture_output=True, check=False)
         assert done.returncode == 9, (step, done.stderr)
-        if out.exists():
-            succeed("state", "check", out)
-            shutil.rmtree(out)
-        else:
+        assert out.exists() or step < steps
+        if not out.exists():
             fork(at(run, 8), out)
+        assert_same_run(RunDirectory(out), RunDirectory(tmp_path / "unkilled"))
         assert contents(run) == before
-        shutil.rmtree(out, ignore_errors=True)
+        shutil.rmtree(out)
 
 
 # Changes

@@ -17,11 +17,6 @@ from .printing import plain_text
 if TYPE_CHECKING:
     from ..trainer.run.fork import Fork
 
-_TRACES = (
-    "other traces of them: the dataset's tokenizer, context length and counts; settings chosen from the data, such as "
-    "data.image_size; --select and --weights; --init-from and its origins; pretrained encoders"
-)
-
 
 @click.command(
     epilog="\b\nExamples:\n"
@@ -85,20 +80,19 @@ def fork(
     failed = 0
     for at in steps:
         try:
-            if out is None or dry_run:
-                made = plan_fork(origin, at, given)
-            else:
-                made = fork_run(origin, at, given, RunDirectory(out))
-            said = f"{run}@step-{made.step}: {'; '.join(_facts(made, kept[-1]))}"
+            new = plan_fork(origin, at, given) if dry_run or not out else fork_run(origin, at, given, RunDirectory(out))
+            said = f"{run}@step-{new.step}: {'; '.join(_facts(new, kept[-1]))}"
         except (ConfigError, RunError) as error:
-            failed += 1
-            if failed == len(steps):
+            if (failed := failed + 1) == len(steps):
                 raise
             said = f"{run}@{at}: cannot be forked: {error}"
         click.echo(plain_text(said, most=1000))
     if without is not None:
-        click.echo(f"checkpoints of {run}: {', '.join(map(str, kept))}; checkpoint.keep_every keeps more")
-        click.echo(_TRACES)
+        click.echo(plain_text(f"kept: {', '.join(f'step-{each}' for each in kept)}; checkpoint.keep_every keeps more"))
+        click.echo(
+            "other traces of them: the dataset's tokenizer, context length and counts; settings chosen from the data, "
+            "such as data.image_size; --select and --weights; --init-from and its origins; pretrained encoders"
+        )
     if not dry_run:
         click.echo(plain_text(f"{out} is a run; next: `thermopile train --out {out} --resume`", most=1000))
 
@@ -109,7 +103,7 @@ def _facts(fork: Fork, newest: int) -> Iterator[str]:
     if fork.rates[0] != fork.rates[1]:
         yield f"the learning rate of the next step is {fork.rates[1]:.4g}, not {fork.rates[0]:.4g}"
     if fork.forgotten:
-        used = f"{fork.used:,} have been used before"
-        if not fork.used:
-            used = f"none has been used before{'' if fork.config.init_from else ': forgotten exactly'}"
-        yield f"of {fork.forgotten:,} samples to forget {used}; steps to make again: {newest - fork.step:,}"
+        used = f"{fork.used:,} have been" if fork.used else "none has been"
+        exactly = "" if fork.used or fork.config.init_from else ": forgotten exactly"
+        again = f"steps to make again: {newest - fork.step:,}"
+        yield f"of {fork.forgotten:,} samples to forget {used} used before{exactly}; {again}"

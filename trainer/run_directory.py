@@ -102,8 +102,7 @@ class RunDirectory:
     def create(self, config: TrainConfig, fill: Callable[[], None] = lambda: None) -> None:
         """Create the directory and write the resolved settings, after `fill` has written the files that belong to them.
 
-        run.json is that of a run that is no fork, unless `fill` replaces it. Raises RunExistsError, as
-        `refuse_existing` and if another start has created a run here meanwhile.
+        Raises RunExistsError, as `refuse_existing` and if another start has created a run here meanwhile.
         """
         self.refuse_existing()
         self.path.make()

@@ -52,7 +52,7 @@ class Fork(NamedTuple):
     dataset: Dataset
     changes: list[Change]
     total_steps: int
-    rates: tuple[float, float]
+    rates: list[float]
     """Learning rates of the next step, in the origin and in the fork."""
     holes: Ids
     """Positions of the samples that it leaves out, ascending, int64."""
@@ -93,6 +93,8 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
             f"new run: thermopile train --config {origin.config_file} …"
         )
     order, used = create_order(asked, dataset, objective_of(asked)), 0
+    per_epoch = order.steps_per_epoch
+    before, after = recorded.total_steps(per_epoch), asked.total_steps(per_epoch)
     holes, new = _holes(origin, recorded, asked, dataset)
     if len(new):
         first = order.first_uses(new, asked.epochs)
@@ -100,20 +102,15 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
         if at is None and unaware < step:
             return plan_fork(origin, f"step-{unaware}", given)
         used = int((first < step).sum())
+        refuse_thin_steps(order, holes, step, after, pieces_per_step(asked, ALONE))
     if later:
         _log.warning("%s has changed since step-%d, and a fork does so only if told to: %s", origin.path, step, later)
-    per_epoch = order.steps_per_epoch
-    before, after = recorded.total_steps(per_epoch), asked.total_steps(per_epoch)
     if after < step:
         raise ConfigError(f"step-{step} is after the end of these settings, {after:,} steps; set more epochs or steps")
-    if len(new):
-        refuse_thin_steps(order, holes, step, after, pieces_per_step(asked, ALONE))
     if checkpoint is None:
         refuse_published(asked, origin)
     rates = [learning_rate(each.optimizer, step, per_epoch, end) for each, end in ((recorded, before), (asked, after))]
-    return Fork(
-        origin, checkpoint, recorded, asked, dataset, changes, after, (rates[0], rates[1]), holes, len(new), used
-    )
+    return Fork(origin, checkpoint, recorded, asked, dataset, changes, after, rates, holes, len(new), used)
 
 
 def _holes(origin: RunDirectory, recorded: TrainConfig, asked: TrainConfig, dataset: Dataset) -> tuple[Ids, Ids]:
@@ -123,8 +120,7 @@ def _holes(origin: RunDirectory, recorded: TrainConfig, asked: TrainConfig, data
     the fork's settings, by which another run may be started.
     """
     own, file = Selection(origin.selection), asked.data.without
-    before = own.without if recorded.data.without else None
-    before = np.empty(0, np.int64) if before is None else before
+    before = np.empty(0, np.int64) if not recorded.data.without or own.without is None else own.without
     if file in ("", recorded.data.without):
         return before, before[:0]
     holes = holes_in(unchanged(file, "without"), own.ids if recorded.data.select else None, dataset.index)
@@ -170,8 +166,12 @@ def _refuse_other_dataset(origin: RunDirectory, dataset: Dataset) -> None:
 def _make(fork: Fork, into: RunDirectory) -> None:
     known = read_lineage(fork.origin.lineage_file)
     changed = [change.arrow for change in fork.changes]
-    origin = Origin(str(fork.origin.path.resolve()), known.id if known else None, fork.step, changed)
-    if not (into.path.is_remote and _is_left_of(origin, into)):
+    origin = Origin(
+        run=str(fork.origin.path.resolve()), id=known.id if known else None, step=fork.step, changed=changed
+    )
+    left = read_lineage(into.lineage_file) if into.path.is_remote and not into.exists() else None
+    last = left.origins[-1] if left and left.origins else None
+    if not (last and last.run == origin.run and {*checkpoints_in(into.checkpoints)} <= {last.step}):  # of a killed fork
         into.refuse_existing()
     try:
         with into.path.resolve().built() as building, ExitStack() as held:
@@ -188,24 +188,17 @@ def _make(fork: Fork, into: RunDirectory) -> None:
         raise into.taken() from None
 
 
-def _is_left_of(origin: Origin, into: RunDirectory) -> bool:
-    """Return whether all that is there is what a killed fork of a run has left: at most the checkpoint of its step."""
-    left = None if into.exists() else read_lineage(into.lineage_file)
-    last = left.origins[-1] if left is not None and left.origins else None
-    return last is not None and last.run == origin.run and {*checkpoints_in(into.checkpoints)} <= {last.step}
-
-
 def _fill(fork: Fork, run: RunDirectory, lock: Lock, origins: Sequence[Origin]) -> None:
     """Write everything but the settings, and read it back."""
     origin, own = fork.origin, fork.recorded.data
     run.lineage_file.rewrite(sealed_lineage(origins))
     if own.parts:
         MixedRows.read(origin.selection).write(run.selection)
-    elif selects(fork.config.data) or selects(own):
-        of = (own, Selection(origin.selection)) if selects(own) else None
+    elif selects(fork.config.data):
+        of = (own, Selection(origin.selection), fork.holes) if selects(own) else None
         if of is not None:
-            check_own_copy(*of)
-        write_selection(fork.config.data, fork.dataset.index, run.selection, of, fork.holes)
+            check_own_copy(*of[:2])
+        write_selection(fork.config.data, fork.dataset.index, run.selection, of)
     if fork.checkpoint is None:
         return
     path, info = fork.checkpoint

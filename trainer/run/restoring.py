@@ -77,8 +77,7 @@ def refuse_published(config: TrainConfig, run: RunDirectory) -> None:
     for encoder in (config.model.image, config.model.text):
         if encoder.name.startswith((TIMM, OPEN_CLIP)) and starts_trained(encoder):
             raise RunError(
-                f"{run.path} would begin at step 0 with weights of {encoder.name}, which no run fetches from its own "
-                f"files; start another one: thermopile train --config {run.config_file} --out RUN, with your changes"
+                f"step 0 of {run.path} would fetch {encoder.name}; begin: thermopile train --config {run.config_file} …"
             )
 
 

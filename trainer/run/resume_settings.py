@@ -92,10 +92,8 @@ def with_free(recorded: TrainConfig, now: TrainConfig) -> TrainConfig:
     """Return recorded settings with those of FREE_TO_CHANGE as they are now."""
     free: dict[str, Any] = {}
     for section, _, name in (key.partition(".") for key in FREE_TO_CHANGE):
-        value = getattr(now, section)
-        if name:
-            value = free.get(section, getattr(recorded, section)).model_copy(update={name: getattr(value, name)})
-        free[section] = value
+        value, own = getattr(now, section), free.get(section, getattr(recorded, section))
+        free[section] = own.model_copy(update={name: getattr(value, name)}) if name else value
     return recorded.model_copy(update=free)
 
 

@@ -84,16 +84,12 @@ def holes_in(file: Path, ids: Ids | None, dataset: DatasetIndex) -> Ids:
 
 
 def write_selection(
-    data: DataConfig,
-    dataset: DatasetIndex,
-    folder: Place,
-    of: tuple[DataConfig, Selection] | None = None,
-    holes: Ids | None = None,
+    data: DataConfig, dataset: DatasetIndex, folder: Place, of: tuple[DataConfig, Selection, Ids] | None = None
 ) -> None:
     """Write a new run's own copy of its selection, weights and holes. data: with pinned files.
 
-    of: settings and own copy of the run that it is a fork of, whose files may be gone. holes: if they are known. Raises
-    ConfigError for bad ids or weights, and for a file that has changed since it was pinned; OSError.
+    of: settings and own copy of the run that it is a fork of, whose files may be gone, and all holes of the fork.
+    Raises ConfigError for bad ids or weights, and for a file that has changed since it was pinned; OSError.
     """
     with SelectionWriter(folder, dataset.n) as writer:
         ids: Ids | None = None
@@ -123,9 +119,7 @@ def write_selection(
                 )
             writer.add(WEIGHTS, (piece / mean for piece in _weights(file, ids, dataset)))
         if data.without:
-            if holes is None:
-                holes = holes_in(unchanged(data.without, "without"), ids, dataset)
-            writer.add(WITHOUT, [holes])
+            writer.add(WITHOUT, [of[2] if of else holes_in(unchanged(data.without, "without"), ids, dataset)])
         writer.finish()
 
 

@@ -58,7 +58,7 @@ def test_in_a_bucket_the_store_copies_and_a_fork_that_was_killed_is_repeated(run
     assert_one_line(cli("fork", source.path, "--out", out.path), 2, "holds a run")
 
 
-@pytest.mark.parametrize("origins", [[], [Origin("elsewhere", None, 4, [])]])
+@pytest.mark.parametrize("origins", [[], [Origin(run="elsewhere", id=None, step=4, changed=[])]])
 def test_what_no_killed_fork_of_that_run_has_left_is_left_alone(run, whole, origins):
     run.lineage_file.rewrite(sealed_lineage(origins))
     (run.checkpoints / "mine").write(b"mine")

@@ -138,8 +138,7 @@ class LocalPath(PosixPath):
     def built(self) -> Iterator[LocalPath]:
         """Yield a folder that gets this name when the block ends, if this is free or an empty folder.
 
-        It is removed if the block fails; leftovers of a killed block are removed first. Raises LockedError if another
-        process builds this folder.
+        It is removed if the block fails, and first what a killed block left. Raises LockedError if another builds it.
         """
         building, lock_file = (self.with_name(f".{self.name}.{end}") for end in ("partial", "lock"))
         self.parent.mkdir(parents=True, exist_ok=True)

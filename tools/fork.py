@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     "--without",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Forget these samples, all of them in one file. Without @step-N, go on from the last kept checkpoint that has "
-    "seen none of them, or begin again.",
+    help="Forget these samples. Without @step-N, go on from the last checkpoint before any was used, maybe step 0.",
 )
 @RUN_DATA
 @TARS
@@ -50,8 +49,7 @@ def fork(
     tars: Place | None,
     dry_run: bool,
 ) -> None:
-    """Make OUT a run that goes on from a checkpoint of RUN, with its settings of then; by default from the latest, or,
-    with --without, from the latest that has seen none of the samples.
+    """Make OUT a run that goes on from a checkpoint of RUN (the latest, but see --without), with its settings of then.
 
     Without changes it goes on as RUN did, bit for bit. Weights, optimiser and the samples' state are linked, not
     copied, where they can be. RUN may train meanwhile, and is not changed. @step-0 begins again.
@@ -88,11 +86,8 @@ def fork(
             said = f"{run}@{at}: cannot be forked: {error}"
         click.echo(plain_text(said, most=1000))
     if without is not None:
-        click.echo(plain_text(f"kept: {', '.join(f'step-{each}' for each in kept)}; checkpoint.keep_every keeps more"))
-        click.echo(
-            "other traces of them: the dataset's tokenizer, context length and counts; settings chosen from the data, "
-            "such as data.image_size; --select and --weights; --init-from and its origins; pretrained encoders"
-        )
+        click.echo(f"kept: {', '.join(f'step-{each}' for each in kept)}; checkpoint.keep_every keeps more")
+        click.echo("other traces: the tokenizer, derived settings, --select, --weights, --init-from, trained encoders")
     if not dry_run:
         click.echo(plain_text(f"{out} is a run; next: `thermopile train --out {out} --resume`", most=1000))
 
@@ -103,7 +98,6 @@ def _facts(fork: Fork, newest: int) -> Iterator[str]:
     if fork.rates[0] != fork.rates[1]:
         yield f"the learning rate of the next step is {fork.rates[1]:.4g}, not {fork.rates[0]:.4g}"
     if fork.forgotten:
-        used = f"{fork.used:,} have been" if fork.used else "none has been"
+        seen = f"{fork.used:,} have been used before" if fork.used else "none has been used before"
         exactly = "" if fork.used or fork.config.init_from else ": forgotten exactly"
-        again = f"steps to make again: {newest - fork.step:,}"
-        yield f"of {fork.forgotten:,} samples to forget {used} used before{exactly}; {again}"
+        yield f"of {fork.forgotten:,} samples to forget {seen}{exactly}; steps to make again: {newest - fork.step:,}"

@@ -1,7 +1,6 @@
 """Fork a run: a new one that goes on from a checkpoint of it, or begins again at step 0, with some settings changed."""
 
 import logging
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
@@ -114,10 +113,9 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
 
 
 def _holes(origin: RunDirectory, recorded: TrainConfig, asked: TrainConfig, dataset: Dataset) -> tuple[Ids, Ids]:
-    """Return the positions of the samples that a fork leaves out, and of those of them that its origin does not.
+    """Return the positions of the samples that a fork leaves out, ascending, and of those that its origin does not.
 
-    Both int64, ascending. Raises ConfigError unless a file names all that the origin leaves out, too: it alone is in
-    the fork's settings, by which another run may be started.
+    Raises ConfigError unless its file names all, those of the origin's, too: settings name one file to start again by.
     """
     own, file = Selection(origin.selection), asked.data.without
     before = np.empty(0, np.int64) if not recorded.data.without or own.without is None else own.without
@@ -164,14 +162,12 @@ def _refuse_other_dataset(origin: RunDirectory, dataset: Dataset) -> None:
 
 
 def _make(fork: Fork, into: RunDirectory) -> None:
-    known = read_lineage(fork.origin.lineage_file)
+    known, place = read_lineage(fork.origin.lineage_file), str(fork.origin.path.resolve())
     changed = [change.arrow for change in fork.changes]
-    origin = Origin(
-        run=str(fork.origin.path.resolve()), id=known.id if known else None, step=fork.step, changed=changed
-    )
+    origin = Origin(run=place, id=known.id if known else None, step=fork.step, changed=changed)
     left = read_lineage(into.lineage_file) if into.path.is_remote and not into.exists() else None
     last = left.origins[-1] if left and left.origins else None
-    if not (last and last.run == origin.run and {*checkpoints_in(into.checkpoints)} <= {last.step}):  # of a killed fork
+    if not (last and last.run == place and {*checkpoints_in(into.checkpoints)} <= {last.step}):  # of a killed fork
         into.refuse_existing()
     try:
         with into.path.resolve().built() as building, ExitStack() as held:
@@ -188,7 +184,7 @@ def _make(fork: Fork, into: RunDirectory) -> None:
         raise into.taken() from None
 
 
-def _fill(fork: Fork, run: RunDirectory, lock: Lock, origins: Sequence[Origin]) -> None:
+def _fill(fork: Fork, run: RunDirectory, lock: Lock, origins: list[Origin]) -> None:
     """Write everything but the settings, and read it back."""
     origin, own = fork.origin, fork.recorded.data
     run.lineage_file.rewrite(sealed_lineage(origins))

@@ -10,8 +10,8 @@ from thermopile.storage.selection import Selection
 from thermopile.trainer.run.build import create_order, objective_of
 from thermopile.trainer.run_directory import RunDirectory
 
-from support.cli import assert_one_line, cli, succeed
-from support.runs import assert_same_run, checkpoints, losses, resumed, small, train
+from support.cli import assert_one_line, cli, sets, succeed
+from support.runs import SMALL, assert_same_run, checkpoints, finish, losses, resumed, small, train
 
 KEEPING = {"checkpoint": {"every_steps": 2, "every_minutes": 0, "keep_every": 2}, "epochs": 1}
 
@@ -72,6 +72,21 @@ def test_the_last_checkpoint_before_any_of_them_was_used_is_taken(whole, steps, 
     assert_same_run(forked, train(without(pairs_dataset, file), tmp_path / "run"))
 
 
+@pytest.mark.wide
+def test_two_ranks_forget_likewise(pairs_dataset, named, tmp_path, start_ranks):
+    keeping = ("checkpoint.every_steps=2", "checkpoint.keep_every=2", "canonical_shards=2", "epochs=1")
+    words = ("train", "--data", pairs_dataset.path, *sets(*SMALL, *keeping))
+    finish(start_ranks(2, *words, "--out", tmp_path / "whole"))
+    config = RunDirectory(tmp_path / "whole").config()
+    order = create_order(config, pairs_dataset, objective_of(config))
+    file = named(order.batch_ids(0, 5)[::9])
+    done = succeed("fork", tmp_path / "whole", "--out", tmp_path / "fork", "--without", file)
+    assert f"{tmp_path / 'whole'}@step-4: " in done.stdout
+    finish(start_ranks(2, "train", "--out", tmp_path / "fork", "--resume"))
+    finish(start_ranks(2, *words, "--without", file, "--out", tmp_path / "run"))
+    assert_same_run(RunDirectory(tmp_path / "fork"), RunDirectory(tmp_path / "run"))
+
+
 def test_dry_run_says_of_every_checkpoint_how_many_of_them_it_has_seen(whole, steps, named):
     file = named(np.concatenate([np.flatnonzero(steps == step)[:2] for step in (1, 3, 6)]))
     done = succeed("fork", whole.path, "--dry-run", "--without", file)
@@ -105,6 +120,13 @@ def test_samples_are_forgotten_from_a_later_step_on_if_it_is_named(whole, steps,
     early = np.flatnonzero(steps < 6)
     done = succeed("fork", f"{whole.path}@step-6", "--out", tmp_path / "fork", "--without", named(early[:9]))
     assert "of 9 samples to forget 9 have been used before; steps to make again: 1" in done.stdout
+
+
+def test_with_weights_of_another_run_nothing_is_forgotten_exactly(whole, steps, pairs_dataset, named, tmp_path):
+    run = train(small(pairs_dataset, **KEEPING, init_from=f"{whole.path}@step-7"), tmp_path / "run")
+    done = succeed("fork", run.path, "--dry-run", "--without", named(np.flatnonzero(steps == 6)[:9]))
+    assert "of 9 samples to forget none has been used before; steps to make again" in done.stdout
+    assert "exactly" not in done.stdout
 
 
 def test_a_fork_that_would_leave_too_little_of_a_step_is_refused(whole, steps, named, tmp_path):

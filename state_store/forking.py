@@ -37,4 +37,4 @@ def fork_state(source: Place, to: Place, snapshot_id: str, writer: str | None) -
         report = check_snapshot(StateReader.open(to, snapshot.id), {}, lambda rows: None)
         faults = [*report.other_problems, *(problem.what for column in report.columns for problem in column.problems)]
         if faults:
-            raise SnapshotError(f"{to}: {snapshot.tag} is damaged: {faults[0]}")
+            raise SnapshotError(f"{source}: {snapshot.tag} is damaged: {faults[0]}")

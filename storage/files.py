@@ -184,22 +184,6 @@ def writer_name() -> str:
     return f"{re.sub('[^A-Za-z0-9]', '-', socket.gethostname())}-{_DRAWN}-{os.getpid()}"
 
 
-def link_to(path: Path, to: Path) -> bool:
-    """Make `to` a second name of a regular file; return False where that cannot be, as on another file system.
-
-    Raises NotRegularFileError for anything else, a link included; OSError.
-    """
-    if not stat.S_ISREG(path.lstat().st_mode):
-        raise NotRegularFileError(f"{path} is not a regular file; replace it with a copy of its target")
-    try:
-        os.link(path, to, follow_symlinks=False)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        return False
-    return True
-
-
 def remove_leftovers(directory: Path) -> None:
     """Remove temporary files of killed writers. Only the process that writes in `directory` may call this."""
     for path in directory.glob(".*.partial"):

@@ -12,6 +12,7 @@ from pathlib import Path, PosixPath
 from typing import BinaryIO, ClassVar
 
 from . import files
+from .lock import FileLock
 
 SEEN_WITHIN_SECONDS = 5.0
 """Time within which a file written on one machine must become visible on the others."""
@@ -137,17 +138,21 @@ class LocalPath(PosixPath):
     def built(self) -> Iterator[LocalPath]:
         """Yield a folder that gets this name when the block ends, if this is free or an empty folder.
 
-        It is removed if the block fails; leftovers of a killed block are removed first.
+        It is removed if the block fails, and first what a killed block left. Raises LockedError if another builds it.
         """
-        building = self.with_name(f".{self.name}.partial")
+        building, lock_file = (self.with_name(f".{self.name}.{end}") for end in ("partial", "lock"))
         self.parent.mkdir(parents=True, exist_ok=True)
-        files.refuse_link(self)
+        for each in (self, building):
+            files.refuse_link(each)
+        lock = FileLock(lock_file)
         building.clear()
         try:
             yield building
             building.rename(self)
         finally:
             building.clear()
+            lock_file.unlink(missing_ok=True)
+            lock.release()
         files.sync(self.parent)
 
     def clear(self) -> None:

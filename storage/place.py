@@ -6,7 +6,9 @@ Implementations that differ between the two are chosen here, so that no other mo
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from shutil import copyfileobj
@@ -15,7 +17,7 @@ from typing import TypeAlias, TypeVar
 from .bucket import SCRATCH, Address, is_address, made_folder, scratch_of
 from .bucket_lock import BucketLock, bucket_lock_status
 from .bucket_log import BucketLog
-from .files import link_to, open_regular, written_aside
+from .files import NotRegularFileError, open_regular, written_aside
 from .local import LocalPath
 from .lock import FileLock, LockStatus, TakenOverError, file_lock_status
 from .log import FileLog, Log
@@ -54,8 +56,13 @@ def duplicate(source: Place, to: Place) -> None:
     On one file system it is a hard link, within a bucket a copy that the store makes, elsewhere a copy. Raises
     NotRegularFileError if the file is a link; OSError.
     """
-    if isinstance(source, LocalPath) and isinstance(to, LocalPath) and link_to(source, to):
-        return
+    if isinstance(source, LocalPath):
+        if not stat.S_ISREG(source.lstat().st_mode):
+            raise NotRegularFileError(f"{source} is not a regular file; replace it with a copy of its target")
+        if isinstance(to, LocalPath):
+            with suppress(OSError):
+                os.link(source, to, follow_symlinks=False)
+                return
     if isinstance(to, Address) and to.copied(source):
         return
     with source.parent.on_this_machine((source.name,)) as folder:

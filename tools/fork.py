@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     "--without",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Forget these samples. Without @step-N, go on from the last checkpoint before any of them was used.",
+    help="Forget these samples. Without @step-N, go on from the last checkpoint before any was used, maybe step 0.",
 )
 @RUN_DATA
 @TARS
@@ -49,7 +49,7 @@ def fork(
     tars: Place | None,
     dry_run: bool,
 ) -> None:
-    """Make OUT a run that goes on from a checkpoint of RUN, the latest by default, with its settings of then.
+    """Make OUT a run that goes on from a checkpoint of RUN (the latest, but see --without), with its settings of then.
 
     Without changes it goes on as RUN did, bit for bit. Weights, optimiser and the samples' state are linked, not
     copied, where they can be. RUN may train meanwhile, and is not changed. @step-0 begins again.
@@ -67,21 +67,27 @@ def fork(
             given.add({"data": {name: str(path.resolve())}}, f"--{name}")
     from ..trainer.checkpoints.checkpoint_files import checkpoints_in
     from ..trainer.encoders.initial_weights import parts_of
+    from ..trainer.errors import ConfigError, RunError
     from ..trainer.run.fork import fork_run, plan_fork
     from ..trainer.run_directory import RunDirectory
 
     run, step = parts_of(source)
     origin = RunDirectory(run)
-    if out is not None and not dry_run:
-        forks = [fork_run(origin, step or None, given, RunDirectory(out))]
-    else:
-        steps = [step] if step else [f"step-{step}" for step in sorted({0, *checkpoints_in(origin.checkpoints)})]
-        forks = [plan_fork(origin, step, given) for step in steps]
-    newest = max(checkpoints_in(origin.checkpoints), default=0)
-    for each in forks:
-        click.echo(plain_text(f"{run}@step-{each.step}: {'; '.join(_facts(each, newest))}", most=1000))
+    kept = sorted({0, *checkpoints_in(origin.checkpoints)})
+    steps = [f"step-{each}" for each in kept] if dry_run and not step else [step or None]
+    failed = 0
+    for at in steps:
+        try:
+            new = plan_fork(origin, at, given) if dry_run or not out else fork_run(origin, at, given, RunDirectory(out))
+            said = f"{run}@step-{new.step}: {'; '.join(_facts(new, kept[-1]))}"
+        except (ConfigError, RunError) as error:
+            if (failed := failed + 1) == len(steps):
+                raise
+            said = f"{run}@{at}: cannot be forked: {error}"
+        click.echo(plain_text(said, most=1000))
     if without is not None:
-        click.echo(plain_text(f"other traces of them: {'; '.join(_traces(forks[0]))}", most=2000))
+        click.echo(f"kept: {', '.join(f'step-{each}' for each in kept)}; checkpoint.keep_every keeps more")
+        click.echo("other traces: the tokenizer, derived settings, --select, --weights, --init-from, trained encoders")
     if not dry_run:
         click.echo(plain_text(f"{out} is a run; next: `thermopile train --out {out} --resume`", most=1000))
 
@@ -92,20 +98,6 @@ def _facts(fork: Fork, newest: int) -> Iterator[str]:
     if fork.rates[0] != fork.rates[1]:
         yield f"the learning rate of the next step is {fork.rates[1]:.4g}, not {fork.rates[0]:.4g}"
     if fork.forgotten:
-        used = f"{fork.used:,} have been used before" if fork.used else "none has been used before: forgotten exactly"
-        yield f"of {fork.forgotten:,} samples to forget {used}; steps to make again: {newest - fork.step:,}"
-
-
-def _traces(fork: Fork) -> Iterator[str]:
-    """Say what else may depend on samples that are forgotten."""
-    config, index = fork.config, fork.dataset.index
-    if index.tokenizer is not None:
-        yield "the dataset's tokenizer, its vocabulary and its context length, unless they were given"
-    yield "data.image_size and other settings chosen from the data; the counts made at conversion"
-    given = {
-        "--select": config.data.select,
-        "--weights": config.data.weights,
-        "--init-from, and its origins": config.init_from,
-    }
-    yield from (f"{option}: {value}" for option, value in given.items() if value)
-    yield "pretrained encoders, if any, that were trained on them"
+        seen = f"{fork.used:,} have been used before" if fork.used else "none has been used before"
+        exactly = "" if fork.used or fork.config.init_from else ": forgotten exactly"
+        yield f"of {fork.forgotten:,} samples to forget {seen}{exactly}; steps to make again: {newest - fork.step:,}"

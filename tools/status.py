@@ -43,7 +43,7 @@ def status(run: Place, as_json: bool) -> None:
 
     found = read_status(RunDirectory(run))
     if as_json:
-        click.echo(json.dumps(asdict(found), allow_nan=False))
+        click.echo(json.dumps(asdict(found), allow_nan=False, default=lambda lineage: lineage.model_dump()))
         return
     for title, words in _lines(found):
         click.echo(f"{title:<15}{words}")

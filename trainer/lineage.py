@@ -2,13 +2,12 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict
 from secrets import token_hex
 from typing import Annotated
 
-from pydantic import ConfigDict, Field, NonNegativeInt, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass
+from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 
+from ..storage.bucket_errors import is_away
 from ..storage.place import Place
 from ..storage.sealed_json import DamagedJSONError, seal_document, unseal
 
@@ -16,8 +15,7 @@ _Id = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class Origin:
+class Origin(BaseModel, frozen=True, extra="forbid"):
     """A run that was forked: its place, its id, None if an earlier version made it, the step, and what was changed."""
 
     run: str
@@ -26,8 +24,7 @@ class Origin:
     changed: list[str]
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class Lineage:
+class Lineage(BaseModel, frozen=True, extra="forbid"):
     """Content of run.json. origins: from the first run, which is no fork, to the one that was forked last."""
 
     id: _Id
@@ -45,16 +42,18 @@ class Lineage:
 
 def sealed_lineage(origins: Sequence[Origin]) -> bytes:
     """Return run.json of a new run, with an id of its own."""
-    return seal_document(asdict(Lineage(token_hex(8), [*origins])))
+    return seal_document(Lineage(id=token_hex(8), origins=[*origins]).model_dump())
 
 
 def read_lineage(file: Place) -> Lineage | None:
     """Return a run's lineage; None if an earlier version made it, and, with a warning, if the file is damaged."""
     try:
-        return TypeAdapter(Lineage).validate_python(unseal(file.read_bytes()))
+        return Lineage.model_validate(unseal(file.read_bytes()))
     except FileNotFoundError:
         return None
-    except (DamagedJSONError, ValidationError) as error:
+    except (OSError, DamagedJSONError, ValidationError) as error:
+        if isinstance(error, OSError) and is_away(error):
+            raise
         reason = " ".join(str(error).split())[:200]
         _log.warning("%s is damaged, so the run's origin is unknown: %s", file, reason)
         return None

@@ -34,7 +34,8 @@ def learning_rate(config: OptimizerConfig, step: int, steps_per_epoch: int, tota
     if step < warmup:
         return config.lr * (step + 1) / warmup
     if config.cooldown:
-        return config.lr_min + (config.lr - config.lr_min) * min(1.0, (1 - step / total_steps) / config.cooldown)
+        falling = max(1, min(config.cooldown * total_steps, total_steps - warmup))
+        return config.lr_min + (config.lr - config.lr_min) * min(1.0, (total_steps - step) / falling)
     share = (step - warmup) / max(1, total_steps - warmup)
     return config.lr_min + (config.lr - config.lr_min) * 0.5 * (1 + math.cos(math.pi * share))
 

@@ -10,8 +10,8 @@ from thermopile.storage.selection import Selection
 from thermopile.trainer.run.build import create_order, objective_of
 from thermopile.trainer.run_directory import RunDirectory
 
-from support.cli import assert_one_line, cli, succeed
-from support.runs import assert_same_run, checkpoints, losses, resumed, small, train
+from support.cli import assert_one_line, cli, sets, succeed
+from support.runs import SMALL, assert_same_run, checkpoints, finish, losses, resumed, small, train
 
 KEEPING = {"checkpoint": {"every_steps": 2, "every_minutes": 0, "keep_every": 2}, "epochs": 1}
 
@@ -63,12 +63,28 @@ def test_the_last_checkpoint_before_any_of_them_was_used_is_taken(whole, steps, 
     file = named(forgotten)
     done = succeed("fork", whole.path, "--out", tmp_path / "fork", "--without", file)
     assert "of 20 samples to forget none has been used before: forgotten exactly; steps to make again: 3" in done.stdout
-    assert "other traces of them: the dataset's tokenizer" in done.stdout
+    assert "other traces: the tokenizer" in done.stdout
+    assert "kept: step-0, step-2, step-4, step-6, step-7; checkpoint.keep_every keeps more" in done.stdout
     forked = RunDirectory(tmp_path / "fork")
     assert checkpoints(forked) == {4}
     resumed(forked.config(), forked, from_step=4)
     assert losses(forked)[5] == losses(whole)[5] != losses(forked)[6] != losses(whole)[6]
     assert_same_run(forked, train(without(pairs_dataset, file), tmp_path / "run"))
+
+
+@pytest.mark.wide
+def test_two_ranks_forget_likewise(pairs_dataset, named, tmp_path, start_ranks):
+    keeping = ("checkpoint.every_steps=2", "checkpoint.keep_every=2", "canonical_shards=2", "epochs=1")
+    words = ("train", "--data", pairs_dataset.path, *sets(*SMALL, *keeping))
+    finish(start_ranks(2, *words, "--out", tmp_path / "whole"))
+    config = RunDirectory(tmp_path / "whole").config()
+    order = create_order(config, pairs_dataset, objective_of(config))
+    file = named(order.batch_ids(0, 5)[::9])
+    done = succeed("fork", tmp_path / "whole", "--out", tmp_path / "fork", "--without", file)
+    assert f"{tmp_path / 'whole'}@step-4: " in done.stdout
+    finish(start_ranks(2, "train", "--out", tmp_path / "fork", "--resume"))
+    finish(start_ranks(2, *words, "--without", file, "--out", tmp_path / "run"))
+    assert_same_run(RunDirectory(tmp_path / "fork"), RunDirectory(tmp_path / "run"))
 
 
 def test_dry_run_says_of_every_checkpoint_how_many_of_them_it_has_seen(whole, steps, named):
@@ -84,10 +100,13 @@ def test_a_fork_forgets_what_its_origin_forgot_and_more_and_never_less(whole, st
     first, more = named(late[:30], "first"), named(late[20:50], "more")
     succeed("fork", f"{whole.path}@step-4", "--out", tmp_path / "a", "--without", first)
     first.unlink()
-    done = succeed("fork", f"{tmp_path / 'a'}@step-4", "--out", tmp_path / "b", "--without", more)
+    words = ("fork", f"{tmp_path / 'a'}@step-4", "--out", tmp_path / "b", "--without")
+    assert_one_line(cli(*words, more), 2, f"--without {more} lacks 20 samples that", f"also those of {first}, in one")
+    done = succeed(*words, named(late[:50], "more"))
     assert "of 20 samples to forget none" in done.stdout
     forked = RunDirectory(tmp_path / "b")
     np.testing.assert_array_equal(Selection(forked.selection).without, late[:50])
+    assert forked.config().data.without.startswith(f"{more}@50-")  # a run that starts from config.toml forgets them all
     resumed(forked.config(), forked, from_step=4)
     assert not StateReader.open(forked.state).stored("last_step")[:][late[:50]].any()
     again = succeed("fork", forked.path, "--out", tmp_path / "c")
@@ -101,6 +120,13 @@ def test_samples_are_forgotten_from_a_later_step_on_if_it_is_named(whole, steps,
     early = np.flatnonzero(steps < 6)
     done = succeed("fork", f"{whole.path}@step-6", "--out", tmp_path / "fork", "--without", named(early[:9]))
     assert "of 9 samples to forget 9 have been used before; steps to make again: 1" in done.stdout
+
+
+def test_with_weights_of_another_run_nothing_is_forgotten_exactly(whole, steps, pairs_dataset, named, tmp_path):
+    run = train(small(pairs_dataset, **KEEPING, init_from=f"{whole.path}@step-7"), tmp_path / "run")
+    done = succeed("fork", run.path, "--dry-run", "--without", named(np.flatnonzero(steps == 6)[:9]))
+    assert "of 9 samples to forget none has been used before; steps to make again" in done.stdout
+    assert "exactly" not in done.stdout
 
 
 def test_a_fork_that_would_leave_too_little_of_a_step_is_refused(whole, steps, named, tmp_path):

@@ -1,6 +1,7 @@
 """A fork of a run: the run itself from a checkpoint on, but for what was changed."""
 
 import json
+import os
 import random
 import re
 import shutil
@@ -14,10 +15,15 @@ import pytest
 from thermopile.pipeline.conversion.append import appended_path, join
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.state_store import forking as forking_module
+from thermopile.storage.bucket import Address
+from thermopile.storage.files import NotRegularFileError
+from thermopile.storage.local import LocalPath
+from thermopile.storage.place import duplicate
 from thermopile.storage.selection import Selection
 from thermopile.trainer.checkpoints.checkpoint_files import remove_checkpoints
 from thermopile.trainer.lineage import read_lineage
 from thermopile.trainer.loop import Trainer
+from thermopile.trainer.run import fork as fork_module
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import answer, assert_one_line, cli, sets, succeed
@@ -137,8 +143,12 @@ def test_a_fork_shares_what_nothing_changes_and_writes_the_rest(whole, tmp_path)
 
 def test_origin_and_fork_each_lose_their_own_names_alone(whole, tmp_path):
     run = RunDirectory(shutil.copytree(whole.path, tmp_path / "run"))
-    forked = fork(at(run, 8), tmp_path / "fork")
+    forked = fork(at(run, 8), tmp_path / "fork", *sets("checkpoint.keep_every=0", "checkpoint.keep_last=1"))
+    shared = forked.checkpoints / "step-8" / "tensors.safetensors"
+    assert shared.stat().st_nlink == 2
     goes_on(forked, 8)
+    assert not shared.exists()
+    assert at(run, 8) in succeed("fork", run.path, "--dry-run").stdout
     succeed("state", "check", run.path, "--all")
     shutil.rmtree(run.path)
     succeed("state", "check", forked.path, "--all")
@@ -154,6 +164,18 @@ def test_a_fork_on_another_file_system_is_a_copy(whole, tmp_path, monkeypatch):
     forked = fork(at(whole, 12), tmp_path / "fork")
     assert all(path.stat().st_nlink == 1 for path in forked.path.rglob("*") if path.is_file())
     assert_same_run(goes_on(forked, 12), whole)
+
+
+def test_neither_links_nor_pipes_are_taken_to_a_bucket_either(tmp_path, monkeypatch):
+    def write(to, data):
+        pytest.fail(f"{data} was opened")
+
+    monkeypatch.setattr(Address, "write", write)
+    (tmp_path / "link").symlink_to(__file__)
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "pipe"):
+        with pytest.raises(NotRegularFileError, match=f"{name} is not a regular file"):
+            duplicate(LocalPath(tmp_path / name), Address("bucket", name))
 
 
 @pytest.mark.parametrize("place", ["state/chunks", "checkpoints/step-8/tensors.safetensors"])
@@ -176,7 +198,8 @@ def test_a_damaged_file_is_found_before_there_is_a_fork(whole, tmp_path, file):
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
     done = cli("fork", at(run, 8), "--out", tmp_path / "fork")
-    assert_one_line(done, 1, "")
+    assert_one_line(done, 1, f"{run.path} cannot be forked at step-8: ")
+    assert ".partial" not in done.stderr
     assert not (tmp_path / "fork").exists()
     assert not [*tmp_path.glob(".fork*")]
 
@@ -184,7 +207,7 @@ def test_a_damaged_file_is_found_before_there_is_a_fork(whole, tmp_path, file):
 def test_a_run_that_trains_is_forked_and_one_that_removes_the_checkpoint_is_forked_at_the_next(
     pairs_dataset, whole, tmp_path, monkeypatch, caplog
 ):
-    """Its lock is held; while step 8 is forked, it goes on to step 12 and keeps that alone."""
+    """While step 8 is forked, it goes on to step 12 and keeps that alone."""
     run = RunDirectory(shutil.copytree(whole.path, tmp_path / "run"))
     remove_checkpoints(run.checkpoints, keep=[8, 4])
     real = forking_module.duplicate
@@ -197,12 +220,23 @@ def test_a_run_that_trains_is_forked_and_one_that_removes_the_checkpoint_is_fork
         real(source, to)
 
     monkeypatch.setattr(forking_module, "duplicate", duplicate)
-    with Trainer(whole.config(), RunDirectory(tmp_path / "other")):
-        pass
     forked = fork(run.path, tmp_path / "fork")
     assert checkpoints(forked) == {12}
-    assert "has removed step-8, which was being forked" in caplog.text
+    assert "has removed step-4, step-8; starting over" in caplog.text
     assert_one_line(cli("fork", at(run, 8), "--out", tmp_path / "named"), 1, "no checkpoint 'step-8'", "step-12")
+
+
+def test_a_checkpoint_that_is_removed_before_it_is_read_is_not_said_to_be_damaged(whole, tmp_path, monkeypatch):
+    run = RunDirectory(shutil.copytree(whole.path, tmp_path / "run"))
+    real = fork_module.read_info
+
+    def read_info(file):
+        remove_checkpoints(run.checkpoints, keep=[12])
+        return real(file)
+
+    monkeypatch.setattr(fork_module, "read_info", read_info)
+    assert checkpoints(fork(run.path, tmp_path / "fork")) == {12}
+    assert_one_line(cli("fork", at(run, 14), "--out", tmp_path / "named"), 1, "no checkpoint 'step-14'", "step-12")
 
 
 def test_the_lock_of_a_run_is_not_taken(pairs_dataset, tmp_path):
@@ -232,6 +266,20 @@ def test_a_place_that_is_taken_is_left_alone(whole, tmp_path, taken):
     assert (sorted(out.rglob("*")) or out.read_text()) == before
 
 
+def test_of_two_forks_to_one_place_the_first_is_made_and_the_second_refused(whole, tmp_path, monkeypatch):
+    out, second, real = tmp_path / "fork", [], fork_module.load_checkpoint
+
+    def load_checkpoint(path):
+        second.append(cli("fork", at(whole, 8), "--out", out))
+        return real(path)
+
+    monkeypatch.setattr(fork_module, "load_checkpoint", load_checkpoint)
+    forked = fork(at(whole, 12), out)
+    assert_one_line(second[0], 2, f"{out} holds a run")
+    assert_same_run(goes_on(forked, 12), whole)
+    assert not [*tmp_path.glob(".fork*")]
+
+
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "kills", [pytest.param(4, marks=pytest.mark.wide), pytest.param(10**6, marks=pytest.mark.soak)]
@@ -239,19 +287,18 @@ def test_a_place_that_is_taken_is_left_alone(whole, tmp_path, taken):
 def test_a_fork_killed_at_any_step_leaves_the_whole_fork_or_none_and_is_repeated(whole, tmp_path, kills):
     run = RunDirectory(shutil.copytree(whole.path, tmp_path / "run"))
     before, out = contents(run), tmp_path / "fork"
-    steps = int(subprocess.check_output(program("forking", 0, at(run, 8), tmp_path / "count")))
-    shutil.rmtree(tmp_path / "count")
-    drawn = range(1, steps + 1) if kills > steps else sorted(random.Random(1).sample(range(1, steps + 1), kills))
-    for step in drawn:
+    steps = int(subprocess.check_output(program("forking", 0, at(run, 8), out)))
+    out.rename(tmp_path / "unkilled")
+    drawn = range(1, steps) if kills > steps else sorted(random.Random(1).sample(range(1, steps), kills))
+    for step in [*drawn, steps]:
         done = subprocess.run(program("forking", step, at(run, 8), out), capture_output=True, check=False)
         assert done.returncode == 9, (step, done.stderr)
-        if out.exists():
-            succeed("state", "check", out)
-            shutil.rmtree(out)
-        else:
+        assert out.exists() or step < steps
+        if not out.exists():
             fork(at(run, 8), out)
+        assert_same_run(RunDirectory(out), RunDirectory(tmp_path / "unkilled"))
         assert contents(run) == before
-        shutil.rmtree(out, ignore_errors=True)
+        shutil.rmtree(out)
 
 
 # Changes
@@ -286,9 +333,11 @@ def test_what_no_fork_can_change_is_refused_with_the_reason(whole, tmp_path, set
 
 def test_settings_are_those_of_the_checkpoint_and_later_ones_are_named(pairs_dataset, whole, tmp_path, caplog):
     run = RunDirectory(shutil.copytree(whole.path, tmp_path / "run"))
-    run.record(whole.config().model_copy(update={"epochs": 5}))
+    often = whole.config().checkpoint.model_copy(update={"every_steps": 2})
+    free = whole.config().model_copy(update={"log_every": 7, "checkpoint": often})
+    run.record(free.model_copy(update={"epochs": 5}))
     forked = fork(at(run, 8), tmp_path / "fork")
-    assert forked.config() == whole.config()
+    assert forked.config() == free  # what affects no result is as it is now
     assert "has changed since step-8, and a fork does so only if told to: epochs: 2 → 5" in caplog.text
 
 
@@ -364,6 +413,13 @@ def test_a_fork_has_an_id_of_its_own_and_shows_the_runs_that_it_came_from(whole,
     assert "origin" not in succeed("status", whole.path).output
 
 
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: path.write_bytes(b"x" * (65 << 20))])
+def test_a_run_whose_run_json_is_no_such_file_has_no_origin(whole, tmp_path, caplog, make):
+    make(tmp_path / "run.json")
+    assert read_lineage(LocalPath(tmp_path / "run.json")) is None
+    assert "run.json is damaged, so the run's origin is unknown: " in caplog.text
+
+
 def test_trackers_get_the_id_of_the_fork_and_only_its_own_steps(pairs_dataset, tmp_path):
     run = train(small(pairs_dataset, **KEEPING, trackers=[RECORDER]), tmp_path / "run")
     forked = fork(at(run, 8), tmp_path / "fork", "--set", f'trackers=["{RECORDER}"]')
@@ -381,3 +437,11 @@ def test_dry_run_says_what_a_fork_would_be_at_every_kept_checkpoint(whole, tmp_p
         at(whole, step) for step in (0, 4, 8, 12, 14)
     ]
     assert "step-8: 8 of 14 steps are done; optimizer.lr: 0.001 → 0.002; the learning rate of the next" in done.stdout
+
+
+def test_dry_run_says_why_one_checkpoint_cannot_be_forked_and_fails_if_none_can(whole):
+    done = succeed("fork", whole.path, "--dry-run", "--set", "epochs=1")
+    said = dict(line.removeprefix(f"{whole.path}@").split(": ", 1) for line in done.stdout.splitlines())
+    assert said["step-4"].startswith("4 of 7 steps are done")
+    assert said["step-8"].startswith("cannot be forked: step-8 is after the end of these settings, 7 steps")
+    assert_one_line(cli("fork", whole.path, "--dry-run", "--set", "seed=1"), 2, "the order of the samples")

@@ -35,6 +35,12 @@ def test_with_a_cooldown_it_stays_until_the_last_share_of_the_steps_and_falls_li
     assert rates(config, 200)[:76] == seen[:76]
 
 
+@pytest.mark.parametrize("cooldown", [0.97, 1.0])
+def test_a_cooldown_of_more_than_what_the_warm_up_leaves_begins_at_its_end_without_a_jump(cooldown):
+    seen = rates(CONFIG.model_copy(update={"cooldown": cooldown}), 100)
+    assert seen[3:100] == pytest.approx([0.5, *(0.5 * (1 - step / 96) for step in range(96))])
+
+
 def test_then_it_falls_as_a_cosine_towards_zero():
     seen = rates(CONFIG, 100)
     assert seen[4 + 48] == pytest.approx(0.25)

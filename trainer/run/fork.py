@@ -5,13 +5,14 @@ from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...pipeline.dataset import Dataset
 from ...pipeline.mixture import open_dataset
-from ...state_store import StateStoreError, history
+from ...state_store import StateStoreError, StoreLockedError, history
+from ...state_store.errors import DAMAGE, SnapshotError
 from ...state_store.forking import fork_state
 from ...state_store.shares import writer_lock
+from ...storage.lock import LockedError
 from ...storage.mixed_rows import MixedRows
 from ...storage.place import Lock, Place
 from ...storage.selection import Selection
@@ -25,16 +26,16 @@ from ..checkpoints.checkpoint_files import (
 )
 from ..config import TrainConfig, to_tree
 from ..config.layers import Layers
-from ..errors import ConfigError, RunError, RunExistsError
-from ..lineage import Origin, read_lineage
+from ..errors import ConfigError, DamagedCheckpointError, RunError, RunExistsError
+from ..lineage import Origin, read_lineage, sealed_lineage
 from ..metrics.metrics_file import copy_until
 from ..optim import learning_rate
 from ..run_directory import RunDirectory, find_checkpoint
 from ..world import ALONE
 from .build import create_order, objective_of, pieces_per_step, refuse_thin_steps, resolve
 from .restoring import refuse_published
-from .resume_settings import Change, as_recorded, differences, impossible, settings_at, with_changes
-from .selection_files import SELECTING, check_own_copy, holes_in, pinned, unchanged, write_selection
+from .resume_settings import Change, as_recorded, differences, impossible, settings_at, with_changes, with_free
+from .selection_files import Ids, check_own_copy, holes_in, selects, unchanged, write_selection
 
 _log = logging.getLogger(__name__)
 
@@ -50,12 +51,14 @@ class Fork(NamedTuple):
     dataset: Dataset
     changes: list[Change]
     total_steps: int
-    rates: tuple[float, float]
+    rates: list[float]
     """Learning rates of the next step, in the origin and in the fork."""
+    holes: Ids
+    """Positions of the samples that it leaves out, ascending, int64."""
     forgotten: int
-    """Samples that it is to forget, besides those that the origin had forgotten."""
+    """How many of them the origin does not leave out."""
     used: int
-    """How many of them the origin had used before that step."""
+    """How many of these the origin had used before that step."""
 
     @property
     def step(self) -> int:
@@ -70,17 +73,14 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
     StateStoreError, OSError.
     """
     recorded = now = origin.config_to_resume(accept_edits=False)
-    checkpoint, file, step = None, origin.config_file, 0
-    at = at or _last_unaware(origin, now, with_changes(now, given, file))
+    checkpoint, step = None, 0
     if at != "step-0" or 0 in checkpoints_in(origin.checkpoints):
-        file = find_checkpoint(origin, at)
+        file = find_checkpoint(origin, at or LATEST)
         info = read_info(file)
-        checkpoint, recorded, step = (file, info), settings_at(file, info.settings), info.step
-        places = {name: getattr(now.data, name) for name in ("path", "parts", "tars")}  # it may have been moved since
-        recorded = recorded.model_copy(update={"data": recorded.data.model_copy(update=places)})
-    if later := "; ".join(change.arrow for change in differences(recorded, now)):
-        _log.warning("%s has changed since step-%d, and a fork does so only if told to: %s", origin.path, step, later)
-    asked = with_changes(recorded, given, file)
+        checkpoint, step = (file, info), info.step
+        recorded = with_free(settings_at(file, info.settings), now)
+    later = "; ".join(change.arrow for change in differences(recorded, now))
+    asked = with_changes(recorded, given, origin.path)
     if asked.data.without != recorded.data.without and asked.cudnn_benchmark == recorded.cudnn_benchmark:
         asked = asked.model_copy(update={"cudnn_benchmark": "auto"})  # to be chosen as for a run that begins so
     dataset = open_dataset(asked.data.places, asked.data.tars)
@@ -93,46 +93,47 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
             f"{origin.path} cannot be forked with other settings: {'; '.join(refused)}. Leave them out, or start a "
             f"new run: thermopile train --config {origin.config_file} …"
         )
-    order = create_order(asked, dataset, objective_of(asked))
+    order, used = create_order(asked, dataset, objective_of(asked)), 0
     per_epoch = order.steps_per_epoch
     before, after = recorded.total_steps(per_epoch), asked.total_steps(per_epoch)
+    holes, new = _holes(origin, recorded, asked, dataset)
+    if len(new):
+        first = order.first_uses(new, asked.epochs)
+        unaware = max(each for each in {0, *checkpoints_in(origin.checkpoints)} if each <= first.min())
+        if at is None and unaware < step:
+            return plan_fork(origin, f"step-{unaware}", given)
+        used = int((first < step).sum())
+        refuse_thin_steps(order, holes, step, after, pieces_per_step(asked, ALONE))
+    if later:
+        _log.warning("%s has changed since step-%d, and a fork does so only if told to: %s", origin.path, step, later)
     if after < step:
         raise ConfigError(f"step-{step} is after the end of these settings, {after:,} steps; set more epochs or steps")
     if checkpoint is None:
         refuse_published(asked, origin)
     rates = [learning_rate(each.optimizer, step, per_epoch, end) for each, end in ((recorded, before), (asked, after))]
-    new = _new_holes(origin, recorded, asked, dataset)
-    if len(new):
-        old = Selection(origin.selection).without if recorded.data.without else None
-        holes = new if old is None else np.union1d(old, new)
-        refuse_thin_steps(order, holes, step, after, pieces_per_step(asked, ALONE))
-    used = int((order.first_uses(new, asked.epochs) < step).sum()) if len(new) else 0
-    return Fork(origin, checkpoint, recorded, asked, dataset, changes, after, (rates[0], rates[1]), len(new), used)
+    return Fork(origin, checkpoint, recorded, asked, dataset, changes, after, rates, holes, len(new), used)
 
 
-def _last_unaware(origin: RunDirectory, now: TrainConfig, asked: TrainConfig) -> str:
-    """Return the latest checkpoint before the samples to forget were first used; if there are none, the latest."""
-    dataset = open_dataset(asked.data.places, asked.data.tars)
-    new = _new_holes(origin, now, asked, dataset)
-    if not len(new):
-        return LATEST
-    first = create_order(now, dataset, objective_of(now)).first_uses(new, now.epochs).min()
-    return f"step-{max(step for step in {0, *checkpoints_in(origin.checkpoints)} if step <= first)}"
+def _holes(origin: RunDirectory, recorded: TrainConfig, asked: TrainConfig, dataset: Dataset) -> tuple[Ids, Ids]:
+    """Return the positions of the samples that a fork leaves out, ascending, and of those that its origin does not.
 
-
-def _new_holes(origin: RunDirectory, recorded: TrainConfig, asked: TrainConfig, dataset: Dataset) -> NDArray[np.int64]:
-    """Return the positions of the samples that a fork leaves out and its origin does not, ascending, int64 [m]."""
-    pinned_file = pinned(asked.data.without, "without")
-    if pinned_file in ("", recorded.data.without):
-        return np.empty(0, np.int64)
-    own = Selection(origin.selection)
-    ids, before = (own.ids if recorded.data.select else None), (own.without if recorded.data.without else None)
-    named = holes_in(unchanged(pinned_file, "without"), ids, dataset.index)
-    return named if before is None else np.setdiff1d(named, before)
+    Raises ConfigError unless its file names all, those of the origin's, too: settings name one file to start again by.
+    """
+    own, file = Selection(origin.selection), asked.data.without
+    before = np.empty(0, np.int64) if not recorded.data.without or own.without is None else own.without
+    if file in ("", recorded.data.without):
+        return before, before[:0]
+    holes = holes_in(unchanged(file, "without"), own.ids if recorded.data.select else None, dataset.index)
+    if lacking := len(np.setdiff1d(before, holes)):
+        raise ConfigError(
+            f"--without {file.rpartition('@')[0]} lacks {lacking:,} samples that {origin.path} has forgotten; name all "
+            f"of them, also those of {recorded.data.without.rpartition('@')[0]}, in one file"
+        )
+    return holes, np.setdiff1d(holes, before)
 
 
 def fork_run(origin: RunDirectory, at: str | None, given: Layers, into: RunDirectory) -> Fork:
-    """Fork a run, which may train meanwhile, as `plan_fork` says; if it removes the checkpoint meanwhile, start over.
+    """Fork a run, which may train meanwhile, as `plan_fork` says; if it removes a checkpoint meanwhile, start over.
 
     Links are to files that are written once. Changed in place are metrics.jsonl, metrics.damaged.jsonl, warnings.log,
     state.lock and state.working/, of which metrics.jsonl alone is copied; all others are replaced by a rename.
@@ -140,14 +141,15 @@ def fork_run(origin: RunDirectory, at: str | None, given: Layers, into: RunDirec
     and in a bucket one that failed, is removed when it is repeated. Raises RunExistsError, and as `plan_fork`.
     """
     while True:
-        fork = plan_fork(origin, at, given)
+        seen = checkpoints_in(origin.checkpoints)
         try:
+            fork = plan_fork(origin, at, given)
             _make(fork, into)
             return fork
         except (OSError, RunError, StateStoreError):
-            if fork.checkpoint is None or fork.checkpoint[0] in checkpoints_in(origin.checkpoints).values():
+            if not (gone := {*seen.values()} - {*checkpoints_in(origin.checkpoints).values()}):
                 raise
-            _log.warning("%s has removed step-%d, which was being forked; starting over", origin.path, fork.step)
+            _log.warning("%s has removed %s; starting over", origin.path, ", ".join(sorted(path.name for path in gone)))
 
 
 def _refuse_other_dataset(origin: RunDirectory, dataset: Dataset) -> None:
@@ -162,38 +164,48 @@ def _refuse_other_dataset(origin: RunDirectory, dataset: Dataset) -> None:
 
 
 def _make(fork: Fork, into: RunDirectory) -> None:
-    if into.exists() or not (into.path.is_remote and into.lineage_file.is_present()):  # which a killed fork has left
-        into.refuse_existing()
-    if into.path.is_taken(into.config_file.name):
-        raise RunExistsError(f"{into.path} {into.path.occupied} with --out")
-    known = read_lineage(fork.origin.lineage_file)
+    known, place = read_lineage(fork.origin.lineage_file), str(fork.origin.path.resolve())
     changed = [change.arrow for change in fork.changes]
-    origin = Origin(str(fork.origin.path.resolve()), known.id if known else None, fork.step, changed)
-    with into.path.resolve().built() as building, ExitStack() as held:
-        lock = writer_lock(building / "state")
-        held.callback(lock.release)
-        run = RunDirectory(building).under(lock)
-        for folder in (run.state, run.checkpoints, run.selection, run.path / "metrics"):
-            folder.clear()
-        with building.written_through():
-            run.create(fork.config, lambda: _fill(fork, run, lock), [*(known.origins if known else ()), origin])
+    origin = Origin(run=place, id=known.id if known else None, step=fork.step, changed=changed)
+    left = read_lineage(into.lineage_file) if into.path.is_remote and not into.exists() else None
+    last = left.origins[-1] if left and left.origins else None
+    if not (last and last.run == place and {*checkpoints_in(into.checkpoints)} <= {last.step}):  # of a killed fork
+        into.refuse_existing()
+    try:
+        with into.path.resolve().built() as building, ExitStack() as held:
+            lock = writer_lock(building / "state")
+            held.callback(lock.release)
+            if into.path.is_taken(into.config_file.name):  # again, under the lock
+                raise RunExistsError(f"{into.path} {into.path.occupied} with --out")
+            run = RunDirectory(building).under(lock)
+            for folder in (run.state, run.checkpoints, run.selection, run.path / "metrics"):
+                folder.clear()
+            with building.written_through():
+                run.create(fork.config, lambda: _fill(fork, run, lock, [*(known.origins if known else ()), origin]))
+    except (LockedError, StoreLockedError):
+        raise into.taken() from None
 
 
-def _fill(fork: Fork, run: RunDirectory, lock: Lock) -> None:
+def _fill(fork: Fork, run: RunDirectory, lock: Lock, origins: list[Origin]) -> None:
     """Write everything but the settings, and read it back."""
     origin, own = fork.origin, fork.recorded.data
+    run.lineage_file.rewrite(sealed_lineage(origins))
     if own.parts:
         MixedRows.read(origin.selection).write(run.selection)
-    elif any(getattr(data, option) for data in (own, fork.config.data) for option in SELECTING):
-        of = (own, Selection(origin.selection)) if any(getattr(own, option) for option in SELECTING) else None
+    elif selects(fork.config.data):
+        of = (own, Selection(origin.selection), fork.holes) if selects(own) else None
         if of is not None:
-            check_own_copy(*of)
+            check_own_copy(*of[:2])
         write_selection(fork.config.data, fork.dataset.index, run.selection, of)
     if fork.checkpoint is None:
         return
     path, info = fork.checkpoint
-    fork_state(origin.state, run.state, info.snapshot, lock.writer)
-    load_checkpoint(fork_checkpoint(path, info, to_tree(fork.config), run.checkpoints))
+    try:
+        fork_state(origin.state, run.state, info.snapshot, lock.writer)
+        load_checkpoint(fork_checkpoint(path, info, to_tree(fork.config), run.checkpoints))
+    except (DamagedCheckpointError, SnapshotError, *DAMAGE) as error:  # in files of the origin, by its own names
+        reason = str(error).replace(str(run.path), str(origin.path))
+        raise RunError(f"{origin.path} cannot be forked at step-{info.step}: {reason}") from error
     with suppress(FileNotFoundError):  # deleted by hand
         copy_until(origin.metrics, run.metrics_file, info.step)
         run.metrics.put()

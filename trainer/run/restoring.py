@@ -76,7 +76,7 @@ def refuse_published(config: TrainConfig, run: RunDirectory) -> None:
     """Raise RunError if a run that begins from its files would fetch weights: it may be from someone else."""
     for encoder in (config.model.image, config.model.text):
         if encoder.name.startswith((TIMM, OPEN_CLIP)) and starts_trained(encoder):
-            raise RunError(f"{run.path} has no checkpoint, and no file fetches {encoder.name}: start another run")
+            raise RunError(f"{run.path} would fetch {encoder.name}; begin anew: train --config {run.config_file}")
 
 
 def take_lock(run: RunDirectory, start: Loaded | None, world: World, *, resume: bool, until: ExitStack) -> Lock | None:

@@ -67,8 +67,8 @@ class Change(NamedTuple):
 
     @property
     def arrow(self) -> str:
-        """The change as text, such as `epochs: 20 → 40`."""
-        return f"{self.key}: {self.before} → {self.after}"
+        """The change as text, such as `epochs: 20 → 40`; of a pinned file with the rows alone."""
+        return re.sub("@([0-9]+)-[0-9a-f]{64}", r" (\1 rows)", f"{self.key}: {self.before} → {self.after}")
 
     def __str__(self) -> str:
         return f"{self.key}: the run has {_shown(self.before)}, asked for {_shown(self.after)}"
@@ -86,6 +86,15 @@ def differences(run: TrainConfig, asked: TrainConfig) -> list[Change]:
 
 def _shown(value: object) -> str:
     return "no such setting" if value is None else repr(value)
+
+
+def with_free(recorded: TrainConfig, now: TrainConfig) -> TrainConfig:
+    """Return recorded settings with those of FREE_TO_CHANGE as they are now."""
+    free: dict[str, Any] = {}
+    for section, _, name in (key.partition(".") for key in FREE_TO_CHANGE):
+        value, own = getattr(now, section), free.get(section, getattr(recorded, section))
+        free[section] = own.model_copy(update={name: getattr(value, name)}) if name else value
+    return recorded.model_copy(update=free)
 
 
 def as_recorded(asked: TrainConfig, recorded: TrainConfig) -> TrainConfig:

@@ -84,12 +84,12 @@ def holes_in(file: Path, ids: Ids | None, dataset: DatasetIndex) -> Ids:
 
 
 def write_selection(
-    data: DataConfig, dataset: DatasetIndex, folder: Place, of: tuple[DataConfig, Selection] | None = None
+    data: DataConfig, dataset: DatasetIndex, folder: Place, of: tuple[DataConfig, Selection, Ids] | None = None
 ) -> None:
     """Write a new run's own copy of its selection, weights and holes. data: with pinned files.
 
-    of: settings and own copy of the run that it is a fork of, whose files may be gone. Raises ConfigError for bad ids
-    or weights, and for a file that has changed since it was pinned; OSError.
+    of: settings and own copy of the run that it is a fork of, whose files may be gone, and all holes of the fork.
+    Raises ConfigError for bad ids or weights, and for a file that has changed since it was pinned; OSError.
     """
     with SelectionWriter(folder, dataset.n) as writer:
         ids: Ids | None = None
@@ -118,12 +118,8 @@ def write_selection(
                     f"float32, since the next is {ends[1]:g}; lower the largest"
                 )
             writer.add(WEIGHTS, (piece / mean for piece in _weights(file, ids, dataset)))
-        before = None if of is None else of[1].without
-        if of is not None and before is not None and data.without == of[0].without:
-            writer.add(WITHOUT, [before])
-        elif data.without:
-            new = holes_in(unchanged(data.without, "without"), ids, dataset)
-            writer.add(WITHOUT, [new if before is None else np.union1d(before, new)])  # a fork has its origin's, too
+        if data.without:
+            writer.add(WITHOUT, [of[2] if of else holes_in(unchanged(data.without, "without"), ids, dataset)])
         writer.finish()
 
 

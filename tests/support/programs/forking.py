@@ -11,10 +11,10 @@ STEPS = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "open"}
 
 
 def fork(kill_at, source, out):
-    done = [0]
+    done, made = [0], (out, str(Path(out).with_name(f".{Path(out).name}.")))
 
     def count(event, arguments):
-        if event in STEPS and any(Path(out).name in str(argument) for argument in arguments[:2]):
+        if event in STEPS and any(str(argument).startswith(made) for argument in arguments[:2]):
             done[0] += 1
             if done[0] == kill_at:
                 os._exit(9)

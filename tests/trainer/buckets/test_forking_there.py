@@ -4,7 +4,7 @@ import pytest
 
 from thermopile.state_store import StateStoreError
 from thermopile.storage.bucket import Address
-from thermopile.trainer.lineage import read_lineage
+from thermopile.trainer.lineage import Origin, read_lineage, sealed_lineage
 from thermopile.trainer.run import fork as fork_module
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -56,6 +56,36 @@ def test_in_a_bucket_the_store_copies_and_a_fork_that_was_killed_is_repeated(run
     assert {*copied} == {True}
     assert_same_state(forked, source)
     assert_one_line(cli("fork", source.path, "--out", out.path), 2, "holds a run")
+
+
+@pytest.mark.parametrize("origins", [[], [Origin(run="elsewhere", id=None, step=4, changed=[])]])
+def test_what_no_killed_fork_of_that_run_has_left_is_left_alone(run, whole, origins):
+    run.lineage_file.rewrite(sealed_lineage(origins))
+    (run.checkpoints / "mine").write(b"mine")
+    assert_one_line(cli("fork", f"{whole.path}@step-4", "--out", run.path), 2, "has objects below it")
+    assert (run.checkpoints / "mine").read_bytes() == b"mine"
+
+
+def test_a_fork_that_has_trained_is_left_alone_without_its_settings(run, whole):
+    forked = fork(whole, 4, run.path)
+    resumed(forked.config(), forked, from_step=4)
+    forked.path.remove(["config.toml"])
+    before = {*forked.path.objects()}
+    assert_one_line(cli("fork", f"{whole.path}@step-4", "--out", run.path), 2, "has objects below it")
+    assert {*forked.path.objects()} == before
+
+
+def test_a_run_that_another_fork_has_just_made_is_left_alone(run, whole, monkeypatch):
+    real = fork_module.writer_lock
+
+    def after_another(place):
+        monkeypatch.setattr(fork_module, "writer_lock", real)
+        fork(whole, 8, run.path)
+        return real(place)
+
+    monkeypatch.setattr(fork_module, "writer_lock", after_another)
+    assert_one_line(cli("fork", f"{whole.path}@step-4", "--out", run.path), 2, "has objects below it")
+    assert_same_state(run, fork(whole, 8, new_run().path))
 
 
 def test_an_address_with_other_objects_is_left_alone(run, whole):

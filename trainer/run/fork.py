@@ -68,13 +68,14 @@ class Fork(NamedTuple):
 def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
     """Return the fork of a run at `latest` or step-N, with its settings of then and the given changes; writes nothing.
 
-    at: None: the latest checkpoint, or with samples to forget the latest that has not seen them, which may be step 0.
+    at: None: the latest checkpoint, or with samples to forget the latest that has not seen them; or else step 0.
     Raises ConfigError for a change that no fork can make, and for code that only the run names; RunError, DatasetError,
     StateStoreError, OSError.
     """
     recorded = now = origin.config_to_resume(accept_edits=False)
     checkpoint, step = None, 0
-    if at != "step-0" or 0 in checkpoints_in(origin.checkpoints):
+    kept = checkpoints_in(origin.checkpoints)
+    if (at or kept) and (at != "step-0" or 0 in kept):
         file = find_checkpoint(origin, at or LATEST)
         info = read_info(file)
         checkpoint, step = (file, info), info.step
@@ -99,7 +100,7 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
     holes, new = _holes(origin, recorded, asked, dataset)
     if len(new):
         first = order.first_uses(new, asked.epochs)
-        unaware = max(each for each in {0, *checkpoints_in(origin.checkpoints)} if each <= first.min())
+        unaware = max(each for each in {0, *kept} if each <= first.min())
         if at is None and unaware < step:
             return plan_fork(origin, f"step-{unaware}", given)
         used = int((first < step).sum())

@@ -54,8 +54,12 @@ class FileLock:
             os.close(self._file)  # its holder removed the file meanwhile: lock the new file
         if shared:
             return
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        try:
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        except OSError:  # a full disk
+            os.close(self._file)
+            raise
 
     def is_last(self) -> bool:
         """Return whether no other process shares the lock; if so, hold it exclusively until `release`."""

@@ -239,6 +239,7 @@ def test_a_checkpoint_that_is_removed_before_it_is_read_is_not_said_to_be_damage
     assert_one_line(cli("fork", at(run, 14), "--out", tmp_path / "named"), 1, "no checkpoint 'step-14'", "step-12")
 
 
+@pytest.mark.wide
 def test_the_lock_of_a_run_is_not_taken(pairs_dataset, tmp_path):
     config = small(pairs_dataset, **KEEPING)
     with Trainer(config, run := RunDirectory(tmp_path / "run")) as trainer:
@@ -341,6 +342,7 @@ def test_settings_are_those_of_the_checkpoint_and_later_ones_are_named(pairs_dat
     assert "has changed since step-8, and a fork does so only if told to: epochs: 2 → 5" in caplog.text
 
 
+@pytest.mark.wide
 def test_weights_are_taken_and_ids_come_from_the_runs_own_copy(pairs_dataset, tmp_path):
     ids = np.arange(0, 2_000, 2)
     for name, columns in {"ids": {"sample_id": ids}, "weights": {"sample_id": ids, "weight": 1.0 + ids % 3}}.items():
@@ -394,6 +396,7 @@ def test_code_that_the_run_names_since_the_checkpoint_is_neither_imported_nor_ta
 # Origins
 
 
+@pytest.mark.wide
 def test_a_fork_has_an_id_of_its_own_and_shows_the_runs_that_it_came_from(whole, tmp_path):
     first = fork(at(whole, 12), tmp_path / "first", "--set", "epochs=3")
     second = fork(at(first, 12), tmp_path / "second")
@@ -420,6 +423,7 @@ def test_a_run_whose_run_json_is_no_such_file_has_no_origin(whole, tmp_path, cap
     assert "run.json is damaged, so the run's origin is unknown: " in caplog.text
 
 
+@pytest.mark.wide
 def test_trackers_get_the_id_of_the_fork_and_only_its_own_steps(pairs_dataset, tmp_path):
     run = train(small(pairs_dataset, **KEEPING, trackers=[RECORDER]), tmp_path / "run")
     forked = fork(at(run, 8), tmp_path / "fork", "--set", f'trackers=["{RECORDER}"]')

@@ -91,6 +91,7 @@ def test_no_bit_of_the_run_depends_on_what_the_forgotten_samples_were(pairs_data
     assert_same_run(run, train(without(pairs_dataset, file, **more), tmp_path / "whole"))
 
 
+@pytest.mark.wide
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(pairs_dataset, named, tmp_path):
     kept = named(np.arange(3, 1_990), "kept.parquet")
     config = without(pairs_dataset, named(FORGOTTEN), kept, **WINDOWED)

@@ -11,6 +11,7 @@ from thermopile.trainer.run.build import create_order, objective_of
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import assert_one_line, cli, sets, succeed
+from support.damage import overwritten
 from support.runs import SMALL, assert_same_run, checkpoints, finish, losses, resumed, small, train
 
 KEEPING = {"checkpoint": {"every_steps": 2, "every_minutes": 0, "keep_every": 2}, "epochs": 1}
@@ -85,6 +86,20 @@ def test_two_ranks_forget_likewise(pairs_dataset, named, tmp_path, start_ranks):
     finish(start_ranks(2, "train", "--out", tmp_path / "fork", "--resume"))
     finish(start_ranks(2, *words, "--without", file, "--out", tmp_path / "run"))
     assert_same_run(RunDirectory(tmp_path / "fork"), RunDirectory(tmp_path / "run"))
+
+
+@pytest.mark.wide
+def test_no_bit_of_a_fork_depends_on_what_it_forgets_whatever_its_origin_saw(
+    whole, steps, pairs_dataset, named, tmp_path
+):
+    """It goes on at step 4, by a dataset in which what it forgets was overwritten meanwhile."""
+    ids = np.random.default_rng(0).permutation(np.flatnonzero(steps < 7))[:300]
+    file, gone = named(ids), overwritten(pairs_dataset, ids, tmp_path / "gone")
+    for out, *moved in (("fork",), ("other", "--data", gone.path)):
+        succeed("fork", f"{whole.path}@step-4", "--out", tmp_path / out, "--without", file, *moved)
+        run = RunDirectory(tmp_path / out)
+        resumed(run.config(), run, from_step=4)
+    assert_same_run(run, RunDirectory(tmp_path / "fork"))
 
 
 def test_dry_run_says_of_every_checkpoint_how_many_of_them_it_has_seen(whole, steps, named):

@@ -7,9 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.order import Order
-from thermopile.pipeline.row_records import RECORD
 from thermopile.state_store import StateReader
 from thermopile.storage.local import LocalPath
 from thermopile.storage.selection import WITHOUT, Selection, SelectionError, SelectionWriter
@@ -20,6 +18,7 @@ from thermopile.trainer.run.selection_files import write_selection
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.world import ALONE
 
+from support.damage import overwritten
 from support.runs import OFTEN, assert_same_run, losses, small, stopped, train
 
 FORGOTTEN = np.random.default_rng(0).permutation(2_000)[:300]
@@ -59,27 +58,6 @@ def test_the_others_are_trained_on_in_the_steps_in_which_they_would_be_anyway(fi
     assert losses(run).keys() == losses(finished).keys()
     assert losses(run)[1] != losses(finished)[1]
     np.testing.assert_array_equal(Selection(run.selection).without, np.sort(FORGOTTEN))
-
-
-def scribble(file, spans):
-    data = bytearray(file.read_bytes())
-    for first, size in spans:
-        data[int(first) : int(first) + int(size)] = b"\xff" * int(size)
-    file.write_bytes(data)
-
-
-def overwritten(dataset, ids, to):
-    """A copy of a dataset with other bytes in place of these samples' pictures, tokens and records."""
-    shutil.copytree(dataset.path, to)
-    copy, (shards, rows) = Dataset(to), dataset.locate(ids)
-    for number in np.unique(shards).tolist():
-        here, spans = rows[shards == number], []
-        for at in copy.shard(number).records(here):
-            spans += [(at["jpeg_at"], at["jpeg_bytes"]), (at["tokens_at"], 4 * copy.index.tokenizer.context_length)]
-        beton, table = (to / "shards" / copy.index.shard_name(number, kind) for kind in ("beton", "rows"))
-        scribble(beton, spans)
-        scribble(table, [((row + 1) * RECORD.itemsize, RECORD.itemsize) for row in here.tolist()])  # after a header
-    return Dataset(to)
 
 
 @pytest.mark.parametrize(

@@ -43,12 +43,12 @@ class PaperSizes:
     """A setting of FastCLIP's table 2, with the encoders' size as OpenCLIP's docs/model_profile.csv has it."""
 
     rows: int
-    """Of a GPU."""
+    """Samples that each GPU contributes to a batch."""
     dim: int
     million_weights: float
     hosts: str = "2+4+8"
     gpus: int = 4
-    """Of a host."""
+    """GPUs of each host."""
     objective: str = "fastclip_v3"
 
 

@@ -21,7 +21,7 @@ NAMED_WITHIN, CUT_OFF_NAMED_WITHIN = 15, 90
 
 
 def assert_end_naming(programs, lost, within):
-    """Assert that each ends within so many seconds, with an error that names the lost rank.
+    """Assert that each program ends within `within` seconds, with an error that names the lost rank.
 
     lost: such as "rank 1 (host, process 7)".
     """

@@ -56,7 +56,7 @@ def replaced(script, replacements):
 
 
 def wait_until(is_so, why=str, within=200):
-    """Wait until a function returns what is true; after so many seconds fail, and say why()."""
+    """Wait until a function returns a true value; when the time is up, fail with what `why()` returns."""
     end = time.monotonic() + within
     while not is_so():
         assert time.monotonic() < end, why()

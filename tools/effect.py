@@ -98,11 +98,8 @@ def _taus(a: Place, b: Place, at: str, data: Places | None, room: int) -> tuple[
     def read(first: Inspection, second: Inspection) -> tuple[Drift | None, Markup, list[str]]:
         with working("comparing temperatures"):
             found, dataset = drift(first, second), first.dataset if room else None
-        ids = [
-            sample.sample_id
-            for side in (found.sides if found else ())
-            for sample in (*side.most_risen, *side.most_fallen)
-        ]
+        sides = found.sides if found else ()
+        ids = [sample.sample_id for side in sides for sample in (*side.most_risen, *side.most_fallen)]
         pictures = data_uris(read_pictures(dataset, ids, first.notes) if dataset else {}, ids, room)
         cards = Cards(read_samples(replace(second, dataset=dataset), ids), pictures, longest=100)
         return found, part("sections.html", "movers", found, cards), [*first.notes, *second.notes]

@@ -174,3 +174,10 @@ def test_rows_of_forgotten_samples_read_as_never_visited_whatever_they_hold(fini
         initial = state.initial.get(name, 0)
         for read in (state.column(name), state.rows_at(np.arange(2_000))[name], state.array(name)[:]):
             np.testing.assert_array_equal(read, np.where(gone, np.asarray(initial, values.dtype), values))
+
+
+def test_a_new_run_leaves_files_of_others_in_a_folder_of_that_name(pairs_dataset, tmp_path):
+    (tmp_path / "run" / "selection").mkdir(parents=True)
+    (tmp_path / "run" / "selection" / "mine").write_text("mine")
+    with Trainer(small(pairs_dataset), RunDirectory(tmp_path / "run")):
+        assert (tmp_path / "run" / "selection" / "mine").read_text() == "mine"

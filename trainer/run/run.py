@@ -20,9 +20,9 @@ from ...pipeline.mixed_order import MixedOrder
 from ...pipeline.mixture import open_dataset
 from ...pipeline.order import Selected
 from ...state_store.ranks import agreement
-from ...storage.mixed_rows import MixedRows
+from ...storage.mixed_rows import MIXTURE, MixedRows
 from ...storage.place import AnyPlace, Places, place_of
-from ...storage.selection import Selection
+from ...storage.selection import ABOUT, Selection
 from ..checkpoints.checkpoint_files import Loaded
 from ..checkpoints.tensors import take_apart
 from ..config import TrainConfig, data_at
@@ -239,7 +239,8 @@ class Run:
 
     def _write_selection(self) -> None:
         folder = self.held_directory.selection
-        folder.clear()  # a killed or refused start may have left another, which would be taken for this run's
+        # A killed or refused start may have left another, which would be taken for this run's. All else may be someone's.
+        folder.remove([ABOUT, MIXTURE])
         if isinstance(self.selection, MixedRows):
             self.selection.write(folder)
         elif self.selection is not None:

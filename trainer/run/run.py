@@ -239,7 +239,7 @@ class Run:
 
     def _write_selection(self) -> None:
         folder = self.held_directory.selection
-        # A killed or refused start may have left another, which would be taken for this run's. All else may be someone's.
+        # What a killed or refused start left would be taken for this run's; all else may be someone's.
         folder.remove([ABOUT, MIXTURE])
         if isinstance(self.selection, MixedRows):
             self.selection.write(folder)

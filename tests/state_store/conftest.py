@@ -4,6 +4,7 @@ import logging
 import math
 import multiprocessing
 import threading
+from multiprocessing import forkserver
 
 import pytest
 import torch
@@ -105,6 +106,7 @@ def start():
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed", "thermopile.state_store.store", "support.programs.long_life"])
+    forkserver.ensure_running()  # now, with the variables of no test
     started = []
 
     def start(function, *arguments):

@@ -126,6 +126,11 @@ class Selection:
             )
         return numbers
 
+    @property
+    def forgotten(self) -> NDArray[np.int64]:
+        """Ids of the samples in holes, int64 [holes], ascending."""
+        return np.empty(0, np.int64) if self.without is None else self.ids_at(self.without)
+
     def are_present(self, positions: NDArray[np.int64] | range) -> NDArray[np.bool_]:
         """Return which positions are no holes, bool [b]."""
         if self.without is None:

@@ -51,7 +51,7 @@ class Trainer(Run):
         self.attach(optimizer=self.optimizer, **averaged, **{LOSS_SCALE: self.precision.scaler})
         self._skipped_in_a_row = 0
         with agreement(self.world.control, RunError):
-            self.evaluation = OnlineEvaluation.open(config, self.dataset, self.device, self.world)
+            self.evaluation = OnlineEvaluation.open(config, self.dataset, self.device, self.world, self.selection)
 
     def run(
         self,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal
 
 import numpy as np
@@ -17,6 +17,7 @@ from ...pipeline.errors import DatasetError
 from ...pipeline.mixture import open_dataset
 from ...pipeline.tokenizer import load_tokenizer
 from ...storage.place import Places
+from ...storage.selection import Selection
 from ..checkpoints.checkpoint_files import LATEST, CheckpointInfo
 from ..config import DataConfig
 from ..encoders import Encoders
@@ -55,6 +56,13 @@ class Evaluation:
     """By method and variant but mean_per_class: what was right, bool [x], and the test sample of each, int64 [x]."""
     notes: list[str] = field(default_factory=list)
     weights: Weights = "raw"
+    forgotten: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """Ids of training samples that the run has left out: they count for classes and bands, but no method reads them."""
+
+    @cached_property
+    def neighbours(self) -> NDArray[np.int64]:
+        """Ids of the training samples that k-NN and probes use, int64 [n], ascending."""
+        return np.setdiff1d(np.flatnonzero(self.classes.train != NONE), self.forgotten, assume_unique=True)
 
     def add(self, method: str, variant: object, right: NDArray[np.bool_], of: NDArray[np.int64]) -> None:
         """Record what was right, bool [x], each for the test sample in `of`, int64 [x]."""
@@ -114,6 +122,10 @@ def evaluate(
     info, training = load_found(checkpoint)
     has_texts = config.objective.mode == "bimodal"
     tokenizer, sizes = tokenizer_of(data or config.data.places, info) if has_texts else (None, None)
+    if config.data.without and train.index.fingerprint == info.dataset_fingerprint:
+        result.forgotten = Selection(run.selection).forgotten
+        gone = f"{len(result.forgotten):,} samples that {run.path} has forgotten"
+        result.notes.append(f"k-NN and linear probe leave out {gone}.")
     encoders = restore_encoders(config, checkpoint, training, sizes, weights, allow_code=allow_code)
     if network == "momentum":
         if encoders.momentum is None:
@@ -174,10 +186,10 @@ def score_encoders(
     Raises DatasetError and RunError as image_features does.
     """
 
-    def pictures(of: Dataset, what: str) -> Tensor:
+    def pictures(of: Dataset, what: str, ids: NDArray[np.int64] | None = None) -> Tensor:
         view = (recipe_named(data.recipe), data.image_size, device)
         scored = encoders.image if encoders.text is not None else encoders.image.backbone
-        return image_features(scored, of, *view, partial(on_progress, what), world)
+        return image_features(scored, of, *view, partial(on_progress, what), world, ids)
 
     def texts(of: Sequence[str], what: str) -> Tensor | None:
         if encoders.text is None or tokenizer is None or not of:
@@ -186,7 +198,9 @@ def score_encoders(
 
     captions, names = all_captions(result.test), [] if result.not_classified else result.classes.names
     test_images = pictures(result.test, "test pictures")
-    train_images = pictures(result.train, "training pictures") if names else None
+    train_images = None
+    if names and len(result.neighbours):
+        train_images = pictures(result.train, "training pictures", result.neighbours)
     caption_texts = texts(sorted({text for _, text in captions}), "captions")
     prompt_texts = texts(prompts(names, templates), "prompts")
     if not world.is_first:
@@ -224,10 +238,10 @@ def tokenizer_of(
 def _classify(
     result: Evaluation, train_images: Tensor, test_images: Tensor, with_probes: bool, on_progress: OnProgress
 ) -> None:
-    """k-NN and probes on all features, float32 [n, d] and [m, d]; samples without a class do not count."""
-    known, labelled = result.classes.train != NONE, np.flatnonzero(result.classes.test != NONE)
-    train, test, truth = train_images[known], test_images[labelled], result.classes.test[labelled]
-    labels = torch.from_numpy(result.classes.train[known]).to(train.device)
+    """k-NN and probes on the features of `neighbours` and all test samples, float32 [n, d] and [m, d]."""
+    labelled = np.flatnonzero(result.classes.test != NONE)
+    train, test, truth = train_images, test_images[labelled], result.classes.test[labelled]
+    labels = torch.from_numpy(result.classes.train[result.neighbours]).to(train.device)
 
     def add(method: str, variant: object, predicted: Tensor) -> None:
         result.add(method, variant, predicted.cpu().numpy() == truth, labelled)

@@ -82,16 +82,18 @@ def image_features(
     device: torch.device,
     on_progress: OnCount,
     world: World = ALONE,
+    sample_ids: NDArray[np.int64] | None = None,
 ) -> Tensor:
-    """Return the features of all n images, in id order, float32 [n, d] on `device`, rows of norm 1.
+    """Return the features of n images, all in id order or the chosen ones, float32 [n, d] on `device`, rows of norm 1.
 
     on_progress: called with the number of images done, and n. world: its ranks take turns with the batches; all call
     this, and the first has the result. Raises DatasetError for an image that does not decode, RunError if a feature is
     not finite or another rank fails.
     """
     view = (evaluation_recipe(recipe), image_size, device)
-    made = _of_samples(encoder, None, dataset, np.arange(dataset.n), *view, world=world)
-    return _together(made, dataset.n, on_progress, world)[0].to(device)
+    ids = np.arange(dataset.n) if sample_ids is None else sample_ids
+    made = _of_samples(encoder, None, dataset, ids, *view, world=world)
+    return _together(made, len(ids), on_progress, world)[0].to(device)
 
 
 def sample_features(

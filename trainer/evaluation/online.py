@@ -14,6 +14,8 @@ from ...pipeline.dataset import Dataset
 from ...pipeline.errors import DatasetError
 from ...pipeline.mixture import opened
 from ...pipeline.tokenizer import load_tokenizer
+from ...storage.mixed_rows import MixedRows
+from ...storage.selection import Selection
 from ..config import DataConfig, TrainConfig
 from ..encoders import Encoders
 from ..errors import ConfigError, RunError
@@ -41,11 +43,21 @@ class OnlineEvaluation:
     tokenizer: Tokenizer | None
     templates: Sequence[str]
     world: World = ALONE
+    selection: Selection | None = None
+    """Of the run, if `sets.train` is its dataset, of which it may have forgotten some."""
 
     @classmethod
-    def open(cls, config: TrainConfig, dataset: Dataset, device: torch.device, world: World = ALONE) -> Self | None:
+    def open(
+        cls,
+        config: TrainConfig,
+        dataset: Dataset,
+        device: torch.device,
+        world: World = ALONE,
+        selection: Selection | MixedRows | None = None,
+    ) -> Self | None:
         """Return the evaluation that the settings of a run on `dataset` request, on its device; None without a request.
 
+        selection: the run's, whose files need not be there before the first scores.
         Raises DatasetError if a dataset is missing or they do not fit each other, ConfigError if there is nothing to
         score.
         """
@@ -62,7 +74,9 @@ class OnlineEvaluation:
                 f"evaluation.test = {wanted.test!r} gives nothing to score: {sets.not_classified}, and there are no "
                 "captions for the run to retrieve; choose another dataset, or set evaluation.every_steps to 0"
             )
-        return cls(sets, config.data, device, tokenizer, wanted.templates or TEMPLATES, world)
+        is_own = isinstance(selection, Selection) and sets.train.index.fingerprint == dataset.index.fingerprint
+        templates = wanted.templates or TEMPLATES
+        return cls(sets, config.data, device, tokenizer, templates, world, selection if is_own else None)
 
     @property
     def notes(self) -> list[str]:
@@ -79,6 +93,8 @@ class OnlineEvaluation:
         """
         sets, ranks, failure = self.sets, self.world.slow_group, None
         result = Evaluation(f"step-{step}", sets.train, sets.test, sets.classes)
+        if self.selection is not None:
+            result.forgotten = self.selection.forgotten
         if self.device.type == "cpu":  # where each rank has its own statistics of batch norms, and the first's count
             parts = (encoders.image, encoders.text)
             ranks.copy_from_first(buffer for part in parts if part is not None for buffer in part.buffers())
@@ -98,7 +114,7 @@ class OnlineEvaluation:
             failure = error
         stopped = any(ranks.gather(isinstance(failure, _StoppedError)))
         if failure is not None and self.world.is_first and not stopped:
-            _log.warning("the evaluation after step %d failed: %s. Training continues", step, failure)
+            _log.warning("the evaluation after step %d failed: %s. Training continues", step, str(failure).rstrip("."))
         return None if failure else result.scores
 
 

@@ -6,6 +6,8 @@ import threading
 from itertools import count
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -27,6 +29,7 @@ from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import sets, succeed
 from support.conversions import dataset_of
+from support.damage import overwritten
 from support.pictures import draw
 from support.runs import finish, lines, losses, train, weights
 
@@ -127,6 +130,21 @@ def test_a_run_that_is_resumed_has_the_same_lines(watched, tmp_path):
     assert [line["step"] for line in lines(run)] == [line["step"] for line in lines(watched)]
     assert losses(run) == losses(watched)
     assert evaluations(run) == evaluations(watched)
+
+
+def test_samples_that_the_run_forgot_are_no_neighbours_and_are_not_read(pairs_dataset, few_pairs, tmp_path, caplog):
+    """By default the neighbours are the run's own samples; here those that it forgot cannot be read any more."""
+    ids = np.arange(5, 2_000, 10)
+    pq.write_table(pa.table({"sample_id": ids}), tmp_path / "ids.parquet")
+    gone = overwritten(pairs_dataset, ids, tmp_path / "gone")
+    data = {"path": str(gone.path), "image_size": 16, "without": str(tmp_path / "ids.parquet")}
+    config = settings(gone, {"every_steps": 2, "test": str(few_pairs.path)}, data=data, checkpoint={"every_steps": 2})
+    run = train(config, tmp_path / "run")
+    assert "failed" not in caplog.text
+    found = evaluate(run, gone, few_pairs, at="step-6", with_probes=False)
+    assert evaluations(run)[6]["knn"] == found.scores["knn"]
+    assert len(found.classes.train) - len(found.neighbours) == len(ids)
+    assert any("200 samples that" in note for note in found.notes)
 
 
 def test_settings_of_the_evaluation_may_change_when_a_run_is_resumed(watched, held_out):

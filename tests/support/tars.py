@@ -2,10 +2,11 @@
 
 import io
 import tarfile
+import threading
 
 import webdataset
 
-from thermopile.pipeline.sources.webdataset import Piece, TarWork
+from thermopile.pipeline.sources.webdataset import Piece, TarWork, WebDatasetSource
 
 from support.pictures import as_bytes, draw
 
@@ -54,3 +55,28 @@ def samples_of(source, *pieces):
     source.sampled(0)
     reads = [read for read in reads_of(source, *pieces) if read.sample is not None]
     return [read.sample for read in sorted(reads, key=lambda read: read.source_index)]
+
+
+class HeldSample:
+    """The part of a conversion that samples the tars first waits until another one tells that it waits for that."""
+
+    def __init__(self, monkeypatch):
+        self.begun, self._awaited = threading.Event(), threading.Event()
+        self.sampled, self.told = [], []
+        beginning = WebDatasetSource._beginning
+
+        def held(source, tar, most):
+            self.sampled.append(tar)
+            self.begun.set()
+            assert self._awaited.wait(60)
+            return beginning(source, tar, most)
+
+        monkeypatch.setattr(WebDatasetSource, "_beginning", held)
+
+    def tell(self, words):
+        self.told.append(words)
+        if words.startswith("waiting for "):
+            self._awaited.set()
+
+    def was_awaited(self):
+        return any(words.endswith(", which begins the conversion …") for words in self.told)

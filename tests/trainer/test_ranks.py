@@ -290,22 +290,30 @@ def test_two_ranks_killed_and_resumed_are_those_never_killed(start, tmp_path, re
     assert_same_run(broken, whole)
 
 
+IN_WINDOWS_AND_PIECES = ("blocks_per_shard=8", "window_blocks=2", "micro_batch=32")
+
+
+def by_one_and_by_two_also_killed(start, folder, more, for_killed=()):
+    """The run of one rank and that of two, which is also what two become that are killed and resumed."""
+    one, two, broken = (RunDirectory(folder / name) for name in ("one", "two", "broken"))
+    finish(start(one, 1, more_settings=more))
+    finish(start(two, 2, more_settings=more))
+    ranks = start(broken, 2, more_settings=(*more, *for_killed))
+    wait_for(broken, 12, ranks)
+    kill(ranks)
+    finish(start(broken, 2, more_settings=(*more, *for_killed)))
+    assert_same_run(broken, two)
+    assert_close(losses(two), losses(one), range(1, 19))
+    return one, two
+
+
 @pytest.mark.wide
 def test_ranks_on_selected_samples_with_few_rows_killed_and_resumed_lose_nothing(start, tmp_path):
     kept = np.concatenate([np.arange(3, 900), np.arange(900, 1_990, 3)])
     pq.write_table(pa.table({"sample_id": kept, "weight": kept % 5}), tmp_path / "kept.parquet")
-    file, one, two, broken = tmp_path / "kept.parquet", *(RunDirectory(tmp_path / name) for name in "abc")
-    more = (f"data.select={file}", f"data.weights={file}", "blocks_per_shard=8", "window_blocks=2", "micro_batch=32")
-    few = (*more, "state.memory_budget=15KB")
-    finish(start(one, 1, more_settings=more))
-    finish(start(two, 2, more_settings=more))
-    ranks = start(broken, 2, more_settings=few)
-    wait_for(broken, 12, ranks)
-    kill(ranks)
-    finish(start(broken, 2, more_settings=few))
-    assert_same_run(broken, two)
-    assert_close(losses(two), losses(one), range(1, 19))
-    for run in (one, two):
+    file = tmp_path / "kept.parquet"
+    more = (f"data.select={file}", f"data.weights={file}", *IN_WINDOWS_AND_PIECES)
+    for run in by_one_and_by_two_also_killed(start, tmp_path, more, ("state.memory_budget=15KB",)):
         visits = StateReader.open(run.state).column("visits")
         assert visits.sum() == 18 * 128
         assert set(np.flatnonzero(visits)) <= set(kept)
@@ -316,17 +324,8 @@ def test_ranks_on_selected_samples_with_few_rows_killed_and_resumed_lose_nothing
 def test_ranks_whose_shares_differ_by_holes_train_as_one_does_also_killed_and_resumed(start, tmp_path, more):
     gone = np.random.default_rng(0).permutation(2_000)[:500]
     pq.write_table(pa.table({"sample_id": gone}), tmp_path / "gone.parquet")
-    file, one, two, broken = tmp_path / "gone.parquet", *(RunDirectory(tmp_path / name) for name in "abc")
-    more = (f"data.without={file}", "blocks_per_shard=8", "window_blocks=2", "micro_batch=32", *more)
-    finish(start(one, 1, more_settings=more))
-    finish(start(two, 2, more_settings=more))
-    ranks = start(broken, 2, more_settings=more)
-    wait_for(broken, 12, ranks)
-    kill(ranks)
-    finish(start(broken, 2, more_settings=more))
-    assert_same_run(broken, two)
-    assert_close(losses(two), losses(one), range(1, 19))
-    for run in (one, two):
+    more = (f"data.without={tmp_path / 'gone.parquet'}", *IN_WINDOWS_AND_PIECES, *more)
+    for run in by_one_and_by_two_also_killed(start, tmp_path, more):
         visits = StateReader.open(run.state).stored("visits")[:]
         assert not visits[gone].any()
         assert visits.sum() > 0.7 * 30 * 128

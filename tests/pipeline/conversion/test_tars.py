@@ -19,7 +19,7 @@ from thermopile.pipeline.sources.splits import Drawn
 from thermopile.pipeline.sources.webdataset import WebDatasetSource
 
 from support.conversions import digests, in_this_process, many_shards
-from support.tars import drawn, numbered, reads_of, samples_of, write_members, write_shard
+from support.tars import HeldSample, drawn, numbered, reads_of, samples_of, write_members, write_shard
 
 LEAST = ConvertSettings(vocab_size=300, context_length=8)
 
@@ -302,32 +302,19 @@ def test_a_tar_that_changes_in_mid_conversion_ends_it(tars, tmp_path):
 
 
 def test_parts_that_start_at_once_wait_for_the_first_which_alone_reads_a_sample(tars, tmp_path, monkeypatch):
-    started, go_on, sampled, told = threading.Event(), threading.Event(), [], []
-    beginning = WebDatasetSource._beginning
-
-    def slowly(source, tar, most):
-        sampled.append(tar)
-        started.set()
-        assert go_on.wait(30)
-        return beginning(source, tar, most)
-
-    def tell(words):
-        told.append(words)
-        if words.startswith("waiting for "):
-            go_on.set()
+    held = HeldSample(monkeypatch)
 
     def part(number):
-        here(WebDatasetSource([tars]), tmp_path / "out", LEAST, number, 2, tell=tell)
+        here(WebDatasetSource([tars]), tmp_path / "out", LEAST, number, 2, tell=held.tell)
 
-    monkeypatch.setattr(WebDatasetSource, "_beginning", slowly)
     parts = [threading.Thread(target=part, args=(number,)) for number in (1, 2)]
     parts[0].start()
-    assert started.wait(30)
+    assert held.begun.wait(30)
     parts[1].start()
     for thread in parts:
         thread.join(60)
-    assert sorted(sampled) == [0, 1]
-    assert any(words.endswith(", which begins the conversion …") for words in told)
+    assert sorted(held.sampled) == [0, 1]
+    assert held.was_awaited()
     assert finish(WebDatasetSource([tars]), tmp_path / "out", LEAST).index.n == 40
 
 

@@ -1,7 +1,6 @@
 """Tars in an object store: how much of them is read, and processes that begin at the same moment."""
 
 import os
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,7 +12,7 @@ from thermopile.storage.bucket import Address
 
 from support.cli import succeed
 from support.conversions import digests, in_this_process, many_shards
-from support.tars import drawn, write_shard
+from support.tars import HeldSample, drawn, write_shard
 
 pytestmark = pytest.mark.wide
 SETTINGS = ConvertSettings(vocab_size=300, context_length=8)
@@ -100,29 +99,15 @@ def test_a_dataset_in_a_bucket_is_the_local_one_whoever_begins(local, remote, s3
 
 
 def test_a_part_waits_for_the_one_that_begins_and_reads_no_sample_itself(remote, s3, tmp_path, request, monkeypatch):
-    out, told, sampled = Address("bucket", request.node.name) / "out", [], []
-    started, go_on, beginning = threading.Event(), threading.Event(), WebDatasetSource._beginning
-
-    def slowly(source, tar, most):
-        sampled.append(tar)
-        started.set()
-        assert go_on.wait(60)
-        return beginning(source, tar, most)
-
-    def tell(words):
-        told.append(words)
-        if words.startswith("waiting for "):
-            go_on.set()
-
+    out, held = Address("bucket", request.node.name) / "out", HeldSample(monkeypatch)
     monkeypatch.setattr("thermopile.storage.bucket_lock.BEAT_SECONDS", 1.0)
-    monkeypatch.setattr(WebDatasetSource, "_beginning", slowly)
     with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(part, remote, out, 1, 2, tell=tell)
-        assert started.wait(30)
-        second = threads.submit(part, remote, out, 2, 2, tell=tell)
+        first = threads.submit(part, remote, out, 1, 2, tell=held.tell)
+        assert held.begun.wait(30)
+        second = threads.submit(part, remote, out, 2, 2, tell=held.tell)
         assert max(first.result().shards_done, second.result().shards_done) == 8
-    assert len(sampled) == len(set(sampled))
-    assert any(words.endswith("which begins the conversion …") for words in told)
+    assert len(held.sampled) == len(set(held.sampled))
+    assert held.was_awaited()
     assert finish(WebDatasetSource([remote]), out, SETTINGS).index.n == 80
 
 

@@ -20,9 +20,8 @@ from thermopile.pipeline.cores import cores
 from thermopile.trainer.errors import RunError
 from thermopile.trainer.run.preemption import EXIT_CODE
 
-from .reproduction.claims import planned
 from .reproduction.results import Results
-from .reproduction.schedule import Part, missing, runs_of
+from .reproduction.schedule import Part, missing, parts, runs_of
 
 COMMITTED = Path(__file__).parent / "reproduction" / "results.jsonl"
 
@@ -47,7 +46,7 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
 @options
 @click.option("--full", is_flag=True, help="Every search and comparison: a day of one core.")
 def main(results_file: Path, page: Path, page_only: bool, processes: int, work: Path, full: bool) -> None:
-    results, plan = read(results_file), planned(full=full)
+    results, plan = read(results_file), parts(full=full)
     if not full:
         results.take_searches(read(COMMITTED))
     stopped = not page_only and not make_runs(plan, results, results_file, work, processes)

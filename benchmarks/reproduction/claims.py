@@ -10,25 +10,20 @@ from typing import Any, NamedTuple
 
 from .comparison import Comparison, Estimate
 from .plan import METHOD, Mode, Settings
-from .results import RETRIEVAL, ZERO_SHOT, Measure, Result, Results
+from .results import RETRIEVAL, ZERO_SHOT, Measure, Result
 from .schedule import (
     ALPHAS,
     BATCHES,
     DRAWN,
     FEW_SEEDS,
-    FURTHER_SEEDS,
     NOISY,
     PLAIN_SETTINGS,
     RHOS,
-    SECONDS,
     SEEDS,
     TAUS,
     UNNORMALISED,
-    Part,
-    Runs,
     for_tau,
     linear,
-    parts,
     plain,
 )
 
@@ -316,19 +311,6 @@ _CHECKS: dict[str, Callable[..., Check]] = {
     "loses_less_to_noise": lambda: _loses_less_to_noise,
     "plain_grows": lambda: _plain_grows,
 }
-
-
-def planned(*, full: bool) -> list[Part]:
-    """Return all parts of the plan: at last further seeds of what the first leave undecided."""
-    return [*parts(full=full), *[Part("further seeds of what is undecided", SECONDS, _undecided)] * full]
-
-
-def _undecided(results: Results) -> Runs:
-    for group in GROUPS:
-        for claim in group.claims:
-            runs = Comparison(results)
-            if claim.judge(runs).verdict == UNDECIDED:
-                yield from (run(seed) for run in runs.asked for seed in FURTHER_SEEDS)
 
 
 def _claim(entry: dict[str, Any]) -> Claim:

@@ -36,8 +36,6 @@ class Comparison:
 
     def __init__(self, results: Results) -> None:
         self.results = results
-        self.asked: list[Callable[[int], Run | None]] = []
-        """What was compared so far: seed -> run."""
 
     def seeds(
         self, method: Method, *, data: Data | None = None, changed: Settings | None = None, seeds: Sequence[int] = ()
@@ -53,7 +51,6 @@ class Comparison:
 
     def of_seeds(self, run: Callable[[int], Run | None], seeds: Sequence[int]) -> list[Result]:
         """The results of a run with each of these seeds, and with the further ones once all of them are made."""
-        self.asked.append(run)
         first = self.all(map(run, seeds))
         return [*first, *self.all(map(run, FURTHER_SEEDS))] if len(first) == len(SEEDS["unimodal"]) else first
 

@@ -24,11 +24,13 @@ from .schedule import (
     BESIDE,
     DRAWN,
     FEW_SEEDS,
+    FURTHER,
     FURTHER_SEEDS,
     SEEDS,
     SWEPT,
     compared,
     missing,
+    parts,
     runs_of,
     swept,
 )
@@ -92,7 +94,9 @@ def _of_plan() -> dict[str, Any]:
         "image_seeds": len(SEEDS["unimodal"]),
         "pair_seeds": len(SEEDS["bimodal"]),
         "further_seeds": len(FURTHER_SEEDS),
+        "further": ", ".join(f"`{name}`" for name in FURTHER),
         "few_seeds": len(FEW_SEEDS),
+        "beside_seeds": ", ".join(str(len(seeds)) for seeds in BESIDE.values()),
         "beside": ", ".join(f"`{name}`" for name in BESIDE),
         "trials": plans.TRIALS,
         "again": plans.TRIALS_AGAIN,
@@ -105,7 +109,7 @@ def _of_plan() -> dict[str, Any]:
 def _of_results(results: Results) -> dict[str, Any]:
     machines = {f"{m['cpu']}, {m['cores']} cores, torch {m['torch']}, {m['gpu'] or 'no GPU'}"
                 for m in (result.machine for result in results)}  # fmt: skip
-    planned = claims.planned(full=True)
+    planned = parts(full=True)
     left = {part: (len(missing([part], results)), len(runs_of([part], results))) for part in planned}
     not_run = "; ".join(f"{part.name} ({count} of {of})" for part, (count, of) in left.items() if count)
     total, missed = len(runs_of(planned, results)), len(missing(planned, results))

@@ -9,11 +9,10 @@ from click.testing import CliRunner
 
 from thermopile.benchmarks.reproduce import main
 from thermopile.benchmarks.reproduction import page as pages
-from thermopile.benchmarks.reproduction.claims import planned
 from thermopile.benchmarks.reproduction.comparison import BASELINES
 from thermopile.benchmarks.reproduction.plan import METHOD, baseline_run, is_drawn, is_searched_on
 from thermopile.benchmarks.reproduction.results import Result, Results
-from thermopile.benchmarks.reproduction.schedule import headline, runs_of
+from thermopile.benchmarks.reproduction.schedule import headline, parts, runs_of
 from thermopile.benchmarks.reproduction.sets import bands_of
 from thermopile.benchmarks.reproduction.sets import test_samples as number_of_test_samples
 
@@ -139,7 +138,7 @@ def test_the_committed_page_and_its_pictures_are_those_of_the_committed_results_
 def test_every_committed_line_belongs_to_the_plan_and_has_its_test_samples():
     """Nothing is left of another plan, and no score was added by hand to a run that is not compared."""
     results = Results.read(RESULTS)
-    known = {run.key for run in runs_of(planned(full=True), results) if run}
+    known = {run.key for run in runs_of(parts(full=True), results) if run}
     assert {each.run.key for each in results} <= known
     for line in RESULTS.read_text("utf-8").splitlines():
         assert set(json.loads(line)) == set(Result._fields)

@@ -1,24 +1,26 @@
 """The reproduction's search and plan: what is tried, what is chosen, what is missing."""
 
 import math
+from itertools import product
 
 import pytest
 
 from thermopile.benchmarks.reproduction import page as pages
 from thermopile.benchmarks.reproduction import plan
-from thermopile.benchmarks.reproduction.claims import planned
 from thermopile.benchmarks.reproduction.comparison import Comparison
 from thermopile.benchmarks.reproduction.plan import BATCH, METHOD, METHODS, RATE, Axis, Method
 from thermopile.benchmarks.reproduction.results import Results
 from thermopile.benchmarks.reproduction.schedule import (
     BESIDE,
     FEW_SEEDS,
+    FURTHER_SEEDS,
     NAMES,
     compared,
     headline,
     linear,
     missing,
     parts,
+    runs_of,
     swept,
 )
 from thermopile.benchmarks.reproduction.search import chosen, search
@@ -164,26 +166,23 @@ def test_nothing_is_missing_once_every_run_is_made():
         assert words not in text
 
 
-def further(made):
-    return [run for run in missing(planned(full=True)[-1:], made.results) if run]
-
-
-def test_what_five_seeds_leave_undecided_gets_five_more():
+def test_three_methods_on_images_have_further_seeds_and_are_compared_by_those_that_both_have():
     made = Made().seeds("unimodal", "isogclr", [0.4, 0.6, 0.45, 0.55, 0.5]).seeds("unimodal", "simclr", [0.5])
-    asked = further(made)
-    assert {run.settings["objective.name"] for run in asked} == {"isogclr", "simclr"}
-    assert sorted({run.settings["seed"] for run in asked}) == [5, 6, 7, 8, 9]
-    assert len(asked) == 10
-    made.seeds("unimodal", "sogclr", [0.3])  # decided: no further seeds
-    assert [run.key for run in further(made)] == [run.key for run in asked]
-    for run in asked:
-        made.add(run, 0.6 if run.settings["objective.name"] == "isogclr" else 0.4)
+    made.seeds("unimodal", "sogclr", [0.3]).seeds("unimodal", "decl", [0.3])
+    for name, seed in product(("isogclr", "simclr"), FURTHER_SEEDS):
+        made.add(headline(METHOD["unimodal", name], made.results, seed), 0.6 if name == "isogclr" else 0.4)
+    asked = [run for run in missing(parts(full=True), made.results) if run and run.settings["seed"] in FURTHER_SEEDS]
+    on_images = [run.settings["objective.name"] for run in asked if run.settings["objective.mode"] == "unimodal"]
+    assert on_images == ["sogclr"] * 5
     runs = Comparison(made.results)
     own, other, third = (runs.seeds(METHOD["unimodal", name]) for name in ("isogclr", "simclr", "sogclr"))
     assert (len(own), len(other), len(third)) == (10, 10, 5)
     assert runs.gap(own, other).points == pytest.approx(10)
     assert runs.gap(own, third).points == pytest.approx(20)  # of the five seeds that both have
-    assert further(made) == []
+
+
+def test_the_plan_is_of_480_trainings():
+    assert len([*runs_of(parts(full=True), Made().results)]) == 480 + len([*parts(full=True)[0].runs(Results())])
 
 
 def test_what_is_made_is_not_missing():

@@ -6,18 +6,21 @@ import math
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from thermopile.storage.files import write_atomically
 
 from ..markdown import table
 from .comparison import Comparison, Estimate, in_points
+from .figures import COLOURS, MUTED, figure
 from .forked import END, POINTS, SEEDS, SHARE, WITHOUT, chosen_class, forked, parts
 from .page import wrapped
 from .results import Result, Results
 from .schedule import missing, runs_of
 from .sets import captions_of, test_sources
 
+CAPTION = "Change of R@1 by what is forgotten and from when on, with intervals, paired and unpaired"
 WORDS = Path(__file__).with_name("forked_page.md")
 LABELS = {
     "swapped": "the wrongly captioned",
@@ -54,19 +57,23 @@ class Forks:
 
 
 def write_page(results: Results, path: Path) -> Path:
-    """Write the page, Markdown; return where it is."""
+    """Write the page, Markdown, and its picture beside it; return where the page is."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, to_markdown(results).encode())
+    forks, picture = Forks(results), path.with_suffix(".png")
+    if png := figure((6.4, 3.6), [lambda axes: _drawn(axes, forks)]):
+        write_atomically(picture, png)
+    write_atomically(path, to_markdown(results, picture.name if png else "").encode())
     return path
 
 
-def to_markdown(results: Results) -> str:
-    """The page's text."""
+def to_markdown(results: Results, picture: str = "") -> str:
+    """The page's text. picture: file that it shows."""
     forks = Forks(results)
     total, left = len(runs_of(parts(), results)), len(missing(parts(), results))
     values = {
         "forks_table": _changes(forks),
         "class_table": _of_class(forks),
+        "picture": f"![{CAPTION}]({picture})" if picture else "",
         "status": f"{total} forks" if not left else f"{total - left} of {total} forks so far",
         "commit": (results.commit or "none")[:12],
         "machines": "; ".join(sorted({f"{m['cpu']}, torch {m['torch']}" for m in (r.machine for r in results)})),
@@ -84,6 +91,25 @@ def _filled(block: str, values: dict[str, object]) -> str:
 def _changes(forks: Forks) -> str:
     rows = [(LABELS[name], *(_cell(forks.change(point, name)) for point in POINTS)) for name in WITHOUT]
     return table(("R@1 without", *(f"from {point} %" for point in POINTS)), rows)
+
+
+def _drawn(axes: Axes, forks: Forks) -> bool:
+    """The first table: intervals, and thin the wider ones without pairing."""
+    found = False
+    for place, (name, colour) in enumerate(zip(WITHOUT, COLOURS, strict=False)):
+        known = {point + 1.6 * (place - 1.5): change for point in POINTS if (change := forks.change(point, name))}
+        heights = [change.points for change, _ in known.values()]
+        axes.errorbar(
+            [*known], heights, yerr=[apart for _, apart in known.values()], fmt="none", ecolor=colour, alpha=0.3
+        )
+        noise = [change.noise for change, _ in known.values()]
+        axes.errorbar([*known], heights, yerr=noise, fmt="o", color=colour, elinewidth=2, label=LABELS[name])
+        found = found or bool(known)
+    axes.axhline(0, color=MUTED, linewidth=1)
+    axes.set_xticks(POINTS, [f"{point} %" for point in POINTS])
+    axes.set_xlabel("of the run is done when it forgets")
+    axes.set_ylabel("change of R@1, points")
+    return found
 
 
 def _of_class(forks: Forks) -> str:

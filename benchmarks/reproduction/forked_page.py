@@ -62,18 +62,18 @@ def write_page(results: Results, path: Path) -> Path:
     forks, picture = Forks(results), path.with_suffix(".png")
     if png := figure((6.4, 3.6), [lambda axes: _drawn(axes, forks)]):
         write_atomically(picture, png)
-    write_atomically(path, to_markdown(results, picture.name if png else "").encode())
+    write_atomically(path, to_markdown(results, picture.name).encode())
     return path
 
 
-def to_markdown(results: Results, picture: str = "") -> str:
+def to_markdown(results: Results, picture: str) -> str:
     """The page's text. picture: file that it shows."""
     forks = Forks(results)
     total, left = len(runs_of(parts(), results)), len(missing(parts(), results))
     values = {
         "forks_table": _changes(forks),
         "class_table": _of_class(forks),
-        "picture": f"![{CAPTION}]({picture})" if picture else "",
+        "picture": f"![{CAPTION}]({picture})",
         "status": f"{total} forks" if not left else f"{total - left} of {total} forks so far",
         "commit": (results.commit or "none")[:12],
         "machines": "; ".join(sorted({f"{m['cpu']}, torch {m['torch']}" for m in (r.machine for r in results)})),

@@ -81,6 +81,6 @@ def test_a_fork_forgets_all_wrong_captions_or_as_many_at_random_or_a_class_or_on
 
 
 def test_a_page_without_results_says_so(searched):
-    page = " ".join(to_markdown(searched).split())
+    page = " ".join(to_markdown(searched, "forks.png").split())
     assert f"0 of {SEEDS * 17} forks so far" in page
     assert "| one sample | – | – | – | – |" in page

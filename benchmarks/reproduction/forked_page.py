@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -55,6 +56,11 @@ class Forks:
         apart = (in_points(each, clusters).noise for each in (fork, whole))
         return in_points(fork - whole, clusters), math.hypot(*apart)
 
+    def apart(self, point: int, without: str) -> float | None:
+        """How many queries of a hundred only one of fork and run answers rightly."""
+        fork, whole = (self._runs.right(runs) for runs in (self.at(point, without), self.at(END, "")))
+        return None if fork is None or whole is None else float(100 * np.abs(fork - whole).mean())
+
 
 def write_page(results: Results, path: Path) -> Path:
     """Write the page, Markdown, and its picture beside it; return where the page is."""
@@ -72,6 +78,7 @@ def to_markdown(results: Results, picture: str) -> str:
     total, left = len(runs_of(parts(), results)), len(missing(parts(), results))
     values = {
         "forks_table": _changes(forks),
+        "drift_table": _drift(forks),
         "class_table": _of_class(forks),
         "picture": f"![{CAPTION}]({picture})",
         "status": f"{total} forks" if not left else f"{total - left} of {total} forks so far",
@@ -110,6 +117,17 @@ def _drawn(axes: Axes, forks: Forks) -> bool:
     axes.set_xlabel("of the run is done when it forgets")
     axes.set_ylabel("change of R@1, points")
     return found
+
+
+def _drift(forks: Forks) -> str:
+    apart = (forks.apart(point, "one") for point in POINTS)
+    every = ([change for name in WITHOUT if (change := forks.change(point, name))] for point in POINTS)
+    shares = (fmean(change.noise / error for change, error in of_point) if of_point else None for of_point in every)
+    rows = [
+        ("queries that one sample decides, %", *("–" if each is None else f"{each:.1f}" for each in apart)),
+        ("paired error, share of the unpaired", *("–" if each is None else f"{each:.2f}" for each in shares)),
+    ]
+    return table(("fork", *(f"from {point} %" for point in POINTS)), rows)
 
 
 def _of_class(forks: Forks) -> str:

@@ -204,7 +204,7 @@ def _in_bucket(name: str, digest: str) -> str:
     return f"{digest[:16]}.{name}"
 
 
-def _beside(folder: Address) -> Path:
+def _beside(folder: Address) -> LocalPath:
     return folder.parent.made_scratch() / folder.name
 
 
@@ -221,8 +221,7 @@ class SelectionWriter:
 
     def __enter__(self) -> Self:
         refuse_link(self._folder)
-        refuse_link(self._building)
-        shutil.rmtree(self._building, ignore_errors=True)
+        self._building.clear()
         own_directory(self._building)
         return self
 
@@ -232,29 +231,22 @@ class SelectionWriter:
     def add(self, name: str, pieces: Iterable[NDArray[Any]]) -> NDArray[Any]:
         """Write an array, such as IDS, and return it mapped."""
         digest, path = hashlib.sha256(), self._building / name
-        with path.open("xb") as file:
+        with written_aside(path) as file:
             for piece in pieces:
                 data = np.ascontiguousarray(piece, _DTYPES[name]).data
                 digest.update(data)
                 file.write(data)
             rows = file.tell() // _DTYPES[name].itemsize
-            file.flush()
-            os.fsync(file.fileno())
         self._about |= {"holes" if name == WITHOUT else "kept": rows, name.partition(".")[0]: digest.hexdigest()}
         return np.memmap(path, _DTYPES[name], mode="r", shape=(rows,)).view(np.ndarray)
 
     def finish(self) -> None:
         """Move the folder into place, or its files into the bucket; durable on return."""
-        with (self._building / ABOUT).open("xb") as file:
-            file.write(seal_document(self._about))
-            file.flush()
-            os.fsync(file.fileno())
-        sync(self._building)
+        write_atomically(self._building / ABOUT, seal_document(self._about))
         shutil.rmtree(self._folder, ignore_errors=True)
         self._building.rename(self._folder)
         sync(self._folder.parent)
         if isinstance(self._to, Address):
-            for name in _DTYPES:
-                if digest := self._about.get(name.partition(".")[0]):
-                    (self._to / _in_bucket(name, str(digest))).write(self._folder / name)
+            for name, (digest, _) in About.model_validate(self._about).arrays.items():
+                (self._to / _in_bucket(name, digest)).write(self._folder / name)
             (self._to / ABOUT).rewrite((self._folder / ABOUT).read_bytes())

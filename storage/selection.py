@@ -128,10 +128,11 @@ class Selection:
 
     def are_present(self, positions: NDArray[np.int64] | range) -> NDArray[np.bool_]:
         """Return which positions are no holes, bool [b]."""
+        asked = np.arange(positions.start, positions.stop) if isinstance(positions, range) else positions
         if self.without is None:
-            return np.ones(np.shape(positions), np.bool_)
-        places = np.minimum(np.searchsorted(self.without, positions), len(self.without) - 1)
-        return np.asarray(self.without[places] != positions)
+            return np.ones(asked.shape, np.bool_)
+        places = np.minimum(np.searchsorted(self.without, asked), len(self.without) - 1)
+        return np.asarray(self.without[places] != asked)
 
     def ids_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the ids of the samples at these positions, int64 [b]."""

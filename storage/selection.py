@@ -212,7 +212,7 @@ def _beside(folder: Address) -> LocalPath:
 class SelectionWriter:
     """Writes a folder under a temporary name, in pieces; `finish` renames it. Use it as a context manager.
 
-    Replaces a selection left by a killed start.
+    Replaces a selection left by a killed start. Raises SelectionError if the folder holds other files, someone's.
     """
 
     def __init__(self, to: Place, samples: int) -> None:
@@ -222,6 +222,8 @@ class SelectionWriter:
 
     def __enter__(self) -> Self:
         refuse_link(self._folder)
+        if isinstance(self._to, LocalPath) and (others := {*self._to.content()} - {*_DTYPES, ABOUT}):
+            raise SelectionError(f"{self._to} holds {min(others)}, which is no run's; move it, or choose another --out")
         self._building.clear()
         own_directory(self._building)
         return self

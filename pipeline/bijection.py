@@ -76,9 +76,11 @@ def _turn_at(place: int, block_rows: int, short_turn: int, missing: int) -> int:
 
 
 @compiled
-def _short_turn(blocks: int, key: np.uint64) -> int:
-    """Draw the turn of the last block, the only short one."""
-    return int(np.int64(fold(key, np.uint64(_SHORT_BLOCK)) % np.uint64(blocks)))
+def _blocks_of(rows: int, block_rows: int, key: np.uint64) -> tuple[int, int, int, np.uint64]:
+    """Return a shard's number of blocks, the rows that the last one lacks, its turn, and the others' key."""
+    blocks = (rows + block_rows - 1) // block_rows
+    short_turn = int(np.int64(fold(key, np.uint64(_SHORT_BLOCK)) % np.uint64(blocks)))
+    return blocks, blocks * block_rows - rows, short_turn, fold(key, np.uint64(_BLOCKS))
 
 
 @compiled
@@ -116,9 +118,7 @@ def fill_places(
     key: np.uint64,
 ) -> None:
     """Write the ids at places first_place, first_place + 1, … of one shard's shuffled sequence into `out`."""
-    blocks = (rows + block_rows - 1) // block_rows
-    missing = blocks * block_rows - rows
-    short_turn, blocks_key = _short_turn(blocks, key), fold(key, np.uint64(_BLOCKS))
+    blocks, missing, short_turn, blocks_key = _blocks_of(rows, block_rows, key)
     for i in range(out.size):
         place = first_place + i
         number = (_turn_at(place, block_rows, short_turn, missing) + lead) // window
@@ -139,9 +139,7 @@ def find_places(
 
     ids: relative to the shard's first, 0 … rows - 1.
     """
-    blocks = (rows + block_rows - 1) // block_rows
-    missing = blocks * block_rows - rows
-    short_turn, blocks_key = _short_turn(blocks, key), fold(key, np.uint64(_BLOCKS))
+    blocks, missing, short_turn, blocks_key = _blocks_of(rows, block_rows, key)
     for i in range(out.size):
         turn = _turn_of(ids[i] // block_rows, blocks, short_turn, blocks_key)
         place = _start_of(turn, block_rows, short_turn, missing) + ids[i] % block_rows
@@ -157,9 +155,7 @@ def window_at(
     number: int, rows: int, block_rows: int, window: int, lead: int, key: np.uint64
 ) -> tuple[int, int, NDArray[np.int64]]:
     """Return first and end of the places in one shard's window `number`, and its blocks within the shard."""
-    blocks = (rows + block_rows - 1) // block_rows
-    missing = blocks * block_rows - rows
-    short_turn, blocks_key = _short_turn(blocks, key), fold(key, np.uint64(_BLOCKS))
+    blocks, missing, short_turn, blocks_key = _blocks_of(rows, block_rows, key)
     first_turn, end_turn = _turns_of(number, window, lead, blocks)
     members = np.empty(end_turn - first_turn, dtype=np.int64)
     for i in range(members.size):

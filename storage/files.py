@@ -160,7 +160,7 @@ def _rename_to_free(path: Path, to: Path) -> None:
         os.link(path, to)  # a rename would replace a file that another process has just written
         path.unlink()
     except OSError as error:
-        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV):
             raise
         # No hard links, as on exFAT and many FUSE mounts: writers on this machine take turns.
         directory = os.open(to.parent, os.O_RDONLY | os.O_CLOEXEC)

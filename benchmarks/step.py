@@ -70,7 +70,7 @@ class Seconds:
 
 def measure(sizes: Sizes, directory: Path) -> Measured:
     """Checkpoints of a run, and once each is written torch.save of the same."""
-    dataset = synthetic_dataset(directory / "dataset", sizes.samples, "pairs")
+    dataset = synthetic_dataset(directory / "dataset", sizes.samples)
     settings = read_preset("glyphs")
     merge(settings, {
         **SYNTHETIC, "device": sizes.device, "batch_size": sizes.batch, "model": {"image": {"name": sizes.image}},

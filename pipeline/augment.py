@@ -111,6 +111,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         return self.noise[1] > 0
 
 
+_BYOL: Any = {"jitter": 0.8, "brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1, "grayscale": 0.2}
 RECIPES: dict[str, Recipe] = {
     # CLIP's own: Radford et al. 2021, and open_clip's default crop.
     "clip": Recipe(scale=(0.9, 1.0), flip=0.0, mean=CLIP_MEAN, std=CLIP_STD),
@@ -121,27 +122,9 @@ RECIPES: dict[str, Recipe] = {
     # The same paper, appendix B.9: half the strength and no blur, for pictures of 32×32.
     "simclr_cifar": Recipe(jitter=0.8, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1, grayscale=0.2),
     # Chen, Xie and He 2021 take BYOL's two distributions (Grill et al. 2020, appendix B, table 6).
-    "moco_v3": Recipe(
-        jitter=0.8,
-        brightness=0.4,
-        contrast=0.4,
-        saturation=0.2,
-        hue=0.1,
-        grayscale=0.2,
-        blur=(1.0, 0.1),
-        solarise=(0.0, 0.2),
-    ),
+    "moco_v3": Recipe(**_BYOL, blur=(1.0, 0.1), solarise=(0.0, 0.2)),
     # Bardes, Ponce and LeCun 2022, appendix C.1: one distribution for both views.
-    "vicreg": Recipe(
-        jitter=0.8,
-        brightness=0.4,
-        contrast=0.4,
-        saturation=0.2,
-        hue=0.1,
-        grayscale=0.2,
-        blur=(0.5, 0.5),
-        solarise=(0.1, 0.1),
-    ),
+    "vicreg": Recipe(**_BYOL, blur=(0.5, 0.5), solarise=(0.1, 0.1)),
     # For characters, which mirroring or cutting turns into others. Glyphs differ by ±15°, ±3 of 32 pixels, 18 to 26
     # points and noise of 12 levels; views by as much again. Without brightness, SimCLR's k-NN fell from 48.5 to 44.5 %;
     # noise up to 12 or 40 levels made no difference. A local view keeps a readable part.

@@ -25,53 +25,40 @@ def shard_key(seed: np.uint64, epoch: np.uint64, shard: np.uint64) -> np.uint64:
 
 
 @compiled
-def _network(size: int) -> tuple[np.uint64, np.uint64, int]:
-    """Return the bits of both halves, and the pairs of rounds, for the domain 0 … size - 1."""
+def _walked(place: int, size: int, key: np.uint64, backwards: bool) -> int:
+    """Map `place` with the bijection of 0 … size - 1 chosen by `key`, or its inverse; fewer than 2 walks on average."""
     right_bits, left_bits = _ZERO, _ZERO
     while (_ONE << (left_bits + right_bits)) < np.uint64(size):
         if left_bits > right_bits:
             right_bits += _ONE
         else:
             left_bits += _ONE
-    return left_bits, right_bits, _ROUND_PAIRS if left_bits + right_bits > _TINY_BITS else _TINY_ROUND_PAIRS
+    left_mask, right_mask = (_ONE << left_bits) - _ONE, (_ONE << right_bits) - _ONE
+    rounds = 2 * (_ROUND_PAIRS if left_bits + right_bits > _TINY_BITS else _TINY_ROUND_PAIRS)
+    walker = np.uint64(place)
+    while True:
+        left, right = walker >> right_bits, walker & right_mask
+        for done in range(rounds):
+            number = rounds - 1 - done if backwards else done
+            if number % 2 == 0:
+                left ^= mix(key + np.uint64(number) * GOLDEN + right) & left_mask
+            else:
+                right ^= mix(key + np.uint64(number) * GOLDEN + left) & right_mask
+        walker = (left << right_bits) | right
+        if walker < np.uint64(size):
+            return int(np.int64(walker))
 
 
 @compiled
 def shuffled(place: int, size: int, key: np.uint64) -> int:
-    """Map `place` with the bijection of 0 … size - 1 chosen by `key`; fewer than 2 walks on average."""
-    left_bits, right_bits, round_pairs = _network(size)
-    left_mask, right_mask = (_ONE << left_bits) - _ONE, (_ONE << right_bits) - _ONE
-    walker = np.uint64(place)
-    while True:
-        left, right = walker >> right_bits, walker & right_mask
-        round_key = key
-        for _ in range(round_pairs):
-            left ^= mix(round_key + right) & left_mask
-            round_key += GOLDEN
-            right ^= mix(round_key + left) & right_mask
-            round_key += GOLDEN
-        walker = (left << right_bits) | right
-        if walker < np.uint64(size):
-            return int(np.int64(walker))
+    """Map `place` with the bijection of 0 … size - 1 chosen by `key`."""
+    return _walked(place, size, key, False)
 
 
 @compiled
 def unshuffled(place: int, size: int, key: np.uint64) -> int:
-    """Return what `shuffled` maps to `place`: the same walk, backwards."""
-    left_bits, right_bits, round_pairs = _network(size)
-    left_mask, right_mask = (_ONE << left_bits) - _ONE, (_ONE << right_bits) - _ONE
-    walker = np.uint64(place)
-    while True:
-        left, right = walker >> right_bits, walker & right_mask
-        round_key = key + np.uint64(2 * round_pairs) * GOLDEN
-        for _ in range(round_pairs):
-            round_key -= GOLDEN
-            right ^= mix(round_key + left) & right_mask
-            round_key -= GOLDEN
-            left ^= mix(round_key + right) & left_mask
-        walker = (left << right_bits) | right
-        if walker < np.uint64(size):
-            return int(np.int64(walker))
+    """Return what `shuffled` maps to `place`."""
+    return _walked(place, size, key, True)
 
 
 @compiled
@@ -89,9 +76,11 @@ def _turn_at(place: int, block_rows: int, short_turn: int, missing: int) -> int:
 
 
 @compiled
-def _short_turn(blocks: int, key: np.uint64) -> int:
-    """Draw the turn of the last block, the only short one."""
-    return int(np.int64(fold(key, np.uint64(_SHORT_BLOCK)) % np.uint64(blocks)))
+def _blocks_of(rows: int, block_rows: int, key: np.uint64) -> tuple[int, int, int, np.uint64]:
+    """Return a shard's number of blocks, the rows that the last one lacks, its turn, and the others' key."""
+    blocks = (rows + block_rows - 1) // block_rows
+    short_turn = int(np.int64(fold(key, np.uint64(_SHORT_BLOCK)) % np.uint64(blocks)))
+    return blocks, blocks * block_rows - rows, short_turn, fold(key, np.uint64(_BLOCKS))
 
 
 @compiled
@@ -129,9 +118,7 @@ def fill_places(
     key: np.uint64,
 ) -> None:
     """Write the ids at places first_place, first_place + 1, … of one shard's shuffled sequence into `out`."""
-    blocks = (rows + block_rows - 1) // block_rows
-    missing = blocks * block_rows - rows
-    short_turn, blocks_key = _short_turn(blocks, key), fold(key, np.uint64(_BLOCKS))
+    blocks, missing, short_turn, blocks_key = _blocks_of(rows, block_rows, key)
     for i in range(out.size):
         place = first_place + i
         number = (_turn_at(place, block_rows, short_turn, missing) + lead) // window
@@ -152,9 +139,7 @@ def find_places(
 
     ids: relative to the shard's first, 0 … rows - 1.
     """
-    blocks = (rows + block_rows - 1) // block_rows
-    missing = blocks * block_rows - rows
-    short_turn, blocks_key = _short_turn(blocks, key), fold(key, np.uint64(_BLOCKS))
+    blocks, missing, short_turn, blocks_key = _blocks_of(rows, block_rows, key)
     for i in range(out.size):
         turn = _turn_of(ids[i] // block_rows, blocks, short_turn, blocks_key)
         place = _start_of(turn, block_rows, short_turn, missing) + ids[i] % block_rows
@@ -170,9 +155,7 @@ def window_at(
     number: int, rows: int, block_rows: int, window: int, lead: int, key: np.uint64
 ) -> tuple[int, int, NDArray[np.int64]]:
     """Return first and end of the places in one shard's window `number`, and its blocks within the shard."""
-    blocks = (rows + block_rows - 1) // block_rows
-    missing = blocks * block_rows - rows
-    short_turn, blocks_key = _short_turn(blocks, key), fold(key, np.uint64(_BLOCKS))
+    blocks, missing, short_turn, blocks_key = _blocks_of(rows, block_rows, key)
     first_turn, end_turn = _turns_of(number, window, lead, blocks)
     members = np.empty(end_turn - first_turn, dtype=np.int64)
     for i in range(members.size):

@@ -21,13 +21,7 @@ from ..storage.bucket_errors import ObjectStoreError
 from ..storage.files import open_regular, sha256_of
 from ..storage.place import AnyPlace, Place, made_for, place_of
 from .dataset_files import DatasetFiles, LocalFiles
-from .dataset_index import (
-    INDEX_FILE,
-    SHARD_FOLDER,
-    TOKENIZER_FILE,
-    DatasetIndex,
-    read_index,
-)
+from .dataset_index import INDEX_FILE, SHARD_FOLDER, TOKENIZER_FILE, DatasetIndex, read_index
 from .errors import DatasetError
 from .tar_files import TarFiles
 

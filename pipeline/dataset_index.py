@@ -287,8 +287,4 @@ def _fingerprint(tree: Mapping[str, Any]) -> str:
     if (tars := tree.get("tars")) is not None:  # wherever they are
         kept["tars"] = [[name, size] for name, size, _ in tars["files"]]
     kept["shards"] = [{name: digests.get(name) for name in ("beton", "rows")} for digests in tree["shard_digests"]]
-    return _sha256(kept)
-
-
-def _sha256(tree: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -113,12 +113,12 @@ class StateReader:
 
     def is_kept(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
         """Return which of the ids start … stop − 1 the run trains on, bool [stop − start]."""
-        kept = np.ones(stop - start, dtype=bool)
-        if self.selection is not None and self.selection.ids is not None:
-            kept[:], (positions, places) = False, places_within(self.selection, start, stop)
-            kept[places] = self.selection.are_present(np.arange(*positions))
-        elif self.selection is not None:
-            kept &= self.selection.are_present(np.arange(start, stop))
+        if self.selection is None:
+            return np.ones(stop - start, dtype=bool)
+        if self.selection.ids is None:
+            return self.selection.are_present(range(start, stop))
+        kept, (positions, places) = np.zeros(stop - start, dtype=bool), places_within(self.selection, start, stop)
+        kept[places] = self.selection.are_present(range(*positions))
         return kept
 
     def column(self, name: str) -> npt.NDArray[Any]:

@@ -247,16 +247,7 @@ class BeforeImages:
         if count > self._free_records:
             self._grow(count - self._free_records)
         self._free = _save(
-            words,
-            places,
-            rows,
-            wanted,
-            self._block_rows,
-            self._newest,
-            self._older,
-            self._row,
-            self._words,
-            self._free,
+            words, places, rows, wanted, self._block_rows, self._newest, self._older, self._row, self._words, self._free
         )
         self._free_records -= count
 

@@ -2,7 +2,6 @@
 
 import shutil
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,8 @@ class WorkingTier:
     def __init__(self, repository: Repository, owned: range, snapshot: Snapshot, rank: int) -> None:
         self._repository, self._owned = repository, owned
         self._description = description = repository.description
-        self.path = Path(own_directory(_directory(repository.path))) / f"rank-{rank}"
+        folder = working_folder(repository.path.parent) / f"{repository.path.name}.working"
+        self.path = own_directory(folder) / f"rank-{rank}"
         shutil.rmtree(self.path, ignore_errors=True)  # on machines other than rank 0's, leftovers of a killed run
         self.path.mkdir()  # must not exist: leftovers of killed runs and planted files have been discarded
         rows, words = len(owned), description.schema.row_words
@@ -107,7 +107,3 @@ def discard(repository: Place) -> None:
     with suppress(OSError):  # THERMOPILE_SCRATCH cannot be written, and this run may not need it
         for folder in (repository.parent.made_scratch(), working_folder(repository.parent)):
             shutil.rmtree(folder / f"{repository.name}.working", ignore_errors=True)
-
-
-def _directory(repository: Place) -> Path:
-    return working_folder(repository.parent) / f"{repository.name}.working"

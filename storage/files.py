@@ -34,9 +34,6 @@ _KINDS = {
     stat.S_IFBLK: "a device",
 }
 
-_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK}
-"""Errors where a file can have no second name: no file system has it for all files, and some for none."""
-
 _libc = ctypes.CDLL(None, use_errno=True)
 _DRAWN = secrets.token_hex(4)
 
@@ -163,7 +160,7 @@ def _rename_to_free(path: Path, to: Path) -> None:
         os.link(path, to)  # a rename would replace a file that another process has just written
         path.unlink()
     except OSError as error:
-        if error.errno not in _NO_LINKS:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV):
             raise
         # No hard links, as on exFAT and many FUSE mounts: writers on this machine take turns.
         directory = os.open(to.parent, os.O_RDONLY | os.O_CLOEXEC)

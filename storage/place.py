@@ -17,7 +17,7 @@ from typing import TypeAlias, TypeVar
 from .bucket import SCRATCH, Address, is_address, made_folder, scratch_of
 from .bucket_lock import BucketLock, bucket_lock_status
 from .bucket_log import BucketLog
-from .files import NotRegularFileError, open_regular, written_aside
+from .files import NotRegularFileError, written_aside
 from .local import LocalPath
 from .lock import FileLock, LockStatus, TakenOverError, file_lock_status
 from .log import FileLog, Log
@@ -56,21 +56,19 @@ def duplicate(source: Place, to: Place) -> None:
     On one file system it is a hard link, within a bucket a copy that the store makes, elsewhere a copy. Raises
     NotRegularFileError if the file is a link; OSError.
     """
-    if isinstance(source, LocalPath):
-        if not stat.S_ISREG(source.lstat().st_mode):
-            raise NotRegularFileError(f"{source} is not a regular file; replace it with a copy of its target")
-        if isinstance(to, LocalPath):
-            with suppress(OSError):
-                os.link(source, to, follow_symlinks=False)
-                return
-    if isinstance(to, Address) and to.copied(source):
+    if isinstance(source, LocalPath) and not stat.S_ISREG(source.lstat().st_mode):
+        raise NotRegularFileError(f"{source} is not a regular file; replace it with a copy of its target")
+    if isinstance(to, Address):
+        if not to.copied(source):
+            with source.parent.on_this_machine((source.name,)) as folder:
+                to.write(folder / source.name)
         return
-    with source.parent.on_this_machine((source.name,)) as folder:
-        if isinstance(to, Address):
-            to.write(folder / source.name)
+    if isinstance(source, LocalPath):
+        with suppress(OSError):
+            os.link(source, to, follow_symlinks=False)
             return
-        with open_regular(folder / source.name) as file, written_aside(to) as copy:
-            copyfileobj(file, copy, 1 << 20)
+    with source.opened() as file, written_aside(to) as copy:
+        copyfileobj(file, copy, 1 << 20)
 
 
 def lock_at(file: Place, lost: Callable[[], TakenOverError], last_writer: Callable[[], str | None]) -> Lock:

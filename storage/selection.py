@@ -133,10 +133,11 @@ class Selection:
 
     def are_present(self, positions: NDArray[np.int64] | range) -> NDArray[np.bool_]:
         """Return which positions are no holes, bool [b]."""
+        asked = np.arange(positions.start, positions.stop) if isinstance(positions, range) else positions
         if self.without is None:
-            return np.ones(np.shape(positions), np.bool_)
-        places = np.minimum(np.searchsorted(self.without, positions), len(self.without) - 1)
-        return np.asarray(self.without[places] != positions)
+            return np.ones(asked.shape, np.bool_)
+        places = np.minimum(np.searchsorted(self.without, asked), len(self.without) - 1)
+        return np.asarray(self.without[places] != asked)
 
     def ids_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the ids of the samples at these positions, int64 [b]."""
@@ -209,14 +210,14 @@ def _in_bucket(name: str, digest: str) -> str:
     return f"{digest[:16]}.{name}"
 
 
-def _beside(folder: Address) -> Path:
+def _beside(folder: Address) -> LocalPath:
     return folder.parent.made_scratch() / folder.name
 
 
 class SelectionWriter:
     """Writes a folder under a temporary name, in pieces; `finish` renames it. Use it as a context manager.
 
-    Replaces a selection left by a killed start.
+    Replaces a selection left by a killed start. Raises SelectionError if the folder holds other files, someone's.
     """
 
     def __init__(self, to: Place, samples: int) -> None:
@@ -226,8 +227,9 @@ class SelectionWriter:
 
     def __enter__(self) -> Self:
         refuse_link(self._folder)
-        refuse_link(self._building)
-        shutil.rmtree(self._building, ignore_errors=True)
+        if isinstance(self._to, LocalPath) and (others := {*self._to.content()} - {*_DTYPES, ABOUT}):
+            raise SelectionError(f"{self._to} holds {min(others)}, which is no run's; move it, or choose another --out")
+        self._building.clear()
         own_directory(self._building)
         return self
 
@@ -237,29 +239,22 @@ class SelectionWriter:
     def add(self, name: str, pieces: Iterable[NDArray[Any]]) -> NDArray[Any]:
         """Write an array, such as IDS, and return it mapped."""
         digest, path = hashlib.sha256(), self._building / name
-        with path.open("xb") as file:
+        with written_aside(path) as file:
             for piece in pieces:
                 data = np.ascontiguousarray(piece, _DTYPES[name]).data
                 digest.update(data)
                 file.write(data)
             rows = file.tell() // _DTYPES[name].itemsize
-            file.flush()
-            os.fsync(file.fileno())
         self._about |= {"holes" if name == WITHOUT else "kept": rows, name.partition(".")[0]: digest.hexdigest()}
         return np.memmap(path, _DTYPES[name], mode="r", shape=(rows,)).view(np.ndarray)
 
     def finish(self) -> None:
         """Move the folder into place, or its files into the bucket; durable on return."""
-        with (self._building / ABOUT).open("xb") as file:
-            file.write(seal_document(self._about))
-            file.flush()
-            os.fsync(file.fileno())
-        sync(self._building)
+        write_atomically(self._building / ABOUT, seal_document(self._about))
         shutil.rmtree(self._folder, ignore_errors=True)
         self._building.rename(self._folder)
         sync(self._folder.parent)
         if isinstance(self._to, Address):
-            for name in _DTYPES:
-                if digest := self._about.get(name.partition(".")[0]):
-                    (self._to / _in_bucket(name, str(digest))).write(self._folder / name)
+            for name, (digest, _) in About.model_validate(self._about).arrays.items():
+                (self._to / _in_bucket(name, digest)).write(self._folder / name)
             (self._to / ABOUT).rewrite((self._folder / ABOUT).read_bytes())

@@ -53,7 +53,7 @@ from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
 folder = Path(sys.argv[1])
-dataset = synthetic_dataset(folder / "dataset", 64, "pairs")
+dataset = synthetic_dataset(folder / "dataset", 64)
 
 def train(loader):
     data = {"path": str(dataset.path), "loader": loader, "image_size": 16}

@@ -57,6 +57,15 @@ class _Directory(click.Path):
         return super().convert(value, param, ctx)
 
 
+def flag(name: str, help: str) -> click.Option:
+    return click.Option([f"--{name}"], is_flag=True, help=help)
+
+
+def defaulting(name: str, kind: click.ParamType[Any], default: object, help: str) -> click.Option:
+    """Return an option whose default the help shows."""
+    return click.Option([f"--{name}"], type=kind, default=default, show_default=True, help=help)
+
+
 RUN = click.argument("run", type=ANY_PLACE)
 AT = click.option("--at", default="latest", show_default=True, metavar="step-N", help="The checkpoint to use.")
 WEIGHTS = click.option(

@@ -354,13 +354,7 @@ def _convert(convert: Callable[..., Summary], split: Split, settings: ConvertSet
             bar.update(0, "preparing")
             shown = Shown(bar.update, split)
             summary = convert(
-                split.source,
-                split.out,
-                settings,
-                selection=split.selection,
-                on_progress=shown,
-                tell=bar.note,
-                **how,
+                split.source, split.out, settings, selection=split.selection, on_progress=shown, tell=bar.note, **how
             )
     except DatasetExistsError:
         raise

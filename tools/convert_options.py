@@ -14,6 +14,7 @@ from ..pipeline.conversion.caption_lengths import CONTEXTS
 from ..pipeline.conversion.convert import ConvertSettings, PartNumber
 from ..pipeline.dataset_index import MAX_PIXELS, TOKENIZER_FILE, ImagePolicy
 from ..pipeline.tokenizer import model_context
+from .arguments import defaulting, flag
 from .convert_sources import Kind
 
 
@@ -75,11 +76,9 @@ _OF_NEW_SAMPLES = (
         metavar="N|FRACTION",
         help="Hold out this many samples, or fraction, as OUT-test, class-balanced.",
     ),
-    click.Option(
-        ["--append"],
-        is_flag=True,
-        help="Append the samples to the dataset OUT, with its tokenizer and picture sizes; its own "
-        "samples keep their ids.",
+    flag(
+        "append",
+        "Append the samples to the dataset OUT, with its tokenizer and picture sizes; its own samples keep their ids.",
     ),
 )
 _LONGTAIL = click.Option(
@@ -124,53 +123,27 @@ _OF_CAPTIONS = (
     ),
 )
 _OF_PICTURES = (
-    click.Option(
-        ["--max-size"],
-        type=click.IntRange(8),
-        default=512,
-        show_default=True,
-        help="Downscale pictures whose short side is longer, in pixels.",
-    ),
-    click.Option(
-        ["--quality"],
-        type=click.IntRange(1, 100),
-        default=90,
-        show_default=True,
-        help="JPEG quality of re-encoded pictures.",
-    ),
-    click.Option(
-        ["--max-pixels"],
-        type=click.IntRange(1),
-        default=MAX_PIXELS,
-        show_default=True,
-        help="Leave out pictures with more pixels: a small file may claim a huge picture.",
+    defaulting("max-size", click.IntRange(8), 512, "Downscale pictures whose short side is longer, in pixels."),
+    defaulting("quality", click.IntRange(1, 100), 90, "JPEG quality of re-encoded pictures."),
+    defaulting(
+        "max-pixels",
+        click.IntRange(1),
+        MAX_PIXELS,
+        "Leave out pictures with more pixels: a small file may claim a huge picture.",
     ),
 )
 _OF_ALL = (
-    click.Option(
-        ["--on-error"],
-        type=click.Choice(["skip", "fail"]),
-        default="skip",
-        show_default=True,
-        help="Leave out samples that cannot be used, or fail at the first.",
+    defaulting(
+        "on-error",
+        click.Choice(["skip", "fail"]),
+        "skip",
+        "Leave out samples that cannot be used, or fail at the first.",
     ),
-    click.Option(
-        ["--max-error-rate"],
-        type=click.FloatRange(0, 1),
-        default=0.1,
-        show_default=True,
-        help="Fail if a larger share of the samples cannot be used.",
-    ),
-    click.Option(
-        ["--seed"],
-        type=click.IntRange(0),
-        default=0,
-        show_default=True,
-        help="Seed of the shuffle and of all draws; same seed, same dataset.",
-    ),
+    defaulting("max-error-rate", click.FloatRange(0, 1), 0.1, "Fail if a larger share of the samples cannot be used."),
+    defaulting("seed", click.IntRange(0), 0, "Seed of the shuffle and of all draws; same seed, same dataset."),
     click.Option(["--workers"], type=click.IntRange(1), help="Worker processes. Default: one per core."),
-    click.Option(["--resume"], is_flag=True, help="Continue an interrupted conversion."),
-    click.Option(["--overwrite"], is_flag=True, help="Replace OUT if it is a dataset."),
+    flag("resume", "Continue an interrupted conversion."),
+    flag("overwrite", "Replace OUT if it is a dataset."),
     click.Option(
         ["--part"],
         callback=_part_number,
@@ -184,7 +157,7 @@ _OF_ALL = (
         help="Convert on the Ray cluster that RAY_ADDRESS names, or on a local one of --workers cores. "
         "Repeat it after an interruption.",
     ),
-    click.Option(["--finish"], is_flag=True, help="Make the dataset of all parts, once they are converted."),
+    flag("finish", "Make the dataset of all parts, once they are converted."),
 )
 
 

@@ -11,7 +11,7 @@ import click
 from ..storage.bucket import is_address
 from ..storage.local import LocalPath
 from ..storage.place import Place
-from .arguments import PlaceType
+from .arguments import PlaceType, defaulting, flag
 
 if TYPE_CHECKING:
     from ..pipeline.conversion.plan import AnySource
@@ -153,7 +153,7 @@ def _part(name: str, default: str | None, help: str) -> click.Option:
 
 
 def _share(name: str, help: str) -> click.Option:
-    return click.Option([f"--{name}"], type=click.FloatRange(0, 1), default=0.0, show_default=True, help=help)
+    return defaulting(name, click.FloatRange(0, 1), 0.0, help)
 
 
 KINDS = (
@@ -200,10 +200,9 @@ KINDS = (
             _part("image", "jpg;jpeg;png;webp", "Suffixes of pictures; the first that a sample has is used."),
             _part("caption", "txt", "Suffix of the captions, one per line, or json:FIELD; empty for images only."),
             _part("group", "cls", "Suffix of the class, or json:FIELD."),
-            click.Option(
-                ["--in-place"],
-                is_flag=True,
-                help="Leave the pictures in the tars, where training reads them; OUT has only those that must change.",
+            flag(
+                "in-place",
+                "Leave the pictures in the tars, where training reads them; OUT has only those that must change.",
             ),
         ),
         many=True,

@@ -142,10 +142,7 @@ def _print_scores(run: Place, network: Network, evaluation: Evaluation) -> None:
         print_table(
             ["% right", ">all", *bands],
             [
-                [
-                    label(method, variant),
-                    *("–" if share is None else f"{100 * share:.1f}" for share in scores.values()),
-                ]
+                [label(method, variant), *("–" if share is None else f"{100 * share:.1f}" for share in scores.values())]
                 for method, variants in evaluation.scores.items()
                 for variant, scores in variants.items()
             ],

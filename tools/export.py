@@ -35,13 +35,7 @@ if TYPE_CHECKING:
 @RUN_DATA
 @ALLOW
 def export(
-    run: Place,
-    to: Path,
-    format_: Format,
-    at: str,
-    weights: Weights | None,
-    data: Places | None,
-    allow_code: bool,
+    run: Place, to: Path, format_: Format, at: str, weights: Weights | None, data: Places | None, allow_code: bool
 ) -> None:
     """Write the encoders of RUN's latest checkpoint into a new directory.
 

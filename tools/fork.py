@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ..storage.place import Place, Places
-from ..trainer.config import data_at
-from ..trainer.config.layers import Layers, apply_overrides
+from ..trainer.config.layers import Layers
 from .arguments import ANY_PLACE, RUN_DATA, TARS
 from .printing import plain_text
+from .train_options import add_typed
 
 if TYPE_CHECKING:
     from ..trainer.run.fork import Fork
@@ -56,15 +56,8 @@ def fork(
     """
     if out is None and not dry_run:
         raise click.UsageError("Missing option '--out': the new run's directory")
-    tree: dict[str, Any] = {}
-    apply_overrides(tree, overrides)
     given = Layers()
-    given.add(tree, "--set")
-    if data:
-        given.add({"data": data_at(data)}, "--data")
-    for name, path in (("weights", weights), ("without", without), ("tars", tars)):
-        if path is not None:
-            given.add({"data": {name: str(path.resolve())}}, f"--{name}")
+    add_typed(given, overrides, data, {"weights": weights, "without": without, "tars": tars})
     from ..trainer.checkpoints.checkpoint_files import checkpoints_in
     from ..trainer.encoders.initial_weights import parts_of
     from ..trainer.errors import ConfigError, RunError

@@ -64,10 +64,7 @@ def shown_samples(
     drawn = (
         [(epoch, 0, f"epoch {epoch}"), (epoch + 1, 0, f"epoch {epoch + 1}")]
         if pairs
-        else [
-            (epoch, 0, "view 1"),
-            (epoch, 1, "view 2"),
-        ]
+        else [(epoch, 0, "view 1"), (epoch, 1, "view 2")]
     )
     heights, widths = (np.array([row[side] for row in rows], np.int64) for side in ("height", "width"))
     columns = []

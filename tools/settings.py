@@ -137,7 +137,7 @@ def _entries(tree: dict[str, Any], table: str = "") -> Iterator[tuple[str, str, 
     """Yield table, key and value of every setting, a table's own settings before its subtables."""
     for key, value in tree.items():
         if not isinstance(value, dict):
-            yield table, _toml_key(key), value
+            yield table, _escaped(tomli_w.dumps({key: 0}).removesuffix(" = 0\n")), value
     for key, value in tree.items():
         if isinstance(value, dict):
             yield from _entries(value, f"{table}.{key}".removeprefix("."))
@@ -160,10 +160,6 @@ def _toml(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
     return _escaped(tomli_w.dumps({"value": value}).removeprefix("value = ").removesuffix("\n"))
-
-
-def _toml_key(key: str) -> str:
-    return _escaped(tomli_w.dumps({key: 0}).removesuffix(" = 0\n"))
 
 
 def _escaped(text: str) -> str:

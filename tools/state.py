@@ -107,14 +107,7 @@ def log(run: Place, as_json: bool) -> None:
         click.echo(json.dumps({"state": str(path), "bytes_on_disk": size, **listed}, allow_nan=False))
         return
     rows = [
-        (
-            entry.tag,
-            f"{entry.step:,}",
-            f"{entry.epoch:,}",
-            _local_time(entry),
-            in_units(entry.bytes_written),
-            entry.id,
-        )
+        (entry.tag, f"{entry.step:,}", f"{entry.epoch:,}", _local_time(entry), in_units(entry.bytes_written), entry.id)
         if isinstance(entry, Snapshot)
         else (entry.tag, "–", "–", "unreadable", "–", entry.id)
         for entry in history

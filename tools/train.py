@@ -16,8 +16,8 @@ from ..pipeline.dataset import Dataset
 from ..pipeline.errors import DatasetError
 from ..pipeline.mixture import open_dataset
 from ..state_store.ranks import agreement
-from ..trainer.config import EncoderConfig, TrainConfig, data_at, to_tree
-from ..trainer.config.layers import Layers, apply_overrides, preset_names, read_toml
+from ..trainer.config import EncoderConfig, TrainConfig, to_tree
+from ..trainer.config.layers import Layers, preset_names, read_toml
 from ..trainer.config.own_code import announce_code, code_in, refuse_code
 from ..trainer.errors import ConfigError, RanksLostError, RunError
 from ..trainer.plugins import OPEN_CLIP, TIMM, is_directory
@@ -27,7 +27,7 @@ from .arguments import DatasetPath
 from .eval import LABELS
 from .printing import MAX_ERROR_CHARACTERS, plain_text, print_facts
 from .progress import ProgressBar, duration, in_units, progress_bar, working
-from .train_options import OPTIONS, TrainCommand, TrainOptions
+from .train_options import COMMAND_LINE, OPTIONS, TrainCommand, TrainOptions, add_typed
 
 if TYPE_CHECKING:
     from ..trainer.loop import Trainer
@@ -49,7 +49,6 @@ STEADY_STEPS = 50
 """Steps until start-up waits have passed."""
 ROWS_IN_TWO_SECONDS = 10_000_000
 """Rows of a selection, or of weights, that take about two seconds to copy."""
-_COMMAND_LINE = "--set"
 _ending = threading.Lock()
 
 _log = logging.getLogger(__name__)
@@ -178,28 +177,22 @@ def _layers(asked: TrainOptions, begun: RunDirectory | None, recorded: TrainConf
         layers.add_preset(asked.preset)
     if asked.config_file is not None:
         layers.add(read_toml(asked.config_file), f"--config {asked.config_file}")
-    overrides: dict[str, Any] = {}
-    apply_overrides(overrides, asked.overrides)
-    layers.add(overrides, _COMMAND_LINE)
+    files = {option: getattr(asked, option) for option in ("tars", "select", "weights", "without")}
+    add_typed(layers, asked.overrides, asked.data, files)
     for key in ("steps", "init_from", "on_nan"):
         if (value := getattr(asked, key)) is not None:
             layers.add({key: value}, f"--{key.replace('_', '-')}")
     if asked.grow:
         layers.add({"init_state": True}, "--grow")
-    if asked.data:
-        layers.add({"data": data_at(asked.data)}, "--data")
     if asked.shares:
         layers.add({"data": {"shares": [*asked.shares]}}, "--share")
-    for option in ("tars", "select", "weights", "without"):
-        if (path := getattr(asked, option)) is not None:
-            layers.add({"data": {option: str(path.resolve())}}, f"--{option}")
     return layers
 
 
 def _own_origins() -> set[str]:
     """Return the origins of settings that the user trusts by typing them."""
     # Whole names: an untrusted directory may be called "preset x".
-    return {_COMMAND_LINE, *(f"preset {name}" for name in preset_names())}
+    return {COMMAND_LINE, *(f"preset {name}" for name in preset_names())}
 
 
 def _fetch_typed(settings: TrainConfig, asked: TrainOptions, layers: Layers, *, has_text: bool) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
-from ..storage.place import Place
-from ..trainer.config import settings_named
-from .arguments import ANY_PLACE, TARS_HELP
+from ..storage.place import Place, Places
+from ..trainer.config import data_at, settings_named
+from ..trainer.config.layers import Layers, apply_overrides
+from .arguments import ANY_PLACE, TARS_HELP, flag
 
+COMMAND_LINE = "--set"
 ELSEWHERE = {
     "accum-freq": "--set micro_batch=SAMPLES, which gives the same gradients",
     "grad-checkpointing": "--set model.activation_checkpointing=true",
@@ -75,6 +79,24 @@ class TrainOptions:
     print_config: bool
 
 
+def _of_file(name: str, help: str) -> click.Option:
+    return click.Option([f"--{name}"], type=click.Path(path_type=Path), metavar="FILE", help=help)
+
+
+def add_typed(
+    layers: Layers, overrides: Sequence[str], data: Places | None, files: Mapping[str, Place | Path | None]
+) -> None:
+    """Add the settings of the options --set, --data, and those named as settings of `data` that are files."""
+    tree: dict[str, Any] = {}
+    apply_overrides(tree, overrides)
+    layers.add(tree, COMMAND_LINE)
+    if data:
+        layers.add({"data": data_at(data)}, "--data")
+    for name, path in files.items():
+        if path is not None:
+            layers.add({"data": {name: str(path.resolve())}}, f"--{name}")
+
+
 OPTIONS: list[click.Parameter] = [
     click.Option(
         ["--data"],
@@ -99,52 +121,25 @@ OPTIONS: list[click.Parameter] = [
     click.Option(
         ["--init-from"], metavar="RUN[@step-N]", help="Initialise the encoders from another run's checkpoint."
     ),
-    click.Option(
-        ["--grow"],
-        is_flag=True,
-        help="With --init-from: also begin with its samples' state; --data extends its dataset.",
-    ),
-    click.Option(
-        ["--select"],
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Train on the samples in this Parquet file's column sample_id.",
-    ),
-    click.Option(
-        ["--weights"],
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Weigh each sample's loss by this Parquet file's columns sample_id and weight.",
-    ),
-    click.Option(
-        ["--without"],
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Leave out the samples in this Parquet file's column sample_id; the others keep their places.",
-    ),
+    flag("grow", "With --init-from: also begin with its samples' state; --data extends its dataset."),
+    _of_file("select", "Train on the samples in this Parquet file's column sample_id."),
+    _of_file("weights", "Weigh each sample's loss by this Parquet file's columns sample_id and weight."),
+    _of_file("without", "Leave out the samples in this Parquet file's column sample_id; the others keep their places."),
     click.Option(
         ["--on-nan"],
         type=click.Choice(["stop", "skip"]),
         help="If a loss is not finite: stop the run, or skip the step and continue.",
     ),
-    click.Option(["--resume"], is_flag=True, help="Resume the run in OUT; start it if there is none."),
+    flag("resume", "Resume the run in OUT; start it if there is none."),
     click.Option(
         ["--allow-change", "allowed"],
         multiple=True,
         metavar="KEY",
         help="With --resume: allow this setting, or table of settings, to change. Repeatable.",
     ),
-    click.Option(["--accept-config"], is_flag=True, help="With --resume: accept your manual edits of OUT/config.toml."),
-    click.Option(
-        ["--allow-code"], is_flag=True, help="Allow OUT's settings or --config to import code: `module:name`."
-    ),
-    click.Option(
-        ["--dry-run"],
-        is_flag=True,
-        help="Refuse what training would, print what it would need; train and write nothing.",
-    ),
-    click.Option(
-        ["--timed"], is_flag=True, help="With --dry-run: estimate the time from ten steps in a temporary directory."
-    ),
-    click.Option(["--print-config"], is_flag=True, help="Print every setting and its origin; train nothing."),
+    flag("accept-config", "With --resume: accept your manual edits of OUT/config.toml."),
+    flag("allow-code", "Allow OUT's settings or --config to import code: `module:name`."),
+    flag("dry-run", "Refuse what training would, print what it would need; train and write nothing."),
+    flag("timed", "With --dry-run: estimate the time from ten steps in a temporary directory."),
+    flag("print-config", "Print every setting and its origin; train nothing."),
 ]

@@ -45,11 +45,7 @@ class Heartbeats:
     """
 
     def __init__(
-        self,
-        store: TCPStore,
-        rank: int,
-        members: Sequence[Member],
-        end: Callable[[RanksLostError], None] | None = None,
+        self, store: TCPStore, rank: int, members: Sequence[Member], end: Callable[[RanksLostError], None] | None = None
     ) -> None:
         """store, members: from `meet`; a client that nothing else uses, since one that waits for a key blocks all
         threads. end: see `joined_world`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from os import PathLike
 from typing import Any
@@ -25,7 +25,7 @@ from .checkpoints.checkpoint_files import (
 from .config import TrainConfig, load_config, to_toml
 from .config.layers import MAX_BYTES, parse_toml
 from .errors import ConfigError, DamagedCheckpointError, RunError, RunExistsError
-from .lineage import sealed_lineage
+from .lineage import Origin, sealed_lineage
 
 _SEAL = re.compile(rb'# sha256 = "([0-9a-f]{64})"\n\Z')
 """The last line of config.toml: the digest of everything before it."""
@@ -99,14 +99,17 @@ class RunDirectory:
         if not may_make(self.local):
             raise RunError(f"{self.local} cannot be written; choose another directory with --out")
 
-    def create(self, config: TrainConfig, fill: Callable[[], None] = lambda: None) -> None:
+    def create(
+        self, config: TrainConfig, fill: Callable[[], None] = lambda: None, origins: Sequence[Origin] = ()
+    ) -> None:
         """Create the directory and write the resolved settings, after `fill` has written the files that belong to them.
 
+        origins: of a fork, as in `Lineage`.
         Raises RunExistsError, as `refuse_existing` and if another start has created a run here meanwhile.
         """
         self.refuse_existing()
         self.path.make()
-        self.lineage_file.rewrite(sealed_lineage([]))
+        self.lineage_file.rewrite(sealed_lineage(origins))
         fill()
         try:
             self.config_file.create(_sealed(config, self.path))

@@ -45,7 +45,7 @@ MAX_LEVELS = 0.5
 
 def smoke(found: Findings) -> None:
     """Train small encoders with each loader beside the CPU, first on random batches: they need the fewest packages."""
-    _beside_the_cpu(found, synthetic_dataset(found.folder / "random", STEPS * BATCH, "pairs"), "synthetic")
+    _beside_the_cpu(found, synthetic_dataset(found.folder / "random", STEPS * BATCH), "synthetic")
     if lacking := missing(["ffcv", "PIL"]):
         found.note(f"Not run with other loaders: {', '.join(lacking)} is missing.")
         return
@@ -181,7 +181,7 @@ def _world_of_one(device: str) -> Iterator[tuple[World, Heartbeats]]:
 
 def _config(found: Findings, name: str = "", steps: int = STEPS, **more: Any) -> TrainConfig:
     batch = 16 if found.small else 64
-    dataset = synthetic_dataset(Path(mkdtemp(dir=found.folder), "dataset"), steps * batch, "pairs")
+    dataset = synthetic_dataset(Path(mkdtemp(dir=found.folder), "dataset"), steps * batch)
     tree = settings(found.device, found.small, name) | {"batch_size": batch, "epochs": 1, "log_every": 1} | more
     tree["data"] |= {"path": str(dataset.path)}
     return resolve(load_config(tree), dataset)

@@ -68,7 +68,7 @@ def settings(device: str, small: bool, name: str = "") -> dict[str, Any]:
 def trainer_of(asked: dict[str, Any], folder: Path) -> Iterator[Trainer]:
     """Open a trainer whose steps the caller makes, of any batch size; its files are gone afterwards."""
     with TemporaryDirectory(dir=folder) as temporary:
-        dataset = synthetic_dataset(Path(temporary, "dataset"), 4 * LARGEST, "pairs")
+        dataset = synthetic_dataset(Path(temporary, "dataset"), 4 * LARGEST)
         with open_trainer(dataset, asked, 1000, Path(temporary)) as trainer:
             yield trainer
 

@@ -14,7 +14,7 @@ from thermopile.trainer.config.layers import read_preset
 @pytest.fixture
 def trainer(tmp_path):
     """A run on random batches of 32."""
-    dataset = synthetic_dataset(tmp_path / "dataset", 256, "pairs")
+    dataset = synthetic_dataset(tmp_path / "dataset", 256)
     data = {"loader": "synthetic", "image_size": 32}
     with open_trainer(
         dataset, read_preset("glyphs") | {"device": "cpu", "batch_size": 32, "data": data}, 8, tmp_path

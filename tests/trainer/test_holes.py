@@ -181,3 +181,11 @@ def test_a_new_run_leaves_files_of_others_in_a_folder_of_that_name(pairs_dataset
     (tmp_path / "run" / "selection" / "mine").write_text("mine")
     with Trainer(small(pairs_dataset), RunDirectory(tmp_path / "run")):
         assert (tmp_path / "run" / "selection" / "mine").read_text() == "mine"
+
+
+def test_a_run_with_a_selection_is_refused_rather_than_removing_files_of_others(pairs_dataset, named, tmp_path):
+    (tmp_path / "run" / "selection").mkdir(parents=True)
+    (tmp_path / "run" / "selection" / "mine").write_text("mine")
+    with pytest.raises(SelectionError, match="holds mine"):
+        Trainer(without(pairs_dataset, named(FORGOTTEN)), RunDirectory(tmp_path / "run"))
+    assert (tmp_path / "run" / "selection" / "mine").read_text() == "mine"

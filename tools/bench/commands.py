@@ -104,7 +104,7 @@ def step(
         config = load_config(settings(None, None))
         made = Path(temporary, "dataset")
         samples = 4 * (config.batch_size or USUAL_BATCH_SIZE)
-        dataset = Dataset(data) if data else synthetic_dataset(made, samples, "pairs")
+        dataset = Dataset(data) if data else synthetic_dataset(made, samples)
         loaders = [config.data.loader] if data else []
         for image, device in product(images or (None,), devices or (None,)):
             found, failure = costs_of(dataset, settings(image, device), loaders, steps, Path(temporary))

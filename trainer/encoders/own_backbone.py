@@ -94,7 +94,7 @@ def _try(key: str, body: nn.Module, width: int, given: int | TokenizerInfo) -> N
 def _encoded(key: str, body: nn.Module, inputs: Tensor) -> Any:
     """Return the body's output for inputs in evaluation mode."""
     try:
-        with _evaluating(body):
+        with evaluating(body):
             return body(inputs)
     except Exception as error:  # a user's code may raise anything
         raise ConfigError(f"{key} fails on {_described(inputs)}: {type(error).__name__}: {error}") from error
@@ -109,8 +109,8 @@ def _inputs(given: int | TokenizerInfo, body: nn.Module) -> Tensor:
 
 
 @contextmanager
-def _evaluating(body: nn.Module) -> Iterator[None]:
-    """Switch the module to evaluation mode, in which a pass changes nothing in it and draws no random numbers."""
+def evaluating(body: nn.Module) -> Iterator[None]:
+    """Switch to evaluation mode, where a pass changes nothing and draws no random numbers; then restore each mode."""
     training = [module for module in body.modules() if module.training]
     body.eval()
     try:

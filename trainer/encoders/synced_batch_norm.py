@@ -72,14 +72,7 @@ class _Normalised(torch.autograd.Function):
         means, inverse_deviations = of_all[:, :-1].chunk(2, dim=1)
         samples, values = of_all[:, -1], inputs[0, 0].numel()
         mean, inverse_deviation = torch.batch_norm_gather_stats_with_counts(
-            inputs,
-            means,
-            inverse_deviations,
-            running_mean,
-            running_var,
-            momentum,
-            eps,
-            samples * values,
+            inputs, means, inverse_deviations, running_mean, running_var, momentum, eps, samples * values
         )
         counts = samples.to(torch.int32) * values
         ctx.save_for_backward(inputs, weight, mean, inverse_deviation, counts)

@@ -216,9 +216,7 @@ def score_encoders(
 
 
 def tokenizer_of(
-    places: Places,
-    info: CheckpointInfo,
-    advice: str = "Give the dataset's current path with --data.",
+    places: Places, info: CheckpointInfo, advice: str = "Give the dataset's current path with --data."
 ) -> tuple[Tokenizer, TokenizerInfo]:
     """Load the run's own tokenizer; another dataset's may assign other ids to the same words."""
     try:

@@ -176,10 +176,7 @@ def _of_samples(
         batch = replace(batch, tokens=next(tokens)) if tokens else batch
         return batch, copies.upload([view.pin_memory() for view in batch.views]) if copies else None
 
-    with (
-        ViewMaker(dataset, spare=AHEAD + 1, **asked) as maker,
-        own_thread(device.index) as thread,
-    ):
+    with ViewMaker(dataset, spare=AHEAD + 1, **asked) as maker, own_thread(device.index) as thread:
         coming = deque(thread.submit(make, first) for first in islice(starts, AHEAD))
         while coming:
             batch, arriving = coming.popleft().result()

@@ -1,14 +1,12 @@
 """Score the encoders during training, at regular steps."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 from tokenizers import Tokenizer
-from torch import nn
 
 from ...pipeline.dataset import Dataset
 from ...pipeline.errors import DatasetError
@@ -18,6 +16,7 @@ from ...storage.mixed_rows import MixedRows
 from ...storage.selection import Selection
 from ..config import DataConfig, TrainConfig
 from ..encoders import Encoders
+from ..encoders.own_backbone import evaluating
 from ..errors import ConfigError, RunError
 from ..objectives.closed_form import full_precision
 from ..world import ALONE, World
@@ -106,7 +105,7 @@ class OnlineEvaluation:
         try:
             # Not compiled: the smaller last batch would trigger a recompilation of each encoder, which takes minutes.
             # Without the run's TF32, as `thermopile eval` scores.
-            with _evaluating(encoders), torch.compiler.set_stance("force_eager"), full_precision(self.device.type):
+            with evaluating(encoders), torch.compiler.set_stance("force_eager"), full_precision(self.device.type):
                 given = self.data, self.device, self.tokenizer, self.templates
                 how: dict[str, Any] = {"with_probes": False, "on_progress": stop_if_asked, "world": self.world}
                 score_encoders(result, encoders, *given, **how)
@@ -120,15 +119,3 @@ class OnlineEvaluation:
 
 class _StoppedError(RunError):
     """The run is stopping, so nobody waits for the scores."""
-
-
-@contextmanager
-def _evaluating(encoders: nn.Module) -> Iterator[None]:
-    """Switch to evaluation mode in the block, then restore each module's own mode: a part may be frozen."""
-    training = [module for module in encoders.modules() if module.training]
-    encoders.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

@@ -169,9 +169,8 @@ def copy_until(log: Log, to: Path, keep_steps: int) -> None:
     Raises FileNotFoundError if the log has none yet, OSError.
     """
     with log.opened() as reader, written_aside(to) as file:
-        size = reader.size
-        for start in range(0, size, BLOCK_BYTES):
-            file.write(reader.read(start, min(BLOCK_BYTES, size - start)))
+        for start in range(0, reader.size, BLOCK_BYTES):
+            file.write(reader.read(start, BLOCK_BYTES))
     _rewrite(to, keep_steps)  # verifies each line of the copy
 
 

@@ -2,6 +2,7 @@
 
 import logging
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ from ..checkpoints.checkpoint_files import (
 from ..config import TrainConfig, to_tree
 from ..config.layers import Layers
 from ..errors import ConfigError, DamagedCheckpointError, RunError, RunExistsError
-from ..lineage import Origin, read_lineage, sealed_lineage
+from ..lineage import Origin, read_lineage
 from ..metrics.metrics_file import copy_until
 from ..optim import learning_rate
 from ..run_directory import RunDirectory, find_checkpoint
@@ -182,15 +183,14 @@ def _make(fork: Fork, into: RunDirectory) -> None:
             for folder in (run.state, run.checkpoints, run.selection, run.path / "metrics"):
                 folder.clear()
             with building.written_through():
-                run.create(fork.config, lambda: _fill(fork, run, lock, [*(known.origins if known else ()), origin]))
+                run.create(fork.config, partial(_fill, fork, run, lock), [*(known.origins if known else ()), origin])
     except (LockedError, StoreLockedError):
         raise into.taken() from None
 
 
-def _fill(fork: Fork, run: RunDirectory, lock: Lock, origins: list[Origin]) -> None:
+def _fill(fork: Fork, run: RunDirectory, lock: Lock) -> None:
     """Write everything but the settings, and read it back."""
     origin, own = fork.origin, fork.recorded.data
-    run.lineage_file.rewrite(sealed_lineage(origins))
     if own.parts:
         MixedRows.read(origin.selection).write(run.selection)
     elif selects(fork.config.data):

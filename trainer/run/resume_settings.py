@@ -135,12 +135,6 @@ def _encoder_as_recorded(asked: EncoderConfig, recorded: EncoderConfig) -> Encod
     return asked.model_copy(update={"name": recorded.name, "config": recorded.config | asked.config})
 
 
-def with_recorded(directory: RunDirectory, given: Layers) -> tuple[TrainConfig, TrainConfig]:
-    """Return a run's recorded settings, and these with the given changes. Raises ConfigError for code of its own."""
-    recorded = directory.config_to_resume(accept_edits=False)
-    return recorded, with_changes(recorded, given, directory.config_file)
-
-
 def with_changes(recorded: TrainConfig, given: Layers, file: Place) -> TrainConfig:
     """Return recorded settings with the given changes. Raises ConfigError for code that only the record names."""
     layers = Layers()

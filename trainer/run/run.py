@@ -52,7 +52,7 @@ from .checkpoint_writer import Checkpointer
 from .dataset_cache import DatasetCache
 from .failures import not_finite
 from .restoring import find_start, open_store, restore, take_lock
-from .resume_settings import settled, with_recorded
+from .resume_settings import settled, with_changes
 from .selection_files import selects, write_selection
 
 
@@ -221,7 +221,8 @@ class Run:
                 given.add_preset(preset)
             given.add(settings or {}, "settings")
             given.add({"data": data_at(data)}, "data")
-            recorded, asked = with_recorded(directory, given) if begun else (None, given.load())
+            recorded = directory.config_to_resume(accept_edits=False) if begun else None
+            asked = given.load() if recorded is None else with_changes(recorded, given, directory.config_file)
             dataset = open_dataset(data, asked.data.tars)
         config, _ = settled(directory, recorded, asked, dataset, world, allow_change)
         run = cls(config, directory, resume=begun, world=world)

@@ -76,11 +76,8 @@ def drift(inspection: Inspection, against: str | Inspection, on_progress: OnRows
     if inspection.reader is None or not (names := inspection.sides):
         return None
     if isinstance(against, Inspection):
-        earlier, later, names = (
-            inspection.reader,
-            against.reader,
-            tuple(name for name in names if name in against.sides),
-        )
+        earlier, later = inspection.reader, against.reader
+        names = tuple(name for name in names if name in against.sides)
         if later is None or not names or earlier.dataset_fingerprint != later.dataset_fingerprint:
             inspection.notes.append("The runs have no temperatures of the same dataset and side, so none are compared.")
             return None

@@ -65,18 +65,18 @@ def fork(
     from ..trainer.run_directory import RunDirectory
 
     run, step = parts_of(source)
-    origin = RunDirectory(run)
+    origin, named = RunDirectory(run), source.removesuffix(f"@{step}")
     kept = sorted({0, *checkpoints_in(origin.checkpoints)})
     steps = [f"step-{each}" for each in kept] if dry_run and not step else [step or None]
     failed = 0
     for at in steps:
         try:
             new = plan_fork(origin, at, given) if dry_run or not out else fork_run(origin, at, given, RunDirectory(out))
-            said = f"{run}@step-{new.step}: {'; '.join(_facts(new, kept[-1]))}"
+            said = f"{named}@step-{new.step}: {'; '.join(_facts(new, kept[-1]))}"
         except (ConfigError, RunError) as error:
             if (failed := failed + 1) == len(steps):
                 raise
-            said = f"{run}@{at}: cannot be forked: {error}"
+            said = f"{named}@{at}: cannot be forked: {error}"
         click.echo(plain_text(said, most=1000))
     if without is not None:
         click.echo(f"kept: {', '.join(f'step-{each}' for each in kept)}; checkpoint.keep_every keeps more")

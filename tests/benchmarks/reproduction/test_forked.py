@@ -1,5 +1,7 @@
 """The plan of forks: what each forgets, and of which run it is a fork; and the page made of their results."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -15,7 +17,7 @@ from thermopile.benchmarks.reproduction.forked import (
     origin_of,
     parts,
 )
-from thermopile.benchmarks.reproduction.forked_page import to_markdown
+from thermopile.benchmarks.reproduction.forked_page import to_markdown, write_page
 from thermopile.benchmarks.reproduction.results import Results
 from thermopile.benchmarks.reproduction.schedule import missing, runs_of
 from thermopile.benchmarks.reproduction.sets import train_source
@@ -23,6 +25,9 @@ from thermopile.benchmarks.reproduction.wrong import ISOGCLR
 from thermopile.benchmarks.reproduction.wrong import parts as parts_on_wrong_captions
 
 from support.made_results import result
+
+CHECKOUT = Path(__file__).parents[3]
+REPRODUCTION, DOCS = CHECKOUT / "benchmarks/reproduction", CHECKOUT / "docs"
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +89,22 @@ def test_a_page_without_results_says_so(searched):
     page = " ".join(to_markdown(searched, "forks.png").split())
     assert f"0 of {SEEDS * 17} forks so far" in page
     assert "| one sample | – | – | – | – |" in page
+
+
+@pytest.fixture(scope="module")
+def committed():
+    """Results of the forks, and the settings that were searched for them."""
+    results = Results.read(REPRODUCTION / "forks.jsonl")
+    results.take_searches(Results.read(REPRODUCTION / "wrong_captions.jsonl"))
+    return results
+
+
+def test_the_words_of_the_committed_page_are_those_of_the_committed_forks(committed):
+    assert {each.run.key for each in committed} == {run.key for run in runs_of(parts(), committed)}
+    assert to_markdown(committed, "forks.png") == (DOCS / "forks.md").read_text("utf-8")
+
+
+@pytest.mark.wide
+def test_the_committed_picture_is_that_of_the_committed_forks_byte_by_byte(committed, tmp_path):
+    write_page(committed, tmp_path / "forks.md")
+    assert (tmp_path / "forks.png").read_bytes() == (DOCS / "forks.png").read_bytes()

@@ -80,7 +80,11 @@ def fork(
         click.echo(plain_text(said, most=1000))
     if without is not None:
         click.echo(f"kept: {', '.join(f'step-{each}' for each in kept)}; checkpoint.keep_every keeps more")
-        click.echo("other traces: the tokenizer, derived settings, --select, --weights, --init-from, trained encoders")
+        click.echo(
+            "other traces, which no fork removes: the dataset's tokenizer, context length and counts; settings derived "
+            "from it, such as image_size; files of --select and --weights; runs of --init-from, and theirs; pretrained "
+            "encoders"
+        )
     if not dry_run:
         click.echo(plain_text(f"{out} is a run; next: `thermopile train --out {out} --resume`", most=1000))
 

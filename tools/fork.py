@@ -67,7 +67,10 @@ def fork(
     run, step = parts_of(source)
     origin, named = RunDirectory(run), source.removesuffix(f"@{step}")
     kept = sorted({0, *checkpoints_in(origin.checkpoints)})
-    steps = [f"step-{each}" for each in kept] if dry_run and not step else [step or None]
+    names = [f"step-{each}" for each in kept]
+    if step and step not in names:
+        raise RunError(f"{run} has no checkpoint {step!r}; available: {', '.join(names)}")
+    steps = names if dry_run and not step else [step or None]
     failed = 0
     for at in steps:
         try:
@@ -79,7 +82,7 @@ def fork(
             said = f"{named}@{at}: cannot be forked: {error}"
         click.echo(plain_text(said, most=1000))
     if without is not None:
-        click.echo(f"kept: {', '.join(f'step-{each}' for each in kept)}; checkpoint.keep_every keeps more")
+        click.echo(f"kept: {', '.join(names)}; checkpoint.keep_every keeps more")
         click.echo(
             "other traces, which no fork removes: the dataset's tokenizer, context length and counts; settings derived "
             "from it, such as image_size; files of --select and --weights; runs of --init-from, and theirs; pretrained "

@@ -332,6 +332,12 @@ def test_what_no_fork_can_change_is_refused_with_the_reason(whole, tmp_path, set
     assert not (tmp_path / "fork").exists()
 
 
+def test_a_step_without_a_checkpoint_is_refused_with_those_that_there_are(whole, tmp_path):
+    assert_one_line(
+        cli("fork", at(whole, 5), "--out", tmp_path / "fork"), 1, "step-5'; available: step-0, step-4, step-8"
+    )
+
+
 def test_settings_are_those_of_the_checkpoint_and_later_ones_are_named(pairs_dataset, whole, tmp_path, caplog):
     run = RunDirectory(shutil.copytree(whole.path, tmp_path / "run"))
     often = whole.config().checkpoint.model_copy(update={"every_steps": 2})

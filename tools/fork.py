@@ -51,8 +51,8 @@ def fork(
 ) -> None:
     """Make OUT a run that goes on from a checkpoint of RUN (the latest, but see --without), with its settings of then.
 
-    Without changes it goes on as RUN did, bit for bit. Weights, optimiser and the samples' state are linked, not
-    copied, where they can be. RUN may train meanwhile, and is not changed. @step-0 begins again.
+    Without changes it goes on as RUN did, on CPUs bit for bit. Weights, optimiser and state are linked, not copied,
+    where they can be. RUN may train meanwhile, and is not changed. @step-0 begins again.
     """
     if out is None and not dry_run:
         raise click.UsageError("Missing option '--out': the new run's directory")
@@ -68,7 +68,7 @@ def fork(
     origin, named = RunDirectory(run), source.removesuffix(f"@{step}")
     kept = sorted({0, *checkpoints_in(origin.checkpoints)})
     names = [f"step-{each}" for each in kept]
-    if step and step not in names:
+    if step and step not in names and origin.exists():
         raise RunError(f"{run} has no checkpoint {step!r}; available: {', '.join(names)}")
     steps = names if dry_run and not step else [step or None]
     failed = 0

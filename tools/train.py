@@ -69,7 +69,7 @@ def train(**options: Any) -> None:
     """Train encoders with a temperature per sample.
 
     Later settings override earlier ones: defaults, --preset, --config, --set, --steps, --init-from, --on-nan, --data,
-    --select, --weights. OUT/config.toml records the result.
+    --tars, --select, --weights, --without. OUT/config.toml records the result.
 
     SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 finish the current step, write a checkpoint and exit with code 75; before the
     first step they exit at once. A second signal ends the run at once; --resume then starts from the last checkpoint.

@@ -67,8 +67,12 @@ def duplicate(source: Place, to: Place) -> None:
         with suppress(OSError):
             os.link(source, to, follow_symlinks=False)
             return
-    with source.opened() as file, written_aside(to) as copy:
-        copyfileobj(file, copy, 1 << 20)
+    with written_aside(to) as copy:
+        if isinstance(source, Address):
+            source.download(copy)
+        else:
+            with source.opened() as file:
+                copyfileobj(file, copy, 1 << 20)
 
 
 def lock_at(file: Place, lost: Callable[[], TakenOverError], last_writer: Callable[[], str | None]) -> Lock:

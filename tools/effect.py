@@ -50,9 +50,7 @@ def effect(runs: tuple[Place, ...], train: Place | None, out: Path | None, **ask
         raise click.UsageError(f"--out {out} is not a .png file in an existing folder")
     as_json, tars, at, data = asked.pop("as_json"), asked.pop("tars"), asked["at"], asked["data"]
     test, configs = opened(asked.pop("test"), tars), [RunDirectory(run).config() for run in runs]
-    trained = (
-        opened(train, tars) if train else open_dataset(data or configs[0].data.places, configs[0].data.tars)
-    )
+    trained = opened(train, tars) if train else open_dataset(data or configs[0].data.places, configs[0].data.tars)
     pairs, room = list(zip(runs[::2], runs[1::2], strict=True)), 2 * MAX_BYTES // len(runs) if out else 0
     drifts, sheets, said = zip(*(_taus(a, b, at, data, room) for a, b in pairs), strict=True)
     every = {run: scored(run, trained, test, with_probes=False, **asked) for run in dict.fromkeys(runs)}

@@ -1,5 +1,6 @@
 """Runs that leave samples out: their places in the order are holes, and nothing of them is read."""
 
+import os
 import shutil
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from thermopile.pipeline.order import Order
 from thermopile.state_store import StateReader
 from thermopile.storage.local import LocalPath
-from thermopile.storage.selection import WITHOUT, Selection, SelectionError, SelectionWriter
+from thermopile.storage.selection import ABOUT, WITHOUT, Selection, SelectionError, SelectionWriter
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run.resume_settings import resolved_changes
@@ -189,3 +190,10 @@ def test_a_run_with_a_selection_is_refused_rather_than_removing_files_of_others(
     with pytest.raises(SelectionError, match="holds mine"):
         Trainer(without(pairs_dataset, named(FORGOTTEN)), RunDirectory(tmp_path / "run"))
     assert (tmp_path / "run" / "selection" / "mine").read_text() == "mine"
+
+
+def test_what_a_killed_start_left_half_written_keeps_no_selection_from_being_written(pairs_dataset, named, tmp_path):
+    (tmp_path / "run" / "selection").mkdir(parents=True)
+    (tmp_path / "run" / "selection" / ".mixture.json.host-1234abcd-99.partial").write_text("{")
+    with Trainer(without(pairs_dataset, named(FORGOTTEN)), RunDirectory(tmp_path / "run")):
+        assert {*os.listdir(tmp_path / "run" / "selection")} == {ABOUT, WITHOUT}

@@ -17,13 +17,14 @@ from ...pipeline.errors import DatasetError
 from ...pipeline.mixture import open_dataset
 from ...pipeline.tokenizer import load_tokenizer
 from ...storage.place import Places
-from ...storage.selection import Selection
+from ...storage.selection import Selection, SelectionError
 from ..checkpoints.checkpoint_files import LATEST, CheckpointInfo
 from ..config import DataConfig
 from ..encoders import Encoders
 from ..encoders.averaging import Weights, chosen_weights
 from ..errors import ConfigError
 from ..run.build import device_named, recipe_named
+from ..run.selection_files import check_own_copy
 from ..run_directory import RunDirectory, find_checkpoint, load_found
 from ..world import ALONE, World
 from .bands import BANDS, NONE, Classes, Scores, band_of_class, match_classes, score
@@ -123,7 +124,7 @@ def evaluate(
     has_texts = config.objective.mode == "bimodal"
     tokenizer, sizes = tokenizer_of(data or config.data.places, info) if has_texts else (None, None)
     if config.data.without and train.index.fingerprint == info.dataset_fingerprint:
-        result.forgotten = Selection(run.selection).forgotten
+        result.forgotten = _forgotten(run, config.data, train)
         gone = f"{len(result.forgotten):,} samples that {run.path} has forgotten"
         result.notes.append(f"k-NN and linear probe leave out {gone}.")
     encoders = restore_encoders(config, checkpoint, training, sizes, weights, allow_code=allow_code)
@@ -199,8 +200,10 @@ def score_encoders(
     captions, names = all_captions(result.test), [] if result.not_classified else result.classes.names
     test_images = pictures(result.test, "test pictures")
     train_images = None
-    if names and len(result.neighbours):
+    if names and len(np.unique(result.classes.train[result.neighbours])) > 1:
         train_images = pictures(result.train, "training pictures", result.neighbours)
+    elif names:
+        result.notes.append("The run has left fewer than two classes, so there are no k-NN and linear probe scores.")
     caption_texts = texts(sorted({text for _, text in captions}), "captions")
     prompt_texts = texts(prompts(names, templates), "prompts")
     if not world.is_first:
@@ -213,6 +216,18 @@ def score_encoders(
     _retrieve(result, test_images, captions, caption_texts, on_progress)
     if prompt_texts is not None:
         _name_classes(result, test_images, templates, prompt_texts)
+
+
+def _forgotten(run: RunDirectory, data: DataConfig, dataset: Dataset) -> NDArray[np.int64]:
+    """Return the ids of the samples that a run has left out of its dataset, int64 [m], ascending.
+
+    Raises SelectionError if its own copy of them is damaged or another run's.
+    """
+    own = Selection(run.selection)
+    if own.about.samples != dataset.n:
+        raise SelectionError(f"{own.folder} is of a dataset of {own.about.samples:,} samples; restore the run's own")
+    check_own_copy(data, own)
+    return own.forgotten
 
 
 def tokenizer_of(

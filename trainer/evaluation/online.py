@@ -12,7 +12,6 @@ from ...pipeline.dataset import Dataset
 from ...pipeline.errors import DatasetError
 from ...pipeline.mixture import opened
 from ...pipeline.tokenizer import load_tokenizer
-from ...storage.mixed_rows import MixedRows
 from ...storage.selection import Selection
 from ..config import DataConfig, TrainConfig
 from ..encoders import Encoders
@@ -52,7 +51,7 @@ class OnlineEvaluation:
         dataset: Dataset,
         device: torch.device,
         world: World = ALONE,
-        selection: Selection | MixedRows | None = None,
+        selection: Selection | None = None,
     ) -> Self | None:
         """Return the evaluation that the settings of a run on `dataset` request, on its device; None without a request.
 
@@ -73,7 +72,7 @@ class OnlineEvaluation:
                 f"evaluation.test = {wanted.test!r} gives nothing to score: {sets.not_classified}, and there are no "
                 "captions for the run to retrieve; choose another dataset, or set evaluation.every_steps to 0"
             )
-        is_own = isinstance(selection, Selection) and sets.train.index.fingerprint == dataset.index.fingerprint
+        is_own = sets.train.index.fingerprint == dataset.index.fingerprint
         templates = wanted.templates or TEMPLATES
         return cls(sets, config.data, device, tokenizer, templates, world, selection if is_own else None)
 

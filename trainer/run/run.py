@@ -242,6 +242,7 @@ class Run:
         folder = self.held_directory.selection
         # What a killed or refused start left would be taken for this run's; all else may be someone's.
         folder.remove([ABOUT, MIXTURE])
+        folder.remove_leftovers()
         if isinstance(self.selection, MixedRows):
             self.selection.write(folder)
         elif self.selection is not None:

@@ -15,10 +15,12 @@ from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
+from thermopile.pipeline.tokenizer import load_tokenizer
+from thermopile.storage.selection import WITHOUT, SelectionError, SelectionWriter
 from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError
-from thermopile.trainer.evaluation.evaluate import evaluate
+from thermopile.trainer.evaluation.evaluate import compared, evaluate, score_encoders
 from thermopile.trainer.evaluation.features import restore_encoders
 from thermopile.trainer.evaluation.online import OnlineEvaluation
 from thermopile.trainer.loop import Trainer
@@ -145,6 +147,23 @@ def test_samples_that_the_run_forgot_are_no_neighbours_and_are_not_read(pairs_da
     assert evaluations(run)[6]["knn"] == found.scores["knn"]
     assert len(found.classes.train) - len(found.neighbours) == len(ids)
     assert any("200 samples that" in note for note in found.notes)
+    with SelectionWriter(run.selection, gone.n + 1) as another:
+        another.add(WITHOUT, [np.arange(5)])
+        another.finish()
+    with pytest.raises(SelectionError, match="is of a dataset of 2,001 samples"):
+        evaluate(run, gone, few_pairs, with_probes=False)
+
+
+def test_where_one_class_is_left_the_other_methods_score_and_a_note_says_why(watched, pairs_dataset, few_pairs):
+    sets = compared("step-4", few_pairs, few_pairs)
+    sets.forgotten = np.flatnonzero(sets.classes.train != sets.classes.train[0])
+    _, training = load_checkpoint(watched.checkpoints / "step-4")
+    tokens = pairs_dataset.index.tokenizer
+    encoders = restore_encoders(watched.config(), watched.checkpoints, training, tokens)
+    tokenizer = load_tokenizer(pairs_dataset.tokenizer_path, context_length=tokens.context_length)
+    score_encoders(sets, encoders, watched.config().data, torch.device("cpu"), tokenizer)
+    assert sets.scores.keys() == {"image_to_text", "text_to_image", "zero_shot"}
+    assert any("fewer than two classes" in note for note in sets.notes)
 
 
 def test_settings_of_the_evaluation_may_change_when_a_run_is_resumed(watched, held_out):

@@ -2,6 +2,7 @@
 
 import shutil
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,8 @@ class WorkingTier:
         self._repository, self._owned = repository, owned
         self._description = description = repository.description
         folder = working_folder(repository.path.parent) / f"{repository.path.name}.working"
-        self.path = own_directory(folder) / f"rank-{rank}"
+        # Not a place of storage/, of which zarr would read no file above 64 MiB.
+        self.path = Path(own_directory(folder)) / f"rank-{rank}"
         shutil.rmtree(self.path, ignore_errors=True)  # on machines other than rank 0's, leftovers of a killed run
         self.path.mkdir()  # must not exist: leftovers of killed runs and planted files have been discarded
         rows, words = len(owned), description.schema.row_words

@@ -42,7 +42,7 @@ def _methods(runs: Comparison) -> bytes | None:
             if floor is not None and (share := floor.share(DECIDES[mode])) is not None:
                 axes.axvline(100 * share, color=MUTED, linestyle=style, label=name.replace("_", " "))
         axes.set_yticks(range(len(labels)), labels[::-1])
-        axes.set_ylim(-0.6, len(labels) - 0.4)
+        axes.set_ylim(-0.6, 1.14 * len(labels) - 0.4)  # with room for the legend
         axes.set_xlabel("right, %")
         axes.set_title(f"{WORDS[mode]}: {DECIDES[mode].label}; hollow: in the tail", loc="left")
         return bool(labels)

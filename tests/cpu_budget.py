@@ -29,6 +29,7 @@ DEARER_FILES: dict[str, tuple[int, str]] = {
 }
 """Files that may take more seconds, and why; at most ten."""
 SHOWN = 20
+ORPHANS_SECONDS = 5
 LIMITS = "CPU_BUDGET_A_FILE"
 """The environment variable that tells the plugin to count, with the seconds that a file may take."""
 SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -54,14 +55,27 @@ def main() -> int:
 
 
 def reaped(pid: int) -> int:
-    """Wait until this child and every orphan have ended, and return the child's exit code."""
+    """Wait until this child and every orphan have ended, and return the child's exit code.
+
+    Orphans that outlive it by ORPHANS_SECONDS are killed: multiprocessing's tracker of a process that was killed may
+    wait for a minute or more until the kernel closes a pipe that nobody holds any more.
+    """
     code = 1
+    signal.signal(signal.SIGALRM, kill_children)
     with suppress(ChildProcessError):  # no child is left
         while True:
             ended, status = os.wait()
             if ended == pid:
                 code = os.waitstatus_to_exitcode(status)
+                signal.setitimer(signal.ITIMER_REAL, ORPHANS_SECONDS, 1)
+    signal.setitimer(signal.ITIMER_REAL, 0)
     return code
+
+
+def kill_children(*_: object) -> None:
+    with suppress(OSError):
+        for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+            os.kill(int(child), signal.SIGKILL)
 
 
 def tree_seconds() -> float:

@@ -27,4 +27,4 @@ def test_ranks_that_torchrun_restarts_do_not_look_for_those_that_died(tmp_path):
     torchrun = (sys.executable, "-m", "torch.distributed.run", *options)
     done = subprocess.run(torchrun, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines().count("joined after 2 restarts") == 2
+    assert done.stdout.count("joined after 2 restarts") == 2  # the two may write them on one line

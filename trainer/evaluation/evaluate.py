@@ -203,7 +203,7 @@ def score_encoders(
     if names and len(np.unique(result.classes.train[result.neighbours])) > 1:
         train_images = pictures(result.train, "training pictures", result.neighbours)
     elif names:
-        result.notes.append("The run has left fewer than two classes, so there are no k-NN and linear probe scores.")
+        result.notes.append("Fewer than two classes are not forgotten, so there are no k-NN and linear probe scores.")
     caption_texts = texts(sorted({text for _, text in captions}), "captions")
     prompt_texts = texts(prompts(names, templates), "prompts")
     if not world.is_first:
@@ -249,11 +249,11 @@ def tokenizer_of(
 
 
 def _classify(
-    result: Evaluation, train_images: Tensor, test_images: Tensor, with_probes: bool, on_progress: OnProgress
+    result: Evaluation, train: Tensor, test_images: Tensor, with_probes: bool, on_progress: OnProgress
 ) -> None:
     """k-NN and probes on the features of `neighbours` and all test samples, float32 [n, d] and [m, d]."""
     labelled = np.flatnonzero(result.classes.test != NONE)
-    train, test, truth = train_images, test_images[labelled], result.classes.test[labelled]
+    test, truth = test_images[labelled], result.classes.test[labelled]
     labels = torch.from_numpy(result.classes.train[result.neighbours]).to(train.device)
 
     def add(method: str, variant: object, predicted: Tensor) -> None:

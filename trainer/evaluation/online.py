@@ -42,7 +42,7 @@ class OnlineEvaluation:
     templates: Sequence[str]
     world: World = ALONE
     selection: Selection | None = None
-    """Of the run, if `sets.train` is its dataset, of which it may have forgotten some."""
+    """The run's, if `sets.train` is its dataset: samples that it has forgotten are not used as neighbours."""
 
     @classmethod
     def open(

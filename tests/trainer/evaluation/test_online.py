@@ -163,7 +163,7 @@ def test_where_one_class_is_left_the_other_methods_score_and_a_note_says_why(wat
     tokenizer = load_tokenizer(pairs_dataset.tokenizer_path, context_length=tokens.context_length)
     score_encoders(sets, encoders, watched.config().data, torch.device("cpu"), tokenizer)
     assert sets.scores.keys() == {"image_to_text", "text_to_image", "zero_shot"}
-    assert any("fewer than two classes" in note for note in sets.notes)
+    assert any("Fewer than two classes" in note for note in sets.notes)
 
 
 def test_settings_of_the_evaluation_may_change_when_a_run_is_resumed(watched, held_out):

@@ -57,7 +57,7 @@ def main(folder: Path, crowd: bool, small: Path | None) -> None:
     if small is not None:
         write_small(folder, found, small)
     click.echo(f"{len(found):,} pairs in {len({pair.folder for pair in found})} folders\nnext: thermopile convert csv "
-               f"{folder}/pairs.csv OUT --group-key folder")  # fmt: skip
+               f"{folder}/pairs.csv OUT --group folder")  # fmt: skip
 
 
 def make(folder: Path, *, crowd: bool = False) -> list[Pair]:

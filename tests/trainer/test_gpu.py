@@ -82,6 +82,8 @@ def test_a_step_between_two_lines_of_the_log_does_not_wait_for_the_gpu(pairs_dat
 def test_a_run_in_pieces_begins_with_the_losses_of_one_that_encodes_batches_at_once(
     pairs_dataset, tmp_path, loader, settings
 ):
+    if loader == "dali":
+        pytest.importorskip("nvidia.dali")
     data = {"path": str(pairs_dataset.path), "image_size": 32, "loader": loader}
     runs = [train(small(pairs_dataset, device="cuda", data=data, micro_batch=rows, **settings), tmp_path / str(rows))
             for rows in (0, 64)]  # fmt: skip

@@ -40,7 +40,9 @@ def test_a_copy_from_a_gpu_is_of_its_moment_and_does_not_wait_for_it():
     weights = torch.zeros(2**20, device="cuda").contiguous()
     memory = PinnedMemory(bytes_on_gpu({"weights": weights}), weights.device)
     assert memory.bytes.is_pinned()
-    torch.cuda._sleep(200_000_000)
+    weights += 1  # loads the kernel, for which the device would be waited for
+    weights -= 1
+    torch.cuda._sleep(2_000_000_000)  # a second
     weights += 1
     asked = torch.cuda.Event()
     with no_waits():

@@ -1,6 +1,7 @@
 """Encoders prepared for training: memory format, compilation and, with several ranks, averaged gradients."""
 
 # No `from __future__ import annotations`: torch inspects the annotations of `_average` as objects.
+import warnings
 from typing import Any
 
 import torch
@@ -38,6 +39,8 @@ def encoders_of_a_step(
     if config.compile:
         if on_gpu:
             refuse_compiler()
+            # The compiler's choice, which no user can change, at every attention.
+            warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
         # Compile each encoder separately and in place, so that checkpoints keep the names of their weights.
         for encoder in encoders.children():
             encoder.compile()

@@ -12,43 +12,10 @@ from torch import nn
 
 from thermopile.trainer.encoders.synced_batch_norm import SyncedBatchNorm, _Normalised, synchronise_batch_norms
 
+from support.synced_norms import network, of_a_rank, step
 from support.waits import no_waits
 
 RANKS = 2
-
-
-def network(dtype):
-    torch.manual_seed(0)
-    # The first norm gets pixels, which need no gradient; the last a matrix, as in a projection head, without weights.
-    layers = nn.Sequential(
-        nn.BatchNorm2d(3), nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.LazyLinear(6),
-        nn.BatchNorm1d(6, affine=False),
-    )  # fmt: skip
-    layers(torch.ones(2, 3, 8, 8))
-    return layers.to("cuda", dtype)
-
-
-def step(layers, pictures):
-    """Forward and backward pass; the loss is a sum, so that ranks' gradients add up."""
-    outputs = layers(pictures)
-    (outputs * torch.linspace(0, 1, 6, device="cuda", dtype=outputs.dtype)).pow(2).sum().backward()
-    return outputs.detach()
-
-
-def of_a_rank(rank, port, memory_format, pictures, folder):
-    # gloo, which also serves two ranks on one GPU.
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
-    layers = network(torch.float64).to(memory_format=memory_format)
-    synchronise_batch_norms(layers)
-    assert type(layers[0]) is SyncedBatchNorm
-    own = pictures.split([5, 7])[rank].cuda().contiguous(memory_format=memory_format)
-    outputs = step(layers, own)
-    for parameter in layers.parameters():
-        dist.all_reduce(parameter.grad)
-    state = {name: value.cpu() for name, value in layers.state_dict().items()}
-    gradients = {f"gradient of {name}": weights.grad.cpu() for name, weights in layers.named_parameters()}
-    torch.save({"outputs": outputs.cpu(), **state, **gradients}, folder / f"{rank}.pt")
-    dist.destroy_process_group()
 
 
 @pytest.mark.gpu
@@ -59,7 +26,7 @@ def test_two_ranks_with_different_shares_have_the_outputs_gradients_and_statisti
     outputs = step(alone, pictures.cuda())
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    mp.spawn(of_a_rank, (port, memory_format, pictures, tmp_path), nprocs=RANKS)
+    mp.spawn(of_a_rank, (RANKS, port, memory_format, pictures, tmp_path), nprocs=RANKS)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(RANKS))
     together = torch.cat([first.pop("outputs"), second.pop("outputs")])
     torch.testing.assert_close(together, outputs.cpu())
@@ -96,6 +63,19 @@ def test_a_norm_of_pixels_exchanges_nothing_in_the_backward_pass(monkeypatch):
     assert of_pixels is None
     assert (of_weight.tolist(), of_bias.tolist()) == ([1, 1, 1], [0, 0, 0])
     assert rest == [None] * 4
+
+
+def test_a_norm_without_weights_has_no_gradients_of_weights(monkeypatch):
+    # What torch's kernel for GPUs gives then.
+    given = torch.ones(3), torch.zeros(3), torch.empty(0), torch.empty(0)
+    monkeypatch.setattr(torch, "batch_norm_backward_reduce", lambda *words: given)
+    monkeypatch.setattr(torch, "batch_norm_backward_elemt", lambda gradient, *words: gradient)
+    monkeypatch.setattr(dist, "all_reduce", lambda values: None)
+    saved = [torch.ones(3), None, *[torch.ones(3)] * 3]
+    context = SimpleNamespace(saved_tensors=saved, needs_input_grad=[True] + [False] * 6)
+    of_inputs, *rest = _Normalised.backward(context, torch.ones(2, 3, 4, 4))
+    assert of_inputs.shape == (2, 3, 4, 4)
+    assert rest == [None] * 6
 
 
 def test_conversion_keeps_names_weights_and_what_a_norm_does_in_evaluation():

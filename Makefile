@@ -65,10 +65,11 @@ test-lowest test-newest: .venv/ready link
 
 # What a GPU does, in MINUTES, in the environment of PYTHON as it is: nothing is installed. Writes docs/gpu.md. WHEELS names
 # a folder that `make gpu-wheels` has filled where there is a network: it is put on the path for as long as this runs.
+# FOUND names a folder for what was found: a second command with it runs only what is lacking.
 MINUTES = 9
 gpu: link
 	@PYTHONPATH=$(CURDIR)/build/types$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON) -m benchmarks.gpu --page docs/gpu.md \
-	  --minutes $(MINUTES) $(if $(WHEELS),--wheels $(WHEELS))
+	  --minutes $(MINUTES) $(if $(WHEELS),--wheels $(WHEELS)) $(if $(FOUND),--found $(FOUND))
 
 # For a machine with a GPU, torch and transformers, but no network: 55 MB of wheels for its Python, and pairs to train on.
 gpu-wheels: .venv/ready

@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from .on_gpu.earlier import Earlier
 from .on_gpu.findings import Findings
 from .on_gpu.page import write_page
 from .on_gpu.parts import PARTS
@@ -37,6 +38,7 @@ def main() -> int:
         "--part", action="append", choices=[part.name for part in PARTS], help="repeatable; default: all"
     )
     parser.add_argument("--minutes", type=float, default=MINUTES, help="for all parts; default: %(default)g")
+    parser.add_argument("--found", type=Path, help="a folder to keep findings in; parts that it has are not run again")
     parser.add_argument("--wheels", type=Path, help="a folder of wheels, and of pairs, to have on the path meanwhile")
     for hidden in ("--worker", "--folder"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
@@ -74,10 +76,19 @@ def _measure(asked: argparse.Namespace, folder: Path) -> int:
         return 1
     script = [sys.executable, "-m", "benchmarks.gpu", "--device", asked.device, *(["--small"] if asked.small else [])]
     runner = Runner([*script, "--folder", str(folder)], folder, 60 * asked.minutes)
-    for part in (part for part in PARTS if asked.part is None or part.name in asked.part):
-        # The limits are a GPU's.
+    earlier = Earlier(asked.found, machine) if asked.found else None
+    wanted = [part for part in PARTS if asked.part is None or part.name in asked.part]
+    todo = [part for part in wanted if earlier is None or earlier.outcome(part) is None]
+    again = {part.after for part in todo}
+    for part in wanted:
         try:
+            if earlier and (outcome := earlier.outcome(part)) and part.name not in again:
+                runner.take_over(outcome)
+                continue
+            # The limits are a GPU's.
             runner.run(replace(part, seconds=600) if asked.small else part)
+            if earlier:
+                earlier.keep(runner.outcomes[-1])
         finally:
             if asked.page:
                 write_page(asked.page, machine, runner.outcomes)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from thermopile.benchmarks.on_gpu.copies import overlapped
+from thermopile.benchmarks.on_gpu.earlier import Earlier
 from thermopile.benchmarks.on_gpu.findings import Findings, read
 from thermopile.benchmarks.on_gpu.page import to_markdown
 from thermopile.benchmarks.on_gpu.parts import PARTS, Part
@@ -229,6 +230,27 @@ def test_a_missed_figure_and_a_part_that_cannot_run_fail_the_whole_but_not_one_w
     for each in parts:
         runner.run(each)
     assert runner.held == held
+
+
+def test_what_an_earlier_command_found_on_this_machine_is_kept_but_not_what_failed(runner, tmp_path):
+    found = tmp_path / "found"
+    for each in (part("runs"), part("fails")):
+        runner.run(each)
+        Earlier(found, MACHINE).keep(runner.outcomes[-1])
+    later = Earlier(found, MACHINE | {"ram_bytes": 1})
+    assert later.outcome(part("runs")) == runner.outcomes[0]
+    assert later.outcome(part("fails")) is None
+    with pytest.raises(SystemExit, match="of another machine or of other versions"):
+        Earlier(found, MACHINE | {"driver": "581"})
+
+
+@pytest.mark.wide
+def test_a_second_command_runs_what_the_first_did_not_and_both_are_on_the_page(tmp_path):
+    page = tmp_path / "gpu.md"
+    common = ("--device", "cpu", "--small", "--found", tmp_path / "found", "--page", page, "--part", "objective")
+    assert start(*common).stdout.startswith("objective: ")
+    assert start(*common, "--part", "photographs").stdout.startswith("photographs: ")
+    assert "isogclr on pairs" in page.read_text("utf-8")
 
 
 TEST_FILE = """

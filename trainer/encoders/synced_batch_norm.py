@@ -94,9 +94,9 @@ class _Normalised(torch.autograd.Function):
             of_inputs = torch.batch_norm_backward_elemt(
                 gradient, inputs, mean, inverse_deviation, weight, sum_dy, sum_dy_xmu, counts
             )
-        if weight is None:  # torch's kernel gives empty tensors then
-            of_weight = of_bias = None
-        return of_inputs, of_weight, of_bias, None, None, None, None
+        # Without weights torch's kernel gives empty tensors.
+        of_weights = (None, None) if weight is None else (of_weight, of_bias)
+        return of_inputs, *of_weights, None, None, None, None
 
 
 def _packed(values: Tensor) -> Tensor:

@@ -77,12 +77,9 @@ def _measure(asked: argparse.Namespace, folder: Path) -> int:
     script = [sys.executable, "-m", "benchmarks.gpu", "--device", asked.device, *(["--small"] if asked.small else [])]
     runner = Runner([*script, "--folder", str(folder)], folder, 60 * asked.minutes)
     earlier = Earlier(asked.found, machine) if asked.found else None
-    wanted = [part for part in PARTS if asked.part is None or part.name in asked.part]
-    todo = [part for part in wanted if earlier is None or earlier.outcome(part) is None]
-    again = {part.after for part in todo}
-    for part in wanted:
+    for part in (part for part in PARTS if asked.part is None or part.name in asked.part):
         try:
-            if earlier and (outcome := earlier.outcome(part)) and part.name not in again:
+            if earlier and (outcome := earlier.outcome(part)):
                 runner.take_over(outcome)
                 continue
             # The limits are a GPU's.

@@ -29,21 +29,10 @@ BATCH = 256
 MIN_OF_SYNTHETIC = 0.95
 
 
-def photographs(found: Findings) -> None:
-    """Make photographs and convert them; the other parts read them from the page cache."""
-    from thermopile.tools.bench.photographs import photographs as made
-
-    images, began = 320 if found.small else IMAGES, time.monotonic()
-    folder = _folder(found)
-    folder.mkdir()
-    made(folder, images)
-    found.note(f"{images:,} photographs of 400×300 were made and converted in {time.monotonic() - began:.0f} s.")
-
-
 def dali(found: Findings) -> None:
     """Images a second for each share of the hardware decoder and each number of threads; ffcv beside them."""
     size, batch = (16, 16) if found.small else (224, BATCH)
-    dataset = Dataset(_folder(found) / "dataset")
+    dataset = _photographs(found)
     order = Order.create(dataset.n, batch)
     batches = min(12, order.steps_per_epoch - WARM_UP)
     work = Work(dataset, order, "crop_flip", 1, size, batches, torch.device(found.device))
@@ -63,14 +52,15 @@ def training(found: Findings) -> None:
     for package in lacking:
         found.note(f"Not run: {package} is missing.")
     # The loader that `auto` chooses on a GPU comes first.
+    dataset = _photographs(found)
     loaders, batch = ["ffcv"] if lacking else ["dali", "ffcv"], 16 if found.small else BATCH
-    while batch >= 16 and not _trained(found, loaders, batch):
+    while batch >= 16 and not _trained(found, dataset, loaders, batch):
         batch //= 2
 
 
-def _trained(found: Findings, loaders: list[str], batch: int) -> bool:
+def _trained(found: Findings, dataset: Dataset, loaders: list[str], batch: int) -> bool:
     """Add a row for random batches and each loader; return whether they all fit into the memory."""
-    dataset, synthetic = Dataset(_folder(found) / "dataset"), 0.0
+    synthetic = 0.0
     for loader in ("synthetic", *loaders):
         with TemporaryDirectory(dir=found.folder) as run:
             try:
@@ -99,5 +89,16 @@ def _settings(found: Findings, batch: int, loader: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _folder(found: Findings) -> Path:
-    return found.folder / "photographs"
+def _photographs(found: Findings) -> Dataset:
+    """Return photographs, made and converted if no earlier part has; the loaders read them from the page cache."""
+    from thermopile.tools.bench.photographs import photographs
+
+    images, folder, began = 320 if found.small else IMAGES, found.folder / "photographs", time.monotonic()
+    if folder.is_dir():
+        return Dataset(folder / "dataset")
+    with TemporaryDirectory(dir=found.folder) as making:
+        photographs(Path(making), images)
+        Path(making).rename(folder)
+        Path(making).mkdir()
+    found.note(f"{images:,} photographs of 400×300 were made and converted in {time.monotonic() - began:.0f} s.")
+    return Dataset(folder / "dataset")

@@ -18,8 +18,6 @@ class Part:
     seconds: float
     """It is ended after this long."""
     arguments: tuple[str, ...] = ()
-    after: str = ""
-    """A part that must have run."""
 
 
 OBJECTIVE = ("torch", "numpy", "pydantic", "click", "rich")
@@ -34,14 +32,16 @@ PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn", "tomli_w": "tomli-w", "p
 PARTS = (
     Part("smoke", "Ten steps with each loader", "runs:smoke", TRAINER, 45, 60),
     Part("step-bf16", "A step in bfloat16", "steps:measure", TRAINER, 45, 75, ("bf16",)),
-    Part("photographs", "Photographs", "feeding:photographs", DATA, 25, 60),
-    Part("training", "Training on real data", "feeding:training", DATA, 60, 100, after="photographs"),
+    Part("training", "Training on real data", "feeding:training", DATA, 60, 150),
     Part("objective", "The objective", "objective:measure", OBJECTIVE, 40, 60),
     Part("copies", "Copies, kernels and idle time", "copies:copies", TRAINER, 30, 60),
     Part("waits", "Waits for the GPU", "copies:waits", TRAINER, 35, 60, ("float32", "bf16", "checkpointed", "pieces")),
     Part("checkpoint", "Checkpoints", "runs:checkpoint", TRAINER, 40, 60),
     Part("resume", "A stopped and resumed run", "runs:resume", TRAINER, 30, 60),
-    Part("exact", "A stopped and resumed run, deterministic", "runs:exact", TRAINER, 60, 120),
+    Part("exact", "A stopped and resumed run, deterministic", "runs:exact", TRAINER, 50, 100,
+         ("ResNet", "deterministic")),
+    Part("exact-vit", "A stopped and resumed run of ViT-B/32, deterministic", "runs:exact", TRAINER, 40, 100,
+         ("ViT", "vit")),
     Part("rival", "Beside a loop in plain torch", "rival:measure", DATA, 120, 200),
     Part("nccl", "One rank", "runs:one_rank", TRAINER, 35, 60),
     Part("step-deterministic", "A step in bfloat16, deterministic", "steps:measure", TRAINER, 40, 60,
@@ -53,7 +53,7 @@ PARTS = (
     Part("step-checkpointed", "A step in bfloat16 with activation checkpointing", "steps:measure", TRAINER, 45, 75,
          ("checkpointed",)),
     Part("step-vit", "A step of ViT-B/32 in bfloat16", "steps:measure", TRAINER, 35, 60, ("vit",)),
-    Part("dali", "DALI", "feeding:dali", (*DATA, "nvidia.dali"), 45, 75, after="photographs"),
+    Part("dali", "DALI", "feeding:dali", (*DATA, "nvidia.dali"), 45, 100),
     Part("tests", "Tests on the GPU", "suite:tests", TESTS, 60, 150, ("not compiled",)),
     Part("tests-compiled", "Tests of compiled encoders on the GPU", "suite:tests", TESTS, 60, 150, ("compiled",)),
 )  # fmt: skip

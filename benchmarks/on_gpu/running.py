@@ -76,9 +76,6 @@ class Runner:
     def _refusal(self, part: Part) -> str:
         if lacking := missing(part.needs):
             return f"not run: {', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} missing"
-        before = [outcome.problem for outcome in self.outcomes if outcome.part.name == part.after and outcome.problem]
-        if before:
-            return NO_TIME if before == [NO_TIME] else f"not run: it needs what {part.after} makes"
         return "" if time.monotonic() + part.usual <= self._ends else NO_TIME
 
     def _run(self, part: Part, seconds: float) -> str:

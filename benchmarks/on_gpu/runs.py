@@ -115,14 +115,13 @@ def resume(found: Findings) -> None:
     _check_losses(found, "a loss of a resumed run beside one never stopped", *_resumed(found, config, STEPS))
 
 
-def exact(found: Findings) -> None:
-    """The same with deterministic algorithms, for both kinds of image encoder: bit for bit."""
+def exact(found: Findings, encoder: str, name: str) -> None:
+    """The same with deterministic algorithms: bit for bit. name: one of the configurations of steps.py."""
     steps = STEPS if found.small else 200
-    for encoder, name in (("ResNet", "deterministic"), ("ViT", "vit")):
-        losses, right = _resumed(found, _config(found, name, steps, deterministic=True), steps)
-        alike = sum(one == other for one, other in zip(losses, right, strict=True))
-        found.check(f"{encoder}, deterministic: losses of a resumed run that are those of one never stopped",
-                    f"{steps}", f"{alike}", alike == steps)  # fmt: skip
+    losses, right = _resumed(found, _config(found, name, steps, deterministic=True), steps)
+    alike = sum(one == other for one, other in zip(losses, right, strict=True))
+    found.check(f"{encoder}, deterministic: losses of a resumed run that are those of one never stopped",
+                f"{steps}", f"{alike}", alike == steps)  # fmt: skip
 
 
 def _resumed(found: Findings, config: TrainConfig, steps: int) -> tuple[list[float], list[float]]:

@@ -56,10 +56,10 @@ def test_without_a_package_the_parts_that_need_it_are_not_run_and_the_others_are
         "sys.meta_path.insert(0, Missing())\n"
     )
     page, search = tmp_path / "gpu.md", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    parts = [word for part in ("photographs", "dali", "objective") for word in ("--part", part)]
+    parts = [word for part in ("training", "dali", "objective") for word in ("--part", part)]
     done = start("--device", "cpu", "--small", "--page", page, *parts, PYTHONPATH=search)
     assert done.returncode == 1
-    assert done.stderr.splitlines() == ["photographs, dali: not run: ffcv is missing"]
+    assert done.stderr.splitlines() == ["training, dali: not run: ffcv is missing"]
     text = page.read_text("utf-8")
     assert text.count("**Not run: ffcv is missing.**") == 2
     assert "isogclr on pairs" in text
@@ -180,8 +180,8 @@ def runner(command, tmp_path):
     return Runner(command, tmp_path, 600)
 
 
-def part(name, needs=(), seconds=60, after="", usual=0):
-    return Part(name, name.capitalize(), "", needs, usual, seconds, after=after)
+def part(name, needs=(), seconds=60, usual=0):
+    return Part(name, name.capitalize(), "", needs, usual, seconds)
 
 
 def test_a_part_that_hangs_fails_or_is_killed_keeps_what_it_found_and_the_next_one_runs(runner):
@@ -197,22 +197,21 @@ def test_a_part_that_hangs_fails_or_is_killed_keeps_what_it_found_and_the_next_o
     assert "hangs: ended after 1 s" in runner.complaints()
 
 
-def test_a_part_whose_packages_are_missing_is_not_run_nor_is_what_needs_it(runner):
+def test_a_part_whose_packages_are_missing_is_not_run(runner):
     runner.run(part("first", needs=("json", "no_such_module", "nvidia.no_such_module")))
-    runner.run(part("second", after="first"))
-    runner.run(part("third", needs=("pytest_timeout",)))
+    runner.run(part("second", needs=("pytest_timeout",)))
     assert [outcome.problem for outcome in runner.outcomes] == [
-        "not run: no_such_module, nvidia.no_such_module are missing", "not run: it needs what first makes", "",
+        "not run: no_such_module, nvidia.no_such_module are missing", "",
     ]  # fmt: skip
 
 
 def test_parts_end_with_the_time_of_all_and_what_was_measured_is_on_the_page(command, tmp_path):
     runner = Runner(command, tmp_path, 5)
-    for each in (part("first"), part("too long", usual=6), part("grows"), part("late"), part("later", after="late")):
+    for each in (part("first"), part("too long", usual=6), part("grows"), part("late")):
         runner.run(each)
     problems = [outcome.problem for outcome in runner.outcomes]
     assert re.fullmatch(r"ended after \d s", problems.pop(2))
-    assert problems == ["", NO_TIME, NO_TIME, NO_TIME]
+    assert problems == ["", NO_TIME, NO_TIME]
     assert re.search(r"## Grows\n\na table:\n\n\| batch \|\n\| --- \|\n\| \d+ \|\n\n\*\*Ended",
                      to_markdown(MACHINE, runner.outcomes))  # fmt: skip
 
@@ -249,7 +248,7 @@ def test_a_second_command_runs_what_the_first_did_not_and_both_are_on_the_page(t
     page = tmp_path / "gpu.md"
     common = ("--device", "cpu", "--small", "--found", tmp_path / "found", "--page", page, "--part", "objective")
     assert start(*common).stdout.startswith("objective: ")
-    assert start(*common, "--part", "photographs").stdout.startswith("photographs: ")
+    assert start(*common, "--part", "exact-vit").stdout.startswith("exact-vit: ")
     assert "isogclr on pairs" in page.read_text("utf-8")
 
 

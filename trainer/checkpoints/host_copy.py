@@ -45,8 +45,16 @@ class CopyOnHost:
     def __init__(self, tree: Mapping[str, Any], pinned: Tensor | None = None) -> None:
         """pinned: uint8, at least bytes_on_gpu(tree), in use until `result` returns; None: wait for the copies."""
         self._pinned, self._used = pinned, 0
+        self._sources, self._copies = list[Tensor](), list[Tensor]()
         self._copied: torch.cuda.Event | None = None
         self._tree: dict[str, Any] = self._copy(tree)
+        if self._copies:
+            # At once: after each copy of its own, another thread of Python might keep this one waiting for 5 ms.
+            torch._foreach_copy_(self._copies, self._sources, non_blocking=True)
+            # blocking: the waiting thread sleeps; by default it would spin on a core that the loader needs.
+            self._copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            self._copied.record()  # in the current stream, which orders the copies before the next change
+        self._sources, self._copies = [], []
 
     def result(self) -> dict[str, Any]:
         """Return the copy once it is complete. Thread-safe."""
@@ -66,11 +74,10 @@ class CopyOnHost:
     def _from_gpu(self, value: Tensor) -> Tensor:
         if self._pinned is None:
             return value.detach().cpu()
-        copy = placed(self._pinned, self._used, value).copy_(value.detach(), non_blocking=True)
+        copy = placed(self._pinned, self._used, value)
         self._used += _padded(value)
-        # blocking: the waiting thread sleeps; by default it would spin on a core that the loader needs.
-        self._copied = self._copied or torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        self._copied.record()  # in the current stream, which orders the copy before the next change of the weights
+        self._sources.append(value.detach())
+        self._copies.append(copy)
         return copy
 
 

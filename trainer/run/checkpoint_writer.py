@@ -115,8 +115,9 @@ class Checkpointer:
         config_hash = hashlib.sha256(to_toml(self._config).encode()).hexdigest()
         attempts = LAST_ATTEMPTS if is_last and self._run.path.is_remote else 1
         for attempt in range(1, attempts + 1):
-            snapshot = self._snapshot(step, epoch, config_hash)
-            self.begin(step, snapshot, self._copy(training_state()) if self._world.is_first else None)
+            # Before threads begin to write the snapshot, with which the copy would share the interpreter.
+            training = self._copy(training_state()) if self._world.is_first else None
+            self.begin(step, self._snapshot(step, epoch, config_hash), training)
             if not is_last:
                 return
             self.finish(must_succeed=attempt == attempts)

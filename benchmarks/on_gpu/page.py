@@ -9,6 +9,16 @@ from thermopile.storage.files import write_atomically
 from ..markdown import table
 from .running import Outcome
 
+HOW = """\
+Written by `make gpu PYTHON=…`, which runs in the environment of that Python, with torch for CUDA and the packages of
+constraints.txt, and installs nothing. It takes as long as `MINUTES=N` allows, 9 by default, the most telling parts
+first; a second command with the same `FOUND=folder` measures what the first had no time for.
+
+A bare machine without a network needs torch 2.11 and transformers 5.17, or newer. Where there is a network, `make
+gpu-wheels` fills build/gpu-wheels with what else it lacks, 38 MB for Python 3.12, ffcv compiled for it, and with 16 MB
+of pairs. There, `make gpu PYTHON=python3 WHEELS=build/gpu-wheels` has them on its path for as long as it runs. DALI,
+which is too large for that, is measured where it is installed."""
+
 
 def write_page(path: Path, machine: dict[str, Any], outcomes: Sequence[Outcome]) -> None:
     """Write the page, Markdown."""
@@ -19,7 +29,7 @@ def to_markdown(machine: dict[str, Any], outcomes: Sequence[Outcome]) -> str:
     """machine: as machine.describe returns it."""
     blocks = [
         "# On a GPU",
-        "Written by `make gpu PYTHON=…`, which runs in the environment of that Python and installs nothing.",
+        HOW,
         table(("machine", ""), _of_machine(machine)),
     ]
     checks = [check for outcome in outcomes for check in outcome.found.get("checks", [])]
@@ -27,7 +37,11 @@ def to_markdown(machine: dict[str, Any], outcomes: Sequence[Outcome]) -> str:
         rows = ((check["what"], check["asked"], check["found"], "held" if check["held"] else "**missed**")
                 for check in checks)  # fmt: skip
         blocks += ["## What is asked", table(("figure", "asked", "found", ""), rows)]
+    not_run: dict[str, list[str]] = {}
     for outcome in outcomes:
+        if outcome.problem.startswith("not run: "):
+            not_run.setdefault(outcome.problem, []).append(outcome.part.title)
+            continue
         blocks.append(f"## {outcome.part.title}")
         found = outcome.found
         for each in found.get("tables", []):
@@ -37,6 +51,9 @@ def to_markdown(machine: dict[str, Any], outcomes: Sequence[Outcome]) -> str:
             blocks.append(f"**{outcome.problem[0].upper()}{outcome.problem[1:]}.**")
         else:
             blocks.append(f"This part took {outcome.seconds:.0f} s.")
+    if not_run:
+        lines = (f"- {problem.removeprefix('not run: ')}: {'; '.join(titles)}" for problem, titles in not_run.items())
+        blocks += ["## Not run", "\n".join(lines)]
     return "\n\n".join(blocks) + "\n"
 
 

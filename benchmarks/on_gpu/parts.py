@@ -38,7 +38,7 @@ PARTS = (
     Part("waits", "Waits for the GPU", "copies:waits", TRAINER, 35, 60, ("float32", "bf16", "checkpointed", "pieces")),
     Part("checkpoint", "Checkpoints", "runs:checkpoint", TRAINER, 40, 60),
     Part("resume", "A stopped and resumed run", "runs:resume", TRAINER, 30, 60),
-    Part("exact", "A stopped and resumed run, deterministic", "runs:exact", TRAINER, 50, 100,
+    Part("exact", "A stopped and resumed run of ResNet-50, deterministic", "runs:exact", TRAINER, 50, 100,
          ("ResNet", "deterministic")),
     Part("exact-vit", "A stopped and resumed run of ViT-B/32, deterministic", "runs:exact", TRAINER, 40, 100,
          ("ViT", "vit")),

@@ -6,6 +6,7 @@ import io
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -79,12 +80,11 @@ def measure(found: Findings) -> None:
     """Train each with the same pairs, batches and towers, some seeds; say how long each takes to a recall."""
     size, seeds = (SMALL, 1) if found.small else (LARGE, SEEDS)
     data, tested, what = _data(found, size)
-    curves = {"transformers' CLIPModel in a torch loop": [_loop(found, data, tested, size, seed)
-                                                          for seed in range(seeds)]}  # fmt: skip
-    for name in ("clip", "isogclr"):
-        curves[name] = [_ours(found, data, tested, size, seed, name) for seed in range(seeds)]
-    goal = GOAL * fmean(curve.recalls[-1] for curve in next(iter(curves.values())))
-    for name, of_seeds in curves.items():
+    goal = None
+    for name in ("transformers' CLIPModel in a torch loop", "clip", "isogclr"):
+        train = _loop if goal is None else partial(_ours, objective=name)
+        of_seeds = [train(found, data, tested, size, seed) for seed in range(seeds)]
+        goal = goal or GOAL * fmean(curve.recalls[-1] for curve in of_seeds)
         seconds = fmean(curve.seconds[-1] for curve in of_seeds)
         reached = [next((at for at, recall in zip(curve.seconds, curve.recalls, strict=True) if recall >= goal), None)
                    for curve in of_seeds]  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any
 from .findings import file_of, read
 from .parts import PACKAGES, Part
 
-NO_TIME = "not run: there was no time left for it"
+NO_TIME = "not run: no time was left"
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 """Nothing here may ask the network."""
 

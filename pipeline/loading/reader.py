@@ -86,7 +86,7 @@ class Reader:
             located.jpeg_files[start:end] = [files[place].number for place in places]
             if not self._is_compiled:
                 with _compiling:
-                    kernel(located, start, start + 1, *given)
+                    _compile(kernel, located, start, start + 1, *given)
                 self._is_compiled = True
             row, fault = kernel(located, start, end, *given)
             files.clear()  # before the next files are opened
@@ -110,6 +110,18 @@ class Reader:
     def close(self) -> None:
         """Stop the threads after their current batch."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _compile(kernel: Callable[..., Any], *given: Any) -> None:
+    """Call a kernel, which compiles it, once more if numba fails.
+
+    While threads of another loader ran, its table of compiled signatures has raised KeyError for one that it held
+    (numba 0.68, Dispatcher.nopython_signatures): in a few of thousands of test runs, and nobody could provoke it.
+    """
+    try:
+        kernel(*given)
+    except KeyError:
+        kernel(*given)
 
 
 def own_thread(device_id: int | None) -> ThreadPoolExecutor:

@@ -24,6 +24,7 @@ from thermopile.trainer.checkpoints.checkpoint_files import remove_checkpoints
 from thermopile.trainer.lineage import read_lineage
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run import fork as fork_module
+from thermopile.trainer.run import restoring
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import answer, assert_one_line, cli, sets, succeed
@@ -300,6 +301,14 @@ def test_a_fork_killed_at_any_step_leaves_the_whole_fork_or_none_and_is_repeated
         assert_same_run(RunDirectory(out), RunDirectory(tmp_path / "unkilled"))
         assert contents(run) == before
         shutil.rmtree(out)
+
+
+def test_a_checkpoint_of_another_sample_order_is_neither_forked_nor_resumed(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(restoring, "ORDER_VERSION", 2)
+    why = "step-14 was made with sample order 1, but this version uses order 2; go on with the version that started it"
+    assert_one_line(cli("fork", whole.path, "--out", tmp_path / "fork"), 1, why)
+    assert_one_line(cli("train", "--out", whole.path, "--resume"), 1, why)
+    assert not (tmp_path / "fork").exists()
 
 
 # Changes

@@ -34,7 +34,7 @@ from ..optim import learning_rate
 from ..run_directory import RunDirectory, find_checkpoint
 from ..world import ALONE
 from .build import create_order, objective_of, pieces_per_step, refuse_thin_steps, resolve
-from .restoring import refuse_published
+from .restoring import refuse_other_order, refuse_published
 from .resume_settings import Change, as_recorded, differences, impossible, settings_at, with_changes, with_free
 from .selection_files import Ids, check_own_copy, holes_in, selects, unchanged, write_selection
 
@@ -79,6 +79,7 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
     if (at or kept) and (at != "step-0" or 0 in kept):
         file = find_checkpoint(origin, at or LATEST)
         info = read_info(file)
+        refuse_other_order(file, info)
         checkpoint, step = (file, info), info.step
         recorded = with_free(settings_at(file, info.settings), now)
     later = "; ".join(change.arrow for change in differences(recorded, now))

@@ -19,6 +19,7 @@ from ...state_store.shares import writer_lock
 from ...storage.place import Lock, Place
 from ...storage.selection import Selection
 from ..checkpoints.checkpoint_files import (
+    CheckpointInfo,
     Loaded,
     checkpoints_in,
     latest_checkpoint,
@@ -206,10 +207,15 @@ def _check_settings(config: TrainConfig, start: Loaded, world: World) -> None:
     if (changes := changes_since(start.path, start.info.settings, config)) and world.is_first:
         changed = "; ".join(change.arrow for change in changes)
         _log.warning("the settings have changed since %s: %s", start.path, changed)
-    if start.info.order_version != ORDER_VERSION:
+    refuse_other_order(start.path, start.info)
+
+
+def refuse_other_order(checkpoint: Place, info: CheckpointInfo) -> None:
+    """Raise RunError if a checkpoint's samples came in another order than this version's."""
+    if info.order_version != ORDER_VERSION:
         raise RunError(
-            f"{start.path} was made with sample order {start.info.order_version}, but this version uses order "
-            f"{ORDER_VERSION}; resume it with the version that started it"
+            f"{checkpoint} was made with sample order {info.order_version}, but this version uses order "
+            f"{ORDER_VERSION}; go on with the version that started it"
         )
 
 

@@ -38,7 +38,7 @@ def main() -> int:
         "--part", action="append", choices=[part.name for part in PARTS], help="repeatable; default: all"
     )
     parser.add_argument("--minutes", type=float, default=MINUTES, help="for all parts; default: %(default)g")
-    parser.add_argument("--found", type=Path, help="a folder to keep findings in; parts that it has are not run again")
+    parser.add_argument("--found", type=Path, help="a folder for findings; parts whose files it has are not run again")
     parser.add_argument("--wheels", type=Path, help="a folder of wheels, and of pairs, to have on the path meanwhile")
     for hidden in ("--worker", "--folder"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
@@ -76,7 +76,7 @@ def _measure(asked: argparse.Namespace, folder: Path) -> int:
         return 1
     script = [sys.executable, "-m", "benchmarks.gpu", "--device", asked.device, *(["--small"] if asked.small else [])]
     runner = Runner([*script, "--folder", str(folder)], folder, 60 * asked.minutes)
-    earlier = Earlier(asked.found, machine) if asked.found else None
+    earlier = Earlier(asked.found, machine, asked.device, asked.small) if asked.found else None
     for part in (part for part in PARTS if asked.part is None or part.name in asked.part):
         try:
             if earlier and (outcome := earlier.outcome(part)):

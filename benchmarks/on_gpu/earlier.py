@@ -4,26 +4,33 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .parts import Part
-from .running import Outcome
+from thermopile.storage.files import write_atomically
+
+from .parts import PARTS, Part
+from .running import Outcome, missing
 
 
 class Earlier:
-    """The outcomes of parts that ran to their end on a machine."""
+    """The outcomes of parts that ran to their end on a machine, and missed no figure."""
 
-    def __init__(self, folder: Path, machine: dict[str, Any]) -> None:
-        """folder: made if it is not there. machine: as machine.describe returns it. Exits if it is of another one."""
+    def __init__(self, folder: Path, machine: dict[str, Any], *how: Any) -> None:
+        """folder: made if it is not there. machine: as machine.describe returns it. how: what else must be alike.
+
+        Exits if the folder is of another machine.
+        """
         self._folder, of_machine = folder, folder / "machine.json"
         folder.mkdir(parents=True, exist_ok=True)
+        lacking = missing(sorted({module for part in PARTS for module in part.needs}))
         # The memory that a machine reports differs a little from one start to the next.
-        alike = machine | {"ram_bytes": None}
+        alike = json.dumps([machine | {"ram_bytes": None}, lacking, *how])
         if not of_machine.exists():
-            of_machine.write_text(json.dumps(alike), "utf-8")
-        elif json.loads(of_machine.read_text("utf-8")) != alike:
-            raise SystemExit(f"--found {folder} is of another machine or of other versions; name another folder")
+            write_atomically(of_machine, alike.encode())
+        elif of_machine.read_text("utf-8") != alike:
+            why = "it is of another machine, or of other versions; name another folder"
+            raise SystemExit(f"Nothing was measured. --found {folder}: {why}")
 
     def outcome(self, part: Part) -> Outcome | None:
-        """Return how a part went, if it ran to its end."""
+        """Return how a part went, if it is kept."""
         file = self._folder / f"{part.name}.json"
         if not file.exists():
             return None
@@ -31,7 +38,7 @@ class Earlier:
         return Outcome(part, kept["seconds"], "", kept["found"])
 
     def keep(self, outcome: Outcome) -> None:
-        """Keep an outcome, unless the part did not run to its end."""
-        if not outcome.problem:
+        """Keep an outcome, unless the part did not run to its end, or missed a figure, as one that will be mended."""
+        if not outcome.problem and all(check["held"] for check in outcome.found.get("checks", [])):
             kept = {"seconds": outcome.seconds, "found": outcome.found}
-            (self._folder / f"{outcome.part.name}.json").write_text(json.dumps(kept), "utf-8")
+            write_atomically(self._folder / f"{outcome.part.name}.json", json.dumps(kept).encode())

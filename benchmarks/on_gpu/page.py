@@ -11,13 +11,13 @@ from .running import Outcome
 
 HOW = """\
 Written by `make gpu PYTHON=…`, which runs in the environment of that Python, with torch for CUDA and the packages of
-constraints.txt, and installs nothing. It takes as long as `MINUTES=N` allows, 9 by default, the most telling parts
-first; a second command with the same `FOUND=folder` measures what the first had no time for.
+constraints.txt, and installs nothing. It takes at most `MINUTES=N`, 9 by default, and begins with the most telling
+parts; a second command with the same `FOUND=folder` measures what the first had no time for or missed.
 
-A bare machine without a network needs torch 2.11 and transformers 5.17, or newer. Where there is a network, `make
-gpu-wheels` fills build/gpu-wheels with what else it lacks, 38 MB for Python 3.12, ffcv compiled for it, and with 16 MB
-of pairs. There, `make gpu PYTHON=python3 WHEELS=build/gpu-wheels` has them on its path for as long as it runs. DALI,
-which is too large for that, is measured where it is installed."""
+A bare machine without a network needs torch 2.11 and transformers 5.17, or newer. Where there is a network,
+`make gpu-wheels` fills build/gpu-wheels with what else it lacks, 38 MB for Python 3.12, ffcv compiled for it, and with
+16 MB of pairs. On the bare machine, `make gpu PYTHON=python3 WHEELS=build/gpu-wheels` has them on its path meanwhile.
+DALI, which is too large for that, is measured where it is installed."""
 
 
 def write_page(path: Path, machine: dict[str, Any], outcomes: Sequence[Outcome]) -> None:

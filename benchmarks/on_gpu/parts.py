@@ -53,7 +53,7 @@ PARTS = (
     Part("step-checkpointed", "A step in bfloat16 with activation checkpointing", "steps:measure", TRAINER, 45, 75,
          ("checkpointed",)),
     Part("step-vit", "A step of ViT-B/32 in bfloat16", "steps:measure", TRAINER, 35, 60, ("vit",)),
-    Part("dali", "DALI", "feeding:dali", (*DATA, "nvidia.dali"), 45, 100),
+    Part("dali", "DALI", "feeding:dali", (*DATA, "nvidia.dali"), 60, 100),
     Part("tests", "Tests on the GPU", "suite:tests", TESTS, 60, 150, ("not compiled",)),
     Part("tests-compiled", "Tests of compiled encoders on the GPU", "suite:tests", TESTS, 60, 150, ("compiled",)),
 )  # fmt: skip

@@ -84,7 +84,8 @@ def measure(found: Findings) -> None:
     for name in ("transformers' CLIPModel in a torch loop", "clip", "isogclr"):
         train = _loop if goal is None else partial(_ours, objective=name)
         of_seeds = [train(found, data, tested, size, seed) for seed in range(seeds)]
-        goal = goal or GOAL * fmean(curve.recalls[-1] for curve in of_seeds)
+        if goal is None:
+            goal = GOAL * fmean(curve.recalls[-1] for curve in of_seeds)
         seconds = fmean(curve.seconds[-1] for curve in of_seeds)
         reached = [next((at for at, recall in zip(curve.seconds, curve.recalls, strict=True) if recall >= goal), None)
                    for curve in of_seeds]  # fmt: skip

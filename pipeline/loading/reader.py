@@ -116,7 +116,7 @@ def _compile(kernel: Callable[..., Any], *given: Any) -> None:
     """Call a kernel, which compiles it, once more if numba fails.
 
     While threads of another loader ran, its table of compiled signatures has raised KeyError for one that it held
-    (numba 0.68, Dispatcher.nopython_signatures): in a few of thousands of test runs, and nobody could provoke it.
+    (numba 0.68, Dispatcher.nopython_signatures): in a few test runs out of thousands; we could not reproduce it.
     """
     try:
         kernel(*given)

@@ -231,24 +231,27 @@ def test_a_missed_figure_and_a_part_that_cannot_run_fail_the_whole_but_not_one_w
     assert runner.held == held
 
 
-def test_what_an_earlier_command_found_on_this_machine_is_kept_but_not_what_failed(runner, tmp_path):
+def test_what_an_earlier_command_found_on_this_machine_is_kept_but_not_what_missed_or_failed(runner, tmp_path):
     found = tmp_path / "found"
-    for each in (part("runs"), part("fails")):
+    for each in (part("good"), part("runs"), part("fails")):
         runner.run(each)
         Earlier(found, MACHINE).keep(runner.outcomes[-1])
     later = Earlier(found, MACHINE | {"ram_bytes": 1})
-    assert later.outcome(part("runs")) == runner.outcomes[0]
-    assert later.outcome(part("fails")) is None
-    with pytest.raises(SystemExit, match="of another machine or of other versions"):
-        Earlier(found, MACHINE | {"driver": "581"})
+    assert later.outcome(part("good")) == runner.outcomes[0]
+    assert later.outcome(part("runs")) is later.outcome(part("fails")) is None
+    for other in ((MACHINE | {"driver": "581"},), (MACHINE, "small")):
+        with pytest.raises(SystemExit, match=r"Nothing was measured\. --found .*: it is of another machine"):
+            Earlier(found, *other)
 
 
 @pytest.mark.wide
 def test_a_second_command_runs_what_the_first_did_not_and_both_are_on_the_page(tmp_path):
     page = tmp_path / "gpu.md"
     common = ("--device", "cpu", "--small", "--found", tmp_path / "found", "--page", page, "--part", "objective")
-    assert start(*common).stdout.startswith("objective: ")
-    assert start(*common, "--part", "exact-vit").stdout.startswith("exact-vit: ")
+    for more, ran in (((), ["objective"]), (("--part", "exact-vit"), ["exact-vit"]), ((), [])):
+        done = start(*common, *more)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert [line.partition(":")[0] for line in done.stdout.splitlines()] == ran
     assert "isogclr on pairs" in page.read_text("utf-8")
 
 

@@ -10,6 +10,7 @@ import torch
 
 from thermopile.state_store import SnapshotError
 from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
+from thermopile.trainer.checkpoints.host_copy import CopyOnHost
 from thermopile.trainer.config import load_config
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.metrics.metrics_log import MetricsLog
@@ -72,6 +73,32 @@ def test_a_checkpoint_written_beside_training_holds_the_weights_of_its_own_step(
     memory, expected_memory = (training["optimizer"]["weights"]["state"] for training in (kept, expected))
     assert memory
     torch.testing.assert_close(memory, expected_memory, rtol=0, atol=0)
+
+
+def test_weights_are_copied_before_the_snapshot_is_begun_and_their_memory_is_in_use_until_then_if_it_fails(
+    pairs_dataset, tmp_path, monkeypatch
+):
+    calls = []
+
+    class Watched(CopyOnHost):
+        def __init__(self, *given):
+            calls.append("copied")
+            super().__init__(*given)
+
+        def result(self):
+            calls.append("awaited")
+            return super().result()
+
+    def fail(*_, **__):
+        calls.append("snapshot")
+        raise SnapshotError("no room")
+
+    with Trainer(small(pairs_dataset), RunDirectory(tmp_path / "run")) as trainer:
+        monkeypatch.setattr(checkpoint_writer, "CopyOnHost", Watched)
+        monkeypatch.setattr(trainer.store, "snapshot", fail)
+        with pytest.raises(SnapshotError, match="no room"):
+            trainer.checkpointer.save(3, 0, trainer.training_state, is_last=False)
+    assert calls == ["copied", "snapshot", "awaited"]
 
 
 def test_a_checkpoint_that_comes_due_while_one_is_written_waits_for_it(pairs_dataset, tmp_path, slow_disk):

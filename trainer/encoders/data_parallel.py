@@ -39,8 +39,8 @@ def encoders_of_a_step(
     if config.compile:
         if on_gpu:
             refuse_compiler()
-            # The compiler's choice, which no user can change, at every attention.
-            warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
+            # torch 2.11's compiler says so of a softmax whose reduction it splits; nothing is wrong.
+            warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled", category=UserWarning)
         # Compile each encoder separately and in place, so that checkpoints keep the names of their weights.
         for encoder in encoders.children():
             encoder.compile()

@@ -115,9 +115,15 @@ class Checkpointer:
         config_hash = hashlib.sha256(to_toml(self._config).encode()).hexdigest()
         attempts = LAST_ATTEMPTS if is_last and self._run.path.is_remote else 1
         for attempt in range(1, attempts + 1):
-            # Before threads begin to write the snapshot, with which the copy would share the interpreter.
+            # Before the snapshot's threads start: they would compete with the copy for the interpreter.
             training = self._copy(training_state()) if self._world.is_first else None
-            self.begin(step, self._snapshot(step, epoch, config_hash), training)
+            try:
+                snapshot = self._snapshot(step, epoch, config_hash)
+            except BaseException:
+                if training is not None:
+                    training.result()  # its memory is in use until then
+                raise
+            self.begin(step, snapshot, training)
             if not is_last:
                 return
             self.finish(must_succeed=attempt == attempts)

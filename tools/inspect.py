@@ -277,7 +277,7 @@ def _print_summary(findings: Findings) -> None:
         return
     head, rows = summary.kinds_table(survey.kinds)
     print_table([head[0], *(f">{title}" for title in head[1:])], rows)
-    if survey.kinds.counts.get(KIND_NAMES[MISFIT]):
+    if survey.kinds.counts.get(KIND_NAMES[MISFIT]) and len(survey.sides) > 1:
         print_facts([("misfits", PRECISION)])
     if survey.doubted:
         print_facts([("doubted", summary.came_back(survey.doubted))])

@@ -319,6 +319,8 @@ def _rehearse(settings: TrainConfig, run: RunDirectory, world: World, *, resumin
         with working("training ten steps …"):
             each = seconds_a_step(settings)
         facts.append(("time", f"{duration(each * needs.steps)}, {each:.2g} s a step, without evaluations"))
+    elif not resuming and world.size == 1:
+        facts.append(("time", "add --timed to train ten steps and estimate it"))
     print_facts(facts)
 
 

@@ -88,6 +88,18 @@ def test_large_views_need_encoders_by_name(pairs_dataset, side):
     assert resolve(load_config(large | {"model": named}), pairs_dataset).model.image.name == "conv"
 
 
+def test_images_alone_are_encoded_twice_a_sample(pairs_dataset, images_dataset, monkeypatch):
+    monkeypatch.setattr("thermopile.trainer.run.chosen._flops_per_second", lambda device: 1e15)
+
+    def most(dataset, **text):
+        with pytest.raises(ConfigError) as refused:
+            resolve(load_config({"data": {"image_size": 96}, "device": "cpu", **text}), dataset)
+        return float(re.search(r"at most ([\d,]+) samples", str(refused.value))[1].replace(",", ""))
+
+    of_pairs = most(pairs_dataset, model={"text": {"name": "hf:clip-text"}})
+    assert most(images_dataset) == pytest.approx(of_pairs / 2, rel=1e-3)
+
+
 def test_the_command_says_its_choices_and_records_them(images_dataset, tmp_path):
     done = cli("train", "--data", images_dataset.path, "--out", tmp_path / "run", "--set", "epochs=1")
     assert done.exit_code == 0, done.stderr

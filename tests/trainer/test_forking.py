@@ -92,10 +92,11 @@ def test_a_fork_of_the_latest_checkpoint_is_the_finished_run_again(whole, tmp_pa
     assert "finished" in succeed("status", forked.path).output
 
 
-def test_a_fork_at_step_0_begins_again_with_the_weights_of_the_seed(whole, tmp_path):
+def test_a_fork_at_step_0_begins_again_with_the_weights_of_the_seed(whole, tmp_path, caplog):
     forked = fork(at(whole, 0), tmp_path / "fork")
     assert not forked.state.exists()
     goes_on(forked, 0)
+    assert "has no checkpoint" not in caplog.text
     assert_same_run(forked, whole)
 
 

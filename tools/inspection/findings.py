@@ -215,13 +215,12 @@ def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
             f"and tau falls to tau_min. {against_crowds(kinds.crowding, pairs=len(survey.sides) > 1)}"
         )
     if kinds and (share := kinds.counts.get(KIND_NAMES[MISFIT], 0) / survey.samples) >= MANY_MISFITS:
-        cure = ""
-        if len(survey.sides) > 1 and "doubt_after" not in inspection.config.objective.settings:
-            cure = " For wrong captions, objective.doubt_after = 4, for example, leaves such pairs out of the loss."
-        yield (
-            f"{share:.0%} of the samples are misfits: as many captions are wrong, or the run has not learnt them "
-            f"yet. Train longer before you drop any.{cure}"
-        )
+        why, cure = "they have no feature of their own, or the run has not learnt it", ""
+        if len(survey.sides) > 1:
+            why = "as many captions are wrong, or the run has not learnt them"
+            if "doubt_after" not in inspection.config.objective.settings:
+                cure = " For wrong captions, objective.doubt_after = 4, for example, leaves such pairs out of the loss."
+        yield f"{share:.0%} of the samples are misfits: {why} yet. Train longer before you drop any.{cure}"
     if survey.sides and inspection.config.objective.settings.get("eta") == 0:
         yield "eta is 0: every tau keeps its initial value."
     else:

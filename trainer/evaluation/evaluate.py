@@ -125,8 +125,9 @@ def evaluate(
     tokenizer, sizes = tokenizer_of(data or config.data.places, info) if has_texts else (None, None)
     if config.data.without and train.index.fingerprint == info.dataset_fingerprint:
         result.forgotten = _forgotten(run, config.data, train)
-        gone = f"{len(result.forgotten):,} samples that {run.path} has forgotten"
-        result.notes.append(f"k-NN and linear probe leave out {gone}.")
+        if not result.not_classified:
+            gone = f"{len(result.forgotten):,} samples that {run.path} has forgotten"
+            result.notes.append(f"k-NN and linear probe leave out {gone}.")
     encoders = restore_encoders(config, checkpoint, training, sizes, weights, allow_code=allow_code)
     if network == "momentum":
         if encoders.momentum is None:
@@ -148,11 +149,11 @@ def compared(checkpoint: str, train: Dataset, test: Dataset) -> Evaluation:
     if train.index.mode != test.index.mode:
         raise DatasetError(
             f"{train.place} holds {train.index.mode}, but {test.place} holds {test.index.mode}: "
-            "give a training set of the same kind (--train, or evaluation.train)"
+            "give sets of the same kind (--test, --train, or evaluation.train)"
         )
     result = Evaluation(checkpoint, train, test, match_classes(train.column("group"), test.column("group")))
     sizes = result.classes.sizes
-    if train.index.fingerprint == test.index.fingerprint:
+    if train.index.fingerprint == test.index.fingerprint and not result.not_classified:
         result.notes.append("Training and test set are the same, so every sample is its own nearest neighbour.")
     if len(sizes) > 1 and (sizes == sizes[0]).all():
         result.notes.append(

@@ -70,7 +70,8 @@ def refuse_unnamed_encoders(
     if not unnamed or image_size <= LARGEST_FOR_BUILT_IN:
         return
     offers, speed = [], _flops_per_second(device)
-    inputs = {"image": image_size**2, "text": tokenizer.context_length if tokenizer else 0}
+    views = 1 if mode == "bimodal" else 2
+    inputs = {"image": views * image_size**2, "text": tokenizer.context_length if tokenizer else 0}
     for names in product(*(NAMED[side] for side in unnamed)):
         named = dict(zip(unnamed, names, strict=True))
         words = " ".join(f"--set model.{side}.name={name}" for side, name in named.items())

@@ -32,6 +32,7 @@ from ..config import TrainConfig, flat, to_tree
 from ..encoders.initial_weights import parts_of
 from ..encoders.locking import starts_trained
 from ..errors import ConfigError, RunError
+from ..lineage import read_lineage
 from ..objectives import Objective
 from ..plugins import OPEN_CLIP, TIMM
 from ..run_directory import RunDirectory
@@ -69,7 +70,9 @@ def find_start(config: TrainConfig, run: RunDirectory, world: World, *, resume: 
         own = facts(config, dataset)
     refuse_differences(world, own)
     if resume and start is None and world.is_first:
-        _log.warning("%s has no checkpoint: the run starts over at step 0", run.path)
+        lineage = read_lineage(run.lineage_file)
+        if not (lineage and lineage.origins and lineage.origins[-1].step == 0):  # a fork that begins again has none
+            _log.warning("%s has no checkpoint: the run starts over at step 0", run.path)
     return dataset, start
 
 

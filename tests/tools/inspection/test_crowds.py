@@ -166,8 +166,8 @@ def test_very_many_misfits_are_said_to_be_unlearnt_samples_perhaps(images_datase
     columns = {"sample/tau": np.linspace(0.1, 0.2, n)}
     columns["sample/log_s"] = np.where(np.arange(n) < 0.05 * n, 1.0, -3.0)
     (warning,) = look(write_state(tmp_path / "run", images_dataset, columns, np.full(n, 9)).path).warnings
-    assert warning.startswith("5% of the samples are misfits: as many captions are wrong, or the run has not learnt")
-    assert "doubt_after" not in warning
+    assert warning.startswith("5% of the samples are misfits: they have no feature of their own, or the run has not")
+    assert "caption" not in warning
 
 
 @pytest.mark.parametrize(("settings", "is_advised"), [({}, True), ({"doubt_after": 3}, False)])
@@ -178,5 +178,5 @@ def test_doubt_is_advised_where_many_pairs_are_misfits_unless_they_are_doubted(
     columns |= {f"{side}/log_s": np.where(np.arange(N) < 0.2 * N, 1.0, -3.0) for side in ("image", "text")}
     run = write_state(tmp_path / "run", pairs_dataset, columns, np.full(N, 9), name="isogclr", **settings)
     (warning,) = look(run.path).warnings
-    assert warning.startswith("20% of the samples are misfits")
+    assert warning.startswith("20% of the samples are misfits: as many captions are wrong, or the run has not learnt")
     assert ("For wrong captions, objective.doubt_after = 4, for example, leaves" in warning) == is_advised

@@ -10,7 +10,7 @@ import click
 
 from ..storage.place import Place, Places
 from .arguments import RUN, RUN_DATA
-from .printing import print_facts, print_table
+from .printing import plain_text, print_facts, print_table
 
 ALL = 1 << 62
 
@@ -129,3 +129,5 @@ def curate(
     print_table(["", ">samples"], [[name.replace("_", " "), f"{count:,}"] for name, count in counts.items()])
     click.echo(keep)
     click.echo(dropped)
+    ways = f"`thermopile train --select {keep} …`, or `thermopile fork {run} --without {dropped} …`"
+    click.echo(plain_text(f"next: {ways}", most=1000))

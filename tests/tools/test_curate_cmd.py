@@ -230,6 +230,7 @@ def test_the_counts_are_printed_or_json(curate, tmp_path):
     words = "--drop-misfits", 2
     result, kept, _ = curate.done(*words)
     assert [line.split() for line in result.stdout.splitlines() if "misfit" in line] == [["misfit", "2"]]
+    assert result.stdout.splitlines()[-1].startswith(f"next: `thermopile train --select {tmp_path / 'k.parquet'} …`")
     result, _, _ = curate.done(*words, "--overwrite", "--json")
     said = json.loads(result.stdout)
     assert said == {

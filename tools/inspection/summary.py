@@ -135,7 +135,7 @@ def kind_words(name: str) -> str:
 
 def kinds_table(kinds: SampleKinds) -> tuple[Row, list[Row]]:
     """Return head and rows of a table of the samples' kinds, and by which level they were decided."""
-    head, total = ["kind", "samples", "share", "by the state alone"], sum(kinds.counts.values())
+    head, total = ["kind", "samples", "share", "decided by the state"], sum(kinds.counts.values())
     rows = []
     for name, number in kinds.counts.items():
         confirmed = kinds.confirmed.get(name, 0)

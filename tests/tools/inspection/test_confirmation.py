@@ -201,7 +201,7 @@ def test_a_checkpoint_of_another_snapshot_is_noted(pairs_run, hostile_dataset, t
 def test_the_report_the_terminal_and_json_tell_who_decided(pairs_run, tmp_path):
     shown = succeed("inspect", pairs_run[0].path, "--confirm", 20, "--to", tmp_path)
     lines = [" ".join(line.split()) for line in shown.stdout.splitlines()]
-    assert "kind samples share by the state alone by a forward pass" in lines
+    assert "kind samples share decided by the state by a forward pass" in lines
     assert any(line.startswith("forward pass 20 suspects compared with 66 random samples") for line in lines)
     page = (tmp_path / "report.html").read_text("utf-8")
     assert "by a forward pass: 20 suspects compared with 66 random samples" in page

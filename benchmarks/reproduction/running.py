@@ -56,6 +56,7 @@ from .scoring import GreyPixels, Right, Scorer
 from .sets import Sets, make_sets, open_sets
 
 RUNS_PER_PROCESS = 20
+STOP_SECONDS = 20.0
 NOT_SETTINGS = (DIVIDED_AFTER, CURATED, FORKED_AT, FORKED_WITHOUT)
 """What `thermopile train` does not know of a run's settings."""
 
@@ -93,9 +94,13 @@ def make_missing(missing: Callable[[], list[Run]], folder: Path, add: Callable[[
                     del making[future]
                     add(future.result())
         except BaseException:
-            for process in multiprocessing.active_children():
+            processes_left = multiprocessing.active_children()
+            for process in processes_left:
                 process.terminate()
-            pool.shutdown(cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in processes_left:
+                process.join(STOP_SECONDS)
+                process.kill()  # what does not stop after its step may train for ever
             raise
 
 

@@ -38,7 +38,7 @@ class Earlier:
         return Outcome(part, kept["seconds"], "", kept["found"])
 
     def keep(self, outcome: Outcome) -> None:
-        """Keep an outcome, unless the part did not run to its end, or missed a figure, as one that will be mended."""
+        """Keep an outcome unless the part was ended early, or missed a figure: that one is measured again."""
         if not outcome.problem and all(check["held"] for check in outcome.found.get("checks", [])):
             kept = {"seconds": outcome.seconds, "found": outcome.found}
             write_atomically(self._folder / f"{outcome.part.name}.json", json.dumps(kept).encode())

@@ -16,10 +16,13 @@ class Earlier:
     def __init__(self, folder: Path, machine: dict[str, Any], *how: Any) -> None:
         """folder: made if it is not there. machine: as machine.describe returns it. how: what else must be alike.
 
-        Exits if the folder is of another machine.
+        Exits with a line if the folder is of another machine, or cannot be made.
         """
         self._folder, of_machine = folder, folder / "machine.json"
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SystemExit(f"Nothing was measured. --found {folder}: {error.strerror}") from None
         lacking = missing(sorted({module for part in PARTS for module in part.needs}))
         # The memory that a machine reports differs a little from one start to the next.
         alike = json.dumps([machine | {"ram_bytes": None}, lacking, *how])

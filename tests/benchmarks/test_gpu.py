@@ -239,6 +239,8 @@ def test_what_an_earlier_command_found_on_this_machine_is_kept_but_not_what_miss
     later = Earlier(found, MACHINE | {"ram_bytes": 1})
     assert later.outcome(part("good")) == runner.outcomes[0]
     assert later.outcome(part("runs")) is later.outcome(part("fails")) is None
+    with pytest.raises(SystemExit, match=r"Nothing was measured\. --found .*: File exists"):
+        Earlier(found / "machine.json", MACHINE)
     for other in ((MACHINE | {"driver": "581"},), (MACHINE, "small")):
         with pytest.raises(SystemExit, match=r"Nothing was measured\. --found .*: it is of another machine"):
             Earlier(found, *other)

@@ -305,14 +305,16 @@ def _rehearse(settings: TrainConfig, run: RunDirectory, world: World, *, resumin
         for advice in trainer.advice():
             _log.warning("%s", advice)
         click.echo(_in_words(trainer))
-        every = f" and those of every {keep:,} steps" if (keep := settings.checkpoint.keep_every) else ""
+        kept = f"{settings.checkpoint.keep_last}"
+        if every := settings.checkpoint.keep_every:
+            kept += f" and those of every {every:,} steps"
         parameters = ", ".join(f"{name} {count:,}" for name, count in needs.parameters.items())
         facts = [
             ("parameters", f"{parameters}; {needs.trained:,} trained"),
             ("steps", f"{needs.steps:,}, {needs.steps_per_epoch:,} an epoch, {settings.batch_size:,} samples each"),
             ("memory", f"{in_units(needs.state_in_memory)} for the samples' state on the host of a rank"),
             ("device", f"{in_units(needs.weights_on_device)} for weights, gradients and optimiser; not activations"),
-            ("disk", f"{in_units(needs.checkpoint)} a checkpoint, {settings.checkpoint.keep_last}{every} are kept; up to "
+            ("disk", f"{in_units(needs.checkpoint)} a checkpoint, {kept} are kept; up to "
              f"{in_units(needs.snapshot)} a snapshot of the state"),
             ("export", " or ".join(needs.formats)),
         ]  # fmt: skip

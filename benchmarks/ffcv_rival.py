@@ -25,6 +25,8 @@ from thermopile.pipeline.cores import cores
 from thermopile.pipeline.dataset_index import SHARD_FOLDER, shard_name
 from thermopile.tools.bench.work import AHEAD, WARM_UP, Serve, Work
 
+from .ffcv_types import leave_shared_types
+
 
 def has_opencv() -> bool:
     return "+" not in version("ffcv")
@@ -39,6 +41,7 @@ def ffcv_own_loader(work: Work) -> Iterator[Serve]:
     for view in range(1, work.views):
         decoder, *transforms = _operations(recipe, work.image_size)
         pipelines[f"image_{view}"] = PipelineSpec("image", decoder, transforms)
+    leave_shared_types()
     loader = Loader(
         str(work.dataset.path / SHARD_FOLDER / shard_name(0, "beton")), batch_size=batch_size, num_workers=cores(),
         os_cache=True, order=OrderOption.SEQUENTIAL, pipelines=pipelines, batches_ahead=AHEAD,

@@ -12,6 +12,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
+from ..kernels import kernel
 from ..storage.files import open_regular_descriptor
 from .rng import compiled
 
@@ -38,21 +39,14 @@ class Descriptor:
         """Size at opening."""
 
     def read(self, at: int, memory: NDArray[np.uint8]) -> bool:
-        """Fill memory like `read_at`, for callers that are not compiled: stored_sample.py says why."""
-        done = 0
-        try:
-            while done < len(memory) and (came := os.preadv(self.number, [memory[done:].data], at + done)):
-                done += came
-        except OSError:
-            return False
-        return done == len(memory)
+        """Fill memory like `read_at`."""
+        return bool(read_at(self.number, at, memory))
 
 
 def writable(data: bytes) -> NDArray[np.uint8]:
     """Copy bytes into a writable array, uint8 [n], the type that loaders pass to compiled functions.
 
-    So each function is compiled for one type of array. When two processes compile a function for two types at the same
-    time, numba's disk cache (0.68) keeps one type's code for both, and every later process ends with a KeyError.
+    So each function is compiled for one type of array, which saves seconds of a first start.
     """
     return np.frombuffer(bytearray(data), np.uint8)
 
@@ -109,6 +103,6 @@ def _round(lane: np.uint64, word: np.uint64) -> np.uint64:
     return _turned(lane + word * _P2, 31) * _P1
 
 
-@compiled
+@kernel(inline="always")  # it would be compiled once for each number of bits
 def _turned(x: np.uint64, by: int) -> np.uint64:
     return (x << np.uint64(by)) | (x >> np.uint64(64 - by))

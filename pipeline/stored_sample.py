@@ -72,7 +72,7 @@ class Located(NamedTuple):
 
 @compiled
 def fetch(located: Located, row: int, jpeg: NDArray[np.uint8]) -> int:
-    """Read a sample's JPEG to the start of `jpeg`, uint8 [its bytes or more], and its tokens. Compiled callers only.
+    """Read a sample's JPEG to the start of `jpeg`, uint8 [its bytes or more], and its tokens.
 
     Returns SOUND or the fault. If SOUND, height and width are not 0 and equal those in the JPEG's header.
     """
@@ -111,10 +111,6 @@ def _fetch_tokens(located: Located, row: int) -> int:
 def checksum(data: NDArray[np.uint8]) -> np.uint64:
     """Return the checksum that a record stores for JPEG or token bytes, uint8 [any]."""
     return xxh64(data, np.uint64(0))
-
-
-# Only for callers that are not compiled: when several threads call a function for the first time, numba (0.68) may
-# corrupt its table of signatures, which it reads where compiled code calls that function.
 
 
 @compiled

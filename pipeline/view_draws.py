@@ -5,6 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from ..kernels import kernel
 from .rng import compiled, uniform
 
 # Index of each random number of a view's key. The crop uses five per attempt.
@@ -92,13 +93,13 @@ def draw_colour(
             of_mean[row, column] = brightness * (1 - contrast) * _LUMA[column]
 
 
-@compiled
+@kernel(inline="always")  # like the next, it would be compiled once for each draw
 def between(ends: tuple[float, float], key: np.uint64, draw: int) -> float:
     low, high = ends
     return low + (high - low) * uniform(key, np.uint64(draw))
 
 
-@compiled
+@kernel(inline="always")
 def either_way(key: np.uint64, draw: int) -> float:
     """Return a number in [-1, 1)."""
     return 2 * uniform(key, np.uint64(draw)) - 1

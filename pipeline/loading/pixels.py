@@ -70,8 +70,9 @@ def gaussian_blur(view: NDArray[np.float32], sigma: float) -> None:
             _mirror(wide, view[channel, y], min(reach, size - 1))
             _convolve_row(across[reach + y], wide, weights)
         for beyond in range(1, min(reach, size - 1) + 1):
-            across[reach - beyond] = across[reach + beyond]
-            across[reach + size - 1 + beyond] = across[reach + size - 1 - beyond]
+            for x in range(size):
+                across[reach - beyond, x] = across[reach + beyond, x]
+                across[reach + size - 1 + beyond, x] = across[reach + size - 1 - beyond, x]
         for y in range(size):
             _convolve_column(view[channel, y], across[y : y + 2 * reach + 1], weights)
 
@@ -94,7 +95,8 @@ def _mirror(wide: NDArray[np.float32], row: NDArray[np.float32], reach: int) -> 
     """Copy row to the middle of wide, with `reach` mirrored pixels on both sides."""
     size = len(row)
     start = (len(wide) - size) // 2
-    wide[start : start + size] = row
+    for x in range(size):  # to assign a slice, numba compiles the text of an error, for three seconds
+        wide[start + x] = row[x]
     for beyond in range(1, reach + 1):
         wide[start - beyond] = row[beyond]
         wide[start + size - 1 + beyond] = row[size - 1 - beyond]

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
-from threading import Lock
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -17,9 +16,6 @@ from ..errors import DatasetError
 from ..row_records import RECORD
 from ..shard import max_open_shards
 from ..stored_sample import REASONS, SOUND, Located
-
-_compiling = Lock()
-"""Held by a thread's first call: numba may fail if two threads compile what calls the same functions."""
 
 
 class Reading(NamedTuple):
@@ -41,7 +37,6 @@ class Reader:
         self._seed = np.uint64(seed)
         self._max_run = max(1, max_open_shards() // threads)
         self._pool = ThreadPoolExecutor(threads, "thermopile-loader")
-        self._is_compiled = False
 
     def locate(self, ids: NDArray[np.int64], epoch: int) -> Located:
         """Locate the samples, int64 [b], and choose their captions of this epoch.
@@ -84,10 +79,6 @@ class Reader:
             }
             located.files[start:end] = [files[shard, -1].number for shard in numbers]
             located.jpeg_files[start:end] = [files[place].number for place in places]
-            if not self._is_compiled:
-                with _compiling:
-                    _compile(kernel, located, start, start + 1, *given)
-                self._is_compiled = True
             row, fault = kernel(located, start, end, *given)
             files.clear()  # before the next files are opened
             if fault != SOUND:
@@ -110,18 +101,6 @@ class Reader:
     def close(self) -> None:
         """Stop the threads after their current batch."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _compile(kernel: Callable[..., Any], *given: Any) -> None:
-    """Call a kernel, which compiles it, once more if numba fails.
-
-    While threads of another loader ran, its table of compiled signatures has raised KeyError for one that it held
-    (numba 0.68, Dispatcher.nopython_signatures): in a few test runs out of thousands; we could not reproduce it.
-    """
-    try:
-        kernel(*given)
-    except KeyError:
-        kernel(*given)
 
 
 def own_thread(device_id: int | None) -> ThreadPoolExecutor:

@@ -73,10 +73,7 @@ class BrokenCopy:
             file.write_bytes(whole)
 
     def run(self, tests: Sequence[str], limit: float | None = None, *, to_the_end: bool = False) -> Run:
-        """Run those tests in these files and folders that `make test` runs, for at most `limit` seconds.
-
-        Compiled kernels begin with an empty cache: numba looks at the file of a function, not at those it calls.
-        """
+        """Run those tests in these files and folders that `make test` runs, for at most `limit` seconds."""
         shutil.rmtree(self._runs, ignore_errors=True)
         self._runs.mkdir()
         started = time.monotonic()
@@ -111,7 +108,7 @@ class BrokenCopy:
         os.dup2(output, 2)
         os.chdir(self._root)
         os.environ["PYTHONPATH"] = types = str(self._root / "build/types")
-        os.environ["NUMBA_CACHE_DIR"] = sys.modules["numba"].config.CACHE_DIR = str(self._runs / "numba")
+        os.environ["NUMBA_CACHE_DIR"] = str(self._root.parent / "numba")
         sys.path.insert(0, types)
         sys.modules["__main__"] = ModuleType("__main__")  # processes that a test starts would import this program
 

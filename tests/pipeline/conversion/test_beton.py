@@ -20,6 +20,7 @@ from thermopile.pipeline.raw_bytes import Descriptor
 from thermopile.pipeline.row_records import MAX_JPEG_BYTES, RECORD, Extent
 
 from support.pictures import draw
+from support.programs import program
 
 
 def rows_of(count, tokens=True):
@@ -38,6 +39,9 @@ def records_of(path, rows, tokens=True):
 def ffcv_loader(path, batch_size, **pipelines):
     from ffcv.loader import Loader, OrderOption
 
+    from thermopile.benchmarks.ffcv_types import leave_shared_types  # imports ffcv, which beton has made cheap
+
+    leave_shared_types()
     pipelines["source_index"] = None
     return Loader(str(path), batch_size, num_workers=1, order=OrderOption.SEQUENTIAL, pipelines=pipelines)
 
@@ -107,6 +111,11 @@ def test_ffcv_itself_reads_the_shard(tmp_path):
     ((images,),) = list(loader)
     for i in range(8):
         assert np.abs(images[i].astype(int) - np.asarray(draw(i)).astype(int)).mean() < 8
+
+
+@pytest.mark.wide  # in a process of its own: in one where the type was changed before, nothing fails
+def test_after_ffcv_s_own_loader_a_new_caller_of_what_was_compiled_before_is_compiled(tmp_path):
+    subprocess.run(program("calling_after_ffcv", tmp_path), check=True, timeout=120)
 
 
 def test_importing_ffcv_leaves_torch_its_threads_and_compiles_no_dict(monkeypatch):

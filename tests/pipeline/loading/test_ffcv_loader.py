@@ -15,7 +15,6 @@ from numba import njit
 from PIL import Image
 
 from thermopile.pipeline.augment import RECIPES, view_key
-from thermopile.pipeline.loading import ffcv_loader
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader, ViewMemory, normalised
 from thermopile.pipeline.order import Order
 from thermopile.pipeline.rng import uniform
@@ -58,22 +57,6 @@ def test_bytes_for_a_gpu_are_the_cpu_s_pixels_to_the_nearest_level(images_datase
                 off = (normalised(levels, *of_bytes._scaling) - pixels) / plain._scaling[0]  # in levels
                 assert off.abs().max() <= 0.501
                 assert normalised(pixels, *of_bytes._scaling) is pixels
-
-
-def test_a_kernel_that_numba_fails_to_compile_once_is_called_again(open_loader, images_dataset, monkeypatch):
-    kernel, failed = ffcv_loader._make_rows, []
-
-    def fails_once(*given):
-        if not failed:
-            failed.append(given)
-            raise KeyError("a signature")
-        return kernel(*given)
-
-    expected = next(open_loader(images_dataset).epoch(0))
-    monkeypatch.setattr(ffcv_loader, "_make_rows", fails_once)
-    batch = next(open_loader(images_dataset).epoch(0))
-    assert failed
-    assert torch.equal(batch.views[0], expected.views[0])
 
 
 @njit(nogil=True)

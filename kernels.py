@@ -1,9 +1,9 @@
 """Compile functions with numba, and keep their machine code on disk for later processes.
 
-numba's own cache is not used (0.68). Two processes that compile two signatures of one function at the same moment may
-give both the same file, and from then on every process runs one's code for the other; it does not see that a function
-that is called has changed; and it unpickles files of any owner. Here the name of a file is a digest of all that the code
-in it depends on, and only files that nobody else can have written are read.
+numba's own cache is not used (0.68): two processes that compile two signatures of a function at the same moment may
+give both the same file, and from then on every process runs the code of one for the other; it does not see that a
+called function has changed; and it unpickles files of any owner. Here a file's name is a digest of all that its code
+depends on, and only files that nobody else can have written are read.
 """
 
 import hashlib
@@ -85,8 +85,8 @@ class _KeptCode(NullCache):  # type: ignore[misc]
             _write(self._name(sig, data.target_context), dumps(data._reduce()))
         except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
             _say_once(
-                "Compiled kernels cannot be kept, so each start takes longer; set NUMBA_CACHE_DIR to a folder that only "
-                "you can write to",
+                "Compiled kernels cannot be kept, so each start takes longer; set NUMBA_CACHE_DIR to a folder that "
+                "only you can write to",
                 f": {error}",
             )
 

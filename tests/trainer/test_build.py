@@ -1,6 +1,5 @@
 """The parts of a run that the settings ask for: which loader, which recipe, whose augmentation."""
 
-import sys
 from contextlib import contextmanager
 
 import pytest
@@ -52,18 +51,12 @@ def gpu(monkeypatch):
 # The loader
 
 
-def test_a_run_without_a_gpu_has_ffcv_unless_it_asks_for_dali(pairs_dataset):
+def test_a_run_has_ffcv_unless_it_asks_for_dali_also_on_a_gpu(pairs_dataset, gpu):
     assert settings(pairs_dataset).data.loader == "ffcv"
     assert settings(pairs_dataset, loader="dali").data.loader == "dali"
-
-
-def test_a_run_with_a_gpu_has_an_installed_dali_but_for_an_own_augmentation(pairs_dataset, gpu, monkeypatch):
     with gpu():
-        assert settings(pairs_dataset, device="auto").data.loader == "dali"
-        assert settings(pairs_dataset, device="cpu").data.loader == "ffcv"
-        assert settings(pairs_dataset, device="auto", augmentation="own:colours").data.loader == "ffcv"
-        monkeypatch.setitem(sys.modules, "nvidia.dali", None)
         assert settings(pairs_dataset, device="auto").data.loader == "ffcv"
+        assert settings(pairs_dataset, device="auto", loader="dali").data.loader == "dali"
 
 
 def test_an_objectives_setting_that_there_is_not_is_named_also_where_it_is_none(pairs_dataset):
@@ -113,7 +106,7 @@ def test_a_frame_that_the_objective_does_not_take_is_refused_by_its_settings(pai
 
 def test_a_run_keeps_its_loader_and_speed_settings_on_a_machine_of_another_kind(pairs_dataset, gpu):
     with gpu():
-        begun = settings(pairs_dataset, device="auto")
+        begun = settings(pairs_dataset, device="auto", loader="dali")
     resumed = resolve(begun, pairs_dataset)
     assert differences(begun, resumed) == []
     assert not first_batch(resumed, pairs_dataset).views[0].is_cuda

@@ -60,18 +60,18 @@ def test_pictures_that_are_enlarged_are_warned_of(images_dataset):
     assert line == "pictures are enlarged: data.image_size = 64, but half have a shorter side up to 27"
 
 
-def test_on_a_gpu_without_dali_the_extra_is_named(images_dataset, monkeypatch):
+def test_on_a_gpu_ffcv_is_chosen_and_nothing_is_advised(images_dataset, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda **_: True)
-    monkeypatch.setattr("thermopile.trainer.run.build._has_dali", lambda: False)
     asked = load_config({"batch_size": 32, "data": {"image_size": 24}})
-    (line,) = choices(asked, resolve(asked, images_dataset), images_dataset)
-    assert line.startswith("data.loader = ffcv: ")
-    assert line.endswith("pip install 'thermopile[gpu]'")
+    chosen = resolve(asked, images_dataset)
+    assert chosen.data.loader == "ffcv"
+    assert choices(asked, chosen, images_dataset) == []
 
 
 @pytest.mark.parametrize("side", ["image", "text"])
-def test_large_views_need_encoders_by_name(pairs_dataset, side):
+def test_large_views_need_encoders_by_name(pairs_dataset, side, monkeypatch):
+    monkeypatch.setattr("thermopile.trainer.run.chosen._flops_per_second", lambda device: 1e15)
     large = {"data": {"image_size": 96}, "device": "cpu"}
     with pytest.raises(ConfigError, match="Name the image and the text encoder: ") as refused:
         resolve(load_config(large), pairs_dataset)

@@ -116,8 +116,7 @@ class DataConfig(Section):
     """Parquet file with a column sample_id: leave these samples out; `--without`. They keep their places in the order,
     as holes, so all others keep theirs, in batches that are smaller. Recorded likewise."""
     loader: Literal["auto", "ffcv", "dali", "synthetic"] = "auto"
-    """Loader that decodes and augments. auto is `dali` with a GPU, but `ffcv` without a GPU or DALI, or with a custom
-    augmentation.
+    """Loader that decodes and augments. auto is `ffcv`. `dali` decodes on a GPU, where it has not been tried.
 
     A run keeps its loader when resumed on another machine; `dali` also runs without a GPU. Their views differ by about
     one level of 255. `synthetic` repeats random batches: it measures speed and learns nothing."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Set
 from functools import partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -112,8 +111,7 @@ def _resolve_data(config: TrainConfig, dataset: Dataset, mode: str) -> DataConfi
     recipe = RecipeConfig(name=name, **fields) if fields else name
     recipe_named(recipe)
     if loader == "auto":
-        on_gpu = device_named(config.device).type == "cuda"
-        loader = "dali" if on_gpu and not data.augmentation and _has_dali() else "ffcv"
+        loader = "ffcv"  # on an H100 too, where it reached 99.4 % of synthetic data's speed; DALI has not run on one
     image_size = data.image_size or usual_image_size(dataset)
     update: dict[str, Any] = {"recipe": recipe, "loader": loader, "path": dataset.absolute, "image_size": image_size}
     if isinstance(dataset, Mixture):
@@ -122,13 +120,6 @@ def _resolve_data(config: TrainConfig, dataset: Dataset, mode: str) -> DataConfi
         parts = tuple(part.absolute for part in dataset.parts)
         update |= {"path": "", "parts": parts, "shares": data.shares or (1,) * len(parts)}
     return data.model_copy(update=update | {option: pinned(getattr(data, option), option) for option in SELECTING})
-
-
-def _has_dali() -> bool:
-    try:
-        return find_spec("nvidia.dali") is not None
-    except ModuleNotFoundError:  # without any NVIDIA package
-        return False
 
 
 def recipe_named(asked: str | RecipeConfig) -> Recipe:

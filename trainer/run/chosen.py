@@ -106,9 +106,6 @@ def choices(asked: TrainConfig, resolved: TrainConfig, dataset: Dataset) -> list
     if not asked.batch_size:
         samples = rows_of(data.select) if data.select else dataset.n
         lines.append(f"batch_size = {resolved.batch_size}: {samples:,} samples")
-    on_gpu = torch.cuda.is_available() and resolved.device != "cpu"
-    if asked.data.loader == "auto" and data.loader == "ffcv" and on_gpu and not data.augmentation:
-        lines.append("data.loader = ffcv: DALI, which decodes on the GPU, is missing: pip install 'thermopile[gpu]'")
     if data.image_size > side and asked.data.image_size:
         lines.append(
             f"pictures are enlarged: data.image_size = {data.image_size}, but half have a shorter side up to {side}"

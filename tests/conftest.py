@@ -56,6 +56,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 LEFT_OUT = pytest.StashKey[int]()
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out unread, in `make test`, files of which all tests are wide: importing them takes seconds."""
+    if "not wide" in config.option.markexpr and collection_path.suffix == ".py":
+        return "\npytestmark = pytest.mark.wide\n" in collection_path.read_text("utf-8") or None
+    return None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests for more GPUs than there are, and begin with the folders that take longest.
 

@@ -10,7 +10,6 @@ raised before anything is deleted.
 import errno
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,8 @@ from typing import TypeVar
 
 import icechunk
 
-from ..storage.bucket import SIDE_BY_SIDE, Address, endpoint_url
+from ..storage.amazon import endpoint_url, has_own_host, is_anonymous, region
+from ..storage.bucket import SIDE_BY_SIDE, Address
 from ..storage.bucket_errors import is_away
 from ..storage.files import MAX_TEXT_BYTES
 from ..storage.place import Place, made_for
@@ -155,11 +155,11 @@ def _bucket_storage(state: Address) -> icechunk.Storage:
     return icechunk.s3_storage(
         bucket=state.bucket,
         prefix=state.key,
-        region=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"),
+        region=region(),
         endpoint_url=endpoint,
         allow_http=(endpoint or "").startswith("http://"),
-        force_path_style=endpoint is not None,  # not every server has a host name per bucket
-        from_env=True,
+        force_path_style=not has_own_host(state.bucket),
+        anonymous=is_anonymous(),
     )
 
 

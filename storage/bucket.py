@@ -1,7 +1,7 @@
 """Objects in an S3 store, named by addresses `s3://bucket/path`.
 
-Credentials, region and endpoint come from the environment only (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION,
-AWS_ENDPOINT_URL, or the machine's role), so no setting, log or report ever holds them.
+Credentials, region and endpoint come from the environment only (variables and files of Amazon's own tools, or the
+machine's role), so no setting, log or report ever holds them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from threading import Event, Lock
 from typing import TYPE_CHECKING, BinaryIO, ClassVar, Literal, Protocol, TypeVar
 
+from .amazon import endpoint_url, has_own_host, profile_credentials, region
 from .bucket_errors import (
     AddressError,
     MissingBucketError,
@@ -39,7 +40,7 @@ from .local import LocalPath
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta, UpdateVersion
-    from obstore.store import S3Store
+    from obstore.store import S3Config, S3Store
 
 PATIENCE_SECONDS = 150.0
 """Operations are retried for this long while the store is unreachable or failing."""
@@ -535,11 +536,6 @@ def is_address(text: str) -> bool:
     return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", text) is not None
 
 
-def endpoint_url() -> str | None:
-    """Return the store's endpoint from the environment; None means Amazon's."""
-    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
-
-
 def scratch_of(place: str, name: str) -> LocalPath:
     """Return this machine's folder for working files of a place, whose own name is `name`."""
     return _scratch() / f"{name}-{hashlib.sha256(place.encode()).hexdigest()[:12]}"
@@ -563,12 +559,14 @@ def _store(bucket: str, repeat_seconds: float = 0.0) -> S3Store:
     from obstore.store import S3Store
 
     endpoint = endpoint_url()
+    config: S3Config = {"region": region(), "virtual_hosted_style_request": has_own_host(bucket)}
     return S3Store(
         bucket,
+        config=config | {"endpoint": endpoint} if endpoint else config,
         client_options={
             "allow_http": (endpoint or "").startswith("http://"),
             "timeout": timedelta(seconds=REQUEST_SECONDS),
         },
         retry_config={"max_retries": 20 if repeat_seconds else 0, "retry_timeout": timedelta(seconds=repeat_seconds)},
-        endpoint=endpoint,
+        credential_provider=profile_credentials(),
     )

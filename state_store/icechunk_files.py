@@ -10,6 +10,7 @@ raised before anything is deleted.
 import errno
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
@@ -151,6 +152,11 @@ def storage(state: Place) -> icechunk.Storage:
 
 
 def _bucket_storage(state: Address) -> icechunk.Storage:
+    if state.scheme == "gs":
+        return icechunk.gcs_storage(bucket=state.bucket, prefix=state.key)
+    if state.scheme == "az":
+        account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", "")
+        return icechunk.azure_storage(account=account, container=state.bucket, prefix=state.key)
     endpoint = endpoint_url()
     return icechunk.s3_storage(
         bucket=state.bucket,

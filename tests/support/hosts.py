@@ -36,7 +36,7 @@ ip link set lo up
 ip address add $ADDRESS/24 dev eth7
 ip link set eth7 up
 """
-AMAZON = "s3.us-east-1.amazonaws.com", "bucket.s3.us-east-1.amazonaws.com", "sts.us-east-1.amazonaws.com"
+AMAZON = "s3.us-east-1.amazonaws.com", "bucket.s3.us-east-1.amazonaws.com"
 CERTIFY = """
 new="openssl req -x509 -newkey rsa:2048 -nodes -days 2"
 $new -subj /CN=tests -keyout authority.key -out authority.pem

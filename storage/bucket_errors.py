@@ -10,7 +10,9 @@ _CREDENTIALS = {
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or for a public one AZURE_SKIP_SIGNATURE=true",
 }
 _WRONG_REGION = "redirect without LOCATION"
-_NO_CREDENTIALS = re.compile(r"/latest/api/token in \S+ - HTTP error")
+_NO_CREDENTIALS = re.compile(
+    r"Account must be specified|/(latest/api/token|computeMetadata|metadata/identity)\S* in \S+ - HTTP error"
+)
 """obstore asks the machine for its role if nothing else gives credentials, and no machine answers."""
 
 
@@ -66,7 +68,8 @@ def as_os_error(address: object, error: Exception) -> OSError:
         return PermissionError(
             f"{address}: access denied: {reason}. Check {_CREDENTIALS[str(address)[:2]]}, and the rights that they give"
         )
-    return ObjectStoreError(f"{address} cannot be used: {reason}. Check AWS_ENDPOINT_URL, AWS_REGION and the network")
+    check = "AWS_ENDPOINT_URL, AWS_REGION" if str(address).startswith("s3:") else "the credentials"
+    return ObjectStoreError(f"{address} cannot be used: {reason}. Check {check} and the network")
 
 
 def is_away(error: OSError) -> bool:

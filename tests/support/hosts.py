@@ -15,6 +15,7 @@ import pytest
 
 from thermopile.benchmarks.object_server import CREDENTIALS
 
+from support.certificates import certified
 from support.started import COMMAND_LINE
 
 SERVER = "10.77.0.100"
@@ -37,12 +38,6 @@ ip address add $ADDRESS/24 dev eth7
 ip link set eth7 up
 """
 AMAZON = "s3.us-east-1.amazonaws.com", "bucket.s3.us-east-1.amazonaws.com"
-CERTIFY = """
-new="openssl req -x509 -newkey rsa:2048 -nodes -days 2"
-$new -subj /CN=tests -keyout authority.key -out authority.pem
-$new -subj /CN=amazon -keyout amazon.key -out amazon.pem -CA authority.pem -CAkey authority.key \\
-    -addext basicConstraints=critical,CA:FALSE -addext "subjectAltName=$NAMES"
-"""
 ENTER = """
 import ctypes
 spaces = [os.open(f"/proc/{keeper}/ns/{{kind}}", os.O_RDONLY) for kind in ("net", "uts", "mnt")]
@@ -153,12 +148,9 @@ class Network:
     @contextmanager
     def amazon(self, folder):
         """Serve an empty bucket at Amazon's own names; yield variables to reach it by. folder: for certificates."""
-        names = ",".join(f"DNS:{name}" for name in AMAZON)
-        subprocess.run(
-            ["sh", "-ec", CERTIFY], cwd=folder, env=os.environ | {"NAMES": names}, check=True, stderr=subprocess.DEVNULL
-        )
-        secure = ("-p", "443", "-s", "-c", str(folder / "amazon.pem"), "-k", str(folder / "amazon.key"))
-        variables = CREDENTIALS | {"SSL_CERT_FILE": str(folder / "authority.pem")}
+        certificate, key, authority = certified(folder, *(f"DNS:{name}" for name in AMAZON))
+        secure = ("-p", "443", "-s", "-c", str(certificate), "-k", str(key))
+        variables = CREDENTIALS | {"SSL_CERT_FILE": str(authority)}
         with self._served(f"https://{AMAZON[0]}", *secure, **variables):
             yield variables
 

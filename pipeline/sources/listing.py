@@ -28,7 +28,6 @@ MAX_CAPTIONS = 64
 """More captions are refused: a run shows one per epoch, and such a long list is hardly one of captions."""
 MAX_PICTURE_BYTES = 256 << 20
 OBJECT = (b"s3://", b"gs://", b"az://")
-"""How the name of a picture in a store begins."""
 """Larger files are no photographs; a worker would hold the file and its unpacked picture in memory."""
 _ESTIMATED_FROM = 1000
 _NETWORK_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}

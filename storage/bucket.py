@@ -538,7 +538,8 @@ class Address:
 
 def _tag(found: ObjectMeta | PutResult) -> str:
     """Return the version, which Azure's listings leave without quotes."""
-    return f'"{tag}"' if (tag := (found["e_tag"] or "").strip('"')) else ""
+    tag = found["e_tag"] or ""
+    return f'"{tag}"' if tag.startswith("0x") else tag
 
 
 def _delete(root: str, keys: Sequence[str]) -> None:

@@ -32,6 +32,7 @@ def amazon(start_program, tmp_path_factory):
         yield start
 
 
+@pytest.mark.timeout(900)  # ten programs, one after the other
 def test_a_run_is_converted_trained_killed_resumed_inspected_and_forked(amazon, of_tars, tmp_path):
     tars, _ = of_tars
     finish([amazon("convert", "webdataset", tars[0].parent, "s3://bucket/set", "--workers", 1)])

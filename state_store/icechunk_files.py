@@ -20,7 +20,8 @@ from typing import TypeVar
 
 import icechunk
 
-from ..storage.bucket import SIDE_BY_SIDE, Address, endpoint_url
+from ..storage.amazon import endpoint_url, has_own_host, is_anonymous, region
+from ..storage.bucket import SIDE_BY_SIDE, Address
 from ..storage.bucket_errors import is_away
 from ..storage.files import MAX_TEXT_BYTES
 from ..storage.place import Place, made_for
@@ -151,15 +152,20 @@ def storage(state: Place) -> icechunk.Storage:
 
 
 def _bucket_storage(state: Address) -> icechunk.Storage:
+    if state.scheme == "gs":
+        return icechunk.gcs_storage(bucket=state.bucket, prefix=state.key)
+    if state.scheme == "az":
+        account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", "")
+        return icechunk.azure_storage(account=account, container=state.bucket, prefix=state.key)
     endpoint = endpoint_url()
     return icechunk.s3_storage(
         bucket=state.bucket,
         prefix=state.key,
-        region=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"),
+        region=region(),
         endpoint_url=endpoint,
         allow_http=(endpoint or "").startswith("http://"),
-        force_path_style=endpoint is not None,  # not every server has a host name per bucket
-        from_env=True,
+        force_path_style=not has_own_host(state.bucket),
+        anonymous=is_anonymous(),
     )
 
 

@@ -36,7 +36,8 @@ _UNREADABLE = (icechunk.IcechunkError, ValueError)
 _FILE = re.compile(r"\b(chunk|manifest|snapshot)(?:s/|_id=)([0-9A-Z]{20})\b")
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _LENGTH = re.compile(r"range=(\d+)\.\.")
-_FROM_BUCKET, _NOT_IN_BUCKET = "icechunk/src/storage/s3.rs", re.compile(r"\bNoSuchKey\b|\bInvalidRange\b")
+_FROM_BUCKET = re.compile(r"icechunk/src/storage/s3\.rs|Generic (GCS|MicrosoftAzure) error|operation lacked")
+_NOT_IN_BUCKET = re.compile(r"\bNoSuchKey\b|\bInvalidRange\b")
 
 ADVICE = (
     "Snapshots that do not share this chunk are still readable: `thermopile state log` lists the snapshots, "
@@ -248,7 +249,7 @@ def _damage(error: icechunk.IcechunkError, reason: str | None = None) -> str:
     text = str(error)
     # A resume falls back to an older snapshot if one is damaged. Running out of descriptors or memory is not damage,
     # nor is an unreachable store.
-    if _FROM_BUCKET in text and not _NOT_IN_BUCKET.search(text):
+    if _FROM_BUCKET.search(text) and not _NOT_IN_BUCKET.search(text):
         cause = without_credentials(text.strip().splitlines()[-1].strip(" |`->"))
         raise ObjectStoreError(
             f"the object store cannot be used: {cause}. Check AWS_ENDPOINT_URL, AWS_REGION, the "

@@ -1,7 +1,7 @@
-"""Objects in an S3 store, named by addresses `s3://bucket/path`.
+"""Objects in a store of Amazon (or another S3), Google or Azure: `s3://bucket/path`, `gs://…`, `az://container/path`.
 
-Credentials, region and endpoint come from the environment only (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION,
-AWS_ENDPOINT_URL, or the machine's role), so no setting, log or report ever holds them.
+Credentials, region and endpoint come from the environment only (variables and files of the cloud's own tools, or the
+machine's role), so no setting, log or report ever holds them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from threading import Event, Lock
 from typing import TYPE_CHECKING, BinaryIO, ClassVar, Literal, Protocol, TypeVar
 
+from .amazon import endpoint_url, has_own_host, profile_credentials, region
 from .bucket_errors import (
     AddressError,
     MissingBucketError,
@@ -38,8 +39,8 @@ from .files import MAX_TEXT_BYTES, own_directory
 from .local import LocalPath
 
 if TYPE_CHECKING:
-    from obstore import GetOptions, ObjectMeta, UpdateVersion
-    from obstore.store import S3Store
+    from obstore import GetOptions, ObjectMeta, PutResult, UpdateVersion
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig, S3Config
 
 PATIENCE_SECONDS = 150.0
 """Operations are retried for this long while the store is unreachable or failing."""
@@ -60,10 +61,10 @@ SCRATCH = "THERMOPILE_SCRATCH"
 """Environment variable: folder for this machine's working files; default `~/.cache/thermopile`, for bucket data."""
 _MARKS = ".ranks"
 
-_ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?")
-_NO_BUCKET = "The specified bucket does not exist"
+_ADDRESS = re.compile(r"(s3|gs|az)://([a-z0-9][a-z0-9._-]{1,61}[a-z0-9])(?:/(.*))?")
+_NO_BUCKET = re.compile("The specified (bucket|container) does not exist")
 _log = logging.getLogger(__name__)
-_telling, _told_at = Lock(), dict[tuple[str, str | None], float]()
+_telling, _told_at = Lock(), dict[tuple[str, str | bool | None], float]()
 """When an outage was last logged, by bucket and endpoint."""
 _NEVER = Event()
 T = TypeVar("T")
@@ -95,7 +96,7 @@ class Address:
     keeps_copies: ClassVar[bool] = True
     noun: ClassVar[str] = "address"
     occupied: ClassVar[str] = "has objects below it; choose another address"
-    sharing: ClassVar[str] = "set the same AWS_ENDPOINT_URL on all machines"
+    sharing: ClassVar[str] = "set the same AWS_ENDPOINT_URL, or account, on all machines"
 
     bucket: str
     key: str
@@ -104,24 +105,29 @@ class Address:
     """Confirmed before each request, retries and listings included: a listing may decide what is deleted."""
     patience: float | None = field(default=None, compare=False, repr=False)
     """Seconds; None: PATIENCE_SECONDS."""
+    scheme: str = "s3"
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Raises AddressError unless the text is `s3://bucket` or `s3://bucket/path`."""
+        """Raises AddressError unless the text is `s3://bucket` or `s3://bucket/path`, or one of gs or az."""
         scheme, _, rest = text.partition("://")
         if {"@", ":"} & {*rest.split("/")[0]}:  # do not repeat a secret, which may hold slashes: messages are logged
             raise AddressError(
                 f"a {scheme}:// address must not hold credentials or a port; set AWS_ACCESS_KEY_ID, "
-                "AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL in the environment"
+                "AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL, or those of the cloud, in the environment"
             )
         found = _ADDRESS.fullmatch(text)
-        key = (found[2] or "").strip("/") if found else ""
+        key = (found[3] or "").strip("/") if found else ""
         if not found or (key and {"", ".", ".."} & {*key.split("/")}) or not key.isprintable():
-            raise AddressError(f"{text!r} is not an address; write s3://bucket/path")
-        return cls(found[1], key)
+            raise AddressError(f"{text!r} is not an address; write s3://bucket/path, or gs:// or az://")
+        return cls(found[2], key, scheme=found[1])
+
+    @property
+    def root(self) -> str:
+        return f"{self.scheme}://{self.bucket}"
 
     def __str__(self) -> str:
-        return f"s3://{self.bucket}/{self.key}" if self.key else f"s3://{self.bucket}"
+        return f"{self.root}/{self.key}" if self.key else self.root
 
     def __truediv__(self, name: str) -> Address:
         return dataclasses.replace(self, key=f"{self.key}/{name}" if self.key else name)
@@ -150,7 +156,7 @@ class Address:
     def read_version(self, max_bytes: int = MAX_TEXT_BYTES) -> tuple[bytes, str]:
         """Return an object's bytes and the version that `replace` expects."""
         data, found = self.read_described(max_bytes)
-        return data, found["e_tag"] or ""
+        return data, _tag(found)
 
     def read_described(self, max_bytes: int = MAX_TEXT_BYTES) -> tuple[bytes, ObjectMeta]:
         """Return an object's bytes and its metadata, such as `last_modified`. Raises as `read_bytes`."""
@@ -158,7 +164,7 @@ class Address:
         def get() -> tuple[bytes, ObjectMeta]:
             from obstore import get
 
-            found = get(_store(self.bucket), self.key)
+            found = get(_store(self.root), self.key)
             if (size := found.meta["size"]) > max_bytes:
                 raise ObjectTooLargeError(
                     f"{self} has {size:,} bytes, above the limit for such an object, {max_bytes:,}"
@@ -181,7 +187,7 @@ class Address:
             if version:
                 options["if_match"] = version
             try:
-                return bytes(get(_store(self.bucket), self.key, options=options).bytes())
+                return bytes(get(_store(self.root), self.key, options=options).bytes())
             except PreconditionError:
                 raise FileExistsError(f"{self} was replaced by another object") from None
 
@@ -194,7 +200,7 @@ class Address:
     def version(self) -> tuple[int, str]:
         """Return an object's size in bytes, and its version as in `read_version`."""
         found = self._described()
-        return found["size"], found["e_tag"] or ""
+        return found["size"], _tag(found)
 
     def modified(self) -> float:
         """Return the time at which an object was written, in seconds since 1970 by the store's clock."""
@@ -204,7 +210,7 @@ class Address:
         def head() -> ObjectMeta:
             from obstore import head
 
-            return head(_store(self.bucket), self.key)
+            return head(_store(self.root), self.key)
 
         return self._repeated(head)
 
@@ -243,10 +249,10 @@ class Address:
             size = len(data) if isinstance(data, bytes) else data.stat().st_size
             if size <= RANGE_BYTES:
                 whole = data if isinstance(data, bytes) else data.read_bytes()
-                return put(_store(self.bucket), self.key, whole, use_multipart=False)["e_tag"] or ""
+                return _tag(put(_store(self.root), self.key, whole, use_multipart=False))
             # Parts are retried one by one: otherwise a store that fails now and then would never take all of them.
-            store = _store(self.bucket, PATIENCE_SECONDS if self.lease is None else _PART_SECONDS)
-            return put(store, self.key, self._pieces(data))["e_tag"] or ""
+            store = _store(self.root, PATIENCE_SECONDS if self.lease is None else _PART_SECONDS)
+            return _tag(put(store, self.key, self._pieces(data)))
 
         return self._repeated(put)
 
@@ -274,33 +280,39 @@ class Address:
 
     def create(self, data: bytes) -> str:
         """Create an object and return its version. Raises FileExistsError if the object exists."""
-        return self._written_if("create", data)
+        return self._written_if("", data)
 
     def replace(self, data: bytes, version: str) -> str:
         """Replace this version of an object; return the new version. Raises FileExistsError if the version differs.
 
         version: from `read_version`, `create` or `replace`.
         """
-        return self._written_if({"e_tag": version}, data)
+        return self._written_if(version, data)
 
-    def _written_if(self, mode: Literal["create"] | UpdateVersion, data: bytes) -> str:
+    def _written_if(self, version: str, data: bytes) -> str:
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         attempts = 0
 
         def put() -> str:
-            from obstore import put
+            from obstore import head, put
 
             nonlocal attempts
             attempts += 1
             try:
-                return put(_store(self.bucket), self.key, data, mode=mode, use_multipart=False)["e_tag"] or ""
-            except (AlreadyExistsError, PreconditionError):
+                mode: Literal["create"] | UpdateVersion = {"e_tag": version} if version else "create"
+                if version and self.scheme == "gs":  # Google compares generations, which no listing gives
+                    found = head(_store(self.root), self.key)
+                    if _tag(found) != version:
+                        raise PreconditionError
+                    mode = {"e_tag": version, "version": found["version"]}
+                return _tag(put(_store(self.root), self.key, data, mode=mode, use_multipart=False))
+            except (AlreadyExistsError, PreconditionError, FileNotFoundError):
                 there, its_version = self._as_it_is(len(data))
                 # The earlier attempt may have succeeded although its answer was lost.
                 if attempts > 1 and there == data:
                     return its_version
-                if its_version == (mode["e_tag"] if isinstance(mode, dict) else ""):
+                if its_version == version:
                     raise  # the earlier attempt is still pending; repeat this one
                 raise FileExistsError(f"{self} was written by another process") from None
 
@@ -335,13 +347,13 @@ class Address:
 
     def delete(self) -> None:
         """Delete an object; a missing object is no error."""
-        self._repeated(partial(_delete, self.bucket, self.key))
+        self._repeated(partial(_delete, self.root, [self.key]))
 
     def remove(self, names: Iterable[str]) -> None:
         """Delete objects below this address, a thousand in a request; missing ones are no error."""
         keys = [(self / name).key for name in names]
         for start in range(0, len(keys), 1000):
-            self._repeated(partial(_delete, self.bucket, keys[start : start + 1000]))
+            self._repeated(partial(_delete, self.root, keys[start : start + 1000]))
 
     def is_missing(self) -> bool:
         return not self.exists()
@@ -402,13 +414,13 @@ class Address:
 
     def copied(self, source: LocalPath | Address) -> bool:
         """Let the store write a copy of an object; return False if it is elsewhere, or too large for one request."""
-        if not isinstance(source, Address) or source.bucket != self.bucket or source.size() > _COPIED_BYTES:
+        if not isinstance(source, Address) or source.root != self.root or source.size() > _COPIED_BYTES:
             return False
 
         def copy() -> None:
             from obstore import copy
 
-            copy(_store(self.bucket), source.key, self.key)
+            copy(_store(self.root), source.key, self.key)
 
         self._repeated(copy)
         return True
@@ -478,10 +490,10 @@ class Address:
         def page() -> Sequence[ObjectMeta]:
             from obstore import list as list_objects
 
-            return next(list_objects(_store(self.bucket), prefix, offset=after, chunk_size=1000), [])
+            return next(list_objects(_store(self.root), prefix, offset=after, chunk_size=1000), [])
 
         while found := self._repeated(page):
-            yield from ((each["path"][len(prefix) :], each["size"], each["e_tag"] or "") for each in found)
+            yield from ((each["path"][len(prefix) :], each["size"], _tag(each)) for each in found)
             after = found[-1]["path"]
 
     def _repeated(self, operation: Callable[[], T], ended: Event = _NEVER) -> T:
@@ -498,7 +510,7 @@ class Address:
             except FileNotFoundError as error:
                 raise self._missing(error) from None
             except (BaseError, ObjectStoreError) as error:
-                if _NO_BUCKET in str(error):  # in answer to a listing
+                if _NO_BUCKET.search(str(error)):  # in answer to a listing
                     raise self._missing(error) from None
                 waited = time.monotonic() - started
                 if not may_pass(error) or waited + pause > patience or ended.is_set():
@@ -510,7 +522,7 @@ class Address:
 
     def _is_first_to_tell(self) -> bool:
         """Return whether no concurrent operation has logged this outage."""
-        store, now = (self.bucket, endpoint_url()), time.monotonic()
+        store, now = (self.root, self.scheme == "s3" and endpoint_url()), time.monotonic()
         with _telling:
             before = _told_at.get(store)
             if before is not None and now - before < PATIENCE_SECONDS:
@@ -519,25 +531,30 @@ class Address:
         return True
 
     def _missing(self, error: Exception) -> FileNotFoundError:
-        if _NO_BUCKET in str(error):
+        if _NO_BUCKET.search(str(error)):
             return MissingBucketError(f"{self}: there is no bucket {self.bucket}")
         return FileNotFoundError(f"{self} does not exist")
 
 
-def _delete(bucket: str, keys: str | Sequence[str]) -> None:
+def _tag(found: ObjectMeta | PutResult) -> str:
+    """Return the version, which Azure's listings leave without quotes."""
+    tag = found["e_tag"] or ""
+    return f'"{tag}"' if tag.startswith("0x") else tag
+
+
+def _delete(root: str, keys: Sequence[str]) -> None:
     from obstore import delete
 
-    delete(_store(bucket), keys)
+    try:
+        delete(_store(root), keys)
+    except FileNotFoundError:  # Google and Azure refuse a missing one, and may not have come to the others
+        for key in keys if len(keys) > 1 else ():
+            _delete(root, [key])
 
 
 def is_address(text: str) -> bool:
     """Return whether the text looks like an address, not a path."""
     return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", text) is not None
-
-
-def endpoint_url() -> str | None:
-    """Return the store's endpoint from the environment; None means Amazon's."""
-    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
 
 
 def scratch_of(place: str, name: str) -> LocalPath:
@@ -558,17 +575,19 @@ def _scratch() -> LocalPath:
 
 
 @lru_cache(maxsize=64)
-def _store(bucket: str, repeat_seconds: float = 0.0) -> S3Store:
+def _store(root: str, repeat_seconds: float = 0.0) -> ObjectStore:
     """repeat_seconds: how long the client retries a request; 0: `_repeated` does, for all failures alike."""
-    from obstore.store import S3Store
+    from obstore.store import S3Store, from_url
 
-    endpoint = endpoint_url()
-    return S3Store(
-        bucket,
-        client_options={
-            "allow_http": (endpoint or "").startswith("http://"),
-            "timeout": timedelta(seconds=REQUEST_SECONDS),
-        },
-        retry_config={"max_retries": 20 if repeat_seconds else 0, "retry_timeout": timedelta(seconds=repeat_seconds)},
-        endpoint=endpoint,
-    )
+    client: ClientConfig = {"timeout": timedelta(seconds=REQUEST_SECONDS)}
+    retry: RetryConfig = {
+        "max_retries": 20 if repeat_seconds else 0, "retry_timeout": timedelta(seconds=repeat_seconds)
+    }  # fmt: skip
+    scheme, _, bucket = root.partition("://")
+    if scheme != "s3":
+        return from_url(f"{root}/", client_options=client, retry_config=retry)
+    config: S3Config = {"region": region(), "virtual_hosted_style_request": has_own_host(bucket)}
+    if endpoint := endpoint_url():
+        config["endpoint"], client["allow_http"] = endpoint, endpoint.startswith("http://")
+    keys = profile_credentials()
+    return S3Store(bucket, config=config, client_options=client, retry_config=retry, credential_provider=keys)

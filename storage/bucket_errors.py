@@ -4,6 +4,17 @@ from __future__ import annotations
 
 import re
 
+_CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or for a public one AWS_SKIP_SIGNATURE=true",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS, or for a public one GOOGLE_SKIP_SIGNATURE=true",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or for a public one AZURE_SKIP_SIGNATURE=true",
+}
+_WRONG_REGION = "redirect without LOCATION"
+_NO_CREDENTIALS = re.compile(
+    r"Account must be specified|/(latest/api/token|computeMetadata|metadata/identity)\S* in \S+ - HTTP error"
+)
+"""obstore asks the machine for its role if nothing else gives credentials, and no machine answers."""
+
 
 class AddressError(ValueError):
     """The text is not a valid object address."""
@@ -30,6 +41,8 @@ def may_pass(error: Exception) -> bool:
     if isinstance(error, AlreadyExistsError | PreconditionError):
         return True  # `_written_if` raises these only to retry
     of_store = isinstance(error, GenericError | JoinError | ObjectStoreError)
+    if _WRONG_REGION in str(error) or _NO_CREDENTIALS.search(str(error)):
+        return False
     return of_store and (status is None or status[1] in ("408", "429"))
 
 
@@ -46,13 +59,17 @@ def as_os_error(address: object, error: Exception) -> OSError:
 
     reason = " ".join(str(error).partition("\n\nDebug source")[0].split())
     reason = without_credentials(re.sub(r"<\?xml.*?(?:<Message>(.*?)</Message>.*|$)", r"\1", reason))[:300]
+    if _NO_CREDENTIALS.search(str(error)):
+        return PermissionError(f"{address}: there are no credentials; set {_CREDENTIALS[str(address)[:2]]}")
+    if _WRONG_REGION in str(error):
+        return ObjectStoreError(f"{address}: the bucket is in another region; set AWS_REGION to it")
     # A refused listing is a GenericError.
     if isinstance(error, PermissionDeniedError | UnauthenticatedError) or "status code: 403" in str(error):
         return PermissionError(
-            f"{address}: access denied: {reason}. Check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY "
-            "and the rights that they give"
+            f"{address}: access denied: {reason}. Check {_CREDENTIALS[str(address)[:2]]}, and the rights that they give"
         )
-    return ObjectStoreError(f"{address} cannot be used: {reason}. Check AWS_ENDPOINT_URL, AWS_REGION and the network")
+    check = "AWS_ENDPOINT_URL, AWS_REGION" if str(address).startswith("s3:") else "the credentials"
+    return ObjectStoreError(f"{address} cannot be used: {reason}. Check {check} and the network")
 
 
 def is_away(error: OSError) -> bool:

@@ -15,6 +15,7 @@ from shutil import copyfileobj
 from typing import TypeAlias, TypeVar
 
 from .bucket import SCRATCH, Address, is_address, made_folder, scratch_of
+from .bucket_errors import AddressError
 from .bucket_lock import BucketLock, bucket_lock_status
 from .bucket_log import BucketLog
 from .files import NotRegularFileError, written_aside
@@ -117,5 +118,8 @@ def steps_in(folder: Place, files: tuple[str, ...]) -> LocalSteps | BucketSteps:
 def common_folder(folders: Sequence[Place]) -> str:
     """Return the deepest folder or address that holds all of these absolute places of one kind."""
     if isinstance(folders[0], Address):
-        return "s3:/" + os.path.commonpath([str(folder).removeprefix("s3:/") for folder in folders])
+        scheme = f"{folders[0].scheme}:/"
+        if not all(str(folder).startswith(scheme) for folder in folders):
+            raise AddressError(f"{folders[0]} and other addresses are in stores of different kinds; copy them to one")
+        return scheme + os.path.commonpath([str(folder).removeprefix(scheme) for folder in folders])
     return os.path.commonpath([str(folder) for folder in folders])

@@ -41,9 +41,12 @@ from thermopile.pipeline.sources.folder import FolderSource  # noqa: E402
 from thermopile.pipeline.sources.glyphs import GlyphSource  # noqa: E402
 from thermopile.pipeline.sources.parquet import ParquetSource  # noqa: E402
 from thermopile.pipeline.sources.webdataset import WebDatasetSource  # noqa: E402
+from thermopile.storage import bucket  # noqa: E402
 from thermopile.storage.local import LocalPath  # noqa: E402
 
+from support.azure import azure_server  # noqa: E402
 from support.datasets import captions_of  # noqa: E402
+from support.google import google_server  # noqa: E402
 from support.in_place import write_tars  # noqa: E402
 from support.pictures import draw  # noqa: E402
 from support.sources import NoiseSource  # noqa: E402
@@ -204,6 +207,17 @@ def s3() -> Iterator[Server]:
     """A server with an empty bucket, s3://bucket, to which the environment leads. For tests marked `wide`."""
     with object_server() as server:
         yield server
+
+
+@pytest.fixture(scope="module", params=[google_server, azure_server], ids=["gs", "az"])
+def other_cloud(request, tmp_path_factory):
+    """The scheme of a cloud with an empty bucket, "bucket", to which the environment leads. For tests marked `wide`."""
+    with request.param(tmp_path_factory.mktemp("cloud")) as variables, pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        bucket._store.cache_clear()
+        yield "gs" if request.param is google_server else "az"
+    bucket._store.cache_clear()
 
 
 @pytest.fixture

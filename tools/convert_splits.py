@@ -19,6 +19,7 @@ from ..pipeline.dataset import CAPTION, Dataset
 from ..pipeline.dataset_index import ERRORS_FILE, Content
 from ..pipeline.sources import Groups
 from ..pipeline.sources.webdataset import WebDatasetSource
+from ..storage.bucket import is_address
 from ..storage.local import LocalPath
 from ..storage.place import Place
 from .printing import plain_text
@@ -166,7 +167,7 @@ def say_summary(
         click.echo(f"  {summary.left_out:,} left out, see {path / ERRORS_FILE}: {reasons}")
     if (in_tars := index.source.get("pictures_in_tars")) is not None and index.tars:
         click.echo(f"  {in_tars:,} pictures stay in the tars below {index.tars.root}; {index.n - in_tars:,} are stored")
-        if index.tars.root.startswith("s3://"):
+        if is_address(index.tars.root):
             click.echo(f"  {_cost_of_reading(Dataset(path))}")
     if ignored := index.source.get("captions_ignored"):
         click.echo(f"  {ignored:,} captions were ignored: none of the samples read beforehand has one")

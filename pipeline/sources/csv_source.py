@@ -14,7 +14,16 @@ from ...storage.place import AnyPlace, Place, place_of
 from ..errors import BadSampleError, SourceError
 from . import Groups, Sample, Source
 from .csv_rows import CsvRows
-from .listing import as_text, binary_arrays, caption_text, estimated_bytes, groups_by_name, read_picture, resolved_text
+from .listing import (
+    OBJECT,
+    as_text,
+    binary_arrays,
+    caption_text,
+    estimated_bytes,
+    groups_by_name,
+    read_picture,
+    resolved_text,
+)
 from .source_file import SourceFile
 
 _MAX_HEADER_BYTES = 16 << 20
@@ -88,7 +97,7 @@ class CsvSource(Source):
         """Raise SourceError if none of some evenly spread pictures exists; in an object store, nothing is asked."""
         rows = len(self._rows)
         names = [self._path(index) for index in range(0, rows, max(1, rows // _TRIED_PICTURES))]
-        if self.root.is_remote or not names or any(name.startswith(b"s3://") for name in names):
+        if self.root.is_remote or not names or any(name.startswith(OBJECT) for name in names):
             return
         paths = [os.path.join(os.fsencode(str(self.root)), name) for name in names]
         if not any(map(os.path.lexists, paths)):

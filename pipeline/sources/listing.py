@@ -27,6 +27,7 @@ MAX_CAPTION_BYTES = 1 << 20
 MAX_CAPTIONS = 64
 """More captions are refused: a run shows one per epoch, and such a long list is hardly one of captions."""
 MAX_PICTURE_BYTES = 256 << 20
+OBJECT = (b"s3://", b"gs://", b"az://")
 """Larger files are no photographs; a worker would hold the file and its unpacked picture in memory."""
 _ESTIMATED_FROM = 1000
 _NETWORK_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
@@ -179,11 +180,11 @@ def read_picture(root: Place, name: bytes, unchanged_since: int) -> bytes:
 
     Raises as read_regular_file; OSError also if the object store cannot be used or refuses access.
     """
-    if not root.is_remote and not name.startswith(b"s3://"):
+    if not root.is_remote and not name.startswith(OBJECT):
         return read_regular_file(os.path.join(os.fsencode(str(root)), name), unchanged_since)
     try:
         text = name.decode()
-        address = Address.parse(text if text.startswith("s3://") else f"{root}/{text}")
+        address = Address.parse(text if name.startswith(OBJECT) else f"{root}/{text}")
         data, found = address.read_described(MAX_PICTURE_BYTES)
         if found["last_modified"].timestamp() * 1e9 > unchanged_since:
             raise SourceChangedError(address)
@@ -205,7 +206,7 @@ def estimated_bytes(root: Place, name_of: Callable[[int], bytes], files: int) ->
         return None
     asked = np.unique(np.linspace(0, files - 1, min(files, _ESTIMATED_FROM)).astype(np.int64))
     names = [name_of(index) for index in asked.tolist()]
-    if any(name.startswith(b"s3://") for name in names):
+    if any(name.startswith(OBJECT) for name in names):
         return None
     return round(sum(_size(os.path.join(os.fsencode(str(root)), name)) for name in names) * files / len(asked))
 

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
+from ...storage.bucket import is_address
 from ...storage.place import AnyPlace, Place, place_of
 from ..errors import BadSampleError, SourceError
 from . import Groups, Sample, Source, marks_of
@@ -242,7 +243,7 @@ def _picture(value: bytes | dict[str, Any] | None, folder: Place, unchanged_sinc
     if isinstance(value, dict):
         data, path = value.get("bytes"), value.get("path")
         if data is None and path is not None and folder.is_remote:
-            if path.startswith("s3://"):
+            if is_address(path):
                 raise BadSampleError(f"its path {path!r} leads out of the parquet file's folder")
             return read_picture(folder, path.encode(), unchanged_since)
         value = data if data is not None or path is None else read_regular_file(_below(folder, path), unchanged_since)

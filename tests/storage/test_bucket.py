@@ -26,7 +26,7 @@ def test_an_address_names_a_bucket_and_a_key_without_slashes_at_its_ends(text, b
 
 
 @pytest.mark.parametrize(
-    "text", ["s3:/data/x", "gs://data/x", "s3://", "s3://data/../x", "s3://data/a//b", "s3://data/a\n"]
+    "text", ["s3:/data/x", "ftp://data/x", "s3://", "s3://data/../x", "s3://data/a//b", "s3://data/a\n"]
 )
 def test_what_is_not_an_address_is_refused_with_the_form_of_one(text):
     with pytest.raises(AddressError, match="write s3://bucket/path"):

@@ -196,3 +196,45 @@ class TestAddress(PlaceTests):
         assert held.lease is lock
         assert steps_in(held, FILES).save(5, fill).name == f"step-5.{lock.term}"
         lock.release()
+
+
+@pytest.mark.wide
+class TestOtherCloud(PlaceTests):
+    @pytest.fixture
+    def place(self, other_cloud, monkeypatch, tmp_path, request):
+        monkeypatch.setenv(SCRATCH, str(tmp_path))
+        return Address("bucket", request.node.originalname, scheme=other_cloud)
+
+    def test_a_version_is_the_same_wherever_it_is_told(self, place):
+        file = place / "file"
+        for version in (file.create(b"1"), file.replace(b"2", file.version()[1]), file.write(b"3")):
+            assert version.strip('"')
+        assert version == file.version()[1] == file.read_version()[1] == next(place.listing())[2]
+        assert file.read_range(0, 1, version=version) == b"3"
+        (place / "copy").copied(file)
+        with pytest.raises(FileExistsError):
+            file.read_range(0, 1, version=version.replace(version[1:5], "none"))
+
+    def test_only_who_knows_the_version_replaces_a_file_which_may_be_gone(self, place):
+        first = (place / "file").create(b"1")
+        (place / "file").replace(b"2", first)
+        for file in (place / "file", place / "gone"):
+            with pytest.raises(FileExistsError, match="another process"):
+                file.replace(b"3", first)
+        assert (place / "file").read_bytes() == b"2"
+
+    def test_files_are_removed_although_others_are_missing(self, place):
+        names = [f"{number:04d}" for number in range(301)]  # more than a request has
+        for name in names[::50]:
+            (place / name).rewrite(b"")
+        place.remove(names)
+        assert place.names() == []
+
+    def test_a_large_file_is_written_in_parts_and_listed_in_pages(self, place):
+        data = bytes(range(256)) * (70_000)
+        (place / "large").write(data)
+        for number in range(320):
+            (place / f"{number:04d}").rewrite(b"")
+        assert sorted(place.names()) == [*(f"{number:04d}" for number in range(320)), "large"]
+        assert (place / "copy").copied(place / "large")
+        assert (place / "copy").read_bytes() == data

@@ -15,6 +15,7 @@ import pytest
 
 from thermopile.benchmarks.object_server import CREDENTIALS
 
+from support.certificates import certified
 from support.started import COMMAND_LINE
 
 SERVER = "10.77.0.100"
@@ -36,6 +37,7 @@ ip link set lo up
 ip address add $ADDRESS/24 dev eth7
 ip link set eth7 up
 """
+AMAZON = "s3.us-east-1.amazonaws.com", "bucket.s3.us-east-1.amazonaws.com"
 ENTER = """
 import ctypes
 spaces = [os.open(f"/proc/{keeper}/ns/{{kind}}", os.O_RDONLY) for kind in ("net", "uts", "mnt")]
@@ -133,18 +135,32 @@ class Network:
         self.on_switch(f"ip link add to-{name} type veth peer name eth7 netns {keeper}")
         self.on_switch(f"ip link set to-{name} master switch up")
         others = [f"10.77.0.{place} {each}" for place, each in enumerate(names, start=1) if each != name]
-        hosts = "\n".join(["127.0.0.1 localhost", f"127.0.1.1 {name}", *others])
+        hosts = "\n".join(["127.0.0.1 localhost", f"127.0.1.1 {name}", *others, " ".join([SERVER, *AMAZON])])
         run_in(keeper, HOST, NAME=name, DISK=str(self.disk), HOSTS=hosts, ADDRESS=f"10.77.0.{number}")
         self.hosts.append(Host(self, name, keeper, start_program))
 
     @contextmanager
     def object_server(self):
         """Serve an empty bucket, s3://bucket."""
-        command = ("nsenter", "--target", str(self._switch), "--net", sys.executable, "-m", "moto.server")
-        server = subprocess.Popen((*command, "-H", SERVER, "-p", "5000"), stderr=subprocess.DEVNULL)
-        try:
-            assert self.hosts[0].start(code=MAKE_BUCKET, **self.bucket).end()[0] == 0
+        with self._served(self.bucket["AWS_ENDPOINT_URL"], "-p", "5000"):
             yield self.bucket
+
+    @contextmanager
+    def amazon(self, folder):
+        """Serve an empty bucket at Amazon's own names; yield variables to reach it by. folder: for certificates."""
+        certificate, key, authority = certified(folder, *(f"DNS:{name}" for name in AMAZON))
+        secure = ("-p", "443", "-s", "-c", str(certificate), "-k", str(key))
+        variables = CREDENTIALS | {"SSL_CERT_FILE": str(authority)}
+        with self._served(f"https://{AMAZON[0]}", *secure, **variables):
+            yield variables
+
+    @contextmanager
+    def _served(self, url, *options, **variables):
+        command = ("nsenter", "--target", str(self._switch), "--net", sys.executable, "-m", "moto.server")
+        server = subprocess.Popen((*command, "-H", SERVER, *options), stderr=subprocess.DEVNULL)
+        try:
+            assert self.hosts[0].start(code=MAKE_BUCKET, **variables, AWS_ENDPOINT_URL=url).end()[0] == 0
+            yield
         finally:
             server.kill()
             server.wait()

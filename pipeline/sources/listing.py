@@ -27,8 +27,9 @@ MAX_CAPTION_BYTES = 1 << 20
 MAX_CAPTIONS = 64
 """More captions are refused: a run shows one per epoch, and such a long list is hardly one of captions."""
 MAX_PICTURE_BYTES = 256 << 20
-OBJECT = (b"s3://", b"gs://", b"az://")
 """Larger files are no photographs; a worker would hold the file and its unpacked picture in memory."""
+OBJECT = (b"s3://", b"gs://", b"az://")
+"""How the address of an object begins."""
 _ESTIMATED_FROM = 1000
 _NETWORK_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 _OWN_LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}

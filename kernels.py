@@ -22,12 +22,13 @@ from typing import Any, TypeVar, cast
 import llvmlite
 import numba
 import numpy as np
-from numba.core import event
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 from numba.core.dispatcher import Dispatcher
 from numba.core.serialize import dumps
 from numba.core.sigutils import normalize_signature
+
+from .storage.files import user_cache
 
 F = TypeVar("F", bound=Callable[..., object])
 _njit: Any = numba.njit  # its types, where numba ships some, know no options in a dict
@@ -61,6 +62,9 @@ def kernel(*signature: str, **options: Any) -> Callable[[F], F]:
 class _KeptCode(NullCache):  # type: ignore[misc]
     """The machine code of one function on disk, a file for each signature."""
 
+    _seconds, _now = 0.0, 0.0
+    """What compiling has taken this process, and when numba last called one of these; it holds a lock meanwhile."""
+
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
 
@@ -75,10 +79,15 @@ class _KeptCode(NullCache):  # type: ignore[misc]
                 return CompileResult._rebuild(target_context, *parts)
         except Exception:  # noqa: BLE001  whatever is wrong with a file, its function can be compiled
             pass
+        _KeptCode._now = time.monotonic()
         return None
 
     def save_overload(self, sig: Any, data: CompileResult) -> None:
         """Keep the code of a signature, unless it holds addresses of this process."""
+        before, _KeptCode._now = self._now, time.monotonic()
+        _KeptCode._seconds += self._now - before
+        if self._seconds > _TOLD_AFTER_SECONDS:
+            _say_once("Compiling kernels, once on this machine.")
         if data.library.has_dynamic_globals:
             return
         try:
@@ -167,11 +176,7 @@ def _digest(name: str, data: bytes) -> bytes:
 @contextmanager
 def _folder() -> Iterator[int]:
     """Open this user's folder of kept code; make it if needed. Raises OSError, also if others may write to it."""
-    if named := os.environ.get("NUMBA_CACHE_DIR"):
-        path = Path(named)
-    else:
-        path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "thermopile"
-    path /= f"kernels-{os.geteuid()}"
+    path = Path(os.environ.get("NUMBA_CACHE_DIR") or user_cache()) / f"kernels-{os.geteuid()}"
     path.mkdir(0o700, parents=True, exist_ok=True)
     opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -193,26 +198,3 @@ def _say_once(text: str, why: str = "") -> None:
     if text not in _said and os.environ.get("LOCAL_RANK", "0") == "0":
         print(text + why, file=sys.stderr)
     _said.add(text)
-
-
-class _Clock(event.Listener):  # type: ignore[misc]
-    """Adds up what compiling takes this process, to say what a first start waits for."""
-
-    def __init__(self) -> None:
-        self._depth, self._began, self._spent = 0, 0.0, 0.0
-
-    def on_start(self, event: object) -> None:
-        if self._depth == 0:
-            self._began = time.monotonic()
-        self._depth += 1
-
-    def on_end(self, event: object) -> None:
-        self._depth -= 1
-        spent = self._spent + time.monotonic() - self._began
-        if self._depth == 0:
-            self._spent = spent
-        if spent > _TOLD_AFTER_SECONDS:
-            _say_once("Compiling kernels, once on this machine.")
-
-
-event.register("numba:compile", _Clock())

@@ -35,7 +35,7 @@ from .bucket_errors import (
     as_os_error,
     may_pass,
 )
-from .files import MAX_TEXT_BYTES, own_directory
+from .files import MAX_TEXT_BYTES, own_directory, user_cache
 from .local import LocalPath
 
 if TYPE_CHECKING:
@@ -570,8 +570,7 @@ def made_folder(folder: LocalPath) -> LocalPath:
 
 
 def _scratch() -> LocalPath:
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return LocalPath(os.environ.get(SCRATCH) or Path(cache) / "thermopile").absolute()
+    return LocalPath(os.environ.get(SCRATCH) or user_cache()).absolute()
 
 
 @lru_cache(maxsize=64)

@@ -84,6 +84,11 @@ def open_own(path: str | os.PathLike[str], flags: int) -> int:
     return descriptor
 
 
+def user_cache() -> Path:
+    """Return this user's folder for what can be made again. Raises RuntimeError without a home."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "thermopile"
+
+
 def may_make(folder: Path) -> bool:
     """Return whether a folder is writable, or can be made."""
     nearest = next(each for each in (folder, *folder.absolute().parents) if os.path.lexists(each))

@@ -8,6 +8,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from ...storage.files import user_cache
 from ...storage.lock import FileLock, LockedError
 
 VARIABLE = "THERMOPILE_CACHE"
@@ -16,9 +17,7 @@ _PREFIX = "dataset-"
 
 def cache_root() -> Path:
     """Return the folder of all caches: $THERMOPILE_CACHE, else the user's usual cache folder."""
-    if given := os.environ.get(VARIABLE):
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "thermopile"
+    return Path(os.environ.get(VARIABLE) or user_cache())
 
 
 def free_bytes() -> int:

@@ -341,7 +341,7 @@ def test_no_command_makes_a_folder_in_a_run(sent, hostile_dataset, tmp_path, com
 @pytest.mark.parametrize(
     ("command", "file"),
     [
-        (("inspect", "{run}", "--export"), "state/chunks/new.parquet"),
+        (("inspect", "{run}", "--export"), "state/new.parquet"),
         (("inspect", "{run}", "--to"), "selection"),
         (("curate", "{run}", "--drop-misfits", "--keep"), "checkpoints/new.parquet"),
         (("embed", "{run}", "{data}"), "checkpoints/step-2/new.parquet"),

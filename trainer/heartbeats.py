@@ -29,6 +29,7 @@ LEAVE_SECONDS = 0.05
 
 AsError = Callable[[str], RanksLostError]
 """Makes the error for lost ranks from their description, such as "rank 1 (host, process 7)". Called in any thread."""
+End = Callable[[RanksLostError], None]
 
 
 class _Known(NamedTuple):
@@ -52,11 +53,7 @@ class Heartbeats:
     """
 
     def __init__(
-        self,
-        rank: int,
-        members: Sequence[Member],
-        connections: Mapping[int, Connection],
-        end: Callable[[RanksLostError], None] | None = None,
+        self, rank: int, members: Sequence[Member], connections: Mapping[int, Connection], end: End | None = None
     ) -> None:
         """members, connections: from `meet`. end: see `joined_world`."""
         self._rank, self._members, self._to, self._end = rank, members, connections, end

@@ -55,14 +55,8 @@ class Member(NamedTuple):
         return f"{self.host}, process {self.process}"
 
 
-class Meeting(NamedTuple):
-    """Of all ranks of a start."""
-
-    name: str
-    """Known to them only."""
-    members: list[Member]
-    connections: dict[int, Connection]
-    """Rank 0's to every other rank; another's to rank 0."""
+Meeting = tuple[str, list[Member], dict[int, Connection]]
+"""A name that only the ranks know; the ranks; connections by rank: from rank 0 to all others, or to rank 0."""
 
 
 def meet(public: Store, rank: int, size: int) -> Meeting:
@@ -113,7 +107,7 @@ def _gather(public: Store, host: str, size: int, own: Member, end: float) -> Mee
     for connection in connections.values():
         with suppress(OSError):  # that rank has ended
             connection.send_bytes(json.dumps([name, members]).encode())
-    return Meeting(name, members, connections)
+    return name, members, connections
 
 
 def _join_rank_0(public: Store, host: str, rank: int, own: Member, end: float) -> Meeting:
@@ -129,7 +123,7 @@ def _join_rank_0(public: Store, host: str, rank: int, own: Member, end: float) -
             reason = "other ranks are not there"
             if connection.poll(left):
                 name, members = json.loads(connection.recv_bytes())
-                return Meeting(name, [Member(*each) for each in members], {0: connection})
+                return name, [Member(*each) for each in members], {0: connection}
         except (RuntimeError, OSError, EOFError) as error:
             reason = str(error).partition("\n")[0] or "it has ended"
         time.sleep(RETRY_SECONDS)

@@ -12,7 +12,7 @@ from pathlib import Path, PosixPath
 from typing import BinaryIO, ClassVar
 
 from . import files
-from .lock import FileLock
+from .lock import FileLock, lock_holder
 
 SEEN_WITHIN_SECONDS = 5.0
 """Time within which a file written on one machine must become visible on the others."""
@@ -138,12 +138,16 @@ class LocalPath(PosixPath):
     def built(self) -> Iterator[LocalPath]:
         """Yield a folder that gets this name when the block ends, if this is free or an empty folder.
 
-        It is removed if the block fails, and first what a killed block left. Raises LockedError if another builds it.
+        It is removed if the block fails, and first what a killed block left, whose lock is still there. Raises
+        LockedError if another builds it, FileExistsError for somebody else's file or folder of that name.
         """
         building, lock_file = (self.with_name(f".{self.name}.{end}") for end in ("partial", "lock"))
         self.parent.mkdir(parents=True, exist_ok=True)
         for each in (self, building):
             files.refuse_link(each)
+        left_by = lock_holder(lock_file)[0] or ""
+        if (left_by or any(building.content())) and not left_by.startswith("pid "):
+            raise FileExistsError(f"{building}, or its .lock, was left by no killed process; rename it, and repeat")
         lock = FileLock(lock_file)
         building.clear()
         try:

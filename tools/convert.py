@@ -34,6 +34,7 @@ from ..pipeline.tokenizer import MAX_FILE_BYTES
 from ..storage.local import LocalPath
 from ..storage.place import Place
 from ..trainer.run.selection_files import selected_ids
+from ..trainer.run_directory import refuse_in_run
 from .arguments import ANY_PLACE, TARS, DatasetPath
 from .convert_options import ConvertOptions, options_of
 from .convert_sources import KINDS, Kind, users_kind
@@ -214,6 +215,7 @@ def _begin_tests(splits: list[Split], settings: ConvertSettings, out: Place, fol
 
 
 def _refuse_contradictions(out: Place, reads: Iterable[Path], asked: ConvertOptions) -> None:
+    refuse_in_run(out)
     if asked.part and asked.finish:
         raise click.UsageError("--part and --finish exclude each other: finish after all parts")
     if asked.on and (asked.part or asked.finish):

@@ -12,9 +12,9 @@ from pydantic import TypeAdapter
 
 from ..pipeline.mixture import open_dataset, opened
 from ..storage.files import write_atomically
-from ..storage.place import Place, Places
+from ..storage.place import Place, Places, place_of
 from ..trainer.errors import RunError
-from ..trainer.run_directory import RunDirectory
+from ..trainer.run_directory import RunDirectory, refuse_in_run
 from .arguments import ANY_PLACE, DatasetPath
 from .eval import eval_, label, scored
 from .inspection.findings import read_again
@@ -48,6 +48,8 @@ def effect(runs: tuple[Place, ...], train: Place | None, out: Path | None, **ask
         raise click.UsageError("the number of runs is odd; give A and B, then A and B of another seed")
     if out and (out.suffix.lower() != ".png" or not out.parent.is_dir()):
         raise click.UsageError(f"--out {out} is not a .png file in an existing folder")
+    if out:
+        refuse_in_run(place_of(out), is_file=True)
     as_json, tars, at, data = asked.pop("as_json"), asked.pop("tars"), asked["at"], asked["data"]
     test, configs = opened(asked.pop("test"), tars), [RunDirectory(run).config() for run in runs]
     trained = opened(train, tars) if train else open_dataset(data or configs[0].data.places, configs[0].data.tars)

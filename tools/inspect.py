@@ -13,9 +13,9 @@ import click
 from click.core import ParameterSource
 
 from ..storage.files import may_make, refuse_link
-from ..storage.place import Place, Places
+from ..storage.place import Place, Places, place_of
 from ..trainer.errors import RunError
-from ..trainer.run_directory import RunDirectory
+from ..trainer.run_directory import RunDirectory, refuse_in_run
 from .arguments import ALLOW, RUN, RUN_DATA, WEIGHTS
 from .inspection import summary
 from .inspection.as_json import duplicates_to_json, samples_to_json, to_json
@@ -251,11 +251,10 @@ def report(asked: InspectOptions) -> None:
 def _writable(run: Place, to: Path | None) -> Path:
     """Return the page's directory. Raises RunError if it is not writable: now rather than after minutes of work.
 
-    Raises NotRegularFileError if RUN/report is a link.
+    Raises NotRegularFileError if RUN/report is a link, ConfigError for a run's other folders.
     """
     folder = to or RunDirectory(run).report
-    if to is None:
-        refuse_link(folder)
+    refuse_link(folder) if to is None else refuse_in_run(place_of(folder), is_file=True)
     if RunDirectory(run).report.parent.is_dir() and not may_make(folder):
         raise RunError(f"the page cannot be written to {folder}; choose another directory with --to")
     return folder

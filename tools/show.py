@@ -77,6 +77,8 @@ def show(
 
     from ..pipeline.dataset import Dataset
     from ..storage.files import write_atomically
+    from ..storage.place import place_of
+    from ..trainer.run_directory import refuse_in_run
     from .printing import plain_text
 
     if out.suffix.lower() != ".png":
@@ -85,6 +87,7 @@ def show(
         raise click.UsageError(f"--out {out}: folder {out.parent} does not exist")
     if out.exists() and not overwrite:
         raise click.UsageError(f"{out} exists; choose another file, or replace it with --overwrite")
+    refuse_in_run(place_of(out), is_file=True)
     opened = Dataset(dataset, tars)
     if outside := [sample_id for sample_id in ids or () if not 0 <= sample_id < opened.n]:
         raise click.UsageError(f"--ids: sample {outside[0]} does not exist; the dataset holds 0 to {opened.n - 1}")

@@ -21,7 +21,7 @@ from torch import nn
 from .._version import __version__
 from ..pipeline.mixture import open_dataset
 from ..storage.files import sync, writer_name, written_through
-from ..storage.place import Places
+from ..storage.place import Places, place_of
 from .checkpoints.checkpoint_files import LATEST
 from .checkpoints.tensors import save_tensors
 from .config import EncoderConfig, TrainConfig
@@ -33,7 +33,7 @@ from .evaluation.features import restore_encoders
 from .plugins import HF, OPEN_CLIP, TIMM
 from .run.brought import LEARNED, has_own_heads
 from .run.build import recipe_named
-from .run_directory import RunDirectory, find_checkpoint, load_found
+from .run_directory import RunDirectory, find_checkpoint, load_found, refuse_in_run
 
 Format = Literal["hf", "timm", "open_clip", "safetensors"]
 
@@ -65,12 +65,13 @@ def export_encoders(
 
     data: the present place of the run's dataset; None: the recorded path. Texts need its tokenizer. weights: of image
     and text encoder, by default averaged if the run has averages; a momentum network has only its own. allow_code: as
-    restore_encoders. A kill leaves no `to`, only a hidden directory next to it. Raises ConfigError if `to` exists,
-    the format has no such encoder or the run has no averaged weights, RunError if the run or checkpoint does not
-    exist or a weight is not finite, DatasetError if the tokenizer is not found, OSError if writing fails.
+    restore_encoders. A kill leaves no `to`, only a hidden directory next to it. Raises ConfigError if `to` exists or
+    is in a run, the format has no such encoder or the run has no averaged weights, RunError if the run or checkpoint
+    does not exist or a weight is not finite, DatasetError if the tokenizer is not found, OSError if writing fails.
     """
     if os.path.lexists(to):
         raise ConfigError(f"{to} already exists; nothing was written. Choose another directory with --to")
+    refuse_in_run(place_of(to))
     config = run.config()
     weights = chosen_weights(config.model, weights)
     if why := why_impossible(config, format):
@@ -282,9 +283,7 @@ def _write_json(path: Path, tree: dict[str, Any]) -> None:
 @contextmanager
 def _written_aside(to: Path) -> Iterator[Path]:
     """Yield a temporary directory that is flushed and renamed to `to` at the end, or removed on failure."""
-    # The process id keeps two exports to one name apart.
-    beside = to.with_name(f".{to.name}.{writer_name()}.partial")
-    shutil.rmtree(beside, ignore_errors=True)
+    beside = to.with_name(f".{to.name}.{writer_name()}.partial")  # by no other process
     beside.mkdir(parents=True)
     usual = beside.stat().st_mode & 0o666  # a new file's permissions under the umask
     try:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Self
+from multiprocessing.connection import Connection
+from typing import NamedTuple, Self
 
 from .errors import RanksLostError
 from .meeting import Member, connected_to, is_reset
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import TCPStore
 
 BEAT_SECONDS = 1.0
 SILENT_BEATS = 60
@@ -24,12 +23,21 @@ GRACE_SECONDS = 3.0
 """Time for the training thread to notice a loss itself. With the other times above, a killed rank has ended all others
 after 12 seconds: two beats, a scan, and two beats, or LINGER_SECONDS, until all know."""
 LINGER_SECONDS = 2.0
-"""How long rank 0, which holds the store, stays for ranks that have yet to read the names of the lost ones."""
+"""How long rank 0, which counts the beats, stays for ranks that have yet to read the names of the lost ones."""
 LEAVE_SECONDS = 0.05
 """How often rank 0 checks whether the other ranks are done."""
 
 AsError = Callable[[str], RanksLostError]
 """Makes the error for lost ranks from their description, such as "rank 1 (host, process 7)". Called in any thread."""
+End = Callable[[RanksLostError], None]
+
+
+class _Known(NamedTuple):
+    """What rank 0 has been told, by rank; and the lost ranks."""
+
+    beats: list[int]
+    left: list[bool]
+    lost: list[int]
 
 
 class Heartbeats:
@@ -40,18 +48,17 @@ class Heartbeats:
     inside CUDA. So rank 0 is connected to all others: a process that ends resets its connection at once, and only one
     that hangs, or a machine that fails, has to be silent for long to be suspected. A firewall resets connections too.
 
-    A store in rank 0's process counts the beats, so that it is gone if and only if rank 0 is. Two threads, because the
-    store of a machine that has failed never answers: `_beat` may wait for it, `_watch` does not.
+    Rank 0's process counts the beats, so that the counts are gone if and only if rank 0 is. Two threads, because the
+    process of a machine that has failed never answers: `_beat` may wait for it, `_watch` does not.
     """
 
     def __init__(
-        self, store: TCPStore, rank: int, members: Sequence[Member], end: Callable[[RanksLostError], None] | None = None
+        self, rank: int, members: Sequence[Member], connections: Mapping[int, Connection], end: End | None = None
     ) -> None:
-        """store, members: from `meet`; a client that nothing else uses, since one that waits for a key blocks all
-        threads. end: see `joined_world`.
-        """
-        self._store, self._rank, self._members, self._end = store, rank, members, end
-        self._size = len(members)
+        """members, connections: from `meet`. end: see `joined_world`."""
+        self._rank, self._members, self._to, self._end = rank, members, connections, end
+        self._size, self._turn = len(members), threading.Lock()
+        self._known = _Known([0] * self._size, [False] * self._size, [])
         self._as_error: AsError = lambda lost: RanksLostError(f"lost {lost}; see its messages")
         self._lost: list[int] = []
         self._connections = {other: connected_to(member) for other, member in enumerate(members) if rank == 0 < other}
@@ -61,10 +68,12 @@ class Heartbeats:
             threading.Thread(target=target, name=f"thermopile-{name}", daemon=True)
             for target, name in ((self._beat, "heartbeats"), (self._watch, "watch"))
         ]
+        for other in connections if rank == 0 else ():
+            threading.Thread(target=self._answer, args=(other,), name="thermopile-answers", daemon=True).start()
 
     @contextmanager
     def beating(self) -> Iterator[Self]:
-        """Send heartbeats during the block; if this rank holds the store, stay until all ranks have finished theirs.
+        """Send heartbeats during the block; if this rank counts them, stay until all ranks have finished theirs.
 
         Raises RanksLostError if the block fails because of a lost rank, or a rank is lost before it is done.
         """
@@ -78,7 +87,7 @@ class Heartbeats:
             self.leaving.set()  # this rank reports its own error
             self._ended.set()
             for thread in self._threads:
-                thread.join(2 * BEAT_SECONDS)  # bounded, in case the store does not answer
+                thread.join(2 * BEAT_SECONDS)  # bounded, in case rank 0 does not answer
 
     @contextmanager
     def naming_lost_ranks(self, as_error: AsError) -> Iterator[None]:
@@ -98,7 +107,7 @@ class Heartbeats:
         if not self._lost:
             try:
                 self._lost = self._scan()
-            except RuntimeError:  # the store is gone, and so is rank 0
+            except RuntimeError:  # rank 0 has ended
                 self._lost = [0]
         return self._lost
 
@@ -107,39 +116,57 @@ class Heartbeats:
         return " and ".join(f"rank {rank} ({self._members[rank]})" for rank in self._lost)
 
     def _scan(self) -> list[int]:
-        if not self._store.check(["lost"]):
-            before = self._beats()
+        before, silent = self._tell(), list[int]()
+        if not before.lost:
             time.sleep(SCAN_SECONDS)
-            after = self._beats()
-            silent = [rank for rank in range(self._size) if after[rank] == before[rank] and not self._has_left(rank)]
+            after = self._tell()
+            silent = [rank for rank in range(self._size) if after.beats[rank] == before.beats[rank]]
+            silent = [rank for rank in silent if not after.left[rank]]
             if not silent:
                 return []
-            self._store.compare_set("lost", "", ",".join(map(str, silent)))
-        lost = [int(rank) for rank in self._store.get("lost").decode().split(",")]
+        lost = self._tell(lost=silent).lost
         if self._rank == 0:
             time.sleep(LINGER_SECONDS)
         return lost
 
-    def _beats(self) -> list[int]:
-        return [self._store.add(f"beats/{rank}", 0) for rank in range(self._size)]
+    def _tell(self, beats: int = 0, left: bool = False, lost: Sequence[int] = ()) -> _Known:
+        """Tell rank 0 about this rank, and return what it knows of all. Raises RuntimeError if it has ended."""
+        if self._rank == 0:
+            return self._noted(0, beats, left, lost)
+        try:
+            with self._turn:
+                self._to[0].send_bytes(json.dumps([beats, left, lost]).encode())
+                return _Known(*json.loads(self._to[0].recv_bytes()))
+        except (OSError, EOFError) as error:
+            raise RuntimeError("rank 0 has ended") from error
 
-    def _has_left(self, rank: int) -> bool:
-        return self._store.check([f"left/{rank}"])
+    def _answer(self, rank: int) -> None:
+        with suppress(OSError, EOFError):  # it has ended
+            while True:
+                known = self._noted(rank, *json.loads(self._to[rank].recv_bytes()))
+                self._to[rank].send_bytes(json.dumps(known).encode())
+
+    def _noted(self, rank: int, beats: int, left: bool, lost: Sequence[int]) -> _Known:
+        with self._turn:
+            self._known.beats[rank] += beats
+            self._known.left[rank] |= left
+            self._known.lost.extend(() if self._known.lost else lost)
+            return _Known([*self._known.beats], [*self._known.left], [*self._known.lost])
 
     def _beat(self) -> None:
         """Send heartbeats, and note whether another rank may be lost."""
         listens_to, heard, silent = (self._rank + 1) % self._size, -1, 0
         while not self._ended.wait(BEAT_SECONDS):
             try:
-                self._store.add(f"beats/{self._rank}", 1)
-                beats = self._store.add(f"beats/{listens_to}", 0)
-                heard, silent = beats, 0 if beats != heard else silent + 1
-                if self._has_left(listens_to):
-                    listens_to, silent = (listens_to + 1) % self._size, 0
                 reset = [rank for rank, connection in self._connections.items() if is_reset(connection)]
-                if silent > SILENT_BEATS or not all(map(self._has_left, reset)) or self._store.check(["lost"]):
+                known = self._tell(beats=1)
+                beats = known.beats[listens_to]
+                heard, silent = beats, 0 if beats != heard else silent + 1
+                if known.left[listens_to]:
+                    listens_to, silent = (listens_to + 1) % self._size, 0
+                if silent > SILENT_BEATS or not all(known.left[rank] for rank in reset) or known.lost:
                     self._suspects_loss = True
-            except RuntimeError:  # the store is gone
+            except RuntimeError:  # rank 0 has ended
                 self._suspects_loss = True
                 return
             self._beats_unanswered = 0
@@ -163,11 +190,12 @@ class Heartbeats:
         return bool(self._lost)
 
     def _leave(self) -> None:
-        """Tell the others that this rank is done. Rank 0 stays until all are done, since the store ends with it."""
+        """Tell the others that this rank is done. Rank 0 stays until all are done, since the counts end with it."""
         self.leaving.set()
-        with suppress(RuntimeError):  # the store is gone: the others are done, or will notice
-            self._store.add(f"left/{self._rank}", 1)  # unlike `set`, done when it returns: before this process ends
-            while self._rank == 0 and not all(map(self._has_left, range(self._size))):
+        with suppress(RuntimeError):  # rank 0 has ended: the others are done, or will notice
+            known = self._tell(left=True)
+            while self._rank == 0 and not all(known.left):
                 if self._lost:
                     raise self._as_error(self._named())
                 time.sleep(LEAVE_SECONDS)
+                known = self._tell()

@@ -1,9 +1,10 @@
-"""The ranks of a run find each other: a store in rank 0's process, their places, and the network between them."""
+"""The ranks of a run find each other: connections to rank 0, their places, and the network between them."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import hmac
 import json
 import os
 import socket
@@ -11,22 +12,27 @@ import struct
 import time
 from contextlib import suppress
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
-from secrets import token_hex
+from secrets import token_bytes, token_hex
+from threading import Thread
 from typing import TYPE_CHECKING, NamedTuple
 
 from .errors import RanksLostError
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store, TCPStore
+    from torch._C._distributed_c10d import Store
 
 MEETING_TIMEOUT = timedelta(minutes=5)
 """How long a rank waits at each step of the start for others, which a wrong option may have ended already."""
-CONNECT_TIMEOUT, RETRY_SECONDS = timedelta(seconds=5), 0.2
+CONNECT_SECONDS, RETRY_SECONDS = 5.0, 0.2
 """How long a rank tries one port of rank 0, which may be that of a rank 0 that died, and then waits."""
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-_ANNOUNCED = "thermopile"
+SECRET = "THERMOPILE_SECRET"
+"""Environment variable: a secret from the launcher, which strangers that can read its store do not know."""
+_ANNOUNCED, _TOWARDS = "thermopile", "thermopile/towards"
+"""Keys of the launcher's store: rank 0's address, port and secret; an address of a rank on another machine."""
 _ADDRESS_OF_INTERFACE = 0x8915
 """SIOCGIFADDR of Linux."""
 
@@ -39,7 +45,7 @@ class Member(NamedTuple):
     cores: list[int]
     """The process's affinity mask."""
     address: str
-    """IPv4 address of this machine on the way to MASTER_ADDR, of the loopback if that names this machine."""
+    """Address of this machine on the way to MASTER_ADDR, of the loopback if that names this machine."""
     port: int
     """Accepts connections in silence until the process ends."""
     machine: str
@@ -49,65 +55,114 @@ class Member(NamedTuple):
         return f"{self.host}, process {self.process}"
 
 
-def meet(public: Store, rank: int, size: int) -> tuple[TCPStore, list[Member]]:
-    """Return a store that rank 0's process holds, and all ranks, once all have come. Called by all ranks.
+Meeting = tuple[str, list[Member], dict[int, Connection]]
+"""A name that only the ranks know; the ranks; connections by rank: from rank 0 to all others, or to rank 0."""
+
+
+def meet(public: Store, rank: int, size: int) -> Meeting:
+    """Return once all ranks have come and proved that they know the secret. Called by all ranks.
+
+    Rank 0 listens until then only, and where the others are.
 
     public: a store that all ranks reach. That of torchrun outlives its ranks, so it may have the port of a rank 0 that
-    died before a restart: the others try until the store at a port is the announced one, and free for them.
+    died before a restart: the others try until the process at a port knows the announced secret, and takes them.
     Raises RanksLostError after MEETING_TIMEOUT.
     """
-    host, keys = os.environ["MASTER_ADDR"], [f"member/{each}" for each in range(size)]
-    silent = socket.create_server(("", 0))
-    cores, address, port = sorted(os.sched_getaffinity(0)), _address_towards(host), silent.getsockname()[1]
+    host = os.environ["MASTER_ADDR"]
+    address = _address_towards(host)
+    silent = _listening(address)
+    cores, port = sorted(os.sched_getaffinity(0)), silent.getsockname()[1]
     os.register_at_fork(after_in_child=silent.close)  # it is open until this process ends, not its children
     own = Member(socket.gethostname(), os.getpid(), cores, address, port, BOOT.read_text())
-    store = _store_of_rank_0(public, host, rank, json.dumps(own)) if rank else _new_store(public, host, json.dumps(own))
-    try:
-        store.wait(keys, MEETING_TIMEOUT)
-        return store, [Member(*json.loads(store.get(key))) for key in keys]
-    except RuntimeError as error:
-        missing = [0]
-        with suppress(RuntimeError):  # rank 0 is gone, and its store
-            missing = [each for each, key in enumerate(keys) if not store.check([key])]
+    end = time.monotonic() + MEETING_TIMEOUT.total_seconds()
+    return _join_rank_0(public, host, rank, own, end) if rank else _gather(public, host, size, own, end)
+
+
+def _gather(public: Store, host: str, size: int, own: Member, end: float) -> Meeting:
+    address, secret, name = own.address, token_hex(16), token_hex(16)
+    found, connections = {0: own}, dict[int, Connection]()
+
+    def admit(stranger: socket.socket) -> None:
+        with suppress(OSError, EOFError):
+            connection = _introduced(stranger, secret, b"0", b"1")
+            rank, member = json.loads(connection.recv_bytes())
+            connections[rank], found[rank] = connection, Member(*member)
+
+    with suppress(RuntimeError):  # the launcher's store is gone, or nobody has come to it
+        if _is_loopback(address) and int(os.environ.get("LOCAL_WORLD_SIZE", size)) < size:  # its name for itself
+            address = _address_towards(public.get(_TOWARDS).decode())
+        with _listening(address) as door:
+            door.settimeout(RETRY_SECONDS)
+            public.set(_ANNOUNCED, f"{address} {door.getsockname()[1]} {secret}")
+            while len(found) < size and time.monotonic() < end:
+                with suppress(TimeoutError):  # in threads: a stranger who says nothing keeps nobody waiting
+                    Thread(target=admit, args=(door.accept()[0],), daemon=True).start()
+        public.delete_key(_ANNOUNCED)
+    if missing := [str(each) for each in range(size) if each not in found]:
         raise RanksLostError(
-            f"rank {rank} could not join all {size} ranks: {', '.join(map(str, missing))} not there. Check the "
-            f"messages of the others, and whether they can reach {host}:{store.port}"
-        ) from error
+            f"rank 0 could not join all {size} ranks: {', '.join(missing)} not there. Check the messages of the "
+            f"others, and whether they can reach {host}"
+        )
+    members = [found[each] for each in range(size)]
+    for connection in connections.values():
+        with suppress(OSError):  # that rank has ended
+            connection.send_bytes(json.dumps([name, members]).encode())
+    return name, members, connections
 
 
-def _new_store(public: Store, host: str, own: str) -> TCPStore:
-    from torch._C._distributed_c10d import TCPStore
-
-    store, name = TCPStore(host, 0, is_master=True, timeout=MEETING_TIMEOUT, wait_for_workers=False), token_hex(8)
-    store.set(name, "")
-    store.set("member/0", own)
-    public.set(_ANNOUNCED, f"{store.port} {name}")
-    return store
-
-
-def _store_of_rank_0(public: Store, host: str, rank: int, own: str) -> TCPStore:
-    from torch._C._distributed_c10d import TCPStore
-
-    end, port, reason = time.monotonic() + MEETING_TIMEOUT.total_seconds(), "?", "it has not come"
-    while time.monotonic() < end:
+def _join_rank_0(public: Store, host: str, rank: int, own: Member, end: float) -> Meeting:
+    address, port, reason = host, "?", "it has not come"
+    while (left := end - time.monotonic()) > 0:
         try:
-            port, name = public.get(_ANNOUNCED).decode().split()
-            store = TCPStore(host, int(port), is_master=False, timeout=CONNECT_TIMEOUT, wait_for_workers=False)
-            if store.check([name]) and store.compare_set(f"member/{rank}", "", own).decode() == own:
-                return store
-            reason = "another process answers"
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
+            if not _is_loopback(own.address):
+                public.set(_TOWARDS, own.address)
+            address, port, secret = public.get(_ANNOUNCED).decode().split()
+            stranger = socket.create_connection((address, int(port)), CONNECT_SECONDS)
+            connection = _introduced(stranger, secret, b"1", b"0")
+            connection.send_bytes(json.dumps([rank, own]).encode())
+            reason = "other ranks are not there"
+            if connection.poll(left):
+                name, members = json.loads(connection.recv_bytes())
+                return name, [Member(*each) for each in members], {0: connection}
+        except (RuntimeError, OSError, EOFError) as error:
+            reason = str(error).partition("\n")[0] or "it has ended"
         time.sleep(RETRY_SECONDS)
     raise RanksLostError(
-        f"rank {rank} cannot reach rank 0 at {host}:{port}: {reason}. Check rank 0's messages, "
+        f"rank {rank} cannot reach rank 0 at {address}:{port}: {reason}. Check rank 0's messages, "
         "that MASTER_ADDR is its machine, and that no firewall closes ports between the machines"
     )
 
 
+def _introduced(stranger: socket.socket, secret: str, own: bytes, other: bytes) -> Connection:
+    """Return the connection once both ends have proved that they know the secret, and THERMOPILE_SECRET if it is set.
+
+    own, other: tell the ends apart, so that neither can be sent its own proof. Raises OSError.
+    """
+    key = hmac.digest(os.environ.get(SECRET, "").encode(), secret.encode(), "sha256")
+    with stranger:
+        stranger.settimeout(CONNECT_SECONDS)
+        stranger.sendall(mine := token_bytes(32))
+        theirs = stranger.recv(32)
+        stranger.sendall(hmac.digest(key, own + theirs + mine, "sha256"))
+        if not hmac.compare_digest(stranger.recv(32), hmac.digest(key, other + mine + theirs, "sha256")):
+            raise ConnectionError(f"another process answers, or one with another {SECRET}")
+        stranger.settimeout(None)
+        connection = Connection(stranger.detach())
+    os.register_at_fork(after_in_child=connection.close)
+    return connection
+
+
+def _listening(address: str) -> socket.socket:
+    return socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
+
+
 def connected_to(member: Member) -> socket.socket:
     """Return a connection from rank 0's machine to another rank's process, which may still be made, or fail."""
-    connection = socket.socket()
+    connection = socket.socket(socket.AF_INET6 if ":" in member.address else socket.AF_INET)
     connection.setblocking(False)
     connection.connect_ex((member.address, member.port))
     return connection
@@ -123,8 +178,8 @@ def choose_interface(rank: int, members: list[Member]) -> None:
 
     That name's address is often one of the loopback. Without other machines, gloo chooses.
     """
-    address, others = members[rank].address, [each.address for each in members if not each.address.startswith("127.")]
-    if others and address.startswith("127."):  # MASTER_ADDR names this machine
+    address, others = members[rank].address, [each.address for each in members if not _is_loopback(each.address)]
+    if others and _is_loopback(address):  # MASTER_ADDR names this machine
         address = _address_towards(others[0])
     if others and (interface := _interface_with(address)):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
@@ -132,9 +187,10 @@ def choose_interface(rank: int, members: list[Member]) -> None:
 
 def _address_towards(host: str) -> str:
     """Return this machine's address on the way to a host, "127.0.0.1" if it has none; sends nothing."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
-        probe.connect((host, 1))
-        return str(probe.getsockname()[0])
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 1))
+            return str(probe.getsockname()[0])
     return "127.0.0.1"
 
 

@@ -87,7 +87,7 @@ class RunDirectory:
             folder.remove_leftovers()
 
     def refuse_existing(self) -> None:
-        """Raise RunExistsError if the directory already has content, RunError if it cannot be written."""
+        """Raise RunExistsError if it has content, RunError if it cannot be written, ConfigError if it is in a run."""
         # Leftovers of a kill during creation, and early warnings, do not make a run.
         own = {self.warnings_file.name, self.selection.name, self.state_lock.name, self.lineage_file.name}
         is_file = self.path.is_present() and not self.path.is_folder()
@@ -98,6 +98,7 @@ class RunDirectory:
             raise RunExistsError(f"{self.path} {self.path.occupied} with --out")
         if not may_make(self.local):
             raise RunError(f"{self.local} cannot be written; choose another directory with --out")
+        refuse_in_run(self.path)
 
     def create(
         self, config: TrainConfig, fill: Callable[[], None] = lambda: None, origins: Sequence[Origin] = ()
@@ -178,6 +179,21 @@ def _sealed(config: TrainConfig, path: Place) -> bytes:
 def _is_as_written(text: bytes) -> bool:
     seal = _SEAL.search(text)
     return seal is not None and hashlib.sha256(text[: seal.start()]).hexdigest() == seal[1].decode()
+
+
+def refuse_in_run(place: Place, *, is_file: bool = False) -> None:
+    """Raise ConfigError if a new folder would be in a run, or a file in a folder that its run clears or checks.
+
+    Follows links. Raises OSError if the store fails.
+    """
+    below: Place = place.parent.resolve() / place.name if is_file else place.resolve()  # a file replaces a link
+    while (folder := below.parent) != below:
+        with suppress(PermissionError):  # of credentials for a part of the bucket
+            run = RunDirectory(folder)
+            of_run = {each.name for each in (run.state, run.state_working, run.checkpoints, run.selection)}
+            if (not is_file or below.name in of_run) and run.lineage_file.is_present() and run.exists():
+                raise ConfigError(f"{place} would be in the run {folder}, which may delete it; choose another place")
+        below = folder
 
 
 def find_checkpoint(run: RunDirectory, at: str) -> Place:

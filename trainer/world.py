@@ -22,7 +22,7 @@ from .heartbeats import AsError, Heartbeats
 from .meeting import MEETING_TIMEOUT, Member, choose_interface, meet
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import TCPStore
+    from torch._C._distributed_c10d import Store
 
 TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for a live rank, for example while each compiles in the first step."""
@@ -103,6 +103,7 @@ def joined_world(end: Callable[[RanksLostError], None] | None = None) -> Iterato
     os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "45000")
     import torch
     import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
     if missing := [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
@@ -128,32 +129,30 @@ def joined_world(end: Callable[[RanksLostError], None] | None = None) -> Iterato
             "messages of the others, and whether they can reach "
             f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         ) from error
-    store, members = meet(public, rank, size)
+    name, members, connections = meet(public, rank, size)
     cores = divided_cores([(member.machine, member.cores) for member in members])[rank]
-    with Heartbeats(store, rank, members, end).beating() as heartbeats:
+    with Heartbeats(rank, members, connections, end).beating() as heartbeats:
         backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
+        # torchrun's store outlives restarts, so each start has a part of its own there.
+        store = PrefixStore(name, public)
         control, snapshots, slow_group = _groups(store, rank, members, heartbeats, backend)
         yield World(rank, size, local_rank, local_size, cores, control, snapshots, slow_group, heartbeats)
     # Not after an error: destroying a group with a lost rank may block.
     dist.destroy_process_group()
 
 
-def _groups(
-    store: TCPStore, rank: int, members: list[Member], heartbeats: Heartbeats, backend: str
-) -> list[TorchRanks]:
+def _groups(store: Store, rank: int, members: list[Member], heartbeats: Heartbeats, backend: str) -> list[TorchRanks]:
     """Connect the ranks, and return the groups `control`, `snapshots` and `slow_group` of World.
 
     Raises RanksLostError if they do not all connect within MEETING_TIMEOUT.
     """
     import torch.distributed as dist
-    from torch._C._distributed_c10d import TCPStore
     from torch.distributed.distributed_c10d import _set_pg_timeout
 
     choose_interface(rank, members)
     groups = []
     try:
-        client = TCPStore(store.host, store.port, is_master=False, timeout=MEETING_TIMEOUT, wait_for_workers=False)
-        dist.init_process_group(backend, store=client, rank=rank, world_size=len(members), timeout=MEETING_TIMEOUT)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=len(members), timeout=MEETING_TIMEOUT)
         _set_pg_timeout(TIMEOUT)
         for timeout in (TIMEOUT, SNAPSHOT_TIMEOUT, SNAPSHOT_TIMEOUT):
             # On the CPU: these messages must not wait for the GPU.

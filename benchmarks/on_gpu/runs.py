@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import HashStore
 
 from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.dataset import Dataset
@@ -170,10 +170,10 @@ class OneOfSeveral(Trainer):
 def _world_of_one(device: str) -> Iterator[tuple[World, Heartbeats]]:
     """Yield what `joined_world` would for a single rank if it made a group for one."""
     os.environ["MASTER_ADDR"] = "127.0.0.1"
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = HashStore()
     dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", store=store, rank=0, world_size=1)
     control = TorchRanks(dist.new_group(backend="gloo"))
-    with Heartbeats(store, 0, [Member("this machine", os.getpid(), [], "127.0.0.1", 0, "")]).beating() as heartbeats:
+    with Heartbeats(0, [Member("this machine", os.getpid(), [], "127.0.0.1", 0, "")], {}).beating() as heartbeats:
         yield World(control=control, heartbeats=heartbeats), heartbeats
     dist.destroy_process_group()
 

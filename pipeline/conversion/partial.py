@@ -6,6 +6,7 @@
     parts/part-00000.beton       a verified shard, with tables .rows and .parquet; .errors.jsonl lists samples left out
     parts/part-00000.1.beton     a second shard of the same part
     parts/part-00000.done.json   its marker, written last: without it, the shard is written again
+    replaced/                    was OUT, until it is removed
     dataset/                     becomes OUT: tokenizer.json at the start, the rest once every shard is done
     errors.jsonl                 the samples left out, if the conversion failed because of them
 
@@ -125,7 +126,7 @@ class Partial:
         self.tokenizer = self.dataset / TOKENIZER_FILE
         self.errors = self.path / ERRORS_FILE
         self._plan, self._parts = self.path / "plan.json", self.path / "parts"
-        self._replaced = out.with_name(f".{out.name}.replaced")
+        self._replaced = self.path / "replaced"
         self.begun: Place = self.path
         """Path to remove in order to start over."""
 
@@ -340,7 +341,9 @@ def claimed(out: LocalPath, *, shared: bool = False) -> Iterator[Partial]:
         yield partial
     finally:
         if not partial.in_progress and (not shared or lock.is_last()):
-            shutil.rmtree(partial.path, ignore_errors=True)
+            with suppress(OSError):
+                partial.clear()
+                shutil.rmtree(partial.path)  # with the lock, by which others know whose it is
         lock.release()
 
 
@@ -367,6 +370,8 @@ def _lock(partial: Partial, shared: bool) -> FileLock:
     while True:
         partial.path.parent.mkdir(parents=True, exist_ok=True)
         own_directory(partial.path)
+        if (found := [*partial.path.content()]) and "lock" not in found:
+            raise DatasetExistsError(f"{partial.path} was not left by a conversion; rename it, and repeat")
         try:
             return FileLock(partial.path / "lock", shared=shared)
         except FileNotFoundError:

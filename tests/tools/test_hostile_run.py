@@ -17,7 +17,7 @@ from thermopile.storage.sealed_json import seal_line
 from thermopile.storage.selection import ABOUT, IDS, WEIGHTS
 from thermopile.trainer.run_directory import RunDirectory
 
-from support.cli import cli, sets, succeed
+from support.cli import assert_one_line, cli, sets, succeed
 
 SETTINGS = ("epochs=1", "batch_size=32", "canonical_shards=2", "data.image_size=16", "data.workers=1", "model.dim=8",
             "model.image.config.width=4", "log_every=1")  # fmt: skip
@@ -319,3 +319,44 @@ def test_code_that_a_run_names_does_not_run_unasked(code, sent, hostile_dataset)
         assert exit_code == 2
         assert f"{sent.config_file} sets data.augmentation = 'sent_module:views'" in said
         assert not trace.exists()
+
+
+@pytest.mark.parametrize("place", ["{run}/new", "{run}/checkpoints/step-2/new", "{run}/report/new", "{link}/new"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("fork", "{run}", "--out"), ("export", "{run}", "--format", "safetensors", "--to"),
+        ("train", "--data", "{data}", "--out"), ("convert", "glyphs"),
+    ],
+    ids=lambda command: command[0],
+)  # fmt: skip
+def test_no_command_makes_a_folder_in_a_run(sent, hostile_dataset, tmp_path, command, place):
+    (tmp_path / "link").symlink_to(sent.checkpoints)
+    names = {"run": sent.path, "data": hostile_dataset.path, "link": tmp_path / "link"}
+    before, place = contents(sent.path), place.format(**names)
+    assert_one_line(cli(*(word.format(**names) for word in command), place), 2, place, f"in the run {sent.path}, which")
+    assert contents(sent.path) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        (("inspect", "{run}", "--export"), "state/new.parquet"),
+        (("inspect", "{run}", "--to"), "selection"),
+        (("curate", "{run}", "--drop-misfits", "--keep"), "checkpoints/new.parquet"),
+        (("embed", "{run}", "{data}"), "checkpoints/step-2/new.parquet"),
+        (("show", "{data}", "--out"), "state/new.png"),
+        (("effect", "{run}", "{run}", "--test", "{data}", "--out"), "state.working/new.png"),
+    ],
+    ids=["export", "page", "keep", "embed", "show", "effect"],
+)
+def test_no_command_writes_a_file_into_a_folder_that_a_run_checks_or_clears(sent, hostile_dataset, command, file):
+    names, place = {"run": sent.path, "data": hostile_dataset.path}, sent.path / file
+    before = contents(sent.path)
+    assert_one_line(cli(*(word.format(**names) for word in command), place), 2, place, f"in the run {sent.path}, which")
+    assert contents(sent.path) == before
+
+
+def test_a_report_and_rows_are_written_beside_a_runs_own_files(sent, tmp_path):
+    succeed("inspect", sent.path, "--export", sent.path / "rows.parquet")
+    succeed("inspect", sent.path, "--export", sent.report / "rows.parquet")

@@ -269,6 +269,16 @@ def test_a_place_that_is_taken_is_left_alone(whole, tmp_path, taken):
     assert (sorted(out.rglob("*")) or out.read_text()) == before
 
 
+@pytest.mark.parametrize("name", [".fork.partial/mine", ".fork.lock"])
+def test_a_file_or_folder_that_no_killed_fork_left_is_kept(whole, tmp_path, name):
+    mine = tmp_path / name
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("mine")
+    assert_one_line(cli("fork", at(whole, 8), "--out", tmp_path / "fork"), 1, ".fork.partial", "rename it")
+    assert mine.read_text() == "mine"
+    assert not (tmp_path / "fork").exists()
+
+
 def test_of_two_forks_to_one_place_the_first_is_made_and_the_second_refused(whole, tmp_path, monkeypatch):
     out, second, real = tmp_path / "fork", [], fork_module.load_checkpoint
 

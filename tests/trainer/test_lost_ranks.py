@@ -279,7 +279,7 @@ def test_a_rank_that_cannot_reach_rank_0_says_where_it_tried(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     public = HashStore()
-    public.set("thermopile", f"{port} name")
+    public.set("thermopile", f"127.0.0.1 {port} secret")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setattr(meeting, "MEETING_TIMEOUT", timedelta(seconds=1))
     with pytest.raises(RanksLostError, match=rf"^rank 1 cannot reach rank 0 at 127.0.0.1:{port}: .*firewall"):

@@ -15,7 +15,9 @@ from ...pipeline.dataset import PLACE_IN_SHARD
 from ...pipeline.dataset_index import FINGERPRINT
 from ...state_store import StateReader
 from ...storage.files import written_aside
+from ...storage.place import place_of
 from ...trainer.errors import ConfigError, RunError
+from ...trainer.run_directory import refuse_in_run
 from .features.confirmation import Confirmation
 from .reading.opening import Inspection
 from .reading.state_blocks import read_blocks
@@ -37,7 +39,7 @@ _WRITERS = {".parquet": _parquet_writer, ".csv": pyarrow.csv.CSVWriter}
 
 
 def check_target(to: Path, suffixes: Collection[str] = tuple(_WRITERS), *, overwrite: bool) -> None:
-    """Raise ConfigError if `to` is unusable: another suffix than these, missing folder, existing file."""
+    """Raise ConfigError if `to` is unusable: another suffix than these, no folder, a run's own, existing file."""
     if to.suffix not in suffixes:
         raise ConfigError(f"{to} does not end in {' or '.join(suffixes)}; choose another name")
     if not to.absolute().parent.is_dir():
@@ -46,6 +48,7 @@ def check_target(to: Path, suffixes: Collection[str] = tuple(_WRITERS), *, overw
         raise ConfigError(f"{to} is a directory; pass a file name")
     if to.exists() and not overwrite:
         raise ConfigError(f"{to} exists; choose another name, or replace it with --overwrite")
+    refuse_in_run(place_of(to), is_file=True)
 
 
 def export_rows(

@@ -280,3 +280,17 @@ def test_an_id_out_of_range_is_an_error_and_never_wraps(images_dataset):
     for sample_id in (-1, 300):
         with pytest.raises(DatasetError, match="0 to 299"):
             images_dataset.locate(np.array([0, sample_id]))
+
+
+def test_a_folder_that_no_conversion_left_is_kept(tmp_path, picture_folder):
+    partial, replaced = tmp_path / ".out.partial", tmp_path / ".out.replaced"
+    for folder in (partial, replaced):
+        folder.mkdir()
+        (folder / "mine").write_text("mine")
+    with pytest.raises(DatasetExistsError, match=r"\.out\.partial was not left by a conversion; rename it"):
+        convert(FolderSource(picture_folder), tmp_path / "out", ConvertSettings(), workers=1)
+    partial.rename(tmp_path / "kept")
+    for _ in range(2):
+        convert(FolderSource(picture_folder), tmp_path / "out", ConvertSettings(), workers=1, overwrite=True)
+    assert sorted(path.name for path in tmp_path.glob("*")) == [".out.replaced", "kept", "out"]
+    assert [(folder / "mine").read_text() for folder in (tmp_path / "kept", replaced)] == ["mine"] * 2

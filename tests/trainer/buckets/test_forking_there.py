@@ -92,3 +92,10 @@ def test_an_address_with_other_objects_is_left_alone(run, whole):
     (run.path / "mine/data").write(b"mine")
     assert_one_line(cli("fork", whole.path, "--out", run.path), 2, "has objects below it")
     assert (run.path / "mine/data").read_bytes() == b"mine"
+
+
+def test_no_fork_is_made_in_another_run_of_the_bucket(s3, whole):
+    origin = fork(whole, 4, new_run().path)
+    place = origin.checkpoints / "step-4" / "fork"
+    assert_one_line(cli("fork", whole.path, "--out", place), 2, f"{place} would be in the run {origin.path}, which")
+    assert not place.names()

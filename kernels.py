@@ -103,7 +103,7 @@ class _KeptCode(NullCache):  # type: ignore[misc]
         types, result = normalize_signature(sig)
         facts = [_VERSIONS, target_context.codegen().magic_tuple(), result, *map(_type_facts, types)]
         digest = hashlib.sha256(repr([*facts, _code_facts(self._dispatcher)]).encode())
-        return f"{self._dispatcher.__name__}-{digest.hexdigest()}"
+        return f"{self._dispatcher.py_func.__name__}-{digest.hexdigest()}"
 
 
 def _type_facts(kind: Any) -> list[Any]:
@@ -129,8 +129,10 @@ def _code_facts(dispatcher: Dispatcher) -> list[Any]:
 
 def _value_facts(value: Any) -> Any:
     """Describe the value of a global exactly, and equally in each process."""
-    if isinstance(value, Dispatcher | ModuleType):
+    if isinstance(value, ModuleType):
         return value.__name__
+    if isinstance(value, Dispatcher):
+        return "a kernel"
     if isinstance(value, np.ndarray):
         return value.dtype, value.tolist()
     return getattr(value, "key", value), getattr(value, "_fields", None)  # key: numba's description of a C function

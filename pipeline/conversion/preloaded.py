@@ -6,7 +6,7 @@ import pandas  # noqa: F401  pyarrow imports it when it makes its first array
 
 # FFCV starts numba's threads, which no worker needs. TBB's threads may keep the fork server alive for ever, and with it
 # the pipe from which a caller reads the conversion's output.
-numba.config.THREADING_LAYER = "workqueue"  # type: ignore[attr-defined]  # set when numba is imported
+numba.config.THREADING_LAYER = "workqueue"  # set when numba is imported
 
 from ..stored_sample import checksum  # noqa: E402
 from . import shard_writer as shard_writer  # noqa: E402

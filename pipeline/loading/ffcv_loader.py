@@ -270,7 +270,7 @@ def _make_augmented_rows(
     return row, fault
 
 
-@njit(nogil=True)  # not cached: a user's function has a different type in each process
+@njit(nogil=True)  # type: ignore[untyped-decorator]  # not kept: a user's function has another type in each process
 def _augment_rows(
     low: int,
     high: int,

@@ -51,8 +51,8 @@ mutants: .venv/ready
 	$(PIP) cosmic-ray==8.7.0
 	nice -n 19 .venv/bin/python tests/mutants $(MUTANTS)
 
-# The same tests at full length: kills, flipped bits, 5,000 snapshots, two hours of training, seeds, a store of 2·10^8 rows.
-# Takes about six hours on two cores; the last one is skipped where less than 14 GB of disk are free.
+# The same tests at full length: kills, signals, flipped bits, 5,000 snapshots, two hours of training, seeds, a store of
+# 2·10^8 rows. Takes about seven hours on two cores; the last one is skipped where less than 14 GB of disk are free.
 soak: .venv/ready slurm
 	$(PYTEST) -m soak --hypothesis-profile soak --timeout 3600
 

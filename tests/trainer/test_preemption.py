@@ -59,6 +59,7 @@ def test_a_second_signal_ends_the_process_whatever_it_is_at(second):
         finally:
             process.kill()
 
+
 AT_EACH_BYTECODE = """
 import os, signal, sys
 from collections import Counter

@@ -51,8 +51,8 @@ mutants: .venv/ready
 	$(PIP) cosmic-ray==8.7.0
 	nice -n 19 .venv/bin/python tests/mutants $(MUTANTS)
 
-# The same tests at full length: kills, flipped bits, 5,000 snapshots, two hours of training, seeds, a store of 2·10^8 rows.
-# Takes about six hours on two cores; the last one is skipped where less than 14 GB of disk are free.
+# The same tests at full length: kills, signals, flipped bits, 5,000 snapshots, two hours of training, seeds, a store of
+# 2·10^8 rows. Takes about seven hours on two cores; the last one is skipped where less than 14 GB of disk are free.
 soak: .venv/ready slurm
 	$(PYTEST) -m soak --hypothesis-profile soak --timeout 3600
 
@@ -61,14 +61,14 @@ test-lowest: WITH = torch==2.11.0 transformers==5.17.0
 test-newest: WITH = torch transformers tokenizers zarr icechunk pydantic numcodecs pyarrow
 test-lowest test-newest: .venv/ready link
 	.venv/bin/pip install --quiet --upgrade --target build/$@ $(WITH)
-	PYTHONPATH=$(CURDIR)/build/$@:$(CURDIR)/build/types $(PYTEST) -m "not soak and not wide"
+	PYTHONPATH="$(CURDIR)/build/$@:$(CURDIR)/build/types" $(PYTEST) -m "not soak and not wide"
 
 # What a GPU does, in MINUTES, in the environment of PYTHON as it is: nothing is installed. Writes docs/gpu.md. WHEELS names
 # a folder that `make gpu-wheels` has filled where there is a network: it is put on the path for as long as this runs.
 # FOUND names a folder for what was found: a second command with it runs only what is lacking.
 MINUTES = 9
 gpu: link
-	@PYTHONPATH=$(CURDIR)/build/types$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON) -m benchmarks.gpu --page docs/gpu.md \
+	@PYTHONPATH="$(CURDIR)/build/types$(if $(PYTHONPATH),:$(PYTHONPATH))" $(PYTHON) -m benchmarks.gpu --page docs/gpu.md \
 	  --minutes $(MINUTES) $(if $(WHEELS),--wheels $(WHEELS)) $(if $(FOUND),--found $(FOUND))
 
 # For a machine with a GPU, torch and transformers, but no network: 55 MB of wheels for its Python, and pairs to train on.

@@ -59,6 +59,7 @@ def build(scratch: Path) -> Path:
 def unpacked_release(scratch: Path) -> Path:
     """Download the release's sources; the environment makes pip's compiler find the header here."""
     os.environ["PKG_CONFIG_PATH"] = f"{HERE}:{os.environ.get('PKG_CONFIG_PATH', '')}"
+    os.environ["CPLUS_INCLUDE_PATH"] = str(HERE)  # not from pkg-config: ffcv would cut a path at its blanks
     os.environ["CFLAGS"] = "-O2 -DPy_LIMITED_API=0x030b0000"
     run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "--no-binary=ffcv", "--dest",
         scratch, f"ffcv=={RELEASE}")  # fmt: skip

@@ -56,7 +56,6 @@ from .scoring import GreyPixels, Right, Scorer
 from .sets import Sets, make_sets, open_sets
 
 RUNS_PER_PROCESS = 20
-STOP_SECONDS = 20.0
 NOT_SETTINGS = (DIVIDED_AFTER, CURATED, FORKED_AT, FORKED_WITHOUT)
 """What `thermopile train` does not know of a run's settings."""
 
@@ -94,13 +93,10 @@ def make_missing(missing: Callable[[], list[Run]], folder: Path, add: Callable[[
                     del making[future]
                     add(future.result())
         except BaseException:
-            processes_left = multiprocessing.active_children()
-            for process in processes_left:
-                process.terminate()
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in processes_left:
-                process.join(STOP_SECONDS)
-                process.kill()  # what does not stop after its step may train for ever
+            for process in multiprocessing.active_children():
+                # After a SIGTERM, one that stops its run waits for ever for the pool's lock, which an idle one held.
+                process.kill()
+            pool.shutdown(cancel_futures=True)
             raise
 
 
@@ -204,23 +200,27 @@ def _train(run: Run, sets: Sets, directory: RunDirectory) -> str:
                 words = ["train", "--out", str(directory.path), "--resume"]
             if run.settings.get(CURATED):
                 words += ["--select", _kept_of_first(run, sets, directory)]
-            exit_code = command_line(words, standalone_mode=False)
+            _train_by(words, run)
     except TrainingError as error:
         return str(error).replace(str(directory.path), "RUN")
     except click.ClickException as error:
         if isinstance(error.__cause__, TrainingError):
             return error.format_message().replace(str(directory.path), "RUN")
         raise
-    if exit_code == EXIT_CODE:
-        raise StoppedError(run.key)
     return ""
+
+
+def _train_by(words: list[str], run: Run) -> None:
+    """Let `thermopile` train. Raises StoppedError if a signal stopped it, and what that raises."""
+    if command_line(words, standalone_mode=False) == EXIT_CODE:
+        raise StoppedError(run.key)
 
 
 def _fork(run: Run, sets: Sets, directory: RunDirectory) -> None:
     """Fork the run that it goes on with, which is made once and kept beside the datasets."""
     origin = origin_of(run)
     kept = Path(str(sets.train.path)).parent / "origins" / f"seed-{run.settings['seed']}"
-    command_line([*train_words(origin, sets, RunDirectory(kept)), "--resume"], standalone_mode=False)
+    _train_by([*train_words(origin, sets, RunDirectory(kept)), "--resume"], run)
     step = QUARTER * 4 * run.settings[FORKED_AT] // END
     words = ["fork", f"{kept}@step-{step}", "--out", str(directory.path)]
     if run.settings[FORKED_WITHOUT]:
@@ -231,7 +231,7 @@ def _fork(run: Run, sets: Sets, directory: RunDirectory) -> None:
 def _kept_of_first(run: Run, sets: Sets, directory: RunDirectory) -> str:
     """Make a run like this one on all samples; return the file of those that `curate` keeps by it."""
     first, kept = directory.path.with_name("first"), directory.path.with_name("kept.parquet")
-    command_line(train_words(run, sets, RunDirectory(first)), standalone_mode=False)
+    _train_by(train_words(run, sets, RunDirectory(first)), run)
     command_line(["curate", str(first), "--keep", str(kept), "--drop-misfits"], standalone_mode=False)
     return str(kept)
 

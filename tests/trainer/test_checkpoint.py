@@ -123,6 +123,20 @@ def test_a_checkpoint_cut_short_is_refused_by_name(tmp_path, file, keep):
         load_checkpoint(path)
 
 
+def test_a_checkpoint_that_its_writer_removes_while_it_is_read_is_not_called_damaged(tmp_path, monkeypatch, caplog):
+    save(tmp_path, 3)
+
+    def load_late(path):
+        if path.name == "step-3":
+            save(tmp_path, 5)
+            remove_checkpoints(tmp_path, keep={5})
+        return load_checkpoint(path)
+
+    monkeypatch.setattr("thermopile.trainer.checkpoints.checkpoint_files.load_checkpoint", load_late)
+    assert load_latest(tmp_path).path == tmp_path / "step-5"
+    assert caplog.messages == []
+
+
 def cut_short(path):
     (path / "tensors.safetensors").write_bytes((path / "tensors.safetensors").read_bytes()[:20])
 

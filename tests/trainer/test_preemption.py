@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -57,6 +58,58 @@ def test_a_second_signal_ends_the_process_whatever_it_is_at(second):
             assert process.wait(timeout=10) == -second
         finally:
             process.kill()
+
+
+AT_EACH_BYTECODE = """
+import os, signal, sys
+from collections import Counter
+from thermopile.trainer.run import preemption
+
+def run(number, at):
+    left, made = at, []
+    def trace(frame, event, _):
+        nonlocal left
+        if frame.f_code.co_filename != preemption.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        left -= event == "opcode"
+        if event == "opcode" and left == 0:
+            made.append("signal")
+            signal.raise_signal(number)
+        return trace
+    sys.settrace(trace)
+    with preemption.ending_on_signals():
+        with preemption.StopRequest() as stop:
+            for _ in range(3):
+                if stop():
+                    os._exit(preemption.EXIT_CODE)
+                made.append("step")
+    sys.settrace(None)
+    os._exit(1 if "signal" in made[-2:] else 2 if "signal" in made else 0)  # one step more may have begun
+
+number, at, code = int(sys.argv[1]), 0, 1
+os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+while code:
+    at += 1
+    if not (child := os.fork()):
+        run(number, at)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(code)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_between_any_two_bytecodes_before_the_last_step_stops_the_run(number):
+    ended = subprocess.run(
+        [sys.executable, "-c", AT_EACH_BYTECODE, str(int(number))], check=True, stdout=subprocess.PIPE, text=True
+    )
+    codes = [*map(int, ended.stdout.split())]
+    assert codes.count(0) == 1, "the last one, without a signal"
+    assert 2 not in codes, f"steps made after a signal at bytecode {codes.index(2)}"
+    ends = [code for code, after in pairwise(codes) if code != after]
+    # Without a handler yet, or any more, the signal does what it always does. Once the last step has been made, it may
+    # be ignored, but where closing the run may still take long.
+    assert ends == [-number, EXIT_CODE, 1, EXIT_CODE, 1, -number]
 
 
 def test_a_run_stopped_by_every_signal_in_turn_has_the_losses_of_one_never_stopped(finished, pairs_dataset, tmp_path):

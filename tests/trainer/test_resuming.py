@@ -7,11 +7,9 @@ from itertools import cycle
 
 import pytest
 
-from thermopile.state_store import list_snapshots
 from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint, save_checkpoint
 from thermopile.trainer.errors import RunError
 from thermopile.trainer.loop import Trainer
-from thermopile.trainer.run import run as run_module
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import sets
@@ -99,20 +97,6 @@ def test_a_checkpoint_of_other_settings_is_refused_with_its_name(finished, tmp_p
     save_checkpoint(run.checkpoints, info, training)
     with pytest.raises(RunError, match=rf"step-14 does not match the run's settings \(.*{reason}.*\).*resume it with"):
         Trainer(run.config(), run, resume=True)
-
-
-def test_a_run_that_another_process_has_just_saved_is_not_taken_back(finished, tmp_path, monkeypatch):
-    run = RunDirectory(shutil.copytree(finished.path, tmp_path / "run"))
-    create_order = run_module.create_order
-
-    def meanwhile(*arguments):
-        (run.checkpoints / "step-15").mkdir()
-        return create_order(*arguments)
-
-    monkeypatch.setattr(run_module, "create_order", meanwhile)
-    with pytest.raises(RunError, match="another process has just written a checkpoint"):
-        Trainer(run.config(), run, resume=True)
-    assert 14 in {snapshot.step for snapshot in list_snapshots(run.state)}
 
 
 def test_the_tensors_of_the_checkpoint_are_let_go_once_they_are_restored(finished, pairs_dataset):

@@ -16,7 +16,7 @@ from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import sets
-from support.runs import SMALL, assert_same_run, finish, losses, small, stopped, train
+from support.runs import SMALL, assert_same_run, checkpoints, finish, losses, small, stop_at, stopped, train
 
 SHORT = {"epochs": 1, "checkpoint": {"every_steps": 2, "every_minutes": 0}}
 TAKEN = "holds a run; continue it with --resume, or choose another --out"
@@ -86,18 +86,37 @@ def test_a_start_that_another_overtook_changes_nothing_in_what_that_has_trained(
     assert max(losses(run)) == 7
 
 
-def test_of_two_that_resume_at_step_0_the_later_one_undoes_nothing(pairs_dataset, tmp_path):
+@pytest.mark.parametrize("step", [1, 3])  # before its first checkpoint, and after it
+def test_of_two_that_resume_at_once_the_later_one_goes_on_from_what_the_earlier_one_wrote(
+    pairs_dataset, tmp_path, step
+):
     config = small(pairs_dataset, **SHORT)
-    run = stopped(config, tmp_path / "run", 1)  # before its first checkpoint
+    run = stopped(config, tmp_path / "run", step)
 
     class Overtaken(Trainer):
         def _prepare(self):
             super()._prepare()
-            train(config, run, resume=True)
+            with pytest.raises(KeyboardInterrupt):
+                train(config, run, resume=True, on_report=stop_at(5))
 
-    with pytest.raises(RunError, match=r"another process has just written a checkpoint in .*; resume again"):
-        Overtaken(config, run, resume=True)
+    with Overtaken(config, run, resume=True) as trainer:
+        assert trainer.steps_done == 4
+        trainer.run()
     assert_same_run(run, train(config, tmp_path / "alone"))
+
+
+def test_a_resume_that_another_with_changed_settings_overtook_changes_nothing(pairs_dataset, tmp_path):
+    config, shorter = (small(pairs_dataset, **SHORT | {"steps": steps}) for steps in (0, 4))
+    run = stopped(config, tmp_path / "run", 3)
+
+    class Overtaken(Trainer):
+        def _prepare(self):
+            super()._prepare()
+            train(shorter, run, resume=True)
+
+    with pytest.raises(RunError, match=r"another process has just changed the settings .* of .*/run; resume again"):
+        Overtaken(config, run, resume=True)
+    assert checkpoints(run) == {2, 4}
 
 
 START_AT = """

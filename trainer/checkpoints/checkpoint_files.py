@@ -190,6 +190,8 @@ def load_latest(folder: Place, *, before: Place | None = None) -> Loaded | None:
         try:
             loaded = Loaded(found[step], *load_checkpoint(found[step]), newest=found[max(found)])
         except DamagedCheckpointError as error:
+            if checkpoints_in(folder).get(step) != found[step]:  # it was removed meanwhile, so there is a newer one
+                return load_latest(folder, before=before)
             damages.append(error)
             continue
         for damage in damages:

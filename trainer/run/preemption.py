@@ -73,8 +73,8 @@ def ending_on_signals() -> Iterator[None]:
 
     thread = threading.Thread(target=wait, name="thermopile-signals", daemon=True)
     thread.start()
+    signal.set_wakeup_fd(start)  # first: a handler alone would swallow the signal
     before = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
-    signal.set_wakeup_fd(start)
     try:
         yield
     finally:

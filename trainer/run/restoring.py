@@ -37,7 +37,7 @@ from ..objectives import Objective
 from ..plugins import OPEN_CLIP, TIMM
 from ..run_directory import RunDirectory
 from ..world import World
-from .resume_settings import changes_since
+from .resume_settings import changes_since, settings_at
 from .selection_files import check_own_copy, selects
 
 MAY_DIFFER = frozenset({"data.path", "data.parts", "data.tars", "data.workers", "evaluation.test", "evaluation.train"})
@@ -61,12 +61,10 @@ def find_start(config: TrainConfig, run: RunDirectory, world: World, *, resume: 
         dataset = open_dataset(config.data.places, config.data.tars)
         if resume and world.is_first and selects(config.data):
             check_own_copy(config.data, Selection(run.selection))
-    start = _newest(run, world) if resume else None
+    start = _newest(config, run, world) if resume else None
     with agreement(world.control, RunError):
         if resume and start is None:
             refuse_published(config, run)
-        if start is not None:
-            _check_settings(config, start, world)
         own = facts(config, dataset)
     refuse_differences(world, own)
     if resume and start is None and world.is_first:
@@ -83,26 +81,35 @@ def refuse_published(config: TrainConfig, run: RunDirectory) -> None:
             raise RunError(f"{run.path} would fetch {encoder.name}; begin anew: train --config {run.config_file}")
 
 
-def take_lock(run: RunDirectory, start: Loaded | None, world: World, *, resume: bool, until: ExitStack) -> Lock | None:
-    """Take the run's writer lock on rank 0, before anything is written. Called by all ranks.
+def take_lock(
+    config: TrainConfig, run: RunDirectory, start: Loaded | None, world: World, *, resume: bool, until: ExitStack
+) -> tuple[Lock | None, Loaded | None]:
+    """Take the run's writer lock on rank 0, before anything is written; return it and the checkpoint to resume from.
 
-    start: the checkpoint to resume from. until: releases the lock. Raises RunExistsError for a new run as
-    `refuse_existing`, and if another start is just creating it; StoreLockedError if another process writes the run,
-    RunError if that process has written a checkpoint after `start`; OSError.
+    start: the newest checkpoint before; one that another process has written since is read here, once, because no other
+    process writes under the lock. until: releases the lock. Called by all ranks. Raises RunExistsError for a new run as
+    `refuse_existing`, and if another start is just creating it; StoreLockedError if another process writes the run;
+    RunError as `find_start`, and if the settings have changed since `start`; OSError.
     """
+    lock, is_newest = None, True
     with agreement(world.control, RunError):
-        if not world.is_first:
-            return None
-        if not resume:
-            run.refuse_existing()  # an occupied directory gets no lock
-        try:
-            lock = writer_lock(run.state)
-        except StoreLockedError as error:
-            raise (error if resume else run.taken()) from None
-        until.callback(lock.release)
-        if resume and latest_checkpoint(run.checkpoints) != (start and start.newest):
-            raise RunError(f"another process has just written a checkpoint in {run.checkpoints}; resume again")
-        return lock
+        if world.is_first:
+            if not resume:
+                run.refuse_existing()  # an occupied directory gets no lock
+            try:
+                lock = writer_lock(run.state)
+            except StoreLockedError as error:
+                raise (error if resume else run.taken()) from None
+            until.callback(lock.release)
+            is_newest = not resume or latest_checkpoint(run.checkpoints) == (start and start.newest)
+    if world.control.broadcast(is_newest):
+        return lock, start
+    newest = _newest(config, run, world)
+    with agreement(world.control, RunError):
+        before = settings_at(start.path, start.info.settings) if start else config
+        if newest is None or changes_since(newest.path, newest.info.settings, before):
+            raise RunError(f"another process has just changed the settings or checkpoints of {run.path}; resume again")
+    return lock, newest
 
 
 def open_store(
@@ -146,7 +153,7 @@ def open_store(
             store = StateStore.open(run.state, at=start.info.snapshot, **settings)
         except Exception as error:  # any failure on one rank makes all ranks fail
             is_damaged = world.any_rank(isinstance(error, DamagedChunkError | SnapshotNotFoundError))
-            if not is_damaged or (earlier := _earlier(config, run, world, start)) is None:
+            if not is_damaged or (earlier := _newest(config, run, world, before=start.path)) is None:
                 raise
             if world.is_first:
                 _log.warning("the state of %s is damaged (%s). Resuming from %s", start.path, error, earlier.path.name)
@@ -179,8 +186,11 @@ def restore(start: Loaded, store: StateStore, parts: dict[str, Any]) -> int:
         ) from error
 
 
-def _newest(run: RunDirectory, world: World, before: Place | None = None) -> Loaded | None:
-    """Return the newest intact checkpoint as `load_latest` does, which only rank 0 reads. Called by all ranks."""
+def _newest(config: TrainConfig, run: RunDirectory, world: World, before: Place | None = None) -> Loaded | None:
+    """Return the newest intact checkpoint as `load_latest` does, which only rank 0 reads. Called by all ranks.
+
+    Raises RunError, ConfigError as `_check_settings`, too.
+    """
     ranks, about, tensors = world.slow_group, None, dict[str, Tensor]()
     with agreement(ranks, RunError):
         if world.is_first and (found := load_latest(run.checkpoints, before=before)):
@@ -193,24 +203,17 @@ def _newest(run: RunDirectory, world: World, before: Place | None = None) -> Loa
     if not world.is_first:
         tensors = {key: torch.empty(shape, dtype=dtype) for key, (shape, dtype) in kinds.items()}
     ranks.copy_from_first(tensors.values())
+    with agreement(world.control, RunError):
+        _check_settings(config, run.checkpoints / name, info, world)
     return Loaded(run.checkpoints / name, info, join(tensors, rest), run.checkpoints / newest)
 
 
-def _earlier(config: TrainConfig, run: RunDirectory, world: World, start: Loaded) -> Loaded | None:
-    """Return the newest intact checkpoint before another. Called by all ranks."""
-    earlier = _newest(run, world, before=start.path)
-    with agreement(world.control, RunError):
-        if earlier is not None:
-            _check_settings(config, earlier, world)
-    return earlier
-
-
-def _check_settings(config: TrainConfig, start: Loaded, world: World) -> None:
+def _check_settings(config: TrainConfig, checkpoint: Place, info: CheckpointInfo, world: World) -> None:
     """Warn of settings changed since a checkpoint was made. Raises ConfigError, RunError as changes_since."""
-    if (changes := changes_since(start.path, start.info.settings, config)) and world.is_first:
+    if (changes := changes_since(checkpoint, info.settings, config)) and world.is_first:
         changed = "; ".join(change.arrow for change in changes)
-        _log.warning("the settings have changed since %s: %s", start.path, changed)
-    refuse_other_order(start.path, start.info)
+        _log.warning("the settings have changed since %s: %s", checkpoint, changed)
+    refuse_other_order(checkpoint, info)
 
 
 def refuse_other_order(checkpoint: Place, info: CheckpointInfo) -> None:

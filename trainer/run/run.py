@@ -148,7 +148,7 @@ class Run:
         config, run, world = self.config, self.run_directory, self.world
         if not resume:
             refuse_separate_directories(world, run.path)
-        lock = take_lock(run, start, world, resume=resume, until=opened)
+        lock, start = take_lock(config, run, start, world, resume=resume, until=opened)
         self.held_directory = run = run.under(lock)
         with agreement(world.slow_group, RunError):  # to copy and check a selection takes a while
             if not resume and world.is_first:

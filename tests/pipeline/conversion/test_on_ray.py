@@ -202,7 +202,7 @@ def test_a_picture_that_changed_since_an_earlier_command_began_is_refused_by_a_n
     convert_part(source, tmp_path / "out", ConvertSettings(), PartNumber(1, 2), workers=1)
     for path in (tmp_path / "in").iterdir():
         path.write_bytes(path.read_bytes())
-    with pytest.raises(SourceError, match=r"^\S+\.png was changed after the conversion began.*remove .*out\.partial"):
+    with pytest.raises(SourceError, match=r"^.+\.png was changed after the conversion began.*remove .*out\.partial"):
         on_ray.convert_on_ray(source, tmp_path / "out", ConvertSettings())
 
 

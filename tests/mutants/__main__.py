@@ -2,8 +2,9 @@
 
     python tests/mutants [--drawn N] [WHICH …]
 
-First twelve chosen lines (chosen.py), with the names of the tests that find each; then N mutants of each of six modules
-(drawn.py). Exits 1 if a chosen mutant is not found, or if a drawn one survives that explained.toml does not explain: a
+First twelve chosen lines (chosen.py), with the names of the tests that find each; then 36 mutants of modules with
+kernels, which a warm cache must not hide (kept.py); then N mutants of each of six modules (drawn.py). Exits 1 if a
+chosen mutant is not found, if one is hidden, or if a drawn one survives that explained.toml does not explain: a
 survivor is killed by a new test, or listed there with the reason why no test can tell it from the code as it stands.
 """
 
@@ -12,8 +13,9 @@ import argparse
 from broken_copy import broken_copy
 from chosen import CHOSEN, look_for_chosen
 from drawn import MODULES, Outcome, look_for_drawn
+from kept import look_for_kept
 
-ALL = ["chosen", *MODULES]
+ALL = ["chosen", "kept", *MODULES]
 
 
 def main() -> int:
@@ -24,11 +26,13 @@ def main() -> int:
     if unknown := {*given.which} - {*ALL}:
         parser.error(f"there is no {' and no '.join(unknown)}; choose from {', '.join(ALL)}")
     which_ones = given.which or ALL
-    missed, outcomes = list[str](), dict[str, Outcome]()
+    missed, hidden, outcomes = list[str](), list[str](), dict[str, Outcome]()
     with broken_copy() as copy:
         for which in which_ones:
             if which == "chosen":
                 missed = look_for_chosen(copy)
+            elif which == "kept":
+                hidden = look_for_kept(copy)
             else:
                 outcomes[which] = look_for_drawn(copy, which, given.drawn)
     if "chosen" in which_ones:
@@ -36,7 +40,7 @@ def main() -> int:
     for module, outcome in outcomes.items():
         found = outcome.drawn - len(outcome.survivors)
         print(f"{module}: {found} of {outcome.drawn} found", *outcome.survivors, sep="\n  ")
-    return bool(missed or any(outcome.unexplained for outcome in outcomes.values()))
+    return bool(missed or hidden or any(outcome.unexplained for outcome in outcomes.values()))
 
 
 raise SystemExit(main())

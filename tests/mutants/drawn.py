@@ -56,8 +56,8 @@ def look_for_drawn(copy: BrokenCopy, module: str, count: int) -> Outcome:
     explained = _explained(copy, module)
     limit = copy.run_unbroken(MODULES[module])
     survivors, unexplained, drawn = list[str](), list[str](), 0
-    mutants = _mutants(copy, module)
-    while drawn < count and (mutant := next(mutants, None)):
+    left = mutants(copy, module)
+    while drawn < count and (mutant := next(left, None)):
         with copy.with_code(module, mutant.code):
             run = copy.run(MODULES[module], limit)
         if not run.ran:
@@ -73,7 +73,7 @@ def look_for_drawn(copy: BrokenCopy, module: str, count: int) -> Outcome:
     return Outcome(drawn, survivors, unexplained)
 
 
-def _mutants(copy: BrokenCopy, module: str) -> Iterator[Mutant]:
+def mutants(copy: BrokenCopy, module: str) -> Iterator[Mutant]:
     """Yield a module's mutants in an order that the seed chooses, but for those that change only annotations."""
     database = WorkDB(":memory:", WorkDB.Mode.create)
     init([copy.path(module)], database, {})

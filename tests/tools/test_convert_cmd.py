@@ -226,8 +226,8 @@ def test_a_conversion_of_tars_says_what_it_reads_and_counts_tars_and_bytes(tmp_p
     lines = converted(*source, tmp_path / "out", *options, "--holdout", 4).stderr.splitlines()
     kilobytes = sum(path.stat().st_size for path in (tmp_path / "in").iterdir()) / 1000
     for words in (
-        f"out: 2 tars, {kilobytes:.1f} kB in the source, about 4.3 MB in ",
-        f"out-test: 2 tars, {kilobytes:.1f} kB in the source, about 4.3 MB in ",
+        f"out: 2 tars, {kilobytes:.1f} kB in the source, about 4.2 MB in ",
+        f"out-test: 2 tars, {kilobytes:.1f} kB in the source, about 4.2 MB in ",
         "reading a sample of 2 of 2 tars …",
         "counting samples and classes of 2 of 2 tars …",
         "converting out, MB: 1/1 2 of 2 tars, ",

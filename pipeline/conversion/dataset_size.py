@@ -17,7 +17,7 @@ from .caption_lengths import CONTEXTS
 from .images import to_stored
 from .plan import MAX_SHARD_ROWS, MIN_SAMPLE_BYTES, AnySource, ConvertSettings, Selection, shard_count
 
-SAMPLES, RUN, SECONDS = 200, 10, 2.0
+SAMPLES, RUN, SECONDS = 200, 10, 1.0
 """Samples to store at most, neighbours among them where others are slow to read, and seconds after which to end."""
 _ROW, _PIECE = 32, 24
 """Bytes in FFCV's tables of a row, and of each of its pieces: picture, first caption, further captions."""

@@ -121,16 +121,16 @@ def cifar(root):
 
 
 KINDS = {
-    "a folder of PNGs of one colour": lambda root: folder(root, one_colour, 12_000),
+    "a folder of PNGs of one colour": lambda root: folder(root, one_colour, 4_000),
     "a folder of JPEGs that are kept": lambda root: folder(root, kept, 1_000),
     "JPEGs that are made smaller": lambda root: folder(root, resized, 200),
-    "icons in parquet": lambda root: parquet(root, icon, 12_000),
-    "icons with five captions each": lambda root: parquet(root, icon, 6_000, captions=5),
+    "icons in parquet": lambda root: parquet(root, icon, 4_000),
+    "icons with five captions each": lambda root: parquet(root, icon, 3_000, captions=5),
     "PNGs of noise": lambda root: folder(root, noise, 3_000),
     "a csv with several captions per picture": lambda root: csv(root, kept, 200, captions=5),
     "tars": lambda root: tars(root, kept, 1_000),
     "tars in place": lambda root: tars(root, kept, 1_000, in_place=True),
-    "tars of icons": lambda root: tars(root, icon, 8_000),
+    "tars of icons": lambda root: tars(root, icon, 4_000),
     "cifar": cifar,
     "glyphs": lambda root: GlyphSource(seed=0, test=False),
     "tiny and huge pictures": lambda root: folder(root, tiny_or_huge, 3_000),

@@ -56,11 +56,21 @@ mutants: .venv/ready
 soak: .venv/ready slurm
 	$(PYTEST) -m soak --hypothesis-profile soak --timeout 3600
 
-# The fast tests with the oldest torch and transformers that pass them, and with the newest of what is released.
-test-lowest: WITH = torch==2.11.0 transformers==5.17.0
-test-newest: WITH = torch transformers tokenizers zarr icechunk pydantic numcodecs pyarrow
-test-lowest test-newest: .venv/ready link
-	.venv/bin/pip install --quiet --upgrade --target build/$@ $(WITH)
+# The fast tests with the lowest versions that pyproject.toml takes of all packages it requires, on the lowest Python, in an
+# environment of its own; and in .venv with the newest of what is released. torch comes with all of CUDA, 5 GB, here.
+FLOORS = $(shell sed -n '/^dependencies = \[/,/^\]/ s/^ *"\([^>]*\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml)
+test-lowest: build/lowest/ready link
+	PYTHONPATH="$(CURDIR)/build/types" build/lowest/bin/pytest --rootdir tests tests -m "not soak and not wide"
+
+build/lowest/ready: pyproject.toml | .venv/ready
+	python$(firstword $(PYTHONS)) -m venv --clear build/lowest
+	build/lowest/bin/pip install --quiet --upgrade pip
+	build/lowest/bin/pip install --quiet --find-links dist --only-binary ffcv $(FLOORS) --group dev
+	build/lowest/bin/pip install --quiet --no-deps --editable .
+	touch $@
+
+test-newest: .venv/ready link
+	.venv/bin/pip install --quiet --upgrade --target build/$@ torch transformers tokenizers zarr icechunk pydantic numcodecs pyarrow
 	PYTHONPATH="$(CURDIR)/build/$@:$(CURDIR)/build/types" $(PYTEST) -m "not soak and not wide"
 
 # What a GPU does, in MINUTES, in the environment of PYTHON as it is: nothing is installed. Writes docs/gpu.md. WHEELS names

@@ -11,6 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 
@@ -119,6 +122,31 @@ def test_make_takes_the_python_versions_that_the_package_declares():
     (taken,) = re.findall(r"^PYTHONS = (.*)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
     assert declared == taken.split()
     assert project["requires-python"] == f">={declared[0]}"
+
+
+def test_the_lowest_versions_that_are_declared_are_the_ones_tested_and_none_is_above_what_make_installs():
+    declared = map(Requirement, tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"])
+    floors = {
+        canonicalize_name(each.name): next(s.version for s in each.specifier if s.operator == ">=") for each in declared
+    }
+    made = subprocess.run(
+        ["make", "-C", ROOT, "-n", "-W", "pyproject.toml", "-o", ".venv/ready", "build/lowest/ready"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (line,) = (line for line in made.stdout.splitlines() if "--group dev" in line)
+    tested = dict(word.split("==") for word in line.split() if "==" in word)
+    assert {canonicalize_name(name): version for name, version in tested.items()} == floors
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    installed = {canonicalize_name(each.name): each.specifier for each in map(Requirement, filter(_is_package, lines))}
+    for name, version in floors.items():
+        (pin,) = installed[name]
+        assert Version(pin.version) >= Version(version), name
+
+
+def _is_package(line):
+    return line and not line.startswith("#")
 
 
 @pytest.mark.wide

@@ -160,7 +160,8 @@ def run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOpt
             splits = [splits[0]._replace(selection=selected_ids(select, sources[0].dataset.index))]
         if grown is not None:
             splits = [splits[0]._replace(grown=grown)]
-        announce(splits)
+    with _told_when_slow("estimating the size …"):
+        announce(splits, settings)
     if grown is not None:
         refuse_known(grown, Job.of(sources[0], settings, splits[0].selection, settings.tokenizer).plan)
     to_finish = _convert_all(splits, settings, out, asked, _paths(src, own))

@@ -12,7 +12,8 @@ import click
 import numpy as np
 
 from ..pipeline.conversion.convert import ConvertSettings, PartNumber, Summary
-from ..pipeline.conversion.plan import AnySource, Selection, largest_bytes, shard_count
+from ..pipeline.conversion.dataset_size import dataset_bytes
+from ..pipeline.conversion.plan import AnySource, Selection, shard_count
 from ..pipeline.conversion.steps import unfinished
 from ..pipeline.conversion.work import Counts
 from ..pipeline.dataset import CAPTION, Dataset
@@ -100,18 +101,16 @@ class Split(NamedTuple):
         return f" of {len(np.setdiff1d(of_sample, unlabelled)):,} classes{appended}"
 
 
-def announce(splits: list[Split]) -> None:
+def announce(splits: list[Split], settings: ConvertSettings) -> None:
     """Print one line per dataset on stderr, and a warning if the disk may be too small."""
     needed = 0
     for split in splits:
         words = f"{split.shown.name}: {split.words}"
-        if (here := split.stored_bytes) is not None and split.stays:
-            words += f", {in_units(here)} in the source, where the pictures stay"
-        elif here is not None:
-            most = largest_bytes(0 if split.unit else split.total, here)
-            if not split.out.is_remote:
-                needed += most - unfinished(split.out).path.size_below()
-            words += f", {in_units(here)} in the source, at most about {in_units(most)} in {split.shown}"
+        if (here := split.stored_bytes) is not None:
+            words += f", {in_units(here)} in the source{', where the pictures stay' * split.stays}"
+        if (size := dataset_bytes(split.source, split.selection, settings, here)) is not None:
+            words += f", about {in_units(size)} in {split.shown}"
+            needed += 0 if split.out.is_remote else size - unfinished(split.out).path.size_below()
         click.echo(words, err=True)
     if splits[0].out.is_remote:
         return
@@ -120,7 +119,7 @@ def announce(splits: list[Split]) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         click.echo(
-            f"Warning: this needs up to {in_units(needed)}, but only {in_units(free)} are free in {folder}; "
+            f"Warning: this needs about {in_units(needed)}, but only {in_units(free)} are free in {folder}; "
             "free some space or lower --max-size. If the disk fills up, continue with --resume.",
             err=True,
         )

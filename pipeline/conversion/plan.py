@@ -23,8 +23,8 @@ from ..sources.webdataset import WINDOW_BYTES, WINDOW_ROWS, Piece, WebDatasetSou
 MAX_SHARD_ROWS = 131_072
 MIN_SHARD_ROWS, MIN_SHARD_BYTES = 1_024, 4 << 20
 """FFCV pads header and end to whole pages of 2 MiB: smaller files would be mostly padding."""
-_PADDING_BYTES, _ROW_BYTES = 4 << 20, 256
-"""Maximum padding per shard; approximate size of a row's tokens and tables."""
+MIN_SAMPLE_BYTES = 1024
+"""What a picture takes in a tar at least, with its header."""
 _CHOSEN = ("vocab_size", "context_length", "tokenizer")
 MANY_SHARDS = 128
 """Enough shards to keep many processes busy, few enough to open at once."""
@@ -178,11 +178,6 @@ def shard_count(samples: int, stored_bytes: int | None) -> int:
     if stored_bytes is not None:
         wanted = max(1, min(wanted, stored_bytes // MIN_SHARD_BYTES))
     return max(min(MANY_SHARDS, 1 << (wanted.bit_length() - 1)), -(-samples // MAX_SHARD_ROWS))
-
-
-def largest_bytes(samples: int, stored_bytes: int) -> int:
-    """Estimate the maximum size of the dataset; reduced or re-encoded pictures mostly get smaller."""
-    return stored_bytes + samples * _ROW_BYTES + shard_count(samples, stored_bytes) * _PADDING_BYTES
 
 
 class Listings:

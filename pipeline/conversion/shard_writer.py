@@ -32,7 +32,7 @@ from .bucket_partial import PartObjects
 from .images import to_stored
 from .marker import Found, PartResult, ShardResult
 from .partial import PartFiles
-from .plan import MAX_SHARD_ROWS, AnySource, ConvertSettings
+from .plan import MAX_SHARD_ROWS, MIN_SAMPLE_BYTES, AnySource, ConvertSettings
 from .work import Counts, Work
 
 TABLE_SCHEMA = pa.schema(
@@ -48,8 +48,6 @@ TABLE_SCHEMA = pa.schema(
 )
 """Columns of the samples table; `altered`, a string, comes last if the source alters samples."""
 AnyPart = PartFiles | PartObjects
-MIN_SAMPLE_BYTES = 1024
-"""What a picture takes in a tar at least, with its header."""
 ENCODED_AT_ONCE = 32
 SECONDS_BETWEEN_FLUSHES = 0.2
 

@@ -295,9 +295,13 @@ class WebDatasetSource:
                     window, held = [], 0
         yield from (window[i] for i in rng.permutation(len(window)))
 
-    def _in_order(self, piece: Piece, selected: NDArray[np.bool_] | None) -> Iterator[Read]:
+    def from_start(self, tar: int) -> Iterator[Read]:
+        """Yield the samples of a tar in order, reading no further ahead than they are taken. Raises as `read`."""
+        return self._in_order(Piece(tar, 0, self.versions[tar][0], 0), None, ahead=False)
+
+    def _in_order(self, piece: Piece, selected: NDArray[np.bool_] | None, *, ahead: bool = True) -> Iterator[Read]:
         end = piece.start
-        for place, found in enumerate(self._members(piece, self._wanted), piece.first):
+        for place, found in enumerate(self._members(piece, self._wanted, ahead=ahead), piece.first):
             start, end = end, _end(found) if isinstance(found, dict) else end
             is_wanted = selected is None or (place < len(selected) and selected[place])
             index = (self.first_tar + piece.tar << PLACE_BITS) + place
@@ -306,15 +310,15 @@ class WebDatasetSource:
         yield Read(-1, None, piece.stop - end, int(piece.stop == self.versions[piece.tar][0]))
 
     def _members(
-        self, piece: Piece, wanted: Container[bytes]
+        self, piece: Piece, wanted: Container[bytes], *, ahead: bool = True
     ) -> Iterator[dict[bytes, Member] | BrokenTarError | OSError]:
         """Yield the members of each sample of a piece; last, an error for the damaged rest."""
         try:
             file = SourceFile(self.tars[piece.tar], self.versions[piece.tar])
             with ThreadPoolExecutor(PIECES_AHEAD) as threads:
-                reader = ForwardReader(file, piece.start, piece.stop, threads)
+                read = ForwardReader(file, piece.start, piece.stop, threads).read if ahead else file.read
                 stop = None if piece.stop == file.size else piece.stop
-                yield from samples_of(reader.read, file.size, file.place, wanted, piece.start, stop)
+                yield from samples_of(read, file.size, file.place, wanted, piece.start, stop)
         except (BrokenTarError, OSError) as error:
             self._refuse_other_than_damage(piece.tar, error)
             yield error
@@ -328,7 +332,8 @@ class WebDatasetSource:
         try:
             if picture is None:
                 raise BadSampleError(f"no picture: no member of this key ends in {self._options['image']}")
-            caption, *further = self._captions_of(members) if self.mode == "pairs" else (None,)
+            is_pair = self._caption.member(members) is not None if not self.mode else self.mode == "pairs"
+            caption, *further = self._captions_of(members) if is_pair else (None,)
             tar_at = picture.at.offset if self.index else None
             group = self._group_of(members) or None
             return Sample(uri, key, _data(picture), caption, group, tuple(further), tar_at=tar_at)

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from ..kernels import kernel
+from ..storage.kernels import kernel
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)

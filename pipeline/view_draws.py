@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels import kernel
+from ..storage.kernels import kernel
 from .rng import compiled, uniform
 
 # Index of each random number of a view's key. The crop uses five per attempt.

@@ -70,8 +70,10 @@ def _bytes_of(sample: Sample, mode: str, settings: ConvertSettings) -> tuple[int
 
 
 def _drawn(source: AnySource, selection: Selection, seed: int) -> Iterator[Read]:
-    """Yield samples drawn from the whole source; of tars, the first ones of some."""
+    """Yield samples drawn from the whole source; of tars, the first ones of some, and none of those in a bucket."""
     rng = np.random.default_rng(seed)
+    if isinstance(source, WebDatasetSource) and source.is_remote:
+        return  # each sample would take requests of its own
     if isinstance(source, WebDatasetSource):
         for tar in (tars := rng.permutation(len(source.tars))[: SAMPLES // RUN].tolist()):
             yield from islice(source.from_start(tar), SAMPLES // len(tars))

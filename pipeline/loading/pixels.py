@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ...kernels import kernel
+from ...storage.kernels import kernel
 from ..rng import compiled, nearly_normal
 
 Pixels = NDArray[np.float32] | NDArray[np.uint8]

@@ -14,7 +14,7 @@ import numpy as np
 from numba.core import event
 from numba.core.registry import cpu_target
 
-from thermopile import kernels
+from thermopile.storage import kernels
 
 FOLDER, ROUNDS, PROCESSES = Path(sys.argv[1]), int(sys.argv[2]), 4
 os.environ["NUMBA_CACHE_DIR"] = str(FOLDER)

@@ -12,7 +12,7 @@ from threading import Barrier
 
 import numpy as np
 
-from thermopile.kernels import kernel
+from thermopile.storage.kernels import kernel
 
 FOLDER, ROUNDS, THREADS = Path(sys.argv[1]), int(sys.argv[2]), 8
 os.environ["NUMBA_CACHE_DIR"] = str(FOLDER)

@@ -53,7 +53,7 @@ REAL = [
     pytest.param(name, healed, 1, ranks, marks=pytest.mark.soak)
     for name in REQUESTS for healed in (30, 61, 140, 300) for ranks in (1, 2)
 ]  # fmt: skip
-SHORT = [(name, (61, 140)[place % 2], 15, 2 if name in ("rows", "seal") else 1) for place, name in enumerate(REQUESTS)]
+SHORT = [(name, (61, 120)[place % 2], 15, 2 if name in ("rows", "seal") else 1) for place, name in enumerate(REQUESTS)]
 
 
 def start(start_ranks, run, data, machine, endpoint, faster, ranks=1):
@@ -98,7 +98,7 @@ def test_one_of_two_writers_ends_the_run_as_if_alone_and_the_other_ends_with_a_l
         assert "holds a run; continue it with --resume" in refused.pop(0)
     if request_ != "lock" or refused:  # a lock may be cut off as it is let go: then the run was whole
         (said,) = refused
-        assert any(words in said for words in (AT_THE_START if request_ == "settings" else REFUSALS))
+        assert any(words in said for words in (AT_THE_START if request_ == "settings" else REFUSALS)), said
     assert log_of(run) == losses(whole)
     assert_same_weights(run, whole)
     assert_same_state(run, whole)

@@ -18,13 +18,13 @@ import pytest
 from numba.core.dispatcher import Dispatcher
 
 import thermopile
-from thermopile import kernels
+from thermopile.storage import kernels
 
 from support.programs import program
 
 CALLED = """
 from collections import namedtuple
-from thermopile.kernels import kernel
+from thermopile.storage.kernels import kernel
 
 FACTOR = 2
 ADDEND = TABLE[1]
@@ -40,7 +40,7 @@ def of_pair(pair):
 """
 CALLING = """
 from called import Pair, called, of_pair
-from thermopile.kernels import kernel
+from thermopile.storage.kernels import kernel
 
 @kernel()
 def calling(a):

@@ -28,7 +28,7 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.serialize import dumps
 from numba.core.sigutils import normalize_signature
 
-from .storage.files import user_cache
+from .files import user_cache
 
 F = TypeVar("F", bound=Callable[..., object])
 _njit: Any = numba.njit  # its types, where numba ships some, know no options in a dict
@@ -132,7 +132,7 @@ def _value_facts(value: Any) -> Any:
     if isinstance(value, ModuleType):
         return value.__name__
     if isinstance(value, Dispatcher):
-        return "a kernel"
+        return value.py_func.__module__, value.py_func.__qualname__
     if isinstance(value, np.ndarray):
         return value.dtype, value.tolist()
     return getattr(value, "key", value), getattr(value, "_fields", None)  # key: numba's description of a C function

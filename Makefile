@@ -65,8 +65,7 @@ test-lowest: build/lowest/ready link
 build/lowest/ready: pyproject.toml | .venv/ready
 	python$(firstword $(PYTHONS)) -m venv --clear build/lowest
 	build/lowest/bin/pip install --quiet --upgrade pip
-	build/lowest/bin/pip install --quiet --find-links dist --only-binary ffcv $(FLOORS) --group dev
-	build/lowest/bin/pip install --quiet --no-deps --editable .
+	build/lowest/bin/pip install --quiet --find-links dist --only-binary ffcv $(FLOORS) --group dev --editable .[gpu]
 	touch $@
 
 test-newest: .venv/ready link

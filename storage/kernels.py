@@ -36,7 +36,7 @@ _VERSIONS = (sys.version, numba.__version__, llvmlite.__version__, np.__version_
 _DIGEST_BYTES = 32
 _MAX_BYTES = 64 << 20
 _MAX_FILES = 1000
-"""All our kernels take about 120 files. Of more than this, the oldest half goes."""
+"""A conversion and a training of pictures leave 64 files. Of more than this, the oldest half goes."""
 _TOLD_AFTER_SECONDS = 2.0
 _said = set[str]()
 

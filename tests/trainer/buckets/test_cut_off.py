@@ -53,7 +53,7 @@ REAL = [
     pytest.param(name, healed, 1, ranks, marks=pytest.mark.soak)
     for name in REQUESTS for healed in (30, 61, 140, 300) for ranks in (1, 2)
 ]  # fmt: skip
-SHORT = [(name, (61, 120)[place % 2], 15, 2 if name in ("rows", "seal") else 1) for place, name in enumerate(REQUESTS)]
+SHORT = [(name, (61, 140)[place % 2], 15, 2 if name in ("rows", "seal") else 1) for place, name in enumerate(REQUESTS)]
 
 
 def start(start_ranks, run, data, machine, endpoint, faster, ranks=1):

@@ -4,6 +4,7 @@ import copy
 import inspect
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -43,6 +44,8 @@ class HFBackbone(Backbone):
 
     output = "`pooler_output`"
     """What the features are of the model's outputs, as Python."""
+    reads_mask = False
+    """Whether the model looks at the values of its attention mask, which a tensor without values does not have."""
 
     def __init__(self, where: str, name: str, own: dict[str, Any], config: Any, pretrained: bool) -> None:
         """where: the setting that names the model, for messages. own: its settings. config: transformers'."""
@@ -70,7 +73,8 @@ class HFBackbone(Backbone):
         try:
             with torch.device("meta"):
                 tried: Any = model_class(model.config.model_type)(copy.deepcopy(model.config)).eval()
-            with torch.device("meta"), FakeTensorMode(allow_non_fake_inputs=True):  # fakes, so that no mask is read
+            # With fakes transformers does not look at a mask; without them the pass takes a third of the time.
+            with torch.device("meta"), FakeTensorMode(allow_non_fake_inputs=True) if self.reads_mask else nullcontext():
                 features = self.features(tried, torch.zeros(shape, dtype=dtype))
                 weights = dict(tried.named_parameters())
                 gradients = torch.autograd.grad(features.sum(), [*weights.values()], allow_unused=True)
@@ -233,6 +237,7 @@ class HFTextBackbone(HFBackbone):
         # A model without a masked language model reads from left to right: at its end it has read the whole caption.
         self.pools, self.reads_at_end = pools, not pools and type(config) not in MODEL_FOR_MASKED_LM_MAPPING
         self.mask_dimensions = _MASKS.get(model_type, 2)
+        self.reads_mask = self.mask_dimensions == 2
         if self.reads_at_end:
             self.output = (
                 f"`last_hidden_state` at the first token {tokenizer.end_id}, which closes a text (not `pooler_output`: "

@@ -99,6 +99,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.wide
 def test_every_way_to_read_names_the_sample_and_none_crashes(sound, tmp_path):
     paths = {}
     for name, (damage, _) in DAMAGE.items():

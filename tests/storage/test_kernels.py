@@ -403,6 +403,6 @@ def test_processes_that_compile_at_once_leave_what_each_name_says(tmp_path, roun
     subprocess.run(program("compiling_at_once", tmp_path / "cache", rounds), check=True, timeout=3600)
 
 
-@pytest.mark.parametrize("rounds", [2, pytest.param(200, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("rounds", [pytest.param(2, marks=pytest.mark.wide), pytest.param(200, marks=pytest.mark.soak)])
 def test_threads_may_compile_what_calls_the_same_functions(tmp_path, rounds):
     subprocess.run(program("compiling_in_threads", tmp_path / "cache", rounds), check=True, timeout=3600)

@@ -65,6 +65,10 @@ def test_a_conversion_is_announced_and_summed_up(tmp_path, classes):
 def test_the_preset_for_few_samples_is_named_for_few_samples_alone(tmp_path, classes, monkeypatch):
     monkeypatch.setattr("thermopile.tools.convert.FEW_SAMPLES", 64)
     assert f"; thermopile train --data {tmp_path / 'out'} " in converted("folder", classes, tmp_path / "out").stdout
+
+
+@pytest.mark.wide
+def test_glyphs_have_a_preset_of_their_own(tmp_path):
     assert "; thermopile train --preset glyphs --data " in converted("glyphs", tmp_path / "glyphs", "--resume").stdout
 
 

@@ -21,6 +21,7 @@ from support.cli import assert_one_line, cli
 run = partial(cli, "convert")
 
 
+@pytest.mark.wide
 def test_an_interrupted_conversion_says_how_to_continue(tmp_path):
     command = [sys.executable, "-m", "thermopile.tools.cli", "convert", "glyphs", str(tmp_path / "glyphs")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)

@@ -190,10 +190,13 @@ def assert_ends_naming(rank, lost, pid):
 @pytest.mark.parametrize(
     ("ranks", "lost"),
     [
-        pytest.param(Scene([WAIT_FOR_EVER] * 3, send(SIGKILL, 0)), 0, id="killed_holding_the_store"),
+        pytest.param(
+            Scene([WAIT_FOR_EVER] * 3, send(SIGKILL, 0)), 0, id="killed_holding_the_store", marks=pytest.mark.wide
+        ),
         pytest.param(
             Scene([WAIT_FOR_EVER, FORK_AND_WAIT, WAIT_FOR_EVER], send(SIGKILL, 1), ("1000000", "{folder}/done")),
             1,
+            marks=pytest.mark.wide,
             id="killed_and_never_silent",  # nor missed on the network, where its child goes on
         ),
         pytest.param(
@@ -231,7 +234,7 @@ PATIENT = ("300", "{folder}/done")
     pytest.param(
         Scene([WAIT_FOR_FILE] * 2, pause(3, 1), PATIENT), id="another_for_less_than_the_limit", marks=pytest.mark.soak
     ),
-    pytest.param(Scene([WAIT_FOR_FILE] * 2, pause(9, 0, 1)), id="all_for_longer"),
+    pytest.param(Scene([WAIT_FOR_FILE] * 2, pause(9, 0, 1)), id="all_for_longer", marks=pytest.mark.wide),
 )
 def test_a_pause_ends_nobody(ranks):
     assert_end_in_order(ranks)
@@ -248,7 +251,7 @@ def work_on(rank):
 
 @after(
     pytest.param(Scene([LEAVE, WAIT_FOR_FILE], work_on(1)), id="holding_the_store"),
-    pytest.param(Scene([WAIT_FOR_FILE, LEAVE], work_on(0)), id="another"),
+    pytest.param(Scene([WAIT_FOR_FILE, LEAVE], work_on(0)), id="another", marks=pytest.mark.wide),
 )
 def test_a_rank_that_leaves_in_order_does_not_end_one_that_works_on(ranks):
     assert_end_in_order(ranks)
@@ -315,7 +318,7 @@ def fail_with(error):
 
 
 @after(
-    pytest.param(fail_with("OSError('on all ranks')"), id="and_closes"),
+    pytest.param(fail_with("OSError('on all ranks')"), id="and_closes", marks=pytest.mark.wide),
     pytest.param(fail_with("self._not_finite(7, 'on all ranks')"), id="and_names_the_samples"),
 )
 def test_a_rank_that_fails_as_the_others_do_writes_its_checkpoint_after_they_have_ended(ranks):

@@ -100,6 +100,7 @@ def test_pictures_captions_and_tables_are_those_of_the_parts(parts):
     assert Mixture(parts[::-1]).index.fingerprint != mixture.index.fingerprint
 
 
+@pytest.mark.wide
 def test_commands_know_the_parts_by_name(whole, tmp_path):
     state = StateReader.open(whole.state)
     tau = np.split(np.where(state.column("visits") > 0, state.column("image/tau"), np.nan), [900, 1_300])

@@ -236,6 +236,7 @@ def test_a_preset_trains_on_data_of_its_kind(name, pairs_dataset, images_dataset
     assert all(map(math.isfinite, losses))
 
 
+@pytest.mark.wide
 def test_the_encoders_of_all_presets_can_be_built():
     models = {preset(name).model.model_dump_json(): preset(name) for name in PAPERS}
     for config in models.values():

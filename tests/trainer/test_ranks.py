@@ -141,7 +141,7 @@ main()
 """Waits less for what does not come."""
 
 
-@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("resumed", [False, pytest.param(True, marks=pytest.mark.wide)])
 def test_ranks_that_do_not_share_the_run_directory_end_before_a_step_and_say_so(start, two_ranks, tmp_path, resumed):
     run, elsewhere = RunDirectory(tmp_path / "runs" / "run"), tmp_path / "elsewhere"
     if resumed:

@@ -86,7 +86,9 @@ def test_a_start_that_another_overtook_changes_nothing_in_what_that_has_trained(
     assert max(losses(run)) == 7
 
 
-@pytest.mark.parametrize("step", [1, 3])  # before its first checkpoint, and after it
+@pytest.mark.parametrize(
+    "step", [pytest.param(1, marks=pytest.mark.wide), 3]
+)  # before its first checkpoint, and after it
 def test_of_two_that_resume_at_once_the_later_one_goes_on_from_what_the_earlier_one_wrote(
     pairs_dataset, tmp_path, step
 ):

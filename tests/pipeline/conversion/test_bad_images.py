@@ -90,6 +90,7 @@ def bombs():
     }  # fmt: skip
 
 
+@pytest.mark.wide
 def test_the_limit_of_pixels_can_be_raised_and_lowered():
     picture = as_bytes(Image.new("RGB", (9500, 9500)), "PNG")
     with pytest.raises(BadSampleError, match=r"^too many pixels: 9500×9500, above --max-pixels 89,478,485$"):

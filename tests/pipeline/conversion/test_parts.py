@@ -76,7 +76,9 @@ def of_one_machine(with_bad_ones, tmp_path_factory):
     return digests(out)
 
 
-@pytest.mark.parametrize("order", [(1, 2, 3), (3, 1, 2), (1, 1, 3, 2, 2)])
+@pytest.mark.parametrize(
+    "order", [*(pytest.param(each, marks=pytest.mark.wide) for each in ((1, 2, 3), (3, 1, 2))), (1, 1, 3, 2, 2)]
+)
 def test_parts_in_any_order_and_repeated_make_the_dataset_of_one_machine(
     with_bad_ones, of_one_machine, tmp_path, order
 ):

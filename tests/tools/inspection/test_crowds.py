@@ -47,8 +47,8 @@ def state_among(share, rho, visits):
     ("share", "rho", "tau"),
     [
         (0.19, 2.0, 0.005),  # above exp(-rho): at the floor
-        (0.19, 1.0, 1 / 3.1),  # times the distance of the others
-        (0.08, 2.0, 1 / 4.7),
+        pytest.param(0.19, 1.0, 1 / 3.1, marks=pytest.mark.wide),  # times the distance of the others
+        pytest.param(0.08, 2.0, 1 / 4.7, marks=pytest.mark.wide),
     ],
 )
 def test_a_crowd_is_at_the_floor_where_its_share_is_above_exp_of_minus_rho(share, rho, tau):
@@ -62,8 +62,8 @@ def test_a_crowd_is_at_the_floor_where_its_share_is_above_exp_of_minus_rho(share
     ("share", "rho", "visits", "kind"),
     [
         (0.19, 2.0, VISITS, "crowded"),
-        (0.19, 2.0, 15, "crowded"),  # on their way to the floor
-        (0.08, 2.0, VISITS, "ordinary"),
+        pytest.param(0.19, 2.0, 15, "crowded", marks=pytest.mark.wide),  # on their way to the floor
+        pytest.param(0.08, 2.0, VISITS, "ordinary", marks=pytest.mark.wide),
         (0.08, 2.0, 15, "ordinary"),  # still among the coldest
         (0.03, 1.0, 15, "ordinary"),
     ],

@@ -11,6 +11,8 @@ import torch
 from support.programs import ranks_training
 from support.programs.ranks_training import CASES, KNOWN, OWN, WIDTH
 
+pytestmark = pytest.mark.wide
+
 RANK = """
 import runpy, warnings
 warnings.simplefilter("error")
@@ -25,7 +27,7 @@ EXACT = [name for name in CASES if name != BFLOAT16]
 
 @pytest.fixture(
     scope="module",
-    params=[2, *(pytest.param(world, marks=pytest.mark.wide) for world in (3, 4))],
+    params=[2, 3, 4],
     ids=lambda world: f"{world} ranks",
 )
 def ranks(start_ranks, tmp_path_factory, request):

@@ -3,6 +3,7 @@
 Nothing in it is executed: the architecture must be one of transformers' own, and the weights must be safetensors.
 """
 
+import itertools
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedConfig, SiglipTextModel
 from transformers.models.auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
 from transformers.utils import logging as transformers_logging
@@ -36,6 +38,8 @@ dimension of the space of the whole model that a tower is from."""
 FETCHING = ("mra", "yoso", "rwkv", "timm_wrapper", "timm_backbone")
 """Model types whose creation may fetch code of the hub, or models."""
 _WEIGHTS = ("model.safetensors", _INDEX := "model.safetensors.index.json")
+_LARGEST, _MOST_MODULES = 1 << 24, 30_000
+"""Longest context or vocabulary, and parts of a model. A mixture of 128 experts in 48 layers has 25,000."""
 _log = logging.getLogger(__name__)
 
 
@@ -77,6 +81,7 @@ def with_architecture(side: str, encoder: EncoderConfig) -> EncoderConfig:
     if not folder.is_dir():
         raise ConfigError(f"{where}: no such directory; give one written by save_pretrained")
     stored = read_object(where, folder, "config.json")
+    refuse_absurd(where, stored)
     recorded: dict[str, Any] = {}
     if stored.get(MODEL_TYPE) in ("clip", "siglip"):
         stored, recorded = _tower(where, side, stored)
@@ -91,6 +96,31 @@ def with_architecture(side: str, encoder: EncoderConfig) -> EncoderConfig:
     recorded |= {MODEL_TYPE: model_type} | _architecture(where, folder, str(model_type), stored)
     name = f"{HF}{hub[0]}@{folder.name}" if (hub := hub_name(encoder.name)) else f"{HF}{folder}"
     return encoder.model_copy(update={"name": name, "config": recorded | encoder.config})
+
+
+def refuse_absurd(where: str, settings: object) -> None:
+    """Raise ConfigError for a whole number that no model has; lists of so many layers alone would fill the memory."""
+    if isinstance(settings, dict | list):
+        for value in settings.values() if isinstance(settings, dict) else settings:
+            refuse_absurd(where, value)
+    elif isinstance(settings, int) and abs(settings) > _LARGEST:
+        raise ConfigError(f"{where}: no model has a setting of {settings:,}; it would not fit into memory")
+
+
+@contextmanager
+def bounded(where: str) -> Iterator[None]:
+    """Raise ConfigError in this block once it has made more modules than any model has."""
+    made = itertools.count(1)
+
+    def counted(*_: object) -> None:
+        if next(made) > _MOST_MODULES:
+            raise ConfigError(f"{where} has more than {_MOST_MODULES:,} parts; look at its settings of sizes")
+
+    hook = register_module_module_registration_hook(counted)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _tower(where: str, side: str, stored: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -185,14 +215,6 @@ def _pad_id(where: str, folder: Path, configured: int | None) -> int | None:
 def _is_setting(value: object) -> bool:
     lists = isinstance(value, list) and any(all(isinstance(item, kind) for item in value) for kind in (int, str))
     return lists or isinstance(value, bool | int | float | str)
-
-
-def normalisation(folder: Path) -> dict[str, Any]:
-    """Return `mean` and `std` of a directory's image processor, for a recipe; empty if it has none."""
-    if not (folder / "preprocessor_config.json").is_file():
-        return {}
-    stored = read_object(f"hf:{folder}", folder, "preprocessor_config.json")
-    return {key: found for key in ("mean", "std") if isinstance(found := stored.get(f"image_{key}"), list)}
 
 
 def refuse_other_tokenizer(folder: Path, tokenizer: Path) -> None:

@@ -16,7 +16,18 @@ from ...pipeline.dataset_index import TokenizerInfo
 from ..errors import ConfigError, one_line
 from ..plugins import HF
 from .backbones import Backbone, caption_mask, recompute_alone
-from .hf_directory import MODEL_TYPE, PROJECTION, built, folder_of, load_model, model_class, refuse_type, stored_tensor
+from .hf_directory import (
+    MODEL_TYPE,
+    PROJECTION,
+    bounded,
+    built,
+    folder_of,
+    load_model,
+    model_class,
+    refuse_absurd,
+    refuse_type,
+    stored_tensor,
+)
 
 _BASIC = {"layer_type": "basic", "depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512]}
 IMAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -36,6 +47,7 @@ _MASKS = {"bert": 4, "distilbert": 4, "roberta": 4, "xlm-roberta": 4, "clip_text
 SigLIP reads padding, as it was trained; with CLIP it follows the token that is read.
 """
 STEMS = ("imagenet", "cifar")
+MOST_WEIGHTS = 10**11
 _INTERPOLATE = "interpolate_pos_encoding"
 
 
@@ -55,6 +67,10 @@ class HFBackbone(Backbone):
         self._folder = folder_of(HF + name) if self._is_trained and pretrained else None
         try:
             made = model_class(config.model_type)
+            with torch.device("meta"), bounded(where):  # before anything takes memory
+                weights = sum(weight.numel() for weight in made(copy.deepcopy(config)).parameters())
+            if weights > MOST_WEIGHTS:
+                raise ValueError(f"{weights:.1e} weights do not fit into memory; look at the settings of the model")
             self.model: nn.Module = load_model(where, self._folder, config) if self._folder else made(config)
         except (AssertionError, ZeroDivisionError, LookupError, TypeError, ValueError) as error:  # settings that clash
             raise ConfigError(f"{where}: {one_line(error)}") from error
@@ -288,6 +304,7 @@ def _config(where: str, model_type: str, defaults: dict[str, Any], settings: dic
     published = AutoConfig.for_model(model_type)
     ours = (MODEL_TYPE, PROJECTION, "pretrained") if MODEL_TYPE in settings else ()
     own = {key: value for key, value in settings.items() if key not in ours}
+    refuse_absurd(where, own)
     for key in own:
         # Keys with an underscore are internal to transformers; _attn_implementation can fetch code and run it.
         if key.startswith("_") or not hasattr(published, "rope_parameters" if key == "rope_theta" else key):

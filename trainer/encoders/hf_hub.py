@@ -9,7 +9,7 @@ from ..plugins import HF
 
 _NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?")
 _WEIGHTS = ["*.safetensors", "*.safetensors.index.json"]
-_FILES = ["config.json", "preprocessor_config.json", "tokenizer*.json"]
+_FILES = ["config.json", "preprocessor_config.json", "processor_config.json", "tokenizer*.json"]
 
 
 def hub_name(name: str) -> tuple[str, str | None] | None:

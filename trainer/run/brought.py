@@ -27,9 +27,11 @@ def with_what_models_bring(asked: ModelConfig, config: TrainConfig, objective: M
         model = model.model_copy(update={"dim": spaces[0]})
     theirs = published_normalisation(model.image)
     if "image" in new:
-        from ..encoders.hf_directory import folder_of, normalisation
+        from ..encoders.hf_directory import folder_of
+        from ..encoders.image_processor import normalisation
 
-        theirs = normalisation(folder_of(model.image.name))
+        if model.image.config.get("pretrained", True):
+            theirs = normalisation(folder_of(model.image.name), data.image_size)
     recipe = RecipeConfig(name=data.recipe) if isinstance(data.recipe, str) else data.recipe
     usual = RECIPES.get(recipe.name)  # a user's own recipe has its own normalisation
     brought = {key: value for key, value in theirs.items() if usual and tuple(value) != getattr(usual, key)}

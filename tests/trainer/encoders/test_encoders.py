@@ -177,6 +177,12 @@ def test_unimodal_features_are_of_both_views_by_one_encoder():
         (EncoderConfig(name="conv", config={"batch_norm": "no"}), "batch_norm = 'no'; use true or false"),
         (EncoderConfig(name="hf:vit-s", config={"fixed_patches": "no"}), "fixed_patches = 'no'; use true or false"),
         (EncoderConfig(name="hf:vit-s", config={"hiden_size": 3}), "no such setting"),
+        (
+            EncoderConfig(name="hf:resnet-18", config={"depths": [1, 100_000_000]}),
+            "no model has a setting of 100,000,000",
+        ),
+        (EncoderConfig(name="hf:vit-s", config={"num_hidden_layers": 10_000_000}), "has more than 30,000 parts"),
+        (EncoderConfig(name="hf:vit-s", config={"hidden_size": 6_000_000}), r"weights do not fit into memory"),
         # Both can make transformers fetch code and run it.
         (EncoderConfig(name="hf:vit-s", config={"_attn_implementation": "someone/kernel"}), "no such setting"),
         (EncoderConfig(name="hf:/nowhere", config={"model_type": "timm_wrapper"}), "supports: resnet, vit"),

@@ -163,6 +163,10 @@ def test_a_directory_that_cannot_be_used_is_told_in_one_line(tmp_path):
     refused("image", tmp_path, "holds a model of type 'detr'; model.image supports: resnet, vit")
     save(tmp_path, "resnet")
     refused("text", tmp_path, "holds a model of type 'resnet'; model.text supports: distilbert, clip_text_model")
+    stored = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(json.dumps(json.loads(stored) | {"depths": [1, 10**8]}))
+    refused("image", tmp_path, "no model has a setting of 100,000,000; it would not fit into memory")
+    (tmp_path / "config.json").write_text(stored)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     refused("image", tmp_path, r"has no model\.safetensors\. .* \(\.bin, .*may execute code: .*save_pretrained")
 

@@ -1,0 +1,97 @@
+"""The image processor of a model's directory, as transformers 4 and 5 save it: what pixels become before the model."""
+
+import logging
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+
+from ..errors import ConfigError
+from .hf_directory import read_object
+
+_FILES = ("processor_config.json", "preprocessor_config.json")
+"""Of both, transformers 5 takes the first one if an image processor is in it."""
+_RESAMPLED = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
+_OURS = 2
+_LEAST_CONTRAST, _MOST = 0.01, 1000.0
+"""How far black and white must be apart in a model's input, also as a share of the larger one, and from 0 at most.
+
+Raw pixels are 0 to 255.
+"""
+_log = logging.getLogger(__name__)
+
+Channels = Annotated[
+    list[float],
+    Field(min_length=3, max_length=3),
+    BeforeValidator(lambda value: [value] * 3 if isinstance(value, int | float) else value),
+]
+
+
+class _Processor(BaseModel):
+    do_rescale: bool = True
+    rescale_factor: float = Field(1 / 255, gt=0)
+    rescale_offset: bool = False
+    """Whether 1 is subtracted from the scaled pixels, as for EfficientNet."""
+    do_normalize: bool = True
+    image_mean: Channels | None = None
+    image_std: Channels | None = None
+    size: dict[str, int | None] | int | None = None
+    crop_size: dict[str, int | None] | int | None = None
+    do_center_crop: bool = False
+    resample: int = _OURS
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        for mean, std in zip(*self.normalisation.values(), strict=True):
+            black, white = (-mean / std, (1 - mean) / std) if std > 0 else (0.0, 0.0)
+            largest = max(abs(black), abs(white))
+            if not (white - black >= _LEAST_CONTRAST * max(1.0, largest) and largest <= _MOST):
+                raise ValueError(f"no model is meant for the mean {self.image_mean} and std {self.image_std}")
+        return self
+
+    @property
+    def normalisation(self) -> dict[str, list[float]]:
+        """The equivalent `mean` and `std` of pixels in [0, 1]; empty if they are not told."""
+        mean, std = (self.image_mean, self.image_std) if self.do_normalize else ([0.0] * 3, [1.0] * 3)
+        scale = 255 * (self.rescale_factor if self.do_rescale else 1.0)
+        shift = float(self.do_rescale and self.rescale_offset)
+        if mean is None or std is None:
+            return {}
+        return {"mean": [(each + shift) / scale for each in mean], "std": [each / scale for each in std]}
+
+    @property
+    def side(self) -> int | None:
+        """The shorter side of the pictures that it makes, in pixels."""
+        size = self.crop_size if self.do_center_crop and self.crop_size else self.size
+        sides = [*size.values()] if isinstance(size, dict) else [size]
+        return min((side for side in sides if side), default=None)
+
+
+def normalisation(folder: Path, image_size: int) -> dict[str, Any]:
+    """Return `mean` and `std` of a directory's image processor, for a recipe; empty if it tells none, which is said.
+
+    image_size: side of this run's views in pixels; if the processor's pictures have another one, that is said.
+    Raises ConfigError if its file cannot be read, or says what cannot be meant.
+    """
+    where, stored = f"hf:{folder}", dict[str, Any]()
+    for name in (name for name in reversed(_FILES) if (folder / name).is_file()):
+        found = read_object(where, folder, name)
+        stored = found.get("image_processor", stored) if name == _FILES[0] else found
+    try:
+        processor = _Processor.model_validate(stored)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        place = ".".join(map(str, wrong["loc"])) or "settings"
+        raise ConfigError(f"{where}: its image processor's {place}: {wrong['msg']}") from None
+    if processor.side not in (None, image_size):
+        _log.warning(
+            "%s has an image processor for pictures of %d pixels (%s); here they have %d (bilinear)",
+            where, processor.side, _RESAMPLED.get(processor.resample, "of unknown resampling"), image_size,
+        )  # fmt: skip
+    if not processor.normalisation:
+        _log.warning(
+            "%s tells no mean and std of pictures, so those of the recipe are taken; if the model was trained with "
+            "others, set data.recipe.mean and data.recipe.std",
+            where,
+        )
+    return processor.normalisation

@@ -1,6 +1,7 @@
 """A whole CLIP or SigLIP: both towers, heads, temperature, tokenizer and normalisation come from one directory."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.pipeline.tokenizer import model_context
-from thermopile.trainer.config import to_tree
+from thermopile.trainer.config import load_config, to_tree
 from thermopile.trainer.dry_run import DryRun
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.errors import ConfigError
@@ -85,6 +86,24 @@ def test_dimension_temperature_and_normalisation_are_the_models_unless_they_are_
     assert f"model.dim = 5: the image head is new; its own leads to {DIMS[kind]} dimensions" in choices(
         config, config, words_dataset
     )
+
+
+@pytest.mark.parametrize(
+    ("objective", "setting"),
+    [("isogclr", "tau_init"), ("fastclip_v2", "tau_init"), ("fastclip_v3", "tau"), ("fastclip_v0", "tau")],
+)
+def test_temperatures_of_their_own_begin_at_the_models_unless_they_are_set(objective, setting, words_dataset, tmp_path):
+    save_whole(tmp_path, "clip")
+    asked = settings_of(tmp_path, "clip", objective={"name": objective})
+    config = small(words_dataset, **asked)
+    assert config.objective.settings[setting] == pytest.approx(math.exp(-2.0))
+    given = load_config(asked)
+    assert f"objective.{setting} = 0.1353: as the model had learned it" in choices(given, config, words_dataset)
+    own = asked | {"objective": {"name": objective, setting: 0.05}}
+    assert small(words_dataset, **own).objective.settings[setting] == 0.05
+    assert not [line for line in choices(load_config(own), config, words_dataset) if "had learned" in line]
+    bounded = asked | {"objective": {"name": objective, "tau_max": 0.1}}
+    assert small(words_dataset, **bounded).objective.settings[setting] == 0.1
 
 
 @pytest.mark.parametrize("kind", KINDS)

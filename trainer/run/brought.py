@@ -1,23 +1,22 @@
 """What a new run takes from its models besides weights: dimension, temperature, normalisation."""
 
-from collections.abc import Mapping
+import math
 from math import inf
-
-from pydantic.fields import FieldInfo
 
 from ...pipeline.augment import RECIPES
 from ..config import ModelConfig, RecipeConfig, TrainConfig
 from ..encoders.open_clip_encoders import published_normalisation
+from ..objectives.base import Settings
 
 LEARNED = {"log_logit_scale": "logit_scale", "logit_bias": "logit_bias"}
 """Parameters of an objective that learns a global temperature → tensors of a whole CLIP or SigLIP."""
 
 
-def with_what_models_bring(asked: ModelConfig, config: TrainConfig, objective: Mapping[str, FieldInfo]) -> TrainConfig:
+def with_what_models_bring(asked: ModelConfig, config: TrainConfig, objective: type[Settings]) -> TrainConfig:
     """Return the settings with what newly named models have, where nothing else is set.
 
     asked: the settings before the architectures were recorded in `config`; a resumed run's are recorded already.
-    objective: the objective's settings. Raises ConfigError if a directory or package cannot be read.
+    objective: the class of its settings. Raises ConfigError if a directory or package cannot be read.
     """
     sides = ("image", "text") if config.objective.mode == "bimodal" else ("image",)
     new = [side for side in sides if getattr(config.model, side).config != getattr(asked, side).config]
@@ -38,7 +37,7 @@ def with_what_models_bring(asked: ModelConfig, config: TrainConfig, objective: M
     if brought.keys() - recipe.fields.keys():
         data = data.model_copy(update={"recipe": RecipeConfig(name=recipe.name, **brought | recipe.fields)})
     if len(new) == 2 and model.image.name == model.text.name and has_own_heads(model):
-        found = _temperature(model, objective) | temperature.settings
+        found = _temperature(config, objective) | temperature.settings
         temperature = type(temperature)(name=temperature.name, mode=temperature.mode, **found)
     return config.model_copy(update={"model": model, "data": data, "objective": temperature})
 
@@ -51,13 +50,19 @@ def has_own_heads(model: ModelConfig) -> bool:
     return model.head == "linear" and len(kinds) == 1 and spaces == [model.dim, model.dim]
 
 
-def _temperature(model: ModelConfig, objective: Mapping[str, FieldInfo]) -> dict[str, float]:
-    """Return the objective's initial temperature from the whole model; empty if the objective learns another kind."""
+def _temperature(config: TrainConfig, objective: type[Settings]) -> dict[str, float]:
+    """Return the objective's first temperature from the whole model; empty if it has none, or one of another kind."""
     from ..encoders.hf_directory import folder_of, stored_tensor
 
-    folder, wanted = folder_of(model.image.name), [name for name in LEARNED if name in objective]
-    has_bias = str(model.image.config["model_type"]).startswith("siglip")
-    if not model.image.config.get("pretrained", True) or ("logit_bias" in wanted and not has_bias):
+    image, given = config.model.image, config.objective.settings
+    known, folder = objective.model_fields, folder_of(image.name)
+    where, wanted = f"hf:{folder}", [name for name in LEARNED if name in known]
+    has_bias = str(image.config["model_type"]).startswith("siglip")
+    if not image.config.get("pretrained", True) or ("logit_bias" in wanted and not has_bias):
         return {}
-    most = {name: min([inf, *(getattr(limit, "le", inf) for limit in objective[name].metadata)]) for name in wanted}
-    return {name: min(most[name], stored_tensor(f"hf:{folder}", folder, LEARNED[name]).item()) for name in wanted}
+    if first := getattr(objective, "first_tau", None):
+        lowest, highest = (given.get(name, known[name].default) for name in ("tau_min", "tau_max"))
+        tau = math.exp(-stored_tensor(where, folder, LEARNED["log_logit_scale"]).item())
+        return {first: min(max(tau, lowest), highest)}
+    most = {name: min([inf, *(getattr(limit, "le", inf) for limit in known[name].metadata)]) for name in wanted}
+    return {name: min(most[name], stored_tensor(where, folder, LEARNED[name]).item()) for name in wanted}

@@ -58,8 +58,7 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
             "model": with_names(config.model, mode),
         }
     )
-    settings_known = type(objective_of(resolved).settings).model_fields
-    resolved = with_what_models_bring(config.model, resolved, settings_known)
+    resolved = with_what_models_bring(config.model, resolved, type(objective_of(resolved).settings))
     objective = objective_of(resolved)
     _check_frame(resolved, objective)
     order = create_order(resolved, dataset, objective, world)

@@ -16,6 +16,8 @@ from ...pipeline.mixture import Mixture
 from ...pipeline.order import MIN_ROWS_PER_STEP
 from ..config import ModelConfig, TrainConfig
 from ..errors import ConfigError
+from ..objectives import objective_class
+from .brought import LEARNED, has_own_heads
 from .selection_files import rows_of
 
 LOOKED_AT = 4096
@@ -103,6 +105,15 @@ def choices(asked: TrainConfig, resolved: TrainConfig, dataset: Dataset) -> list
         is_own = resolved.model.head == "linear" and resolved.model.dim == space
         head = "the model's own projection" if is_own else f"new; its own leads to {space} dimensions"
         lines.append(f"model.dim = {resolved.model.dim}: the image head is {head}")
+    if has_own_heads(resolved.model) and resolved.objective.mode == "bimodal":
+        kind = objective_class(resolved.objective.name).settings_of_mode["bimodal"]
+        first = {*LEARNED, getattr(kind, "first_tau", "")} & {*resolved.objective.settings} - {
+            *asked.objective.settings
+        }
+        lines += [
+            f"objective.{name} = {resolved.objective.settings[name]:.4g}: as the model had learned it"
+            for name in sorted(first)
+        ]
     if not asked.batch_size:
         samples = rows_of(data.select) if data.select else dataset.n
         lines.append(f"batch_size = {resolved.batch_size}: {samples:,} samples")

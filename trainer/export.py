@@ -4,11 +4,12 @@ None needs thermopile to be read. The section Exporting of docs/operations.md de
 """
 
 import json
+import logging
 import math
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +36,7 @@ from .run.brought import LEARNED, has_own_heads
 from .run.build import recipe_named
 from .run_directory import RunDirectory, find_checkpoint, load_found, refuse_in_run
 
+_log = logging.getLogger(__name__)
 Format = Literal["hf", "timm", "open_clip", "safetensors"]
 
 
@@ -127,8 +129,8 @@ def _restore(
             )
     recipe = recipe_named(config.data.recipe)
     facts = {"weights": weights, "image_size": config.data.image_size, "mean": recipe.mean, "std": recipe.std}
-    if config.objective.mode == "bimodal" and has_own_heads(config.model):
-        facts |= {name: value.item() for name, value in training["objective"].items() if name in LEARNED}
+    if config.objective.mode == "bimodal":
+        facts |= _logits(config, training.get("objective", {}))
     image = _Side("image", encoders.image, _facts(config, config.model.image, encoders.image, info.step) | facts)
     if encoders.momentum is not None:
         facts = image.facts | {"network": "momentum", "weights": "raw"}
@@ -141,6 +143,31 @@ def _restore(
     own_pad = None if pad_id is None else tokenizer.id_to_token(pad_id)
     pad_token = own_pad or (tokenizer.padding or {})["pad_token"]
     return [image, _Side("text", encoders.text, facts, open_dataset(folder, pictures=False).tokenizer_path, pad_token)]
+
+
+def _logits(config: TrainConfig, learned: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """Return what makes logits of cosines: log_logit_scale, and logit_bias of a SigLIP; empty without a temperature.
+
+    Temperatures of single samples count as the one that they began with, since other samples have none. A bias that the
+    objective does not learn is that of the model that the run began from.
+    """
+    found = {name: value.item() for name, value in learned.items() if name in LEARNED}
+    settings, image = config.objective.settings, config.model.image
+    tau = learned["tau"].item() if "tau" in learned else settings.get("tau", settings.get("tau_init"))
+    if tau:
+        found.setdefault("log_logit_scale", -math.log(tau))
+    if (
+        has_own_heads(config.model)
+        and image.config["model_type"] == "siglip_vision_model"
+        and "logit_bias" not in found
+    ):
+        from .encoders.hf_directory import folder_of, stored_tensor
+
+        try:
+            found["logit_bias"] = stored_tensor(image.name, folder_of(image.name), LEARNED["logit_bias"]).item()
+        except ConfigError:
+            _log.warning("%s is not there, so the exported model has a logit_bias of 0, not its own", image.name)
+    return found
 
 
 def _facts(config: TrainConfig, encoder: EncoderConfig, module: Encoder, step: int) -> dict[str, Any]:
@@ -175,7 +202,11 @@ def _write_whole(sides: list[_Side], folder: Path) -> None:
 
     image, text = (side.encoder for side in sides)
     if sides[1].facts["end_id"] == 2 and str(sides[0].facts["config"]["model_type"]).startswith("clip"):
-        return  # transformers' CLIP then reads a text at its largest id
+        _log.warning(
+            "no clip/ is written: where the end token's id is 2, as in the run's tokenizer, transformers' CLIP reads a "
+            "text at its largest token; image/ and text/ give the run's features"
+        )
+        return
     learned = {tensor: sides[0].facts[name] for name, tensor in LEARNED.items() if name in sides[0].facts}
     model = whole_model(image, text, learned)
     folder = folder / model.config.model_type
@@ -207,10 +238,14 @@ def _write_open_clip(image: _Side, text: _Side, *, folder: Path) -> None:
     visual: Any = image.encoder.backbone
     words: Any = text.encoder.backbone
     model = nn.ModuleDict({"visual": visual.body, "text": words.body})
-    model.logit_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))  # open_clip's first; not part of the features
+    learned = {tensor: image.facts[name] for name, tensor in LEARNED.items() if name in image.facts}
+    for name, value in ({"logit_scale": math.log(1 / 0.07)} | learned).items():  # open_clip's first, for other losses
+        setattr(model, name, nn.Parameter(torch.tensor(value)))
     _save(model, folder / "open_clip_model.safetensors", image.facts)
     text_cfg = words.config["text_cfg"] | {"hf_tokenizer_name": ".", "tokenizer_kwargs": {}}
     config = visual.config | words.config | {"text_cfg": text_cfg}
+    if "logit_bias" in learned:
+        config["init_logit_bias"] = learned["logit_bias"]  # open_clip has a bias only then
     _write_json(folder / "open_clip_config.json", {"model_cfg": config, "preprocess_cfg": _normalisation(image)})
     _write_tokenizer(text, folder)
 
@@ -223,6 +258,8 @@ def _write_tokenizer(side: _Side, folder: Path) -> None:
     _copy_tokenizer(side, folder)
     # With these, AutoTokenizer uses tokenizer.json unchanged, and pads and truncates.
     settings = {"model_max_length": side.facts["context_length"], "pad_token": side.pad_token}
+    if str(side.facts["config"].get("model_type")).startswith("siglip"):  # it reads padding
+        settings |= {"model_input_names": ["input_ids"]}
     _write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"} | settings)
 
 

@@ -12,6 +12,7 @@ from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.pipeline.tokenizer import model_context
+from thermopile.trainer.checkpoints.checkpoint_files import LATEST
 from thermopile.trainer.config import load_config, to_tree
 from thermopile.trainer.dry_run import DryRun
 from thermopile.trainer.encoders import Encoders
@@ -20,7 +21,7 @@ from thermopile.trainer.export import export_encoders
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run.build import recipe_named
 from thermopile.trainer.run.chosen import choices
-from thermopile.trainer.run_directory import RunDirectory
+from thermopile.trainer.run_directory import RunDirectory, find_checkpoint, load_found
 
 from support.cli import assert_one_line, cli, succeed
 from support.conversions import dataset_of
@@ -118,16 +119,44 @@ def test_the_exported_whole_gives_the_runs_features_from_text_and_pixels(kind, w
     assert whole.config.model_type == kind
     captions = words_dataset.column("caption").to_pylist()[:4]
     read = AutoTokenizer.from_pretrained(tmp_path / "out" / kind)
-    tokens = read(captions, padding="max_length", truncation=True, return_tensors="pt")["input_ids"]
+    inputs = read(captions, padding="max_length", truncation=True, return_tensors="pt")
+    tokens = inputs["input_ids"]
     pixels = torch.linspace(-1, 1, 4 * 3 * SIDE * SIDE).view(4, 3, SIDE, SIDE)
-    found = whole(input_ids=tokens, pixel_values=pixels)
+    found = whole(**inputs, pixel_values=pixels)  # a SigLIP reads padding, so there is no mask
     for theirs, ours in ((found.text_embeds, encoders.text(tokens)), (found.image_embeds, encoders.image(pixels))):
         torch.testing.assert_close(theirs, F.normalize(ours, dim=-1), atol=1e-5, rtol=0)
     assert whole.logit_scale.item() != 2.0  # as the run has learned it
+    learned = {name: value.item() for name, value in load_found(find_checkpoint(run, LATEST))[1]["objective"].items()}
+    cosines = F.normalize(encoders.image(pixels), dim=1) @ F.normalize(encoders.text(tokens), dim=1).T
+    ours = cosines * math.exp(learned["log_logit_scale"]) + learned.get("logit_bias", 0.0)
+    torch.testing.assert_close(found.logits_per_image, ours, atol=1e-4, rtol=0)
     assert list(AutoImageProcessor.from_pretrained(tmp_path / "out" / kind).image_mean) == MEAN
 
 
-def test_no_whole_is_written_where_transformers_would_read_texts_elsewhere(pairs_dataset, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "objective"),
+    [
+        ("clip", "isogclr"),
+        ("clip", "fastclip_v3"),
+        ("clip", "sogclr"),
+        pytest.param("siglip", "isogclr", marks=pytest.mark.wide),
+    ],
+)
+def test_the_exported_whole_has_the_temperature_of_another_objective(kind, objective, words_dataset, tmp_path):
+    save_whole(tmp_path / "model", kind)
+    asked = settings_of(tmp_path / "model", kind, objective={"name": objective})
+    run = train(small(words_dataset, **asked), tmp_path / "run")
+    export_encoders(run, tmp_path / "out", "hf")
+    whole = AutoModel.from_pretrained(tmp_path / "out" / kind)
+    state, settings = load_found(find_checkpoint(run, LATEST))[1]["objective"], run.config().objective.settings
+    tau = {"isogclr": math.exp(-2.0), "sogclr": 0.03}.get(objective) or state["tau"].item()
+    assert settings.get("tau_init", settings.get("tau")) != 0.07  # fastclip_v3's default
+    assert whole.logit_scale.item() == pytest.approx(-math.log(tau), abs=1e-6)
+    if kind == "siglip":
+        assert whole.logit_bias.item() == -3.0  # the model's own, which isogclr does not learn
+
+
+def test_no_whole_is_written_where_transformers_would_read_texts_elsewhere(pairs_dataset, tmp_path, caplog):
     save_whole(tmp_path / "model", "clip")
     name, size = f"hf:{tmp_path}/model", pairs_dataset.index.tokenizer.vocab_size
     model = {"image": {"name": name, "config": {"pretrained": False}},
@@ -135,6 +164,7 @@ def test_no_whole_is_written_where_transformers_would_read_texts_elsewhere(pairs
     run = train(small(pairs_dataset, batch_size=32, steps=1, model=model), tmp_path / "run")
     export_encoders(run, tmp_path / "out", "hf")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"image", "text"}
+    assert "no clip/ is written: where the end token's id is 2" in caplog.text
 
 
 def test_one_tower_of_a_whole_may_be_trained_beside_another_encoder(words_dataset, tmp_path):

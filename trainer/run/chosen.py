@@ -105,11 +105,11 @@ def choices(asked: TrainConfig, resolved: TrainConfig, dataset: Dataset) -> list
         is_own = resolved.model.head == "linear" and resolved.model.dim == space
         head = "the model's own projection" if is_own else f"new; its own leads to {space} dimensions"
         lines.append(f"model.dim = {resolved.model.dim}: the image head is {head}")
-    if has_own_heads(resolved.model) and resolved.objective.mode == "bimodal":
+    is_whole = resolved.objective.mode == "bimodal" and has_own_heads(resolved.model)
+    if is_whole and resolved.model.image.config.get("pretrained", True):
         kind = objective_class(resolved.objective.name).settings_of_mode["bimodal"]
-        first = {*LEARNED, getattr(kind, "first_tau", "")} & {*resolved.objective.settings} - {
-            *asked.objective.settings
-        }
+        first = {*LEARNED, getattr(kind, "first_tau", "")} & resolved.objective.settings.keys()
+        first -= asked.objective.settings.keys()
         lines += [
             f"objective.{name} = {resolved.objective.settings[name]:.4g}: as the model had learned it"
             for name in sorted(first)

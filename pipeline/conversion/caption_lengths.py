@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from ..tokenizer import load_tokenizer, train_tokenizer
+from ..errors import DatasetError
+from ..tokenizer import load_tokenizer, model_context, train_tokenizer
 
 MEASURED_ON = 20_000
 """Samples whose captions are measured."""
@@ -34,10 +36,16 @@ class CaptionLengths:
     tokens_a_word: float
     share_cut: float
     """Share of the captions that the context cuts."""
+    longest: int | None = None
+    """The context of the model whose tokenizer was given, if it tells one."""
 
     def __str__(self) -> str:
         vocabulary = "" if self.is_given else f" with --vocab-size {self.vocab_size}"
-        longer = "; a longer --context-length keeps more of them" if self.share_cut > MAX_SHARE_CUT else ""
+        longer = ""
+        if self.share_cut > MAX_SHARE_CUT:
+            longer = "; a longer --context-length keeps more of them"
+            if self.longest and self.context_length >= self.longest:
+                longer = f"; the tokenizer's model reads no more than {self.longest}, so only shorter captions are kept"
         return (
             f"captions: {self.tokens_a_word:.1f} tokens a word{vocabulary}; "
             f"--context-length {self.context_length} cuts {self.share_cut:.1%} of them{longer}"
@@ -59,14 +67,18 @@ def measure(
     words = Counter(word for caption in captions for word in _WORD.findall(caption))
     frequent = sum(count >= 3 for count in words.values())
     holding = [size for size in VOCABULARIES if size >= frequent] or [VOCABULARIES[-1]]
-    tried = []
+    tried, longest = [], None
+    with suppress(DatasetError):  # of another folder's config.json
+        longest = model_context(tokenizer.parent) if tokenizer else None
     for size in [vocab_size] if vocab_size else [holding[0]] if tokenizer or context_length else holding:
         lengths = _lengths(_tokenizer(tokenizer, captions, size), captions)
         fits = (context for context in CONTEXTS if (lengths > context).mean() <= MAX_SHARE_CUT)
         context = context_length or next(fits, CONTEXTS[-1])
         share_cut = float((lengths > context).mean())
         tried.append(
-            CaptionLengths(size, context, tokenizer is not None, lengths.sum() / max(1, words.total()), share_cut)
+            CaptionLengths(
+                size, context, tokenizer is not None, lengths.sum() / max(1, words.total()), share_cut, longest
+            )
         )
         if share_cut <= MAX_SHARE_CUT:
             return tried[-1]

@@ -44,6 +44,15 @@ def test_what_77_tokens_cut_is_said_with_the_option_for_more():
     )
 
 
+def test_no_longer_context_is_advised_than_the_tokenizers_model_reads(tmp_path):
+    captions = english(20, count=300)
+    (tmp_path / "tokenizer.json").write_text(train_tokenizer(captions, vocab_size=1024).to_str())
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 16}')
+    advised = [str(measure(captions, None, length, tmp_path / "tokenizer.json")) for length in (16, 12)]
+    assert advised[0].endswith("; the tokenizer's model reads no more than 16, so only shorter captions are kept")
+    assert advised[1].endswith("; a longer --context-length keeps more of them")
+
+
 def test_given_values_are_kept_and_measured():
     chosen = measure(english(20, count=1000), 2048, 16, None)
     assert (chosen.vocab_size, chosen.context_length) == (2048, 16)

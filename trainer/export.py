@@ -128,7 +128,8 @@ def _restore(
                 "checkpoint with --at"
             )
     recipe = recipe_named(config.data.recipe)
-    facts = {"weights": weights, "image_size": config.data.image_size, "mean": recipe.mean, "std": recipe.std}
+    size = config.data.image_size
+    facts: dict[str, Any] = {"weights": weights, "image_size": size, "mean": recipe.mean, "std": recipe.std}
     if config.objective.mode == "bimodal":
         facts |= _logits(config, training.get("objective", {}))
     image = _Side("image", encoders.image, _facts(config, config.model.image, encoders.image, info.step) | facts)

@@ -23,6 +23,8 @@ TOKENIZER_FILE = "tokenizer.json"
 ERRORS_FILE = "errors.jsonl"
 FINGERPRINT = "thermopile.dataset_fingerprint"
 """Key in the metadata of Parquet files that name samples of a dataset."""
+FINGERPRINT_COLUMN = "dataset_fingerprint"
+"""Column of such files with the same text in every row: other programs keep columns, but no metadata."""
 
 ShardSuffix = Literal["beton", "rows", "parquet"]
 SHARD_SUFFIXES: tuple[ShardSuffix, ...] = ("beton", "rows", "parquet")

@@ -157,7 +157,7 @@ def run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOpt
         splits = _splits(sources, outs, asked)
         if select is not None:
             assert isinstance(sources[0], DatasetSource)
-            splits = [splits[0]._replace(selection=selected_ids(select, sources[0].dataset.index))]
+            splits = [splits[0]._replace(selection=selected_ids(select, sources[0].dataset))]
         if grown is not None:
             splits = [splits[0]._replace(grown=grown)]
     with _told_when_slow("estimating the size …"):

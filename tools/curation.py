@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ..pipeline.dataset_index import FINGERPRINT
+from ..pipeline.dataset_index import FINGERPRINT, FINGERPRINT_COLUMN
 from ..pipeline.mixture import Mixture
 from ..state_store.schema import VISITS
 from ..storage.files import written_aside
@@ -26,7 +26,7 @@ from .inspection.findings import read_again
 from .inspection.reading.opening import Inspection
 from .inspection.reading.predicted import other_dataset
 from .inspection.reading.state_blocks import read_blocks
-from .inspection.rows_export import check_target
+from .inspection.rows_export import check_target, of_dataset
 from .inspection.temperatures.correlation import NO_GROUP
 from .inspection.temperatures.groups import CLASS_COLUMN, check_columns, codes_of
 from .inspection.temperatures.kinds import CROWDED, MIN_VISITS, MISFIT, STUCK, TOO_FEW_VISITS, Codes, read_rules
@@ -128,7 +128,7 @@ def curate(
     state = _State.read(inspection, rules, on_progress)
     reasons = np.where(state.is_kept, np.int8(KEPT), np.int8(NOT_TRAINED_ON))
     if rules.drop:
-        listed = selected_ids(rules.drop, dataset.index, "drop")
+        listed = selected_ids(rules.drop, dataset, "drop")
         reasons[listed[reasons[listed] == KEPT]] = LISTED
     may_be_misfit = ~np.isin(state.kinds, (TOO_FEW_VISITS, STUCK)) if rules.misfits else state.kinds == MISFIT
     misfits = np.flatnonzero(may_be_misfit & (reasons == KEPT) & (rules.misfits is not None))
@@ -264,15 +264,15 @@ def write_curation(found: Curation, keep: Path, dropped: Path) -> None:
         }
     )
     with written_aside(dropped) as file:
-        pq.write_table(table.replace_schema_metadata(metadata), file)
+        pq.write_table(of_dataset(table, metadata), file)
     ids = np.flatnonzero(found.reasons == KEPT)
     columns: dict[str, Any] = {SAMPLE_ID: ids, **found.parts_of(ids)}
     columns |= {} if found.weights is None else {WEIGHT: found.weights}
     with written_aside(keep) as file:
         pq.write_table(
-            pa.table(columns).replace_schema_metadata(metadata),
+            of_dataset(pa.table(columns), metadata),
             file,
-            use_dictionary=False,
+            use_dictionary=[FINGERPRINT_COLUMN],
             column_encoding={SAMPLE_ID: "DELTA_BINARY_PACKED"},
             row_group_size=ROWS_AT_ONCE,
         )

@@ -72,10 +72,10 @@ class DryRun(Trainer):
 
     def _begin(self, start: Loaded | None, opened: ExitStack, *, resume: bool) -> None:
         """Begin nothing, but refuse samples to leave out as a run that begins does."""
-        data, index = self.config.data, self.dataset.index
+        data = self.config.data
         if data.without and not resume:
-            ids = selected_ids(unchanged(data.select, "select"), index) if data.select else None
-            self._refuse_thin_steps(holes_in(unchanged(data.without, "without"), ids, index))
+            ids = selected_ids(unchanged(data.select, "select"), self.dataset) if data.select else None
+            self._refuse_thin_steps(holes_in(unchanged(data.without, "without"), ids, self.dataset))
 
     def needs(self) -> Needs:
         counted = {**dict(self.encoders.named_children()), "objective": self.objective}

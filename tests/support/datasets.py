@@ -7,13 +7,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from thermopile.pipeline.dataset import Dataset
-from thermopile.pipeline.dataset_index import SHARD_SUFFIXES, read_index, seal_index, shard_name
+from thermopile.pipeline.dataset_index import FINGERPRINT, SHARD_SUFFIXES, read_index, seal_index, shard_name
 from thermopile.storage.files import sha256_of
 
 
 def captions_of(number: int) -> list[str]:
     """One to five captions, none of which another number has: those of a sample in `captions_dataset`."""
     return [f"picture {number} in the words of {name}" for name in ("Ada", "Bo", "Cy", "Di", "Ed")[: 1 + number % 5]]
+
+
+def named_ids(dataset: Dataset, ids, **columns) -> pa.Table:
+    """A table of ids that says which dataset they are of."""
+    table = pa.table({"sample_id": ids} | columns)
+    return table.replace_schema_metadata({FINGERPRINT: dataset.index.fingerprint})
 
 
 def change_content(path, *values):

@@ -184,7 +184,7 @@ def test_weights_are_tau_to_the_power_with_mean_1_and_train_takes_the_file(curat
     tree = {"batch_size": 16, "data": {"path": str(hostile_dataset.path), "select": file, "weights": file},
             "objective": {"name": "isogclr"}}  # fmt: skip
     config = resolve(load_config(tree), hostile_dataset)
-    write_selection(config.data, hostile_dataset.index, tmp_path / "selection")
+    write_selection(config.data, hostile_dataset, tmp_path / "selection")
     own = Selection(tmp_path / "selection")
     assert own.ids.tolist() == kept["sample_id"].to_pylist()
     np.testing.assert_allclose(own.weights, expected, rtol=1e-6)

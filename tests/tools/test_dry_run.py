@@ -17,6 +17,7 @@ from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import assert_one_line, cli, sets, succeed
+from support.datasets import named_ids
 from support.runs import weights
 
 train = partial(cli, "train")
@@ -107,7 +108,7 @@ def test_forty_samples_train_with_what_is_chosen_for_them(images_dataset, tmp_pa
 def test_samples_that_training_would_not_leave_out_are_refused(pairs_dataset, tmp_path, first, match):
     kept, gone = tmp_path / "kept.parquet", tmp_path / "gone.parquet"
     pq.write_table(pa.table({"sample_id": np.arange(1, 2_000)}), kept)
-    pq.write_table(pa.table({"sample_id": np.arange(first, first + 251)}), gone)
+    pq.write_table(named_ids(pairs_dataset, np.arange(first, first + 251)), gone)
     data = ["--data", pairs_dataset.path, "--select", kept, "--without", gone]
     words = [*data, "--out", tmp_path / "run", *sets(*TINY, "canonical_shards=8"), "--dry-run"]
     assert_one_line(train(*words), 2, match)

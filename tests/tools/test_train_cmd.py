@@ -15,7 +15,7 @@ from transformers import AutoModel, ResNetConfig
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import answer, assert_one_line, cli, sets, succeed
-from support.datasets import change_content
+from support.datasets import change_content, named_ids
 from support.runs import weights
 
 train = partial(cli, "train")
@@ -226,7 +226,7 @@ def test_a_run_on_selected_weighted_samples_refuses_other_files(pairs_dataset, t
     ids = np.arange(1, 2_000, 2)
     pq.write_table(pa.table({"sample_id": ids, "weight": ids % 3}), tmp_path / "kept.parquet")
     pq.write_table(pa.table({"sample_id": ids + 0, "weight": ids % 4}), tmp_path / "other.parquet")
-    pq.write_table(pa.table({"sample_id": ids[::9]}), tmp_path / "gone.parquet")
+    pq.write_table(named_ids(pairs_dataset, ids[::9]), tmp_path / "gone.parquet")
     command = ("--data", pairs_dataset.path, "--out", tmp_path / "run", *sets(*TINY), "--resume")
     kept, gone = tmp_path / "kept.parquet", tmp_path / "gone.parquet"
     files = ("--select", kept, "--weights", kept, "--without", gone)

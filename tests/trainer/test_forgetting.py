@@ -1,7 +1,6 @@
 """Forks that forget samples: exactly, from the last checkpoint that has not seen them, or from any later one."""
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -12,6 +11,7 @@ from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import assert_one_line, cli, sets, succeed
 from support.damage import overwritten
+from support.datasets import named_ids
 from support.runs import SMALL, assert_same_run, checkpoints, finish, losses, resumed, small, train
 
 KEEPING = {"checkpoint": {"every_steps": 2, "every_minutes": 0, "keep_every": 2}, "epochs": 1}
@@ -34,11 +34,11 @@ def steps(whole, pairs_dataset):
 
 
 @pytest.fixture
-def named(tmp_path):
+def named(pairs_dataset, tmp_path):
     """Return a function that writes ids to a file and returns its path."""
 
     def named(ids, name="forgotten"):
-        pq.write_table(pa.table({"sample_id": ids}), tmp_path / f"{name}.parquet")
+        pq.write_table(named_ids(pairs_dataset, ids), tmp_path / f"{name}.parquet")
         return tmp_path / f"{name}.parquet"
 
     return named

@@ -4,7 +4,6 @@ import os
 import shutil
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -20,6 +19,7 @@ from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.world import ALONE
 
 from support.damage import overwritten
+from support.datasets import named_ids
 from support.runs import OFTEN, assert_same_run, losses, small, stopped, train
 
 FORGOTTEN = np.random.default_rng(0).permutation(2_000)[:300]
@@ -30,11 +30,11 @@ WINDOWED = {
 
 
 @pytest.fixture
-def named(tmp_path):
+def named(pairs_dataset, tmp_path):
     """Return a function that writes ids to a file and returns it as text."""
 
     def named(ids, name="forgotten.parquet"):
-        pq.write_table(pa.table({"sample_id": ids}), tmp_path / name)
+        pq.write_table(named_ids(pairs_dataset, ids), tmp_path / name)
         return str(tmp_path / name)
 
     return named
@@ -167,7 +167,7 @@ def test_rows_of_forgotten_samples_read_as_never_visited_whatever_they_hold(fini
     run = RunDirectory(shutil.copytree(finished.path, tmp_path / "run"))
     state, before = StateReader.open(run.state), StateReader.open(run.state).rows(0, 2_000)
     assert (state.kept, state.is_kept(0, 2_000).all()) == (2_000, True)
-    write_selection(without(pairs_dataset, named(FORGOTTEN)).data, pairs_dataset.index, run.selection)
+    write_selection(without(pairs_dataset, named(FORGOTTEN)).data, pairs_dataset, run.selection)
     state, gone = StateReader.open(run.state), np.isin(np.arange(2_000), FORGOTTEN)
     np.testing.assert_array_equal(state.is_kept(0, 2_000), ~gone)
     assert state.kept == 1_700

@@ -23,6 +23,7 @@ from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.world import World, joined_world
 
 from support.cli import sets
+from support.datasets import named_ids
 from support.runs import MOMENTUM, OWN_CODE, PRACTICE, assert_same_run, finish, kill, lines, losses, wait_for
 
 SETTINGS = (
@@ -321,9 +322,11 @@ def test_ranks_on_selected_samples_with_few_rows_killed_and_resumed_lose_nothing
 
 @pytest.mark.wide
 @pytest.mark.parametrize("more", [(), (*KEYS, "objective.mode=unimodal", "data.loader=ffcv")], ids=["pairs", "keys"])
-def test_ranks_whose_shares_differ_by_holes_train_as_one_does_also_killed_and_resumed(start, tmp_path, more):
+def test_ranks_whose_shares_differ_by_holes_train_as_one_does_also_killed_and_resumed(
+    start, pairs_dataset, tmp_path, more
+):
     gone = np.random.default_rng(0).permutation(2_000)[:500]
-    pq.write_table(pa.table({"sample_id": gone}), tmp_path / "gone.parquet")
+    pq.write_table(named_ids(pairs_dataset, gone), tmp_path / "gone.parquet")
     more = (f"data.without={tmp_path / 'gone.parquet'}", *IN_WINDOWS_AND_PIECES, *more)
     for run in by_one_and_by_two_also_killed(start, tmp_path, more):
         visits = StateReader.open(run.state).stored("visits")[:]

@@ -124,12 +124,12 @@ def test_a_state_with_another_runs_selection_or_a_damaged_one_is_refused(selecte
     file.write_bytes(data[:-8])
     with pytest.raises(SelectionError, match=r"ids\.int64 is damaged: it has 6,720 bytes instead of 6,728"):
         StateReader.open(run.state).column("visits")
-    write_selection(on(pairs_dataset, write(KEPT[:-1])).data, pairs_dataset.index, run.selection)
+    write_selection(on(pairs_dataset, write(KEPT[:-1])).data, pairs_dataset, run.selection)
     with pytest.raises(
         SelectionError, match=r"is not what config\.toml says: a selection of 840 samples, in ids\.int64\."
     ):
         Trainer(config, run, resume=True)
-    write_selection(on(pairs_dataset, write(KEPT + 1)).data, pairs_dataset.index, run.selection)
+    write_selection(on(pairs_dataset, write(KEPT + 1)).data, pairs_dataset, run.selection)
     with pytest.raises(SelectionError, match="selection is another run's"):
         StateReader.open(run.state)
     shutil.rmtree(run.selection)
@@ -216,16 +216,16 @@ def test_a_file_that_names_another_dataset_is_refused(pairs_dataset, tmp_path, o
             on(pairs_dataset, "", data={"path": str(pairs_dataset.path), option: str(file)}), pairs_dataset
         ).data
         if fingerprint == pairs_dataset.index.fingerprint:
-            write_selection(data, pairs_dataset.index, tmp_path / "selection")
+            write_selection(data, pairs_dataset, tmp_path / "selection")
     with pytest.raises(ConfigError, match=rf"--{option} .* names samples of another dataset, whose fingerprint is f+…"):
-        write_selection(data, pairs_dataset.index, tmp_path / "selection")
+        write_selection(data, pairs_dataset, tmp_path / "selection")
 
 
 def test_a_long_file_is_read_in_pieces_and_must_be_sorted(pairs_dataset, write, tmp_path, monkeypatch):
     monkeypatch.setattr("thermopile.trainer.run.selection_files.MAX_UNSORTED", 100)
     monkeypatch.setattr("thermopile.trainer.run.selection_files.ROWS_AT_ONCE", 64)
     data = on(pairs_dataset, write(KEPT)).data
-    write_selection(data, pairs_dataset.index, tmp_path / "selection")
+    write_selection(data, pairs_dataset, tmp_path / "selection")
     np.testing.assert_array_equal(Selection(tmp_path / "selection").ids, KEPT)
     for ids, match in (
         (KEPT[::-1], r"has 841 rows that are not sorted; above 100 rows, write them in the order of sample_id"),
@@ -233,7 +233,7 @@ def test_a_long_file_is_read_in_pieces_and_must_be_sorted(pairs_dataset, write, 
         (np.insert(KEPT, 64, KEPT[63]), f"has sample {KEPT[63]} more than once"),
     ):
         with pytest.raises(ConfigError, match=match):
-            write_selection(on(pairs_dataset, write(ids)).data, pairs_dataset.index, tmp_path / "selection")
+            write_selection(on(pairs_dataset, write(ids)).data, pairs_dataset, tmp_path / "selection")
 
 
 def test_a_pinned_file_stays_as_it_is(write):
@@ -294,7 +294,7 @@ def test_a_step_has_its_samples_weights_relative_to_the_mean_of_the_selected_one
 @pytest.mark.parametrize("rest", [0, [0.01, 1e-60, *[0] * 1_997]], ids=["zeros", "some that are 0 in float32"])
 def test_weights_of_0_beside_a_large_one_are_taken_if_others_remain(pairs_dataset, write, tmp_path, rest):
     file = write(range(2_000), np.append(1e6, np.broadcast_to(rest, 1_999)))
-    write_selection(weighted(pairs_dataset, file).data, pairs_dataset.index, tmp_path / "selection")
+    write_selection(weighted(pairs_dataset, file).data, pairs_dataset, tmp_path / "selection")
     assert Selection(tmp_path / "selection").weights[0] == pytest.approx(2_000)
 
 
@@ -327,10 +327,10 @@ def test_long_files_of_weights_are_read_in_pieces(pairs_dataset, write, tmp_path
     weights = np.random.default_rng(0).random(2_000)
     data = on(pairs_dataset, write(KEPT)).data
     data = data.model_copy(update={"weights": pinned(write(np.arange(2_000), weights, "weights.parquet"), "weights")})
-    write_selection(data, pairs_dataset.index, tmp_path / "whole")
+    write_selection(data, pairs_dataset, tmp_path / "whole")
     monkeypatch.setattr("thermopile.trainer.run.selection_files.MAX_UNSORTED", 100)
     monkeypatch.setattr("thermopile.trainer.run.selection_files.ROWS_AT_ONCE", 64)
-    write_selection(data, pairs_dataset.index, tmp_path / "pieces")
+    write_selection(data, pairs_dataset, tmp_path / "pieces")
     whole, pieces = Selection(tmp_path / "whole"), Selection(tmp_path / "pieces")
     np.testing.assert_allclose(pieces.weights, whole.weights, rtol=1e-6)
     np.testing.assert_allclose(pieces.weights, weights[KEPT] / weights[KEPT].mean(), rtol=1e-6)

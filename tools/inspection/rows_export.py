@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,7 +12,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from ...pipeline.dataset import PLACE_IN_SHARD
-from ...pipeline.dataset_index import FINGERPRINT
+from ...pipeline.dataset_index import FINGERPRINT, FINGERPRINT_COLUMN
 from ...state_store import StateReader
 from ...storage.files import written_aside
 from ...storage.place import place_of
@@ -60,7 +60,7 @@ def export_rows(
     """Write one row per sample, ordered by id, as Parquet or CSV by the suffix of `to`.
 
     Columns: sample_id, int64; those of the samples table, if the dataset could be opened; every field of the state,
-    float32; visits and last_step, uint32; kind and kind_from, text. The file replaces `to` atomically once it is
+    float32; visits and last_step, uint32; kind, kind_from, dataset_fingerprint, text. The file replaces `to` once it is
     complete and synced; on failure nothing is left behind. confirmation: kinds decided by a forward pass, and the
     column margin, float32, null elsewhere. Calls on_progress with the number of rows written so far.
     Raises RunError if the run has no snapshot yet, DamagedChunkError, SnapshotNotFoundError if the run deletes the
@@ -81,11 +81,17 @@ def export_rows(
             on_progress(done)
 
 
+def of_dataset(table: pa.Table, metadata: Mapping[str, str]) -> pa.Table:
+    """Return a table of ids with this metadata, of which the dataset's fingerprint becomes a column too."""
+    column = pa.DictionaryArray.from_arrays(np.zeros(len(table), np.int8), [metadata[FINGERPRINT]])
+    return table.append_column(FINGERPRINT_COLUMN, column).replace_schema_metadata(metadata)
+
+
 def sample_columns(inspection: Inspection) -> list[str]:
     """Return the samples table's columns to export: all but the row in the shard; none without a dataset."""
     if inspection.reader is None or inspection.dataset is None:
         return []
-    left_out = {PLACE_IN_SHARD, SAMPLE_ID, KIND, KIND_FROM, MARGIN, *inspection.columns}
+    left_out = {PLACE_IN_SHARD, SAMPLE_ID, KIND, KIND_FROM, MARGIN, FINGERPRINT_COLUMN, *inspection.columns}
     return [name for name in inspection.dataset.schema.names if name not in left_out]
 
 
@@ -105,7 +111,8 @@ def _schema(inspection: Inspection, reader: StateReader, *, with_margin: bool) -
         metadata["thermopile.predicted_by"] = inspection.prediction.checkpoint
     kinds = [] if inspection.prediction else [(KIND, pa.string()), (KIND_FROM, pa.string())]
     margin = [(MARGIN, pa.float32())] if with_margin else []
-    return pa.schema([(SAMPLE_ID, pa.int64()), *table, *state, *kinds, *margin], metadata=metadata)
+    columns = [(SAMPLE_ID, pa.int64()), *table, *state, *kinds, *margin, (FINGERPRINT_COLUMN, pa.string())]
+    return pa.schema(columns, metadata=metadata)
 
 
 def _tables(
@@ -120,6 +127,7 @@ def _tables(
     samples: Iterator[pa.Table] | None = None
     for block, rows in read_blocks(reader, inspection.columns):
         columns = {SAMPLE_ID: np.arange(block.start, block.stop, dtype=np.int64), **rows}
+        columns[FINGERPRINT_COLUMN] = pa.repeat(reader.dataset_fingerprint, len(block))
         if dataset:
             # Every block but the last is as long as the first, so pieces of the table line up with blocks.
             samples = samples or dataset.tables(names, len(block))

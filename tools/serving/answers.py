@@ -24,6 +24,7 @@ from ..inspection.features.confirmation import MAX_NEGATIVES
 from ..inspection.features.features_file import FeaturesFile
 from ..inspection.features.neighbours import ANCHORS, find_neighbours
 from ..inspection.reading.opening import Inspection
+from ..inspection.rows_export import of_dataset
 from ..inspection.temperatures.samples import Row, Sample
 from ..inspection.temperatures.through_time import read_every_snapshot
 from ..inspection.temperatures.whole_run import PRECISION
@@ -204,7 +205,7 @@ class Answers:
         """Return a table of ids as a file that names their dataset, so that no other one takes it."""
         assert self._inspection.reader is not None
         file = BytesIO()
-        pq.write_table(table.replace_schema_metadata({FINGERPRINT: self._inspection.reader.dataset_fingerprint}), file)
+        pq.write_table(of_dataset(table, {FINGERPRINT: self._inspection.reader.dataset_fingerprint}), file)
         return file.getvalue()
 
     def _dataset(self) -> Dataset:

@@ -126,7 +126,7 @@ def _holes(origin: RunDirectory, recorded: TrainConfig, asked: TrainConfig, data
     before = np.empty(0, np.int64) if not recorded.data.without or own.without is None else own.without
     if file in ("", recorded.data.without):
         return before, before[:0]
-    holes = holes_in(unchanged(file, "without"), own.ids if recorded.data.select else None, dataset.index)
+    holes = holes_in(unchanged(file, "without"), own.ids if recorded.data.select else None, dataset)
     if lacking := len(np.setdiff1d(before, holes)):
         raise ConfigError(
             f"--without {file.rpartition('@')[0]} lacks {lacking:,} samples that {origin.path} has forgotten; name all "
@@ -198,7 +198,7 @@ def _fill(fork: Fork, run: RunDirectory, lock: Lock) -> None:
         of = (own, Selection(origin.selection), fork.holes) if selects(own) else None
         if of is not None:
             check_own_copy(*of[:2])
-        write_selection(fork.config.data, fork.dataset.index, run.selection, of)
+        write_selection(fork.config.data, fork.dataset, run.selection, of)
     if fork.checkpoint is None:
         return
     path, info = fork.checkpoint

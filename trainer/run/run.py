@@ -246,7 +246,7 @@ class Run:
         if isinstance(self.selection, MixedRows):
             self.selection.write(folder)
         elif self.selection is not None:
-            write_selection(self.config.data, self.dataset.index, folder)
+            write_selection(self.config.data, self.dataset, folder)
             self._refuse_thin_steps(self.selection.without)
 
     def _refuse_thin_steps(self, holes: NDArray[np.int64] | None) -> None:

@@ -1,8 +1,10 @@
 """Train on selected or weighted samples, or without some: from the user's Parquet files to the run's own copy."""
 
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ...pipeline.dataset_index import FINGERPRINT, DatasetIndex
+from ...pipeline.dataset import Dataset
+from ...pipeline.dataset_index import FINGERPRINT, FINGERPRINT_COLUMN
 from ...storage.files import open_regular, sha256_of
 from ...storage.place import Place
 from ...storage.selection import IDS, WEIGHTS, WITHOUT, Selection, SelectionError, SelectionWriter
@@ -21,11 +24,14 @@ from ..errors import ConfigError
 SELECTING = ("select", "weights", "without")
 """Settings of `data`, and command-line options, that name a file."""
 SAMPLE_ID, WEIGHT = "sample_id", "weight"
+NAMES = ("key", "uri")
+"""Columns of the samples table that name a sample in other datasets too, unless they are numbers."""
 
 ROWS_AT_ONCE = 1 << 18
 MAX_UNSORTED = 1 << 26
 """Rows sorted in memory, in about a gigabyte. A longer file must be in the order of its ids."""
 
+_log = logging.getLogger(__name__)
 _PINNED = re.compile(r"(?P<path>.+)@(?P<rows>[0-9]+)-(?P<sha256>[0-9a-f]{64})", re.DOTALL)
 
 Ids = NDArray[np.int64]
@@ -63,12 +69,12 @@ def as_recorded_file(asked: str, recorded: str) -> str:
     return recorded if parts is not None and asked == parts["path"] and not Path(asked).exists() else asked
 
 
-def selected_ids(file: Path, dataset: DatasetIndex, option: str = "select") -> Ids:
-    """Return the ids of a dataset's samples in a file, ascending. Raises ConfigError for bad ids."""
+def selected_ids(file: Path, dataset: Dataset, option: str = "select") -> Ids:
+    """Return the ids of a dataset's samples in a file, ascending. Raises ConfigError for bad ids, DatasetError."""
     return np.concatenate([ids for ids, _ in _sorted(file, option, dataset)])
 
 
-def holes_in(file: Path, ids: Ids | None, dataset: DatasetIndex) -> Ids:
+def holes_in(file: Path, ids: Ids | None, dataset: Dataset) -> Ids:
     """Return the positions of a file's samples, ascending, but for those that are not selected anyway.
 
     ids: the selected ones; None: all. Raises ConfigError for bad ids, and if none or all are named.
@@ -84,7 +90,7 @@ def holes_in(file: Path, ids: Ids | None, dataset: DatasetIndex) -> Ids:
 
 
 def write_selection(
-    data: DataConfig, dataset: DatasetIndex, folder: Place, of: tuple[DataConfig, Selection, Ids] | None = None
+    data: DataConfig, dataset: Dataset, folder: Place, of: tuple[DataConfig, Selection, Ids] | None = None
 ) -> None:
     """Write a new run's own copy of its selection, weights and holes. data: with pinned files.
 
@@ -149,7 +155,7 @@ def unchanged(pinned: str, option: str) -> Path:
     return path
 
 
-def _weights(file: Path, ids: Ids | None, dataset: DatasetIndex) -> Iterator[NDArray[np.float64]]:
+def _weights(file: Path, ids: Ids | None, dataset: Dataset) -> Iterator[NDArray[np.float64]]:
     """Yield the weights of the selected ids, or of all samples, in their order. Raises ConfigError if one has none."""
     given = _sorted(file, "weights", dataset)
     samples = dataset.n
@@ -175,34 +181,114 @@ def _weights(file: Path, ids: Ids | None, dataset: DatasetIndex) -> Iterator[NDA
         pass
 
 
-def _sorted(file: Path, option: str, dataset: DatasetIndex) -> Iterator[Rows]:
-    """Yield the rows of a file in the order of their ids, in pieces. Raises ConfigError for bad ids or weights."""
-    columns, last = [SAMPLE_ID, *([WEIGHT] if option == "weights" else [])], -1
+def _sorted(file: Path, option: str, dataset: Dataset) -> Iterator[Rows]:
+    """Yield the rows of a file in the order of their ids, in pieces. Raises ConfigError for bad rows, DatasetError."""
+    where, last = f"--{option} {file}", -1
     with _opened(file, option) as parquet:
-        _check_dataset(parquet.schema_arrow, dataset, f"--{option} {file}")
-        rows = parquet.metadata.num_rows
+        columns = [SAMPLE_ID, *NAMES, *([WEIGHT] if option == "weights" else [])]
+        columns = [name for name in columns if name in parquet.schema_arrow.names]
+        names = [name for name in NAMES if name in columns]
+        known = _samples_of_named(parquet, dataset, where)
+        rows, samples = parquet.metadata.num_rows, known or dataset.n
         if rows > MAX_UNSORTED:
             pieces: Iterator[pa.Table] = map(_as_table, parquet.iter_batches(ROWS_AT_ONCE, columns=columns))
         else:
             pieces = iter([parquet.read(columns=columns)])
         for piece in pieces:
-            ids, weights = _checked(piece, f"--{option} {file}", dataset.n)
+            texts = _texts(piece, names) if names else None
+            # Where all names are numbers, another dataset has the same ones.
+            if not (known or (names and pc.all(pc.match_substring_regex(texts, "[^0-9\\x00]")).as_py())):
+                _doubt(where, option)
+            if SAMPLE_ID not in columns:
+                piece = piece.append_column(SAMPLE_ID, _found(texts, names, dataset, samples, where))
+                texts = None
+            ids, weights = _checked(piece, where, samples)
             if rows <= MAX_UNSORTED and (np.diff(ids) < 0).any():
                 order = np.argsort(ids)
                 ids, weights = ids[order], weights[order] if len(weights) else weights
+                texts = texts.take(order) if texts else None
             steps = np.diff(ids, prepend=last)
             if (steps < 0).any():
                 raise ConfigError(
-                    f"--{option} {file} has {rows:,} rows that are not sorted; above {MAX_UNSORTED:,} "
+                    f"{where} has {rows:,} rows that are not sorted; above {MAX_UNSORTED:,} "
                     f"rows, write them in the order of {SAMPLE_ID}"
                 )
             if (steps == 0).any():
-                raise ConfigError(
-                    f"--{option} {file} has sample {ids[steps == 0][0]} more than once; remove repeated rows"
-                )
+                raise ConfigError(f"{where} has sample {ids[steps == 0][0]} more than once; remove repeated rows")
             last = int(ids[-1]) if len(ids) else last
             for start in range(0, len(ids), ROWS_AT_ONCE):
-                yield ids[start : start + ROWS_AT_ONCE], weights[start : start + ROWS_AT_ONCE]
+                here = slice(start, start + ROWS_AT_ONCE)
+                if texts:
+                    _refuse_other_names(ids[here], texts[here], names, dataset, where)
+                yield ids[here], weights[here]
+
+
+def _samples_of_named(parquet: pq.ParquetFile, dataset: Dataset, where: str) -> int | None:
+    """Return the samples of the dataset that a file names: this one, or one that it grew from; None without a name."""
+    schema, index = parquet.schema_arrow, dataset.index
+    named = {text for key, text in (schema.metadata or {}).items() if key == FINGERPRINT.encode()}
+    if FINGERPRINT_COLUMN in schema.names:
+        for batch in parquet.iter_batches(ROWS_AT_ONCE, columns=[FINGERPRINT_COLUMN]):
+            named.update(_texts(_as_table(batch), [FINGERPRINT_COLUMN]).unique().to_pylist())
+    known = {name.encode(): n for name, n in {**index.predecessors, index.fingerprint: index.n}.items()}
+    if len(named) > 1 or not named <= {b"", *known}:
+        others = " and ".join(f"{name[:12].decode(errors='replace')}…" for name in sorted(named))
+        of = f"another dataset, whose fingerprint is {others}" if len(named) == 1 else f"several datasets, {others}"
+        raise ConfigError(
+            f"{where} names samples of {of}; this one's is {index.fingerprint[:12]}…. Use a file made for this "
+            f"dataset, or one with no other columns than {' and '.join(NAMES)}"
+        )
+    return next((known.get(name) for name in named), None)
+
+
+@cache  # warns once, though files are read twice and more
+def _doubt(where: str, option: str) -> None:
+    """Refuse ids that may be another dataset's where they withdraw samples, and warn of them elsewhere."""
+    message = (
+        f"{where} does not say which dataset's samples it names. Keep the column {FINGERPRINT_COLUMN}, key or uri of "
+        "the file that it is made from (of numbers alone, all), or add the first: the `fingerprint` in dataset.json"
+    )
+    if option == "without":
+        raise ConfigError(message)
+    _log.warning("%s. They are taken for this dataset's", message)
+
+
+def _texts(table: pa.Table, columns: Sequence[str]) -> pa.ChunkedArray:
+    """Return the texts of each row as bytes, those of several columns with a NUL between; null is empty."""
+    texts = (table[name].cast(pa.large_string()).cast(pa.large_binary()).fill_null(b"") for name in columns)
+    return pc.binary_join_element_wise(*texts, pa.scalar(b"\0", pa.large_binary()))
+
+
+def _found(given: pa.ChunkedArray, names: Sequence[str], dataset: Dataset, samples: int, where: str) -> pa.ChunkedArray:
+    """Return the id of each row's sample, the only one among the first `samples` with these texts in these columns."""
+    wanted, start = given.unique(), 0
+    ids, count = np.zeros((2, len(wanted)), np.int64)
+    for table in dataset.tables(names, ROWS_AT_ONCE):
+        places = pc.index_in(_texts(table.slice(0, max(0, samples - start)), names), value_set=wanted)
+        hit = places.drop_null().to_numpy()
+        ids[hit] = start + np.flatnonzero(places.is_valid())
+        np.add.at(count, hit, 1)
+        start += len(table)
+    if len(wrong := np.flatnonzero(count != 1)):
+        few = ", ".join(f"{_shown(wanted[int(place)])} ({count[place]} samples)" for place in wrong[:3])
+        raise ConfigError(
+            f"{where}: {len(wrong):,} rows do not name one sample of {dataset.place} by {' and '.join(names)}: {few}; "
+            f"correct or remove them, or keep {SAMPLE_ID} beside"
+        )
+    return pa.array(ids).take(pc.index_in(given, value_set=wanted))
+
+
+def _refuse_other_names(ids: Ids, given: pa.ChunkedArray, names: Sequence[str], dataset: Dataset, where: str) -> None:
+    own, both = _texts(dataset.take(ids, names), names), " and ".join(names)
+    for row in map(int, np.flatnonzero(pc.not_equal(own, given))):
+        raise ConfigError(
+            f"{where}: {SAMPLE_ID} and {both} name different samples: {ids[row]} is {_shown(own[row])} here, not "
+            f"{_shown(given[row])}. Use a file made for this dataset, or leave {SAMPLE_ID} out to go by {both}"
+        )
+
+
+def _shown(text: pa.Scalar) -> str:
+    return repr(text.as_py().replace(b"\0", b", ")[:80].decode(errors="replace"))
 
 
 def _checked(piece: pa.Table, where: str, samples: int) -> Rows:
@@ -237,7 +323,7 @@ def _opened(path: Path, option: str) -> Iterator[pq.ParquetFile]:
     """Open a file with the option's columns. Raises ConfigError if it is not Parquet or has no rows."""
     try:
         with open_regular(path) as file, pq.ParquetFile(file) as parquet:
-            _check_columns(parquet.schema_arrow, [SAMPLE_ID, *([WEIGHT] if option == "weights" else [])], path, option)
+            _check_columns(parquet.schema_arrow, path, option)
             if not parquet.metadata.num_rows:
                 raise ConfigError(f"--{option} {path} has no rows; leave it out")
             yield parquet
@@ -245,29 +331,22 @@ def _opened(path: Path, option: str) -> Iterator[pq.ParquetFile]:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(f"--{option} {path} is not a Parquet file, or is damaged: {reason}") from error
     except OSError as error:
-        raise ConfigError(f"--{option} {path} cannot be read: {error.strerror or error}") from error
+        raise ConfigError(f"--{option} {error.filename or path} cannot be read: {error.strerror or error}") from error
 
 
-def _check_dataset(schema: pa.Schema, dataset: DatasetIndex, where: str) -> None:
-    """Raise ConfigError if a file says that its ids belong to another dataset; a user's file need not say so."""
-    named = (schema.metadata or {}).get(FINGERPRINT.encode())
-    if named is not None and named != dataset.fingerprint.encode():
-        raise ConfigError(
-            f"{where} names samples of another dataset, whose fingerprint is "
-            f"{named[:12].decode(errors='replace')}…; this one's is {dataset.fingerprint[:12]}…. "
-            "Use a file made for this dataset"
-        )
-
-
-def _check_columns(schema: pa.Schema, columns: Sequence[str], path: Path, option: str) -> None:
-    for name in columns:
+def _check_columns(schema: pa.Schema, path: Path, option: str) -> None:
+    needed = [*([] if {*NAMES} & {*schema.names} else [SAMPLE_ID]), *([WEIGHT] if option == "weights" else [])]
+    known = [name for name in (SAMPLE_ID, *NAMES, FINGERPRINT_COLUMN) if name in schema.names]
+    for name in dict.fromkeys([*needed, *known]):
         if schema.names.count(name) > 1:
             raise ConfigError(f"--{option} {path} has {schema.names.count(name)} columns {name!r}; keep one")
         if name not in schema.names:
             raise ConfigError(f"--{option} {path} has no column {name!r}; it has {', '.join(schema.names)}")
         kind = schema.field(name).type
-        if not (pa.types.is_integer(kind) or (name == WEIGHT and pa.types.is_floating(kind))):
-            raise ConfigError(
-                f"--{option} {path}: the column {name!r} is {kind}; it must hold "
-                f"{'numbers' if name == WEIGHT else 'whole numbers'}"
+        is_number = pa.types.is_integer(kind) or (name != SAMPLE_ID and pa.types.is_floating(kind))
+        lost_zeros = name in NAMES and is_number and SAMPLE_ID not in schema.names
+        if lost_zeros or (name in (SAMPLE_ID, WEIGHT) and not is_number):
+            must_hold = (
+                "numbers" if name == WEIGHT else "whole numbers" if name == SAMPLE_ID else "text, with its zeros"
             )
+            raise ConfigError(f"--{option} {path}: the column {name!r} is {kind}; it must hold {must_hold}")

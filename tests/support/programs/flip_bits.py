@@ -86,7 +86,7 @@ def make_material(folder):
     (source / "list.csv").write_text("\n".join(lines))
     kept = np.flatnonzero(np.arange(SAMPLES) % 5)
     pq.write_table(pa.table({"sample_id": kept, "weight": 1 + kept % 3}), source / "kept.parquet")
-    pq.write_table(pa.table({"sample_id": kept[::9]}), source / "gone.parquet")
+    pq.write_table(pa.table({"uri": [f"{i}.jpg" for i in kept[::9]]}), source / "gone.parquet")
     settings = [part for setting in SETTINGS for part in ("--set", setting)]
     select = ["--select", source / "kept.parquet", "--weights", source / "kept.parquet"]
     select += ["--without", source / "gone.parquet"]

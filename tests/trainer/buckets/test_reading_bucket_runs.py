@@ -5,7 +5,6 @@ import time
 from socket import gethostname
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -23,6 +22,7 @@ from thermopile.trainer.run.run_status import read_status
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import sets
+from support.datasets import named_ids
 from support.runs import (
     OFTEN,
     SMALL,
@@ -107,7 +107,7 @@ def test_open_run_reads_a_run_at_its_address(pairs_dataset, run, whole, elsewher
 def test_a_selection_goes_with_the_run(pairs_dataset, run, tmp_path, elsewhere):
     kept, gone = np.arange(100, 1000), np.arange(103, 1000, 7)
     for name, ids in (("kept", kept), ("gone", gone)):
-        pq.write_table(pa.table({"sample_id": ids}), tmp_path / f"{name}.parquet")
+        pq.write_table(named_ids(pairs_dataset, ids), tmp_path / f"{name}.parquet")
     files = {"select": str(tmp_path / "kept.parquet"), "without": str(tmp_path / "gone.parquet")}
     settings = {"batch_size": 64, "data": {"path": str(pairs_dataset.path), "image_size": 16, **files}}
     config = small(pairs_dataset, **OFTEN, **settings)

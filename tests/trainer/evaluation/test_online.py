@@ -6,7 +6,6 @@ import threading
 from itertools import count
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -32,6 +31,7 @@ from thermopile.trainer.run_directory import RunDirectory
 from support.cli import sets, succeed
 from support.conversions import dataset_of
 from support.damage import overwritten
+from support.datasets import named_ids
 from support.pictures import draw
 from support.runs import finish, lines, losses, train, weights
 
@@ -137,7 +137,7 @@ def test_a_run_that_is_resumed_has_the_same_lines(watched, tmp_path):
 def test_samples_that_the_run_forgot_are_no_neighbours_and_are_not_read(pairs_dataset, few_pairs, tmp_path, caplog):
     """By default the neighbours are the run's own samples; here those that it forgot cannot be read any more."""
     ids = np.arange(5, 2_000, 10)
-    pq.write_table(pa.table({"sample_id": ids}), tmp_path / "ids.parquet")
+    pq.write_table(named_ids(pairs_dataset, ids), tmp_path / "ids.parquet")
     gone = overwritten(pairs_dataset, ids, tmp_path / "gone")
     data = {"path": str(gone.path), "image_size": 16, "without": str(tmp_path / "ids.parquet")}
     config = settings(gone, {"every_steps": 2, "test": str(few_pairs.path)}, data=data, checkpoint={"every_steps": 2})

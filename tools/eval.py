@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..storage.place import Place
+from ..storage.place import Place, Places
 from .arguments import ALLOW, AT, RUN, RUN_DATA, TARS, WEIGHTS, DatasetPath
 from .printing import print_facts, print_table
 from .progress import task_bars
@@ -45,16 +45,16 @@ def _with_place(context: click.Context, option: click.Parameter, templates: tupl
 @click.command(
     "eval",
     epilog="\b\nExamples:\n"
-    "  thermopile eval runs/glyphs --train data/glyphs --test data/glyphs-test\n"
-    "  thermopile eval runs/glyphs --train data/glyphs --test data/glyphs-test --at step-400 --json\n"
-    '  thermopile eval runs/cc3m --train data/cifar --test data/cifar-test --template "a photo of a {}"',
+    "  thermopile eval runs/glyphs --test data/glyphs-test\n"
+    "  thermopile eval runs/glyphs --test data/glyphs-test --at step-400 --json\n"
+    '  thermopile eval runs/cc3m --train data/cifar --test data/cifar-test --template "a photo of a {}"\n'
+    "  thermopile eval runs/cc3m --test data/imagenet-val --templates clip-80 --classnames names.txt",
 )
 @RUN
 @click.option(
     "--train",
-    required=True,
     type=DatasetPath(),
-    help="The dataset to fit classifiers on; its class sizes define the bands.",
+    help="The dataset to fit k-NN and probes on; its class sizes define the bands. Default: the run's own.",
 )
 @click.option("--test", required=True, type=DatasetPath(), help="The dataset to score.")
 @AT
@@ -75,11 +75,17 @@ def _with_place(context: click.Context, option: click.Parameter, templates: tupl
     help="Zero-shot prompt; {} is the class name, {lower} the name in lower case. Repeatable.",
 )
 @click.option("--templates", "file", metavar="FILE|clip-80", help="Zero-shot prompts, one a line; clip-80: CLIP's own.")
+@click.option(
+    "--classnames",
+    metavar="FILE|COLUMN",
+    help="Names of the classes in prompts: a line for each, in the order of the classes, or lines of class, tab, name; "
+    "or a column of the dataset. Default: the classes, with blanks for underscores.",
+)
 @RUN_DATA
 @TARS
 @ALLOW
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as one JSON object, from 0 to 1.")
-def eval_(run: Place, train: Place, test: Place, tars: Place | None, as_json: bool, **asked: Any) -> None:
+def eval_(run: Place, train: Place | None, test: Place, tars: Place | None, as_json: bool, **asked: Any) -> None:
     """Score the features of RUN's latest checkpoint: k-NN, linear probes, retrieval, zero-shot.
 
     Classes are the datasets' groups. Scores are given for all test samples and for head, medium and tail: the thirds of
@@ -87,12 +93,30 @@ def eval_(run: Place, train: Place, test: Place, tars: Place | None, as_json: bo
     """
     from ..pipeline.mixture import opened
 
-    evaluation = scored(run, opened(train, tars), opened(test, tars), **asked)
+    trained = training_set(run, train, tars, asked["data"])
+    evaluation = scored(run, trained, opened(test, tars), **asked)
     if as_json:
         used = {"network": asked["network"], "weights": evaluation.weights}
         click.echo(json.dumps(used | _to_json(run, evaluation), allow_nan=False))
     else:
         _print_scores(run, asked["network"], evaluation)
+
+
+def training_set(run: Place, train: Place | None, tars: Place | None, data: Places | None) -> Dataset:
+    """Open the dataset to fit classifiers on: `train`, or else the run's own, now at `data`."""
+    from ..pipeline.errors import DatasetError
+    from ..pipeline.mixture import open_dataset, opened
+    from ..trainer.run_directory import RunDirectory
+
+    own = RunDirectory(run).config().data
+    try:
+        return opened(train, tars) if train else open_dataset(data or own.places, own.tars)
+    except DatasetError as error:
+        if train or data:
+            raise
+        raise DatasetError(
+            f"{error} Give the new path of the run's dataset with --data, or another to --train"
+        ) from error
 
 
 def scored(run: Place, train: Dataset, test: Dataset, file: str | None, **asked: Any) -> Evaluation:

@@ -12,7 +12,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -23,8 +23,12 @@ from ...storage.sealed_json import DamagedJSONError, verify
 BLOCK_BYTES = 1 << 20
 MAX_BYTES = 32 << 20
 """Bytes of the end of the file that are searched: some 50,000 steps."""
+LARGEST = 1e100
+"""Numbers above it are unknown, and its reciprocals 0, so that sums and ratios are finite."""
 GLANCE_BYTES = 1 << 13
 """Bytes read per point of the curve if the file is too long to read whole."""
+MIN_LINE_BYTES = 32
+"""Lower bound for the length of a valid line, with its checksum."""
 MAX_LINE_BYTES = 1 << 20
 """Upper bound for the length of a valid line."""
 
@@ -55,7 +59,7 @@ def last_lines(log: Log, steps: int, evaluations: int) -> Tail:
     of_evaluations: list[dict[str, Any]] = []
     damaged = 0
     with log.opened() as file:
-        for place, text in enumerate(_lines_from_the_end(file)):
+        for place, text in enumerate(islice(_lines_from_the_end(file), MAX_BYTES // MIN_LINE_BYTES)):
             if len(of_steps) == steps and _EVALUATION not in text:
                 continue  # skips most lines of a long run
             line = _parsed(text)
@@ -115,21 +119,29 @@ def _losses(text: bytes) -> list[float]:
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    """Return a line's object, with finite floats or None for all numbers except `step`; empty if damaged."""
+    """Return a line's object, with finite floats or None for all numbers except `step`; empty if damaged.
+
+    A step's members of other types are left out, but for true and false.
+    """
+    if not text.endswith(_CLOSING):  # saves much time where a file is full of empty lines
+        return {}
     try:
         checksum = verify(text)
         line = json.loads(text, parse_int=_finite, parse_float=_finite, parse_constant=_finite)
         if "evaluation" in line:
             line["evaluation"] = dict(numbers_in(line["evaluation"]))
         del line[checksum]
-        return {**line, "step": int(line["step"])}
+        of_types = {name: each for name, each in line.items() if each is None or isinstance(each, float | bool)}
+        return ({**line} if "evaluation" in line else of_types) | {"step": int(line["step"])}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return {}
 
 
 def _finite(number: str) -> float | None:
     value = float(number)  # integers too, which may be too large to compute with
-    return value if math.isfinite(value) else None
+    if not abs(value) < LARGEST:
+        return None
+    return value if abs(value) > 1 / LARGEST else 0.0
 
 
 def cut_back(path: Path, keep_steps: int) -> bytes:

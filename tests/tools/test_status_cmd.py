@@ -224,7 +224,7 @@ def test_odd_values_in_lines_whose_checksum_is_right_are_no_obstacle(made, odd):
     steps = [line(9), *(line(step, loss=odd, step_seconds=odd) for step in (10, 11)), line(12) | {"step": odd}]
     write_lines(made, [*steps, {"step": 9, "evaluation": {"knn": {"10": odd}}, "weights": odd}])
     assert status_of(made)["evaluations"][0]["step"] == 9
-    assert "step 9: " in text_of(made)
+    assert "step 9:" in text_of(made)
 
 
 def test_megabytes_of_empty_lines_are_not_all_read_as_lines(made, monkeypatch):

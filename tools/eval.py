@@ -51,11 +51,7 @@ def _with_place(context: click.Context, option: click.Parameter, templates: tupl
     "  thermopile eval runs/cc3m --test data/imagenet-val --templates clip-80 --classnames names.txt",
 )
 @RUN
-@click.option(
-    "--train",
-    type=DatasetPath(),
-    help="The dataset to fit k-NN and probes on; its class sizes define the bands. Default: the run's own.",
-)
+@click.option("--train", type=DatasetPath(), help="For k-NN, probes and bands. Default: the run's own dataset.")
 @click.option("--test", required=True, type=DatasetPath(), help="The dataset to score.")
 @AT
 @click.option(
@@ -76,10 +72,7 @@ def _with_place(context: click.Context, option: click.Parameter, templates: tupl
 )
 @click.option("--templates", "file", metavar="FILE|clip-80", help="Zero-shot prompts, one a line; clip-80: CLIP's own.")
 @click.option(
-    "--classnames",
-    metavar="FILE|COLUMN",
-    help="Names of the classes in prompts: a line for each, in the order of the classes, or lines of class, tab, name; "
-    "or a column of the dataset. Default: the classes, with blanks for underscores.",
+    "--classnames", metavar="FILE|COLUMN", help="Names of classes: a line for each, in order, or class, tab, name."
 )
 @RUN_DATA
 @TARS
@@ -93,8 +86,7 @@ def eval_(run: Place, train: Place | None, test: Place, tars: Place | None, as_j
     """
     from ..pipeline.mixture import opened
 
-    trained = training_set(run, train, tars, asked["data"])
-    evaluation = scored(run, trained, opened(test, tars), **asked)
+    evaluation = scored(run, training_set(run, train, tars, asked["data"]), opened(test, tars), **asked)
     if as_json:
         used = {"network": asked["network"], "weights": evaluation.weights}
         click.echo(json.dumps(used | _to_json(run, evaluation), allow_nan=False))
@@ -104,19 +96,11 @@ def eval_(run: Place, train: Place | None, test: Place, tars: Place | None, as_j
 
 def training_set(run: Place, train: Place | None, tars: Place | None, data: Places | None) -> Dataset:
     """Open the dataset to fit classifiers on: `train`, or else the run's own, now at `data`."""
-    from ..pipeline.errors import DatasetError
     from ..pipeline.mixture import open_dataset, opened
     from ..trainer.run_directory import RunDirectory
 
     own = RunDirectory(run).config().data
-    try:
-        return opened(train, tars) if train else open_dataset(data or own.places, own.tars)
-    except DatasetError as error:
-        if train or data:
-            raise
-        raise DatasetError(
-            f"{error} Give the new path of the run's dataset with --data, or another to --train"
-        ) from error
+    return opened(train, tars) if train else open_dataset(data or own.places, own.tars)
 
 
 def scored(run: Place, train: Dataset, test: Dataset, file: str | None, **asked: Any) -> Evaluation:

@@ -77,10 +77,8 @@ def _meanings(name: str) -> list[str]:
                 if each.name == name:
                     meanings[str(each)] = each
                     having[str(each)].append(f"{objective} ({mode})")
-    return [
-        str(each._replace(sentence=f"{each.sentence} For {', '.join(having[text])}."))
-        for text, each in meanings.items()
-    ]
+    said = {text: f"{each.sentence} For {', '.join(having[text])}." for text, each in meanings.items()}
+    return [str(each._replace(sentence=said[text])) for text, each in meanings.items()]
 
 
 def _of_objective(name: str) -> list[_Setting]:

@@ -34,24 +34,24 @@ def read_class_names(asked: str, classes: Sequence[str], datasets: Sequence[Data
     Raises ConfigError if the file cannot be read, or unless each class has one name; DatasetError.
     """
     names, option = defaultdict[str, set[str]](set), f"--classnames {asked}"
-    if having := [dataset for dataset in datasets if asked in dataset.schema.names]:
-        for dataset in having:
-            for group, name in zip(*(dataset.column(each).to_pylist() for each in ("group", asked)), strict=True):
-                names[group] |= set() if name is None else {str(name)}
-    else:
+    having = [dataset for dataset in datasets if asked in dataset.schema.names]
+    pairs = [
+        pair for of in having for pair in zip(*(of.column(each).to_pylist() for each in ("group", asked)), strict=True)
+    ]
+    if not having:
         try:
-            lines = [line.partition("\t") for line in _lines(Path(asked))]
+            lines = _lines(Path(asked))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{option}: there is no such column, and as a file: {error}") from error
-        if not any(tab for _, tab, _ in lines):
-            if len(lines) != len(classes):
-                raise ConfigError(
-                    f"{option} has {len(lines):,} names, but there are {len(classes):,} classes, from {classes[0]!r} "
-                    f"to {classes[-1]!r}; give each a line in this order, or lines of class, tab, name"
-                )
-            return [name for name, *_ in lines]
-        for group, _, name in lines:
-            names[group.strip()] |= {name.strip()} if name else set()
+        in_order = not any("\t" in line for line in lines)
+        if in_order and len(lines) != len(classes):
+            raise ConfigError(
+                f"{option} has {len(lines):,} names, but there are {len(classes):,} classes, from {classes[0]!r} "
+                f"to {classes[-1]!r}; give each a line in this order, or lines of class, tab, name"
+            )
+        pairs = [*zip(classes, lines, strict=True)] if in_order else [line.split("\t", 1) for line in lines]
+    for group, *name in pairs:
+        names[group] |= {str(each).strip() for each in name if each is not None}
     if wrong := next((each for each in classes if len(names[each]) != 1), None):
         raise ConfigError(f"{option} has {len(names[wrong]):,} names for the class {wrong!r}; give it one")
     return [name for each in classes for name in names[each]]

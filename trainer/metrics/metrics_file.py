@@ -119,10 +119,7 @@ def _losses(text: bytes) -> list[float]:
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    """Return a line's object, with finite floats or None for all numbers except `step`; empty if damaged.
-
-    A step's members of other types are left out, but for true and false.
-    """
+    """Return a line's object, with floats or None for numbers but `step`, a step's without text; empty if damaged."""
     if not text.endswith(_CLOSING):  # saves much time where a file is full of empty lines
         return {}
     try:

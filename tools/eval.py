@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..storage.place import Place, Places
+from ..storage.place import Place
 from .arguments import ALLOW, AT, RUN, RUN_DATA, TARS, WEIGHTS, DatasetPath
 from .printing import print_facts, print_table
 from .progress import task_bars
@@ -84,23 +84,17 @@ def eval_(run: Place, train: Place | None, test: Place, tars: Place | None, as_j
     Classes are the datasets' groups. Scores are given for all test samples and for head, medium and tail: the thirds of
     the classes by number of training samples. Works while the run trains and changes nothing.
     """
-    from ..pipeline.mixture import opened
+    from ..pipeline.mixture import open_dataset, opened
+    from ..trainer.run_directory import RunDirectory
 
-    evaluation = scored(run, training_set(run, train, tars, asked["data"]), opened(test, tars), **asked)
+    own = RunDirectory(run).config().data
+    trained = opened(train, tars) if train else open_dataset(asked["data"] or own.places, own.tars)
+    evaluation = scored(run, trained, opened(test, tars), **asked)
     if as_json:
         used = {"network": asked["network"], "weights": evaluation.weights}
         click.echo(json.dumps(used | _to_json(run, evaluation), allow_nan=False))
     else:
         _print_scores(run, asked["network"], evaluation)
-
-
-def training_set(run: Place, train: Place | None, tars: Place | None, data: Places | None) -> Dataset:
-    """Open the dataset to fit classifiers on: `train`, or else the run's own, now at `data`."""
-    from ..pipeline.mixture import open_dataset, opened
-    from ..trainer.run_directory import RunDirectory
-
-    own = RunDirectory(run).config().data
-    return opened(train, tars) if train else open_dataset(data or own.places, own.tars)
 
 
 def scored(run: Place, train: Dataset, test: Dataset, file: str | None, **asked: Any) -> Evaluation:

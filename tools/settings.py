@@ -70,15 +70,12 @@ def _meanings(name: str) -> list[str]:
     """Return what a setting, such as objective.rho, is in the objectives that have it, each meaning once."""
     from ..trainer.objectives import OBJECTIVES
 
-    having, meanings = defaultdict[str, list[str]](list), dict[str, _Setting]()
+    having = defaultdict[str, list[str]](list)
     for objective, known in OBJECTIVES.items():
         for mode, model in known.settings_of_mode.items():
-            for each in _described(model, "objective."):
-                if each.name == name:
-                    meanings[str(each)] = each
-                    having[str(each)].append(f"{objective} ({mode})")
-    said = {text: f"{each.sentence} For {', '.join(having[text])}." for text, each in meanings.items()}
-    return [str(each._replace(sentence=said[text])) for text, each in meanings.items()]
+            for each in (each for each in _described(model, "objective.") if each.name == name):
+                having[str(each)].append(f"{objective} ({mode})")
+    return [f"{text}\n    For {', '.join(of)}." for text, of in having.items()]
 
 
 def _of_objective(name: str) -> list[_Setting]:

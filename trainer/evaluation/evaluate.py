@@ -135,8 +135,7 @@ def evaluate(
     checkpoint = find_checkpoint(run, at)
     result = compared(checkpoint.name, train, test)
     result.weights = weights
-    named = result.named.names
-    names = read_class_names(classnames, named, (train, test)) if classnames and named else None
+    names = read_class_names(classnames, result.named.names, (train, test)) if classnames else None
     info, training = load_found(checkpoint)
     has_texts = config.objective.mode == "bimodal"
     tokenizer, sizes = tokenizer_of(data or config.data.places, info) if has_texts else (None, None)
@@ -218,8 +217,8 @@ def score_encoders(
     elif classified:
         result.notes.append("Fewer than two classes are not forgotten, so there are no k-NN and linear probe scores.")
     caption_texts = texts(sorted({text for _, text in captions}), "captions")
-    if encoders.text is not None:
-        names = _readable(result) if names is None else names
+    if encoders.text is not None and names is None:
+        names = _readable(result)
     prompt_texts = texts(prompts(names or (), templates), "prompts")
     if not world.is_first:
         return
@@ -237,8 +236,7 @@ def _readable(result: Evaluation) -> list[str]:
     """Return the names of the classes with blanks for underscores, and note what is read so or cannot be."""
     names = result.named.names
     if wnid := next((name for name in names if re.fullmatch(r"n\d{8}", name)), None):
-        cure = "give --classnames FILE, with lines of class, tab, name"
-        result.notes.append(f"Class names such as {wnid} say nothing to a text encoder; {cure}.")
+        result.notes.append(f"Class names such as {wnid} say nothing to a text encoder; give --classnames FILE.")
     if joined := next((name for name in names if "_" in name), None):
         result.notes.append(f"Underscores in class names, as in {joined}, are blanks; --classnames group keeps them.")
     return [name.replace("_", " ") for name in names]

@@ -45,13 +45,12 @@ def read_class_names(asked: str, classes: Sequence[str], datasets: Sequence[Data
             raise ConfigError(f"{option}: there is no such column, and as a file: {error}") from error
         in_order = not any("\t" in line for line in lines)
         if in_order and len(lines) != len(classes):
-            raise ConfigError(
-                f"{option} has {len(lines):,} names, but there are {len(classes):,} classes, from {classes[0]!r} "
-                f"to {classes[-1]!r}; give each a line in this order, or lines of class, tab, name"
-            )
-        pairs = [*zip(classes, lines, strict=True)] if in_order else [line.split("\t", 1) for line in lines]
+            ends = f"from {classes[0]!r} to {classes[-1]!r}" if classes else "none"
+            wanted = f"there are {len(classes):,} classes, {ends}; give each a line in order, or class, tab, name"
+            raise ConfigError(f"{option} has {len(lines):,} names, but {wanted}")
+        pairs = [*zip(classes, lines, strict=True)] if in_order else [line.partition("\t")[::2] for line in lines]
     for group, *name in pairs:
-        names[group] |= {str(each).strip() for each in name if each is not None}
+        names[group] |= {str(each).strip() for each in name if each}
     if wrong := next((each for each in classes if len(names[each]) != 1), None):
         raise ConfigError(f"{option} has {len(names[wrong]):,} names for the class {wrong!r}; give it one")
     return [name for each in classes for name in names[each]]

@@ -23,12 +23,8 @@ from ...storage.sealed_json import DamagedJSONError, verify
 BLOCK_BYTES = 1 << 20
 MAX_BYTES = 32 << 20
 """Bytes of the end of the file that are searched: some 50,000 steps."""
-LARGEST = 1e100
-"""Numbers above it are unknown, and its reciprocals 0, so that sums and ratios are finite."""
 GLANCE_BYTES = 1 << 13
 """Bytes read per point of the curve if the file is too long to read whole."""
-MIN_LINE_BYTES = 32
-"""Lower bound for the length of a valid line, with its checksum."""
 MAX_LINE_BYTES = 1 << 20
 """Upper bound for the length of a valid line."""
 
@@ -59,7 +55,8 @@ def last_lines(log: Log, steps: int, evaluations: int) -> Tail:
     of_evaluations: list[dict[str, Any]] = []
     damaged = 0
     with log.opened() as file:
-        for place, text in enumerate(islice(_lines_from_the_end(file), MAX_BYTES // MIN_LINE_BYTES)):
+        # No valid line is shorter than 32 bytes: a file of empty lines is not read to its end.
+        for place, text in enumerate(islice(_lines_from_the_end(file), MAX_BYTES // 32)):
             if len(of_steps) == steps and _EVALUATION not in text:
                 continue  # skips most lines of a long run
             line = _parsed(text)
@@ -136,9 +133,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 def _finite(number: str) -> float | None:
     value = float(number)  # integers too, which may be too large to compute with
-    if not abs(value) < LARGEST:
-        return None
-    return value if abs(value) > 1 / LARGEST else 0.0
+    return 0.0 if abs(value) < 1e-100 else value if abs(value) < 1e100 else None  # so sums and ratios are finite
 
 
 def cut_back(path: Path, keep_steps: int) -> bytes:

@@ -45,17 +45,13 @@ def _with_place(context: click.Context, option: click.Parameter, templates: tupl
 @click.command(
     "eval",
     epilog="\b\nExamples:\n"
-    "  thermopile eval runs/glyphs --train data/glyphs --test data/glyphs-test\n"
-    "  thermopile eval runs/glyphs --train data/glyphs --test data/glyphs-test --at step-400 --json\n"
-    '  thermopile eval runs/cc3m --train data/cifar --test data/cifar-test --template "a photo of a {}"',
+    "  thermopile eval runs/glyphs --test data/glyphs-test\n"
+    "  thermopile eval runs/glyphs --test data/glyphs-test --at step-400 --json\n"
+    '  thermopile eval runs/cc3m --train data/cifar --test data/cifar-test --template "a photo of a {}"\n'
+    "  thermopile eval runs/cc3m --test data/imagenet-val --templates clip-80 --classnames names.txt",
 )
 @RUN
-@click.option(
-    "--train",
-    required=True,
-    type=DatasetPath(),
-    help="The dataset to fit classifiers on; its class sizes define the bands.",
-)
+@click.option("--train", type=DatasetPath(), help="For k-NN, probes and bands. Default: the run's own dataset.")
 @click.option("--test", required=True, type=DatasetPath(), help="The dataset to score.")
 @AT
 @click.option(
@@ -75,19 +71,25 @@ def _with_place(context: click.Context, option: click.Parameter, templates: tupl
     help="Zero-shot prompt; {} is the class name, {lower} the name in lower case. Repeatable.",
 )
 @click.option("--templates", "file", metavar="FILE|clip-80", help="Zero-shot prompts, one a line; clip-80: CLIP's own.")
+@click.option(
+    "--classnames", metavar="FILE|COLUMN", help="Names of classes: a line for each, in order, or class, tab, name."
+)
 @RUN_DATA
 @TARS
 @ALLOW
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as one JSON object, from 0 to 1.")
-def eval_(run: Place, train: Place, test: Place, tars: Place | None, as_json: bool, **asked: Any) -> None:
+def eval_(run: Place, train: Place | None, test: Place, tars: Place | None, as_json: bool, **asked: Any) -> None:
     """Score the features of RUN's latest checkpoint: k-NN, linear probes, retrieval, zero-shot.
 
     Classes are the datasets' groups. Scores are given for all test samples and for head, medium and tail: the thirds of
     the classes by number of training samples. Works while the run trains and changes nothing.
     """
-    from ..pipeline.mixture import opened
+    from ..pipeline.mixture import open_dataset, opened
+    from ..trainer.run_directory import RunDirectory
 
-    evaluation = scored(run, opened(train, tars), opened(test, tars), **asked)
+    own = RunDirectory(run).config().data
+    trained = opened(train, tars) if train else open_dataset(asked["data"] or own.places, own.tars)
+    evaluation = scored(run, trained, opened(test, tars), **asked)
     if as_json:
         used = {"network": asked["network"], "weights": evaluation.weights}
         click.echo(json.dumps(used | _to_json(run, evaluation), allow_nan=False))

@@ -95,8 +95,7 @@ def fork(
 def _facts(fork: Fork, newest: int) -> Iterator[str]:
     yield f"{fork.step:,} of {fork.total_steps:,} steps are done"
     yield from (change.arrow for change in fork.changes)
-    if fork.rates[0] != fork.rates[1]:
-        yield f"the learning rate of the next step is {fork.rates[1]:.4g}, not {fork.rates[0]:.4g}"
+    yield from fork.jump
     if fork.forgotten:
         seen = f"{fork.used:,} have been used before" if fork.used else "none has been used before"
         exactly = "" if fork.used or fork.config.init_from else ": forgotten exactly"

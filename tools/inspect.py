@@ -186,7 +186,8 @@ class InspectOptions:
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object and write no page.")
 @click.pass_context
 def inspect(context: click.Context, /, more_ids: tuple[int, ...], **options: Any) -> None:
-    """Summarise the temperatures of RUN and write RUN/report/report.html; with --json, only print.
+    """Summarise the temperatures of RUN and write RUN/report/report.html, with --at report-step-N.html; with --json,
+    only print.
 
     Works while the run trains: reads the latest snapshot and changes nothing else. Needs no GPU. --data may name
     another dataset, for which a run of tempnet predicts temperatures.
@@ -243,7 +244,7 @@ def report(asked: InspectOptions) -> None:
         click.echo(json.dumps(to_json(findings), allow_nan=False))
         return
     with working("drawing the report"):
-        path = write_report(findings, folder)
+        path = write_report(findings, folder, at=asked.at)
     _print_summary(findings)
     click.echo(path)
 

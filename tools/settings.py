@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -39,17 +40,18 @@ def presets() -> None:
 def settings(name: str) -> None:
     """Explain all settings, or those whose name begins with NAME.
 
-    `objective.isogclr` explains the settings of an objective, which may be your own, `objective.module:name`.
+    `objective.isogclr` explains the settings of an objective, which may be your own, `objective.module:name`;
+    `objective.rho` explains that setting of every objective that has it.
     """
     described = [*_described(TrainConfig)]
-    shown = [each for each in described if f"{each.name}.".startswith(f"{name}." if name else "")]
+    shown = [str(each) for each in described if f"{each.name}.".startswith(f"{name}." if name else "")]
     if not shown and name.startswith("objective."):
-        shown = _of_objective(name.removeprefix("objective."))
+        shown = _meanings(name) or [*map(str, _of_objective(name.removeprefix("objective.")))]
     if not shown:
         meant = " or ".join(settings_named(name))
         hint = f"; {meant} is" if meant else nearest(name, [each.name for each in described])
         raise click.UsageError(f"no setting is called {name!r}{hint}")
-    click.echo("\n\n".join(map(str, shown)))
+    click.echo("\n\n".join(shown))
 
 
 class _Setting(NamedTuple):
@@ -62,6 +64,18 @@ class _Setting(NamedTuple):
         default = "none" if self.default is None else _toml(self.default) if self.default != {} else "{}"
         words = textwrap.fill(self.sentence, 110, initial_indent="    ", subsequent_indent="    ")
         return f"{self.name} = {default}    # {self.values}\n{words}".rstrip()
+
+
+def _meanings(name: str) -> list[str]:
+    """Return what a setting, such as objective.rho, is in the objectives that have it, each meaning once."""
+    from ..trainer.objectives import OBJECTIVES
+
+    having = defaultdict[str, list[str]](list)
+    for objective, known in OBJECTIVES.items():
+        for mode, model in known.settings_of_mode.items():
+            for each in (each for each in _described(model, "objective.") if each.name == name):
+                having[str(each)].append(f"{objective} ({mode})")
+    return [f"{text}\n    For {', '.join(of)}." for text, of in having.items()]
 
 
 def _of_objective(name: str) -> list[_Setting]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .config import OPTIMIZERS, OptimizerConfig
+from .config import OPTIMIZERS, OptimizerConfig, TrainConfig
 from .objectives import Objective
 from .objectives.base import TemperatureRate
 
@@ -38,6 +38,14 @@ def learning_rate(config: OptimizerConfig, step: int, steps_per_epoch: int, tota
         return config.lr_min + (config.lr - config.lr_min) * min(1.0, (total_steps - step) / falling)
     share = (step - warmup) / max(1, total_steps - warmup)
     return config.lr_min + (config.lr - config.lr_min) * 0.5 * (1 + math.cos(math.pi * share))
+
+
+def rate_jump(before: TrainConfig, after: TrainConfig, step: int, steps_per_epoch: int) -> list[str]:
+    """Return a line that says so if the next step, after `step`, has another learning rate than it was to have."""
+    total = after.total_steps(steps_per_epoch)
+    old = learning_rate(before.optimizer, step, steps_per_epoch, before.total_steps(steps_per_epoch))
+    new = learning_rate(after.optimizer, step, steps_per_epoch, total)
+    return [f"the learning rate of the next step is {new:.4g}, not {old:.4g}"] if old != new and step < total else []
 
 
 def momentum_at(start: float, step: int, total_steps: int) -> float:

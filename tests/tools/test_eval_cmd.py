@@ -10,8 +10,10 @@ from PIL import Image
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.trainer.checkpoints.checkpoint_files import load_checkpoint, save_checkpoint
+from thermopile.trainer.evaluation import evaluate as evaluating
+from thermopile.trainer.evaluation import scoring
 
-from support.cli import assert_one_line, cli, sets, succeed
+from support.cli import answer, assert_one_line, cli, sets, succeed
 from support.conversions import dataset_of
 from support.pictures import draw
 from support.written_runs import write_run
@@ -143,7 +145,7 @@ def test_a_class_that_training_lacks_is_left_out_of_class_scores_and_counted(ima
     with_birds, without = scores_of(images_run, images_dataset, all_), scores_of(images_run, images_dataset, known)
     assert with_birds["scores"] == without["scores"]
     (note,) = set(with_birds["notes"]) - set(without["notes"])
-    assert note.startswith("4 of 12 test samples are left out of k-NN, linear probe and zero-shot: ")
+    assert note.startswith("4 of 12 test samples are left out of k-NN and linear probe: ")
     assert note.endswith("lacks their 1 classes, such as 'birds', by name.")
 
 
@@ -178,10 +180,62 @@ def test_json_also_has_the_scores_under_the_names_of_clip_benchmark(pairs_run, i
     assert of_two_classes.keys() == {"acc1", "mean_per_class_recall"}
 
 
-def test_retrieval_counts_samples_of_every_class(pairs_run, pairs_dataset, hostile_dataset):
-    result = scores_of(pairs_run, pairs_dataset, hostile_dataset)
-    assert set(result["scores"]) == {"image_to_text", "text_to_image"}
-    assert any("has no class of" in note and "no k-NN" in note for note in result["notes"])
+def test_retrieval_and_zero_shot_need_no_training_set_of_these_classes(pairs_run, hostile_dataset):
+    result = answer("eval", pairs_run, "--test", hostile_dataset.path)  # the run's own dataset has other classes
+    assert set(result["scores"]) == {"image_to_text", "text_to_image", "zero_shot"}
+    assert dict.fromkeys(("head", "medium", "tail")).items() <= result["scores"]["zero_shot"]["top1"].items()
+    own = scores_of(pairs_run, hostile_dataset, hostile_dataset)["scores"]["zero_shot"]
+    assert all(result["scores"]["zero_shot"][variant]["all"] == own[variant]["all"] for variant in own)
+    assert any("has no class of" in note and "no k-NN and linear probe scores" in note for note in result["notes"])
+
+
+def test_the_training_set_is_by_default_the_runs_own(pairs_run, pairs_dataset, tmp_path):
+    given = {"tokenizer_from": pairs_dataset.path / "tokenizer.json", "selection": np.arange(0, pairs_dataset.n, 10)}
+    few = dataset_of(GlyphSource(0, test=True), tmp_path / "few", **given)
+    assert answer("eval", pairs_run, "--test", few.path) == scores_of(pairs_run, pairs_dataset, few)
+
+
+def test_class_names_are_read_with_blanks_or_from_a_file_or_a_column(pairs_run, tmp_path, monkeypatch):
+    classes = ["n01440764", "n01443537", "sea_lion"]
+    for number, name in enumerate(classes):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for more in range(4):
+            draw(4 * number + more).save(tmp_path / "pictures" / name / f"{more}.png")
+    test, asked = dataset_of(FolderSource(tmp_path / "pictures"), tmp_path / "test"), []
+    prompts = scoring.prompts
+    monkeypatch.setattr(evaluating, "prompts", lambda names, *more: asked.append([*names]) or prompts(names, *more))
+
+    def said(*options):
+        found = answer("eval", pairs_run, "--test", test.path, *options)
+        assert set(found["scores"]["zero_shot"]) == {"top1", "mean_per_class"}
+        return asked.pop(), [note for note in found["notes"] if note.startswith(("Class names", "Underscores"))]
+
+    names, (meaningless, blanks) = said()
+    assert names == ["n01440764", "n01443537", "sea lion"]
+    assert meaningless.startswith("Class names such as n01440764 say nothing to a text encoder; give --classnames FILE")
+    assert blanks == "Underscores in class names, as in sea_lion, are blanks; --classnames group keeps them."
+    file = tmp_path / "names.txt"
+    for lines in ("# in order\ntench\ngoldfish\nsea_lion\n",
+                  "sea_lion\tsea_lion\nother\tx\nn01443537\tgoldfish\nn01440764\ttench"):  # fmt: skip
+        file.write_text(lines)
+        assert said("--classnames", file) == (["tench", "goldfish", "sea_lion"], [])
+    assert said("--classnames", "group") == (classes, [])
+
+
+def test_class_names_that_do_not_fit_the_classes_are_refused(pairs_run, images_dataset, tmp_path):
+    def given(lines):
+        (tmp_path / "names.txt").write_text(lines)
+        return evaluate(pairs_run, images_dataset, images_dataset, "--classnames", tmp_path / "names.txt")
+
+    assert_one_line(
+        given("cat\n"), 2, "has 1 names, but there are 2 classes, from 'cats' to 'dogs'", "class, tab, name"
+    )
+    assert_one_line(given("cats\tcat\n"), 2, "has 0 names for the class 'dogs'")
+    assert_one_line(given("cats\ta\ncats\tb\ndogs\tc\n"), 2, "has 2 names for the class 'cats'")
+    column = evaluate(pairs_run, images_dataset, images_dataset, "--classnames", "uri")
+    assert_one_line(column, 2, "--classnames uri has 200 names for the class 'cats'; give it one")
+    gone = evaluate(pairs_run, images_dataset, images_dataset, "--classnames", "no such")
+    assert_one_line(gone, 2, "--classnames no such: there is no such column, and as a file: ")
 
 
 def test_pictures_alone_can_be_classified_by_a_run_on_pairs_but_not_retrieved(pairs_run, images_dataset):
@@ -226,8 +280,7 @@ def test_a_run_that_is_none_or_has_no_checkpoint_is_refused(pairs_run, hostile_d
     assert_one_line(wrong, 1, "no checkpoint 'step-8'; available: step-7, step-14")
 
 
-def test_datasets_that_do_not_fit_are_refused(pairs_run, pairs_dataset, images_dataset, hostile_dataset, tmp_path):
-    assert_one_line(evaluate(pairs_run, pairs_dataset, images_dataset), 1, "holds pairs", "holds images")
+def test_datasets_that_do_not_fit_are_refused(pairs_run, pairs_dataset, hostile_dataset, tmp_path):
     assert_one_line(cli("eval", pairs_run, "--train", tmp_path, "--test", tmp_path), 1, "is not a dataset")
     moved = evaluate(pairs_run, pairs_dataset, pairs_dataset, "--data", hostile_dataset.path)
     assert_one_line(moved, 1, "is not the dataset that the run was trained on")

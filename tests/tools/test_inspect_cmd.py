@@ -76,6 +76,15 @@ def test_at_inspects_an_earlier_snapshot(hostile_run, tmp_path):
     assert "No sample was visited by step-0" in seen["notes"][0]
 
 
+def test_the_report_on_a_snapshot_that_was_named_is_a_file_of_its_own(hostile_run, tmp_path):
+    run = shutil.copytree(hostile_run.path, tmp_path / "run", ignore=shutil.ignore_patterns("report"))
+    printed = [succeed("inspect", run, *at).stdout.splitlines()[-1] for at in ((), ("--at", "step-5"))]
+    assert printed == [f"{run}/report/report.html", f"{run}/report/report-step-5.html"]
+    assert {path.name for path in (run / "report").iterdir()} == {
+        "report.html", "tau_by_class.png", "report-step-5.html", "tau_by_class-step-5.png",
+    }  # fmt: skip
+
+
 def test_inspect_changes_nothing_but_the_report(hostile_run):
     def files():
         paths = (path for path in hostile_run.path.rglob("*") if path.is_file())

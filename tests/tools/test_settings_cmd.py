@@ -13,7 +13,7 @@ from thermopile.trainer.config.layers import Layers, preset_names
 from thermopile.trainer.objectives import OBJECTIVES
 from thermopile.trainer.run.build import resolve
 
-from support.cli import cli
+from support.cli import cli, succeed
 
 
 def layered(*, preset=None, **settings):
@@ -118,6 +118,13 @@ def test_every_setting_of_an_objective_is_explained(name):
     models = OBJECTIVES[name].settings_of_mode.values()
     assert found.keys() == {f"objective.{key}" for model in models for key in model.model_fields}
     assert all(each.sentence for each in found.values())
+
+
+def test_a_setting_of_objectives_is_explained_for_each_that_has_it():
+    said = [" ".join(part.split()) for part in succeed("settings", "objective.rho").stdout.split("\n\n")]
+    assert all(part.startswith("objective.rho = ") for part in said)
+    assert "0.1 to 0.4 in the paper. iSogCLR eq 7. For isogclr (unimodal)." in said[1]
+    assert said[0].endswith("FastCLIP table 9. For isogclr (bimodal), fastclip_v2 (bimodal).")
 
 
 def test_an_unknown_setting_names_the_nearest():

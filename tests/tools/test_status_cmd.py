@@ -15,6 +15,7 @@ from thermopile.storage.local import LocalPath
 from thermopile.storage.lock import FileLock
 from thermopile.storage.sealed_json import seal_line
 from thermopile.storage.selection import WITHOUT, SelectionWriter
+from thermopile.trainer.metrics import metrics_file
 
 from support.cli import answer, cli, succeed
 from support.written_runs import write_run
@@ -212,6 +213,28 @@ def test_lines_that_are_not_what_was_written_are_left_out_and_noted(made):
     found = status_of(made)
     assert found["steps"]["step"] == 2
     assert any(f"1 of the last lines of {made.metrics_file} cannot be read" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize("odd", [None, True, "x", [1], {"a": 1}, -1.7e308, 1.7e308, 1e-320, "\ud800"])
+def test_odd_values_in_lines_whose_checksum_is_right_are_no_obstacle(made, odd):
+    names = set(line(1)) | {"skipped", "image/share_silent", "write_backlog_seconds", "weights"}
+    for name in sorted(names - {"step"}):
+        write_lines(made, [line(9), *(line(step, **{name: odd}) for step in range(10, 14))])
+        assert status_of(made)["steps"]["step"] == 13
+    steps = [line(9), *(line(step, loss=odd, step_seconds=odd) for step in (10, 11)), line(12) | {"step": odd}]
+    write_lines(made, [*steps, {"step": 9, "evaluation": {"knn": {"10": odd}}, "weights": odd}])
+    assert status_of(made)["evaluations"][0]["step"] == 9
+    assert "step 9:" in text_of(made)
+
+
+def test_megabytes_of_empty_lines_are_not_all_read_as_lines(made, monkeypatch):
+    parsed, parse = [], metrics_file._parsed
+    monkeypatch.setattr(metrics_file, "_parsed", lambda text: parsed.append(1) or parse(text))
+    write_lines(made, [line(1)])
+    with made.metrics_file.open("ab") as file:
+        file.write(b"\n" * (64 << 20))
+    assert any("cannot be read" in note for note in status_of(made)["notes"])
+    assert len(parsed) < 2 << 20
 
 
 def test_the_last_warnings_are_shown_and_nothing_hostile_reaches_the_terminal(made):

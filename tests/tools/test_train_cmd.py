@@ -120,6 +120,39 @@ def test_resuming_with_other_settings_is_refused_naming_those_that_may_not_chang
     assert "log_every" not in result.stderr
 
 
+def test_samples_to_leave_out_of_a_run_that_has_begun_are_for_a_fork(finished, tmp_path):
+    pq.write_table(pa.table({"sample_id": [3]}), tmp_path / "withdrawn.parquet")
+    result = train("--out", finished, "--resume", "--without", tmp_path / "withdrawn.parquet")
+    refused(result, "data.without", "thermopile fork RUN --out NEW --without FILE")
+
+
+def test_a_resume_that_is_refused_says_nothing_of_changed_settings(finished, captions_dataset):
+    asked = ("--out", finished, "--resume", *sets("epochs=2"), "--allow-change", "epochs")
+    refused(train(*asked, "--data", captions_dataset.path), "dataset fingerprint: the store has")
+    assert "the settings have changed" in succeed("train", *asked).stderr
+
+
+def test_a_jump_of_the_learning_rate_is_told(pairs_dataset, tmp_path):
+    run = tmp_path / "run"
+    succeed("train", "--data", pairs_dataset.path, "--out", run, *sets(*TINY, "optimizer.warmup_steps=0"))
+    asked = ("--out", run, "--resume", *sets("epochs=2"), "--allow-change", "epochs")
+    said = "epochs: 1 → 2; the learning rate of the next step is 0.0005, not 0\n"
+    assert said in succeed("train", *asked, "--dry-run").stderr
+    assert said in succeed("train", *asked).stderr
+    assert "learning rate of" not in succeed("train", *asked[:3], *sets("epochs=1"), *asked[-2:]).stderr  # it has ended
+
+
+def test_a_dataset_to_score_that_was_moved_is_named_with_its_setting(pairs_dataset, tmp_path):
+    asked = sets("evaluation.every_steps=4", "evaluation.test=/nowhere/set")
+    result = train("--data", pairs_dataset.path, "--out", tmp_path / "run", *sets(*TINY), *asked)
+    assert_one_line(result, 1, "evaluation.test: /nowhere/set is not a dataset", "--set evaluation.test=DATASET")
+
+
+def test_a_batch_larger_than_the_dataset_is_refused_with_one_that_fits(images_dataset, tmp_path):
+    asked = ("--data", images_dataset.path, "--out", tmp_path / "run")
+    refused(train(*asked, *sets("batch_size=512")), "batch_size 512 exceeds 300 samples; lower it to 64")
+
+
 def test_an_allowed_change_is_made_shown_and_recorded(finished):
     refused(train("--out", finished, "--resume", *sets("epochs=2")), "--allow-change epochs")
     result = succeed("train", "--out", finished, "--resume", *sets("epochs=2"), "--allow-change", "epochs")

@@ -8,6 +8,7 @@ import pytest
 from thermopile.trainer.config import flat, load_config, to_tree
 from thermopile.trainer.config.layers import merge
 from thermopile.trainer.errors import ConfigError
+from thermopile.trainer.run.build import device_named
 from thermopile.trainer.run.resume_settings import allowed_changes, as_recorded, differences
 
 RUN = load_config({"objective": {"name": "isogclr", "mode": "bimodal", "rho": 2.0, "tau_init": 0.01}})
@@ -35,6 +36,13 @@ def test_the_choice_of_captions_changes_results():
     with pytest.raises(ConfigError, match=r"has 'draw', asked for 'first'.* --allow-change data\.captions"):
         changes([], data={"captions": "first"})
     assert changes(["data.captions"], data={"captions": "first"}) == [("data.captions", "draw", "first")]
+
+
+def test_the_device_that_auto_chooses_here_is_no_change():
+    here = device_named("auto").type
+    assert changes([], device=here) == []
+    with pytest.raises(ConfigError, match="device: the run has 'auto', asked for"):
+        changes([], device="cpu" if here == "cuda" else "cuda")
 
 
 def test_what_changes_no_result_needs_no_name():

@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 from ...storage.files import write_atomically
 from ..inspection import summary
 from ..inspection.findings import Findings, shown_ids
-from ..inspection.reading.opening import Inspection
+from ..inspection.reading.opening import LATEST, Inspection
 from ..inspection.temperatures.groups import CLASS_COLUMN
 from ..inspection.temperatures.samples import Sample
 from ..inspection.temperatures.survey import Survey
@@ -34,19 +34,25 @@ LONGEST_TEXTS = (MAX_CHARACTERS, 500, 100)
 IMAGE_TAG_BYTES = 100
 
 
-def write_report(findings: Findings, folder: Path) -> Path:
-    """Write the page and the leading figure into `folder`, each atomically, and return the page's path."""
-    survey, prefix = findings.survey, _prefix(findings.inspection)
+def write_report(findings: Findings, folder: Path, *, at: str = LATEST) -> Path:
+    """Write the page and the leading figure into `folder`, each atomically, and return the page's path.
+
+    at: the snapshot that was asked for; any but `latest` has files of its own, with its tag in their names.
+    """
+    inspection, survey = findings.inspection, findings.survey
+    page, figure = (folder / f"{_prefix(inspection)}{name}" for name in (PAGE, LEADING_FIGURE))
+    if at != LATEST and inspection.reader:
+        tag = inspection.prediction.checkpoint if inspection.prediction else inspection.reader.snapshot.tag
+        page, figure = (file.with_stem(f"{file.stem}-{tag}") for file in (page, figure))
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / (prefix + PAGE), build_page(findings).encode())
+    write_atomically(page, build_page(findings).encode())
     if survey and survey.groups and survey.groups[0].column == CLASS_COLUMN:
         draw = partial(draw_tau_by_group, survey.sides, survey.groups[0])
-        leading = png_of(draw, LIGHT, summary.what(findings.inspection, survey))
-        write_atomically(folder / (prefix + LEADING_FIGURE), leading)
+        write_atomically(figure, png_of(draw, LIGHT, summary.what(inspection, survey)))
     else:
         # A figure left by an earlier report would be mistaken for this one's.
-        (folder / (prefix + LEADING_FIGURE)).unlink(missing_ok=True)
-    return folder / (prefix + PAGE)
+        figure.unlink(missing_ok=True)
+    return page
 
 
 def _prefix(inspection: Inspection) -> str:

@@ -1,5 +1,6 @@
 """Evaluate a run's checkpoint on a training and a test set."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -29,6 +30,7 @@ from ..run_directory import RunDirectory, find_checkpoint, load_found
 from ..world import ALONE, World
 from .bands import BANDS, NONE, Classes, Scores, band_of_class, match_classes, score
 from .features import image_features, restore_encoders, text_features
+from .prompts import read_class_names
 from .scoring import LBFGS_ITERATIONS, TEMPLATES, Vote, knn, lbfgs_probe, prompts, retrieval_ranks, sgd_probe, zero_shot
 
 NEIGHBOURS = (10, 20, 100, 200)
@@ -65,6 +67,16 @@ class Evaluation:
         """Ids of the training samples that k-NN and probes use, int64 [n], ascending."""
         return np.setdiff1d(np.flatnonzero(self.classes.train != NONE), self.forgotten, assume_unique=True)
 
+    @cached_property
+    def named(self) -> Classes:
+        """The classes that zero-shot chooses from: the training set's if it has all of the test set's, or else these.
+
+        None if the test set has no class, or if there is only one.
+        """
+        groups = self.test.column("group")
+        named = match_classes(groups, groups) if self.classes.unknown else self.classes
+        return named if len(named.names) > 1 and (named.test != NONE).any() else match_classes(groups[:0], groups[:0])
+
     def add(self, method: str, variant: object, right: NDArray[np.bool_], of: NDArray[np.int64]) -> None:
         """Record what was right, bool [x], each for the test sample in `of`, int64 [x]."""
         self.right[method, str(variant)] = right, of
@@ -95,6 +107,7 @@ def evaluate(
     network: Network = "online",
     weights: Weights | None = None,
     templates: Sequence[str] = TEMPLATES,
+    classnames: str | None = None,
     allow_code: bool = False,
     with_probes: bool = True,
     on_progress: OnProgress = lambda what, done, total: None,
@@ -106,10 +119,12 @@ def evaluate(
     the space shared by images and texts, for all methods.
     data: the present place of the run's dataset; None: the recorded path. Texts need its tokenizer. The run's dataset
     may differ from both `train` and `test`. Nothing is fitted to or chosen by the test set.
+    classnames: as read_class_names; None: the classes' own names, with blanks for underscores.
     network: the trained network, or the momentum network, which has only its own weights. weights: the trained
     network's, by default averaged if the run has averages. allow_code: as restore_encoders.
-    Raises RunError if the run or checkpoint does not exist, DatasetError if the datasets do not fit each other or
-    the run, ConfigError if the run's encoders cannot be built or it has no momentum network or averaged weights.
+    Raises RunError if the run or checkpoint does not exist, DatasetError if the datasets do not fit the run,
+    ConfigError as read_class_names, if the run's encoders cannot be built or it has no momentum network or averaged
+    weights.
     """
     config = run.config()
     if network == "momentum":
@@ -120,6 +135,7 @@ def evaluate(
     checkpoint = find_checkpoint(run, at)
     result = compared(checkpoint.name, train, test)
     result.weights = weights
+    names = read_class_names(classnames, result.named.names, (train, test)) if classnames else None
     info, training = load_found(checkpoint)
     has_texts = config.objective.mode == "bimodal"
     tokenizer, sizes = tokenizer_of(data or config.data.places, info) if has_texts else (None, None)
@@ -137,20 +153,12 @@ def evaluate(
         result.notes.append("Scores of the trained network; --network momentum gives those of its moving average.")
     device = device_named("auto")  # a run trained on a GPU can be evaluated without a GPU
     given = encoders.to(device), config.data, device, tokenizer, templates
-    score_encoders(result, *given, with_probes=with_probes, on_progress=on_progress)
+    score_encoders(result, *given, names, with_probes=with_probes, on_progress=on_progress)
     return result
 
 
 def compared(checkpoint: str, train: Dataset, test: Dataset) -> Evaluation:
-    """Return an evaluation without scores: the classes matched, and notes on problems with the datasets.
-
-    Raises DatasetError if the datasets do not fit each other.
-    """
-    if train.index.mode != test.index.mode:
-        raise DatasetError(
-            f"{train.place} holds {train.index.mode}, but {test.place} holds {test.index.mode}: "
-            "give sets of the same kind (--test, --train, or evaluation.train)"
-        )
+    """Return an evaluation without scores: the classes matched, and notes on problems with the datasets."""
     result = Evaluation(checkpoint, train, test, match_classes(train.column("group"), test.column("group")))
     sizes = result.classes.sizes
     if train.index.fingerprint == test.index.fingerprint and not result.not_classified:
@@ -161,11 +169,12 @@ def compared(checkpoint: str, train: Dataset, test: Dataset) -> Evaluation:
         )
     if (unknown := result.classes.unknown) and not result.not_classified:
         result.notes.append(
-            f"{sum(unknown.values()):,} of {test.n:,} test samples are left out of k-NN, linear probe and zero-shot: "
+            f"{sum(unknown.values()):,} of {test.n:,} test samples are left out of k-NN and linear probe: "
             f"the training set lacks their {len(unknown):,} classes, such as {next(iter(unknown))!r}, by name."
         )
     if why := result.not_classified:
-        result.notes.append(f"{why}, so there are no k-NN, linear probe and zero-shot scores.")
+        lost = "k-NN and linear probe" if result.named.names else "k-NN, linear probe and zero-shot"
+        result.notes.append(f"{why}, so there are no {lost} scores.")
     return result
 
 
@@ -176,6 +185,7 @@ def score_encoders(
     device: torch.device,
     tokenizer: Tokenizer | None,
     templates: Sequence[str] = TEMPLATES,
+    names: Sequence[str] | None = None,
     *,
     with_probes: bool = True,
     on_progress: OnProgress = lambda what, done, total: None,
@@ -184,6 +194,7 @@ def score_encoders(
     """Add the scores of encoders, in evaluation mode and on `device`, to `result`.
 
     data: settings of the run, for its views. tokenizer: the run's own; None without a text encoder.
+    names: of the classes in `result.named`, for prompts; None: their own, with blanks for underscores.
     world: its ranks share the encoding, then the first scores; all call this.
     Raises DatasetError and RunError as image_features does.
     """
@@ -198,15 +209,17 @@ def score_encoders(
             return None
         return text_features(encoders.text, tokenizer, of, device, partial(on_progress, what), world)
 
-    captions, names = all_captions(result.test), [] if result.not_classified else result.classes.names
+    captions, classified = all_captions(result.test), not result.not_classified
     test_images = pictures(result.test, "test pictures")
     train_images = None
-    if names and len(np.unique(result.classes.train[result.neighbours])) > 1:
+    if classified and len(np.unique(result.classes.train[result.neighbours])) > 1:
         train_images = pictures(result.train, "training pictures", result.neighbours)
-    elif names:
+    elif classified:
         result.notes.append("Fewer than two classes are not forgotten, so there are no k-NN and linear probe scores.")
     caption_texts = texts(sorted({text for _, text in captions}), "captions")
-    prompt_texts = texts(prompts(names, templates), "prompts")
+    if encoders.text is not None and names is None:
+        names = _readable(result)
+    prompt_texts = texts(prompts(names or (), templates), "prompts")
     if not world.is_first:
         return
     if train_images is not None:
@@ -217,6 +230,16 @@ def score_encoders(
     _retrieve(result, test_images, captions, caption_texts, on_progress)
     if prompt_texts is not None:
         _name_classes(result, test_images, templates, prompt_texts)
+
+
+def _readable(result: Evaluation) -> list[str]:
+    """Return the names of the classes with blanks for underscores, and note what is read so or cannot be."""
+    names = result.named.names
+    if wnid := next((name for name in names if re.fullmatch(r"n\d{8}", name)), None):
+        result.notes.append(f"Class names such as {wnid} say nothing to a text encoder; give --classnames FILE.")
+    if joined := next((name for name in names if "_" in name), None):
+        result.notes.append(f"Underscores in class names, as in {joined}, are blanks; --classnames group keeps them.")
+    return [name.replace("_", " ") for name in names]
 
 
 def _forgotten(run: RunDirectory, data: DataConfig, dataset: Dataset) -> NDArray[np.int64]:
@@ -319,14 +342,15 @@ def _name_classes(result: Evaluation, images: Tensor, templates: Sequence[str], 
 
     texts: features of the prompts, float32 [classes * templates, d].
     """
-    labelled = np.flatnonzero(result.classes.test != NONE)
-    truth = result.classes.test[labelled]
-    similarity = zero_shot(images[labelled], result.classes.names, templates, lambda prompts: texts)
+    named = result.named
+    labelled = np.flatnonzero(named.test != NONE)
+    truth = named.test[labelled]
+    similarity = zero_shot(images[labelled], named.names, templates, lambda prompts: texts)
     right = similarity.argmax(1).cpu().numpy() == truth
     result.add("zero_shot", "top1", right, labelled)
-    if len(result.classes.names) >= 5:
+    if len(named.names) >= 5:
         nearest = similarity.topk(5).indices.cpu().numpy()
         result.add("zero_shot", "top5", (nearest == truth[:, None]).any(1), labelled)
-    classes, of = np.unique(truth, return_inverse=True)
+    _, first, of = np.unique(truth, return_index=True, return_inverse=True)
     recall = np.bincount(of, right) / np.bincount(of)
-    result.scores["zero_shot"]["mean_per_class"] = score(recall, band_of_class(result.classes.sizes)[classes])
+    result.scores["zero_shot"]["mean_per_class"] = score(recall, result.classes.test_bands[labelled[first]])

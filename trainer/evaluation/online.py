@@ -56,8 +56,7 @@ class OnlineEvaluation:
         """Return the evaluation that the settings of a run on `dataset` request, on its device; None without a request.
 
         selection: the run's, whose files need not be there before the first scores.
-        Raises DatasetError if a dataset is missing or they do not fit each other, ConfigError if there is nothing to
-        score.
+        Raises DatasetError if a dataset is missing, ConfigError if there is nothing to score.
         """
         wanted, tokenizer = config.evaluation, None
         if not wanted.every_steps:
@@ -67,7 +66,8 @@ class OnlineEvaluation:
         if config.objective.mode == "bimodal" and dataset.index.tokenizer is not None:
             length = dataset.index.tokenizer.context_length
             tokenizer = load_tokenizer(dataset.tokenizer_path, context_length=length)
-        if sets.not_classified and (tokenizer is None or test.column("caption").null_count == test.n):
+        is_mute = test.column("caption").null_count == test.n and not sets.named.names
+        if sets.not_classified and (tokenizer is None or is_mute):
             raise ConfigError(
                 f"evaluation.test = {wanted.test!r} gives nothing to score: {sets.not_classified}, and there are no "
                 "captions for the run to retrieve; choose another dataset, or set evaluation.every_steps to 0"

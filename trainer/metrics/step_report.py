@@ -52,7 +52,7 @@ def split(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def share_silent(lines: Sequence[Mapping[str, Any]]) -> float | None:
     """Return the share of anchors that gave no gradient, mean over sides and the steps after SETTLING_EPOCHS; None if
     there are no such steps, or taus are not individual."""
-    lines = [line for line in lines if line.get("epoch", 0) >= SETTLING_EPOCHS]
+    lines = [line for line in lines if (line.get("epoch") or 0) >= SETTLING_EPOCHS]
     sides = {name.removesuffix("tau_mean") for line in lines for name in line if name.endswith("/tau_mean")}
     found = [line.get(f"{side}share_silent") for line in lines for side in sides]
     known = [share for share in found if isinstance(share, int | float)]

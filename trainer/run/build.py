@@ -180,6 +180,9 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
     """
     row_bytes = 4 * Schema(objective.fields).row_words
     samples = _samples(config.data, dataset)
+    if config.batch_size > samples:
+        cure = f"lower it to {usual_batch_size(samples, lowest_shares(config.data)):,}, or add samples"
+        raise ConfigError(f"batch_size {config.batch_size:,} exceeds {samples:,} samples; {cure}")
     budget = (config.state.memory_budget or samples * row_bytes) * world.size
     rows, shards = budget // row_bytes, config.canonical_shards or None
     blocks, window = config.blocks_per_shard or None, config.window_blocks or None

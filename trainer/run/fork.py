@@ -30,7 +30,7 @@ from ..config.layers import Layers
 from ..errors import ConfigError, DamagedCheckpointError, RunError, RunExistsError
 from ..lineage import Origin, read_lineage
 from ..metrics.metrics_file import copy_until
-from ..optim import learning_rate
+from ..optim import rate_jump
 from ..run_directory import RunDirectory, find_checkpoint
 from ..world import ALONE
 from .build import create_order, objective_of, pieces_per_step, refuse_thin_steps, resolve
@@ -52,8 +52,8 @@ class Fork(NamedTuple):
     dataset: Dataset
     changes: list[Change]
     total_steps: int
-    rates: list[float]
-    """Learning rates of the next step, in the origin and in the fork."""
+    jump: list[str]
+    """How far the learning rate of the next step is from the origin's; as `rate_jump`."""
     holes: Ids
     """Positions of the samples that it leaves out, ascending, int64."""
     forgotten: int
@@ -98,7 +98,7 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
         )
     order, used = create_order(asked, dataset, objective_of(asked)), 0
     per_epoch = order.steps_per_epoch
-    before, after = recorded.total_steps(per_epoch), asked.total_steps(per_epoch)
+    after = asked.total_steps(per_epoch)
     holes, new = _holes(origin, recorded, asked, dataset)
     if len(new):
         first = order.first_uses(new, asked.epochs)
@@ -113,8 +113,8 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
         raise ConfigError(f"step-{step} is after the end of these settings, {after:,} steps; set more epochs or steps")
     if checkpoint is None:
         refuse_published(asked, origin)
-    rates = [learning_rate(each.optimizer, step, per_epoch, end) for each, end in ((recorded, before), (asked, after))]
-    return Fork(origin, checkpoint, recorded, asked, dataset, changes, after, rates, holes, len(new), used)
+    jump = rate_jump(recorded, asked, step, per_epoch)
+    return Fork(origin, checkpoint, recorded, asked, dataset, changes, after, jump, holes, len(new), used)
 
 
 def _holes(origin: RunDirectory, recorded: TrainConfig, asked: TrainConfig, dataset: Dataset) -> tuple[Ids, Ids]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..._version import __version__
 from ...pipeline.dataset import Dataset
+from ...pipeline.errors import DatasetError
 from ...pipeline.mixed_order import MixedOrder
 from ...pipeline.mixture import open_dataset
 from ...pipeline.order import ORDER_VERSION, Order
@@ -34,6 +35,7 @@ from ..encoders.locking import starts_trained
 from ..errors import ConfigError, RunError
 from ..lineage import read_lineage
 from ..objectives import Objective
+from ..optim import rate_jump
 from ..plugins import OPEN_CLIP, TIMM
 from ..run_directory import RunDirectory
 from ..world import World
@@ -189,7 +191,7 @@ def restore(start: Loaded, store: StateStore, parts: dict[str, Any]) -> int:
 def _newest(config: TrainConfig, run: RunDirectory, world: World, before: Place | None = None) -> Loaded | None:
     """Return the newest intact checkpoint as `load_latest` does, which only rank 0 reads. Called by all ranks.
 
-    Raises RunError, ConfigError as `_check_settings`, too.
+    Raises RunError, ConfigError as `changes_since` and `refuse_other_order`, too.
     """
     ranks, about, tensors = world.slow_group, None, dict[str, Tensor]()
     with agreement(ranks, RunError):
@@ -204,16 +206,17 @@ def _newest(config: TrainConfig, run: RunDirectory, world: World, before: Place 
         tensors = {key: torch.empty(shape, dtype=dtype) for key, (shape, dtype) in kinds.items()}
     ranks.copy_from_first(tensors.values())
     with agreement(world.control, RunError):
-        _check_settings(config, run.checkpoints / name, info, world)
+        changes_since(run.checkpoints / name, info.settings, config)
+        refuse_other_order(run.checkpoints / name, info)
     return Loaded(run.checkpoints / name, info, join(tensors, rest), run.checkpoints / newest)
 
 
-def _check_settings(config: TrainConfig, checkpoint: Place, info: CheckpointInfo, world: World) -> None:
-    """Warn of settings changed since a checkpoint was made. Raises ConfigError, RunError as changes_since."""
-    if (changes := changes_since(checkpoint, info.settings, config)) and world.is_first:
-        changed = "; ".join(change.arrow for change in changes)
-        _log.warning("the settings have changed since %s: %s", checkpoint, changed)
-    refuse_other_order(checkpoint, info)
+def warn_of_changes(config: TrainConfig, start: Loaded, steps_per_epoch: int) -> None:
+    """Warn of settings changed since the checkpoint `start` was made, and of a jump of the learning rate."""
+    if changes := changes_since(start.path, start.info.settings, config):
+        jump = rate_jump(settings_at(start.path, start.info.settings), config, start.info.step, steps_per_epoch)
+        changed = "; ".join([*(change.arrow for change in changes), *jump])
+        _log.warning("the settings have changed since %s: %s", start.path, changed)
 
 
 def refuse_other_order(checkpoint: Place, info: CheckpointInfo) -> None:
@@ -243,13 +246,16 @@ def facts(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
         "order_version": ORDER_VERSION,
         "dataset fingerprint": dataset.index.fingerprint,
         "dataset samples": dataset.n,
-        **{
-            f"{key} fingerprint": Dataset(path, pictures=False).index.fingerprint
-            for key, path in scored_on.items()
-            if path
-        },
+        **{f"{key} fingerprint": _fingerprint(key, path) for key, path in scored_on.items() if path},
         **{key: value for key, value in flat(to_tree(config)).items() if key not in MAY_DIFFER},
     }
+
+
+def _fingerprint(key: str, path: str) -> str:
+    try:
+        return Dataset(path, pictures=False).index.fingerprint
+    except DatasetError as error:
+        raise DatasetError(f"{key}: {error} If it was moved, pass its new path with --set {key}=DATASET") from error
 
 
 def differences(of_ranks: Sequence[dict[str, Any]]) -> list[str]:

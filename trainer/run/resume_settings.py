@@ -16,7 +16,7 @@ from ..errors import ConfigError, RunError
 from ..plugins import is_directory
 from ..run_directory import RunDirectory
 from ..world import World
-from .build import objective_of, resolve
+from .build import device_named, objective_of, resolve
 from .selection_files import SELECTING, as_recorded_file
 
 _RESTORED = "it is restored from the checkpoint"
@@ -32,6 +32,7 @@ FIXED = {
         "the checkpoint's weights and state depend on it",
     ),
     **dict.fromkeys((f"data.{name}" for name in SELECTING), "the run has its own copy; leave the option out"),
+    "data.without": "the run has its own copy; to forget samples: thermopile fork RUN --out NEW --without FILE",
     "objective.learn_b": "it decides whether the checkpoint holds b",
     "objective.similarity": "the weights were trained for it",
     "objective.tau_init": "unseen samples have the run's value",
@@ -77,6 +78,8 @@ class Change(NamedTuple):
 def differences(run: TrainConfig, asked: TrainConfig) -> list[Change]:
     """Return the result-affecting settings that `asked` changes; None for a side that lacks the setting."""
     have, want = flat(to_tree(run)), flat(to_tree(asked))
+    if {have["device"], want["device"]} == {"auto", device_named("auto").type}:
+        want["device"] = have["device"]
     return [
         Change(key, have.get(key), want.get(key))
         for key in sorted(have.keys() | want.keys())

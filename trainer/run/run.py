@@ -51,7 +51,7 @@ from .build import (
 from .checkpoint_writer import Checkpointer
 from .dataset_cache import DatasetCache
 from .failures import not_finite
-from .restoring import find_start, open_store, restore, take_lock
+from .restoring import find_start, open_store, restore, take_lock, warn_of_changes
 from .resume_settings import settled, with_changes
 from .selection_files import selects, write_selection
 
@@ -111,6 +111,8 @@ class Run:
         with ExitStack() as opened:
             self._open(start, opened)
             self._begin(start, opened, resume=resume)
+            if world.is_first and (start := self._start or start):  # only now, when nothing can be refused any more
+                warn_of_changes(config, start, self.order.steps_per_epoch)
             self._resources = opened.pop_all()
 
     def _created_encoders(self, *, pretrained: bool) -> Encoders:

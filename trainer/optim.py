@@ -28,9 +28,7 @@ def learning_rate(config: OptimizerConfig, step: int, steps_per_epoch: int, tota
     number of further steps, without a jump. Source: Hägele et al., Scaling Laws and Compute-Optimal Training Beyond
     Fixed Training Durations, NeurIPS 2024. step counts from 0, over all epochs.
     """
-    warmup = config.warmup_steps or 0
-    if config.warmup_epochs is not None:
-        warmup = config.warmup_epochs * steps_per_epoch
+    warmup = warmup_steps(config, steps_per_epoch)
     if step < warmup:
         return config.lr * (step + 1) / warmup
     if config.cooldown:
@@ -38,6 +36,11 @@ def learning_rate(config: OptimizerConfig, step: int, steps_per_epoch: int, tota
         return config.lr_min + (config.lr - config.lr_min) * min(1.0, (total_steps - step) / falling)
     share = (step - warmup) / max(1, total_steps - warmup)
     return config.lr_min + (config.lr - config.lr_min) * 0.5 * (1 + math.cos(math.pi * share))
+
+
+def warmup_steps(config: OptimizerConfig, steps_per_epoch: int) -> int:
+    """Return the length of the warm-up, in steps."""
+    return (config.warmup_steps or 0) if config.warmup_epochs is None else config.warmup_epochs * steps_per_epoch
 
 
 def momentum_at(start: float, step: int, total_steps: int) -> float:

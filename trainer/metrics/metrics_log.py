@@ -101,14 +101,14 @@ class MetricsLog:
         self._unwritten += b"".join(seal_line(line) + b"\n" for line in lines)
         if self._file is None:
             self._unwritten = b""
-        failed_before, self._failure = self._failure, None
         try:
             while self._file is not None and self._unwritten:
                 self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+            self._failure = None
         except OSError as error:
-            self._failure = error
-            if failed_before is None:
+            if self._failure is None:
                 _log.warning("metrics.jsonl cannot be written: %s. Its lines are kept and written later", error)
+            self._failure = error
         if self._trackers is not None:
             for line in lines:
                 self._trackers.add(line)

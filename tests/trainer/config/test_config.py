@@ -141,7 +141,7 @@ def test_another_optimiser_than_a_presets_keeps_its_schedule():
 
 
 def test_the_warm_up_is_of_200_steps_where_nothing_is_said_of_it():
-    assert OptimizerConfig().warmup_steps == 200
+    assert OptimizerConfig().warmup_steps is None  # until the run's steps are known
     assert OptimizerConfig(warmup_epochs=2).warmup_steps is None
 
 

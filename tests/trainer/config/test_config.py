@@ -97,8 +97,7 @@ def test_an_optimisers_own_settings_are_filled_in_and_recorded(name):
     assert own_settings(config.optimizer) == OPTIMIZERS[name].keys()
     recorded = tomllib.loads(to_toml(config))["optimizer"]
     assert (
-        recorded.keys()
-        == {"name", "lr", "lr_min", "cooldown", "warmup_steps", "weight_decay", "layer_decay"} | OPTIMIZERS[name].keys()
+        recorded.keys() == {"name", "lr", "lr_min", "cooldown", "weight_decay", "layer_decay"} | OPTIMIZERS[name].keys()
     )
     assert load_config({"optimizer": recorded}).optimizer == config.optimizer
 

@@ -194,7 +194,7 @@ class _State:
         if rules.misfits is not None and not kinds.log_s:
             raise ConfigError(f"the objective {name} keeps no log s, by which misfits are found; leave them in")
         if rules.misfits is not None and kinds.why_none:
-            raise ConfigError(f"no misfits are told yet: {kinds.why_none}; train longer, or leave --drop-misfits out")
+            raise ConfigError(f"no misfits are told yet: {kinds.why_none}. Or leave --drop-misfits out")
         if rules.tau_power and not taus:
             raise ConfigError(
                 f"the objective {name} keeps no temperature per sample to weigh by; leave --tau-power out"

@@ -117,6 +117,8 @@ def _steps_lines(run: RunStatus, steps: StepsStatus) -> Iterator[tuple[str, str]
         yield "speed", f"{run.samples_per_second:,.0f} samples/s"
     if steps.split:
         yield "time", "  ".join(f"{name.replace('_', ' ')} {share:.0%}" for name, share in steps.split.items())
+    if steps.collapse:
+        yield "collapsed", steps.collapse
     for hint in steps.hints:
         yield "hint", hint
     if steps.skipped:

@@ -365,8 +365,9 @@ class _Shown:
     def __call__(self, report: StepReport) -> None:
         tau = "" if report.tau_mean is None else f"tau {report.tau_mean:.4f}  "
         shares = "  ".join(f"{words} {report.split[part]:.0%}" for part, words in SHOWN.items() if part in report.split)
+        found = "" if report.retrieval_accuracy is None else f"retrieval {report.retrieval_accuracy:.1%}  "
         speed = f"{report.samples_per_second:,.0f} samples/s"
-        self._bar.update(report.step, f"loss {report.loss:.4f}  {tau}{speed}  {shares}")
+        self._bar.update(report.step, f"loss {report.loss:.4f}  {tau}{found}{speed}  {shares}")
         for problem, hint in report.hints.items():
             if report.step >= self._hints_from and problem not in self._hinted:
                 self._hinted.add(problem)

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -18,10 +19,10 @@ from .encoders.micro_batches import MicroBatches, OnePiece, StepEncoder
 from .errors import RunError
 from .evaluation.online import OnlineEvaluation
 from .metrics.metrics_log import Scalar
-from .metrics.step_report import StepReport, report_of
+from .metrics.step_report import RECENT_STEPS, StepReport, report_of
 from .objectives import FeaturesError, Outcome, Progress
 from .objectives.isogclr import IndividualTemperature
-from .optim import create_optimizer, learning_rate, momentum_at
+from .optim import create_optimizer, learning_rate, momentum_at, warmup_steps
 from .precision import MixedPrecision
 from .run.failures import ranks_lost, samples_after
 from .run.restoring import LOSS_SCALE
@@ -29,7 +30,6 @@ from .run.run import Run
 
 MAX_SKIPPED = 10
 """Maximum number of consecutive skipped steps; corrupted weights never yield a finite step again."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -75,7 +75,7 @@ class Trainer(Run):
         should_stop: Callable[[], bool],
         on_evaluation: Callable[[dict[str, Any]], None],
     ) -> None:
-        reported_at = time.monotonic()
+        reported_at, recent = time.monotonic(), deque[dict[str, Any]](maxlen=RECENT_STEPS)
         if self.world.control.broadcast(self._lacks_evaluation()):
             self._evaluate(should_stop, on_evaluation)  # an evaluation that a stop prevented
             if self._agree(should_stop())[0]:
@@ -90,7 +90,8 @@ class Trainer(Run):
             is_logged = self.steps_done % self.config.log_every == 0
             if is_last or checkpoint_is_due or evaluation_is_due or is_logged:
                 lines, now = self._flushed_log(), time.monotonic()
-                on_report(report_of(lines, self.total_steps, self.config, now - reported_at))
+                recent += lines
+                on_report(report_of(lines, recent, self.total_steps, self.config, now - reported_at))
                 reported_at = now
             if evaluation_is_due:
                 self._evaluate(should_stop, on_evaluation)
@@ -188,12 +189,17 @@ class Trainer(Run):
         """Return warnings to show before the run begins; empty if there are none."""
         of_norms = batch_norm_advice(self.encoders, self.device, self.world, self._pieces)
         of_evaluation = self.evaluation.notes if self.evaluation else []
+        warmup = warmup_steps(self.config.optimizer, self.order.steps_per_epoch)
+        of_rate = [
+            f"the run ends after {self.total_steps:,} steps, within its warm-up of {warmup:,}, and optimizer.lr is not "
+            "reached: train longer, or set optimizer.warmup_steps to a tenth of the steps"
+        ] * (warmup >= self.total_steps)
         of_data = [SYNTHETIC_ADVICE] if self.config.data.loader == "synthetic" else []
         of_objective = self.objective.advice(self.config.batch_size, keys=self.config.model.momentum > 0)
         content = None if self.config.data.select or self.config.data.without else self.dataset.index.content  # of all
         if content and isinstance(self.objective, IndividualTemperature):
             of_objective += self.objective.advice_on_repeats(content)
-        return of_objective + lock_advice(self.config) + of_norms + of_data + of_evaluation
+        return of_rate + of_objective + lock_advice(self.config) + of_norms + of_data + of_evaluation
 
 
 def _all_finite(*tensors: Tensor) -> bool:

@@ -28,9 +28,7 @@ def learning_rate(config: OptimizerConfig, step: int, steps_per_epoch: int, tota
     number of further steps, without a jump. Source: Hägele et al., Scaling Laws and Compute-Optimal Training Beyond
     Fixed Training Durations, NeurIPS 2024. step counts from 0, over all epochs.
     """
-    warmup = config.warmup_steps or 0
-    if config.warmup_epochs is not None:
-        warmup = config.warmup_epochs * steps_per_epoch
+    warmup = warmup_steps(config, steps_per_epoch)
     if step < warmup:
         return config.lr * (step + 1) / warmup
     if config.cooldown:
@@ -46,6 +44,11 @@ def rate_jump(before: TrainConfig, after: TrainConfig, step: int, steps_per_epoc
     old = learning_rate(before.optimizer, step, steps_per_epoch, before.total_steps(steps_per_epoch))
     new = learning_rate(after.optimizer, step, steps_per_epoch, total)
     return [f"the learning rate of the next step is {new:.4g}, not {old:.4g}"] if old != new and step < total else []
+
+
+def warmup_steps(config: OptimizerConfig, steps_per_epoch: int) -> int:
+    """Return the length of the warm-up, in steps."""
+    return (config.warmup_steps or 0) if config.warmup_epochs is None else config.warmup_epochs * steps_per_epoch
 
 
 def momentum_at(start: float, step: int, total_steps: int) -> float:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from thermopile.pipeline.dataset_index import seal_index
+from thermopile.state_store import SnapshotError
 from thermopile.storage.sealed_json import seal_document, unseal
 from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint, save_checkpoint
 from thermopile.trainer.config import load_config
@@ -78,7 +79,8 @@ def test_a_file_where_the_checkpoints_belong_is_an_error_of_the_resumed_run(run)
     assert_one_line(resume(run), 1, f"{run.checkpoints} is not a directory; remove it")
 
 
-def test_a_run_that_can_write_no_checkpoint_trains_on_and_fails_at_its_end(images_dataset, tmp_path):
+def test_a_run_that_can_write_no_checkpoint_trains_on_and_fails_at_its_end(images_dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_writer, "RETRY_SECONDS", 0.0)
     config = small(images_dataset)
     run = RunDirectory(tmp_path / "run")
     with Trainer(config, run) as trainer:
@@ -130,6 +132,46 @@ def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else(
     assert "metrics.jsonl cannot be written" in caplog.text
     assert {path.name for path in run.checkpoints.iterdir()} == {"step-2", "step-6", "step-7", "latest"}
     assert losses(run) == losses(whole)
+
+
+def on_warnings(do):
+    """A handler that passes each warning of thermopile to a function."""
+    handler = logging.Handler()
+    handler.emit = lambda record: do(record.getMessage())
+    return handler
+
+
+@pytest.mark.parametrize("is_freed", [True, False])
+def test_the_last_checkpoint_waits_for_room_on_a_full_disk_and_says_so_once(
+    images_dataset, tmp_path, monkeypatch, is_freed
+):
+    monkeypatch.setattr(checkpoint_writer, "RETRY_SECONDS", 0.0)
+    run, said = RunDirectory(tmp_path / "run"), []
+
+    def warned(message):
+        said.append(message.partition(":")[0])
+        if is_freed and "step 7" in message:
+            room_for_files(resource.RLIM_INFINITY)
+
+    monkeypatch.setattr(logging.getLogger("thermopile"), "handlers", [on_warnings(warned)])
+
+    def report(report):
+        trainer.checkpointer.wait()
+        if report.step == 3:
+            room_for_files(1)
+
+    try:
+        with (
+            contextlib.nullcontext() if is_freed else pytest.raises(SnapshotError, match="File too large"),
+            Trainer(small(images_dataset), run) as trainer,
+        ):
+            trainer.run(report)
+    finally:
+        room_for_files(resource.RLIM_INFINITY)
+    # During training, and again at its end, since the run waits there.
+    assert said == ["metrics.jsonl cannot be written", *(f"the checkpoint of step {n} was not written" for n in (4, 7))]
+    assert latest_checkpoint(run.checkpoints).name == ("step-7" if is_freed else "step-2")
+    assert len(losses(run)) == (7 if is_freed else 3)
 
 
 # Checkpoints

@@ -1,19 +1,21 @@
 """The parts of a run that the settings ask for: which loader, which recipe, whose augmentation."""
 
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 
 from thermopile.pipeline.augment import RECIPES
 from thermopile.trainer.config import load_config
+from thermopile.trainer.config.layers import Layers
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run.build import create_order, objective_of, open_loader, recipe_named, resolve
-from thermopile.trainer.run.resume_settings import differences
+from thermopile.trainer.run.resume_settings import allowed_changes, differences, with_changes
 from thermopile.trainer.run_directory import RunDirectory
 
-from support.runs import SMALL_MODEL
+from support.runs import SMALL_MODEL, small
 
 CPU = torch.device("cpu")
 
@@ -280,3 +282,31 @@ def test_local_views_are_as_many_and_as_large_as_asked_for(images_dataset, loade
 def test_a_number_or_side_of_local_views_that_cannot_be_is_refused(images_dataset, name, value):
     with pytest.raises(ConfigError, match=rf"data\.{name}"):
         settings(images_dataset, **{name: value})
+
+
+# The warm-up
+
+
+@pytest.mark.parametrize(
+    ("run", "steps"),
+    [({"epochs": 2}, 1), ({"epochs": 30}, 21), ({"epochs": 30, "steps": 55}, 5), ({"epochs": 400}, 200),
+     ({"epochs": 2, "optimizer": {"warmup_steps": 200}}, 200), ({"epochs": 2, "optimizer": {"warmup_epochs": 1}}, None),
+     ({"epochs": 2, "optimizer": {"warmup_steps": "none"}}, 1)],
+)  # fmt: skip
+def test_a_warm_up_that_is_not_set_takes_200_steps_or_a_tenth_of_the_run(pairs_dataset, run, steps):
+    assert small(pairs_dataset, **run).optimizer.warmup_steps == steps  # 7 steps an epoch
+
+
+def test_a_resumed_run_keeps_the_warm_up_that_it_recorded(pairs_dataset):
+    for recorded in (small(pairs_dataset, optimizer={"warmup_steps": 200}), small(pairs_dataset)):
+        longer = with_changes(recorded, Layers({"epochs": 300}, {"epochs": "settings"}), Path("config.toml"))
+        changes = allowed_changes(Path("run"), recorded, resolve(longer, pairs_dataset), ["epochs"])
+        assert [change.key for change in changes] == ["epochs"]
+
+
+@pytest.mark.parametrize(("warmup", "is_told"), [({"warmup_steps": 14}, True), ({"warmup_steps": 13}, False),
+                                                 ({"warmup_epochs": 2}, True), ({}, False)])  # fmt: skip
+def test_a_run_that_ends_within_its_warm_up_is_told_so(pairs_dataset, tmp_path, warmup, is_told):
+    with Trainer(small(pairs_dataset, optimizer=warmup), RunDirectory(tmp_path / "run")) as trainer:
+        said = [advice for advice in trainer.advice() if "within its warm-up of 14" in advice]
+    assert bool(said) == is_told

@@ -226,11 +226,15 @@ def test_one_is_due_after_so_many_steps_or_so_many_minutes_since_the_last_one_be
     assert not any(make(every_minutes=0).is_due(step) for step in range(1, 100))
 
 
-def test_one_that_failed_is_warned_of_and_due_again_a_minute_later_and_not_before(make, clock, caplog):
+def test_several_that_failed_in_a_row_are_warned_of_once_and_due_again_a_minute_later_and_not_before(
+    make, clock, caplog
+):
     made = ended(make(every_steps=1), failed(OSError("disk full")), step=3)
     assert made.write_state == WriteState.FAILED
     made.settle([WriteState.FAILED])
-    assert "the checkpoint of step 3 was not written: disk full. Training continues" in caplog.text
+    ended(made, failed(OSError("disk full")), step=4).settle([WriteState.FAILED])
+    assert len(caplog.records) == 1
+    assert "the checkpoint of step 3 was not written: disk full. It is tried again every 60 seconds" in caplog.text
     clock.now += checkpoint_writer.RETRY_SECONDS - 1
     assert not made.is_due(4)
     clock.now += 1
@@ -239,6 +243,8 @@ def test_one_that_failed_is_warned_of_and_due_again_a_minute_later_and_not_befor
     ended(made, written(), step=5).settle([WriteState.WRITTEN])
     assert made.write_state == WriteState.NONE
     assert made._store.retained == 1
+    ended(made, failed(OSError("disk full")), step=6).settle([WriteState.FAILED])
+    assert "the checkpoint of step 6 was not written" in caplog.text
 
 
 def test_where_it_must_succeed_its_error_is_raised(make):

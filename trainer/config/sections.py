@@ -284,7 +284,8 @@ class OptimizerConfig(Section):
     """Last share of the steps, in which the rate falls linearly to lr_min; until then it stays at lr after the warm-up,
     so a fork of the run can have any length. 0: a cosine instead."""
     warmup_steps: NonNegativeInt | None = None
-    """Steps in which the learning rate rises from 0 to lr; 200 if `warmup_epochs` is not set either."""
+    """Steps in which the learning rate rises from 0 to lr. If `warmup_epochs` is not set either: 200, and at most a
+    tenth of the run's steps."""
     warmup_epochs: NonNegativeInt | None = None
     """Warm-up in epochs instead of steps."""
     weight_decay: NonNegativeFloat = 0.02
@@ -318,8 +319,6 @@ class OptimizerConfig(Section):
                 f"{name} has no setting {' or '.join(foreign)}; it has {', '.join(own)}. "
                 f"If a preset or a file sets it, add {' '.join(f'--set optimizer.{key}=none' for key in foreign)}"
             )
-        if "warmup_epochs" not in settings:
-            settings.setdefault("warmup_steps", 200)
         return own | settings
 
     @field_validator("name")

@@ -46,10 +46,11 @@ class Tail(NamedTuple):
     """Unreadable lines encountered, not counting a line that is being written."""
 
 
-def last_lines(log: Log, steps: int, evaluations: int) -> Tail:
+def last_lines(log: Log, steps: int, evaluations: int, until: float = math.inf) -> Tail:
     """Return the last `steps` step lines and the last `evaluations` evaluation lines.
 
-    log: the file, or its parts in a bucket. Returns fewer if the last MAX_BYTES contain fewer. Raises OSError.
+    log: the file, or its parts in a bucket. until: the last step to read. Returns fewer if the last MAX_BYTES contain
+    fewer. Raises OSError.
     """
     of_steps: list[dict[str, Any]] = []
     of_evaluations: list[dict[str, Any]] = []
@@ -57,7 +58,8 @@ def last_lines(log: Log, steps: int, evaluations: int) -> Tail:
     with log.opened() as file:
         # No valid line is shorter than 32 bytes: a file of empty lines is not read to its end.
         for place, text in enumerate(islice(_lines_from_the_end(file), MAX_BYTES // 32)):
-            if len(of_steps) == steps and _EVALUATION not in text:
+            step = _STEP.match(text)
+            if (len(of_steps) == steps and _EVALUATION not in text) or (step and int(step[1]) > until):
                 continue  # skips most lines of a long run
             line = _parsed(text)
             if not line:

@@ -61,7 +61,7 @@ class MetricsLog:
     def flush(self) -> list[dict[str, Any]]:
         """Write the steps added since the last flush, and return them.
 
-        Lines that cannot be written, for example on a full disk, are kept for the next flush, with a warning.
+        Lines that cannot be written, for example on a full disk, are kept for the next flush, with one warning.
         Raises NotFiniteError if a loss is not finite, after writing the steps before it.
         """
         steps, self._waiting = self._waiting, []
@@ -101,13 +101,14 @@ class MetricsLog:
         self._unwritten += b"".join(seal_line(line) + b"\n" for line in lines)
         if self._file is None:
             self._unwritten = b""
-        self._failure = None
         try:
             while self._file is not None and self._unwritten:
                 self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+            self._failure = None
         except OSError as error:
+            if self._failure is None:
+                _log.warning("metrics.jsonl cannot be written: %s. Its lines are kept and written later", error)
             self._failure = error
-            _log.warning("metrics.jsonl cannot be written: %s. Its lines are kept and written later", error)
         if self._trackers is not None:
             for line in lines:
                 self._trackers.add(line)

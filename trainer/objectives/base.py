@@ -267,7 +267,9 @@ class Objective(nn.Module):
         differentiable = torch.is_grad_enabled() and any(view.requires_grad for view in views)
         with torch.no_grad(), full_precision(first.device.type):
             self.project()
-            computed = self.compute(self._pairs(views, keys, batch), batch, state, progress)
+            pairs = self._pairs(views, keys, batch)
+            likeness = self._likeness(pairs.features)
+            computed = self.compute(pairs, batch, state, progress)
             gradients = computed.parameter_gradients
             if differentiable:
                 inputs += views
@@ -279,7 +281,14 @@ class Objective(nn.Module):
             loss = 2 * loss
         # Through int64, because torch cannot add in uint32.
         visits = {name: (old.to(torch.int64) + 1).to(old.dtype) for name, old in state.items() if name == "visits"}
-        return Outcome(loss, computed.state | visits, computed.metrics)
+        return Outcome(loss, computed.state | visits, likeness | computed.metrics)
+
+    def _likeness(self, features: Tensor) -> dict[str, Tensor]:
+        """Return each side's mean cosine between two samples, at most 1; features: [2, b, d], of the global batch."""
+        samples = features.shape[1]
+        sums = nn.functional.normalize(features, dim=2).mean(1).square().sum(1) * samples  # with each sample itself
+        likeness = (sums - 1) / (samples - 1)
+        return self.by_side(likeness=likeness if len(self.sides) == 2 else likeness.mean(0, keepdim=True))
 
     def _pairs(self, views: list[Tensor], keys: tuple[Tensor, Tensor] | None, batch: GlobalBatch) -> Pairs:
         """Gather the features that anchors are compared with; the step's first exchange."""

@@ -65,9 +65,14 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
     pieces_per_step(resolved, world)
     settings = objective.settings.model_dump(exclude_none=True)
     settings["similarity_budget"] = objective.settings.budget_on(device)
+    optimizer = config.optimizer
+    if optimizer.warmup_steps is None and optimizer.warmup_epochs is None:
+        steps = min(200, config.total_steps(order.steps_per_epoch) // 10)
+        optimizer = optimizer.model_copy(update={"warmup_steps": steps})
     return resolved.model_copy(
         update={
             **resolve_speed(config, device),
+            "optimizer": optimizer,
             "objective": type(config.objective)(name=resolved.objective.name, mode=mode, **settings),
             "canonical_shards": order.canonical_shards,
             "blocks_per_shard": order.blocks_per_shard,

@@ -28,8 +28,9 @@ from ..world import World
 RETRY_SECONDS = 60.0
 """Delay before a failed checkpoint is retried."""
 
-LAST_ATTEMPTS = 4
-"""Attempts at the last checkpoint of a run in a bucket: the store may be unreachable for ten minutes."""
+LAST_ATTEMPTS, LAST_ATTEMPTS_IN_BUCKET = 11, 4
+"""Attempts at the last checkpoint of a run: a disk may be full, or a bucket unreachable, for ten minutes. In a bucket
+each attempt takes minutes itself."""
 
 _NOT_REMOVED = "old checkpoints could not be removed: %s. The next checkpoint tries again"
 
@@ -63,7 +64,7 @@ class Checkpointer:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="thermopile-checkpoint")
         self._begun_at = time.monotonic()
         self._retry_at: float | None = None  # set if the last checkpoint could not be written
-        self._step = 0
+        self._step, self._has_warned = 0, False
         self._writing: Future[None] | None = None
         self._pinned: Future[PinnedMemory] | None = None
 
@@ -109,11 +110,12 @@ class Checkpointer:
         """Cut the state and copy the model at this step boundary; both are written while training continues.
 
         Waits for a previous checkpoint. is_last: wait for this checkpoint too; it must succeed, or SnapshotError or
-        OSError is raised, in a bucket after LAST_ATTEMPTS.
+        OSError is raised after LAST_ATTEMPTS, or LAST_ATTEMPTS_IN_BUCKET.
         """
         self.finish()
         config_hash = hashlib.sha256(to_toml(self._config).encode()).hexdigest()
-        attempts = LAST_ATTEMPTS if is_last and self._run.path.is_remote else 1
+        attempts = LAST_ATTEMPTS_IN_BUCKET if self._run.path.is_remote else LAST_ATTEMPTS
+        self._has_warned &= not is_last  # that the run's end waits is said even after a warning during training
         for attempt in range(1, attempts + 1):
             # Before the snapshot's threads start: they would compete with the copy for the interpreter.
             training = self._copy(training_state()) if self._world.is_first else None
@@ -130,6 +132,7 @@ class Checkpointer:
             if self._retry_at is None:
                 return
             time.sleep(RETRY_SECONDS)
+            self._log.flush()  # writes the lines that the disk had no room for
 
     def _snapshot(self, step: int, epoch: int, config_hash: str) -> Future[Snapshot]:
         """Cut the state, or reuse a committed snapshot whose checkpoint could not be written."""
@@ -197,8 +200,8 @@ class Checkpointer:
     def settle(self, of_ranks: list[int], *, must_succeed: bool = False) -> None:
         """Clear the checkpoint once every rank has finished it, and drop the snapshots that it replaces.
 
-        of_ranks: `write_state` of each rank. A failed checkpoint is logged as a warning and due again after
-        RETRY_SECONDS; with must_succeed its error is raised: SnapshotError or OSError.
+        of_ranks: `write_state` of each rank. A failed checkpoint is due again after RETRY_SECONDS, and the first of
+        several in a row is logged as a warning; with must_succeed its error is raised: SnapshotError or OSError.
         """
         if self._writing is None or WriteState.WRITING in of_ranks:
             return
@@ -207,7 +210,7 @@ class Checkpointer:
             rank = of_ranks.index(WriteState.FAILED)
             error = SnapshotError(f"rank {rank} could not write its part; see its messages")
         if error is None:
-            keep = self._keep
+            keep, self._has_warned = self._keep, False
             removed = self._store.retain(keep.keep_last, keep.keep_every, keep.keep_early)
             removed.add_done_callback(_warn_of_failure)
             return
@@ -215,13 +218,10 @@ class Checkpointer:
         if must_succeed or lost or not isinstance(error, SnapshotError | StateStoreError | OSError):
             raise error
         self._retry_at = time.monotonic() + RETRY_SECONDS
-        if self._world.is_first:
-            _log.warning(
-                "the checkpoint of step %d was not written: %s. Training continues; next attempt in %.0f seconds",
-                self._step,
-                error,
-                RETRY_SECONDS,
-            )
+        if self._world.is_first and not self._has_warned:
+            self._has_warned = True
+            said = "the checkpoint of step %d was not written: %s. It is tried again every %.0f seconds"
+            _log.warning(said, self._step, error, RETRY_SECONDS)
 
     def close(self) -> None:
         """Finish pending writes and end the thread."""

@@ -15,7 +15,7 @@ from ...storage.place import Place, lock_status
 from ..checkpoints.checkpoint_files import INFO, checkpoints_in
 from ..lineage import Lineage, read_lineage
 from ..metrics.metrics_file import last_lines, loss_curve
-from ..metrics.step_report import TIME, hints, split
+from ..metrics.step_report import RECENT_STEPS, TIME, collapse, hints, split
 from ..run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ...storage.selection import Selection
     from ..config import DataConfig, TrainConfig
 
-RECENT_STEPS = 100
-"""Number of steps to average over."""
 CURVE_POINTS = 60
 EVALUATIONS, WARNINGS = 10, 5
 """Number of latest evaluations and warnings to read."""
@@ -60,6 +58,8 @@ class StepsStatus:
     split: dict[str, float]
     """Shares of the time; see step_report.split."""
     hints: list[str]
+    collapse: str
+    """How the features have collapsed, and likely causes; empty if they have not."""
 
 
 @dataclass(frozen=True)
@@ -216,6 +216,7 @@ def _read_metrics(
         step_seconds=_mean(_number(line, TIME) for line in lines),
         split=split(lines),
         hints=list(hints(lines, config.objective.settings).values()),
+        collapse=collapse(lines, config),
     ), evaluations
 
 

@@ -139,7 +139,7 @@ def test_misfits_are_not_dropped_before_temperatures_differ(images_dataset, tmp_
     done = cli("curate", run.path, "--keep", tmp_path / "keep.parquet", "--drop-misfits")
     assert done.exit_code != 0
     assert "no misfits are told yet: the temperatures hardly differ; train longer" in done.stderr
-    assert "No kinds of samples are told yet: the temperatures hardly differ." in look(run.path).notes[-1]
+    assert "No kinds of samples are told yet: the temperatures hardly differ; train longer." in look(run.path).notes[-1]
 
 
 def test_misfits_are_told_where_all_temperatures_are_at_their_floor(images_dataset, tmp_path):

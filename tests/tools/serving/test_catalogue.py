@@ -194,7 +194,7 @@ def test_why_no_kinds_are_told_is_said_whenever_the_index_is_opened(hostile_data
         inspection = read_run(run)
         open_catalogue(inspection, tmp_path, lambda *_: None)
         assert [note for note in inspection.notes if "No kinds" in note] == [
-            "No kinds of samples are told yet: the temperatures hardly differ. Train longer."
+            "No kinds of samples are told yet: the temperatures hardly differ; train longer."
         ]
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 from pydantic import model_serializer
 
 from ....state_store.schema import VISITS
+from ....trainer.metrics.metrics_file import last_lines
+from ....trainer.metrics.step_report import RECENT_STEPS, collapse
 from ..json_fields import Hidden
 from ..reading.opening import Inspection, TauSettings
 from ..reading.state_blocks import Rows, read_blocks
@@ -209,9 +212,14 @@ class TauCounts:
         taus = [tau for tau, _ in self._tau.values() if tau.count]
         moves = not self._inspection.prediction and self._inspection.config.objective.settings.get("eta") != 0
         same = taus and moves and all(hardly_differs(tau, self._inspection.tau) for tau in taus)
-        why = "the temperatures hardly differ" if same else ""
+        run, steps, reader = self._inspection.run, list[dict[str, Any]](), self._inspection.reader
+        with suppress(OSError):  # as of a run copied without its metrics
+            steps = last_lines(run.metrics, RECENT_STEPS, 0, until=reader.snapshot.step if reader else 0).steps
+        why = collapse(steps, self._inspection.config) or (
+            "the temperatures hardly differ; train longer" if same else ""
+        )
         if why and self._rules.log_s:
-            note = f"No kinds of samples are told yet: {why}. Train longer."
+            note = f"No kinds of samples are told yet: {why}."
             self._inspection.notes[:] = dict.fromkeys([*self._inspection.notes, note])  # it may have been noted before
         return replace(self._rules, cold_below=cold, why_none=why)
 

@@ -124,7 +124,7 @@ OPTIONS: list[click.Parameter] = [
     flag("grow", "With --init-from: also begin with its samples' state; --data extends its dataset."),
     _of_file("select", "Train on the samples in this Parquet file's column sample_id."),
     _of_file("weights", "Weigh each sample's loss by this Parquet file's columns sample_id and weight."),
-    _of_file("without", "Leave out the samples in this Parquet file's column sample_id; the others keep their places."),
+    _of_file("without", "Leave out the samples that this Parquet file names; the others keep their places."),
     click.Option(
         ["--on-nan"],
         type=click.Choice(["stop", "skip"]),

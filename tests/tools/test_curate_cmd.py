@@ -77,7 +77,8 @@ def curate(run, tmp_path):
     def done(*words):
         result = command(*words)
         assert result.exit_code == 0, result.output
-        dropped = {row.pop("sample_id"): row for row in pq.read_table(tmp_path / "k.dropped.parquet").to_pylist()}
+        table = pq.read_table(tmp_path / "k.dropped.parquet").drop_columns("dataset_fingerprint")
+        dropped = {row.pop("sample_id"): row for row in table.to_pylist()}
         return result, pq.read_table(tmp_path / "k.parquet"), dropped
 
     command.done = done
@@ -92,7 +93,8 @@ def test_misfits_of_the_highest_rank_are_dropped_but_no_stuck_or_new_samples(cur
     _, kept, dropped = curate.done("--drop-misfits", 2)
     assert dropped == {7: reason("misfit", rank=1), 3: reason("misfit", rank=2)}
     assert kept["sample_id"].to_pylist() == [id for id in range(hostile_dataset.n) if id not in (3, 7)]
-    assert kept.column_names == ["sample_id"]
+    assert kept.column_names == ["sample_id", "dataset_fingerprint"]
+    assert set(kept["dataset_fingerprint"].to_pylist()) == {hostile_dataset.index.fingerprint}
     result, _, dropped = curate.done("--drop-misfits", "--overwrite")
     assert {id: row["rank"] for id, row in dropped.items()} == {7: 1, 3: 2, 40: 3}
     assert PRECISION in " ".join(result.stdout.split())

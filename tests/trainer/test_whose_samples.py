@@ -216,6 +216,8 @@ def test_a_long_file_is_checked_in_pieces_against_the_names(datasets, exported, 
     rows, file = of_gone(pd.read_parquet(exported / "rows.parquet")), tmp_path / "gone.parquet"
     rows.to_parquet(file)
     assert withdrawn(file, datasets["own"]) == {f"a{i}" for i in GONE}
+    rows[["uri"]].to_parquet(file)  # in the order of the ids
+    assert withdrawn(file, datasets["own"]) == {f"a{i}" for i in GONE}
     rows.iloc[-1, rows.columns.get_loc("uri")] = "elsewhere"
     rows.to_parquet(file)
     with pytest.raises(ConfigError, match=r"name different samples: .* is '.*' here, not '.*elsewhere'"):

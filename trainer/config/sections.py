@@ -113,8 +113,8 @@ class DataConfig(Section):
     """Parquet file with the columns sample_id and weight: the factor of a sample's loss, relative to the mean weight;
     `--weights`. Recorded likewise."""
     without: _FilePath = ""
-    """Parquet file with a column sample_id: leave these samples out; `--without`. They keep their places in the order,
-    as holes, so all others keep theirs, in batches that are smaller. Recorded likewise."""
+    """Parquet file with key or uri, or sample_id and dataset_fingerprint: leave these samples out; `--without`. They
+    keep their places in the order, as holes, so all others keep theirs, in smaller batches. Recorded likewise."""
     loader: Literal["auto", "ffcv", "dali", "synthetic"] = "auto"
     """Loader that decodes and augments. auto is `ffcv`. `dali` decodes on a GPU, where it has not been tried.
 

@@ -108,7 +108,8 @@ def test_what_is_written_is_the_samples_table_and_the_state(run, block_rows, row
         table = pa.concat_tables(shards)
         expected = {"sample_id": np.arange(dataset.n)} | {name: table[name] for name in TABLE.names} | state
         whole = pq.read_table(folder / "rows.parquet")
-        assert whole.drop_columns(["kind", "kind_from"]) == pa.table(expected)
+        assert whole.drop_columns(["kind", "kind_from", "dataset_fingerprint"]) == pa.table(expected)
+        assert set(whole["dataset_fingerprint"].to_pylist()) == {"f"}
         assert set(whole["kind"].to_pylist()) <= set(KIND_NAMES)
         assert read_csv_with_pyarrow(folder / "rows.csv", whole.schema) == whole
         assert_pandas_reads_the_same(folder / "rows.csv", whole)
@@ -152,7 +153,7 @@ def test_without_its_dataset_the_state_s_columns_are_written_alone(inspection, t
     alone = Inspection(inspection.run, inspection.config, inspection.reader, None, ["gone"])
     export_rows(alone, tmp_path / "rows.parquet")
     assert pq.read_table(tmp_path / "rows.parquet").column_names == [
-        "sample_id", *inspection.reader.columns, "kind", "kind_from",
+        "sample_id", *inspection.reader.columns, "kind", "kind_from", "dataset_fingerprint",
     ]  # fmt: skip
 
 

@@ -86,7 +86,7 @@ def test_simple_mistakes_are_refused_without_importing_torch(tmp_path):
         ([*train, "--data", "empty"], 1, "is not a dataset"),
         ([*train, "--data", "cut"], 2, "continue it with `thermopile convert … cut --resume`"),
         (["eval", "gone", "--train", "cut", "--test", "cut"], 2, "cut --resume`"),
-        (["eval", "gone", "--train", "empty", "--test", "empty"], 1, "is not a dataset"),
+        (["eval", "gone", "--train", "empty", "--test", "empty"], 1, "gone is not a run"),
         (["effect", "gone", "--test", "empty"], 2, "the number of runs is odd"),
         (["effect", "gone", "gone", "--test", "empty"], 1, "is not a dataset"),
         (["embed", "gone", "empty", "x.parquet"], 1, "is not a dataset"),

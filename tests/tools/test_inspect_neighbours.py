@@ -19,7 +19,7 @@ from thermopile.trainer.run_directory import RunDirectory
 from support.cli import answer, assert_one_line, cli, sets, succeed
 
 SETTINGS = ("epochs=1", "batch_size=32", "canonical_shards=2", "data.image_size=16", "data.workers=1", "model.dim=8",
-            "model.image.config.width=4", "log_every=1", "model.ema=0.9")  # fmt: skip
+            "model.image.config.width=4", "log_every=1", "model.ema=0.9", "optimizer.warmup_steps=200")  # fmt: skip
 
 
 def inspect(run, *words):

@@ -91,7 +91,7 @@ def test_a_resumed_run_refuses_other_holes_and_a_damaged_copy(pairs_dataset, nam
     recorded = run.config()
     for other in (named(FORGOTTEN[1:], "other.parquet"), ""):
         data = recorded.data.model_copy(update={"without": other})
-        with pytest.raises(ConfigError, match=r"data\.without: .* \(cannot change: the run has its own copy; leave"):
+        with pytest.raises(ConfigError, match=r"data\.without: .* \(cannot change: .* thermopile fork RUN --out NEW"):
             resolved_changes(run.path, recorded, recorded.model_copy(update={"data": data}), pairs_dataset, ALONE, [])
     file = run.selection / "without.int64"
     file.write_bytes(file.read_bytes()[:-8])

@@ -181,7 +181,7 @@ def refuses(settings, match, tmp_path):
         (pa.array([2**64 - 1, *range(999)], pa.uint64()), "has sample 18,446,744,073,709,551,615, but"),
         ([*range(1_000), 7], "has sample 7 more than once; remove repeated rows"),
         (pa.array([], pa.int64()), "has no rows; leave it out"),
-        (range(100), r"100 samples leave 12 for the last of 4 canonical shards|Lower batch_size"),
+        (range(100), r"batch_size 256 exceeds 100 samples; lower it to 16"),
         (np.arange(1_000.0), "the column 'sample_id' is double; it must hold whole numbers"),
     ],
 )

@@ -117,7 +117,7 @@ def test_training_goes_on_while_checkpoints_fail(pairs_dataset, run, whole, s3, 
 
     with s3.gateway() as gateway:
         train(small(pairs_dataset, **OFTEN), run, on_report=away)
-    assert "the checkpoint of step 6 was not written" in caplog.text
+    assert caplog.text.count("was not written") == 1  # once, however many fail
     assert steps == list(range(1, 15))
     assert_same_run(run, whole)
 

@@ -38,8 +38,8 @@ dimension of the space of the whole model that a tower is from."""
 FETCHING = ("mra", "yoso", "rwkv", "timm_wrapper", "timm_backbone")
 """Model types whose creation may fetch code of the hub, or models."""
 _WEIGHTS = ("model.safetensors", _INDEX := "model.safetensors.index.json")
-_LARGEST, _MOST_MODULES = 1 << 24, 30_000
-"""Longest context or vocabulary, and parts of a model. A mixture of 128 experts in 48 layers has 25,000."""
+MAX_SETTING, MAX_MODULES = 1 << 24, 30_000
+"""Upper bounds on a setting in a config.json, and on a model's modules: 48 layers of 128 experts have 25,000."""
 _log = logging.getLogger(__name__)
 
 
@@ -103,7 +103,7 @@ def refuse_absurd(where: str, settings: object) -> None:
     if isinstance(settings, dict | list):
         for value in settings.values() if isinstance(settings, dict) else settings:
             refuse_absurd(where, value)
-    elif isinstance(settings, int) and abs(settings) > _LARGEST:
+    elif isinstance(settings, int) and abs(settings) > MAX_SETTING:
         raise ConfigError(f"{where}: no model has a setting of {settings:,}; it would not fit into memory")
 
 
@@ -113,8 +113,8 @@ def bounded(where: str) -> Iterator[None]:
     made = itertools.count(1)
 
     def counted(*_: object) -> None:
-        if next(made) > _MOST_MODULES:
-            raise ConfigError(f"{where} has more than {_MOST_MODULES:,} parts; look at its settings of sizes")
+        if next(made) > MAX_MODULES:
+            raise ConfigError(f"{where} has more than {MAX_MODULES:,} parts; look at its settings of sizes")
 
     hook = register_module_module_registration_hook(counted)
     try:

@@ -47,7 +47,8 @@ _MASKS = {"bert": 4, "distilbert": 4, "roberta": 4, "xlm-roberta": 4, "clip_text
 SigLIP reads padding, as it was trained; with CLIP it follows the token that is read.
 """
 STEMS = ("imagenet", "cifar")
-MOST_WEIGHTS = 10**11
+MAX_WEIGHTS = 10**11
+"""Upper bound on the weights of an encoder; models of that many fit on no single GPU."""
 _INTERPOLATE = "interpolate_pos_encoding"
 
 
@@ -69,7 +70,7 @@ class HFBackbone(Backbone):
             made = model_class(config.model_type)
             with torch.device("meta"), bounded(where):  # before anything takes memory
                 weights = sum(weight.numel() for weight in made(copy.deepcopy(config)).parameters())
-            if weights > MOST_WEIGHTS:
+            if weights > MAX_WEIGHTS:
                 raise ValueError(f"{weights:.1e} weights do not fit into memory; look at the settings of the model")
             self.model: nn.Module = load_model(where, self._folder, config) if self._folder else made(config)
         except (AssertionError, ZeroDivisionError, LookupError, TypeError, ValueError) as error:  # settings that clash

@@ -10,7 +10,7 @@ from ..errors import ConfigError
 from .hf_directory import read_object
 
 _FILES = ("processor_config.json", "preprocessor_config.json")
-"""Of both, transformers 5 takes the first one if an image processor is in it."""
+"""If both are there, transformers 5 takes the first, provided that it holds an image processor."""
 _RESAMPLED = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 _OURS = 2
 _LEAST_CONTRAST, _MOST = 0.01, 1000.0

@@ -1,0 +1,180 @@
+"""The temperature at which a sample's weights lie as far from uniform as rho allows, solved from features.
+
+Where the moving average s is exact, a temperature comes to rest where the Kullback–Leibler divergence of its weights
+q = softmax(h / tau) from uniform is rho (iSogCLR eq 7 and 13: G = log s + rho - E = rho - KL). The positive moves all h
+alike and cancels, so similarities will do. The divergence falls as tau rises, its derivative by log tau is minus the
+variance of h / tau under q, and Newton's steps are taken on its logarithm, which is nearly straight.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....pipeline.cores import cores
+from ....pipeline.rng import compiled
+
+ROWS_AT_ONCE = 1024
+"""Samples compared with all others at once: 16 MB of similarities."""
+_EXACT = 1e-4
+"""Last step of log tau."""
+_MAX_STEPS = 60
+_LOG2_E, _LN_2 = np.float32(1 / math.log(2)), math.log(2)
+_LEAST = np.float32(-120)
+"""Lowest exponent of 2: smaller weights add nothing, and subnormal numbers take a hundred times as long."""
+_C1, _C2, _C3, _C4, _C5 = (np.float32(c) for c in (0.69314720, 0.24022120, 0.05550713, 0.00967554, 0.00132765))
+"""2^f = 1 + C1 f + C2 f² + … within 2e-7 for |f| <= 0.5."""
+_ONE, _HALF, _BIAS, _MANTISSA = np.float32(1), np.float32(0.5), np.int32(127), np.int32(23)
+
+
+class Bounds(NamedTuple):
+    """Where a temperature is looked for."""
+
+    rho: float
+    lowest: float
+    highest: float
+
+
+class Solved(NamedTuple):
+    """What was solved for m samples of one side, float32 [m] each."""
+
+    tau: NDArray[np.float32]
+    """0 where no temperature from `lowest` on is low enough: more negatives than rho allows are as near as the
+    nearest. Infinite where none up to `highest` is high enough."""
+    divergence: NDArray[np.float32]
+    """That of the weights at the temperature given for comparison; NaN where none was."""
+
+
+def solve(
+    anchors: Sequence[NDArray[np.float32]],
+    others: Sequence[NDArray[np.float32]],
+    own: NDArray[np.int64],
+    bounds: Bounds,
+    *,
+    population: int,
+    tau: NDArray[np.float32] | None = None,
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> Solved:
+    """Solve the temperatures of m samples against k others, drawn from a population.
+
+    anchors: the samples' features, float32 [m, d], rows of norm 1, one array a view; the weights of all views are one
+    softmax. others: those of the others, float32 [k, d], one array a view: of pairs the other side's. own: int64 [m],
+    the place of each sample among the others, -1 where it is not there; it is left out. tau: float32 [m], temperatures
+    at which to measure the divergence. Calls on_progress with the samples done so far.
+
+    Of drawn others, sums of weights are noisy and so the divergence is too low: by 1/k its expansion at second order,
+    which is subtracted. docs/figures.md has what is left.
+    """
+    m, columns = len(own), np.concatenate(others).T.copy()
+    k = columns.shape[1] // len(others)
+    found = Solved(np.empty(m, np.float32), np.full(m, np.nan, np.float32))
+    at = np.full(m, np.nan, np.float32) if tau is None else tau
+    threads = cores()
+    similarity = np.empty((min(m, ROWS_AT_ONCE), len(anchors), columns.shape[1]), np.float32)
+    with ThreadPoolExecutor(threads) as pool:
+        for first in range(0, m, ROWS_AT_ONCE):
+            stop = min(first + ROWS_AT_ONCE, m)
+            block, mine = similarity[: stop - first], own[first:stop]
+            for view, features in enumerate(anchors):
+                np.matmul(features[first:stop], columns, out=block[:, view])
+            inside = np.flatnonzero(mine >= 0)
+            for view in range(len(others)):
+                block[inside, :, mine[inside] + view * k] = -np.inf
+            drawn = 1 - k / population
+            parts = [slice(part, None, threads) for part in range(threads)]
+            each = lambda part: _solve_rows(  # noqa: E731
+                block[part].reshape(-1, block[0].size), *bounds, drawn,  # noqa: B023
+                at[first:stop][part], found.tau[first:stop][part], found.divergence[first:stop][part],  # noqa: B023
+            )  # fmt: skip
+            list(pool.map(each, parts))
+            on_progress(stop)
+    return found
+
+
+@compiled
+def _moments(
+    h: NDArray[np.float32], tau: float, whole: NDArray[np.int32], part: NDArray[np.float32]
+) -> tuple[float, float]:
+    """Return the divergence and the variance of h / tau.
+
+    h: float32 [k]; -inf is left out. whole, part: memory for k numbers. exp is written out because LLVM
+    makes vectors of it: 0.7 ns a negative, where torch's passes over the same numbers take 15.
+    """
+    highest, scale, count = h.max(), np.float32(_LOG2_E / tau), 0
+    for j in range(len(h)):
+        count += h[j] > _LEAST
+        y = max((h[j] - highest) * scale, _LEAST)
+        nearest = np.floor(y + _HALF)
+        f = y - nearest
+        part[j] = ((((_C5 * f + _C4) * f + _C3) * f + _C2) * f + _C1) * f + _ONE
+        whole[j] = (np.int32(nearest) + _BIAS) << _MANTISSA
+    power, zero = whole.view(np.float32), np.float32(0)
+    e_sum, ey_sum, eyy_sum = zero, zero, zero
+    for j in range(len(h)):
+        y = max((h[j] - highest) * scale, _LEAST)
+        e = part[j] * power[j]
+        e_sum, ey_sum, eyy_sum = e_sum + e, ey_sum + e * y, eyy_sum + e * y * y
+    total = np.float64(e_sum)
+    mean = _LN_2 * ey_sum / total
+    return mean - math.log(total / count), _LN_2**2 * eyy_sum / total - mean**2
+
+
+@compiled
+def _solve_rows(
+    similarity: NDArray[np.float32], rho: float, lowest: float, highest: float,
+    drawn: float, at: NDArray[np.float32], tau: NDArray[np.float32], divergence: NDArray[np.float32],
+) -> None:  # fmt: skip
+    """Fill tau and divergence, [m], of rows of similarities, [m, k]; at: temperatures to measure the divergence at."""
+    k = similarity.shape[1]
+    whole, part = np.empty(k, np.int32), np.empty(k, np.float32)
+    for row in range(len(similarity)):
+        h = similarity[row]
+        first, second = h[: k // 2], h[k // 2 :]
+        middle = math.sqrt(lowest * highest)
+        solved = _solved(h, rho, lowest, highest, middle, whole, part)
+        if drawn > 0 and 0 < solved < np.inf:
+            one = _solved(first, rho, lowest, highest, solved, whole[: k // 2], part[: k // 2])
+            other = _solved(second, rho, lowest, highest, solved, whole[k // 2 :], part[k // 2 :])
+            if one > 0 and other > 0 and one < np.inf and other < np.inf:
+                solved *= (solved / math.sqrt(one * other)) ** drawn
+        tau[row] = solved
+        if at[row] > 0:
+            divergence[row] = _moments(h, at[row], whole, part)[0]
+
+
+@compiled
+def _solved(
+    h: NDArray[np.float32], rho: float, lowest: float, highest: float, start: float,
+    whole: NDArray[np.int32], part: NDArray[np.float32],
+) -> float:  # fmt: skip
+    """Return the temperature of one sample: by Newton's steps, and halves of the bracket where they leave it."""
+    ends = math.log(lowest), math.log(highest)
+    low, high = ends
+    at, low_tried, high_tried = math.log(start), False, False
+    for _ in range(_MAX_STEPS):
+        found, variance = _moments(h, math.exp(at), whole, part)
+        if found > rho:
+            if at == ends[1]:
+                return np.inf
+            low, low_tried = at, True
+        else:
+            if at == ends[0]:
+                return 0.0
+            high, high_tried = at, True
+        step = high - low if found > rho else low - high
+        if variance > 0 and found > 0 and rho > 0:
+            step = found / variance * math.log(found / rho)
+        new = at + step
+        if new >= high:
+            new = (at + high) / 2 if high_tried else high
+        elif new <= low:
+            new = (at + low) / 2 if low_tried else low
+        if abs(new - at) < _EXACT:
+            return math.exp(new)
+        at = new
+    return math.exp(at)

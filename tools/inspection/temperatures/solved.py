@@ -86,7 +86,8 @@ def solve(
             for view in range(len(others)):
                 block[inside, :, mine[inside] + view * k] = -np.inf
             drawn = 1 - k / population
-            parts = [slice(part, None, threads) for part in range(threads)]
+            edges = np.linspace(0, stop - first, threads + 1).astype(int)
+            parts = list(map(slice, edges[:-1], edges[1:]))
             each = lambda part: _solve_rows(  # noqa: E731
                 block[part].reshape(-1, block[0].size), *bounds, drawn,  # noqa: B023
                 at[first:stop][part], found.tau[first:stop][part], found.divergence[first:stop][part],  # noqa: B023

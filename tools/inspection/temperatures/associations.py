@@ -24,6 +24,7 @@ SMALL = 0.1
 CROWDED_SHARE = 0.1
 
 End = Literal["lowest", "highest"]
+ENDS: tuple[End, End] = ("lowest", "highest")
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def associations(
     count = max(MIN_IN_END, round(END_SHARE * int(known.sum())))
     if known.sum() < 4 * count:
         return []
-    asked = [(end, name) for end in ("lowest", "highest") for name in properties]
+    asked: list[tuple[End, str]] = [(end, name) for end in ENDS for name in properties]
     z = float(ndtri(1 - LEVEL / (2 * max(1, len(asked)))))
     found = []
     for end, name in asked:
@@ -80,7 +81,7 @@ def associations(
         within = None if near is None else _within(values, usable, is_end, near)
         found.append(
             Association(end, name, area, max(0.0, area - z * deviation), min(1.0, area + z * deviation), within)
-        )  # type: ignore[arg-type]
+        )
     return sorted(found, key=lambda each: -abs(each.area - 0.5))
 
 
@@ -95,10 +96,10 @@ def area_under_curve(of_end: NDArray[np.float64], of_rest: NDArray[np.float64]) 
 
 
 def _end(tau: NDArray[np.float32], usable: NDArray[np.bool_], count: int, end: str) -> NDArray[np.bool_]:
-    """bool [m]: the samples at one end, with all that share the last one's temperature if they are no more than MOST."""
+    """bool [m]: the samples at one end, with all of the last one's temperature if they are no more than MOST."""
     values = np.where(usable, tau if end == "lowest" else -tau, np.inf)
     last = np.partition(values, count - 1)[count - 1]
-    tied = usable & (values <= last)
+    tied: NDArray[np.bool_] = usable & (values <= last)
     return tied if tied.sum() <= MOST * usable.sum() else usable & (values < last)
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from thermopile.benchmarks.object_server import uploaded
 from thermopile.pipeline.dataset import Dataset
-from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.remote import cache_folder
 from thermopile.storage import bucket
 from thermopile.storage.bucket import Address
@@ -115,11 +114,9 @@ def test_a_resumed_run_may_have_a_larger_cache_but_none_too_small_for_its_order(
     assert losses(run) == losses(windowed)
 
 
-def test_an_evaluation_names_a_dataset_by_its_address_and_makes_no_cache_for_that(
-    s3, address, images_dataset, tmp_path
-):
-    with pytest.raises(DatasetError, match=r"^s3://bucket/noise holds pairs, but .* holds images"):
-        compared("step-1", Dataset(address), images_dataset)
+def test_what_an_evaluation_asks_of_a_dataset_before_it_scores_makes_no_cache(s3, address, images_dataset, tmp_path):
+    found = compared("step-1", Dataset(address), images_dataset)
+    assert str(found.not_classified).endswith("has no class of s3://bucket/noise")
     assert not (tmp_path / "cache").exists()
 
 

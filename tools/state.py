@@ -142,18 +142,19 @@ def _reports(path: Place, config: TrainConfig | None, at: str, every: bool) -> I
     found = [snapshot.id for snapshot in list_snapshots(path)] if every else []
     for asked in found or [at]:
         try:
-            yield _check(StateReader.open(path, asked), config)
+            yield _check(StateReader.open(path, asked), path, config)
         except SnapshotNotFoundError as error:
             if not found:
                 raise
             click.echo(f"Note: {error}", err=True)  # the run may delete old snapshots while this runs
 
 
-def _check(reader: StateReader, config: TrainConfig | None) -> SnapshotReport:
+def _check(reader: StateReader, path: Place, config: TrainConfig | None) -> SnapshotReport:
     """Check a snapshot, with the bounds of tau and the dataset from the run's settings, if they are known."""
     from ..pipeline.errors import DatasetError
-    from ..pipeline.mixture import open_dataset
     from ..state_store.check import check_snapshot
+    from ..trainer.own_dataset import growth, open_own
+    from ..trainer.run_directory import RunDirectory
 
     settings = config.objective.settings if config else {}
     bounds = {name: settings[name] for name in ("tau_min", "tau_max") if settings.get(name) is not None}
@@ -167,12 +168,13 @@ def _check(reader: StateReader, config: TrainConfig | None) -> SnapshotReport:
     for name in ("tau_min", "tau_max"):
         if has_tau and name not in bounds:
             report.notes.append(f"Objective {config.objective.name} has no {name}, so tau was not checked against one.")
-    made_for = reader.dataset_fingerprint
+    made_for, run = reader.dataset_fingerprint, RunDirectory(path.absolute().parent)
     try:
-        dataset = open_dataset(config.data.places, pictures=False)
+        dataset = open_own(run, config.data.places, pictures=False)
     except DatasetError as error:
         report.notes.append(f"The run's dataset was not compared, because it cannot be read: {error}")
         return report
+    report.notes += growth(run, config, dataset)
     if dataset.index.fingerprint != made_for:
         report.other_problems.append(
             f"the state is for dataset {made_for[:12]}… with {reader.samples:,} samples, but {dataset.place} is "

@@ -1,9 +1,13 @@
 """Evaluate a run's checkpoint on a training and a test set."""
 
+import hashlib
+import logging
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -16,7 +20,7 @@ from ...pipeline.dataset import CAPTIONS, Dataset
 from ...pipeline.dataset_index import TokenizerInfo
 from ...pipeline.errors import DatasetError
 from ...pipeline.mixture import open_dataset
-from ...pipeline.tokenizer import load_tokenizer
+from ...pipeline.tokenizer import MAX_FILE_BYTES, load_tokenizer
 from ...storage.place import Places
 from ...storage.selection import Selection, SelectionError
 from ..checkpoints.checkpoint_files import LATEST, CheckpointInfo
@@ -24,6 +28,7 @@ from ..config import DataConfig
 from ..encoders import Encoders
 from ..encoders.averaging import Weights, chosen_weights
 from ..errors import ConfigError
+from ..own_dataset import kept_facts
 from ..run.build import device_named, recipe_named
 from ..run.selection_files import check_own_copy
 from ..run_directory import RunDirectory, find_checkpoint, load_found
@@ -33,6 +38,7 @@ from .features import image_features, restore_encoders, text_features
 from .prompts import read_class_names
 from .scoring import LBFGS_ITERATIONS, TEMPLATES, Vote, knn, lbfgs_probe, prompts, retrieval_ranks, sgd_probe, zero_shot
 
+_log = logging.getLogger(__name__)
 NEIGHBOURS = (10, 20, 100, 200)
 WEIGHTED = Vote(200, 0.07)
 """Weighted k-NN as the papers report it, from Wu et al. (CVPR 2018) on."""
@@ -117,8 +123,8 @@ def evaluate(
     A unimodal run is scored on its backbone's features, before the projection head, which is discarded after training
     (SimCLR, section 2.1 and Figure 8; iSogCLR, section 6.1). A bimodal run is scored on the features after the heads,
     the space shared by images and texts, for all methods.
-    data: the present place of the run's dataset; None: the recorded path. Texts need its tokenizer. The run's dataset
-    may differ from both `train` and `test`. Nothing is fitted to or chosen by the test set.
+    data: as for tokenizer_of. The run's dataset may differ from both `train` and `test`. Nothing is fitted to or chosen
+    by the test set.
     classnames: as read_class_names; None: the classes' own names, with blanks for underscores.
     network: the trained network, or the momentum network, which has only its own weights. weights: the trained
     network's, by default averaged if the run has averages. allow_code: as restore_encoders.
@@ -138,7 +144,7 @@ def evaluate(
     names = read_class_names(classnames, result.named.names, (train, test)) if classnames else None
     info, training = load_found(checkpoint)
     has_texts = config.objective.mode == "bimodal"
-    tokenizer, sizes = tokenizer_of(data or config.data.places, info) if has_texts else (None, None)
+    tokenizer, sizes, _ = tokenizer_of(run, info, config.data.places, data) if has_texts else (None, None, None)
     if config.data.without and train.index.fingerprint == info.dataset_fingerprint:
         result.forgotten = _forgotten(run, config.data, train)
         if not result.not_classified:
@@ -255,11 +261,24 @@ def _forgotten(run: RunDirectory, data: DataConfig, dataset: Dataset) -> NDArray
 
 
 def tokenizer_of(
-    places: Places, info: CheckpointInfo, advice: str = "Give the dataset's current path with --data."
-) -> tuple[Tokenizer, TokenizerInfo]:
-    """Load the run's own tokenizer; another dataset's may assign other ids to the same words."""
+    run: RunDirectory,
+    info: CheckpointInfo,
+    recorded: Places,
+    data: Places | None = None,
+    advice: str = "Give the dataset's current path with --data.",
+) -> tuple[Tokenizer, TokenizerInfo, bytes]:
+    """Load the run's own tokenizer, and its file; another dataset's may assign other ids to the same words.
+
+    data: the dataset to read it from; None: the run's own copy, or if it has none, the dataset at `recorded`.
+    """
+    if data is None and (known := kept_facts(run)) and known.tokenizer is not None:
+        with suppress(FileNotFoundError):
+            text, length = run.tokenizer.read_bytes(MAX_FILE_BYTES), known.tokenizer.context_length
+            if hashlib.sha256(text).hexdigest() == known.tokenizer_digest:
+                return load_tokenizer(Path(run.tokenizer), context_length=length, text=text), known.tokenizer, text
+        _log.warning("%s is missing or damaged, so that of the run's dataset is read", run.tokenizer)
     try:
-        dataset = open_dataset(places, pictures=False)
+        dataset = open_dataset(data or recorded, pictures=False, before=[info.dataset_fingerprint])
     except DatasetError as error:
         raise DatasetError(f"the tokenizer of the run's dataset is needed: {error} {advice}") from error
     if dataset.index.fingerprint != info.dataset_fingerprint or dataset.index.tokenizer is None:
@@ -268,8 +287,8 @@ def tokenizer_of(
             f"fingerprint is {dataset.index.fingerprint[:12]}…, the checkpoint has {info.dataset_fingerprint[:12]}…. "
             "Of a mixture, pass --data for each part, in order"
         )
-    tokenizer = dataset.index.tokenizer
-    return load_tokenizer(dataset.tokenizer_path, context_length=tokenizer.context_length), tokenizer
+    path, tokenizer = dataset.tokenizer_path, dataset.index.tokenizer
+    return load_tokenizer(path, context_length=tokenizer.context_length), tokenizer, path.read_bytes()
 
 
 def _classify(

@@ -1,0 +1,90 @@
+"""A run's dataset: facts of it that the run keeps, in RUN/trained_on.json and RUN/tokenizer.json, and its samples."""
+
+import logging
+from contextlib import suppress
+from typing import Annotated
+
+from pydantic import BaseModel, Field, ValidationError
+
+from ..pipeline.dataset import Dataset
+from ..pipeline.dataset_index import TokenizerInfo
+from ..pipeline.errors import DatasetError
+from ..pipeline.mixture import Mixture, open_dataset
+from ..storage.bucket_errors import is_away
+from ..storage.place import AnyPlace, Places
+from ..storage.sealed_json import DamagedJSONError, seal_document, unseal
+from .checkpoints.checkpoint_files import latest_checkpoint, read_info
+from .config import TrainConfig
+from .errors import RunError
+from .run.selection_files import selects
+from .run_directory import RunDirectory
+
+_log = logging.getLogger(__name__)
+
+
+class TrainedOn(BaseModel, frozen=True, extra="forbid"):
+    """Content of trained_on.json."""
+
+    fingerprints: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Of the dataset, or of a mixture's parts."""
+    tokenizer: TokenizerInfo | None
+    tokenizer_digest: str | None
+    """sha256 of tokenizer.json; None without captions."""
+
+
+def keep_facts(run: RunDirectory, dataset: Dataset) -> None:
+    """Write the two files. Raises OSError, DatasetError if the dataset's tokenizer was changed."""
+    index, parts = dataset.index, dataset.parts if isinstance(dataset, Mixture) else (dataset,)
+    if index.tokenizer is not None:
+        run.tokenizer.rewrite(dataset.tokenizer_path.read_bytes())
+    fingerprints = tuple(part.index.fingerprint for part in parts)
+    facts = TrainedOn(
+        fingerprints=fingerprints, tokenizer=index.tokenizer, tokenizer_digest=index.tokenizer_digest
+    )
+    run.trained_on.rewrite(seal_document(facts.model_dump()))
+
+
+def kept_facts(run: RunDirectory) -> TrainedOn | None:
+    """Return the kept facts; None if an earlier version made the run, and, with a warning, if the file is damaged."""
+    try:
+        return TrainedOn.model_validate(unseal(run.trained_on.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (OSError, DamagedJSONError, ValidationError) as error:
+        if isinstance(error, OSError) and is_away(error):
+            raise
+        _log.warning("%s is damaged, so the run's dataset is read in its place", run.trained_on)
+        return None
+
+
+def open_own(
+    run: RunDirectory, places: Places, tars: AnyPlace | None = None, *, pictures: bool = True, cure: str = "--data"
+) -> Dataset:
+    """Open the run's dataset at its present places, without the samples that were appended since the run began.
+
+    tars, pictures: as for `Dataset`. cure: options that name another place. Raises DatasetError, OSError.
+    """
+    known, before = kept_facts(run), tuple[str, ...]()
+    if known is not None:
+        before = known.fingerprints
+    elif (latest := latest_checkpoint(run.checkpoints)) is not None:
+        with suppress(RunError):
+            before = (read_info(latest).dataset_fingerprint,)
+    try:
+        return open_dataset(places, tars, pictures=pictures, before=before)
+    except DatasetError as error:
+        raise DatasetError(f"{error} If the run's dataset was moved, pass its new path with {cure}.") from error
+
+
+def growth(run: RunDirectory, config: TrainConfig, dataset: Dataset) -> list[str]:
+    """Return a line on the samples appended to the run's dataset since the run began, if there are any."""
+    if not dataset.appended_since:
+        return []
+    line = (
+        f"{dataset.place} has grown since {run.path} began, which goes on with its first {dataset.n:,} samples, "
+        f"without the {dataset.appended_since:,} appended since"
+    )
+    if config.data.parts or selects(config.data):  # --grow is for all samples of one dataset
+        return [line]
+    words = f"--config {run.config_file} --init-from {run.path} --grow --data {dataset.place} --out NEW"
+    return [f"{line}. With those, go on with: thermopile train {words}"]

@@ -56,16 +56,15 @@ def train_tokenizer(captions: Iterable[str], *, vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def load_tokenizer(path: Path, *, context_length: int, text: bytes | None = None) -> Tokenizer:
+def load_tokenizer(path: Path, *, context_length: int) -> Tokenizer:
     """Load a Hugging Face tokenizer.json, set to truncate captions to context_length tokens and to pad on the right.
 
     Padding is the file's own padding token, else one named `<pad>`, `[PAD]` or similar, else id 0; the choice does not
     matter, since it follows the closing token. A special token's name in a caption is plain text.
-    text: the file's content, if it was read already.
     Raises DatasetError if the file is not a tokenizer, its vocabulary exceeds MAX_VOCAB_SIZE, it does not close
     captions with a token (see end_id_of), or context_length leaves no room between its special tokens.
     """
-    tokenizer = read_tokenizer(path, text)
+    tokenizer = read_tokenizer(path)
     tokenizer.encode_special_tokens = True  # otherwise a caption that contains "<end>" would end there
     if vocab_size_of(tokenizer) > MAX_VOCAB_SIZE:
         size = vocab_size_of(tokenizer)
@@ -155,10 +154,10 @@ def encode(tokenizer: Tokenizer, captions: Sequence[str]) -> Encoded:
     return Encoded(tokens, sum(bool(encoding.overflowing) for encoding in encodings))
 
 
-def read_tokenizer(path: Path, text: bytes | None = None) -> Tokenizer:
+def read_tokenizer(path: Path) -> Tokenizer:
     """Read a tokenizer.json as it is. Raises DatasetError if it is none."""
     try:
-        return Tokenizer.from_buffer(read_regular(path, MAX_FILE_BYTES) if text is None else text)
+        return Tokenizer.from_buffer(read_regular(path, MAX_FILE_BYTES))
     except Exception as error:  # tokenizers raises no narrower class
         raise DatasetError(
             f"{path} is not a tokenizer: {error}. Pass a tokenizer.json written by Hugging Face's `tokenizers`"

@@ -99,7 +99,7 @@ def eval_(run: Place, train: Place | None, test: Place, tars: Place | None, as_j
 
 def training_set(run: RunDirectory, data: Places | None) -> Dataset:
     """Open the dataset that a run was trained on. data: its present place; None: the recorded one."""
-    from ..trainer.own_dataset import open_own
+    from ..trainer.run.own_dataset import open_own
 
     own = run.config().data
     return open_own(run, data or own.places, own.tars, cure="--data, or name another dataset with --train")

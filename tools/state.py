@@ -153,7 +153,7 @@ def _check(reader: StateReader, path: Place, config: TrainConfig | None) -> Snap
     """Check a snapshot, with the bounds of tau and the dataset from the run's settings, if they are known."""
     from ..pipeline.errors import DatasetError
     from ..state_store.check import check_snapshot
-    from ..trainer.own_dataset import growth, open_own
+    from ..trainer.run.own_dataset import growth, open_own
     from ..trainer.run_directory import RunDirectory
 
     settings = config.objective.settings if config else {}
@@ -174,7 +174,7 @@ def _check(reader: StateReader, path: Place, config: TrainConfig | None) -> Snap
     except DatasetError as error:
         report.notes.append(f"The run's dataset was not compared, because it cannot be read: {error}")
         return report
-    report.notes += growth(run, config, dataset)
+    report.notes.extend(growth(run, config, dataset))
     if dataset.index.fingerprint != made_for:
         report.other_problems.append(
             f"the state is for dataset {made_for[:12]}… with {reader.samples:,} samples, but {dataset.place} is "

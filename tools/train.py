@@ -19,8 +19,8 @@ from ..trainer.config import EncoderConfig, TrainConfig, to_tree
 from ..trainer.config.layers import Layers, preset_names, read_toml
 from ..trainer.config.own_code import announce_code, code_in, refuse_code
 from ..trainer.errors import ConfigError, RanksLostError, RunError
-from ..trainer.own_dataset import open_own
 from ..trainer.plugins import OPEN_CLIP, TIMM, is_directory
+from ..trainer.run.own_dataset import open_own
 from ..trainer.run_directory import RunDirectory
 from ..trainer.world import World, joined_world, refuse_separate_directories
 from .arguments import DatasetPath

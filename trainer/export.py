@@ -66,9 +66,10 @@ def export_encoders(
     """Write the encoders of a run's checkpoint, `latest` or step-N, to the new directory `to`; returns its files.
 
     data: as for tokenizer_of. weights: of image and text encoder, by default averaged if the run has averages; a
-    momentum network has only its own. allow_code: as restore_encoders. A kill leaves no `to`, only a hidden directory next to it. Raises ConfigError if `to` exists or
-    is in a run, the format has no such encoder or the run has no averaged weights, RunError if the run or checkpoint
-    does not exist or a weight is not finite, DatasetError if the tokenizer is not found, OSError if writing fails.
+    momentum network has only its own. allow_code: as restore_encoders. A kill leaves no `to`, only a hidden directory
+    next to it. Raises ConfigError if `to` exists or is in a run, the format has no such encoder or the run has no
+    averaged weights, RunError if the run or checkpoint does not exist or a weight is not finite, DatasetError if the
+    tokenizer is not found, OSError if writing fails.
     """
     if os.path.lexists(to):
         raise ConfigError(f"{to} already exists; nothing was written. Choose another directory with --to")

@@ -1,13 +1,11 @@
 """Evaluate a run's checkpoint on a training and a test set."""
 
-import hashlib
 import logging
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -17,10 +15,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from ...pipeline.dataset import CAPTIONS, Dataset
-from ...pipeline.dataset_index import TokenizerInfo
+from ...pipeline.dataset_index import TOKENIZER_FILE, TokenizerInfo
 from ...pipeline.errors import DatasetError
 from ...pipeline.mixture import open_dataset
-from ...pipeline.tokenizer import MAX_FILE_BYTES, load_tokenizer
+from ...pipeline.tokenizer import load_tokenizer
+from ...storage.files import sha256_of
 from ...storage.place import Places
 from ...storage.selection import Selection, SelectionError
 from ..checkpoints.checkpoint_files import LATEST, CheckpointInfo
@@ -28,8 +27,8 @@ from ..config import DataConfig
 from ..encoders import Encoders
 from ..encoders.averaging import Weights, chosen_weights
 from ..errors import ConfigError
-from ..own_dataset import kept_facts
 from ..run.build import device_named, recipe_named
+from ..run.own_dataset import kept_facts
 from ..run.selection_files import check_own_copy
 from ..run_directory import RunDirectory, find_checkpoint, load_found
 from ..world import ALONE, World
@@ -272,10 +271,10 @@ def tokenizer_of(
     data: the dataset to read it from; None: the run's own copy, or if it has none, the dataset at `recorded`.
     """
     if data is None and (known := kept_facts(run)) and known.tokenizer is not None:
-        with suppress(FileNotFoundError):
-            text, length = run.tokenizer.read_bytes(MAX_FILE_BYTES), known.tokenizer.context_length
-            if hashlib.sha256(text).hexdigest() == known.tokenizer_digest:
-                return load_tokenizer(Path(run.tokenizer), context_length=length, text=text), known.tokenizer, text
+        with suppress(FileNotFoundError), run.path.on_this_machine([TOKENIZER_FILE]) as folder:
+            path, sizes = folder / TOKENIZER_FILE, known.tokenizer
+            if sha256_of(path) == known.tokenizer_digest:
+                return load_tokenizer(path, context_length=sizes.context_length), sizes, path.read_bytes()
         _log.warning("%s is missing or damaged, so that of the run's dataset is read", run.tokenizer)
     try:
         dataset = open_dataset(data or recorded, pictures=False, before=[info.dataset_fingerprint])
@@ -287,8 +286,8 @@ def tokenizer_of(
             f"fingerprint is {dataset.index.fingerprint[:12]}…, the checkpoint has {info.dataset_fingerprint[:12]}…. "
             "Of a mixture, pass --data for each part, in order"
         )
-    path, tokenizer = dataset.tokenizer_path, dataset.index.tokenizer
-    return load_tokenizer(path, context_length=tokenizer.context_length), tokenizer, path.read_bytes()
+    file, sizes = dataset.tokenizer_path, dataset.index.tokenizer
+    return load_tokenizer(file, context_length=sizes.context_length), sizes, file.read_bytes()
 
 
 def _classify(

@@ -30,10 +30,10 @@ from ..errors import ConfigError, DamagedCheckpointError, RunError, RunExistsErr
 from ..lineage import Origin, read_lineage
 from ..metrics.metrics_file import copy_until
 from ..optim import rate_jump
-from ..own_dataset import keep_facts, open_own
 from ..run_directory import RunDirectory, find_checkpoint
 from ..world import ALONE
 from .build import create_order, objective_of, pieces_per_step, refuse_thin_steps, resolve
+from .own_dataset import keep_facts, open_own
 from .restoring import refuse_other_order, refuse_published
 from .resume_settings import Change, as_recorded, differences, impossible, settings_at, with_changes, with_free
 from .selection_files import Ids, check_own_copy, holes_in, selects, unchanged, write_selection

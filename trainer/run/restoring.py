@@ -36,10 +36,10 @@ from ..errors import ConfigError, RunError
 from ..lineage import read_lineage
 from ..objectives import Objective
 from ..optim import rate_jump
-from ..own_dataset import growth, open_own
 from ..plugins import OPEN_CLIP, TIMM
 from ..run_directory import RunDirectory
 from ..world import World
+from .own_dataset import growth, open_own
 from .resume_settings import changes_since, settings_at
 from .selection_files import check_own_copy, selects
 

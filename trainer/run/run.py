@@ -35,7 +35,6 @@ from ..metrics.step_clock import StepClock
 from ..metrics.trackers import Trackers, makers_of
 from ..objectives import Progress
 from ..objectives.base import WEIGHT
-from ..own_dataset import keep_facts, open_own
 from ..plugins import is_directory
 from ..precision import fast_kernels
 from ..run_directory import RunDirectory
@@ -52,6 +51,7 @@ from .build import (
 from .checkpoint_writer import Checkpointer
 from .dataset_cache import DatasetCache
 from .failures import not_finite
+from .own_dataset import keep_facts, open_own
 from .restoring import find_start, open_store, restore, take_lock, warn_of_changes
 from .resume_settings import settled, with_changes
 from .selection_files import selects, write_selection

@@ -12,7 +12,7 @@ from ....storage.place import Places
 from ....trainer.checkpoints.checkpoint_files import latest_checkpoint, read_info
 from ....trainer.config import ObjectiveConfig, TrainConfig
 from ....trainer.errors import DamagedCheckpointError, RunError
-from ....trainer.own_dataset import growth, open_own
+from ....trainer.run.own_dataset import growth, open_own
 from ....trainer.run_directory import RunDirectory
 
 LATEST = "latest"

@@ -25,7 +25,7 @@ from ....state_store.schema import LAST_STEP, VISITS, Description, Schema
 from ....storage.local import LocalPath
 from ....storage.place import Places
 from ....trainer.errors import ConfigError, RunError
-from ....trainer.own_dataset import open_own
+from ....trainer.run.own_dataset import open_own
 from ....trainer.run_directory import RunDirectory
 from .opening import Inspection, Prediction
 from .state_blocks import ROWS_AT_ONCE

@@ -6,18 +6,18 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field, ValidationError
 
-from ..pipeline.dataset import Dataset
-from ..pipeline.dataset_index import TokenizerInfo
-from ..pipeline.errors import DatasetError
-from ..pipeline.mixture import Mixture, open_dataset
-from ..storage.bucket_errors import is_away
-from ..storage.place import AnyPlace, Places
-from ..storage.sealed_json import DamagedJSONError, seal_document, unseal
-from .checkpoints.checkpoint_files import latest_checkpoint, read_info
-from .config import TrainConfig
-from .errors import RunError
-from .run.selection_files import selects
-from .run_directory import RunDirectory
+from ...pipeline.dataset import Dataset
+from ...pipeline.dataset_index import TokenizerInfo
+from ...pipeline.errors import DatasetError
+from ...pipeline.mixture import Mixture, open_dataset
+from ...storage.bucket_errors import is_away
+from ...storage.place import AnyPlace, Places
+from ...storage.sealed_json import DamagedJSONError, seal_document, unseal
+from ..checkpoints.checkpoint_files import latest_checkpoint, read_info
+from ..config import TrainConfig
+from ..errors import RunError
+from ..run_directory import RunDirectory
+from .selection_files import selects
 
 _log = logging.getLogger(__name__)
 
@@ -38,9 +38,7 @@ def keep_facts(run: RunDirectory, dataset: Dataset) -> None:
     if index.tokenizer is not None:
         run.tokenizer.rewrite(dataset.tokenizer_path.read_bytes())
     fingerprints = tuple(part.index.fingerprint for part in parts)
-    facts = TrainedOn(
-        fingerprints=fingerprints, tokenizer=index.tokenizer, tokenizer_digest=index.tokenizer_digest
-    )
+    facts = TrainedOn(fingerprints=fingerprints, tokenizer=index.tokenizer, tokenizer_digest=index.tokenizer_digest)
     run.trained_on.rewrite(seal_document(facts.model_dump()))
 
 

@@ -164,7 +164,7 @@ def _check_paths(asked: TrainOptions) -> None:
         DatasetPath().convert(data, OPTIONS[0], None)
     if asked.timed and (asked.resume or not asked.dry_run or os.environ.get("WORLD_SIZE", "1") != "1"):
         raise click.UsageError("--timed is for a new run's --dry-run, on one rank")
-    if asked.config_file is not None and not asked.config_file.is_file():
+    if asked.config_file is not None and not asked.config_file.is_present():
         raise click.UsageError(f"Invalid value for '--config': file {asked.config_file} does not exist")
 
 

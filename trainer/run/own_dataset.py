@@ -79,10 +79,9 @@ def growth(run: RunDirectory, config: TrainConfig, dataset: Dataset) -> list[str
     if not dataset.appended_since:
         return []
     line = (
-        f"{dataset.place} has grown since {run.path} began, which goes on with its first {dataset.n:,} samples, "
-        f"without the {dataset.appended_since:,} appended since"
+        f"{dataset.place} has grown since {run.path} began, which leaves out the {dataset.appended_since:,} new samples"
     )
     if config.data.parts or selects(config.data):  # --grow is for all samples of one dataset
         return [line]
     words = f"--config {run.config_file} --init-from {run.path} --grow --data {dataset.place} --out NEW"
-    return [f"{line}. With those, go on with: thermopile train {words}"]
+    return [f"{line}; to use them, go on with: thermopile train {words}"]

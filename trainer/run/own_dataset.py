@@ -78,10 +78,9 @@ def growth(run: RunDirectory, config: TrainConfig, dataset: Dataset) -> list[str
     """Return a line on the samples appended to the run's dataset since the run began, if there are any."""
     if not dataset.appended_since:
         return []
-    line = (
-        f"{dataset.place} has grown since {run.path} began, which leaves out the {dataset.appended_since:,} new samples"
-    )
+    new = f"the {dataset.appended_since:,} new samples are left out"
+    line = f"{dataset.place} has grown since {run.path} began; {new}"
     if config.data.parts or selects(config.data):  # --grow is for all samples of one dataset
         return [line]
     words = f"--config {run.config_file} --init-from {run.path} --grow --data {dataset.place} --out NEW"
-    return [f"{line}; to use them, go on with: thermopile train {words}"]
+    return [f"{line}. To use them, go on with: thermopile train {words}"]

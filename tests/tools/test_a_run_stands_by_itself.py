@@ -31,7 +31,7 @@ COMMANDS = {
     "inspect --at": ("inspect {run} --json --at step-2 {data}", None),
     "inspect --sample": ("inspect {run} --sample 3 --json {data}", None),
     "inspect --export": ("inspect {run} --export {out} {data}", None),
-    "inspect --neighbours": ("inspect {run} --sample 3 --neighbours 2 --json {data}", MOVED),
+    "inspect --neighbours": ("inspect {run} --sample 3 --neighbours 2 --json {data}", "pass its path with --data"),
     "curate": ("curate {run} --keep {out} --drop-misfits {data}", MOVED),
     "eval": ("eval {run} --test {other} --json {data}", OR_TRAIN),
     "eval --train": ("eval {run} --train {other} --test {other} --json {data}", None),
@@ -43,10 +43,7 @@ COMMANDS = {
     "fork": ("fork {run} --out {out} {data}", MOVED),
     "fork step-0": ("fork {run}@step-0 --out {out} {data}", MOVED),
     "train --resume": ("train --out {run} --resume {data}", MOVED),
-    "train --init-from": (
-        "train --data {other} --out {out} --init-from {run} --set init_sides=image {like} --dry-run",
-        None,
-    ),
+    "train --init-from": ("train --data {other} --out {out} --init-from {run} {like} --dry-run", None),
 }
 """Command -> its words, and the end of the one line it says without the run's dataset; None: it works without."""
 each_command = pytest.mark.parametrize(("words", "line"), COMMANDS.values(), ids=COMMANDS)
@@ -98,7 +95,7 @@ def other(captions_dataset):
 @pytest.fixture
 def carry_out(run, other, tmp_path):
     def carry_out(words, data=""):
-        like = "--set model.dim=16 --set model.image.config.width=4 --set batch_size=64"
+        like = "--set init_sides=image --set model.dim=16 --set model.image.config.width=4 --set batch_size=64"
         places = {"run": run.path, "out": tmp_path / "out.parquet", "other": other, "data": data, "like": like}
         return cli(*words.format(**places).split())
 
@@ -234,6 +231,7 @@ def test_a_run_on_pictures_goes_on_after_samples_were_appended(pairs_dataset, tm
     assert pq.read_metadata(tmp_path / "out.parquet").num_rows == 2022
 
 
+@pytest.mark.wide
 def test_a_mixture_goes_on_after_samples_were_appended_to_a_part(pairs_dataset, tmp_path):
     parts = made_parts(pairs_dataset, tmp_path / "parts", 900, 400)
     paths = [str(part.path) for part in parts]

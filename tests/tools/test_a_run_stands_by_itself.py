@@ -259,7 +259,6 @@ def test_a_run_in_a_bucket_goes_on_and_its_command_works_there(s3, away, tmp_pat
     done = succeed("train", "--out", run.path, "--resume", "--set", "steps=8", "--allow-change", "steps")
     words = done.stderr.split("go on with: thermopile train ")[1].splitlines()[0]
     succeed("train", *shlex.split(words.replace("--out NEW", f"--out {tmp_path / 'new'}")), "--dry-run")
-    for place in (*recorded.matching("*"), *(recorded / "shards").matching("*")):
-        place.parent.remove([place.name])
+    recorded.remove(["dataset.json"])
     succeed("export", run.path, "--to", tmp_path / "out", "--format", "safetensors")
     assert_one_line(cli("eval", run.path, "--test", away[2]), 1, OR_TRAIN)

@@ -150,9 +150,10 @@ def test_a_run_resumed_after_samples_were_appended_repeats_its_losses_bit_for_bi
 
 def test_so_does_a_fork(run, grown, whole, tmp_path):
     succeed("fork", run.path, "--out", tmp_path / "fork")
+    for file in (run.tokenizer, run.trained_on):
+        assert (tmp_path / "fork" / file.name).read_bytes() == file.read_bytes()
     succeed("train", "--out", tmp_path / "fork", "--resume")
     assert_same_run(RunDirectory(tmp_path / "fork"), whole)
-    succeed("export", tmp_path / "fork", "--to", tmp_path / "out", "--format", "safetensors")
 
 
 def test_captions_are_those_of_the_samples_trained_on(run, grown, pairs_dataset):
@@ -243,6 +244,7 @@ def test_a_mixture_goes_on_after_samples_were_appended_to_a_part(pairs_dataset, 
     more = ("--set", "steps=8", "--allow-change", "steps")
     done = succeed("train", "--out", tmp_path / "run", "--resume", *more)
     assert "the 22 new samples are left out" in done.stderr
+    succeed("eval", tmp_path / "run", "--test", parts[1].path, *words)
     assert "--grow" not in done.stderr
     succeed("inspect", tmp_path / "run", "--json")
 

@@ -38,6 +38,7 @@ from .prompts import read_class_names
 from .scoring import LBFGS_ITERATIONS, TEMPLATES, Vote, knn, lbfgs_probe, prompts, retrieval_ranks, sgd_probe, zero_shot
 
 _log = logging.getLogger(__name__)
+_MOVED = "Give the dataset's current path with --data."
 NEIGHBOURS = (10, 20, 100, 200)
 WEIGHTED = Vote(200, 0.07)
 """Weighted k-NN as the papers report it, from Wu et al. (CVPR 2018) on."""
@@ -260,24 +261,22 @@ def _forgotten(run: RunDirectory, data: DataConfig, dataset: Dataset) -> NDArray
 
 
 def tokenizer_of(
-    run: RunDirectory,
-    info: CheckpointInfo,
-    recorded: Places,
-    data: Places | None = None,
-    advice: str = "Give the dataset's current path with --data.",
+    run: RunDirectory, info: CheckpointInfo, recorded: Places, data: Places | None = None, advice: str = _MOVED
 ) -> tuple[Tokenizer, TokenizerInfo, bytes]:
     """Load the run's own tokenizer, and its file; another dataset's may assign other ids to the same words.
 
     data: the dataset to read it from; None: the run's own copy, or if it has none, the dataset at `recorded`.
     """
-    if data is None and (known := kept_facts(run)) and known.tokenizer is not None:
+    known = kept_facts(run)
+    if data is None and known and known.tokenizer:
         with suppress(FileNotFoundError), run.path.on_this_machine([TOKENIZER_FILE]) as folder:
             path, sizes = folder / TOKENIZER_FILE, known.tokenizer
             if sha256_of(path) == known.tokenizer_digest:
                 return load_tokenizer(path, context_length=sizes.context_length), sizes, path.read_bytes()
         _log.warning("%s is missing or damaged, so that of the run's dataset is read", run.tokenizer)
     try:
-        dataset = open_dataset(data or recorded, pictures=False, before=[info.dataset_fingerprint])
+        before = known.fingerprints if known else [info.dataset_fingerprint]
+        dataset = open_dataset(data or recorded, pictures=False, before=before)
     except DatasetError as error:
         raise DatasetError(f"the tokenizer of the run's dataset is needed: {error} {advice}") from error
     if dataset.index.fingerprint != info.dataset_fingerprint or dataset.index.tokenizer is None:

@@ -1,25 +1,22 @@
 """A run's dataset: facts of it that the run keeps, in RUN/trained_on.json and RUN/tokenizer.json, and its samples."""
 
-import logging
 from contextlib import suppress
 from typing import Annotated
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from ...pipeline.dataset import Dataset
 from ...pipeline.dataset_index import TokenizerInfo
 from ...pipeline.errors import DatasetError
 from ...pipeline.mixture import Mixture, open_dataset
-from ...storage.bucket_errors import is_away
 from ...storage.place import AnyPlace, Places
-from ...storage.sealed_json import DamagedJSONError, seal_document, unseal
+from ...storage.sealed_json import seal_document
 from ..checkpoints.checkpoint_files import latest_checkpoint, read_info
 from ..config import TrainConfig
 from ..errors import RunError
+from ..lineage import read_facts
 from ..run_directory import RunDirectory
 from .selection_files import selects
-
-_log = logging.getLogger(__name__)
 
 
 class TrainedOn(BaseModel, frozen=True, extra="forbid"):
@@ -43,16 +40,7 @@ def keep_facts(run: RunDirectory, dataset: Dataset) -> None:
 
 
 def kept_facts(run: RunDirectory) -> TrainedOn | None:
-    """Return the kept facts; None if an earlier version made the run, and, with a warning, if the file is damaged."""
-    try:
-        return TrainedOn.model_validate(unseal(run.trained_on.read_bytes()))
-    except FileNotFoundError:
-        return None
-    except (OSError, DamagedJSONError, ValidationError) as error:
-        if isinstance(error, OSError) and is_away(error):
-            raise
-        _log.warning("%s is damaged, so the run's dataset is read in its place", run.trained_on)
-        return None
+    return read_facts(run.trained_on, TrainedOn, "the run's dataset is read instead")
 
 
 def open_own(
@@ -62,10 +50,9 @@ def open_own(
 
     tars, pictures: as for `Dataset`. cure: options that name another place. Raises DatasetError, OSError.
     """
-    known, before = kept_facts(run), tuple[str, ...]()
-    if known is not None:
-        before = known.fingerprints
-    elif (latest := latest_checkpoint(run.checkpoints)) is not None:
+    known, latest = kept_facts(run), latest_checkpoint(run.checkpoints)
+    before = known.fingerprints if known else ()
+    if known is None and latest is not None:
         with suppress(RunError):
             before = (read_info(latest).dataset_fingerprint,)
     try:

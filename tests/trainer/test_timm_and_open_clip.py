@@ -53,7 +53,7 @@ def restored(run):
     checkpoint = latest_checkpoint(run.checkpoints)
     info, training = load_checkpoint(checkpoint)
     config = run.config()
-    return restore_encoders(config, checkpoint, training, tokenizer_of(config.data.path, info)[1])
+    return restore_encoders(config, checkpoint, training, tokenizer_of(run, info, config.data.path)[1])
 
 
 def tokens_of(dataset):

@@ -13,7 +13,6 @@ from thermopile.storage.bucket import Address
 from thermopile.storage.bucket_errors import ObjectStoreError
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError
-from thermopile.trainer.evaluation.evaluate import compared
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
@@ -112,12 +111,6 @@ def test_a_resumed_run_may_have_a_larger_cache_but_none_too_small_for_its_order(
     with Trainer(larger, run, resume=True) as trainer:
         trainer.run()
     assert losses(run) == losses(windowed)
-
-
-def test_what_an_evaluation_asks_of_a_dataset_before_it_scores_makes_no_cache(s3, address, images_dataset, tmp_path):
-    found = compared("step-1", Dataset(address), images_dataset)
-    assert str(found.not_classified).endswith("has no class of s3://bucket/noise")
-    assert not (tmp_path / "cache").exists()
 
 
 def test_a_new_run_whose_cache_is_too_small_for_any_order_is_told_the_least(s3, address):

@@ -1,4 +1,4 @@
-"""Make pairs of icons and their names: FOLDER/icons.parquet, or icons-N.parquet, for `thermopile convert parquet`.
+"""Make pairs of icons and their names: FOLDER/icons.parquet, or icons-N-SEED.parquet, which is left if it is there.
 
 The icons are those of npm's package @iconify/json, 104 MB, which is fetched into FOLDER once; they are drawn at 48
 pixels, black on white where they have no colour. A caption is an icon's name in words, a class the title of its set.
@@ -63,12 +63,14 @@ def main(folder: Path, icons: int | None, seed: int, licences: bool) -> None:
 
 
 def make(folder: Path, icons: int | None = None, seed: int = 0) -> Path:
-    """Write the file of all icons, or of `icons` at random, without those that resvg cannot draw; return its path."""
+    """Return the file of all icons, or of `icons` at random, without those that resvg refuses. Write it if missing."""
+    path = folder / ("icons.parquet" if icons is None else f"icons-{icons}-{seed}.parquet")
+    if path.exists():
+        return path
     if find_spec("resvg_py") is None:
         raise click.ClickException("resvg is not installed; see python -m benchmarks.icons --help")
     found = chosen(sorted(listed(fetch(folder))), icons, seed)
-    path, drawn = folder / ("icons.parquet" if icons is None else f"icons-{icons}.parquet"), 0
-    partial = path.with_name(f".{path.name}")
+    partial, drawn = path.with_name(f".{path.name}"), 0
     schema = pa.schema({"image": pa.binary(), "caption": pa.string(), "set": pa.string()})
     with ProcessPoolExecutor(PROCESSES, get_context("spawn")) as pool, pq.ParquetWriter(partial, schema) as file:
         pictures = (png for some in pool.map(draw, chunks(found)) for png in some)

@@ -47,12 +47,14 @@ from .markdown import table
 
 Ids = NDArray[np.int64]
 WORD = re.compile(r"[^\W\d_]{3,}")
+NO_CLASS = {"and", "for", "from", "the", "with"}
+"""Words that pictures do not show."""
 
 BATCH, SNAPSHOT_EPOCHS, SEED = 256, 4, 0
 """Samples of a step, epochs between two kept checkpoints, and the seed of all that is planted."""
 FEWEST, MOST, MAX_CLASSES = 5, 50, 30
 """Samples of a class that was cut, and how many classes are cut at most."""
-CUT_FROM, CUT_SHARE = 100, 0.1
+CUT_FROM, CUT_SHARE = 60, 0.1
 """Samples of a class before it is cut, at least, and its share of all, at most: the others stay as they were."""
 HEAP_SHARE = 0.75
 """Share of the copies in the largest heap: of 20 % copies, more than exp(-2) of all, so no temperature has KL = 2."""
@@ -86,7 +88,7 @@ DATA = {
     "emoji": Data("made on", 3_479, 290, ("csv {source}/pairs.csv {out} --holdout 0.1",), noto_emoji.make,
                   classes="word"),
     "icons-40000": Data("made on", 38_000, 750,
-                        ("parquet {source}/icons-40000.parquet {out} --group set --holdout 2000",),
+                        ("parquet {source}/icons-40000-0.parquet {out} --group set --holdout 2000",),
                         lambda folder: icons.make(folder, 40_000), classes="word", settings=SMALL_SIDE),
     "openclipart": Data("judged on", 3_782, 290,
                         ("csv {source}/pairs.csv {out} --group folder --holdout 0.1 --max-size 128",),
@@ -139,7 +141,7 @@ def tail(dataset: Dataset, classes: Mapping[str, Ids]) -> Planted:
     """
     rng = np.random.default_rng([SEED, 2])
     fit = sorted(name for name, ids in classes.items() if CUT_FROM <= len(ids) <= CUT_SHARE * dataset.n)
-    names = [fit[place] for place in rng.permutation(len(fit))[: min(MAX_CLASSES, len(fit) // 3)]]
+    names = [fit[place] for place in rng.permutation(len(fit))[: min(MAX_CLASSES, -(-len(fit) // 3))]]
     times = np.zeros(dataset.n, np.int64)
     for name in names:
         times[classes[name]] += 1
@@ -156,14 +158,14 @@ def tail(dataset: Dataset, classes: Mapping[str, Ids]) -> Planted:
 def members(dataset: Dataset, by: Literal["group", "word"]) -> dict[str, Ids]:
     """Return the ids of each class, or of each word of three letters or more in the captions."""
     if by == "group":
-        names = [[] if name is None else [name] for name in dataset.column("group").to_pylist()]
+        names = [{name} - {None} for name in dataset.column("group").to_pylist()]
     else:
-        names = [WORD.findall(caption.lower()) for caption in dataset.column(CAPTION).to_pylist()]
-    found: dict[str, set[int]] = {}
+        names = [set(WORD.findall(caption.lower())) - NO_CLASS for caption in dataset.column(CAPTION).to_pylist()]
+    found: dict[str, list[int]] = {}
     for sample_id, of_sample in enumerate(names):
         for name in of_sample:
-            found.setdefault(name, set()).add(sample_id)
-    return {name: np.array(sorted(ids)) for name, ids in found.items()}
+            found.setdefault(name, []).append(sample_id)
+    return {name: np.array(ids) for name, ids in found.items()}
 
 
 class PlantedSource(Source):

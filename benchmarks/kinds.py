@@ -38,8 +38,7 @@ from PIL import Image, ImageChops
 
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import CAPTION, Dataset
-from thermopile.pipeline.sources import Groups, Sample, Source
-from thermopile.pipeline.sources.dataset_source import DatasetSource
+from thermopile.pipeline.sources import Sample, Source
 
 from . import fashion, icons, noto_emoji, openclipart
 from .glyph_runs import thermopile, trained
@@ -175,7 +174,7 @@ class PlantedSource(Source):
 
     def __init__(self, dataset: Dataset, variant: str, planted: Planted) -> None:
         self.dataset, self.mode, self.variant, self.planted = dataset, dataset.index.mode, variant, planted
-        self.columns = dataset.take(np.arange(dataset.n), ["uri", "key", "group", CAPTION])
+        self.columns = dataset.take(np.arange(dataset.n), ["uri", "key", "group", CAPTION]).combine_chunks()
 
     def __len__(self) -> int:
         return len(self.planted.ids)
@@ -205,10 +204,6 @@ class PlantedSource(Source):
     def _named(self, column: str, index: int) -> str:
         name, number = self.columns[column][int(self.planted.ids[index])].as_py(), self.planted.copy[index]
         return f"{name}~{number}" if number else str(name)
-
-    def groups(self) -> Groups | None:
-        groups = DatasetSource(self.dataset.place).groups()
-        return groups and Groups(groups.names, groups.of_sample[self.planted.ids])
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "planted", "variant": self.variant, "listing": self.dataset.index.fingerprint}

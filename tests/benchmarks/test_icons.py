@@ -15,7 +15,7 @@ def archive(tmp_path):
     path = tmp_path / "icons.tgz"
     with tarfile.open(path, "w:gz") as tar:
         for prefix, spdx in (("free", "MIT"), ("closed", "CC-BY-NC-4.0")):
-            icons = {"a-frog": {"body": "<g/>"}, "gone": {"body": "<g/>", "hidden": True}}
+            icons = {"a-frog": {"body": "<g/>", "width": 30}, "gone": {"body": "<g/>", "hidden": True}}
             info = {"name": prefix.title(), "license": {"title": spdx, "spdx": spdx}}
             content = json.dumps({"prefix": prefix, "info": info, "width": 24, "icons": icons}).encode()
             member = tarfile.TarInfo(f"package/json/{prefix}.json")
@@ -34,7 +34,9 @@ def test_sets_without_derived_or_commercial_works_are_not_free(spdx, free):
 
 
 def test_only_shown_icons_of_free_sets_are_listed(archive):
-    assert [icon[:2] for icon in listed(archive)] == [("Free", "a-frog")]
+    (icon,) = listed(archive)
+    assert icon[:2] == ("Free", "a-frog")
+    assert 'viewBox="0 0 30 16"' in icon.svg
 
 
 def test_every_set_is_in_the_table_of_licences(archive):

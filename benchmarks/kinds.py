@@ -69,7 +69,7 @@ class Data:
     samples: int
     """About: for the plan, before it is converted."""
     rate: int
-    """Samples that a core trains on in a second, one of two cores of a Xeon at 2.6 GHz that others used too."""
+    """Samples that a core trains on in a second, of an AMD EPYC whose two cores others used too."""
     commands: tuple[str, ...]
     """Of `thermopile convert`, with {source} and {out}; the last makes the test set."""
     make: Callable[[Path], object] | None = None

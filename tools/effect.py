@@ -52,7 +52,7 @@ def effect(runs: tuple[Place, ...], train: Place | None, out: Path | None, **ask
         refuse_in_run(place_of(out), is_file=True)
     as_json, tars, at, data = asked.pop("as_json"), asked.pop("tars"), asked["at"], asked["data"]
     test, configs = opened(asked.pop("test"), tars), [RunDirectory(run).config() for run in runs]
-    trained = opened(train, tars) if train else training_set(RunDirectory(runs[0]), data)
+    trained = training_set(RunDirectory(runs[0]), train, tars, data)
     pairs, room = list(zip(runs[::2], runs[1::2], strict=True)), 2 * MAX_BYTES // len(runs) if out else 0
     drifts, sheets, said = zip(*(_taus(a, b, at, data, room) for a, b in pairs), strict=True)
     every = {run: scored(run, trained, test, with_probes=False, **asked) for run in dict.fromkeys(runs)}

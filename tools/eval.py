@@ -88,7 +88,7 @@ def eval_(run: Place, train: Place | None, test: Place, tars: Place | None, as_j
     from ..pipeline.mixture import opened
     from ..trainer.run_directory import RunDirectory
 
-    trained = opened(train, tars) if train else training_set(RunDirectory(run), asked["data"])
+    trained = training_set(RunDirectory(run), train, tars, asked["data"])
     evaluation = scored(run, trained, opened(test, tars), **asked)
     if as_json:
         used = {"network": asked["network"], "weights": evaluation.weights}
@@ -97,11 +97,14 @@ def eval_(run: Place, train: Place | None, test: Place, tars: Place | None, as_j
         _print_scores(run, asked["network"], evaluation)
 
 
-def training_set(run: RunDirectory, data: Places | None) -> Dataset:
-    """Open the dataset that a run was trained on. data: its present place; None: the recorded one."""
+def training_set(run: RunDirectory, train: Place | None, tars: Place | None, data: Places | None) -> Dataset:
+    """Open `train`, or the dataset that a run was trained on. data: its present place; None: the recorded one."""
+    from ..pipeline.mixture import opened
     from ..trainer.run.own_dataset import open_own
 
     own = run.config().data
+    if train:
+        return opened(train, tars)
     return open_own(run, data or own.places, own.tars, cure="--data, or name another dataset with --train")
 
 

@@ -50,11 +50,12 @@ def open_own(
 
     tars, pictures: as for `Dataset`. cure: options that name another place. Raises DatasetError, OSError.
     """
-    known, latest = kept_facts(run), latest_checkpoint(run.checkpoints)
+    known = kept_facts(run)
     before = known.fingerprints if known else ()
-    if known is None and latest is not None:
-        with suppress(RunError):
-            before = (read_info(latest).dataset_fingerprint,)
+    if known is None:
+        with suppress(RunError, OSError):  # they are told where the checkpoint is needed
+            latest = latest_checkpoint(run.checkpoints)
+            before = (read_info(latest).dataset_fingerprint,) if latest else ()
     try:
         return open_dataset(places, tars, pictures=pictures, before=before)
     except DatasetError as error:

@@ -2,8 +2,8 @@
 
 Small random encoders take two steps under every objective that has a temperature, and are exported. The library's own
 entry points then read the files and pictures: the features and probabilities of the same pixels and texts are compared
-with the run's, and its scores with those of `thermopile eval`. Twelve models, saved by their libraries, are compared with
-what a run takes from them.
+with the run's, and its scores with those of `thermopile eval`. Twelve models, saved by their libraries, are compared
+with what a run takes from them. FOLDER is made, and gets it all.
 
 \b
 Example:
@@ -26,7 +26,7 @@ from torch.nn.functional import normalize, sigmoid, softmax
 
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource
-from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
+from thermopile.trainer.checkpoints.checkpoint_files import LATEST, load_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.errors import ConfigError
@@ -37,7 +37,7 @@ from thermopile.trainer.export import export_encoders
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.objectives import OBJECTIVES, Progress, create_objective, objective_class
 from thermopile.trainer.run.build import recipe_named, resolve
-from thermopile.trainer.run_directory import RunDirectory
+from thermopile.trainer.run_directory import RunDirectory, find_checkpoint
 
 from .exported import ignored
 from .glyph_runs import thermopile
@@ -61,7 +61,8 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         "text": {"name": "hf:clip-text", "config": _TOWER}}),
     "ViT": ("timm", {"image": {"name": "timm:vit_small_patch16_224", "config": {
         "depth": 2, "embed_dim": 32, "num_heads": 2, "patch_size": 8}}}),
-    "ConvNeXt": ("timm", {"image": {"name": "timm:convnext_atto", "config": {"depths": [1] * 4, "dims": [8, 8, 16, 16]}}}),
+    "ConvNeXt": ("timm", {"image": {"name": "timm:convnext_atto", "config": {
+        "depths": [1] * 4, "dims": [8, 8, 16, 16]}}}),
     "ResNet": ("timm", {"image": {"name": "timm:resnet18", "config": {
         "channels": [4, 4, 8, 8], "layers": [1] * 4, "stem_width": 4}}}),
     "ViT-B-32, smaller": ("open_clip", {
@@ -101,9 +102,10 @@ def main(folder: Path, page: Path | None) -> None:
     text = "\n\n".join([
         table(["format", "encoders", "objectives", "features differ by", "probabilities differ by",
                "zero-shot, `eval` and library", "R@1, `eval` and library", "not run"], exported),
-        f"The objectives are {', '.join(objectives)}. Differences are the largest over all of them, scores those of the "
-        f"run whose two differ most, of {len(data.files)} picture files.",
-        table(["model", "saved by", "pixels differ by", "side", "scale", "bias", "first loss or features differ by"], came_in),
+        f"The objectives are {', '.join(objectives)}. Differences are the largest over all of them, scores those of "
+        f"the run whose two differ most, of {len(data.files)} picture files.",
+        table(["model", "saved by", "pixels differ by", "side", "scale", "bias", "first loss or features differ by"],
+              came_in),
     ])  # fmt: skip
     if page is None:
         click.echo(text)
@@ -170,14 +172,15 @@ def compared(format: str, model: Mapping[str, Any], objective: str, data: Data, 
     run = RunDirectory(place)
     with Trainer(config, run) as trainer:
         trainer.run()
-    export_encoders(run, place / "../exports" / place.name, format.partition(" ")[0])  # type: ignore[arg-type]
-    config, checkpoint = run.config(), latest_checkpoint(run.checkpoints)
+    exported = place.parent.parent / "exports" / place.name
+    export_encoders(run, exported, format.partition(" ")[0])  # type: ignore[arg-type]
+    config, checkpoint = run.config(), find_checkpoint(run, LATEST)
     info, training = load_checkpoint(checkpoint)
     encoders = restore_encoders(config, checkpoint, training, tokenizer_of(data.dataset.path, info)[1])
     tokens = torch.from_numpy(data.dataset.shard(0).tokens(np.arange(data.dataset.n)))
     prompts = [TEMPLATE.format(each) for each in sorted({*data.classes})]
     with torch.inference_mode():
-        read: Read = READERS[format](place.parent.parent / "exports" / place.name, encoders)
+        read: Read = READERS[format](exported, encoders)
         pixels = read.pixels([Image.open(file) for file in data.files])
         image, text, logits = read.compared(pixels, data.captions)
         ours = [normalize(encoders.image(pixels)), normalize(encoders.text(tokens))] if encoders.text else []
@@ -230,13 +233,16 @@ def _came_in(name: str, model: Model, data: Data, folder: Path) -> list[str]:
             state = {"visits": torch.zeros(BATCH, dtype=torch.int64)}
             outcome = objective(*features, state, Progress(step=0, steps_per_epoch=1))
             difference = abs(float(outcome.loss) - theirs.loss)
-    number = {"scale": settings.get("log_logit_scale"), "bias": settings.get("logit_bias")}
-    same = [
-        "–" if value is None else f"{number[part]:.4f}" + ("" if abs(number[part] - value) < 1e-6 else f", not {value:.4f}")
-        for part, value in (("scale", theirs.scale), ("bias", theirs.bias))
-    ]  # fmt: skip
+    taken = [_taken(settings.get("log_logit_scale"), theirs.scale), _taken(settings.get("logit_bias"), theirs.bias)]
     return [name, model.saved_by, f"{float((ours - theirs.pixels).abs().max()):.0e}",
-            f"{theirs.pixels.shape[-1]}", *same, f"{difference:.0e}"]  # fmt: skip
+            f"{theirs.pixels.shape[-1]}", *taken, f"{difference:.0e}"]  # fmt: skip
+
+
+def _taken(ours: float | None, theirs: float | None) -> str:
+    """Return the model's number, and the run's if it is another."""
+    if theirs is None:
+        return "–"
+    return f"{theirs:.4f}" if ours is not None and abs(ours - theirs) < 1e-6 else f"{theirs:.4f}, but here {ours}"
 
 
 if __name__ == "__main__":

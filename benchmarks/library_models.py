@@ -62,7 +62,7 @@ def clip_tokenizer(folder: Path) -> int:
     tokenizer.save(str(folder / "tokenizer.json"))
     told = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": CONTEXT, "pad_token": "<|end|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(told))
-    return int(ends[1][1])
+    return len(tokenizer.get_vocab()) - 1
 
 
 def _whole(kind: str, layout: int) -> Callable[[Path], Path]:

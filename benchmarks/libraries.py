@@ -12,7 +12,6 @@ Example:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +29,7 @@ from thermopile.trainer.checkpoints.checkpoint_files import LATEST, load_checkpo
 from thermopile.trainer.config import load_config
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.errors import ConfigError
-from thermopile.trainer.evaluation.evaluate import tokenizer_of
+from thermopile.trainer.evaluation.evaluate import evaluate, tokenizer_of
 from thermopile.trainer.evaluation.features import restore_encoders
 from thermopile.trainer.evaluation.scoring import retrieval_ranks
 from thermopile.trainer.export import export_encoders
@@ -178,7 +177,7 @@ def compared(format: str, model: Mapping[str, Any], objective: str, data: Data, 
     info, training = load_checkpoint(checkpoint)
     encoders = restore_encoders(config, checkpoint, training, tokenizer_of(data.dataset.path, info)[1])
     tokens = torch.from_numpy(data.dataset.shard(0).tokens(np.arange(data.dataset.n)))
-    prompts = [TEMPLATE.format(each) for each in sorted({*data.classes})]
+    prompts = [TEMPLATE.format(each.replace("_", " ")) for each in sorted({*data.classes})]
     with torch.inference_mode():
         read: Read = READERS[format](exported, encoders)
         pixels = read.pixels([Image.open(file) for file in data.files])
@@ -191,13 +190,12 @@ def compared(format: str, model: Mapping[str, Any], objective: str, data: Data, 
         truth = torch.tensor([sorted({*data.classes}).index(each) for each in data.classes])
         number = torch.from_numpy(np.unique(data.captions, return_inverse=True)[1])
         ranks = retrieval_ranks(image, text, (number[:, None] == number).nonzero().T, ignored)
-    words = ("eval", place, "--train", data.dataset.path, "--test", data.dataset.path, "--template", TEMPLATE, "--json")
-    scores = json.loads(thermopile(*words))["scores"]
+    scores = evaluate(run, data.dataset, data.dataset, templates=[TEMPLATE], with_probes=False).scores
     return Row(
         max(float((a - b).abs().max()) for a, b in zip((image, text), ours, strict=True)),
         float((as_probabilities(logits) - as_probabilities(found)).abs().max()),
-        (scores["zero_shot"]["top1"]["all"], float((zero_shot == truth).float().mean())),
-        (scores["image_to_text"]["1"]["all"], float((ranks == 0).float().mean())),
+        (scores["zero_shot"]["top1"]["all"] or 0.0, float((zero_shot == truth).float().mean())),
+        (scores["image_to_text"]["1"]["all"] or 0.0, float((ranks == 0).float().mean())),
     )
 
 

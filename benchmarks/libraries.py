@@ -3,7 +3,8 @@
 Small random encoders take two steps under every objective that has a temperature, and are exported. The library's own
 entry points then read the files and pictures: the features and probabilities of the same pixels and texts are compared
 with the run's, and its scores with those of `thermopile eval`. Twelve models, saved by their libraries, are compared
-with what a run takes from them. FOLDER is made, and gets it all.
+with what a run takes from them. FOLDER gets it all; finished
+rows in it are kept.
 
 \b
 Example:
@@ -12,6 +13,7 @@ Example:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,7 +46,7 @@ from .library_models import CONTEXT, MADE, SIDE, Model, clip_tokenizer
 from .library_readers import READERS, Read
 from .markdown import table
 
-PICTURES, STEPS, BATCH = 400, 2, 64
+PICTURES, STEPS, BATCH = 200, 2, 64
 TEMPLATE = "the character {}"
 BEGIN, END = "<!-- made by benchmarks.libraries -->", "<!-- end -->"
 _TOWER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
@@ -149,7 +151,10 @@ def _exported(name: str, data: Data, folder: Path, objectives: list[str]) -> lis
     rows, not_run = dict[str, Row](), list[str]()
     for objective in objectives:
         try:
-            rows[objective] = compared(format, model, objective, data, folder / "runs" / f"{name}-{objective}")
+            place = folder / "runs" / f"{name}-{objective}"
+            if not (kept := place.with_suffix(".json")).exists():
+                kept.write_text(json.dumps(compared(format, model, objective, data, place)))
+            rows[objective] = Row(*json.loads(kept.read_text()))
         except (ConfigError, ImportError) as error:
             not_run.append(f"{objective}: {error}")
     farthest = [max(rows.values(), key=lambda row: abs(getattr(row, score)[0] - getattr(row, score)[1]), default=None)
@@ -185,7 +190,7 @@ def compared(format: str, model: Mapping[str, Any], objective: str, data: Data, 
         ours = [normalize(encoders.image(pixels)), normalize(encoders.text(tokens))] if encoders.text else []
         found = ours[0] @ ours[1].T * temperature(config.objective.settings, training.get("objective", {}))
         found += training.get("objective", {}).get("logit_bias", read.bias)
-        as_probabilities = sigmoid if read.bias or objective == "siglip" else lambda logits: softmax(logits, 1)
+        as_probabilities = sigmoid if read.bias else lambda logits: softmax(logits, 1)
         zero_shot = (image @ read.compared(pixels[:1], prompts)[1].T).argmax(1)
         truth = torch.tensor([sorted({*data.classes}).index(each) for each in data.classes])
         number = torch.from_numpy(np.unique(data.captions, return_inverse=True)[1])

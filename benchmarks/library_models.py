@@ -208,7 +208,7 @@ def _read_open_clip(folder: Path, pictures: Sequence[Image.Image], tokens: Tenso
     model, _, transform = open_clip.create_model_and_transforms(f"local-dir:{folder}")
     pixels = torch.stack([transform(picture) for picture in pictures])
     image, text, scale, *bias = model.eval()(pixels, tokens)
-    loss = open_clip.SigLipLoss() if bias else open_clip.ClipLoss()
+    loss = open_clip.loss.SigLipLoss() if bias else open_clip.ClipLoss()
     found = loss(image, text, scale, *bias)
     return Theirs(pixels, None, found.item(), scale.log().item(), bias[0].item() if bias else None)
 

@@ -14,9 +14,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import linear, normalize
 
+from thermopile.pipeline.tokenizer import encode, load_tokenizer
 from thermopile.trainer.encoders import Encoders
 
 from .exported import load_facts
+from .library_models import CONTEXT
 
 
 class Read(NamedTuple):
@@ -79,15 +81,14 @@ def apart(folder: Path, ours: Encoders) -> Read:
 def of_timm(folder: Path, ours: Encoders) -> Read:
     """image/, by timm; timm has no texts, so their features are the run's."""
     import timm
-    from tokenizers import Tokenizer
 
     model = timm.create_model(f"local-dir:{folder}/image", pretrained=True).eval()
     transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=model))
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer = load_tokenizer(folder / "tokenizer.json", context_length=CONTEXT)
 
     def compared(pixels: Tensor, texts: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
         assert ours.text is not None
-        tokens = torch.tensor([each.ids for each in tokenizer.encode_batch(list(texts))])
+        tokens = torch.from_numpy(encode(tokenizer, texts).tokens)
         first, second = _headed(folder / "image", model(pixels)), normalize(ours.text(tokens))
         return first, second, first @ second.T * _scale(folder / "image") + _bias(folder / "image")
 

@@ -1,6 +1,6 @@
 """What is exported, read by the libraries that it is for, and their models as a run begins with them.
 
-Small random encoders take two steps under every objective that has a temperature, and are exported. The library's own
+Small random encoders take a few steps under every objective that has a temperature, and are exported. The library's own
 entry points then read the files and pictures: the features and probabilities of the same pixels and texts are compared
 with the run's, and its scores with those of `thermopile eval`. Twelve models, saved by their libraries, are compared
 with what a run takes from them. FOLDER gets it all; finished
@@ -46,7 +46,7 @@ from .library_models import CONTEXT, MADE, SIDE, Model, clip_tokenizer
 from .library_readers import READERS, Read
 from .markdown import table
 
-PICTURES, STEPS, BATCH = 200, 2, 64
+PICTURES, STEPS, BATCH = 200, 20, 64
 TEMPLATE = "the character {}"
 BEGIN, END = "<!-- made by benchmarks.libraries -->", "<!-- end -->"
 _TOWER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
@@ -87,6 +87,8 @@ class Row(NamedTuple):
     """Largest differences of one run's export, and its scores by `eval` and by the library."""
 
     features: float
+    logits: float
+    """Apart from a bias, which a CLIP of transformers has not."""
     probabilities: float
     zero_shot: tuple[float, float]
     retrieval: tuple[float, float]
@@ -98,10 +100,10 @@ class Row(NamedTuple):
 def main(folder: Path, page: Path | None) -> None:
     data, objectives = made_data(folder), with_temperature()
     exported = [[*_exported(name, data, folder, objectives)] for name in RUNS]
-    exported.append(["safetensors", "built-in and all others", "none", *["–"] * 4, "no library has a class for it"])
+    exported.append(["safetensors", "built-in and all others", "none", *["–"] * 5, "no library has a class for it"])
     came_in = [_came_in(name, model, data, folder) for name, model in MADE.items()]
     text = "\n\n".join([
-        table(["format", "encoders", "objectives", "features differ by", "probabilities differ by",
+        table(["format", "encoders", "objectives", "features differ by", "logits by", "probabilities by",
                "zero-shot, `eval` and library", "R@1, `eval` and library", "not run"], exported),
         f"The objectives are {', '.join(objectives)}. Differences are the largest over all of them, scores those of "
         f"the run whose two differ most, of {len(data.files)} picture files.",
@@ -162,7 +164,8 @@ def _exported(name: str, data: Data, folder: Path, objectives: list[str]) -> lis
     scores = [getattr(row, score) for row, score in zip(farthest, ("zero_shot", "retrieval"), strict=True) if row]
     return [
         format.partition(" ")[0], name, f"{len(rows)} of {len(objectives)}",
-        *(f"{max(getattr(row, part) for row in rows.values()):.0e}" for part in ("features", "probabilities") if rows),
+        *(f"{max(getattr(row, part) for row in rows.values()):.0e}"
+          for part in ("features", "logits", "probabilities") if rows),
         *(f"{100 * ours:.2f} and {100 * theirs:.2f} %" for ours, theirs in scores), "; ".join(not_run) or "–",
     ]  # fmt: skip
 
@@ -171,7 +174,7 @@ def compared(format: str, model: Mapping[str, Any], objective: str, data: Data, 
     """Train and export a run, and compare it with what its library reads."""
     config = resolve(load_config({
         "steps": STEPS, "batch_size": BATCH, "data": {"path": str(data.dataset.path), "image_size": SIDE},
-        "model": model, "objective": {"name": objective},
+        "model": model, "objective": {"name": objective}, "optimizer": {"lr": 0.003, "warmup_steps": 0},
     }), data.dataset)  # fmt: skip
     run = RunDirectory(place)
     with Trainer(config, run) as trainer:
@@ -189,6 +192,7 @@ def compared(format: str, model: Mapping[str, Any], objective: str, data: Data, 
         image, text, logits = read.compared(pixels, data.captions)
         ours = [normalize(encoders.image(pixels)), normalize(encoders.text(tokens))] if encoders.text else []
         found = ours[0] @ ours[1].T * temperature(config.objective.settings, training.get("objective", {}))
+        difference = float((logits - read.bias - found).abs().max())
         found += training.get("objective", {}).get("logit_bias", read.bias)
         as_probabilities = sigmoid if read.bias else lambda logits: softmax(logits, 1)
         zero_shot = (image @ read.compared(pixels[:1], prompts)[1].T).argmax(1)
@@ -198,6 +202,7 @@ def compared(format: str, model: Mapping[str, Any], objective: str, data: Data, 
     scores = evaluate(run, data.dataset, data.dataset, templates=[TEMPLATE], with_probes=False).scores
     return Row(
         max(float((a - b).abs().max()) for a, b in zip((image, text), ours, strict=True)),
+        difference,
         float((as_probabilities(logits) - as_probabilities(found)).abs().max()),
         (scores["zero_shot"]["top1"]["all"] or 0.0, float((zero_shot == truth).float().mean())),
         (scores["image_to_text"]["1"]["all"] or 0.0, float((ranks == 0).float().mean())),

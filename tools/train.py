@@ -203,10 +203,10 @@ def _fetch_typed(settings: TrainConfig, asked: TrainOptions, layers: Layers, *, 
     for side in ("image", "text") if has_text and settings.objective.mode != "unimodal" else ("image",):
         encoder: EncoderConfig = getattr(settings.model, side)
         name, pretrained = encoder.name, encoder.config.get("pretrained", not encoder.name.startswith(TIMM))
-        keys = [f"model.{side}.name"] + [f"model.{side}.config.pretrained"] * name.startswith(TIMM)
+        of_timm, has_weights = name.startswith(TIMM), name.startswith((TIMM, OPEN_CLIP)) and name.count(":") > 1
+        keys = [f"model.{side}.name"] + [f"model.{side}.config.pretrained"] * (of_timm and not has_weights)
         is_typed = asked.allow_code or {layers.origins.get(key) for key in keys} <= _own_origins()
-        is_published = name.startswith(TIMM) and pretrained
-        if (is_published or (name.startswith(OPEN_CLIP) and name.count(":") > 1)) and not is_typed:
+        if (has_weights or (of_timm and pretrained)) and not is_typed:
             raise ConfigError(
                 f"a file of settings names {name}, whose weights would be fetched or read; type {' and '.join(keys)} "
                 "with --set, or allow it with --allow-code"
@@ -215,6 +215,10 @@ def _fetch_typed(settings: TrainConfig, asked: TrainOptions, layers: Layers, *, 
             from ..trainer.encoders.hf_hub import snapshot  # late, because it imports torch
 
             snapshot(name, fetching=True, weights=bool(pretrained))
+        elif name.startswith(OPEN_CLIP) and has_weights:  # its temperature is a setting
+            from ..trainer.encoders.open_clip_encoders import weights_of
+
+            weights_of(name.removeprefix(OPEN_CLIP), fetching=True)
 
 
 def _refuse_code_of_files(settings: TrainConfig, recorded: TrainConfig | None, layers: Layers) -> None:

@@ -32,7 +32,7 @@ from .errors import ConfigError, RunError
 from .evaluation.evaluate import tokenizer_of
 from .evaluation.features import restore_encoders
 from .plugins import HF, OPEN_CLIP, TIMM
-from .run.brought import LEARNED, has_own_heads
+from .run.brought import LEARNED, has_own_heads, is_whole, learned_by
 from .run.build import recipe_named
 from .run_directory import RunDirectory, find_checkpoint, load_found, refuse_in_run
 
@@ -147,7 +147,7 @@ def _restore(
 
 
 def _logits(config: TrainConfig, learned: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """Return what makes logits of cosines: log_logit_scale, and logit_bias of a SigLIP; empty without a temperature.
+    """Return what makes logits of cosines: log_logit_scale, and a logit_bias; empty without a temperature.
 
     Temperatures of single samples count as the one that they began with, since other samples have none. A bias that the
     objective does not learn is that of the model that the run began from.
@@ -157,17 +157,11 @@ def _logits(config: TrainConfig, learned: Mapping[str, torch.Tensor]) -> dict[st
     tau = learned["tau"].item() if "tau" in learned else settings.get("tau", settings.get("tau_init"))
     if tau:
         found.setdefault("log_logit_scale", -math.log(tau))
-    if (
-        has_own_heads(config.model)
-        and image.config["model_type"] == "siglip_vision_model"
-        and "logit_bias" not in found
-    ):
-        from .encoders.hf_directory import folder_of, stored_tensor
-
+    if "logit_bias" not in found and image.config.get("model_type") != "clip_vision_model" and is_whole(config.model):
         try:
-            found["logit_bias"] = stored_tensor(image.name, folder_of(image.name), LEARNED["logit_bias"]).item()
+            found |= {name: value for name, value in learned_by(config.model).items() if name == "logit_bias"}
         except ConfigError:
-            _log.warning("%s is not there, so the exported model has a logit_bias of 0, not its own", image.name)
+            _log.warning("%s cannot be read, so the exported model has no logit_bias of its own", image.name)
     return found
 
 

@@ -20,10 +20,10 @@ def converted(source: Source, path: Path, seed: int = 0) -> Path:
     return path
 
 
-def trained(data: Path, run: Path, settings: Mapping[str, object], *more: object) -> Path:
-    """Train `run` to its end with the demo's preset and these settings; return it."""
+def trained(data: Path, run: Path, settings: Mapping[str, object], *more: object, preset: str = "glyphs") -> Path:
+    """Train `run` to its end with a preset, the demo's by default, and these settings; return it."""
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    thermopile("train", "--preset", "glyphs", "--data", data, "--out", run, "--resume", *words, *more)
+    thermopile("train", "--preset", preset, "--data", data, "--out", run, "--resume", *words, *more)
     return run
 
 

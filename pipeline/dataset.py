@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -167,15 +167,22 @@ class Dataset(SamplesTable):
 
     tars: TarFiles | None = None
     """The tars that hold the pictures of a dataset in place."""
+    appended_since = 0
+    """Number of samples that `before` leaves out."""
 
-    def __init__(self, place: AnyPlace, tars: AnyPlace | None = None, *, pictures: bool = True) -> None:
+    def __init__(
+        self, place: AnyPlace, tars: AnyPlace | None = None, *, pictures: bool = True, before: Collection[str] = ()
+    ) -> None:
         """place: the dataset's folder, or its address, such as s3://bucket/cc12m.
 
         tars: of a dataset in place, the folder or address of its tars, if they were moved. pictures: if False, none is
-        read, and tars may be missing.
+        read, and tars may be missing. before: fingerprints, one of which may be the dataset's before samples were
+        appended; those are then left out.
         """
         where = place_of(place)
-        index = read_index(where)
+        whole = read_index(where)
+        index = whole.before(before)
+        self.appended_since = whole.n - index.n
         if tars and index.tars is None:
             raise DatasetError(f"{where} holds its pictures itself; leave out --tars (data.tars)")
         self.tars = TarFiles(index.tars, tars) if index.tars and pictures else None

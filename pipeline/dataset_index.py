@@ -2,10 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -158,6 +158,25 @@ class DatasetIndex(_Record):
         """Fingerprints of the datasets that samples were appended to -> their numbers of samples, oldest first."""
         found = ((each.get("fingerprint"), each.get("first_id")) for each in self.sources[1:])
         return {name: first for name, first in found if isinstance(name, str) and isinstance(first, int)}
+
+    def before(self, fingerprints: Collection[str]) -> Self:
+        """Return the index from before samples were appended, if one of these was its fingerprint; else itself."""
+        then = [(name, n) for name, n in self.predecessors.items() if name in fingerprints and n in self.first_id[1:-1]]
+        if self.fingerprint in fingerprints or not then:
+            return self
+        fingerprint, n = then[-1]
+        shards, earlier = self.first_id.index(n), [each for each in self.sources[1:] if each.get("first_id", n) < n]
+        return self.model_copy(
+            update={
+                "n": n,
+                "captions": None,
+                "first_id": self.first_id[: shards + 1],
+                "shards": self.shard_names[:shards],
+                "shard_digests": self.shard_digests[:shards],
+                "source": self.source | {"appended": earlier},
+                "fingerprint": fingerprint,
+            }
+        )
 
     @property
     def content(self) -> Content | None:

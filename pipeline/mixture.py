@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -27,17 +27,19 @@ PART, ID_IN_PART = "part", "id_in_part"
 """Columns of the samples table: the name of the sample's part, and its id there."""
 
 
-def open_dataset(places: Places, tars: AnyPlace | None = None, *, pictures: bool = True) -> Dataset:
+def open_dataset(
+    places: Places, tars: AnyPlace | None = None, *, pictures: bool = True, before: Collection[str] = ()
+) -> Dataset:
     """Open the dataset at a place, or the mixture of those at several. Raises as `Dataset` and `Mixture`.
 
-    tars, pictures: as for Dataset.
+    tars, pictures, before: as for Dataset.
     """
     parts = [*places_of(places)]
     if len(parts) == 1:
-        return Dataset(parts[0], tars, pictures=pictures)
+        return Dataset(parts[0], tars, pictures=pictures, before=before)
     if tars:
         raise DatasetError("--tars (data.tars) is for one dataset, not for a mixture; leave it out")
-    return Mixture([Dataset(part, pictures=pictures) for part in parts])
+    return Mixture([Dataset(part, pictures=pictures, before=before) for part in parts])
 
 
 def opened(place: AnyPlace, tars: AnyPlace | None) -> Dataset:
@@ -61,7 +63,7 @@ class Mixture(Dataset):
     """
 
     def __init__(self, parts: Sequence[Dataset]) -> None:
-        self.parts = tuple(parts)
+        self.parts, self.appended_since = tuple(parts), sum(part.appended_since for part in parts)
         self.names = part_names([part.absolute for part in parts])
         for part in parts:
             _refuse_unlike(parts[0], part)

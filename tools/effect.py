@@ -10,13 +10,13 @@ import click
 from markupsafe import Markup
 from pydantic import TypeAdapter
 
-from ..pipeline.mixture import open_dataset, opened
+from ..pipeline.mixture import opened
 from ..storage.files import write_atomically
 from ..storage.place import Place, Places, place_of
 from ..trainer.errors import RunError
 from ..trainer.run_directory import RunDirectory, refuse_in_run
 from .arguments import ANY_PLACE, DatasetPath
-from .eval import eval_, label, scored
+from .eval import eval_, label, scored, training_set
 from .inspection.findings import read_again
 from .inspection.reading.opening import Inspection
 from .inspection.temperatures.drift import Drift, drift
@@ -52,7 +52,7 @@ def effect(runs: tuple[Place, ...], train: Place | None, out: Path | None, **ask
         refuse_in_run(place_of(out), is_file=True)
     as_json, tars, at, data = asked.pop("as_json"), asked.pop("tars"), asked["at"], asked["data"]
     test, configs = opened(asked.pop("test"), tars), [RunDirectory(run).config() for run in runs]
-    trained = opened(train, tars) if train else open_dataset(data or configs[0].data.places, configs[0].data.tars)
+    trained = training_set(RunDirectory(runs[0]), train, tars, data)
     pairs, room = list(zip(runs[::2], runs[1::2], strict=True)), 2 * MAX_BYTES // len(runs) if out else 0
     drifts, sheets, said = zip(*(_taus(a, b, at, data, room) for a, b in pairs), strict=True)
     every = {run: scored(run, trained, test, with_probes=False, **asked) for run in dict.fromkeys(runs)}

@@ -72,9 +72,9 @@ def embed(
 
     checkpoint, weights = find_checkpoint(directory, at), chosen_weights(config.model, weights)
     info, training = load_found(checkpoint)
-    own = dataset if samples.index.fingerprint == info.dataset_fingerprint else config.data.places
-    has_texts = config.objective.mode == "bimodal"
-    tokenizer, sizes = tokenizer_of(data or own, info) if has_texts else (None, None)
+    recorded = dataset if samples.index.fingerprint == info.dataset_fingerprint else config.data.places
+    own, has_texts = (directory, info, recorded, data), config.objective.mode == "bimodal"
+    tokenizer, sizes, _ = tokenizer_of(*own) if has_texts else (None, None, None)
     encoders = restore_encoders(config, checkpoint, training, sizes, weights, allow_code=allow_code)
     device = device_named("auto")
     view = (recipe_named(config.data.recipe), config.data.image_size, device)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..storage.place import Place
+from ..storage.place import Place, Places
 from .arguments import ALLOW, AT, RUN, RUN_DATA, TARS, WEIGHTS, DatasetPath
 from .printing import print_facts, print_table
 from .progress import task_bars
@@ -15,6 +15,7 @@ from .progress import task_bars
 if TYPE_CHECKING:
     from ..pipeline.dataset import Dataset
     from ..trainer.evaluation.evaluate import Evaluation, Network
+    from ..trainer.run_directory import RunDirectory
 
 LABELS = {
     "knn": "k-NN, k = {}",
@@ -84,17 +85,27 @@ def eval_(run: Place, train: Place | None, test: Place, tars: Place | None, as_j
     Classes are the datasets' groups. Scores are given for all test samples and for head, medium and tail: the thirds of
     the classes by number of training samples. Works while the run trains and changes nothing.
     """
-    from ..pipeline.mixture import open_dataset, opened
+    from ..pipeline.mixture import opened
     from ..trainer.run_directory import RunDirectory
 
-    own = RunDirectory(run).config().data
-    trained = opened(train, tars) if train else open_dataset(asked["data"] or own.places, own.tars)
+    trained = training_set(RunDirectory(run), train, tars, asked["data"])
     evaluation = scored(run, trained, opened(test, tars), **asked)
     if as_json:
         used = {"network": asked["network"], "weights": evaluation.weights}
         click.echo(json.dumps(used | _to_json(run, evaluation), allow_nan=False))
     else:
         _print_scores(run, asked["network"], evaluation)
+
+
+def training_set(run: RunDirectory, train: Place | None, tars: Place | None, data: Places | None) -> Dataset:
+    """Open `train`, or the dataset that a run was trained on. data: its present place; None: the recorded one."""
+    from ..pipeline.mixture import opened
+    from ..trainer.run.own_dataset import open_own
+
+    own = run.config().data
+    if train:
+        return opened(train, tars)
+    return open_own(run, data or own.places, own.tars, cure="--data, or name another dataset with --train")
 
 
 def scored(run: Place, train: Dataset, test: Dataset, file: str | None, **asked: Any) -> Evaluation:

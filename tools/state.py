@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..storage.place import Place
-from .arguments import RUN
+from ..storage.place import Place, Places
+from .arguments import RUN, RUN_DATA
 from .printing import plain_text, print_table
 from .progress import in_units, progress_bar, working
 
@@ -41,10 +41,11 @@ def state() -> None:
 )
 @RUN
 @_AT
+@RUN_DATA
 @click.option("--all", "every", is_flag=True, help="Check every snapshot, oldest first.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object.")
 @click.pass_context
-def check(context: click.Context, run: Place, at: str, every: bool, as_json: bool) -> None:
+def check(context: click.Context, run: Place, at: str, data: Places | None, every: bool, as_json: bool) -> None:
     """Check that a snapshot of RUN is sound: read every chunk and validate every value.
 
     Every number must be finite; a sample never visited must hold its initial values, and only there may log_s be -inf;
@@ -57,7 +58,7 @@ def check(context: click.Context, run: Place, at: str, every: bool, as_json: boo
 
     path, config, notes = _find(run)
     reports = []
-    for report in _reports(path, config, at, every):
+    for report in _reports(path, config, data, at, every):
         report.notes[:0] = notes
         reports.append(report)
         if not as_json:
@@ -136,24 +137,27 @@ def _find(run: Place) -> tuple[Place, TrainConfig | None, list[str]]:
         return path, None, [str(error)]
 
 
-def _reports(path: Place, config: TrainConfig | None, at: str, every: bool) -> Iterator[SnapshotReport]:
+def _reports(
+    path: Place, config: TrainConfig | None, data: Places | None, at: str, every: bool
+) -> Iterator[SnapshotReport]:
     from ..state_store import SnapshotNotFoundError, StateReader, list_snapshots
 
     found = [snapshot.id for snapshot in list_snapshots(path)] if every else []
     for asked in found or [at]:
         try:
-            yield _check(StateReader.open(path, asked), config)
+            yield _check(StateReader.open(path, asked), path, config, data)
         except SnapshotNotFoundError as error:
             if not found:
                 raise
             click.echo(f"Note: {error}", err=True)  # the run may delete old snapshots while this runs
 
 
-def _check(reader: StateReader, config: TrainConfig | None) -> SnapshotReport:
+def _check(reader: StateReader, path: Place, config: TrainConfig | None, data: Places | None) -> SnapshotReport:
     """Check a snapshot, with the bounds of tau and the dataset from the run's settings, if they are known."""
     from ..pipeline.errors import DatasetError
-    from ..pipeline.mixture import open_dataset
     from ..state_store.check import check_snapshot
+    from ..trainer.run.own_dataset import growth, open_own
+    from ..trainer.run_directory import RunDirectory
 
     settings = config.objective.settings if config else {}
     bounds = {name: settings[name] for name in ("tau_min", "tau_max") if settings.get(name) is not None}
@@ -167,12 +171,13 @@ def _check(reader: StateReader, config: TrainConfig | None) -> SnapshotReport:
     for name in ("tau_min", "tau_max"):
         if has_tau and name not in bounds:
             report.notes.append(f"Objective {config.objective.name} has no {name}, so tau was not checked against one.")
-    made_for = reader.dataset_fingerprint
+    made_for, run = reader.dataset_fingerprint, RunDirectory(path.absolute().parent)
     try:
-        dataset = open_dataset(config.data.places, pictures=False)
+        dataset = open_own(run, data or config.data.places, pictures=False)
     except DatasetError as error:
         report.notes.append(f"The run's dataset was not compared, because it cannot be read: {error}")
         return report
+    report.notes.extend(growth(run, config, dataset))
     if dataset.index.fingerprint != made_for:
         report.other_problems.append(
             f"the state is for dataset {made_for[:12]}… with {reader.samples:,} samples, but {dataset.place} is "

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from ..pipeline.dataset import Dataset
-from ..pipeline.errors import DatasetError
 from ..pipeline.mixture import open_dataset
 from ..state_store.ranks import agreement
 from ..trainer.config import EncoderConfig, TrainConfig, to_tree
@@ -21,6 +20,7 @@ from ..trainer.config.layers import Layers, preset_names, read_toml
 from ..trainer.config.own_code import announce_code, code_in, refuse_code
 from ..trainer.errors import ConfigError, RanksLostError, RunError
 from ..trainer.plugins import OPEN_CLIP, TIMM, is_directory
+from ..trainer.run.own_dataset import open_own
 from ..trainer.run_directory import RunDirectory
 from ..trainer.world import World, joined_world, refuse_separate_directories
 from .arguments import DatasetPath
@@ -109,7 +109,7 @@ def run(asked: TrainOptions) -> bool:
             if world.is_first:
                 announce_code(code_in(settings))
         with agreement(world.control, ConfigError):
-            dataset = _dataset_of(settings, asked, is_begun=begun is not None)
+            dataset = _dataset_of(settings, asked, begun)
         with agreement(world.slow_group, ConfigError):
             if begun is None:
                 _fetch_typed(settings, asked, layers, has_text=dataset is None or dataset.index.mode == "pairs")
@@ -164,7 +164,7 @@ def _check_paths(asked: TrainOptions) -> None:
         DatasetPath().convert(data, OPTIONS[0], None)
     if asked.timed and (asked.resume or not asked.dry_run or os.environ.get("WORLD_SIZE", "1") != "1"):
         raise click.UsageError("--timed is for a new run's --dry-run, on one rank")
-    if asked.config_file is not None and not asked.config_file.is_file():
+    if asked.config_file is not None and not asked.config_file.is_present():
         raise click.UsageError(f"Invalid value for '--config': file {asked.config_file} does not exist")
 
 
@@ -203,10 +203,10 @@ def _fetch_typed(settings: TrainConfig, asked: TrainOptions, layers: Layers, *, 
     for side in ("image", "text") if has_text and settings.objective.mode != "unimodal" else ("image",):
         encoder: EncoderConfig = getattr(settings.model, side)
         name, pretrained = encoder.name, encoder.config.get("pretrained", not encoder.name.startswith(TIMM))
-        keys = [f"model.{side}.name"] + [f"model.{side}.config.pretrained"] * name.startswith(TIMM)
+        of_timm, has_weights = name.startswith(TIMM), name.startswith((TIMM, OPEN_CLIP)) and name.count(":") > 1
+        keys = [f"model.{side}.name"] + [f"model.{side}.config.pretrained"] * (of_timm and not has_weights)
         is_typed = asked.allow_code or {layers.origins.get(key) for key in keys} <= _own_origins()
-        is_published = name.startswith(TIMM) and pretrained
-        if (is_published or (name.startswith(OPEN_CLIP) and name.count(":") > 1)) and not is_typed:
+        if (has_weights or (of_timm and pretrained)) and not is_typed:
             raise ConfigError(
                 f"a file of settings names {name}, whose weights would be fetched or read; type {' and '.join(keys)} "
                 "with --set, or allow it with --allow-code"
@@ -215,6 +215,10 @@ def _fetch_typed(settings: TrainConfig, asked: TrainOptions, layers: Layers, *, 
             from ..trainer.encoders.hf_hub import snapshot  # late, because it imports torch
 
             snapshot(name, fetching=True, weights=bool(pretrained))
+        elif name.startswith(OPEN_CLIP) and has_weights:  # its temperature is a setting
+            from ..trainer.encoders.open_clip_encoders import weights_of
+
+            weights_of(name.removeprefix(OPEN_CLIP), fetching=True)
 
 
 def _refuse_code_of_files(settings: TrainConfig, recorded: TrainConfig | None, layers: Layers) -> None:
@@ -230,20 +234,16 @@ def _refuse_code_of_files(settings: TrainConfig, recorded: TrainConfig | None, l
                 refuse_code({key: code}, where or layers.origins[key])
 
 
-def _dataset_of(settings: TrainConfig, asked: TrainOptions, *, is_begun: bool) -> Dataset | None:
+def _dataset_of(settings: TrainConfig, asked: TrainOptions, begun: RunDirectory | None) -> Dataset | None:
     """Open the dataset of the settings; return None if a new run, which is only to be printed, names none."""
-    if not (settings.data.places or is_begun):
+    if begun is not None:
+        return open_own(begun, settings.data.places, settings.data.tars)
+    if not settings.data.places:
         if asked.print_config:
             return None
         start = f"{asked.out} has no run to resume, and a new one has " if asked.resume else ""
         raise click.UsageError(f"{start}no dataset: pass --data, a directory written by `thermopile convert`")
-    try:
-        return open_dataset(settings.data.places, settings.data.tars)
-    except DatasetError as error:
-        if not is_begun:
-            raise
-        moved = "If the run's dataset was moved, pass its new path with --data."
-        raise DatasetError(f"{error} {moved}") from error
+    return open_dataset(settings.data.places, settings.data.tars)
 
 
 def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: bool, accepted: bool) -> bool:

@@ -61,7 +61,7 @@ class TrainOptions:
     shares: tuple[int, ...]
     out: Place | None
     preset: str | None
-    config_file: Path | None
+    config_file: Place | None
     overrides: tuple[str, ...]
     steps: int | None
     init_from: str | None
@@ -115,7 +115,7 @@ OPTIONS: list[click.Parameter] = [
         ["--out"], type=ANY_PLACE, help="The run directory, or s3://BUCKET/PATH; optional with --print-config."
     ),
     click.Option(["--preset"], help="Start from these named settings; an unknown name lists the presets."),
-    click.Option(["--config", "config_file"], type=click.Path(path_type=Path), help="A TOML file of settings."),
+    click.Option(["--config", "config_file"], type=ANY_PLACE, help="A TOML file of settings."),
     click.Option(["--set", "overrides"], multiple=True, metavar="KEY=VALUE", help="Change one setting. Repeatable."),
     click.Option(["--steps"], type=click.IntRange(1), help="End after this many steps, for example to try a command."),
     click.Option(

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from .._version import __version__
-from ..pipeline.mixture import open_dataset
+from ..pipeline.dataset_index import TOKENIZER_FILE
 from ..storage.files import sync, writer_name, written_through
 from ..storage.place import Places, place_of
 from .checkpoints.checkpoint_files import LATEST
@@ -32,7 +32,7 @@ from .errors import ConfigError, RunError
 from .evaluation.evaluate import tokenizer_of
 from .evaluation.features import restore_encoders
 from .plugins import HF, OPEN_CLIP, TIMM
-from .run.brought import LEARNED, has_own_heads
+from .run.brought import LEARNED, has_own_heads, is_whole, learned_by
 from .run.build import recipe_named
 from .run_directory import RunDirectory, find_checkpoint, load_found, refuse_in_run
 
@@ -48,8 +48,8 @@ class _Side:
     """image, text, or momentum: the moving average of the image encoder."""
     encoder: Encoder
     facts: dict[str, Any]
-    tokenizer: Path | None = None
-    """For texts, the file with the run's tokenizer."""
+    tokenizer: bytes | None = None
+    """For texts, the file of the run's tokenizer."""
     pad_token: str = ""
 
 
@@ -65,11 +65,11 @@ def export_encoders(
 ) -> list[Path]:
     """Write the encoders of a run's checkpoint, `latest` or step-N, to the new directory `to`; returns its files.
 
-    data: the present place of the run's dataset; None: the recorded path. Texts need its tokenizer. weights: of image
-    and text encoder, by default averaged if the run has averages; a momentum network has only its own. allow_code: as
-    restore_encoders. A kill leaves no `to`, only a hidden directory next to it. Raises ConfigError if `to` exists or
-    is in a run, the format has no such encoder or the run has no averaged weights, RunError if the run or checkpoint
-    does not exist or a weight is not finite, DatasetError if the tokenizer is not found, OSError if writing fails.
+    data: as for tokenizer_of. weights: of image and text encoder, by default averaged if the run has averages; a
+    momentum network has only its own. allow_code: as restore_encoders. A kill leaves no `to`, only a hidden directory
+    next to it. Raises ConfigError if `to` exists or is in a run, the format has no such encoder or the run has no
+    averaged weights, RunError if the run or checkpoint does not exist or a weight is not finite, DatasetError if the
+    tokenizer is not found, OSError if writing fails.
     """
     if os.path.lexists(to):
         raise ConfigError(f"{to} already exists; nothing was written. Choose another directory with --to")
@@ -118,8 +118,8 @@ def _restore(
 ) -> list[_Side]:
     checkpoint = find_checkpoint(run, at)
     info, training = load_found(checkpoint)
-    folder = data or config.data.places
-    tokenizer, sizes = tokenizer_of(folder, info) if config.objective.mode == "bimodal" else (None, None)
+    own, has_texts = (run, info, config.data.places, data), config.objective.mode == "bimodal"
+    tokenizer, sizes, file = tokenizer_of(*own) if has_texts else (None, None, None)
     encoders = restore_encoders(config, checkpoint, training, sizes, weights, allow_code=allow_code)
     for name, values in encoders.state_dict().items():
         if not values.isfinite().all():
@@ -130,7 +130,7 @@ def _restore(
     recipe = recipe_named(config.data.recipe)
     size = config.data.image_size
     facts: dict[str, Any] = {"weights": weights, "image_size": size, "mean": recipe.mean, "std": recipe.std}
-    if config.objective.mode == "bimodal":
+    if has_texts:
         facts |= _logits(config, training.get("objective", {}))
     image = _Side("image", encoders.image, _facts(config, config.model.image, encoders.image, info.step) | facts)
     if encoders.momentum is not None:
@@ -143,11 +143,11 @@ def _restore(
     pad_id = getattr(encoders.text.backbone, "pad_id", None)  # of a model that reads padding
     own_pad = None if pad_id is None else tokenizer.id_to_token(pad_id)
     pad_token = own_pad or (tokenizer.padding or {})["pad_token"]
-    return [image, _Side("text", encoders.text, facts, open_dataset(folder, pictures=False).tokenizer_path, pad_token)]
+    return [image, _Side("text", encoders.text, facts, file, pad_token)]
 
 
 def _logits(config: TrainConfig, learned: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """Return what makes logits of cosines: log_logit_scale, and logit_bias of a SigLIP; empty without a temperature.
+    """Return what makes logits of cosines: log_logit_scale, and a logit_bias; empty without a temperature.
 
     Temperatures of single samples count as the one that they began with, since other samples have none. A bias that the
     objective does not learn is that of the model that the run began from.
@@ -157,17 +157,11 @@ def _logits(config: TrainConfig, learned: Mapping[str, torch.Tensor]) -> dict[st
     tau = learned["tau"].item() if "tau" in learned else settings.get("tau", settings.get("tau_init"))
     if tau:
         found.setdefault("log_logit_scale", -math.log(tau))
-    if (
-        has_own_heads(config.model)
-        and image.config["model_type"] == "siglip_vision_model"
-        and "logit_bias" not in found
-    ):
-        from .encoders.hf_directory import folder_of, stored_tensor
-
+    if "logit_bias" not in found and image.config.get("model_type") != "clip_vision_model" and is_whole(config.model):
         try:
-            found["logit_bias"] = stored_tensor(image.name, folder_of(image.name), LEARNED["logit_bias"]).item()
+            found |= {name: value for name, value in learned_by(config.model).items() if name == "logit_bias"}
         except ConfigError:
-            _log.warning("%s is not there, so the exported model has a logit_bias of 0, not its own", image.name)
+            _log.warning("%s cannot be read, so the exported model has no logit_bias of its own", image.name)
     return found
 
 
@@ -266,7 +260,7 @@ def _write_tokenizer(side: _Side, folder: Path) -> None:
 
 def _copy_tokenizer(side: _Side, folder: Path) -> None:
     if side.tokenizer is not None:
-        shutil.copyfile(side.tokenizer, folder / side.tokenizer.name)
+        (folder / TOKENIZER_FILE).write_bytes(side.tokenizer)
 
 
 def _save(module: nn.Module, path: Path, facts: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from secrets import token_hex
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 
@@ -12,6 +12,7 @@ from ..storage.place import Place
 from ..storage.sealed_json import DamagedJSONError, seal_document, unseal
 
 _Id = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
+M = TypeVar("M", bound=BaseModel)
 _log = logging.getLogger(__name__)
 
 
@@ -46,14 +47,21 @@ def sealed_lineage(origins: Sequence[Origin]) -> bytes:
 
 
 def read_lineage(file: Place) -> Lineage | None:
-    """Return a run's lineage; None if an earlier version made it, and, with a warning, if the file is damaged."""
+    return read_facts(file, Lineage, "the run's origin is unknown")
+
+
+def read_facts(file: Place, kind: type[M], lost: str) -> M | None:
+    """Return a run's facts; None if an earlier version made it, and, with a warning, if the file is damaged.
+
+    lost: what follows from damage.
+    """
     try:
-        return Lineage.model_validate(unseal(file.read_bytes()))
+        return kind.model_validate(unseal(file.read_bytes()))
     except FileNotFoundError:
         return None
     except (OSError, DamagedJSONError, ValidationError) as error:
         if isinstance(error, OSError) and is_away(error):
             raise
         reason = " ".join(str(error).split())[:200]
-        _log.warning("%s is damaged, so the run's origin is unknown: %s", file, reason)
+        _log.warning("%s is damaged, so %s: %s", file, lost, reason)
         return None

@@ -10,6 +10,7 @@ from contextlib import suppress
 from os import PathLike
 from typing import Any
 
+from ..pipeline.dataset_index import TOKENIZER_FILE
 from ..storage.bucket import Address
 from ..storage.bucket_errors import MissingBucketError
 from ..storage.files import may_make
@@ -44,6 +45,7 @@ class RunDirectory:
         self.path = path = place_of(path)
         self.local = path.scratch
         self.config_file, self.lineage_file = path / "config.toml", path / "run.json"
+        self.trained_on, self.tokenizer = path / "trained_on.json", path / TOKENIZER_FILE
         self.state, self.selection, self.checkpoints = path / "state", path / "selection", path / "checkpoints"
         self.state_lock = path / "state.lock"
         self.metrics_file = self.local / "metrics.jsonl"
@@ -90,6 +92,7 @@ class RunDirectory:
         """Raise RunExistsError if it has content, RunError if it cannot be written, ConfigError if it is in a run."""
         # Leftovers of a kill during creation, and early warnings, do not make a run.
         own = {self.warnings_file.name, self.selection.name, self.state_lock.name, self.lineage_file.name}
+        own |= {self.trained_on.name, self.tokenizer.name}
         is_file = self.path.is_present() and not self.path.is_folder()
         is_occupied = is_file or any(not name.startswith(".") and name not in own for name in self.path.content())
         if self.exists():  # asked last: the content may belong to a run that another start has just made

@@ -242,7 +242,8 @@ def _scorer(directory: RunDirectory, sets: Sets) -> Scorer:
     checkpoint = find_checkpoint(directory, LATEST)
     info, training = load_checkpoint(checkpoint)
     has_texts = config.objective.mode == "bimodal"
-    tokenizer, sizes = tokenizer_of(config.data.places, info) if has_texts else (None, None)
+    own = (directory, info, config.data.places)
+    tokenizer, sizes, _ = tokenizer_of(*own) if has_texts else (None, None, None)
     encoders = restore_encoders(config, checkpoint, training, sizes, allow_code=True)
     return Scorer(encoders, sets, config.data, tokenizer)
 

@@ -3,6 +3,7 @@
 import hashlib
 
 from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.sources.glyphs import GlyphSource
 
 
 def dataset_of(source, out, selection=None, tokenizer_from=None, **settings):
@@ -11,6 +12,14 @@ def dataset_of(source, out, selection=None, tokenizer_from=None, **settings):
 
     convert(source, out, ConvertSettings(**settings), workers=1, selection=selection, tokenizer_from=tokenizer_from)
     return Dataset(out)
+
+
+def append_glyphs(path, selection):
+    """Append glyphs of these numbers to a dataset of glyphs."""
+    from thermopile.pipeline.conversion.append import appended_path, join
+
+    dataset_of(GlyphSource(0), appended_path(path), selection, tokenizer_from=path / "tokenizer.json")
+    join(path)
 
 
 def digests(root):

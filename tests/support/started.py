@@ -49,7 +49,7 @@ class Program:
     def kill(self) -> None:
         self.process.kill()
 
-    def end(self, within: float = 120) -> tuple[int, str, str]:
+    def end(self, within: float = 300) -> tuple[int, str, str]:
         """Its exit code, negative for a signal, and what it said to stdout and stderr; ends it if it goes on longer."""
         self.process.join(within)
         code = self.process.exitcode

@@ -193,7 +193,7 @@ def test_a_run_that_collapses_says_so_once_within_two_lines_of_the_log_after_the
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("batch_size", [16, 256])
+@pytest.mark.parametrize("batch_size", [16, pytest.param(256, marks=pytest.mark.soak)])
 def test_a_sound_run_is_never_said_to_have_collapsed(pairs_dataset, tmp_path, batch_size):
     given = ["--preset", "glyphs", *sets("steps=260", "epochs=40", f"batch_size={batch_size}")]
     done = succeed("train", "--data", pairs_dataset.path, "--out", tmp_path / "run", *given)

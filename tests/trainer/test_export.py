@@ -186,10 +186,10 @@ def test_a_directory_that_is_there_is_left_as_it_is(images_dataset, tmp_path):
 def test_an_export_that_fails_half_way_leaves_nothing(pairs_dataset, tmp_path, monkeypatch):
     run, _ = make_run(tmp_path / "run", pairs_dataset, "conv", "mean")
 
-    def full(source, target):
+    def full(side, folder):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(export_module.shutil, "copyfile", full)  # the last of the files
+    monkeypatch.setattr(export_module, "_copy_tokenizer", full)  # the last of the files
     with pytest.raises(OSError, match="No space left"):
         export_encoders(run, tmp_path / "out", "safetensors")
     assert os.listdir(tmp_path) == ["run"]

@@ -12,8 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from thermopile.pipeline.conversion.append import appended_path, join
-from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.state_store import forking as forking_module
 from thermopile.storage.bucket import Address
 from thermopile.storage.files import NotRegularFileError
@@ -28,7 +26,7 @@ from thermopile.trainer.run import restoring
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import answer, assert_one_line, cli, sets, succeed
-from support.conversions import dataset_of
+from support.conversions import append_glyphs
 from support.programs import program
 from support.runs import (
     MOMENTUM,
@@ -389,14 +387,12 @@ def test_weights_are_taken_and_ids_come_from_the_runs_own_copy(pairs_dataset, tm
 
 
 @pytest.mark.wide
-def test_a_dataset_at_another_place_is_taken_and_one_that_grew_refused(pairs_dataset, whole, tmp_path):
+def test_a_dataset_at_another_place_is_taken_and_one_that_grew_as_it_was(pairs_dataset, whole, tmp_path):
     moved = shutil.copytree(pairs_dataset.path, tmp_path / "moved")
     forked = fork(at(whole, 12), tmp_path / "fork", "--data", moved)
     assert forked.config().data.path == str(moved)
-    dataset_of(GlyphSource(0), appended_path(moved), np.arange(0, 10_847, 500), tokenizer_from=moved / "tokenizer.json")
-    join(moved)
-    done = cli("fork", at(whole, 12), "--out", tmp_path / "other", "--data", moved)
-    assert_one_line(done, 2, f"thermopile train --init-from {whole.path} --grow --data {moved} --out RUN")
+    append_glyphs(moved, np.arange(0, 10_847, 500))
+    assert_same_run(goes_on(fork(at(whole, 12), tmp_path / "other", "--data", moved), 12), whole)
 
 
 @pytest.mark.wide

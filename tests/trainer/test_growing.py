@@ -5,14 +5,12 @@ import shutil
 import numpy as np
 import pytest
 
-from thermopile.pipeline.conversion.append import appended_path, join
 from thermopile.pipeline.dataset import Dataset
-from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.state_store import StateReader
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import cli, sets, succeed
-from support.conversions import dataset_of
+from support.conversions import append_glyphs
 
 TINY = (
     "epochs=1", "batch_size=64", "data.image_size=16", "data.workers=1", "checkpoint.every_minutes=0", "model.dim=16",
@@ -25,17 +23,12 @@ def train(*words, **settings):
     return cli("train", *words, *sets(*TINY, *(f"{key}={value}" for key, value in settings.items())))
 
 
-def append(path, selection):
-    dataset_of(GlyphSource(0), appended_path(path), selection, tokenizer_from=path / "tokenizer.json")
-    join(path)
-
-
 @pytest.fixture(scope="module")
 def grown(pairs_dataset, tmp_path_factory):
     """2,000 pairs, and the same with 201 appended."""
     folder = tmp_path_factory.mktemp("grown")
     before, after = (shutil.copytree(pairs_dataset.path, folder / name) for name in ("before", "after"))
-    append(after, ADDED)
+    append_glyphs(after, ADDED)
     return before, after
 
 
@@ -93,7 +86,7 @@ def test_a_grown_state_is_sound(after):
 
 def test_a_dataset_that_did_not_grow_from_the_runs_is_refused(run, tmp_path, grown):
     other = shutil.copytree(grown[0], tmp_path / "other")
-    append(other, ADDED[:50])
+    append_glyphs(other, ADDED[:50])
     second = tmp_path / "second"
     assert train("--data", other, "--out", second, batch_size=512).exit_code == 0
     refused = train("--data", grown[1], "--out", tmp_path / "run", "--init-from", second, "--grow")

@@ -145,6 +145,7 @@ def test_timms_weights_are_fetched_only_if_both_their_settings_are_typed(images_
         'name = "timm:vit_base_patch16_224"\nconfig = {pretrained = true}',
         'name = "open_clip:ViT-B-32:laion2b_s34b_b79k"',
         'name = "open_clip:ViT-B-32:/anywhere/weights.safetensors"',
+        'name = "timm:resnet18:/anywhere/weights.safetensors"',
     ],
 )
 def test_weights_of_timm_and_open_clip_that_a_file_names_are_refused(named, pairs_dataset, tmp_path):

@@ -169,8 +169,15 @@ def three(tmp_path_factory):
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("world", [1, 2])
-@pytest.mark.parametrize("budget", [0, 280_000], ids=["resident", "windowed"])
+@pytest.mark.parametrize(
+    ("world", "budget"),
+    [
+        pytest.param(1, 280_000, id="windowed-1"),
+        pytest.param(2, 0, id="resident-2"),
+        pytest.param(1, 0, id="resident-1", marks=pytest.mark.soak),
+        pytest.param(2, 280_000, id="windowed-2", marks=pytest.mark.soak),
+    ],
+)
 def test_killed_ranks_count_exactly_and_repeat_their_losses(three, start_ranks, world, budget, tmp_path):
     data = [word for part in three for word in ("--data", part.path)]
     settings = sets(

@@ -7,14 +7,12 @@ import pytest
 
 from thermopile.benchmarks.object_server import uploaded
 from thermopile.pipeline.dataset import Dataset
-from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.remote import cache_folder
 from thermopile.storage import bucket
 from thermopile.storage.bucket import Address
 from thermopile.storage.bucket_errors import ObjectStoreError
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError
-from thermopile.trainer.evaluation.evaluate import compared
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
@@ -113,14 +111,6 @@ def test_a_resumed_run_may_have_a_larger_cache_but_none_too_small_for_its_order(
     with Trainer(larger, run, resume=True) as trainer:
         trainer.run()
     assert losses(run) == losses(windowed)
-
-
-def test_an_evaluation_names_a_dataset_by_its_address_and_makes_no_cache_for_that(
-    s3, address, images_dataset, tmp_path
-):
-    with pytest.raises(DatasetError, match=r"^s3://bucket/noise holds pairs, but .* holds images"):
-        compared("step-1", Dataset(address), images_dataset)
-    assert not (tmp_path / "cache").exists()
 
 
 def test_a_new_run_whose_cache_is_too_small_for_any_order_is_told_the_least(s3, address):

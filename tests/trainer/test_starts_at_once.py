@@ -48,8 +48,8 @@ def test_a_directory_that_another_start_is_making_is_refused_like_one_that_exist
     run = RunDirectory(tmp_path / "run")
 
     class First(Trainer):
-        def _write_selection(self):
-            super()._write_selection()
+        def _write_own_files(self):
+            super()._write_own_files()
             with pytest.raises(RunExistsError, match=f"run {TAKEN}"):
                 Trainer(on_first(1600), run)
 
@@ -64,7 +64,7 @@ def test_a_start_that_fails_before_its_settings_leaves_the_directory_to_the_next
     run = RunDirectory(tmp_path / "run")
 
     class Failing(Trainer):
-        def _write_selection(self):
+        def _write_own_files(self):
             raise OSError("the disk is full")
 
     with pytest.raises(OSError, match="full"):

@@ -1,6 +1,9 @@
 """Encoders of timm and open_clip: trained, resumed, scored, and exported for their library, which gives the same."""
 
+import json
 import sys
+from dataclasses import asdict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from thermopile.pipeline.tokenizer import encode, load_tokenizer
 from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.config.own_code import code_in
@@ -22,6 +26,7 @@ from thermopile.trainer.evaluation.evaluate import tokenizer_of
 from thermopile.trainer.evaluation.features import restore_encoders
 from thermopile.trainer.export import export_encoders
 from thermopile.trainer.run.build import recipe_named, resolve
+from thermopile.trainer.run.chosen import choices
 from thermopile.trainer.run_directory import RunDirectory
 
 from support import torchvision_operators  # noqa: F401
@@ -43,7 +48,8 @@ PIXELS = torch.linspace(-2, 2, 4 * 3 * 32 * 32).view(4, 3, 32, 32)
 
 
 def settings(dataset, model, **more):
-    tree = {"epochs": 1, "batch_size": 250, "log_every": 1, "data": {"path": str(dataset.path), "image_size": 32},
+    tree = {} if "steps" in more else {"epochs": 1}
+    tree |= {"batch_size": 250, "log_every": 1, "data": {"path": str(dataset.path), "image_size": 32},
             "model": {"dim": 16} | model}  # fmt: skip
     return resolve(load_config(tree | more), dataset)
 
@@ -53,7 +59,8 @@ def restored(run):
     checkpoint = latest_checkpoint(run.checkpoints)
     info, training = load_checkpoint(checkpoint)
     config = run.config()
-    return restore_encoders(config, checkpoint, training, tokenizer_of(config.data.path, info)[1])
+    own, has_texts = (run, info, config.data.path), config.objective.mode == "bimodal"
+    return restore_encoders(config, checkpoint, training, tokenizer_of(*own)[1] if has_texts else None)
 
 
 def tokens_of(dataset):
@@ -320,6 +327,7 @@ def test_a_locked_encoder_with_fetched_weights_is_not_warned_of(images_dataset):
         return lock_advice(load_config({"model": {"image": locked}, "objective": {"mode": "unimodal"}}))
 
     assert advice("open_clip:ViT-B-32:openai") == advice("timm:resnet18", pretrained=True) == []
+    assert advice("timm:resnet18:/anywhere/model.safetensors") == []
     for name in ("open_clip:ViT-B-32", "timm:resnet18"):
         assert "at random weights" in advice(name)[0]
 
@@ -330,3 +338,193 @@ def test_norms_over_all_ranks_keep_the_activations_of_timms_norms():
     synchronise_batch_norms(encoder)
     assert all(isinstance(each, SyncedBatchNorm) for each in encoder.modules() if isinstance(each, _BatchNorm))
     torch.testing.assert_close(encoder(PIXELS), expected)
+
+
+def words_of(dataset, **more):
+    """WORDS with the tokens of a dataset, as a file's tower must have them."""
+    tokenizer = dataset.index.tokenizer
+    return WORDS["config"] | {"vocab_size": tokenizer.vocab_size, "context_length": tokenizer.context_length} | more
+
+
+def saved_pair(dataset, folder, **learned):
+    """Write a pair as open_clip saves it, with a learned scale and perhaps a bias; return settings of its towers."""
+    pair = open_clip.get_model_config("ViT-B-32") | {"embed_dim": 16}
+    pair["vision_cfg"] |= {"image_size": 32} | {
+        key: value for key, value in VISUAL["config"].items() if key != "embed_dim"
+    }
+    pair["text_cfg"] |= {key: value for key, value in words_of(dataset).items() if key != "embed_dim"}
+    bias = {"init_logit_bias": learned["logit_bias"]} if "logit_bias" in learned else {}
+    model = open_clip.CLIP(**pair, init_logit_scale=learned["logit_scale"], **bias)
+    open_clip.model.set_model_preprocess_cfg(model, asdict(open_clip.transform.PreprocessCfg(size=32)))
+    sys.modules["open_clip.push_to_hf_hub"].save_for_hf(
+        model, SimpleNamespace(save_pretrained=str), pair | bias, folder, safe_serialization=True
+    )
+    name = f"open_clip:ViT-B-32:{folder}/open_clip_model.safetensors"
+    return {"dim": 16, "head": "none", "image": VISUAL | {"name": name},
+            "text": {"name": name, "config": words_of(dataset)}}  # fmt: skip
+
+
+@torch.no_grad()
+def assert_open_clip_gives_the_probabilities(run, dataset, folder):
+    """Of picture files and texts, read by open_clip alone; those of the run are of its own features and temperature."""
+    export_encoders(run, folder, "open_clip")
+    model, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{folder}")
+    encoders, tokens = restored(run), tokens_of(dataset)
+    image, text, scale, *bias = model.eval()(PIXELS, tokens)
+    learned = load_checkpoint(latest_checkpoint(run.checkpoints))[1].get("objective", {})
+    ours = F.normalize(encoders.image(PIXELS)) @ F.normalize(encoders.text(tokens)).T
+    settings = run.config().objective.settings
+    tau = learned.get("tau", settings.get("tau_init", settings.get("tau")))
+    ours = ours * (learned["log_logit_scale"].exp() if "log_logit_scale" in learned else 1 / tau)
+    theirs = scale * image @ text.T
+    if bias:
+        theirs, ours = theirs + bias[0], ours + learned.get("logit_bias", bias[0])
+    torch.testing.assert_close(theirs.softmax(1), ours.softmax(1), atol=1e-4, rtol=0)
+    torch.testing.assert_close(theirs.sigmoid(), ours.sigmoid(), atol=1e-4, rtol=0)
+    recipe = recipe_named(run.config().data.recipe)
+    assert (tuple(preprocess.transforms[-1].mean), tuple(preprocess.transforms[-1].std)) == (recipe.mean, recipe.std)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("objective", "setting", "begins"),
+    [("clip", "log_logit_scale", 4.6), ("siglip", "log_logit_scale", 4.6), ("isogclr", "tau_init", 0.01005),
+     pytest.param("fastclip_v3", "tau", 0.01005, marks=pytest.mark.wide),
+     pytest.param("fastclip_v0", "tau", 0.01005, marks=pytest.mark.wide),
+     pytest.param("fastclip_v2", "tau_init", 0.01005, marks=pytest.mark.wide)],
+)  # fmt: skip
+def test_a_pair_of_open_clip_begins_at_its_temperature_and_is_exported_with_the_runs(
+    objective, setting, begins, pairs_dataset, tmp_path
+):
+    learned = {"logit_scale": 4.6} | ({"logit_bias": -3.0} if objective == "siglip" else {})
+    model = saved_pair(pairs_dataset, tmp_path / "model", **learned)
+    lowest = {"tau_min": 0.001} if "tau" in setting else {}
+    more = {"steps": 2, "objective": {"name": objective} | lowest}
+    config = settings(pairs_dataset, model, **more)
+    assert config.objective.settings[setting] == pytest.approx(begins, abs=1e-5)
+    assert config.objective.settings.get("logit_bias") == learned.get("logit_bias")
+    said = choices(load_config(more | {"model": model}), config, pairs_dataset)
+    assert any(line.startswith(f"objective.{setting} = ") and "as the model had learned it" in line for line in said)
+    run = train(config, tmp_path / "run")
+    exported = assert_open_clip_gives_the_probabilities(run, pairs_dataset, tmp_path / "out")
+    assert (exported.logit_bias is None) == (objective != "siglip")
+    resumed_settings = run.config().objective.settings  # are not read from the file again
+    (tmp_path / "model").rename(tmp_path / "gone")
+    again = settings(pairs_dataset, model, **more | {"objective": {"name": objective} | resumed_settings})
+    assert again.objective.settings[setting] == resumed_settings[setting]
+
+
+def test_a_bias_that_the_objective_does_not_learn_stays_that_of_the_file(pairs_dataset, tmp_path):
+    model = saved_pair(pairs_dataset, tmp_path / "model", logit_scale=2.0, logit_bias=-3.0)
+    config = settings(pairs_dataset, model, steps=1, objective={"name": "clip"})
+    assert assert_open_clip_gives_the_probabilities(
+        train(config, tmp_path / "run"), pairs_dataset, tmp_path / "out"
+    ).logit_bias.item() == -3.0  # fmt: skip
+
+
+def test_without_its_file_or_the_hubs_cache_a_pair_has_no_temperature_and_says_so(pairs_dataset, tmp_path, monkeypatch):
+    model = saved_pair(pairs_dataset, tmp_path / "model", logit_scale=4.6)
+    (tmp_path / "model").rename(tmp_path / "gone")
+    with pytest.raises(ConfigError, match=r"there is no file .*open_clip_model.safetensors, in which"):
+        settings(pairs_dataset, model)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "empty"))
+    name = {"name": "open_clip:ViT-B-32:laion2b_s34b_b79k"}
+    with pytest.raises(ConfigError, match="is not in Hugging Face's cache; a new run fetches it by --set"):
+        settings(pairs_dataset, model | {"image": name, "text": name})
+
+
+def test_open_clip_gives_the_runs_tokens_once_it_leaves_texts_as_they_are(pairs_dataset, tmp_path):
+    run = train(settings(pairs_dataset, PAIR, steps=1), tmp_path / "run")
+    export_encoders(run, tmp_path / "out", "open_clip")
+    tokenizer, own = open_clip.get_tokenizer(f"local-dir:{tmp_path}/out"), load_tokenizer(
+        pairs_dataset.tokenizer_path, context_length=pairs_dataset.index.tokenizer.context_length
+    )  # fmt: skip
+    texts = ["the “letter” a’s", "a &amp; b", "two  blanks", "plain"]
+    tokens = torch.from_numpy(encode(own, texts).tokens).long()
+    assert [a.equal(b) for a, b in zip(tokenizer(texts), tokens, strict=True)] == [False, False, False, True]
+    tokenizer.clean_fn = str
+    assert torch.equal(tokenizer(texts), tokens)
+
+
+def exported_by_timm(image, images_dataset, folder):
+    """Export a short run for timm; return its image encoder, and the settings of one from the file."""
+    config = settings(images_dataset, {"image": image}, batch_size=50, steps=2,
+                      data={"path": str(images_dataset.path), "image_size": 32,
+                            "recipe": {"name": "crop_flip", "mean": [0.1, 0.2, 0.3]}})  # fmt: skip
+    run = train(config, folder / "run")
+    export_encoders(run, folder / "out", "timm")
+    return restored(run).image, image | {"name": f"{image['name']}:{folder}/out/image/model.safetensors"}
+
+
+@pytest.mark.parametrize(
+    "image", [VIT, pytest.param(CONVNEXT, marks=pytest.mark.wide), pytest.param(RESNET, marks=pytest.mark.wide)],
+    ids=["vit", "convnext", "resnet"],
+)  # fmt: skip
+def test_timms_file_is_trained_on_with_its_weights_and_normalisation(image, images_dataset, tmp_path, caplog):
+    before, from_file = exported_by_timm(image, images_dataset, tmp_path)
+    after = create(from_file).image.eval()
+    torch.testing.assert_close(after.backbone(PIXELS), before.backbone(PIXELS))
+    theirs = timm.create_model(f"local-dir:{tmp_path}/out/image", pretrained=True).eval()
+    torch.testing.assert_close(after.backbone(PIXELS), theirs(PIXELS))
+    config = settings(images_dataset, {"image": from_file}, batch_size=50, steps=1)
+    data = timm.data.resolve_model_data_config(theirs)
+    recipe = recipe_named(config.data.recipe)
+    assert ([*recipe.mean], [*recipe.std]) == ([*data["mean"]], [*data["std"]]) == ([0.1, 0.2, 0.3], [*recipe.std])
+    caplog.clear()
+    settings(images_dataset, {"image": from_file}, data={"path": str(images_dataset.path), "image_size": 48})
+    assert "an image processor for pictures of 32 pixels (bilinear); here they have 48" in caplog.text
+    run = train(config, tmp_path / "again")
+    (tmp_path / "out").rename(tmp_path / "gone")
+    assert restored(run)  # the file is not needed again
+
+
+def test_a_file_without_its_configuration_is_said_and_one_of_another_model_refused(images_dataset, tmp_path, caplog):
+    _, from_file = exported_by_timm(VIT, images_dataset, tmp_path)
+    (tmp_path / "out/image/config.json").unlink()
+    assert settings(images_dataset, {"image": from_file}).data.recipe == "crop_flip"
+    assert "tells no mean and std of pictures, so those of the recipe are taken" in caplog.text
+    deeper = from_file | {"config": from_file["config"] | {"depth": 3}}
+    with pytest.raises(ConfigError, match=r"cannot be created: .*Missing key\(s\) in state_dict: \"blocks.2"):
+        create(deeper)
+    published_too = timm.create_model("resnet18", num_classes=7, **RESNET["config"])  # with a classifier
+    save_file(published_too.state_dict(), tmp_path / "with_head.safetensors")
+    encoder = create(RESNET | {"name": f"timm:resnet18:{tmp_path}/with_head.safetensors"}).image
+    assert torch.equal(encoder.backbone.body.conv1.weight, published_too.conv1.weight)
+
+
+@pytest.mark.parametrize(
+    ("stored", "said"),
+    [({"pretrained_cfg": {"mean": [0.5] * 3, "std": [0, 1, 1]}}, "no model is meant for the mean"),
+     ({"pretrained_cfg": {"mean": "x"}}, "mean: "), ({"pretrained_cfg": [1]}, "settings: "), ([], "is not a JSON obj")],
+)  # fmt: skip
+def test_a_configuration_that_cannot_be_meant_is_refused(stored, said, images_dataset, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    with pytest.raises(ConfigError, match=said):
+        settings(images_dataset, {"image": {"name": f"timm:resnet18:{tmp_path}/model.safetensors"}})
+
+
+@pytest.mark.parametrize(
+    ("image", "said"),
+    [({"name": "timm:resnet18", "config": {"pretrained": "/a/model.safetensors"}},
+      "pretrained is true or false; weights of a file are model.image.name = 'timm:resnet18:FILE.safetensors'"),
+     ({"name": "timm:resnet18:model.pt"}, r"'timm:resnet18:FILE.safetensors' \(others may run code\)"),
+     ({"name": "timm:vit_small_patch16_224", "config": {"depth": 10**12}}, "a setting of 1,000,000,000,000"),
+     ({"name": "timm:vit_small_patch16_224", "config": {"depth": 10**6}}, "it has more than 30,000 parts"),
+     ({"name": "timm:vit_small_patch16_224", "config": {"embed_dim": 6_000_000}}, "weights do not fit into memory"),
+     (VISUAL | {"name": "open_clip:ViT-B-32", "config": {"width": 10**12}}, "a setting of 1,000,000,000,000"),
+     (VISUAL | {"name": "open_clip:ViT-B-32", "config": {"layers": 10**6}}, "it has more than 30,000 parts"),
+     (VISUAL | {"name": "open_clip:ViT-B-32", "config": {"width": 6_000_000}}, "weights do not fit into memory")],
+)  # fmt: skip
+def test_what_no_model_has_is_refused_before_anything_is_built(image, said):
+    with pytest.raises(ConfigError, match=said):
+        create(image, head="none")
+
+
+def test_open_clips_normalisation_is_that_beside_its_file(pairs_dataset, tmp_path, caplog):
+    model = saved_pair(pairs_dataset, tmp_path / "model", logit_scale=2.0)
+    file = tmp_path / "model" / "open_clip_config.json"
+    stored = json.loads(file.read_text())
+    stored["preprocess_cfg"] |= {"mean": [0.1, 0.2, 0.3], "size": 64, "interpolation": "bicubic"}
+    file.write_text(json.dumps(stored))
+    assert recipe_named(settings(pairs_dataset, model).data.recipe).mean == (0.1, 0.2, 0.3)
+    assert "for pictures of 64 pixels (bicubic); here they have 32 (bilinear)" in caplog.text

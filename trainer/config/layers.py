@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...storage.files import read_regular
-from ...storage.place import Place
+from ...storage.place import AnyPlace, Place, place_of
 from ..errors import ConfigError
 from . import TrainConfig, flat, load_config, nearest
 
@@ -54,15 +53,15 @@ class Layers:
         return load_config(self.tree)
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: AnyPlace) -> dict[str, Any]:
     """Return the settings in a file, unvalidated. Raises ConfigError if it is missing or not valid TOML."""
     try:
-        return parse_toml(read_regular(path, MAX_BYTES), path)
+        return parse_toml((place := place_of(path)).read_bytes(MAX_BYTES), place)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
 
 
-def parse_toml(text: bytes, path: Path | Place) -> dict[str, Any]:
+def parse_toml(text: bytes, path: Place) -> dict[str, Any]:
     """Return the settings in a text, unvalidated. Raises ConfigError, naming the file, if it is not valid TOML."""
     if any(line.count(b".") > MAX_DOTS for line in text.splitlines()):
         raise ConfigError(f"{path} is not a settings file: it has a line with more than {MAX_DOTS} dots")

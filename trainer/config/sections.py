@@ -178,8 +178,9 @@ class EncoderConfig(Section):
 
     name: str = "auto"
     """auto is `conv` for images and `mean_embedding` for text, for views of up to 64 pixels; `hf:/path/to/model`,
-    `hf:./model` and, from the hub, `hf:org/name` begin with a model's weights. `timm:NAME`, for images;
-    `open_clip:ARCH`, `open_clip:ARCH:TAG` or `open_clip:ARCH:FILE.safetensors`."""
+    `hf:./model` and, from the hub, `hf:org/name` begin with a model's weights. `timm:NAME`,
+    `timm:NAME:FILE.safetensors`, for images; `open_clip:ARCH`, `open_clip:ARCH:TAG` or
+    `open_clip:ARCH:FILE.safetensors`."""
     config: dict[str, bool | int | float | str | list[int] | list[str]] = {}
     """Overrides of the encoder's own settings; for a local directory or the hub, its recorded architecture. For
     `timm:NAME`, `pretrained=true` fetches timm's weights when the run starts."""

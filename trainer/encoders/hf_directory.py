@@ -3,7 +3,6 @@
 Nothing in it is executed: the architecture must be one of transformers' own, and the weights must be safetensors.
 """
 
-import itertools
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedConfig, SiglipTextModel
 from transformers.models.auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
 from transformers.utils import logging as transformers_logging
@@ -25,6 +23,7 @@ from ...storage.sealed_json import parse
 from ..config import EncoderConfig
 from ..errors import ConfigError, one_line
 from ..plugins import HF
+from .bounds import refuse_absurd
 from .hf_hub import hub_name, snapshot
 
 SUPPORTED = {
@@ -38,8 +37,6 @@ dimension of the space of the whole model that a tower is from."""
 FETCHING = ("mra", "yoso", "rwkv", "timm_wrapper", "timm_backbone")
 """Model types whose creation may fetch code of the hub, or models."""
 _WEIGHTS = ("model.safetensors", _INDEX := "model.safetensors.index.json")
-MAX_SETTING, MAX_MODULES = 1 << 24, 30_000
-"""Upper bounds on a setting in a config.json, and on a model's modules: 48 layers of 128 experts have 25,000."""
 _log = logging.getLogger(__name__)
 
 
@@ -96,31 +93,6 @@ def with_architecture(side: str, encoder: EncoderConfig) -> EncoderConfig:
     recorded |= {MODEL_TYPE: model_type} | _architecture(where, folder, str(model_type), stored)
     name = f"{HF}{hub[0]}@{folder.name}" if (hub := hub_name(encoder.name)) else f"{HF}{folder}"
     return encoder.model_copy(update={"name": name, "config": recorded | encoder.config})
-
-
-def refuse_absurd(where: str, settings: object) -> None:
-    """Raise ConfigError for a whole number that no model has; lists of so many layers alone would fill the memory."""
-    if isinstance(settings, dict | list):
-        for value in settings.values() if isinstance(settings, dict) else settings:
-            refuse_absurd(where, value)
-    elif isinstance(settings, int) and abs(settings) > MAX_SETTING:
-        raise ConfigError(f"{where}: no model has a setting of {settings:,}; it would not fit into memory")
-
-
-@contextmanager
-def bounded(where: str) -> Iterator[None]:
-    """Raise ConfigError in this block once it has made more modules than any model has."""
-    made = itertools.count(1)
-
-    def counted(*_: object) -> None:
-        if next(made) > MAX_MODULES:
-            raise ConfigError(f"{where} has more than {MAX_MODULES:,} parts; look at its settings of sizes")
-
-    hook = register_module_module_registration_hook(counted)
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 def _tower(where: str, side: str, stored: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -16,15 +16,14 @@ from ...pipeline.dataset_index import TokenizerInfo
 from ..errors import ConfigError, one_line
 from ..plugins import HF
 from .backbones import Backbone, caption_mask, recompute_alone
+from .bounds import refuse_absurd, refuse_too_large
 from .hf_directory import (
     MODEL_TYPE,
     PROJECTION,
-    bounded,
     built,
     folder_of,
     load_model,
     model_class,
-    refuse_absurd,
     refuse_type,
     stored_tensor,
 )
@@ -47,8 +46,6 @@ _MASKS = {"bert": 4, "distilbert": 4, "roberta": 4, "xlm-roberta": 4, "clip_text
 SigLIP reads padding, as it was trained; with CLIP it follows the token that is read.
 """
 STEMS = ("imagenet", "cifar")
-MAX_WEIGHTS = 10**11
-"""Upper bound on the weights of an encoder; models of that many fit on no single GPU."""
 _INTERPOLATE = "interpolate_pos_encoding"
 
 
@@ -68,10 +65,7 @@ class HFBackbone(Backbone):
         self._folder = folder_of(HF + name) if self._is_trained and pretrained else None
         try:
             made = model_class(config.model_type)
-            with torch.device("meta"), bounded(where):  # before anything takes memory
-                weights = sum(weight.numel() for weight in made(copy.deepcopy(config)).parameters())
-            if weights > MAX_WEIGHTS:
-                raise ValueError(f"{weights:.1e} weights do not fit into memory; look at the settings of the model")
+            refuse_too_large(lambda: made(copy.deepcopy(config)))
             self.model: nn.Module = load_model(where, self._folder, config) if self._folder else made(config)
         except (AssertionError, ZeroDivisionError, LookupError, TypeError, ValueError) as error:  # settings that clash
             raise ConfigError(f"{where}: {one_line(error)}") from error

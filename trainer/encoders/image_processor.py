@@ -1,16 +1,21 @@
-"""The image processor of a model's directory, as transformers 4 and 5 save it: what pixels become before the model."""
+"""What pixels become before a model: transformers' image processor, timm's and open_clip's configuration of data."""
 
 import logging
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
+from ..config import EncoderConfig
 from ..errors import ConfigError
+from ..plugins import OPEN_CLIP, TIMM
 from .hf_directory import read_object
+from .timm_encoders import imported
 
 _FILES = ("processor_config.json", "preprocessor_config.json")
 """If both are there, transformers 5 takes the first, provided that it holds an image processor."""
+_OF_LIBRARY = {TIMM: ("config.json", "pretrained_cfg"), OPEN_CLIP: ("open_clip_config.json", "preprocess_cfg")}
+"""The file beside the weights, and its part."""
 _RESAMPLED = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 _OURS = 2
 _LEAST_CONTRAST, _MOST = 0.01, 1000.0
@@ -27,18 +32,23 @@ Channels = Annotated[
 ]
 
 
+def _either(ours: str, theirs: str, default: Any = None) -> Any:
+    """Return a field that transformers calls `ours`, and timm or open_clip `theirs`."""
+    return Field(default, validation_alias=AliasChoices(ours, theirs))
+
+
 class _Processor(BaseModel):
     do_rescale: bool = True
     rescale_factor: float = Field(1 / 255, gt=0)
     rescale_offset: bool = False
     """Whether 1 is subtracted from the scaled pixels, as for EfficientNet."""
     do_normalize: bool = True
-    image_mean: Channels | None = None
-    image_std: Channels | None = None
-    size: dict[str, int | None] | int | None = None
+    image_mean: Channels | None = _either("image_mean", "mean")
+    image_std: Channels | None = _either("image_std", "std")
+    size: dict[str, int | None] | list[int] | int | None = _either("size", "input_size")
     crop_size: dict[str, int | None] | int | None = None
     do_center_crop: bool = False
-    resample: int = _OURS
+    resample: int | str = _either("resample", "interpolation", _OURS)
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -63,7 +73,7 @@ class _Processor(BaseModel):
     def side(self) -> int | None:
         """The shorter side of the pictures that it makes, in pixels."""
         size = self.crop_size if self.do_center_crop and self.crop_size else self.size
-        sides = [*size.values()] if isinstance(size, dict) else [size]
+        sides = [*size.values()] if isinstance(size, dict) else size[-2:] if isinstance(size, list) else [size]
         return min((side for side in sides if side), default=None)
 
 
@@ -77,18 +87,43 @@ def normalisation(folder: Path, image_size: int) -> dict[str, Any]:
     for name in (name for name in reversed(_FILES) if (folder / name).is_file()):
         found = read_object(where, folder, name)
         stored = found.get("image_processor", stored) if name == _FILES[0] else found
+    return _told(where, stored, image_size)
+
+
+def library_normalisation(image: EncoderConfig, image_size: int, *, quiet: bool = False) -> dict[str, Any]:
+    """As normalisation, of the weights of timm or open_clip that the settings ask for; empty without any.
+
+    Of a file, what its library wrote beside it counts. quiet: say nothing.
+    """
+    prefix = TIMM if image.name.startswith(TIMM) else OPEN_CLIP
+    arch, _, weights = image.name.removeprefix(prefix).partition(":")
+    found: dict[str, Any] = {}
+    if image.name.startswith(prefix) and weights.endswith(".safetensors"):
+        (name, part), folder = _OF_LIBRARY[prefix], Path(weights).parent
+        found = read_object(image.name, folder, name) if (folder / name).is_file() else {}
+        return _told(image.name, found.get(part, found), image_size, quiet=quiet)
+    if image.name.startswith(TIMM) and image.config.get("pretrained"):
+        models = imported(image.name, "timm").models
+        found = vars(models.get_pretrained_cfg(arch)) if models.is_model_pretrained(arch) else {}
+    elif image.name.startswith(OPEN_CLIP) and weights:
+        found = imported(image.name, "open_clip").get_pretrained_cfg(arch, weights)
+    return _told(image.name, found, image_size, quiet=quiet) if found else {}
+
+
+def _told(where: str, stored: object, image_size: int, *, quiet: bool = False) -> dict[str, Any]:
     try:
         processor = _Processor.model_validate(stored)
     except ValidationError as error:
         wrong = error.errors()[0]
         place = ".".join(map(str, wrong["loc"])) or "settings"
         raise ConfigError(f"{where}: its image processor's {place}: {wrong['msg']}") from None
-    if processor.side not in (None, image_size):
+    if processor.side not in (None, image_size) and not quiet:
+        kind = processor.resample if isinstance(processor.resample, str) else _RESAMPLED.get(processor.resample)
         _log.warning(
             "%s has an image processor for pictures of %d pixels (%s); here they have %d (bilinear)",
-            where, processor.side, _RESAMPLED.get(processor.resample, "of unknown resampling"), image_size,
+            where, processor.side, kind or "of unknown resampling", image_size,
         )  # fmt: skip
-    if not processor.normalisation:
+    if not processor.normalisation and not quiet:
         _log.warning(
             "%s tells no mean and std of pictures, so those of the recipe are taken; if the model was trained with "
             "others, set data.recipe.mean and data.recipe.std",

@@ -15,7 +15,7 @@ from ..run_directory import RunDirectory, find_checkpoint
 from ..world import World
 from . import Encoders
 
-_SOURCE = re.compile(r"(?P<run>.+?)(?:@(?P<step>step-[0-9]+))?", re.DOTALL)
+_SOURCE = re.compile(r"(?P<run>.+?)(?:@(?P<step>step-[0-9]+(?:\.[0-9a-f]{8})?))?", re.DOTALL)
 
 _log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ def _load(network: nn.Module, weights: dict[str, Tensor], side: str, checkpoint:
 
 
 def parts_of(source: str) -> tuple[Place, str | None]:
-    """Return the absolute path of `init_from`'s run, and step-N if given."""
+    """Return the absolute path of `init_from`'s run, and if given the checkpoint's name, in a bucket step-N.TERM."""
     parts = _SOURCE.fullmatch(source)
     if parts is None:
         raise ConfigError(f"init_from = {source!r} is neither a run's directory nor RUN@step-N")

@@ -2,7 +2,7 @@
 
 from ..config import EncoderConfig, ModelConfig, TrainConfig
 from ..errors import ConfigError
-from ..plugins import OPEN_CLIP, is_directory, is_own_encoder
+from ..plugins import OPEN_CLIP, TIMM, is_directory, is_own_encoder
 
 
 def refuse_impossible_locks(config: ModelConfig, mode: str) -> None:
@@ -22,9 +22,9 @@ def refuse_impossible_locks(config: ModelConfig, mode: str) -> None:
 
 def starts_trained(encoder: EncoderConfig) -> bool:
     """Return whether a new run's encoder has trained weights, or is a user's own, which may have them."""
-    if encoder.name.startswith(OPEN_CLIP):
-        return encoder.name.count(":") > 1
     comes_trained = is_directory(encoder.name) or is_own_encoder(encoder.name)
+    if encoder.name.startswith((TIMM, OPEN_CLIP)) and encoder.name.count(":") > 1:
+        return True
     return bool(encoder.config.get("pretrained", comes_trained))
 
 

@@ -1,14 +1,16 @@
 """Towers of open_clip, each with its projection: untrained, or with weights of a file or published ones."""
 
+from pathlib import Path
 from typing import Any
 
+from huggingface_hub import hf_hub_download
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
 from ...pipeline.dataset_index import TokenizerInfo
-from ..config import EncoderConfig
 from ..errors import ConfigError, one_line
-from ..plugins import OPEN_CLIP, TIMM
+from .bounds import refuse_absurd, refuse_too_large
 from .timm_encoders import LibraryBackbone, imported
 
 PARTS = {"image": "vision_cfg", "text": "text_cfg"}
@@ -33,6 +35,7 @@ class OpenClipBackbone(LibraryBackbone):
             raise ConfigError(f"{key}: open_clip has no such pair of towers of its own; see open_clip.list_models()")
         if refused := [field for field in own if field.startswith(("timm_model", "hf_"))]:
             raise ConfigError(f"model.{side}.config.{refused[0]} is not for a run to set; choose a model by its name")
+        refuse_absurd(key, own)
         part = PARTS[side]
         config |= {"embed_dim": own.get("embed_dim", config["embed_dim"]), "custom_text": True}
         config["vision_cfg"]["timm_model_pretrained"] = False
@@ -50,23 +53,45 @@ class OpenClipBackbone(LibraryBackbone):
             )
         config["quick_gelu"] = (published or config).get("quick_gelu", False)
         try:
-            tower = _tower(config, side, published.get("hf_hub") or weights if pretrained else "")
+            refuse_too_large(lambda: _tower(config, side, ""))
+            tower = _tower(config, side, weights_of(name, fetching=True) if pretrained else "")
         except Exception as error:  # neither open_clip nor the hub has a common class
             raise ConfigError(f"{key} cannot be created: {one_line(error)}") from error
         super().__init__(key, tower, config["embed_dim"], recompute, given, _GROUPS)
         self.config = {field: config[field] for field in ("embed_dim", "quick_gelu", "custom_text", part)}
 
 
-def published_normalisation(image: EncoderConfig) -> dict[str, list[float]]:
-    """Return `mean` and `std` of the weights of timm or open_clip that the settings ask for; empty without any."""
-    key, (library, _, name) = f"model.image.name = {image.name!r}", image.name.partition(":")
-    found: dict[str, Any] = {}
-    if image.name.startswith(TIMM) and image.config.get("pretrained"):
-        models = imported(key, library).models
-        found = vars(models.get_pretrained_cfg(name)) if models.is_model_pretrained(name) else {}
-    elif image.name.startswith(OPEN_CLIP) and ":" in name:
-        found = imported(key, library).get_pretrained_cfg(*name.split(":", 1))
-    return {part: [*found[part]] for part in ("mean", "std") if part in found}
+def learned_by(name: str) -> dict[str, float]:
+    """Return `logit_scale` and `logit_bias`, as far as they are there, of ARCH:FILE, or of ARCH:TAG in the hub's cache.
+
+    Raises ConfigError if the file cannot be read.
+    """
+    if not Path(weights := weights_of(name)).is_file():
+        raise ConfigError(f"open_clip:{name}: there is no file {weights}, in which its temperature is")
+    try:
+        with safe_open(weights, "pt") as file:
+            return {key: file.get_tensor(key).item() for key in {"logit_scale", "logit_bias"} & {*file.keys()}}
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+        raise ConfigError(f"open_clip:{name}: its temperature cannot be read: {one_line(error)}") from error
+
+
+def weights_of(name: str, *, fetching: bool = False) -> str:
+    """Return the file of ARCH:FILE, or of ARCH:TAG in the hub's cache; empty for ARCH.
+
+    fetching: fetch it if it is not there. Raises ConfigError if it is not there in the end.
+    """
+    arch, _, weights = name.partition(":")
+    open_clip = imported(f"open_clip:{name}", "open_clip")
+    hub = open_clip.get_pretrained_cfg(arch, weights).get("hf_hub", "")
+    if not hub.endswith("/"):
+        return weights
+    try:
+        return hf_hub_download(hub[:-1], open_clip.constants.HF_SAFE_WEIGHTS_NAME, local_files_only=not fetching)
+    except Exception as error:  # of the network, the hub, the disk
+        unknown = "is not in Hugging Face's cache; a new run fetches it by --set"
+        raise ConfigError(
+            f"open_clip:{name} {f'cannot be fetched: {one_line(error)}' if fetching else unknown}"
+        ) from error
 
 
 def _fit(key: str, tower: dict[str, Any], tokens: TokenizerInfo, *, trained: bool) -> None:
@@ -88,15 +113,12 @@ def _fit(key: str, tower: dict[str, Any], tokens: TokenizerInfo, *, trained: boo
 
 
 def _tower(config: dict[str, Any], side: str, weights: str) -> nn.Module:
-    """Create a tower. weights: a file of the whole model, or a published model's repository and a slash, or empty."""
+    """Create a tower. weights: a file of the whole model, or empty."""
     from open_clip import model
-    from open_clip.pretrained import HF_SAFE_WEIGHTS_NAME, download_pretrained_from_hf
 
     build, part = {"image": (model._build_vision_tower, "visual"), "text": (model._build_text_tower, "text")}[side]
     tower: nn.Module = build(config["embed_dim"], config[PARTS[side]], config["quick_gelu"])
     if weights:
-        if not weights.endswith(".safetensors"):
-            weights = download_pretrained_from_hf(weights.rpartition("/")[0], HF_SAFE_WEIGHTS_NAME)
         stored, whole = model.convert_to_custom_text_state_dict(load_file(weights)), nn.ModuleDict({part: tower})
         if side == "image":
             model.resize_pos_embed(stored, whole)

@@ -5,10 +5,12 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import ConfigError, one_line
+from .bounds import refuse_absurd, refuse_too_large
 from .own_backbone import OwnBackbone
 
 
@@ -61,8 +63,8 @@ class TimmBackbone(LibraryBackbone):
     """The pooled features of a timm model."""
 
     def __init__(self, name: str, own: dict[str, Any], recompute: bool, image_size: int, pretrained: bool) -> None:
-        """own: arguments of timm.create_model; `pretrained` among them fetches timm's weights when a run starts."""
-        key = f"model.image.name = 'timm:{name}'"
+        """name: NAME or NAME:FILE. own: arguments of timm.create_model; `pretrained` fetches timm's weights."""
+        key, (name, _, file) = f"model.image.name = 'timm:{name}'", name.partition(":")
         timm = imported(key, "timm")
         if not timm.is_model(name.partition(".")[0]):  # a name with a colon is of a directory or another's model
             raise ConfigError(f"{key}: timm has no such model; timm.list_models() has their names")
@@ -70,12 +72,28 @@ class TimmBackbone(LibraryBackbone):
         if refused := [setting for setting in own if setting.startswith(reserved)]:
             raise ConfigError(f"model.image.config.{refused[0]} is not for a run to set; remove it")
         settings, trained = {key: value for key, value in own.items() if key != "pretrained"}, own.get("pretrained")
+        if trained not in (None, False, True) or (file and not file.endswith(".safetensors")):
+            raise ConfigError(
+                f"{key}: pretrained is true or false; weights of a file are model.image.name = "
+                f"'timm:{name}:FILE.safetensors' (others may run code)"
+            )
+        refuse_absurd(key, own)
         try:
-            if timm.models.get_pretrained_cfg(name).fixed_input_size:
+            published = timm.models.get_pretrained_cfg(name)
+            if published.fixed_input_size:
                 settings = {"img_size": image_size} | settings
-            source = {"hf_hub_filename": "model.safetensors", "url": None}  # timm would read other files as well
+            source: dict[str, Any] = {
+                "hf_hub_filename": "model.safetensors",
+                "url": None,
+            }  # timm would read other files as well
             fixed = {"num_classes": 0, "pretrained_cfg_overlay": source}
-            model = timm.create_model(name, bool(pretrained and trained), **fixed, **settings)
+            refuse_too_large(lambda: timm.create_model(name, **fixed, **settings))
+            if file and pretrained:  # without classifier, so that timm takes no weights but all of the model
+                heads = published.classifier if isinstance(published.classifier, tuple) else (published.classifier,)
+                kept = {key: value for key, value in load_file(file).items() if key.rpartition(".")[0] not in heads}
+                source |= {"state_dict": kept, "num_classes": 0}
+            model = timm.create_model(name, bool(pretrained and (trained or file)), **fixed, **settings)
+            model.pretrained_cfg.pop("state_dict", None)
         except Exception as error:  # neither timm nor the hub has a common class
             raise ConfigError(f"{key} cannot be created: {one_line(error)}") from error
         matcher = getattr(model, "group_matcher", lambda: None)()

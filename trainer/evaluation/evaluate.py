@@ -1,7 +1,9 @@
 """Evaluate a run's checkpoint on a training and a test set."""
 
+import logging
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Literal
@@ -13,10 +15,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from ...pipeline.dataset import CAPTIONS, Dataset
-from ...pipeline.dataset_index import TokenizerInfo
+from ...pipeline.dataset_index import TOKENIZER_FILE, TokenizerInfo
 from ...pipeline.errors import DatasetError
 from ...pipeline.mixture import open_dataset
 from ...pipeline.tokenizer import load_tokenizer
+from ...storage.files import sha256_of
 from ...storage.place import Places
 from ...storage.selection import Selection, SelectionError
 from ..checkpoints.checkpoint_files import LATEST, CheckpointInfo
@@ -25,6 +28,7 @@ from ..encoders import Encoders
 from ..encoders.averaging import Weights, chosen_weights
 from ..errors import ConfigError
 from ..run.build import device_named, recipe_named
+from ..run.own_dataset import kept_facts
 from ..run.selection_files import check_own_copy
 from ..run_directory import RunDirectory, find_checkpoint, load_found
 from ..world import ALONE, World
@@ -33,6 +37,8 @@ from .features import image_features, restore_encoders, text_features
 from .prompts import read_class_names
 from .scoring import LBFGS_ITERATIONS, TEMPLATES, Vote, knn, lbfgs_probe, prompts, retrieval_ranks, sgd_probe, zero_shot
 
+_log = logging.getLogger(__name__)
+_MOVED = "Give the dataset's current path with --data."
 NEIGHBOURS = (10, 20, 100, 200)
 WEIGHTED = Vote(200, 0.07)
 """Weighted k-NN as the papers report it, from Wu et al. (CVPR 2018) on."""
@@ -117,8 +123,8 @@ def evaluate(
     A unimodal run is scored on its backbone's features, before the projection head, which is discarded after training
     (SimCLR, section 2.1 and Figure 8; iSogCLR, section 6.1). A bimodal run is scored on the features after the heads,
     the space shared by images and texts, for all methods.
-    data: the present place of the run's dataset; None: the recorded path. Texts need its tokenizer. The run's dataset
-    may differ from both `train` and `test`. Nothing is fitted to or chosen by the test set.
+    data: as for tokenizer_of. The run's dataset may differ from both `train` and `test`. Nothing is fitted to or chosen
+    by the test set.
     classnames: as read_class_names; None: the classes' own names, with blanks for underscores.
     network: the trained network, or the momentum network, which has only its own weights. weights: the trained
     network's, by default averaged if the run has averages. allow_code: as restore_encoders.
@@ -138,7 +144,7 @@ def evaluate(
     names = read_class_names(classnames, result.named.names, (train, test)) if classnames else None
     info, training = load_found(checkpoint)
     has_texts = config.objective.mode == "bimodal"
-    tokenizer, sizes = tokenizer_of(data or config.data.places, info) if has_texts else (None, None)
+    tokenizer, sizes, _ = tokenizer_of(run, info, config.data.places, data) if has_texts else (None, None, None)
     if config.data.without and train.index.fingerprint == info.dataset_fingerprint:
         result.forgotten = _forgotten(run, config.data, train)
         if not result.not_classified:
@@ -255,11 +261,22 @@ def _forgotten(run: RunDirectory, data: DataConfig, dataset: Dataset) -> NDArray
 
 
 def tokenizer_of(
-    places: Places, info: CheckpointInfo, advice: str = "Give the dataset's current path with --data."
-) -> tuple[Tokenizer, TokenizerInfo]:
-    """Load the run's own tokenizer; another dataset's may assign other ids to the same words."""
+    run: RunDirectory, info: CheckpointInfo, recorded: Places, data: Places | None = None, advice: str = _MOVED
+) -> tuple[Tokenizer, TokenizerInfo, bytes]:
+    """Load the run's own tokenizer, and its file; another dataset's may assign other ids to the same words.
+
+    data: the dataset to read it from; None: the run's own copy, or if it has none, the dataset at `recorded`.
+    """
+    known = kept_facts(run)
+    if data is None and known and known.tokenizer:
+        with suppress(FileNotFoundError), run.path.on_this_machine([TOKENIZER_FILE]) as folder:
+            path, sizes = folder / TOKENIZER_FILE, known.tokenizer
+            if sha256_of(path) == known.tokenizer_digest:
+                return load_tokenizer(path, context_length=sizes.context_length), sizes, path.read_bytes()
+        _log.warning("%s is missing or damaged, so that of the run's dataset is read", run.tokenizer)
     try:
-        dataset = open_dataset(places, pictures=False)
+        before = known.fingerprints if known else [info.dataset_fingerprint]
+        dataset = open_dataset(data or recorded, pictures=False, before=before)
     except DatasetError as error:
         raise DatasetError(f"the tokenizer of the run's dataset is needed: {error} {advice}") from error
     if dataset.index.fingerprint != info.dataset_fingerprint or dataset.index.tokenizer is None:
@@ -268,8 +285,8 @@ def tokenizer_of(
             f"fingerprint is {dataset.index.fingerprint[:12]}…, the checkpoint has {info.dataset_fingerprint[:12]}…. "
             "Of a mixture, pass --data for each part, in order"
         )
-    tokenizer = dataset.index.tokenizer
-    return load_tokenizer(dataset.tokenizer_path, context_length=tokenizer.context_length), tokenizer
+    file, sizes = dataset.tokenizer_path, dataset.index.tokenizer
+    return load_tokenizer(file, context_length=sizes.context_length), sizes, file.read_bytes()
 
 
 def _classify(

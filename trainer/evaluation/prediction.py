@@ -52,8 +52,9 @@ class Predictor:
         config = run.config()
         checkpoint = find_checkpoint(run, at)
         info, training = load_found(checkpoint)
-        advice, has_texts = "Its recorded path must lead to it.", config.objective.mode == "bimodal"
-        tokenizer, sizes = tokenizer_of(config.data.places, info, advice) if has_texts else (None, None)
+        own, advice = (run, info, config.data.places, None), "Its recorded path must lead to it."
+        has_texts = config.objective.mode == "bimodal"
+        tokenizer, sizes, _ = tokenizer_of(*own, advice) if has_texts else (None, None, None)
         encoders = restore_encoders(config, checkpoint, training, sizes, "raw", allow_code=allow_code)
         objective = objective_of(config)
         try:

@@ -5,8 +5,10 @@ from math import inf
 
 from ...pipeline.augment import RECIPES
 from ..config import ModelConfig, RecipeConfig, TrainConfig
-from ..encoders.open_clip_encoders import published_normalisation
+from ..encoders import open_clip_encoders
+from ..encoders.locking import starts_trained
 from ..objectives.base import Settings
+from ..plugins import OPEN_CLIP, TIMM
 
 LEARNED = {"log_logit_scale": "logit_scale", "logit_bias": "logit_bias"}
 """Parameters of an objective that learns a global temperature → tensors of a whole CLIP or SigLIP."""
@@ -24,19 +26,21 @@ def with_what_models_bring(asked: ModelConfig, config: TrainConfig, objective: t
     spaces = [space for side in new if (space := getattr(model, side).config.get("projection"))]
     if spaces and "dim" not in asked.model_fields_set:
         model = model.model_copy(update={"dim": spaces[0]})
-    theirs = published_normalisation(model.image)
-    if "image" in new:
+    theirs: dict[str, list[float]] = {}
+    if starts_trained(model.image) and ("image" in new or model.image.name.startswith((TIMM, OPEN_CLIP))):
         from ..encoders.hf_directory import folder_of
-        from ..encoders.image_processor import normalisation
+        from ..encoders.image_processor import library_normalisation, normalisation
 
-        if model.image.config.get("pretrained", True):
+        if "image" in new:
             theirs = normalisation(folder_of(model.image.name), data.image_size)
+        else:  # quiet where the run's start said it
+            theirs = library_normalisation(model.image, data.image_size, quiet=config.canonical_shards > 0)
     recipe = RecipeConfig(name=data.recipe) if isinstance(data.recipe, str) else data.recipe
     usual = RECIPES.get(recipe.name)  # a user's own recipe has its own normalisation
     brought = {key: value for key, value in theirs.items() if usual and tuple(value) != getattr(usual, key)}
     if brought.keys() - recipe.fields.keys():
         data = data.model_copy(update={"recipe": RecipeConfig(name=recipe.name, **brought | recipe.fields)})
-    if len(new) == 2 and model.image.name == model.text.name and has_own_heads(model):
+    if len(sides) == 2 and is_whole(model) and (len(new) == 2 or model.image.name.startswith(OPEN_CLIP)):
         found = _temperature(config, objective) | temperature.settings
         temperature = type(temperature)(name=temperature.name, mode=temperature.mode, **found)
     return config.model_copy(update={"model": model, "data": data, "objective": temperature})
@@ -50,19 +54,38 @@ def has_own_heads(model: ModelConfig) -> bool:
     return model.head == "linear" and len(kinds) == 1 and spaces == [model.dim, model.dim]
 
 
-def _temperature(config: TrainConfig, objective: type[Settings]) -> dict[str, float]:
-    """Return the objective's first temperature from the whole model; empty if it has none, or one of another kind."""
+def is_whole(model: ModelConfig) -> bool:
+    """Return whether both encoders begin with towers and heads of one CLIP or SigLIP, of transformers or open_clip."""
+    image = model.image
+    is_pair = image.name.startswith(OPEN_CLIP) and model.head == "none"
+    return image.name == model.text.name and (is_pair or has_own_heads(model)) and starts_trained(image)
+
+
+def learned_by(model: ModelConfig) -> dict[str, float]:
+    """Return `logit_scale`, and a `logit_bias`, of a whole model. Raises ConfigError if they cannot be read."""
+    image = model.image
+    if image.name.startswith(OPEN_CLIP):
+        return open_clip_encoders.learned_by(image.name.removeprefix(OPEN_CLIP))
     from ..encoders.hf_directory import folder_of, stored_tensor
 
-    image, given = config.model.image, config.objective.settings
-    known, folder = objective.model_fields, folder_of(image.name)
-    where, wanted = f"hf:{folder}", [name for name in LEARNED if name in known]
-    has_bias = str(image.config["model_type"]).startswith("siglip")
-    if not image.config.get("pretrained", True) or ("logit_bias" in wanted and not has_bias):
+    folder, has_bias = folder_of(image.name), str(image.config["model_type"]).startswith("siglip")
+    return {
+        name: stored_tensor(f"hf:{folder}", folder, name).item() for name in [*LEARNED.values()][: 2 if has_bias else 1]
+    }
+
+
+def _temperature(config: TrainConfig, objective: type[Settings]) -> dict[str, float]:
+    """Return the objective's first temperature from the whole model; empty if it has none, or one of another kind."""
+    known, given = objective.model_fields, config.objective.settings
+    first = getattr(objective, "first_tau", None)
+    wanted = {first: "logit_scale"} if first else {name: theirs for name, theirs in LEARNED.items() if name in known}
+    if given.keys() >= wanted.keys():  # as in a resumed run
         return {}
-    if first := getattr(objective, "first_tau", None):
+    theirs = learned_by(config.model)
+    if not theirs.keys() >= {*wanted.values()}:
+        return {}
+    if first:
         lowest, highest = (given.get(name, known[name].default) for name in ("tau_min", "tau_max"))
-        tau = math.exp(-stored_tensor(where, folder, LEARNED["log_logit_scale"]).item())
-        return {first: min(max(tau, lowest), highest)}
+        return {first: min(max(math.exp(-theirs["logit_scale"]), lowest), highest)}
     most = {name: min([inf, *(getattr(limit, "le", inf) for limit in known[name].metadata)]) for name in wanted}
-    return {name: min(most[name], stored_tensor(where, folder, LEARNED[name]).item()) for name in wanted}
+    return {name: min(most[name], theirs[tensor]) for name, tensor in wanted.items()}

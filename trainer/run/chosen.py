@@ -17,7 +17,7 @@ from ...pipeline.order import MIN_ROWS_PER_STEP
 from ..config import ModelConfig, TrainConfig
 from ..errors import ConfigError
 from ..objectives import objective_class
-from .brought import LEARNED, has_own_heads
+from .brought import LEARNED, is_whole
 from .selection_files import rows_of
 
 LOOKED_AT = 4096
@@ -105,8 +105,7 @@ def choices(asked: TrainConfig, resolved: TrainConfig, dataset: Dataset) -> list
         is_own = resolved.model.head == "linear" and resolved.model.dim == space
         head = "the model's own projection" if is_own else f"new; its own leads to {space} dimensions"
         lines.append(f"model.dim = {resolved.model.dim}: the image head is {head}")
-    is_whole = resolved.objective.mode == "bimodal" and has_own_heads(resolved.model)
-    if is_whole and resolved.model.image.config.get("pretrained", True):
+    if resolved.objective.mode == "bimodal" and is_whole(resolved.model):
         kind = objective_class(resolved.objective.name).settings_of_mode["bimodal"]
         first = {*LEARNED, getattr(kind, "first_tau", "")} & resolved.objective.settings.keys()
         first -= asked.objective.settings.keys()

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ...pipeline.dataset import Dataset
-from ...pipeline.mixture import open_dataset
 from ...state_store import StateStoreError, StoreLockedError, history
 from ...state_store.errors import DAMAGE, SnapshotError
 from ...state_store.forking import fork_state
@@ -34,6 +33,7 @@ from ..optim import rate_jump
 from ..run_directory import RunDirectory, find_checkpoint
 from ..world import ALONE
 from .build import create_order, objective_of, pieces_per_step, refuse_thin_steps, resolve
+from .own_dataset import keep_facts, open_own
 from .restoring import refuse_other_order, refuse_published
 from .resume_settings import Change, as_recorded, differences, impossible, settings_at, with_changes, with_free
 from .selection_files import Ids, check_own_copy, holes_in, selects, unchanged, write_selection
@@ -86,7 +86,7 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
     asked = with_changes(recorded, given, origin.path)
     if asked.data.without != recorded.data.without and asked.cudnn_benchmark == recorded.cudnn_benchmark:
         asked = asked.model_copy(update={"cudnn_benchmark": "auto"})  # to be chosen as for a run that begins so
-    dataset = open_dataset(asked.data.places, asked.data.tars)
+    dataset = open_own(origin, asked.data.places, asked.data.tars)
     _refuse_other_dataset(origin, dataset)
     recorded, asked = (resolve(as_recorded(each, recorded), dataset) for each in (recorded, asked))
     changes = differences(recorded, asked)
@@ -157,11 +157,6 @@ def fork_run(origin: RunDirectory, at: str | None, given: Layers, into: RunDirec
 
 def _refuse_other_dataset(origin: RunDirectory, dataset: Dataset) -> None:
     made_for = history.load(origin.state)[0].description.dataset_fingerprint if origin.has_state else None
-    if made_for in dataset.index.predecessors:
-        raise ConfigError(
-            f"{dataset.place} has grown since {origin.path} began, and a fork has the samples of then. To add the new "
-            f"ones: thermopile train --init-from {origin.path} --grow --data {dataset.place} --out RUN"
-        )
     if made_for not in (None, dataset.index.fingerprint):
         raise ConfigError(f"{dataset.place} is not the dataset of {origin.path}; pass that one's place with --data")
 
@@ -192,6 +187,7 @@ def _make(fork: Fork, into: RunDirectory) -> None:
 def _fill(fork: Fork, run: RunDirectory, lock: Lock) -> None:
     """Write everything but the settings, and read it back."""
     origin, own = fork.origin, fork.recorded.data
+    keep_facts(run, fork.dataset)
     if own.parts:
         MixedRows.read(origin.selection).write(run.selection)
     elif selects(fork.config.data):

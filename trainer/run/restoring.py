@@ -39,6 +39,7 @@ from ..optim import rate_jump
 from ..plugins import OPEN_CLIP, TIMM
 from ..run_directory import RunDirectory
 from ..world import World
+from .own_dataset import growth, open_own
 from .resume_settings import changes_since, settings_at
 from .selection_files import check_own_copy, selects
 
@@ -60,7 +61,10 @@ def find_start(config: TrainConfig, run: RunDirectory, world: World, *, resume: 
     with agreement(world.control, RunError):
         if world.is_first:
             run.refuse_unusable()
-        dataset = open_dataset(config.data.places, config.data.tars)
+        at = config.data.places, config.data.tars
+        dataset = open_own(run, *at) if resume else open_dataset(*at)
+        for line in growth(run, config, dataset) if world.is_first else ():
+            _log.warning("%s", line)
         if resume and world.is_first and selects(config.data):
             check_own_copy(config.data, Selection(run.selection))
     start = _newest(config, run, world) if resume else None

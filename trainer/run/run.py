@@ -51,6 +51,7 @@ from .build import (
 from .checkpoint_writer import Checkpointer
 from .dataset_cache import DatasetCache
 from .failures import not_finite
+from .own_dataset import keep_facts, open_own
 from .restoring import find_start, open_store, restore, take_lock, warn_of_changes
 from .resume_settings import settled, with_changes
 from .selection_files import selects, write_selection
@@ -154,11 +155,14 @@ class Run:
         self.held_directory = run = run.under(lock)
         with agreement(world.slow_group, RunError):  # to copy and check a selection takes a while
             if not resume and world.is_first:
-                run.create(config, self._write_selection)
+                run.create(config, self._write_own_files)
         self.store, start = open_store(
             config, run, world, start, self.dataset, self.objective, self.order, self.device, self.selection, lock
         )
         opened.enter_context(self.store)
+        with agreement(world.slow_group, RunError):
+            if resume and world.is_first:
+                keep_facts(run, self.dataset)  # a run of an earlier version has none
         if start is not None:
             self._refused_rows = self._refused_before = restore(start, self.store, self._parts)
             self.steps_done, self._start = start.info.step, start
@@ -225,7 +229,8 @@ class Run:
             given.add({"data": data_at(data)}, "data")
             recorded = directory.config_to_resume(accept_edits=False) if begun else None
             asked = given.load() if recorded is None else with_changes(recorded, given, directory.config_file)
-            dataset = open_dataset(data, asked.data.tars)
+            at = data, asked.data.tars
+            dataset = open_own(directory, *at) if begun else open_dataset(*at)
         config, _ = settled(directory, recorded, asked, dataset, world, allow_change)
         run = cls(config, directory, resume=begun, world=world)
         if begun and world.is_first:
@@ -240,7 +245,8 @@ class Run:
         if self._pieces > 1 or self.config.model.ema:
             raise ConfigError("micro_batch and model.ema are for thermopile's own loop, Trainer.run; leave them out")
 
-    def _write_selection(self) -> None:
+    def _write_own_files(self) -> None:
+        keep_facts(self.held_directory, self.dataset)
         folder = self.held_directory.selection
         # What a killed or refused start left would be taken for this run's; all else may be someone's.
         folder.remove([ABOUT, MIXTURE])

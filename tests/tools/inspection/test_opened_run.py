@@ -123,7 +123,7 @@ def test_without_its_dataset_a_run_opens_and_says_why_it_has_no_captions(flat_da
     (tmp_path / "data").rename(tmp_path / "moved")
     opened = thermopile.open_run(str(run.path))
     assert opened.dataset is None
-    assert "If it was moved, pass its new path with --data" in " ".join(opened.notes)
+    assert "If the run's dataset was moved, pass its new path with --data" in " ".join(opened.notes)
     assert opened.temperatures().frame().columns.tolist() == ["sample/log_s", "sample/tau", "sample/u", "visits",
                                                               "last_step"]  # fmt: skip
     found = thermopile.open_run(run.path, data=tmp_path / "moved")

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from ....pipeline.dataset import Dataset
 from ....pipeline.errors import DatasetError
-from ....pipeline.mixture import open_dataset
 from ....state_store import StateReader, StoreNotFoundError
 from ....state_store.durable import Repository
 from ....storage.place import Places
 from ....trainer.checkpoints.checkpoint_files import latest_checkpoint, read_info
 from ....trainer.config import ObjectiveConfig, TrainConfig
 from ....trainer.errors import DamagedCheckpointError, RunError
+from ....trainer.run.own_dataset import growth, open_own
 from ....trainer.run_directory import RunDirectory
 
 LATEST = "latest"
@@ -78,7 +78,7 @@ def read_run(run: RunDirectory, *, at: str = LATEST, data: Places | None = None)
     config = run.config()
     notes: list[str] = []
     reader = _open_state(run, config.objective, at, notes)
-    dataset = _open_dataset(config, reader, data, notes)
+    dataset = _open_dataset(run, config, reader, data, notes)
     return Inspection(run, config, reader, dataset, notes)
 
 
@@ -116,10 +116,10 @@ def _check_own_state(run: RunDirectory) -> None:
 
 
 def _open_dataset(
-    config: TrainConfig, reader: StateReader | None, data: Places | None, notes: list[str]
+    run: RunDirectory, config: TrainConfig, reader: StateReader | None, data: Places | None, notes: list[str]
 ) -> Dataset | None:
     try:
-        dataset = open_dataset(data or config.data.places, config.data.tars)
+        dataset = open_own(run, data or config.data.places, config.data.tars)
         place, fingerprint = dataset.place, dataset.index.fingerprint
         if reader and fingerprint != reader.dataset_fingerprint:
             raise DatasetError(
@@ -133,11 +133,9 @@ def _open_dataset(
     except (DatasetError, OSError) as error:
         if data is not None:
             raise
-        notes.append(
-            f"The run's dataset cannot be used, so there are no classes and no pictures: {error} "
-            "If it was moved, pass its new path with --data."
-        )
+        notes.append(f"The run's dataset cannot be used, so there are no classes and no pictures: {error}")
         return None
+    notes += growth(run, config, dataset)
     if dataset.index.mode == "images":
         notes.append("The samples have no captions: the dataset holds images only.")
     return dataset

@@ -25,6 +25,7 @@ from ....state_store.schema import LAST_STEP, VISITS, Description, Schema
 from ....storage.local import LocalPath
 from ....storage.place import Places
 from ....trainer.errors import ConfigError, RunError
+from ....trainer.run.own_dataset import open_own
 from ....trainer.run_directory import RunDirectory
 from .opening import Inspection, Prediction
 from .state_blocks import ROWS_AT_ONCE
@@ -42,7 +43,7 @@ def other_dataset(run: RunDirectory, data: Places | None, *, allow_code: bool) -
     config = run.config()
     if data is None or not run.has_state:
         return None
-    if open_dataset(data, pictures=False).index.fingerprint == StateReader.open(run.state).dataset_fingerprint:
+    if open_own(run, data, pictures=False).index.fingerprint == StateReader.open(run.state).dataset_fingerprint:
         return None
     dataset = open_dataset(data)
     from ....trainer.evaluation.prediction import predicts  # imports torch, which an inspection does not need

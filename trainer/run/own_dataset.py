@@ -1,0 +1,74 @@
+"""A run's dataset: facts of it that the run keeps, in RUN/trained_on.json and RUN/tokenizer.json, and its samples."""
+
+from contextlib import suppress
+from typing import Annotated
+
+from pydantic import BaseModel, Field
+
+from ...pipeline.dataset import Dataset
+from ...pipeline.dataset_index import TokenizerInfo
+from ...pipeline.errors import DatasetError
+from ...pipeline.mixture import Mixture, open_dataset
+from ...storage.place import AnyPlace, Places
+from ...storage.sealed_json import seal_document
+from ..checkpoints.checkpoint_files import latest_checkpoint, read_info
+from ..config import TrainConfig
+from ..errors import RunError
+from ..lineage import read_facts
+from ..run_directory import RunDirectory
+from .selection_files import selects
+
+
+class TrainedOn(BaseModel, frozen=True, extra="forbid"):
+    """Content of trained_on.json."""
+
+    fingerprints: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Of the dataset, or of a mixture's parts."""
+    tokenizer: TokenizerInfo | None
+    tokenizer_digest: str | None
+    """sha256 of tokenizer.json; None without captions."""
+
+
+def keep_facts(run: RunDirectory, dataset: Dataset) -> None:
+    """Write the two files. Raises OSError, DatasetError if the dataset's tokenizer was changed."""
+    index, parts = dataset.index, dataset.parts if isinstance(dataset, Mixture) else (dataset,)
+    if index.tokenizer is not None:
+        run.tokenizer.rewrite(dataset.tokenizer_path.read_bytes())
+    fingerprints = tuple(part.index.fingerprint for part in parts)
+    facts = TrainedOn(fingerprints=fingerprints, tokenizer=index.tokenizer, tokenizer_digest=index.tokenizer_digest)
+    run.trained_on.rewrite(seal_document(facts.model_dump()))
+
+
+def kept_facts(run: RunDirectory) -> TrainedOn | None:
+    return read_facts(run.trained_on, TrainedOn, "the run's dataset is read instead")
+
+
+def open_own(
+    run: RunDirectory, places: Places, tars: AnyPlace | None = None, *, pictures: bool = True, cure: str = "--data"
+) -> Dataset:
+    """Open the run's dataset at its present places, without the samples that were appended since the run began.
+
+    tars, pictures: as for `Dataset`. cure: options that name another place. Raises DatasetError, OSError.
+    """
+    known = kept_facts(run)
+    before = known.fingerprints if known else ()
+    if known is None:
+        with suppress(RunError, OSError):  # they are told where the checkpoint is needed
+            latest = latest_checkpoint(run.checkpoints)
+            before = (read_info(latest).dataset_fingerprint,) if latest else ()
+    try:
+        return open_dataset(places, tars, pictures=pictures, before=before)
+    except DatasetError as error:
+        raise DatasetError(f"{error} If the run's dataset was moved, pass its new path with {cure}.") from error
+
+
+def growth(run: RunDirectory, config: TrainConfig, dataset: Dataset) -> list[str]:
+    """Return a line on the samples appended to the run's dataset since the run began, if there are any."""
+    if not dataset.appended_since:
+        return []
+    new = f"the {dataset.appended_since:,} new samples are left out"
+    line = f"{dataset.place} has grown since {run.path} began; {new}"
+    if config.data.parts or selects(config.data):  # --grow is for all samples of one dataset
+        return [line]
+    words = f"--config {run.config_file} --init-from {run.path} --grow --data {dataset.place} --out NEW"
+    return [f"{line}. To use them, go on with: thermopile train {words}"]

@@ -15,13 +15,13 @@ from click.core import ParameterSource
 from ..storage.files import may_make, refuse_link
 from ..storage.place import Place, Places, place_of
 from ..trainer.errors import RunError
+from ..trainer.evaluation.features_file import NAME, FeaturesFile
 from ..trainer.run_directory import RunDirectory, refuse_in_run
 from .arguments import ALLOW, RUN, RUN_DATA, WEIGHTS
 from .inspection import summary
 from .inspection.as_json import duplicates_to_json, samples_to_json, to_json
 from .inspection.duplicates.finding import DUPLICATES, find_duplicates, write_duplicates
 from .inspection.duplicates.representatives import read_scores
-from .inspection.features.features_file import NAME, FeaturesFile
 from .inspection.features.neighbours import ANCHORS, Neighbours, find_neighbours
 from .inspection.features.run_features import features_with_progress, open_features
 from .inspection.findings import (

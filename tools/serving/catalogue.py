@@ -22,7 +22,7 @@ from ...state_store.schema import VISITS
 from ...storage.files import open_regular, own_directory, read_regular, refuse_link, write_atomically
 from ...storage.sealed_json import DamagedJSONError, seal_line, unseal
 from ...trainer.errors import RunError
-from ..inspection.features.features_file import FeaturesFile
+from ...trainer.evaluation.features_file import FeaturesFile
 from ..inspection.features.margins import margins
 from ..inspection.reading.opening import Inspection
 from ..inspection.reading.state_blocks import read_blocks

@@ -7,7 +7,8 @@ import pytest
 
 from thermopile.storage.files import NotRegularFileError
 from thermopile.storage.sealed_json import seal_line, unseal
-from thermopile.tools.inspection.features.features_file import (
+from thermopile.trainer.errors import RunError
+from thermopile.trainer.evaluation.features_file import (
     HEADER_BYTES,
     NAME,
     FeaturesFile,
@@ -15,7 +16,6 @@ from thermopile.tools.inspection.features.features_file import (
     UnusableFeaturesError,
     write_features,
 )
-from thermopile.trainer.errors import RunError
 
 SAMPLES, DIM = 2500, 8
 OF = FeaturesOf(samples=SAMPLES, checkpoint="step-5", weights="raw", digest="0" * 64)
@@ -43,6 +43,23 @@ def test_blocks_and_rows_are_the_features_rounded_to_float16(path, features):
     assert [first for first, _ in blocks] == [0, 1024, 2048]
     np.testing.assert_array_equal(np.concatenate([block for _, block in blocks]), rounded)
     np.testing.assert_array_equal(opened.rows(np.array([2499, 0, 1024])), rounded[[2499, 0, 1024]])
+
+
+def test_features_of_drawn_samples_come_with_their_ids(features, tmp_path):
+    ids = np.sort(np.random.default_rng(0).choice(SAMPLES, 100, replace=False))
+    write_features(tmp_path / NAME, OF, iter([features[ids]]), ids)
+    opened = FeaturesFile(tmp_path / NAME, OF)
+    np.testing.assert_array_equal(opened.drawn, ids)
+    np.testing.assert_array_equal(opened.rows(np.arange(100)), features[ids].astype(np.float16))
+    with pytest.raises(RunError, match="features of 100 samples were made, not of 99"):
+        write_features(tmp_path / NAME, OF, iter([features[ids]]), ids[1:])
+
+
+@pytest.mark.parametrize("ids", [[3, 2], [2, 2], [-1, 2], [2, SAMPLES]])
+def test_drawn_samples_that_the_dataset_does_not_have_are_damage(features, tmp_path, ids):
+    write_features(tmp_path / NAME, OF, iter([features[:2]]), np.array(ids))
+    with pytest.raises(UnusableFeaturesError, match="names samples that the dataset does not have"):
+        FeaturesFile(tmp_path / NAME, OF)
 
 
 def test_every_float16_from_minus_one_to_one_is_decoded_exactly(tmp_path):
@@ -92,7 +109,17 @@ def test_a_pipe_is_refused_and_does_not_block(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", [{"sides": 3}, {"dim": 0}, {"samples": -1}, {"format": 2}, {"dim": 1 << 60}, {"more": 1}, {"dim": "8"}]
+    "change",
+    [
+        {"sides": 17},
+        {"rows": 0},
+        {"dim": 0},
+        {"samples": -1},
+        {"format": 1},
+        {"dim": 1 << 60},
+        {"more": 1},
+        {"dim": "8"},
+    ],
 )
 def test_a_header_that_makes_no_sense_is_refused(path, change):
     data = path.read_bytes()

@@ -17,8 +17,8 @@ from ....pipeline.dataset import Dataset
 from ....pipeline.dataset_index import FINGERPRINT
 from ....storage.files import open_regular, refuse_link, written_aside
 from ....trainer.errors import RunError
+from ....trainer.evaluation.features_file import FeaturesFile
 from ...progress import OnTask
-from ..features.features_file import FeaturesFile
 from .exact_copies import blank_pictures, exact_copies
 from .picture_agreement import EDGE, MAX_DIFFERENCE, MIN_CORRELATION, NO_AGREEMENT, Agreement, agreement, prepare
 from .representatives import Star, represent, star

@@ -1,7 +1,8 @@
-"""features.f16: the features of all samples of a run, made once and read a few megabytes at a time.
+"""Features of a run's samples, of all or of drawn ones, made once and read a few megabytes at a time.
 
-A header of 4096 bytes, one line of sealed JSON padded with spaces, and the features, float16 [n, sides, d], row i those
-of sample i. The file is read with pread, so that one that shrinks meanwhile is an error, not a signal.
+A header of 4096 bytes, one line of sealed JSON padded with spaces; of drawn samples their ids, int64 [rows], ascending;
+and the features, float16 [rows, sides, d], those of all samples in the order of their ids. The file is read with pread,
+so that one that shrinks meanwhile is an error, not a signal.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ....pipeline.raw_bytes import Descriptor
-from ....pipeline.rng import compiled
-from ....storage.files import refuse_link, written_aside
-from ....storage.sealed_json import DamagedJSONError, seal_line, unseal
-from ....trainer.errors import RunError
+from ...pipeline.raw_bytes import Descriptor
+from ...pipeline.rng import compiled
+from ...storage.files import refuse_link, written_aside
+from ...storage.sealed_json import DamagedJSONError, seal_line, unseal
+from ..errors import RunError
 
 NAME = "features.f16"
 HEADER_BYTES = 4096
@@ -37,8 +38,11 @@ class FeaturesOf(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    format: Literal[1] = 1
+    format: Literal[2] = 2
     samples: int = Field(ge=1, lt=1 << 40)
+    """Of the dataset."""
+    views: int = Field(default=0, ge=0, le=16)
+    """Augmented views of each picture, as the recipe draws them; 0: the picture itself, and the caption of pairs."""
     checkpoint: str = Field(max_length=100)
     """step-N."""
     weights: Literal["averaged", "raw"]
@@ -47,13 +51,18 @@ class FeaturesOf(BaseModel):
 
 
 class _Header(FeaturesOf):
-    sides: int = Field(ge=1, le=2)
-    """1: pictures only; 2: pictures and captions."""
+    rows: int = Field(ge=1, lt=1 << 40)
+    """Samples whose features the file holds; fewer than all are drawn ones."""
+    sides: int = Field(ge=1, le=16)
+    """1: pictures only; 2: pictures and captions; else, views."""
     dim: int = Field(ge=1, le=1 << 16)
 
 
 class FeaturesFile:
-    """Features of norm 1 of all samples; side 0 holds the pictures', side 1 the captions'. Thread-safe."""
+    """Features of norm 1: side 0 holds the pictures', side 1 the captions', or each those of a view. Thread-safe."""
+
+    drawn: NDArray[np.int64] | None = None
+    """int64 [rows], ascending: the samples whose features these are; None: all."""
 
     def __init__(self, path: Path, of: FeaturesOf | None = None) -> None:
         """Open a file; of: whose features it must hold.
@@ -66,10 +75,13 @@ class FeaturesFile:
         except FileNotFoundError:
             raise UnusableFeaturesError(f"{path} does not exist") from None
         self.path, header = path, self._read_header(path)
-        self.of = FeaturesOf(**header.model_dump(exclude={"sides", "dim"}))
-        self.samples, self.sides, self.dim = header.samples, header.sides, header.dim
-        if self._file.bytes != (expected := HEADER_BYTES + self.samples * self._row_bytes):
+        self.of = FeaturesOf(**header.model_dump(exclude={"rows", "sides", "dim"}))
+        self.samples, self.sides, self.dim = header.rows, header.sides, header.dim
+        self._begin = HEADER_BYTES + 8 * (self.samples if self.samples != header.samples else 0)
+        if self._file.bytes != (expected := self._begin + self.samples * self._row_bytes):
             raise UnusableFeaturesError(f"{path} has {self._file.bytes:,} bytes, not {expected:,}: it was cut short")
+        if self._begin > HEADER_BYTES:
+            self.drawn = self._read_ids(header.samples)
         if of is not None and self.of != of:
             raise UnusableFeaturesError(
                 f"{path} holds the features of {self._described(self.of)}, which differ from "
@@ -106,13 +118,20 @@ class FeaturesFile:
         return 2 * self.sides * self.dim
 
     def _read(self, first: int, stored: NDArray[np.uint16]) -> None:
-        if not self._file.read(HEADER_BYTES + first * self._row_bytes, stored.reshape(-1).view(np.uint8)):
+        if not self._file.read(self._begin + first * self._row_bytes, stored.reshape(-1).view(np.uint8)):
             raise RunError(f"{self.path} cannot be read at sample {first}: it was cut short or the disk is failing")
 
     def _decoded(self, stored: NDArray[np.uint16], into: NDArray[np.float32]) -> NDArray[np.float32]:
         if not _decode(stored, into.view(np.uint32)):
             raise RunError(f"{self.path} is damaged: it holds features that are not of norm 1; remove it")
         return into.reshape(-1, self.sides, self.dim)
+
+    def _read_ids(self, samples: int) -> NDArray[np.int64]:
+        ids = np.empty(self.samples, "<i8")
+        self._file.read(HEADER_BYTES, ids.view(np.uint8))
+        if not (ids[0] >= 0 and ids[-1] < samples and (ids[1:] > ids[:-1]).all()):
+            raise UnusableFeaturesError(f"{self.path} is damaged: it names samples that the dataset does not have")
+        return ids
 
     def _read_header(self, path: Path) -> _Header:
         text = np.empty(HEADER_BYTES, np.uint8)
@@ -129,21 +148,27 @@ class FeaturesFile:
         return f"{of.checkpoint} ({of.weights} weights, {of.samples:,} samples, {of.digest[:12]}…)"
 
 
-def write_features(path: Path, of: FeaturesOf, batches: Iterable[NDArray[np.float32]]) -> None:
-    """Write the features of all samples atomically. batches: float32 [any, sides, d] in id order, rows of norm 1.
+def write_features(
+    path: Path, of: FeaturesOf, batches: Iterable[NDArray[np.float32]], drawn: NDArray[np.int64] | None = None
+) -> None:
+    """Write features atomically. batches: float32 [any, sides, d] in id order, rows of norm 1.
+
+    drawn: int64 [rows], ascending, the samples whose features these are; None: all.
 
     A file or link at `path` is replaced. Raises OSError, and what `batches` raises; then nothing is left behind.
     """
     with written_aside(path) as file:
-        written = 0
+        written, rows = 0, of.samples if drawn is None else len(drawn)
         for batch in batches:
             if not written:
-                header = _Header(**of.model_dump(), sides=batch.shape[1], dim=batch.shape[2])
+                header = _Header(**of.model_dump(), rows=rows, sides=batch.shape[1], dim=batch.shape[2])
                 file.write(seal_line(header.model_dump()).ljust(HEADER_BYTES))
+                if rows < of.samples:
+                    file.write(np.asarray(drawn, "<i8").tobytes())
             file.write(batch.astype("<f2").tobytes())
             written += len(batch)
-        if written != of.samples:
-            raise RunError(f"features of {written:,} samples were made, not of {of.samples:,}")
+        if written != rows:
+            raise RunError(f"features of {written:,} samples were made, not of {rows:,}")
 
 
 @compiled

@@ -118,6 +118,25 @@ def sample_features(
     return _together(made, len(sample_ids), on_progress)
 
 
+def some_features(
+    encoders: Encoders,
+    dataset: Dataset,
+    sample_ids: NDArray[np.int64],
+    recipe: Recipe,
+    image_size: int,
+    device: torch.device,
+    *,
+    views: int = 0,
+) -> Generator[list[Tensor], None, None]:
+    """Yield what sample_features returns, of chosen samples in their order, BATCH at a time.
+
+    views: of each picture, as the recipe draws them for training; 0: the picture itself, and for pairs the caption.
+    """
+    view = (recipe if views else evaluation_recipe(recipe), image_size, device)
+    text = None if views else encoders.text
+    return _of_samples(encoders.image, text, dataset, sample_ids, *view, views=views or 1)
+
+
 def streamed_features(
     encoders: Encoders,
     dataset: Dataset,

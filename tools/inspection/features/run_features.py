@@ -40,7 +40,7 @@ def run_features(
     averaged ones, where the run has them. allow_code: as restore_encoders.
     Raises RunError, ConfigError, DatasetError, OSError; NotRegularFileError if the file is a link.
     """
-    dataset, checkpoint, of = _wanted(inspection, weights)
+    dataset, checkpoint, of = wanted_features(inspection, weights)
     path = folder / NAME
     try:
         return FeaturesFile(path, of)
@@ -56,7 +56,7 @@ def open_features(inspection: Inspection, folder: Path) -> FeaturesFile:
 
     Raises UnusableFeaturesError if they do not fit, RunError, OSError; NotRegularFileError if the file is a link.
     """
-    *_, of = _wanted(inspection, None)
+    *_, of = wanted_features(inspection, None)
     return FeaturesFile(folder / NAME, of)
 
 
@@ -70,7 +70,7 @@ def features_with_progress(
         )
 
 
-def _wanted(inspection: Inspection, weights: Weights | None) -> tuple[Dataset, Place, FeaturesOf]:
+def wanted_features(inspection: Inspection, weights: Weights | None) -> tuple[Dataset, Place, FeaturesOf]:
     """Return the dataset, the snapshot's checkpoint, and what determines its features."""
     from ....trainer.encoders.averaging import chosen_weights
 

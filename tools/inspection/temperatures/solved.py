@@ -21,8 +21,8 @@ from ....pipeline.rng import compiled
 
 ROWS_AT_ONCE = 1024
 """Samples compared with all others at once: 16 MB of similarities."""
-_EXACT = 1e-4
-"""Last step of log tau."""
+_LAST_STEP = 1e-2
+"""Of log tau: what the step after it would be is its square."""
 _MAX_STEPS = 60
 _LOG2_E, _LN_2 = np.float32(1 / math.log(2)), math.log(2)
 _LEAST = np.float32(-120)
@@ -175,7 +175,7 @@ def _solved(
             new = (at + high) / 2 if high_tried else high
         elif new <= low:
             new = (at + low) / 2 if low_tried else low
-        if abs(new - at) < _EXACT:
+        if abs(new - at) < _LAST_STEP:
             return math.exp(new)
         at = new
     return math.exp(at)

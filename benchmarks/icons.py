@@ -34,7 +34,7 @@ VERSION = "2.2.535"
 PACKAGE = f"@iconify/json@{VERSION}"
 ARCHIVE = f"iconify-json-{VERSION}.tgz"
 FORBIDDING = {"NC", "ND"}
-"""Parts of an SPDX name: for commercial use, derived works."""
+"""Parts of a licence's SPDX name that forbid commercial use (NC) or derived works (ND)."""
 PIXELS, EDGE = 48, 16
 """A drawing's side, and an icon's where its set does not say."""
 PROCESSES, TOGETHER, ROWS = 2, 500, 10_000

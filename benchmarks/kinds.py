@@ -58,7 +58,7 @@ CUT_FROM, CUT_SHARE = 60, 0.1
 HEAP_SHARE = 0.75
 """Share of the copies in the largest heap: of 20 % copies, more than exp(-2) of all, so no temperature has KL = 2."""
 SHIFT, FADE = 0.06, 0.15
-"""Of a copy: share of its side that it is shifted by, and of a grey that is blended in, at most."""
+"""A copy is shifted by up to this share of its side, and up to this share of a grey is blended in."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Data:
     rate: int
     """Samples that a core trains on in a second, of an AMD EPYC whose two cores others used too."""
     commands: tuple[str, ...]
-    """Of `thermopile convert`, with {source} and {out}; the last makes the test set."""
+    """Arguments of `thermopile convert`, with {source} and {out}; the last command makes the test set."""
     make: Callable[[Path], object] | None = None
     """Writes the source into a folder."""
     classes: Literal["group", "word"] = "group"
@@ -250,7 +250,7 @@ class Run:
 
 
 SEEDS = {"plain": (0, 1), "crowd-1": (0,), "crowd-5": (0,), "crowd-20": (0,), "tail": (0,)}
-"""Of each variant."""
+"""The seeds that each variant is trained with."""
 RUNS = [Run(data, variant, seed) for data in DATA for variant, seeds in SEEDS.items() for seed in seeds]
 
 

@@ -3,8 +3,7 @@
 Small random encoders take a few steps under every objective that has a temperature, and are exported. The library's own
 entry points then read the files and pictures: the features and probabilities of the same pixels and texts are compared
 with the run's, and its scores with those of `thermopile eval`. Twelve models, saved by their libraries, are compared
-with what a run takes from them. FOLDER gets it all; finished
-rows in it are kept.
+with what a run takes from them. Everything is written to FOLDER, and a later call keeps the rows that are finished.
 
 \b
 Example:
@@ -82,7 +81,7 @@ class Data(NamedTuple):
     """In the order of the dataset's ids."""
     captions: list[str]
     classes: list[str]
-    """Of all samples."""
+    """The class of each sample."""
 
 
 class Row(NamedTuple):

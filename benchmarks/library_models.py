@@ -41,26 +41,29 @@ class Theirs(NamedTuple):
 
     pixels: Tensor
     features: Tensor | None = None
-    """Of a model of images alone."""
+    """None where the loss of a whole model is compared."""
     loss: float | None = None
     scale: float | None = None
     bias: float | None = None
 
 
-def clip_tokenizer(folder: Path) -> int:
-    """Write a tokenizer of CLIP's kind, whose closing token has the highest id, and also pads; return the id."""
+WORDS = ("the character", "latin", "greek", "small", "capital letter")
+
+
+def clip_tokenizer(folder: Path, words: Sequence[str] = WORDS, context: int = CONTEXT) -> int:
+    """Write a tokenizer like CLIP's, trained on `words`: its closing token has the highest id, which is returned, and
+    also pads."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    words = ["the character", "latin", "greek", "small", "capital letter"]
     trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(words, trainer)
     tokenizer.add_special_tokens(["<|start|>", "<|end|>"])
     ends = [(token, tokenizer.token_to_id(token)) for token in ("<|start|>", "<|end|>")]
     tokenizer.post_processor = processors.TemplateProcessing(single="<|start|> $A <|end|>", special_tokens=ends)
     tokenizer.save(str(folder / "tokenizer.json"))
-    told = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": CONTEXT, "pad_token": "<|end|>"}
+    told = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": context, "pad_token": "<|end|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(told))
     return len(tokenizer.get_vocab()) - 1
 

@@ -175,6 +175,8 @@ def _check(reader: StateReader, path: Place, config: TrainConfig | None, data: P
     try:
         dataset = open_own(run, data or config.data.places, pictures=False)
     except DatasetError as error:
+        if data is not None:
+            raise
         report.notes.append(f"The run's dataset was not compared, because it cannot be read: {error}")
         return report
     report.notes.extend(growth(run, config, dataset))

@@ -124,6 +124,11 @@ def test_what_needs_the_dataset_works_once_told_where_it_is(words, carry_out, aw
     assert done.exit_code == 0, done.output
 
 
+def test_a_place_that_is_typed_and_holds_no_dataset_is_an_error_of_a_check_too(carry_out, tmp_path):
+    done = carry_out("state check {run} --data {data}", tmp_path)
+    assert (done.exit_code, f"{tmp_path} is not a dataset" in done.stderr) == (1, True), done.output
+
+
 @pytest.mark.parametrize("words", ["train --out {run} --resume", "state check {run}", "inspect {run} --json"])
 def test_after_samples_were_appended_the_line_names_the_command_that_uses_them(words, carry_out, run, grown):
     said = carry_out(words).output

@@ -366,7 +366,7 @@ def saved_pair(dataset, folder, **learned):
 
 @torch.no_grad()
 def assert_open_clip_gives_the_probabilities(run, dataset, folder):
-    """Of picture files and texts, read by open_clip alone; those of the run are of its own features and temperature."""
+    """open_clip alone reads picture files and texts; the run's own features and temperature give the others."""
     export_encoders(run, folder, "open_clip")
     model, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{folder}")
     encoders, tokens = restored(run), tokens_of(dataset)

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
 
+from thermopile.benchmarks.library_models import clip_tokenizer
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.pipeline.tokenizer import model_context
@@ -26,7 +27,7 @@ from thermopile.trainer.run_directory import RunDirectory, find_checkpoint, load
 from support.cli import assert_one_line, cli, succeed
 from support.conversions import dataset_of
 from support.runs import small, train, weights
-from support.whole_models import CONTEXT, DIM, MEAN, SIDE, STD, save_tokenizer, save_whole
+from support.whole_models import CONTEXT, DIM, MEAN, SIDE, STD, save_whole
 
 KINDS = ["clip", pytest.param("siglip", marks=pytest.mark.wide)]
 DIMS = {"clip": DIM, "siglip": 16}
@@ -36,7 +37,7 @@ DIMS = {"clip": DIM, "siglip": 16}
 def words_dataset(tmp_path_factory):
     """128 glyphs with captions, in the tokens of the models here."""
     folder = tmp_path_factory.mktemp("words")
-    save_tokenizer(folder)
+    clip_tokenizer(folder, context=CONTEXT)
     settings = {"tokenizer": folder / "tokenizer.json", "context_length": CONTEXT}
     return dataset_of(GlyphSource(0, test=True), folder / "glyphs", np.arange(0, 1920, 15), **settings)
 

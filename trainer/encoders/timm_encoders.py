@@ -82,10 +82,8 @@ class TimmBackbone(LibraryBackbone):
             published = timm.models.get_pretrained_cfg(name)
             if published.fixed_input_size:
                 settings = {"img_size": image_size} | settings
-            source: dict[str, Any] = {
-                "hf_hub_filename": "model.safetensors",
-                "url": None,
-            }  # timm would read other files as well
+            # timm would read other files as well.
+            source: dict[str, Any] = {"hf_hub_filename": "model.safetensors", "url": None}
             fixed = {"num_classes": 0, "pretrained_cfg_overlay": source}
             refuse_too_large(lambda: timm.create_model(name, **fixed, **settings))
             if file and pretrained:  # without classifier, so that timm takes no weights but all of the model

@@ -23,7 +23,7 @@ class TrainedOn(BaseModel, frozen=True, extra="forbid"):
     """Content of trained_on.json."""
 
     fingerprints: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Of the dataset, or of a mixture's parts."""
+    """The dataset's, or one for each part of a mixture."""
     tokenizer: TokenizerInfo | None
     tokenizer_digest: str | None
     """sha256 of tokenizer.json; None without captions."""

@@ -22,8 +22,8 @@ from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.tools.inspection.duplicates.finding import Thumbnails
 from thermopile.tools.inspection.duplicates.picture_agreement import MIN_CORRELATION, Agreement, agreement
 from thermopile.tools.inspection.duplicates.similar_pairs import Pairs, similar_pairs
+from thermopile.tools.inspection.features.features_file import NAME, FeaturesFile, FeaturesOf, write_features
 from thermopile.tools.inspection.features.neighbours import find_neighbours
-from thermopile.trainer.evaluation.features_file import NAME, FeaturesFile, FeaturesOf, write_features
 
 from .glyph_runs import thermopile, trained
 from .harness import Figure, Measured, Part, script, timed

@@ -29,7 +29,7 @@ from .inspection.reading.state_blocks import read_blocks
 from .inspection.rows_export import check_target, of_dataset
 from .inspection.temperatures.correlation import NO_GROUP
 from .inspection.temperatures.groups import CLASS_COLUMN, check_columns, codes_of
-from .inspection.temperatures.kinds import CROWDED, MIN_VISITS, MISFIT, STUCK, TOO_FEW_VISITS, Codes, read_rules
+from .inspection.temperatures.kinds import MIN_VISITS, MISFIT, NEAR_FLOOR, STUCK, TOO_FEW_VISITS, Codes, KindRules
 from .inspection.temperatures.whole_run import PRECISION, WholeRun
 from .progress import OnTask, task_bars
 
@@ -150,15 +150,13 @@ def curate(
     kept = reasons == KEPT
     if not kept.any():
         raise RunError("nothing would be kept; choose weaker rules")
-    is_crowded = (state.kinds == CROWDED)[kept]
     weights = None
     if state.log_tau is not None:
-        weights = _weights(np.where(is_crowded, np.nan, state.log_tau[kept]), rules.tau_power)
+        weights = _weights(np.where(state.is_at_floor, np.nan, state.log_tau)[kept], rules.tau_power)
     notes = [*inspection.notes, *([PRECISION] if rules.misfits is not None else [])]
-    if crowded := int(is_crowded.sum()) if rules.tau_power else 0:
+    if at_floor := int(state.is_at_floor[kept].sum()):
         notes.append(
-            f"Crowded samples keep the weight 1: {crowded:,}. Their tau is low because they have near-copies, "
-            "not because they are rare; --thin drops copies."
+            f"Samples at tau_min keep the weight 1: {at_floor:,}. A temperature at its bound tells nothing of a sample."
         )
     if few := int(state.is_new[kept].sum()):
         notes.append(f"Kept samples with fewer than {MIN_VISITS} visits, too few to be judged: {few:,}.")
@@ -181,6 +179,8 @@ class _State:
     """bool [n]: with too few visits to be judged."""
     score: NDArray[np.float32]
     """float32 [n]: sum of log s over the sides; 0 without log s, inf with too few visits."""
+    is_at_floor: NDArray[np.bool_]
+    """bool [n]: tau is at tau_min on a side; False if temperatures are not needed."""
     log_tau: NDArray[np.float32] | None
     """float32 [n]: mean of log tau over the sides, not finite without a usable tau; None if it is not needed."""
 
@@ -189,7 +189,7 @@ class _State:
         reader = inspection.reader
         assert reader is not None
         n, name = reader.samples, inspection.config.objective.name
-        kinds = read_rules(inspection, lambda done: on_progress("reading tau", done, n))
+        kinds = KindRules.of(inspection)
         taus = [f"{side}/tau" for side in inspection.sides] if rules.tau_power else []
         if rules.misfits is not None and not kinds.log_s:
             raise ConfigError(f"the objective {name} keeps no log s, by which misfits are found; leave them in")
@@ -201,7 +201,8 @@ class _State:
             )
         on_rows = partial(on_progress, "reading all snapshots")
         over_run = None if rules.misfits is None else WholeRun(inspection, on_rows)
-        (is_kept, is_new), codes = np.zeros((2, n), np.bool_), np.zeros(n, np.int8)
+        (is_kept, is_new, at_floor), codes = np.zeros((3, n), np.bool_), np.zeros(n, np.int8)
+        floor = NEAR_FLOOR * (inspection.tau.lowest or 0.0)
         rank, score = np.zeros((2, n), np.float32)
         log_tau = np.zeros(n, np.float32) if taus else None
         for block, rows in read_blocks(reader, list(dict.fromkeys([*kinds.columns, *taus]))):
@@ -213,8 +214,9 @@ class _State:
             score[here] = np.where(is_new[here], np.inf, kinds.score(rows))
             if log_tau is not None:
                 log_tau[here] = np.where(rows[VISITS] > 0, _mean_log([rows[tau] for tau in taus]), np.nan)
+                at_floor[here] = np.any([rows[tau] <= floor for tau in taus], axis=0)
             on_progress("reading the state", block.stop, n)
-        return cls(is_kept, codes, rank, is_new, score, log_tau)
+        return cls(is_kept, codes, rank, is_new, score, at_floor, log_tau)
 
 
 def _mean_log(taus: list[NDArray[np.float32]]) -> NDArray[np.float64]:

@@ -15,18 +15,20 @@ from click.core import ParameterSource
 from ..storage.files import may_make, refuse_link
 from ..storage.place import Place, Places, place_of
 from ..trainer.errors import RunError
-from ..trainer.evaluation.features_file import NAME, FeaturesFile
 from ..trainer.run_directory import RunDirectory, refuse_in_run
 from .arguments import ALLOW, RUN, RUN_DATA, WEIGHTS
 from .inspection import summary
 from .inspection.as_json import duplicates_to_json, samples_to_json, to_json
 from .inspection.duplicates.finding import DUPLICATES, find_duplicates, write_duplicates
 from .inspection.duplicates.representatives import read_scores
+from .inspection.features.drawn import Asked
+from .inspection.features.features_file import NAME, FeaturesFile
 from .inspection.features.neighbours import ANCHORS, Neighbours, find_neighbours
 from .inspection.features.run_features import features_with_progress, open_features
 from .inspection.findings import (
     ROWS_IN_TWO_SECONDS,
     Findings,
+    by_features_with_progress,
     confirm_with_progress,
     look,
     read_again,
@@ -53,14 +55,25 @@ if TYPE_CHECKING:
 
 
 LATEST = "latest"
+ALL = 1 << 40
 _OPTIONS = {
-    "--export": ["rows_file", "overwrite", "suspects"],
+    "--export": ["rows_file", "overwrite", "suspects", "rho", "features"],
     "--serve": ["serves", "port", "neighbours", "to"],
     "--duplicates": ["duplicates", "to", "as_json"],
     "--sample": ["ids", "neighbours", "to", "as_json"],
-    "a report": ["against", "by", "with_map", "suspects", "to", "as_json"],
+    "a report": ["against", "by", "with_map", "suspects", "rho", "features", "to", "as_json"],
 }
 """What is shown -> options that have an effect on it, besides those of all."""
+
+
+class Features(click.ParamType[int]):
+    """A number of samples, `all` or `none`."""
+
+    name = "features"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        words = {"all": ALL, "none": 0}
+        return words[value] if value in words else click.IntRange(1).convert(value, param, ctx)
 
 
 @dataclass(frozen=True)
@@ -79,6 +92,8 @@ class InspectOptions:
     by: tuple[str, ...]
     with_map: bool
     suspects: int
+    rho: float | None
+    features: int | None
     weights: Weights | None
     overwrite: bool
     data: Places | None
@@ -138,6 +153,19 @@ class InspectOptions:
     metavar="[N]",
     help="Decide the kinds of the N most suspicious samples (20,000 without a number) by a "
     "forward pass of the encoders.",
+)
+@click.option(
+    "--rho",
+    type=click.FloatRange(0, min_open=True),
+    metavar="RHO",
+    help="Solve temperatures at this rho instead of the run's; needed where the objective has none (2 for pairs).",
+)
+@click.option(
+    "--features",
+    type=Features(),
+    metavar="N|all|none",
+    show_default="as many as a minute allows, 4096 at least",
+    help="How many samples' features to make where too few are kept.",
 )
 @WEIGHTS
 @click.option(
@@ -205,7 +233,7 @@ def inspect(context: click.Context, /, more_ids: tuple[int, ...], **options: Any
 def _used(asked: InspectOptions) -> set[str]:
     """Return the names of the options that have an effect."""
     used = {"run", "more_ids", "at", "data", *_OPTIONS[asked.mode]}
-    if asked.with_map or asked.suspects or asked.neighbours or asked.duplicates:
+    if asked.mode == "a report" or asked.suspects or asked.neighbours or asked.duplicates or asked.features:
         used |= {"weights", "allow_code"}
     if asked.data:  # whose temperatures may be predicted, by encoders of one's own
         used.add("allow_code")
@@ -236,6 +264,9 @@ def report(asked: InspectOptions) -> None:
         by=asked.by,
         with_map=asked.with_map,
         suspects=asked.suspects,
+        rho=asked.rho,
+        features=asked.features,
+        folder=folder,
         weights=asked.weights,
         allow_code=asked.allow_code,
         data=asked.data,
@@ -265,7 +296,11 @@ def _print_summary(findings: Findings) -> None:
     survey = findings.survey
     said = [("warning", warning) for warning in findings.warnings] + [("note", note) for note in findings.notes]
     print_facts(
-        [*(("coldest", first) for first in findings.said_first), *summary.facts(findings.inspection, survey), *said]
+        [
+            *(("" if place else "found", first) for place, first in enumerate(findings.said_first)),
+            *summary.facts(findings.inspection, survey),
+            *said,
+        ]
     )
     if survey is None:
         return
@@ -273,11 +308,19 @@ def _print_summary(findings: Findings) -> None:
         _print_tau(findings, survey)
     if survey.parts and survey.sides:
         print_table(*summary.parts_table(survey.parts))
-    if survey.kinds is None or not survey.kinds.worth_showing:
+    if told := findings.by_features:
+        print_table(*summary.solved_table(told))
+        for side, of_side in told.associations.items():
+            head, rows = summary.associations_table(of_side)
+            print_table([head[0] if side == "sample" else f"{side}: {head[0]}", *head[1:]], rows)
+    kinds = survey.kinds if survey.kinds and survey.kinds.worth_showing else None
+    if kinds is None and told is None:
         return
-    head, rows = summary.kinds_table(survey.kinds)
+    head, rows = summary.kinds_table(kinds, told.kinds if told else None)
     print_table([head[0], *(f">{title}" for title in head[1:])], rows)
-    if survey.kinds.counts.get(KIND_NAMES[MISFIT]) and len(survey.sides) > 1:
+    if kinds is None:
+        return
+    if kinds.counts.get(KIND_NAMES[MISFIT]) and len(survey.sides) > 1:
         print_facts([("misfits", PRECISION)])
     if survey.doubted:
         print_facts([("doubted", summary.came_back(survey.doubted))])
@@ -374,11 +417,13 @@ def write_rows(asked: InspectOptions) -> None:
     assert to is not None
 
     def write(inspection: Inspection) -> tuple[Inspection, int]:
-        samples, confirmation = inspection.reader.samples if inspection.reader else 0, None
-        if asked.suspects and (survey := survey_with_progress(inspection, (), asked.suspects, over_run=True)):
+        samples, confirmation, told = inspection.reader.samples if inspection.reader else 0, None, None
+        if survey := survey_with_progress(inspection, (), asked.suspects, over_run=asked.suspects > 0):
             _, confirmation = confirm_with_progress(inspection, survey, asked.suspects, asked.weights, asked.allow_code)
+            of = Asked(asked.features or 0, asked.weights, asked.allow_code)
+            told = by_features_with_progress(inspection, survey, None, of, asked.rho)
         with progress_bar("exporting", samples) as bar:
-            export_rows(inspection, to, bar.update, confirmation)
+            export_rows(inspection, to, bar.update, confirmation, told)
         return inspection, samples
 
     check_target(to, overwrite=asked.overwrite)

@@ -251,6 +251,7 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
     from ..trainer.loop import Trainer
     from ..trainer.run.preemption import StopRequest
     from ..trainer.run.selection_files import SELECTING, rows_of
+    from .inspection.features.drawn import keep_features
     from .warnings_log import warnings_log
 
     def say(text: str, err: bool = True) -> None:
@@ -290,6 +291,8 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
             done, signal = f"{trainer.steps_done:,}", stop.name or "a signal to another rank"
             say(f"stopped at step {done} by {signal}, checkpoint written; continue with --resume", err=False)
             return False
+        if world.is_first:
+            keep_features(trainer.run_directory)
     say(f"trained {trainer.total_steps:,} steps; next: `thermopile inspect {run.path}`", err=False)
     return True
 

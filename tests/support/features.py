@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from thermopile.trainer.evaluation.features_file import NAME, FeaturesFile, FeaturesOf, write_features
+from thermopile.tools.inspection.features.features_file import NAME, FeaturesFile, FeaturesOf, write_features
 
 
 def stored(folder, rows, digest="0" * 64):

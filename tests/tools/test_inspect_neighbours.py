@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from thermopile.state_store import StateReader
+from thermopile.tools.inspection.features.features_file import FeaturesFile
 from thermopile.tools.serving import server as server_module
-from thermopile.trainer.evaluation.features_file import FeaturesFile
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import answer, assert_one_line, cli, sets, succeed

@@ -5,25 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from ...state_store import SnapshotNotFoundError
 from ...state_store.durable import Repository
 from ...storage.place import Place, Places
-from ...trainer.crowds import against_crowds
 from ...trainer.run_directory import RunDirectory
 from ..progress import progress_bar, task_bars, working
-from .cold import MANY_CROWDED, said_first
+from .features.by_features import ByFeatures, by_features
 from .features.confirmation import Confirmation, compared_ids, confirm, with_confirmed
+from .features.drawn import Asked
 from .features.embedding_map import EmbeddingMap, embedding_map
 from .json_fields import Hidden
 from .reading.opening import LATEST, Inspection, read_run
 from .reading.predicted import other_dataset, predict, refuse_other_dataset
+from .said import said_first
 from .temperatures.drift import Drift, drift, in_order
 from .temperatures.groups import CLASS_COLUMN
-from .temperatures.kinds import CROWDED, KIND_NAMES, MANY_AT_BOUND, MISFIT, STUCK, hardly_differs
+from .temperatures.kinds import KIND_NAMES, MANY_AT_BOUND, MISFIT, STUCK, hardly_differs
 from .temperatures.samples import Sample, read_samples
 from .temperatures.survey import Side, Survey, survey
 from .temperatures.through_time import ThroughTime, through_time
@@ -57,8 +59,9 @@ class Findings:
     through_time: ThroughTime | None = None
     drift: Drift | None = None
     map: EmbeddingMap | None = None
+    by_features: ByFeatures | None = None
     said_first: Sequence[str] = ()
-    """Sentences on the coldest samples where these are a crowd or have something in common."""
+    """What the lowest and highest temperatures go with, as far as that was measured, the strongest first."""
     samples: Hidden[Mapping[int, Sample]] = field(default_factory=dict)
     """The samples shown with pictures, by id."""
 
@@ -80,6 +83,9 @@ def look(
     by: Sequence[str] = (CLASS_COLUMN,),
     with_map: bool = False,
     suspects: int = 0,
+    rho: float | None = None,
+    features: int | None = None,
+    folder: Path | None = None,
     weights: Weights | None = None,
     allow_code: bool = False,
     data: Places | None = None,
@@ -87,7 +93,9 @@ def look(
     """Inspect a run at one snapshot, and its history up to it.
 
     at, against: tags, ids, or `latest`. by: columns to group the samples by. suspects: how many samples to confirm by a
-    forward pass. weights, allow_code: of the encoders, as `embedding_map`. data: new path of the dataset; or another
+    forward pass. rho: at which temperatures are solved; None: the run's. features: how many samples' features to make
+    where too few are kept, 0: none, None: as many as a minute allows. folder: where they are kept; None: RUN/report.
+    weights, allow_code: of the encoders, as `embedding_map`. data: new path of the dataset; or another
     one, whose temperatures are then predicted if the objective can, without map, confirmation and history.
     Raises RunError, StateStoreError, DatasetError, and ConfigError if `against` names the same snapshot or one of these
     is asked for another dataset.
@@ -110,9 +118,11 @@ def look(
             rows = 2 * found.dataset_samples
             with progress_bar("comparing snapshots", rows, hidden=rows < ROWS_IN_TWO_SECONDS) as bar:
                 moved = drift(inspection, against, bar.update)
-        samples = read_samples(inspection, shown_ids(found, moved))
-        first = said_first(inspection, found, samples)
-        return Findings(inspection, found, drift=moved, samples=samples, confirmation=confirmation, said_first=first)
+        asked = Asked(features, weights, allow_code)
+        told = by_features_with_progress(inspection, found, folder, asked, rho)
+        samples = read_samples(inspection, shown_ids(found, moved, told))
+        parts: dict[str, Any] = {"drift": moved, "confirmation": confirmation, "by_features": told}
+        return Findings(inspection, found, samples=samples, said_first=said_first(told), **parts)
 
     findings = read_again(read, run, at, data, allow_code=allow_code)
     inspection, found = findings.inspection, findings.survey
@@ -181,11 +191,22 @@ def confirm_with_progress(
     return (replace(survey, kinds=with_confirmed(survey.kinds, found)) if found else survey), found
 
 
-def shown_ids(survey: Survey, drift: Drift | None) -> list[int]:
+def by_features_with_progress(
+    inspection: Inspection, survey: Survey, folder: Path | None, asked: Asked, rho: float | None
+) -> ByFeatures | None:
+    """Return what features say of the temperatures; None without any, and if they are predicted or collapsed."""
+    if inspection.prediction or (survey.kinds and survey.kinds.rules.why_none):
+        return None
+    with task_bars() as show:
+        return by_features(inspection, survey, folder or inspection.run.report, asked, rho, show)
+
+
+def shown_ids(survey: Survey, drift: Drift | None, by_features: ByFeatures | None) -> list[int]:
     """Return the ids of samples shown with pictures, repeated as often as they are shown."""
     movers = [mover for side in (drift.sides if drift else ()) for mover in (*side.most_risen, *side.most_fallen)]
     kinds = survey.kinds.sheets.values() if survey.kinds and survey.kinds.worth_showing else ()
-    of_kinds = [id for ids in kinds for id in ids]
+    told = by_features.kinds.sheets.values() if by_features else ()
+    of_kinds = [id for ids in (*kinds, *told) for id in ids]
     ends = [id for sheet in survey.sheets for id in sheet.sample_ids]
     return [*ends, *of_kinds, *(mover.sample_id for mover in movers)]
 
@@ -209,11 +230,6 @@ def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
             "Limit them with objective.tau_step, 0.1 for example, or lower eta."
         )
     kinds = survey.kinds if survey.kinds and survey.kinds.worth_showing else None
-    if kinds and kinds.crowding and kinds.counts[KIND_NAMES[CROWDED]] >= MANY_CROWDED * survey.samples:
-        yield (
-            f"Some {kinds.crowding:.0%} of the negatives of crowded samples are near-copies: rho cannot bind there, "
-            f"and tau falls to tau_min. {against_crowds(kinds.crowding, pairs=len(survey.sides) > 1)}"
-        )
     if kinds and (share := kinds.counts.get(KIND_NAMES[MISFIT], 0) / survey.samples) >= MANY_MISFITS:
         why, cure = "they have no feature of their own, or the run has not learnt it", ""
         if len(survey.sides) > 1:

@@ -19,7 +19,7 @@ from ...trainer.run_directory import RunDirectory
 from .reading.opening import LATEST, Inspection, read_run
 from .reading.state_blocks import ROWS_AT_ONCE
 from .rows_export import SAMPLE_ID, sample_columns
-from .temperatures.kinds import KIND, KindRules, names_of, read_rules
+from .temperatures.kinds import KIND, KindRules, names_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,10 +99,10 @@ class Temperatures:
     def frame(self, sample_ids: slice | ArrayLike | None = None, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """Return rows of samples in the given order, indexed by sample_id; by default all columns of all samples.
 
-        sample_ids: a slice, a range or a sequence of ids. columns: of `columns`, and `kind`, by the state alone, for
-        which tau of all samples is read once. Reads only the blocks of the state and the shards of the
-        samples table that hold them. The frame is held in memory: 4 bytes per column of the state, 8 for the id, plus
-        texts; for very many samples, name the columns needed, or use `frames`.
+        sample_ids: a slice, a range or a sequence of ids. columns: of `columns`, and `kind`, by the state
+        alone. Reads only the blocks of the state and the shards of the samples table that hold them. The frame is held
+        in memory: 4 bytes per column of the state, 8 for the id, plus texts; for very many samples, name the columns
+        needed, or use `frames`.
         Raises SampleIdError for an invalid id, FieldError for an unknown column, DamagedChunkError, DatasetError.
         """
         import pandas as pd
@@ -126,7 +126,7 @@ class Temperatures:
 
     @cached_property
     def _rules(self) -> KindRules:
-        return read_rules(self._inspection)
+        return KindRules.of(self._inspection)
 
     def frames(self, columns: Sequence[str] | None = None, rows: int = ROWS_AT_ONCE) -> Iterator[pd.DataFrame]:
         """Yield all samples, ordered by id, as frames of `rows` rows; the last may be shorter."""

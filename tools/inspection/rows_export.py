@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from ...pipeline.dataset import PLACE_IN_SHARD
 from ...pipeline.dataset_index import FINGERPRINT, FINGERPRINT_COLUMN
@@ -18,13 +19,15 @@ from ...storage.files import written_aside
 from ...storage.place import place_of
 from ...trainer.errors import ConfigError, RunError
 from ...trainer.run_directory import refuse_in_run
+from .features.by_features import ByFeatures
 from .features.confirmation import Confirmation
 from .reading.opening import Inspection
 from .reading.state_blocks import read_blocks
-from .temperatures.kinds import KIND, KIND_NAMES, Codes, KindRules, read_rules
+from .temperatures.kinds import BY_FEATURES, KIND, KIND_NAMES, Codes, KindRules
 
 SAMPLE_ID, KIND_FROM, MARGIN = "sample_id", "kind_from", "margin"
-LEVELS = ("state", "forward_pass")
+TAU_SOLVED = "tau_solved"
+LEVELS = ("state", "forward_pass", "features")
 """Values of kind_from."""
 
 
@@ -56,13 +59,16 @@ def export_rows(
     to: Path,
     on_progress: Callable[[int], None] = lambda done: None,
     confirmation: Confirmation | None = None,
+    told: ByFeatures | None = None,
 ) -> None:
     """Write one row per sample, ordered by id, as Parquet or CSV by the suffix of `to`.
 
     Columns: sample_id, int64; those of the samples table, if the dataset could be opened; every field of the state,
     float32; visits and last_step, uint32; kind, kind_from, dataset_fingerprint, text. The file replaces `to` once it is
     complete and synced; on failure nothing is left behind. confirmation: kinds decided by a forward pass, and the
-    column margin, float32, null elsewhere. Calls on_progress with the number of rows written so far.
+    column margin, float32, null elsewhere. told: kinds by features, and columns SIDE/tau_solved, float32, null where a
+    sample has no features, 0 where no temperature is low enough, infinite where none is high enough. Calls
+    on_progress with the number of rows written so far.
     Raises RunError if the run has no snapshot yet, DamagedChunkError, SnapshotNotFoundError if the run deletes the
     snapshot meanwhile, DatasetError, OSError.
     """
@@ -71,11 +77,11 @@ def export_rows(
             f"{inspection.run.path} has no snapshot of its state yet, so there is nothing to export; "
             "the first checkpoint writes one"
         )
-    schema = _schema(inspection, inspection.reader, with_margin=confirmation is not None)
-    rules = None if inspection.prediction else read_rules(inspection)
+    schema = _schema(inspection, inspection.reader, confirmation, told)
+    rules = None if inspection.prediction else KindRules.of(inspection)
     with written_aside(to) as file, _WRITERS[to.suffix](file, schema) as writer:
         done = 0
-        for table in _tables(inspection, inspection.reader, schema, rules, confirmation):
+        for table in _tables(inspection, inspection.reader, schema, rules, confirmation, told):
             writer.write_table(table)
             done += len(table)
             on_progress(done)
@@ -95,7 +101,9 @@ def sample_columns(inspection: Inspection) -> list[str]:
     return [name for name in inspection.dataset.schema.names if name not in left_out]
 
 
-def _schema(inspection: Inspection, reader: StateReader, *, with_margin: bool) -> pa.Schema:
+def _schema(
+    inspection: Inspection, reader: StateReader, confirmation: Confirmation | None, told: ByFeatures | None
+) -> pa.Schema:
     """Return the columns' names and types; metadata names snapshot and dataset."""
     dataset, snapshot = inspection.dataset, reader.snapshot
     table = [dataset.schema.field(name) for name in sample_columns(inspection)] if dataset else []
@@ -110,8 +118,9 @@ def _schema(inspection: Inspection, reader: StateReader, *, with_margin: bool) -
         del metadata["thermopile.snapshot"]
         metadata["thermopile.predicted_by"] = inspection.prediction.checkpoint
     kinds = [] if inspection.prediction else [(KIND, pa.string()), (KIND_FROM, pa.string())]
-    margin = [(MARGIN, pa.float32())] if with_margin else []
-    columns = [(SAMPLE_ID, pa.int64()), *table, *state, *kinds, *margin, (FINGERPRINT_COLUMN, pa.string())]
+    margin = [(MARGIN, pa.float32())] if confirmation else []
+    solved = [(f"{side}/{TAU_SOLVED}", pa.float32()) for side in (told.tau if told else ())]
+    columns = [(SAMPLE_ID, pa.int64()), *table, *state, *solved, *kinds, *margin, (FINGERPRINT_COLUMN, pa.string())]
     return pa.schema(columns, metadata=metadata)
 
 
@@ -121,6 +130,7 @@ def _tables(
     schema: pa.Schema,
     rules: KindRules | None,
     confirmation: Confirmation | None,
+    told: ByFeatures | None,
 ) -> Iterator[pa.Table]:
     """Yield all rows of the export, block by block."""
     dataset, names = inspection.dataset, sample_columns(inspection)
@@ -134,15 +144,39 @@ def _tables(
             found = next(samples)
             columns |= {name: found[name] for name in names}
         if rules:
-            columns |= _kind_columns(block, rules.kinds(rows), confirmation)
+            columns |= _kind_columns(block, rules.kinds(rows), confirmation, told)
+        if told:
+            columns |= _solved_columns(block, told)
         yield pa.table(columns, schema=schema)
 
 
-def _kind_columns(block: range, kinds: Codes, confirmation: Confirmation | None) -> dict[str, pa.Array]:
+def _within(ids: NDArray[np.int64], block: range) -> slice:
+    """Return the places of a block's samples among ascending ids."""
+    return slice(*np.searchsorted(ids, (block.start, block.stop)))
+
+
+def _solved_columns(block: range, told: ByFeatures) -> dict[str, pa.Array]:
+    """Return the columns of a block's solved temperatures."""
+    here, columns = _within(told.solved.sample_ids, block), dict[str, pa.Array]()
+    for side, solved in told.solved.sides.items():
+        values, known = np.zeros(len(block), np.float32), np.zeros(len(block), np.bool_)
+        places = told.solved.sample_ids[here] - block.start
+        values[places], known[places] = solved.tau[here], True
+        columns[f"{side}/{TAU_SOLVED}"] = pa.array(values, mask=~known)
+    return columns
+
+
+def _kind_columns(
+    block: range, kinds: Codes, confirmation: Confirmation | None, told: ByFeatures | None
+) -> dict[str, pa.Array]:
     """Return the columns of a block's kinds, int8 [m] by the state alone, of which level decided them, and margins."""
     confirmed, margin = np.zeros(len(block), np.int8), np.full(len(block), np.nan, np.float32)
+    if told:
+        here = _within(told.kinds.sample_ids, block)
+        places, by_features = told.kinds.sample_ids[here] - block.start, np.isin(told.kinds.codes[here], BY_FEATURES)
+        kinds[places[by_features]], confirmed[places[by_features]] = told.kinds.codes[here][by_features], 2
     if confirmation:
-        here = slice(*np.searchsorted(confirmation.sample_ids, (block.start, block.stop)))
+        here = _within(confirmation.sample_ids, block)
         places = confirmation.sample_ids[here] - block.start
         kinds[places], confirmed[places], margin[places] = confirmation.kinds[here], 1, confirmation.margin[here]
     return {

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from ...trainer.lineage import read_lineage
+from .features.by_features import ByFeatures
 from .features.confirmation import Confirmation
+from .features.evidence import EvidentKinds
 from .reading.opening import Inspection
+from .temperatures.associations import END_SHARE, ENDS, Association
 from .temperatures.correlation import Correlation
 from .temperatures.distribution import QUANTILES, Distribution
 from .temperatures.drift import Drift
@@ -98,6 +103,41 @@ def _coverage(survey: Survey) -> str:
     return words
 
 
+def solved_table(found: ByFeatures) -> tuple[Row, list[Row]]:
+    """Return head and rows of a table of solved temperatures, and of how far the learned ones are from them."""
+    sides = list(found.tau)
+    rows = []
+    for at in TERMINAL_QUANTILES:
+        values = [float(np.quantile(found.tau[side], at, method="nearest")) for side in sides]
+        rows.append([f"{100 * at:g}% quantile", *(tau(value) if 0 < value < np.inf else "none" for value in values)])
+    learned = [found.solved.at_learned(side) for side in sides]
+    rows.append(["median of learned / solved", *(f"{each[0]:.2f}" if each else "–" for each in learned)])
+    rows.append(["median KL at the learned ones", *(f"{each[1]:.2f}" if each else "–" for each in learned)])
+    moves = [found.moves.get(side) for side in sides]
+    rows.append(["the rule would move the median by", *(f"{move - 1:+.1%}" if move else "–" for move in moves)])
+    for rho in next(iter(found.curves.values())):
+        word = f"Spearman with near samples at rho {rho:g}"
+        rows.append([word, *(f"{found.curves[side][rho]:+.2f}" for side in sides)])
+    about = f"tau where KL is rho = {found.solved.rho:g}, of {len(found.solved.sample_ids):,} samples"
+    return [about, *(f">{side}" for side in sides)], rows
+
+
+def associations_table(found: Sequence[Association]) -> tuple[Row, list[Row]]:
+    """Return head and rows of a table of what the ends of a side's temperatures go with, the strongest first."""
+    by_end = {(each.of, each.end): each for each in found}
+    head = ["area under the curve of", *(f">{end} {END_SHARE:.0%}" for end in ENDS)]
+    names = dict.fromkeys(each.of for each in found)
+    return head, [[name.replace("_", " "), *(area(by_end.get((name, end))) for end in ENDS)] for name in names]
+
+
+def area(found: Association | None) -> str:
+    """Return `0.80 (0.74 to 0.86)`, and the area within the heap where there is one."""
+    if found is None:
+        return "–"
+    within = "" if found.within is None else f", {found.within:.2f} within the heap"
+    return f"{found.area:.2f} ({found.low:.2f} to {found.high:.2f}{within})"
+
+
 def table(inspection: Inspection, survey: Survey, quantiles: Sequence[float] = QUANTILES) -> list[Row]:
     """Return the figures of every side; there must be at least one side."""
     taus, bounds = [side.tau for side in survey.sides], inspection.tau
@@ -133,16 +173,17 @@ def kind_words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def kinds_table(kinds: SampleKinds) -> tuple[Row, list[Row]]:
-    """Return head and rows of a table of the samples' kinds, and by which level they were decided."""
-    head, total = ["kind", "samples", "share", "decided by the state"], sum(kinds.counts.values())
-    rows = []
-    for name, number in kinds.counts.items():
-        confirmed = kinds.confirmed.get(name, 0)
-        rows.append([kind_words(name), f"{number:,}", share(number / total), f"{number - confirmed:,}"])
-        if kinds.confirmed:
-            rows[-1].append(f"{confirmed:,}")
-    return ([*head, "by a forward pass"] if kinds.confirmed else head), rows
+def kinds_table(kinds: SampleKinds | None, evident: EvidentKinds | None = None) -> tuple[Row, list[Row]]:
+    """Return head and rows of a table of the samples' kinds: those that the state tells, and those of drawn samples."""
+    rows, of_all = [], kinds.counts if kinds else {}
+    confirmed, n = kinds.confirmed if kinds else {}, sum(of_all.values())
+    for name, number in of_all.items():
+        rows.append([kind_words(name), f"{number:,}", f"{n:,}", share(number / n)])
+        rows[-1].append("state" if not confirmed.get(name) else f"state, {confirmed[name]:,} by a forward pass")
+    for name, number in (evident.counts if evident else {}).items():
+        total = len(evident.sample_ids) if evident else 0
+        rows.append([kind_words(name), f"{number:,}", f"{total:,}", share(number / total), "features"])
+    return ["kind", "samples", "of", "share", "told by"], rows
 
 
 def came_back(doubted: Doubted) -> str:

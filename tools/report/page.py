@@ -69,10 +69,12 @@ def build_page(findings: Findings) -> str:
     following = _following(findings)
     used = sum(len(content.encode()) for content in (*leading.values(), *following.values()))
     ends, of_kinds, movers = _sheets(findings, MAX_BYTES - used)
-    if ends:
-        leading["Coldest and hottest"] = ends
     if of_kinds:
         leading["Kinds of samples"] = of_kinds
+    if findings.by_features:
+        leading["What temperatures go with"] = part("sections.html", "goes_with", findings.by_features)
+    if ends:
+        leading["Coldest and hottest"] = ends
     if findings.drift:
         following["Drift"] += movers
     dataset = inspection.dataset.name if inspection.dataset else Path(str(inspection.config.data.places)).name
@@ -119,13 +121,14 @@ def _sheets(findings: Findings, room: int) -> tuple[Markup, Markup, Markup]:
     def built(pictures: Mapping[int, Markup], longest: int) -> tuple[Markup, Markup, Markup]:
         cards, section = Cards(findings.samples, pictures, longest), partial(part, "sections.html")
         ends, movers = section("ends", survey, cards), section("movers", drift, cards)
-        return ends, section("of_kinds", survey.kinds, findings.confirmation, cards), movers
+        told = findings.by_features and findings.by_features.kinds
+        return ends, section("of_kinds", survey.kinds, findings.confirmation, told, cards), movers
 
     for longest in LONGEST_TEXTS:
         size = sum(len(sheets.encode()) for sheets in built({}, longest))
         if size <= room // 2:
             break
-    dataset, shown = findings.inspection.dataset, shown_ids(survey, drift)
+    dataset, shown = findings.inspection.dataset, shown_ids(survey, drift, findings.by_features)
     pictures = read_pictures(dataset, shown, findings.notes) if dataset else {}
     uris = data_uris(pictures, shown, room - size - IMAGE_TAG_BYTES * len(shown))
     if pictures and not uris:

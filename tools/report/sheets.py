@@ -33,8 +33,6 @@ _FIGURES = {
     "too_few_visits": (_VISITS,),
     "stuck": (_LOG_S,),
     "misfit": (_LOG_S,),
-    "crowded": (_TAU,),
-    "rare": (_TAU,),
     "ordinary": (_TAU, _LOG_S, _VISITS),
 }
 """Kind -> field of the state and format of the figure on a card; the first that the state has."""

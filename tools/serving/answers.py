@@ -20,8 +20,8 @@ from ...pipeline.dataset_index import FINGERPRINT
 from ...pipeline.errors import DatasetError
 from ...state_store import StateReader
 from ...trainer.errors import ConfigError
-from ...trainer.evaluation.features_file import FeaturesFile
 from ..inspection.features.confirmation import MAX_NEGATIVES
+from ..inspection.features.features_file import FeaturesFile
 from ..inspection.features.neighbours import ANCHORS, find_neighbours
 from ..inspection.reading.opening import Inspection
 from ..inspection.rows_export import of_dataset

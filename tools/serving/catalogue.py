@@ -22,21 +22,21 @@ from ...state_store.schema import VISITS
 from ...storage.files import open_regular, own_directory, read_regular, refuse_link, write_atomically
 from ...storage.sealed_json import DamagedJSONError, seal_line, unseal
 from ...trainer.errors import RunError
-from ...trainer.evaluation.features_file import FeaturesFile
+from ..inspection.features.features_file import FeaturesFile
 from ..inspection.features.margins import margins
 from ..inspection.reading.opening import Inspection
 from ..inspection.reading.state_blocks import read_blocks
 from ..inspection.temperatures.correlation import NO_GROUP
 from ..inspection.temperatures.groups import CLASS_COLUMN, TooManyGroupsError, codes_of
-from ..inspection.temperatures.kinds import KIND_NAMES, read_rules
+from ..inspection.temperatures.kinds import KIND_NAMES, KindRules
 from ..inspection.temperatures.whole_run import WholeRun
 from ..progress import OnTask
 from .texts import Texts, damaged, write_texts
 
 INDEX = "index"
 _FORMAT = 1
-_STATE = "state-2"
-"""2: with crowded samples, and misfits ranked over the run."""
+_STATE = "state-3"
+"""3: kinds by the state alone, among them none that need features."""
 _TEXTS, _GROUPS, _ABOUT, _KIND, _MISFITS = "texts.sqlite", "class.npy", "about.json", "kind.npy", "misfits.npy"
 _MARGIN, _BY_MARGIN = "margin.npy", "by-margin.npy"
 _NOT_SELECTED = len(KIND_NAMES)
@@ -164,7 +164,7 @@ def _index_state(inspection: Inspection, folder: Path, on_progress: OnTask) -> N
     reader, noted = inspection.reader, len(inspection.notes)
     assert reader is not None
     count = reader.samples
-    rules = read_rules(inspection, lambda done: on_progress("reading tau", done, count))
+    rules = KindRules.of(inspection)
     new = {
         name: _new(folder / _file(name), np.float32 if name in reader.fields else np.uint32, count)
         for name in reader.columns

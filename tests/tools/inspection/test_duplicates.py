@@ -14,10 +14,10 @@ from thermopile.tools.inspection.duplicates import exact_copies as exact_module
 from thermopile.tools.inspection.duplicates.exact_copies import blank_pictures, exact_copies
 from thermopile.tools.inspection.duplicates.finding import REASONS, find_duplicates, read_clusters, write_duplicates
 from thermopile.tools.inspection.duplicates.similar_pairs import NEAREST, similar_pairs
+from thermopile.tools.inspection.features.features_file import NAME
 from thermopile.tools.inspection.findings import look
 from thermopile.tools.inspection.reading.opening import read_run
 from thermopile.trainer.errors import ConfigError, RunError
-from thermopile.trainer.evaluation.features_file import NAME
 
 from support.conversions import dataset_of
 from support.features import stored

@@ -8,7 +8,7 @@ import pytest
 from thermopile.storage.files import NotRegularFileError
 from thermopile.storage.sealed_json import seal_line, unseal
 from thermopile.trainer.errors import RunError
-from thermopile.trainer.evaluation.features_file import (
+from thermopile.tools.inspection.features.features_file import (
     HEADER_BYTES,
     NAME,
     FeaturesFile,

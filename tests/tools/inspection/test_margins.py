@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from thermopile.tools.inspection.features import margins as module
+from thermopile.tools.inspection.features.features_file import ROWS_AT_ONCE
 from thermopile.tools.inspection.features.margins import margins
-from thermopile.trainer.evaluation.features_file import ROWS_AT_ONCE
 
 from support.features import stored
 

@@ -30,22 +30,22 @@ def exact_copies(
     Raises DatasetError, OSError.
     """
     keys = np.empty(dataset.n, np.uint64)
-    for first, checksums in _checksums(dataset):
-        keys[first : first + len(checksums)] = checksums
-        on_progress(first + len(checksums))
+    for first, of_piece in checksums(dataset):
+        keys[first : first + len(of_piece)] = of_piece
+        on_progress(first + len(of_piece))
     keys.sort()
     repeated = np.unique(keys[1:][keys[1:] == keys[:-1]])
     del keys
     suspects: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
-    for first, checksums in _checksums(dataset):
-        at = np.searchsorted(repeated, checksums)
-        hit = repeated[np.minimum(at, len(repeated) - 1)] == checksums if len(repeated) else np.zeros(0, np.bool_)
+    for first, of_piece in checksums(dataset):
+        at = np.searchsorted(repeated, of_piece)
+        hit = repeated[np.minimum(at, len(repeated) - 1)] == of_piece if len(repeated) else np.zeros(0, np.bool_)
         suspects.append(first + np.flatnonzero(hit))
-        on_progress(dataset.n + first + len(checksums))
+        on_progress(dataset.n + first + len(of_piece))
     return _confirmed(dataset, np.concatenate(suspects))
 
 
-def _checksums(dataset: Dataset) -> Iterator[tuple[int, NDArray[np.uint64]]]:
+def checksums(dataset: Dataset) -> Iterator[tuple[int, NDArray[np.uint64]]]:
     """Yield the first id and the checksums of pieces of all samples."""
     for number in range(dataset.shards):
         dataset.files.bring_records(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,8 @@ from ....pipeline.dataset import Dataset
 from ....pipeline.dataset_index import FINGERPRINT
 from ....storage.files import open_regular, refuse_link, written_aside
 from ....trainer.errors import RunError
-from ....trainer.evaluation.features_file import FeaturesFile
 from ...progress import OnTask
+from ..features.features_file import FeaturesFile
 from .exact_copies import blank_pictures, exact_copies
 from .picture_agreement import EDGE, MAX_DIFFERENCE, MIN_CORRELATION, NO_AGREEMENT, Agreement, agreement, prepare
 from .representatives import Star, represent, star
@@ -32,7 +33,7 @@ _METADATA = {f"thermopile.threshold.{name}".encode(): str(value).encode() for na
 EXACT, NEAR, BLANK = range(3)
 REASONS = ("exact", "near", "blank")
 """By code."""
-_PAIRS_AT_ONCE = 256
+_PAIRS_AT_ONCE, _PICTURES_AT_ONCE = 256, 512
 MAX_PAIRS = 1 << 28
 """Read from a file: some gigabytes of memory."""
 
@@ -150,9 +151,20 @@ class Thumbnails:
         Raises DatasetError for a picture that does not decode.
         """
         ids, places = np.unique(np.concatenate([pairs.first, pairs.second]), return_inverse=True)
-        pictures = prepare(self._maker.make(ids, epoch=0).views[0].numpy())
+        pictures = self.prepared(ids)
         first, second = np.split(places, 2)
         return pictures[first], pictures[second]
+
+    def prepared(
+        self, sample_ids: NDArray[np.int64], on_progress: Callable[[int], None] = lambda done: None
+    ) -> NDArray[np.float32]:
+        """Return the prepared pictures of m samples, float32 [m, 32, 32]. Raises as `of`."""
+        pictures = np.empty((len(sample_ids), EDGE, EDGE), np.float32)
+        for first in range(0, len(sample_ids), _PICTURES_AT_ONCE):
+            here = slice(first, first + _PICTURES_AT_ONCE)
+            pictures[here] = prepare(self._maker.make(sample_ids[here], epoch=0).views[0].numpy())
+            on_progress(min(first + _PICTURES_AT_ONCE, len(sample_ids)))
+        return pictures
 
     def __enter__(self) -> Thumbnails:
         return self

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....state_store.schema import VISITS
-from ....trainer.evaluation.features_file import FeaturesFile
+from ..features.features_file import FeaturesFile
 from ..reading.opening import Inspection
 from ..reading.state_blocks import read_blocks
 from ..temperatures.kinds import MIN_VISITS, KindRules

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....trainer.errors import ConfigError
-from ....trainer.evaluation.features_file import FeaturesFile
+from ..features.features_file import FeaturesFile
 
 if TYPE_CHECKING:
     import faiss

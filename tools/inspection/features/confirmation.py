@@ -86,8 +86,8 @@ def confirm(
     """Embed the survey's suspects and up to 4,096 random visited samples, and decide the suspects' kinds again.
 
     A stuck sample stays stuck if it is silent, w = g / (s + eps) < 0.01, with g as in training but against these
-    negatives. What is not stuck is a misfit if on every side a negative is above the positive. The rest is rare,
-    crowded or ordinary. Pairs are shown without augmentation, images in two views as the run's recipe draws them.
+    negatives. What is not stuck is a misfit if on every side a negative is above the positive. The rest is
+    ordinary. Pairs are shown without augmentation, images in two views as the run's recipe draws them.
     weights: by default averaged ones, where the run has them. allow_code: as restore_encoders. Runs on the CPU, since
     the run may still be training on the GPU. Returns None if nothing can be confirmed; the notes get the reason.
     Raises DamagedChunkError, SnapshotNotFoundError. Source of g: iSogCLR (ICML 2023) eq 3, 11, 15, 16.

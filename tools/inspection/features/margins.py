@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from ....trainer.evaluation.features_file import FeaturesFile
 from .confirmation import MAX_NEGATIVES
+from .features_file import FeaturesFile
 
 _SEED = 2026
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from ....pipeline.cores import cores
 from ....trainer.errors import ConfigError
-from ....trainer.evaluation.features_file import FeaturesFile
 from ..json_fields import TO_LIST, Shown, named
+from .features_file import FeaturesFile
 
 PICTURES, CAPTIONS = "pictures", "captions"
 _KINDS = (PICTURES, CAPTIONS)

@@ -17,10 +17,10 @@ from ....storage.place import Place
 from ....trainer.checkpoints.checkpoint_files import LATEST, checkpoints_in, read_info
 from ....trainer.config import TrainConfig
 from ....trainer.errors import RunError
-from ....trainer.evaluation.features_file import NAME, FeaturesFile, FeaturesOf, UnusableFeaturesError, write_features
 from ....trainer.run_directory import find_checkpoint, load_found
 from ...progress import OnDone, progress_bar
 from ..reading.opening import Inspection
+from .features_file import NAME, FeaturesFile, FeaturesOf, UnusableFeaturesError, write_features
 
 if TYPE_CHECKING:
     from ....trainer.encoders.averaging import Weights

@@ -1,42 +1,29 @@
-"""Solve the temperatures of a snapshot's samples, by the features that are kept or those of drawn samples."""
+"""Solve the temperatures of a snapshot's samples from their features."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ....pipeline.dataset import Dataset
-from ....pipeline.errors import DatasetError
-from ....storage.place import Place
-from ....trainer.errors import ConfigError, RunError
-from ....trainer.evaluation.features_file import NAME, FeaturesFile, FeaturesOf, UnusableFeaturesError, write_features
-from ....trainer.run_directory import load_found
 from ...progress import OnDone
 from ..json_fields import Hidden, Shown, named
 from ..reading.opening import Inspection
 from ..temperatures.solved import Bounds, Solved, solve
-from ..temperatures.survey import Survey
-from .run_features import wanted_features
+from .features_file import FeaturesFile
 
-if TYPE_CHECKING:
-    from ....trainer.encoders.averaging import Weights
-
-DRAWN = "drawn.f16"
 OTHERS = 8192
 """Negatives that each sample is compared with: of fewer, ranks and deviations are those of fewer (docs/figures.md)."""
-LEAST_DRAWN, SECONDS = 4096, 60.0
-"""Samples whose features are made at least, and how long more are made."""
 LOWEST, HIGHEST = 1e-3, 10.0
 """Where temperatures are looked for if the objective has no bounds."""
 ROWS_AT_ONCE = 8192
-_SEED = 2027
+RHOS = (0.1, 0.3, 0.5, 1.0, 2.0, 3.0, 4.0)
+"""At which the direction of a run's temperatures is looked at."""
+_FOR_CURVE = 1500
+_SEED = 2028
 
 
 @dataclass(frozen=True)
@@ -48,122 +35,95 @@ class SolvedTemperatures:
     """int64 [m], ascending."""
     sides: Hidden[dict[str, Solved]]
     """By side of the state, float32 [m] each."""
+    learned: Hidden[dict[str, NDArray[np.float32]]]
+    """By side, float32 [m]: tau of the snapshot; empty if the objective has none."""
     others: int
     """How many samples each was compared with."""
     checkpoint: str
     weights: str
 
+    def at_learned(self, side: str) -> tuple[float, float] | None:
+        """Return the medians of tau / tau_solved and of KL at the learned tau; None without one."""
+        if side not in self.learned:
+            return None
+        solved = self.sides[side]
+        ratio, inside = self.learned[side] / solved.tau, (solved.tau > 0) & np.isfinite(solved.tau)
+        return float(np.median(ratio[inside])) if inside.any() else np.nan, float(np.median(solved.divergence))
+
 
 def solved_temperatures(
     inspection: Inspection,
-    survey: Survey,
-    folder: Path,
-    *,
-    rho: float | None = None,
-    count: int | None = None,
-    weights: Weights | None = None,
-    allow_code: bool = False,
+    features: FeaturesFile,
+    rho: float,
+    rows: NDArray[np.int64] | None = None,
     on_progress: OnDone = lambda done, total: None,
-) -> SolvedTemperatures | None:
-    """Solve the temperatures at the run's rho, or another; None if there are no features to be had, and a note why.
+) -> SolvedTemperatures:
+    """Solve the temperatures of all samples of a file, or of chosen rows, int64 [m], against OTHERS of the file.
 
-    count: features to make at most where none are kept; None: as many as a minute allows, LEAST_DRAWN at least.
-    folder: where they are kept. weights, allow_code: as run_features.
+    Pairs: each side against the other. Images: two views, one softmax over both and those of the others, as the loss
+    pools them; of several draws of the views, the mean of log tau. Raises RunError for a damaged file.
     """
-    settings = inspection.config.objective.settings
-    rho = rho if rho is not None else settings.get("rho")
-    if rho is None:
-        return None
+    rows = np.arange(features.samples) if rows is None else rows
+    ids = rows if features.drawn is None else features.drawn[rows]
+    settings, reader = inspection.config.objective.settings, inspection.reader
     bounds = Bounds(rho, settings.get("tau_min") or LOWEST, settings.get("tau_max") or HIGHEST)
-    try:
-        features = _features(inspection, survey, folder, count, weights, allow_code, on_progress)
-        return _solved(inspection, features, bounds, survey.visited)
-    except (RunError, ConfigError, DatasetError, OSError) as error:
-        inspection.notes.append(f"No temperatures are solved: {error}")
-        return None
-
-
-def _solved(inspection: Inspection, features: FeaturesFile, bounds: Bounds, population: int) -> SolvedTemperatures:
-    """Compare all rows of a file with OTHERS of them; population: of which these were drawn."""
-    m = features.samples
-    ids = np.arange(m) if features.drawn is None else features.drawn
-    chosen = np.random.default_rng(_SEED).permutation(m)[:OTHERS]
-    place = np.full(m, -1)
+    chosen = np.random.default_rng(_SEED).permutation(features.samples)[:OTHERS]
+    place = np.full(features.samples, -1)
     place[chosen] = np.arange(len(chosen))
     others = [np.ascontiguousarray(side) for side in features.rows(chosen).transpose(1, 0, 2)]
-    paired = inspection.config.objective.mode == "bimodal"
-    against = {"image": ([0], [1]), "text": ([1], [0])} if paired else {"sample": ([0, 1], [0, 1])}
-    parts: dict[str, list[Solved]] = {side: [] for side in against}
-    reader = inspection.reader
-    for first, block in features.blocks(rows=ROWS_AT_ONCE):
-        rows = slice(first, first + len(block))
-        for side, (anchors, negatives) in against.items():
-            column = f"{side}/tau"
-            tau = reader.rows_at(ids[rows], [column])[column] if reader and column in reader.fields else None
+    columns = [f"{side}/tau" for side in inspection.sides]
+    state = reader.rows_at(ids, columns) if reader and columns else {}
+    learned = {side: state[f"{side}/tau"] for side in inspection.sides}
+    parts: dict[str, list[Solved]] = {side: [] for side, *_ in compared_views(features)}
+    for first in range(0, len(rows), ROWS_AT_ONCE):
+        here = slice(first, first + ROWS_AT_ONCE)
+        block = features.rows(rows[here])
+        found: dict[str, list[Solved]] = {side: [] for side in parts}
+        for side, anchors, negatives in compared_views(features):
             views = [np.ascontiguousarray(block[:, view]) for view in anchors]
-            found = solve(
-                views, [others[view] for view in negatives], place[rows], bounds, population=population, tau=tau
+            tau = learned[side][here] if side in learned else None
+            against = [others[view] for view in negatives]
+            found[side].append(
+                solve(views, against, place[rows[here]], bounds, population=features.of.samples, tau=tau)
             )
-            parts[side].append(found)
+        for side, draws in found.items():
+            parts[side].append(_mean(draws, bounds))
+        on_progress(min(first + ROWS_AT_ONCE, len(rows)), len(rows))
     sides = {side: Solved(*map(np.concatenate, zip(*found, strict=True))) for side, found in parts.items()}
-    return SolvedTemperatures(bounds.rho, ids, sides, len(chosen), features.of.checkpoint, features.of.weights)
+    return SolvedTemperatures(rho, ids, sides, learned, len(chosen), features.of.checkpoint, features.of.weights)
 
 
-def _features(
+def compared_views(features: FeaturesFile) -> list[tuple[str, list[int], list[int]]]:
+    """Return side of the state, sides of the file that are its anchors, and those of the others, once for each draw."""
+    if not features.of.views:
+        return [("image", [0], [1]), ("text", [1], [0])]
+    pairs = [[view, view + 1] for view in range(1, features.of.views, 2)]
+    return [("sample", pair, pair) for pair in pairs]
+
+
+def _mean(draws: list[Solved], bounds: Bounds) -> Solved:
+    """Return the mean over draws; where all lie beyond the same bound, so does it."""
+    taus = np.stack([draw.tau for draw in draws])
+    tau = np.exp(np.log(taus.clip(bounds.lowest, bounds.highest)).mean(0))
+    tau[(taus == 0).all(0)], tau[np.isinf(taus).all(0)] = 0, np.inf
+    return Solved(tau.astype(np.float32), np.mean([draw.divergence for draw in draws], axis=0))
+
+
+def direction(
     inspection: Inspection,
-    survey: Survey,
-    folder: Path,
-    count: int | None,
-    weights: Weights | None,
-    allow_code: bool,
-    on_progress: OnDone,
-) -> FeaturesFile:
-    """Open features that fit, of all samples or of enough drawn ones, or make some."""
-    dataset, checkpoint, of = wanted_features(inspection, weights)
-    if inspection.config.objective.mode == "unimodal":
-        of = of.model_copy(update={"views": 2})
-    enough = min(count or LEAST_DRAWN, survey.visited)
-    for path in (folder / NAME, folder / DRAWN):
-        try:
-            kept = FeaturesFile(path, of)
-        except UnusableFeaturesError:
-            continue
-        if kept.samples >= enough:
-            return kept
-    pool = survey.pool.sample_ids
-    asked = np.random.default_rng(_SEED).permutation(pool)[: count or len(pool)]
-    made = _made(inspection, dataset, checkpoint, of, asked, count is None, allow_code, on_progress)
-    features = np.concatenate(list(made))
-    order = np.argsort(asked[: len(features)])
-    write_features(folder / DRAWN, of, [features[order]], asked[order])
-    return FeaturesFile(folder / DRAWN, of)
+    features: FeaturesFile,
+    near: Mapping[str, NDArray[np.float64]],
+    rows: NDArray[np.int64],
+) -> dict[str, dict[float, float]]:
+    """Return Spearman's correlation of solved temperatures and the number of near samples, by side and rho.
 
+    near: by side, float64 [m], of the samples of these rows of the file, int64 [m].
+    """
+    from scipy.stats import spearmanr
 
-def _made(
-    inspection: Inspection,
-    dataset: Dataset,
-    checkpoint: Place,
-    of: FeaturesOf,
-    asked: NDArray[np.int64],
-    in_time: bool,
-    allow_code: bool,
-    on_progress: OnDone,
-) -> Iterator[NDArray[np.float32]]:
-    """Yield the features of samples in this order, float32 [up to 256, sides, d]; in_time: until SECONDS are over."""
-    from ....trainer.evaluation.features import restore_encoders, some_features
-    from ....trainer.run.build import device_named, recipe_named
-
-    config = inspection.config
-    _, training = load_found(checkpoint)
-    device, done, begun = device_named("auto"), 0, time.monotonic()
-    encoders = restore_encoders(
-        config, checkpoint, training, dataset.index.tokenizer, of.weights, allow_code=allow_code
-    )
-    view = (recipe_named(config.data.recipe), config.data.image_size, device)
-    with closing(some_features(encoders.to(device), dataset, asked, *view, views=of.views)) as batches:
-        for features in batches:
-            yield np.stack([of_side.cpu().numpy() for of_side in features], axis=1)
-            done += len(features[0])
-            on_progress(done, len(asked))
-            if in_time and done >= LEAST_DRAWN and time.monotonic() > begun + SECONDS:
-                return
+    some = slice(0, _FOR_CURVE)
+    found: dict[str, dict[float, float]] = {}
+    for rho in RHOS:
+        for side, solved in solved_temperatures(inspection, features, rho, rows[some]).sides.items():
+            found.setdefault(side, {})[rho] = float(spearmanr(solved.tau, near[side][some]).statistic)
+    return found

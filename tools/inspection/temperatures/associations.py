@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -40,8 +40,8 @@ class Association:
     high: float
     """Interval of the area, at LEVEL for all of the table together."""
     within: float | None
-    """The area within the tenth of the samples, by number of near ones, that holds most of the end; None where the
-    end has too few samples there, or for near ones themselves."""
+    """The area within the tenth of the samples, by number of near ones, that holds most of the end; None where that
+    cannot be said, or makes no difference because the end does not go with near ones."""
 
     @property
     def is_said(self) -> bool:
@@ -49,66 +49,95 @@ class Association:
         return self.low > 0.5 + SMALL or self.high < 0.5 - SMALL
 
     @property
-    def holds_within(self) -> bool:
+    def stands(self) -> bool:
         """Whether it is also beyond a small one among samples that have as many near ones."""
-        return self.within is not None and abs(self.within - 0.5) > SMALL and (self.within > 0.5) == (self.area > 0.5)
+        return self.within is None or (abs(self.within - 0.5) > SMALL and (self.within > 0.5) == (self.area > 0.5))
 
 
 def associations(
-    tau: NDArray[np.float32], properties: Mapping[str, NDArray[np.float64]], near: NDArray[np.float64] | None = None
+    tau: NDArray[np.float32],
+    properties: Mapping[str, NDArray[np.float64]],
+    near: str | None = None,
+    groups: Mapping[str, NDArray[np.int64]] | None = None,
 ) -> list[Association]:
     """Compare the lowest and the highest 2 % of temperatures with the rest, the strongest association first.
 
     tau: float32 [m]; 0 and infinity are ends of their own, NaN is left out. properties: float64 [m] each, by name; NaN
-    where a sample has none. near: float64 [m], the number of near samples by the same features.
-    The intervals are DeLong's (Biometrics 1988), for as many comparisons as are made. Samples count as independent:
-    where a property belongs to a class, as its size, the interval is too narrow for few classes.
+    where a sample has none. near: which of them is the number of near samples by the same features. groups: int64 [m],
+    of properties that all samples of a group share, such as the size of their class.
+    The intervals are DeLong's (Biometrics 1988), with groups Obuchowski's (Biometrics 1997), for as many comparisons as
+    are made.
     """
-    known = ~np.isnan(tau)
-    count = max(MIN_IN_END, round(END_SHARE * int(known.sum())))
-    if known.sum() < 4 * count:
-        return []
-    asked: list[tuple[End, str]] = [(end, name) for end in ENDS for name in properties]
+    ends = ends_of(tau)
+    asked = [(end, name) for end in ENDS for name in properties]
     z = float(ndtri(1 - LEVEL / (2 * max(1, len(asked)))))
     found = []
     for end, name in asked:
         values = properties[name]
-        usable = known & ~np.isnan(values)
-        is_end = _end(tau, usable, count, end)
-        if is_end.sum() < MIN_IN_END:
+        usable = ~np.isnan(tau) & ~np.isnan(values)
+        is_end = ends[end] & usable
+        if is_end.sum() < MIN_IN_END or (usable & ~is_end).sum() < MIN_IN_END:
             continue
-        area, deviation = area_under_curve(values[is_end], values[usable & ~is_end])
-        within = None if near is None else _within(values, usable, is_end, near)
-        found.append(
-            Association(end, name, area, max(0.0, area - z * deviation), min(1.0, area + z * deviation), within)
-        )
+        area, deviation = area_under_curve(values, is_end, usable & ~is_end, (groups or {}).get(name))
+        found.append(Association(end, name, area, max(0.0, area - z * deviation), min(1.0, area + z * deviation), None))
+    heaped = {each.end for each in found if each.of == near and each.is_said and each.area > 0.5}
+    for place, each in enumerate(found):
+        if each.end in heaped and near is not None and each.of != near:
+            within = _within(properties[each.of], ~np.isnan(tau), ends[each.end], properties[near])
+            found[place] = replace(each, within=within)
     return sorted(found, key=lambda each: -abs(each.area - 0.5))
 
 
-def area_under_curve(of_end: NDArray[np.float64], of_rest: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the area under the receiver operating characteristic and its standard deviation, after DeLong et al."""
+def ends_of(tau: NDArray[np.float32]) -> dict[End, NDArray[np.bool_]]:
+    """Return the samples at each end of m temperatures, bool [m], with all of the last one's if they are not too many.
+
+    Empty ends where there are too few temperatures.
+    """
+    count = max(MIN_IN_END, round(END_SHARE * int((~np.isnan(tau)).sum())))
+    found: dict[End, NDArray[np.bool_]] = {}
+    for end in ENDS:
+        values = np.where(np.isnan(tau), np.inf, tau if end == "lowest" else -tau)
+        known = ~np.isnan(tau)
+        if known.sum() < 4 * count:
+            found[end] = np.zeros(len(tau), np.bool_)
+            continue
+        last = np.partition(values, count - 1)[count - 1]
+        tied = known & (values <= last)
+        found[end] = tied if tied.sum() <= MOST * known.sum() else known & (values < last)
+    return found
+
+
+def area_under_curve(
+    values: NDArray[np.float64],
+    is_end: NDArray[np.bool_],
+    is_rest: NDArray[np.bool_],
+    groups: NDArray[np.int64] | None = None,
+) -> tuple[float, float]:
+    """Return the area under the receiver operating characteristic and its standard deviation.
+
+    values: float64 [m]. groups: int64 [m], samples that do not count as independent; None: all do.
+    """
+    of_end, of_rest = values[is_end], values[is_rest]
     m, n = len(of_end), len(of_rest)
     ranks = rankdata(np.concatenate([of_end, of_rest]))
-    above_rest = (ranks[:m] - rankdata(of_end)) / n  # of each sample of the end, the share of the rest below it
-    below_end = 1 - (ranks[m:] - rankdata(of_rest)) / m
-    variance = (above_rest.var(ddof=1) / m if m > 1 else 0.25) + (below_end.var(ddof=1) / n if n > 1 else 0.25)
-    return float(above_rest.mean()), float(variance**0.5)
-
-
-def _end(tau: NDArray[np.float32], usable: NDArray[np.bool_], count: int, end: str) -> NDArray[np.bool_]:
-    """bool [m]: the samples at one end, with all of the last one's temperature if they are no more than MOST."""
-    values = np.where(usable, tau if end == "lowest" else -tau, np.inf)
-    last = np.partition(values, count - 1)[count - 1]
-    tied: NDArray[np.bool_] = usable & (values <= last)
-    return tied if tied.sum() <= MOST * usable.sum() else usable & (values < last)
+    placements = np.zeros(len(values)), np.zeros(len(values))
+    placements[0][is_end] = (ranks[:m] - rankdata(of_end)) / n  # of each sample of the end, the share of the rest below
+    placements[1][is_rest] = 1 - (ranks[m:] - rankdata(of_rest)) / m
+    area = float(placements[0][is_end].mean())
+    # What each sample, or group, adds to the deviation from the area.
+    added = np.where(is_end, (placements[0] - area) / m, 0) + np.where(is_rest, (placements[1] - area) / n, 0)
+    if groups is not None:
+        added = np.bincount(groups[is_end | is_rest], added[is_end | is_rest])
+    return area, float(np.sqrt((added**2).sum()))
 
 
 def _within(
-    values: NDArray[np.float64], usable: NDArray[np.bool_], is_end: NDArray[np.bool_], near: NDArray[np.float64]
+    values: NDArray[np.float64], known: NDArray[np.bool_], is_end: NDArray[np.bool_], near: NDArray[np.float64]
 ) -> float | None:
+    usable = known & ~np.isnan(values)
     tenth = np.minimum((rankdata(near, "average") - 1) / len(near) // CROWDED_SHARE, 9).astype(int)
     most = int(np.bincount(tenth[is_end], minlength=10).argmax())
     inside = usable & (tenth == most)
     if (inside & is_end).sum() < MIN_IN_END or (inside & ~is_end).sum() < MIN_IN_END:
         return None
-    return area_under_curve(values[inside & is_end], values[inside & ~is_end])[0]
+    return area_under_curve(values, inside & is_end, inside & ~is_end)[0]

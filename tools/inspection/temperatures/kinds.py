@@ -1,13 +1,14 @@
-"""The kind of every sample, from its row of state alone: what a cold or a hot sample is.
+"""The kind of every sample as far as its row of state alone tells it. Pure functions of columns.
 
-`confirmation.py` decides again for the most suspicious samples, by a forward pass. Pure functions of columns.
+`confirmation.py` decides again for the most suspicious samples, by a forward pass; `features/evidence.py` adds the
+kinds that only features show.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,13 @@ from ....trainer.metrics.metrics_file import last_lines
 from ....trainer.metrics.step_report import RECENT_STEPS, collapse
 from ..json_fields import Hidden
 from ..reading.opening import Inspection, TauSettings
-from ..reading.state_blocks import Rows, read_blocks
+from ..reading.state_blocks import Rows
 from .distribution import Distribution, Smallest
 
-TOO_FEW_VISITS, STUCK, MISFIT, CROWDED, RARE, ORDINARY = range(6)
-KIND_NAMES = ("too_few_visits", "stuck", "misfit", "crowded", "rare", "ordinary")
-"""By code. A sample has the first kind that applies."""
+TOO_FEW_VISITS, STUCK, MISFIT, CROWDED, COPIED, NOT_TOLD_APART, RARE, ORDINARY = range(8)
+KIND_NAMES = ("too_few_visits", "stuck", "misfit", "crowded", "copied", "not_told_apart", "rare", "ordinary")
+"""By code. A sample has the first kind that applies; the four before `ordinary` need features."""
+BY_FEATURES = (CROWDED, COPIED, NOT_TOLD_APART, RARE)
 KIND = "kind"
 """Name of the column."""
 KIND_SHEET_SAMPLES = 36
@@ -33,9 +35,6 @@ MIN_VISITS = 5
 """With fewer, tau and log s say more about the start of the training than about the sample."""
 NEAR_FLOOR, NEAR_CLIP = 1.01, 0.99
 """Factors of tau_min and of the bound of u, within which a value counts as at it."""
-COLD_SHARE = 0.05
-NEAR = -0.25
-"""Weighted mean of the negatives' h / tau, above which they count as near as the positive."""
 MANY_AT_BOUND = 0.5
 """Share of the samples. Some samples at the floor are normal: rare ones."""
 NARROW = 1.1
@@ -58,34 +57,36 @@ class KindRules:
     """tau_min · NEAR_FLOOR."""
     clip: float
     """Bound of |u| · NEAR_CLIP."""
-    rho: float | None
-    cold_below: Mapping[str, float] = field(default_factory=dict)
-    """Side with log s -> bound of tau below which COLD_SHARE of the visited samples are, without those that are cold
-    for near-copies."""
     why_none: str = ""
     """Why kinds would mean nothing yet; empty if they do."""
 
     @classmethod
     def of(cls, inspection: Inspection) -> KindRules:
-        """Return the rules of a run's snapshot, which there must be, but for what `TauCounts` finds."""
+        """Return the rules of a run's snapshot, which there must be; notes why no kinds are told where none are."""
         assert inspection.reader is not None
         fields, settings = inspection.reader.fields, inspection.config.objective.settings
         floor, clip = settings.get("tau_min"), settings.get("grad_clip")
         log_s = tuple(name.removesuffix("/log_s") for name in fields if name.endswith("/log_s"))
         u = tuple(side for side in log_s if {f"{side}/tau", f"{side}/u"} <= set(fields) and floor and clip)
-        return cls(log_s, u, NEAR_FLOOR * (floor or 0.0), NEAR_CLIP * (clip or 0.0), settings.get("rho"))
+        steps = list[dict[str, Any]]()
+        with suppress(OSError):  # as of a run copied without its metrics
+            steps = last_lines(inspection.run.metrics, RECENT_STEPS, 0, until=inspection.reader.snapshot.step).steps
+        why = collapse(steps, inspection.config) or ""
+        if why and log_s:
+            note = f"No kinds of samples are told yet: {why}."
+            inspection.notes[:] = dict.fromkeys([*inspection.notes, note])  # it may have been noted before
+        return cls(log_s, u, NEAR_FLOOR * (floor or 0.0), NEAR_CLIP * (clip or 0.0), why)
 
     @property
     def columns(self) -> list[str]:
         """Columns of the state that the rules read."""
-        of_sides = {"tau": dict.fromkeys([*self.cold_below, *self.u]), "u": self.u, "log_s": self.log_s}
+        of_sides = {"tau": self.u, "u": self.u, "log_s": self.log_s}
         return [VISITS, *(f"{side}/{name}" for name, sides in of_sides.items() for side in sides)]
 
     @property
     def decidable(self) -> list[str]:
         """Names of the kinds that the state's fields allow, in order."""
-        cold = bool(self.cold_below)
-        needed = {STUCK: self.u, MISFIT: self.log_s, CROWDED: cold and self.rho is not None, RARE: cold}
+        needed = {STUCK: self.u, MISFIT: self.log_s} | dict.fromkeys(BY_FEATURES)
         return [name for code, name in enumerate(KIND_NAMES) if needed.get(code, True)]
 
     def kinds(self, rows: Rows) -> Codes:
@@ -95,13 +96,7 @@ class KindRules:
     def first_kind(self, rows: Rows, stuck: NDArray[np.bool_], misfit: NDArray[np.bool_]) -> Codes:
         """Return the first kind that applies, int8 [m]; stuck and misfit are decided, bool [m]."""
         kinds = np.full(len(misfit), ORDINARY, np.int8)
-        found = (
-            (RARE, self.is_rare(rows)),
-            (CROWDED, self.crowded_log_s(rows) > -np.inf),
-            (MISFIT, misfit),
-            (STUCK, stuck),
-        )
-        for code, applies in (*found, (TOO_FEW_VISITS, self.too_few_visits(rows))):
+        for code, applies in ((MISFIT, misfit), (STUCK, stuck), (TOO_FEW_VISITS, self.too_few_visits(rows))):
             kinds[applies] = code
         return kinds
 
@@ -135,94 +130,6 @@ class KindRules:
                 score += rows[f"{side}/log_s"]
         return score
 
-    def is_near(self, rows: Rows, side: str) -> NDArray[np.bool_]:
-        """bool [m]: the negatives that have the weight on a side are as near as the positive, or nearer.
-
-        By E, the weighted mean of h / tau. It is not stored, but log s + rho - u estimates it while u is not at its
-        bound. Without rho: the negatives outweigh the positive.
-        """
-        log_s = rows[f"{side}/log_s"]
-        if self.rho is None:
-            return np.asarray(log_s >= 0)
-        near = log_s > -self.rho
-        if side in self.u:
-            u = rows[f"{side}/u"]
-            near |= (np.abs(u) < self.clip) & (log_s + self.rho - u > NEAR)
-        return np.asarray(near)
-
-    def is_rare(self, rows: Rows) -> NDArray[np.bool_]:
-        """bool [m]: on a side, tau is cold, and the negatives that have the weight lie well below the positive."""
-        found = np.zeros(len(rows[VISITS]), np.bool_)
-        for side, bound in self.cold_below.items():
-            found |= (rows[f"{side}/tau"] < bound) & ~self.is_near(rows, side)
-        return found
-
-    def crowded_log_s(self, rows: Rows) -> NDArray[np.float64]:
-        """float64 [m]: log s on the side where a sample is crowded, the higher one of two; -inf where it is on none.
-
-        There tau is cold, or at its floor as most are, and -rho < log s <= 0: more negatives than rho allows are
-        near-copies. docs/method.md derives it.
-        """
-        highest = np.full(len(rows[VISITS]), -np.inf)
-        for side, bound in self.cold_below.items():
-            if self.rho is None:
-                break
-            log_s, tau = rows[f"{side}/log_s"], rows[f"{side}/tau"]
-            crowded = ((tau < bound) | (tau <= self.floor)) & (log_s > -self.rho) & (log_s <= 0)
-            np.maximum(highest, log_s, out=highest, where=crowded)
-        return highest
-
-    def coldness(self, rows: Rows) -> NDArray[np.float64]:
-        """float64 [m]: tau relative to the bound of the cold ones, on the side where that is lowest."""
-        lowest = np.full(len(rows[VISITS]), np.inf)
-        for side, bound in self.cold_below.items():
-            with np.errstate(all="ignore"):  # nothing forbids a tau of 0 in an objective of a user's own
-                np.fmin(lowest, rows[f"{side}/tau"] / bound, out=lowest)
-        return lowest
-
-
-class TauCounts:
-    """Counts the temperatures of visited samples, block by block, for the rules of their kinds."""
-
-    def __init__(self, inspection: Inspection) -> None:
-        self._rules, self._inspection = KindRules.of(inspection), inspection
-        self._tau = {side: (Distribution(), Distribution()) for side in inspection.sides}
-        """Side -> tau of all visited samples, and of those with near-copies."""
-
-    @property
-    def columns(self) -> list[str]:
-        """Columns of the state that are counted."""
-        return list(dict.fromkeys([*(f"{side}/tau" for side in self._tau), *self._rules.columns]))
-
-    def add(self, rows: Rows) -> None:
-        seen = rows[VISITS] > 0
-        for side, (tau, near) in self._tau.items():
-            tau.add(rows[f"{side}/tau"][seen])
-            if side in self._rules.log_s:
-                near.add(rows[f"{side}/tau"][seen & self._rules.is_near(rows, side)])
-
-    def rules(self) -> KindRules:
-        """Return the rules once all rows are counted, and note why no kinds are told where there are none."""
-        # Where most are near, as early in a run, that tells none of them from the others.
-        cold = {
-            side: tau.lower_edge(COLD_SHARE, near if 2 * near.count < tau.count else Distribution())
-            for side, (tau, near) in self._tau.items()
-            if side in self._rules.log_s and tau.count
-        }
-        taus = [tau for tau, _ in self._tau.values() if tau.count]
-        moves = not self._inspection.prediction and self._inspection.config.objective.settings.get("eta") != 0
-        same = taus and moves and all(hardly_differs(tau, self._inspection.tau) for tau in taus)
-        run, steps, reader = self._inspection.run, list[dict[str, Any]](), self._inspection.reader
-        with suppress(OSError):  # as of a run copied without its metrics
-            steps = last_lines(run.metrics, RECENT_STEPS, 0, until=reader.snapshot.step if reader else 0).steps
-        why = collapse(steps, self._inspection.config) or (
-            "the temperatures hardly differ; train longer" if same else ""
-        )
-        if why and self._rules.log_s:
-            note = f"No kinds of samples are told yet: {why}."
-            self._inspection.notes[:] = dict.fromkeys([*self._inspection.notes, note])  # it may have been noted before
-        return replace(self._rules, cold_below=cold, why_none=why)
-
 
 def hardly_differs(tau: Distribution, bounds: TauSettings) -> bool:
     """Whether 90 % of the values, at least one, are practically equal, and not because most are at a bound."""
@@ -241,8 +148,6 @@ class SampleKinds:
     """Kind -> number of samples; only those that the state's fields allow."""
     sheets: dict[str, list[int]]
     """Kind -> ids to show, the most typical first; of ordinary samples, random ones."""
-    crowding: float | None
-    """Share of the negatives that are near-copies, 0 … 1, as s of the crowded samples tells; None without any."""
     suspects: Hidden[NDArray[np.int64]]
     """int64: stuck and misfit samples, the most suspicious first, as many as were asked for."""
     confirmed: dict[str, int] = field(default_factory=dict)
@@ -263,7 +168,7 @@ class SampleKinds:
     @property
     def unknown(self) -> list[str]:
         """Names of the kinds that the state's fields do not allow."""
-        return [name for name in KIND_NAMES if name not in self.counts]
+        return [KIND_NAMES[code] for code in (STUCK, MISFIT) if KIND_NAMES[code] not in self.counts]
 
 
 class KindCounts:
@@ -275,7 +180,6 @@ class KindCounts:
         self._counts = np.zeros(len(KIND_NAMES), np.int64)
         self._shown = [Smallest(KIND_SHEET_SAMPLES) for _ in KIND_NAMES]
         self._suspects = Smallest(suspects)
-        self._log_s_of_crowded = 0.0
 
     def add(self, block: range, rows: Rows, kept: NDArray[np.bool_], ranks: NDArray[np.float32] | None = None) -> None:
         """Count the samples of a block, given the rules' columns. kept: bool [m], those that the run trains on.
@@ -287,12 +191,9 @@ class KindCounts:
         kinds[~kept] = -1
         self._counts += np.bincount(kinds[kept], minlength=len(KIND_NAMES))
         random = np.random.default_rng((_SEED, block.start)).random(len(kinds))
-        coldness = self._rules.coldness(rows)
-        keys = (rows[VISITS], suspicion, suspicion, coldness, coldness, random)
-        for code, (shown, key) in enumerate(zip(self._shown, keys, strict=True)):
+        for code, key in {TOO_FEW_VISITS: rows[VISITS], STUCK: suspicion, MISFIT: suspicion, ORDINARY: random}.items():
             places = np.flatnonzero(kinds == code)
-            shown.add(places + block.start, key[places])
-        self._log_s_of_crowded += float(self._rules.crowded_log_s(rows)[kinds == CROWDED].sum())
+            self._shown[code].add(places + block.start, key[places])
         places = np.flatnonzero((kinds == STUCK) | (kinds == MISFIT))
         self._suspects.add(places + block.start, suspicion[places])
 
@@ -301,27 +202,13 @@ class KindCounts:
             name: (int(count), shown.chosen()[0].tolist())
             for name, count, shown in zip(KIND_NAMES, self._counts, self._shown, strict=True)
         }
-        told, crowded = self._rules.decidable, self._counts[CROWDED]
+        told = self._rules.decidable
         return SampleKinds(
             self._rules,
             {name: found[name][0] for name in told},
             {name: found[name][1] for name in told},
-            float(np.exp(self._log_s_of_crowded / crowded)) if crowded else None,
             self._suspects.chosen()[0],
         )
-
-
-def read_rules(inspection: Inspection, on_progress: Callable[[int], None] = lambda done: None) -> KindRules:
-    """Return the rules of the inspected snapshot, which there must be, in one pass over every sample's tau.
-
-    Calls on_progress with the rows read so far. Raises DamagedChunkError, SnapshotNotFoundError.
-    """
-    assert inspection.reader is not None
-    counts = TauCounts(inspection)
-    for block, rows in read_blocks(inspection.reader, counts.columns):
-        counts.add(rows)
-        on_progress(block.stop)
-    return counts.rules()
 
 
 def names_of(kinds: Codes) -> NDArray[np.object_]:

@@ -20,7 +20,7 @@ from ..reading.state_blocks import Rows, read_blocks
 from .correlation import Joint, JointCounts
 from .distribution import Distribution, Figures, Smallest
 from .groups import CLASS_COLUMN, GroupCounts, Groups, Labels, TooManyGroupsError, check_columns
-from .kinds import KindCounts, SampleKinds, TauCounts
+from .kinds import KindCounts, KindRules, SampleKinds
 from .whole_run import Doubted, WholeRun
 
 SHEET_SAMPLES = 72
@@ -189,7 +189,6 @@ class _FirstPass:
         self.visits, self.staleness = Distribution(), Distribution()
         self.fields = {name: Distribution() for name in reader.fields}
         self.ends: dict[tuple[str, End], Smallest] = {(s, end): Smallest(SHEET_SAMPLES) for s in sides for end in ENDS}
-        self.tau = TauCounts(inspection)
         self.pool = Smallest(POOL_SAMPLES)
         self.never_visited: list[int] = []
 
@@ -203,7 +202,6 @@ class _FirstPass:
         self.staleness.add((self._step - rows[LAST_STEP][places].astype(np.int64)).astype(np.float32))
         for name, distribution in self.fields.items():
             distribution.add(rows[name][places])
-        self.tau.add(rows)
         shown = np.flatnonzero(with_tau(rows, self._sides))
         for side in self._sides:
             tau = rows[f"{side}/tau"][shown]
@@ -237,7 +235,7 @@ class _SecondPass:
         self, first: _FirstPass, sides: list[Side], inspection: Inspection, by: Sequence[str], suspects: int
     ) -> None:
         self._sides, self._notes = sides, inspection.notes
-        rules = first.tau.rules()
+        rules = KindRules.of(inspection)
         self.kinds = KindCounts(rules, suspects)
         self.columns = list(dict.fromkeys([*(f"{side.name}/tau" for side in sides), *rules.columns]))
         drawn = first.pool.chosen()[0]

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ...pipeline.raw_bytes import Descriptor
-from ...pipeline.rng import compiled
-from ...storage.files import refuse_link, written_aside
-from ...storage.sealed_json import DamagedJSONError, seal_line, unseal
-from ..errors import RunError
+from ....pipeline.raw_bytes import Descriptor
+from ....pipeline.rng import compiled
+from ....storage.files import refuse_link, written_aside
+from ....storage.sealed_json import DamagedJSONError, seal_line, unseal
+from ....trainer.errors import RunError
 
 NAME = "features.f16"
 HEADER_BYTES = 4096

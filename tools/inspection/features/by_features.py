@@ -1,0 +1,153 @@
+"""What a snapshot's features say of its temperatures: their solution, what they go with, and the kinds of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....pipeline.errors import DatasetError
+from ....trainer.errors import ConfigError, RunError
+from ...progress import OnTask
+from ..json_fields import Shown
+from ..reading.opening import Inspection
+from ..temperatures.associations import Association, associations
+from ..temperatures.kinds import KindRules
+from ..temperatures.settling import Rule, at_rest
+from ..temperatures.survey import Survey
+from .drawn import Asked, drawn_features
+from .evidence import EvidentKinds, evident_kinds
+from .features_file import FeaturesFile
+from .properties import Properties, properties
+from .solving import HIGHEST, LOWEST, SolvedTemperatures, compared_views, direction, solved_temperatures
+
+NEAR_OF = {"image": "near_pictures", "text": "near_captions", "sample": "near_pictures"}
+"""Side of the state -> near samples by its own features."""
+_AT_REST = 500
+"""Samples for which the update rule is run."""
+_SEED = 2029
+
+Curves = dict[str, dict[float, float]]
+"""By side and rho, Spearman's correlation of solved temperatures and the number of near samples."""
+
+
+@dataclass(frozen=True)
+class ByFeatures:
+    """Figures of the samples whose features were looked at."""
+
+    solved: SolvedTemperatures
+    """Of all samples with features."""
+    tau: Annotated[
+        dict[str, NDArray[np.float32]], Shown(lambda tau: {side: _quantiles(of) for side, of in tau.items()})
+    ]
+    """By side, float32 [m], solved, of the samples looked at; in JSON quantiles."""
+    moves: dict[str, float]
+    """By side, the factor by which the update rule would still move the median temperature while features stay."""
+    curves: Annotated[
+        Curves, Shown(lambda curves: {side: {f"{r:g}": c for r, c in of.items()} for side, of in curves.items()})
+    ]
+    associations: dict[str, list[Association]]
+    """By side, the strongest first."""
+    kinds: EvidentKinds
+
+
+def by_features(
+    inspection: Inspection, survey: Survey, folder: Path, asked: Asked, rho: float | None, on_progress: OnTask
+) -> ByFeatures | None:
+    """Solve temperatures at the run's rho, or another, and measure what they go with.
+
+    None if the objective has no rho and none is given, and where there are no features; a note says why.
+    folder: where features are kept.
+    """
+    rho = rho if rho is not None else inspection.config.objective.settings.get("rho")
+    if rho is None or inspection.reader is None or not survey.visited:
+        return None
+    try:
+        features = drawn_features(inspection, folder, asked, lambda *done: on_progress("features", *done))
+        return _measured(inspection, survey, features, rho, on_progress)
+    except (RunError, ConfigError, DatasetError, OSError) as error:
+        inspection.notes.append(f"Temperatures are told by the state alone, and no kinds that need features: {error}")
+        return None
+
+
+def _measured(
+    inspection: Inspection, survey: Survey, features: FeaturesFile, rho: float, on_progress: OnTask
+) -> ByFeatures:
+    assert inspection.reader is not None
+    solve = lambda *done: on_progress("solving temperatures", *done)  # noqa: E731
+    solved = solved_temperatures(inspection, features, rho, on_progress=solve)
+    found = properties(inspection, features, survey.pool, on_progress)
+    tau = {side: of_side.tau[found.rows] for side, of_side in solved.sides.items()}
+    near = {side: found.values[NEAR_OF[side]] for side in tau}
+    rules = KindRules.of(inspection)
+    goes_with = {
+        side: associations(
+            of_side,
+            _asked(found, side),
+            NEAR_OF[side],
+            {} if found.classes is None else {"class_size": found.classes},
+        )
+        for side, of_side in tau.items()
+    }
+    kinds = evident_kinds(
+        found, tau, goes_with, rules.kinds(inspection.reader.rows_at(found.sample_ids, rules.columns))
+    )
+    return ByFeatures(
+        solved,
+        tau,
+        _moves(inspection, features, solved),
+        direction(inspection, features, near, found.rows),
+        goes_with,
+        kinds,
+    )
+
+
+def _asked(found: Properties, side: str) -> Mapping[str, NDArray[np.float64]]:
+    """Return the properties that a side's temperatures are compared with: of near samples only its own."""
+    return {
+        name: values for name, values in found.values.items() if name == NEAR_OF[side] or name not in NEAR_OF.values()
+    }
+
+
+def _moves(inspection: Inspection, features: FeaturesFile, solved: SolvedTemperatures) -> dict[str, float]:
+    """Run the update rule on the features of some samples; empty for a rho that is not the run's."""
+    settings, reader = inspection.config.objective.settings, inspection.reader
+    if settings.get("rho") != solved.rho or reader is None or not solved.learned:
+        return {}
+    from ....trainer.objectives.base import Progress
+    from ....trainer.objectives.estimator import AverageSettings
+    from ....trainer.run.build import objective_of
+
+    config = inspection.config
+    steps_per_epoch = max(1, reader.kept // config.batch_size)
+    moving = objective_of(config).settings
+    if not isinstance(moving, AverageSettings):
+        return {}
+    gamma = moving.gamma_at(Progress(reader.snapshot.step, steps_per_epoch))
+    rows = np.sort(np.random.default_rng(_SEED).permutation(features.samples)[:_AT_REST])
+    others = np.sort(np.random.default_rng(_SEED + 1).permutation(features.samples)[:4096])
+    own, against, moves = features.rows(rows), features.rows(others), dict[str, float]()
+    for side, anchors, negatives in {side: (side, a, n) for side, a, n in compared_views(features)}.values():
+        positive = (own[:, anchors[0]] * own[:, negatives[-1]]).sum(1)
+        columns = np.concatenate([against[:, view] for view in negatives])
+        h = np.concatenate([own[:, view] @ columns.T for view in anchors], axis=1) - positive[:, None]
+        h[h > 1 - 1e-3 - positive[:, None]] = -2  # the sample itself
+        negative = (config.batch_size - 1) * len(anchors) * len(negatives)
+        rule = Rule(
+            solved.rho, gamma, settings["grad_clip"], negative, settings.get("tau_min") or LOWEST,
+            settings.get("tau_max") or HIGHEST,
+        )  # fmt: skip
+        learned = solved.learned[side][rows]
+        moves[side] = float(np.exp(np.median(np.log(at_rest(h, learned, rule) / learned))))
+    return moves
+
+
+def _quantiles(tau: NDArray[np.float32]) -> dict[str, float | None]:
+    """Return quantiles as JSON has them: null for a temperature beyond the highest."""
+    shares = (0.05, 0.5, 0.95)
+    found = np.quantile(tau, shares, method="nearest").tolist()
+    return {f"{share:g}": value if np.isfinite(value) else None for share, value in zip(shares, found, strict=True)}

@@ -1,0 +1,150 @@
+"""Features of samples drawn from those that a run has visited: made in a minute, for figures that need no more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....pipeline.dataset import Dataset
+from ....state_store import StateReader
+from ....state_store.schema import VISITS
+from ....storage.place import Place
+from ....trainer.errors import RunError
+from ....trainer.run_directory import RunDirectory, load_found
+from ...progress import OnDone, progress_bar
+from ..reading.opening import Inspection, read_run
+from .features_file import NAME, FeaturesFile, FeaturesOf, UnusableFeaturesError, write_features
+from .run_features import wanted_features
+
+if TYPE_CHECKING:
+    from ....trainer.encoders.averaging import Weights
+
+DRAWN = "drawn.f16"
+DRAWS = 2
+"""Times that the two views of a picture are drawn: by how far more would move a temperature, docs/figures.md."""
+LEAST_DRAWN, MOST_AT_END, SECONDS = 4096, 20_000, 60.0
+"""Samples whose features are made at least, and at most when training ends; and how long more are made."""
+_CANDIDATES = 4
+"""Ids drawn for each one wanted, some of which were never visited."""
+_SEED = 2027
+
+
+class Asked(NamedTuple):
+    """Which features to make where none are kept that suffice."""
+
+    samples: int | None = None
+    """At most; 0: none. None: as many as a minute allows, LEAST_DRAWN at least."""
+    weights: Weights | None = None
+    allow_code: bool = False
+    """As run_features."""
+
+
+def drawn_features(
+    inspection: Inspection, folder: Path, asked: Asked, on_progress: OnDone = lambda done, total: None
+) -> FeaturesFile:
+    """Open the features of all samples, or of enough drawn ones, in `folder`; make drawn ones first if need be.
+
+    Of pairs, side 0 holds the pictures' and side 1 the captions'; of images, side 0 the plain pictures' and the others
+    those of DRAWS times two views, as the recipe draws them. `asked.samples` of n or more are all.
+    Raises RunError if there are none and none are to be made, ConfigError, DatasetError, OSError.
+    """
+    assert inspection.reader is not None
+    dataset, checkpoint, of = wanted_features(inspection, asked.weights)
+    if inspection.config.objective.mode == "unimodal":
+        of = of.model_copy(update={"views": 2 * DRAWS})
+    wanted = LEAST_DRAWN if asked.samples is None else asked.samples
+    for path in (folder / NAME, folder / DRAWN):
+        try:
+            kept = FeaturesFile(path, of)
+        except UnusableFeaturesError:
+            continue
+        if kept.samples >= min(wanted, inspection.reader.kept):
+            return kept
+    if not wanted:
+        raise RunError("no features are kept of this snapshot, and none are to be made")
+    ids = visited_samples(inspection.reader, asked.samples or inspection.reader.samples)
+    least = LEAST_DRAWN if asked.samples is None else len(ids)
+    folder.mkdir(parents=True, exist_ok=True)
+    return _made(inspection, dataset, checkpoint, of, ids, least, folder / DRAWN, asked.allow_code, on_progress)
+
+
+def keep_features(run: RunDirectory) -> None:
+    """Make the features of MOST_AT_END drawn samples of a run that has ended, as far as a minute allows."""
+    inspection = read_run(run)
+    if inspection.reader is None or not inspection.sides or inspection.dataset is None:
+        return
+    dataset, checkpoint, of = wanted_features(inspection, None)
+    if inspection.config.objective.mode == "unimodal":
+        of = of.model_copy(update={"views": 2 * DRAWS})
+    ids = visited_samples(inspection.reader, MOST_AT_END)
+    run.report.mkdir(parents=True, exist_ok=True)
+    with progress_bar("features for inspect", len(ids)) as bar:
+        show = lambda done, total: bar.update(done)  # noqa: E731
+        _made(inspection, dataset, checkpoint, of, ids, 0, run.report / DRAWN, True, show)
+
+
+def visited_samples(reader: StateReader, count: int) -> NDArray[np.int64]:
+    """Return `count` visited samples in random order, or all if they are fewer; the same ones in every call."""
+    random = np.random.default_rng(_SEED)
+    if reader.samples <= _CANDIDATES * count:
+        ids = random.permutation(reader.samples)
+    else:
+        ids = random.choice(reader.samples, _CANDIDATES * count, replace=False, shuffle=True)
+    return ids[reader.rows_at(ids, [VISITS])[VISITS] > 0][:count]
+
+
+def _made(
+    inspection: Inspection,
+    dataset: Dataset,
+    checkpoint: Place,
+    of: FeaturesOf,
+    ids: NDArray[np.int64],
+    least: int,
+    path: Path,
+    allow_code: bool,
+    on_progress: OnDone,
+) -> FeaturesFile:
+    """Write the features of samples, in this order `least` of them and more while the time lasts."""
+    features, begun = list[NDArray[np.float32]](), time.monotonic()
+    with closing(_batches(inspection, dataset, checkpoint, of, ids, allow_code)) as batches:
+        for batch in batches:
+            features.append(batch)
+            done = sum(map(len, features))
+            on_progress(done, len(ids))
+            if done >= least and time.monotonic() > begun + SECONDS:
+                break
+    order = np.argsort(ids[:done])
+    write_features(path, of, [np.concatenate(features)[order]], ids[order])
+    return FeaturesFile(path, of)
+
+
+def _batches(
+    inspection: Inspection,
+    dataset: Dataset,
+    checkpoint: Place,
+    of: FeaturesOf,
+    ids: NDArray[np.int64],
+    allow_code: bool,
+) -> Generator[NDArray[np.float32], None, None]:
+    """Yield features in the order of the ids, float32 [up to 256, sides, d]."""
+    from ....trainer.evaluation.features import restore_encoders, some_features
+    from ....trainer.run.build import device_named, recipe_named
+
+    config = inspection.config
+    _, training = load_found(checkpoint)
+    device, tokenizer = device_named("auto"), dataset.index.tokenizer
+    encoders = restore_encoders(config, checkpoint, training, tokenizer, of.weights, allow_code=allow_code).to(device)
+    view = (recipe_named(config.data.recipe), config.data.image_size, device)
+    with ExitStack() as opened:
+        made = [
+            opened.enter_context(closing(some_features(encoders, dataset, ids, *view, views=views)))
+            for views in dict.fromkeys([0, of.views])
+        ]
+        for parts in zip(*made, strict=True):
+            yield np.stack([side.cpu().numpy() for part in parts for side in part], axis=1)

@@ -1,0 +1,142 @@
+"""The kinds of samples that features show, each with what speaks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..json_fields import Hidden, Shown, named
+from ..temperatures.associations import Association, ends_of
+from ..temperatures.kinds import (
+    BY_FEATURES,
+    COPIED,
+    CROWDED,
+    KIND_NAMES,
+    KIND_SHEET_SAMPLES,
+    NOT_TOLD_APART,
+    ORDINARY,
+    RARE,
+    Codes,
+)  # fmt: skip
+from .properties import OF_FEATURES, Properties
+from .surroundings import NEAREST
+
+RARE_BY = ("class_size", "rarest_word", "near_pictures", "near_captions")
+"""Properties of which little means that few samples are like this one."""
+LITTLE = 0.1
+"""A rare sample's property is among the lowest tenth."""
+APART = 0.5
+"""Correlation of two aligned pictures below which they are not alike."""
+TOO_NEAR = 0.9
+"""Cosine of the three nearest above which a model hardly tells a sample from them."""
+
+
+@dataclass(frozen=True)
+class EvidentKinds:
+    """The kinds of m samples whose features were looked at."""
+
+    sample_ids: Annotated[NDArray[np.int64], Shown(len), named("samples")]
+    """int64 [m], ascending."""
+    codes: Hidden[Codes]
+    """int8 [m]: by the state alone where that tells more than `ordinary`."""
+    counts: dict[str, int]
+    """Kind -> number of samples; only those that need features."""
+    sheets: dict[str, list[int]]
+    """Kind -> ids to show, the most typical first."""
+    evidence: Hidden[dict[int, str]]
+    """What speaks for the kind of a sample that is shown, by id."""
+    rare_by: str | None
+    """The property that tells the rare ones, one of RARE_BY; None if none goes with the temperatures of this run."""
+
+
+def evident_kinds(
+    found: Properties,
+    tau: Mapping[str, NDArray[np.float32]],
+    associations: Mapping[str, Sequence[Association]],
+    of_state: Codes,
+) -> EvidentKinds:
+    """Decide the kinds of m samples, the first that applies.
+
+    tau: by side, float32 [m], solved. associations: by side, of these temperatures. of_state: int8 [m], as KindRules.
+
+    Crowded: no temperature from tau_min on is low enough. Copied: a near-copy was seen, by the test of `--duplicates`,
+    or the same file. Not told apart: the three nearest pictures are TOO_NEAR, and neither those nor their captions are
+    alike. Rare: at an end of the temperatures that goes with little of a property of RARE_BY, and with little of it.
+    """
+    applies: dict[int, NDArray[np.bool_]] = {code: np.zeros(len(of_state), np.bool_) for code in BY_FEATURES}
+    around = found.around["pictures"]
+    applies[CROWDED] = np.any([of_side == 0 for of_side in tau.values()], axis=0)
+    applies[COPIED] = found.values["copies"] > 0
+    applies[NOT_TOLD_APART] = _not_told_apart(found)
+    order: dict[int, NDArray[np.floating]] = {
+        CROWDED: -around.near,
+        COPIED: -found.values["copies"],
+        NOT_TOLD_APART: -around.similarity[:, -1],
+        RARE: around.near,
+    }
+    rare_by = _rare_by(associations)
+    if rare_by is not None:
+        side, told_by = rare_by
+        values = found.values[told_by.of]
+        at_end = ends_of(tau[side])[told_by.end]
+        applies[RARE] = at_end & (values <= np.nanquantile(values, LITTLE)) & (values < np.nanmedian(values))
+        order[RARE] = values
+    codes = of_state.copy()
+    for code in reversed(BY_FEATURES):
+        codes[applies[code] & (of_state == ORDINARY)] = code
+    counts, sheets, evidence = dict[str, int](), dict[str, list[int]](), dict[int, str]()
+    for code in BY_FEATURES:
+        places = np.flatnonzero(codes == code)
+        shown = places[np.argsort(order[code][places], kind="stable")][:KIND_SHEET_SAMPLES]
+        counts[KIND_NAMES[code]] = len(places)
+        sheets[KIND_NAMES[code]] = found.sample_ids[shown].tolist()
+        for place in shown.tolist():
+            evidence[int(found.sample_ids[place])] = _evidence(found, place, code, rare_by and rare_by[1].of)
+    return EvidentKinds(found.sample_ids, codes, counts, sheets, evidence, rare_by and rare_by[1].of)
+
+
+def _rare_by(associations: Mapping[str, Sequence[Association]]) -> tuple[str, Association] | None:
+    """Return the side and the strongest association that says that an end has little of a property of RARE_BY."""
+    said = [
+        (side, each)
+        for side, of_side in associations.items()
+        for each in of_side
+        if each.of in RARE_BY and each.is_said and each.area < 0.5 and (each.of in OF_FEATURES or each.stands)
+    ]
+    return min(said, key=lambda one: one[1].area, default=None)
+
+
+def _not_told_apart(found: Properties) -> NDArray[np.bool_]:
+    around, agreed = found.around["pictures"], found.agreement
+    assert agreed is not None
+    correlation = agreed.correlation.reshape(-1, NEAREST)
+    apart = np.asarray((around.similarity > TOO_NEAR).all(1) & (correlation < APART).all(1))
+    if found.words:
+        for place in np.flatnonzero(apart).tolist():
+            others = [found.words[other] for other in around.nearest[place].tolist()]
+            apart[place] = not any(found.words[place] & other for other in others)
+    return apart
+
+
+def _evidence(found: Properties, place: int, code: int, rare_by: str | None) -> str:
+    """Say what speaks for the kind of a sample."""
+    captions = rare_by == "near_captions" and code == RARE
+    around = found.around["captions" if captions else "pictures"]
+    similar = ", ".join(f"{similarity:.2f}" for similarity in around.similarity[place])
+    nearest = f"nearest are ids {', '.join(map(str, found.sample_ids[around.nearest[place]].tolist()))} at {similar}"
+    near = f"{around.near[place]:,.0f} of {len(found.rows):,} are near"
+    if code == COPIED:
+        copies = f"{found.values['copies'][place]:,.0f}"
+        return f"{copies} near-cop{'y' if copies == '1' else 'ies'}; {nearest}"
+    if code == RARE and rare_by == "class_size" and found.classes is not None:
+        size = f"{found.values['class_size'][place]:,.0f}"
+        return f"“{found.class_names[found.classes[place]]}” has {size} sample{'s' * (size != '1')}"
+    if code == RARE and rare_by == "rarest_word":
+        count = f"{found.values['rarest_word'][place]:,.0f}"
+        return f"“{found.rarest[place]}” stands in {count} caption{'s' * (count != '1')}"
+    unlike = ", which do not look alike" if code == NOT_TOLD_APART else ""
+    return f"{near}; {nearest}{unlike}"

@@ -1,0 +1,56 @@
+"""The first sentences on a run: what its lowest and highest temperatures go with, as far as that was measured."""
+
+from __future__ import annotations
+
+from .features.by_features import ByFeatures
+from .features.properties import OF_FEATURES
+from .temperatures.associations import Association
+
+MOST_SAID = 4
+SETTLED = 1.15
+"""Factor within which the update rule may still move the median temperature of a side that has settled."""
+NAMES = {
+    "rarest_word": ("rare words", "words that many captions have"),
+    "word_frequency": ("rarer words on the whole", "more common words on the whole"),
+    "class_size": ("small classes", "large classes"),
+    "equal_captions": ("captions that few others share", "captions that many others share"),
+    "copies": ("no near-copies", "near-copies"),
+    "contrast": ("little contrast", "much contrast"),
+    "pixels": ("small pictures", "large pictures"),
+    "caption_length": ("short captions", "long captions"),
+    "own_cosine": ("pictures that the model matches badly", "pictures that the model matches well"),
+    "doubt": ("pairs that the model matches well over the run", "pairs that the model matches badly over the run"),
+    "near_pictures": ("pictures that few others lie near in the features", "a heap of pictures in the features"),
+    "near_captions": ("captions that few others lie near in the features", "a heap of captions in the features"),
+}
+"""Property -> what an end with low, and with high values of it goes with."""
+
+
+def said_first(found: ByFeatures | None) -> list[str]:
+    """Return what is said before all else, the strongest first; empty without features."""
+    if found is None:
+        return []
+    said = sorted(
+        ((side, each) for side, of_side in found.associations.items() for each in of_side if each.is_said),
+        key=lambda one: (one[1].of in OF_FEATURES, -abs(one[1].area - 0.5)),
+    )
+    return [in_words(side, each) for side, each in said[:MOST_SAID]] + [
+        f"The {side} temperatures have not settled: with these features the run's own rule would still take their "
+        f"median {'up' if factor > 1 else 'down'} by a factor of {max(factor, 1 / factor):.1f}. Train longer."
+        for side, factor in found.moves.items()
+        if max(factor, 1 / factor) > SETTLED
+    ]
+
+
+def in_words(side: str, each: Association) -> str:
+    """Say what an end of a side's temperatures goes with, and how strongly."""
+    what, end = NAMES[each.of][each.area > 0.5], "Low" if each.end == "lowest" else "High"
+    of_side = "" if side == "sample" else f"{side} "
+    share, low, high = (100 * (value if each.area > 0.5 else 1 - value) for value in (each.area, each.low, each.high))
+    figures = f"in {share:.0f}% of comparisons with the rest, {min(low, high):.0f} to {max(low, high):.0f}%"
+    if not each.stands:
+        return (
+            f"{end} {of_side}temperatures go with a heap in the features, and the model heaps up {what} ({figures}; "
+            "within the heap hardly)."
+        )
+    return f"{end} {of_side}temperatures go with {what} ({figures})."

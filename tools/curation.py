@@ -202,7 +202,7 @@ class _State:
         on_rows = partial(on_progress, "reading all snapshots")
         over_run = None if rules.misfits is None else WholeRun(inspection, on_rows)
         (is_kept, is_new, at_floor), codes = np.zeros((3, n), np.bool_), np.zeros(n, np.int8)
-        floor = NEAR_FLOOR * (inspection.tau.lowest or 0.0)
+        lowest = inspection.tau.lowest or np.inf
         rank, score = np.zeros((2, n), np.float32)
         log_tau = np.zeros(n, np.float32) if taus else None
         for block, rows in read_blocks(reader, list(dict.fromkeys([*kinds.columns, *taus]))):
@@ -214,7 +214,7 @@ class _State:
             score[here] = np.where(is_new[here], np.inf, kinds.score(rows))
             if log_tau is not None:
                 log_tau[here] = np.where(rows[VISITS] > 0, _mean_log([rows[tau] for tau in taus]), np.nan)
-                at_floor[here] = np.any([rows[tau] <= floor for tau in taus], axis=0)
+                at_floor[here] = np.any([np.isclose(rows[tau], lowest, NEAR_FLOOR - 1) for tau in taus], axis=0)
             on_progress("reading the state", block.stop, n)
         return cls(is_kept, codes, rank, is_new, score, at_floor, log_tau)
 

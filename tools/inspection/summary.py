@@ -117,7 +117,7 @@ def solved_table(found: ByFeatures) -> tuple[Row, list[Row]]:
     rows.append(["the rule would move the median by", *(f"{move - 1:+.1%}" if move else "–" for move in moves)])
     for rho in next(iter(found.curves.values())):
         word = f"Spearman with near samples at rho {rho:g}"
-        rows.append([word, *(f"{found.curves[side][rho]:+.2f}" for side in sides)])
+        rows.append([word, *(correlation(found.curves[side][rho]) for side in sides)])
     about = f"tau where KL is rho = {found.solved.rho:g}, of {len(found.solved.sample_ids):,} samples"
     return [about, *(f">{side}" for side in sides)], rows
 

@@ -83,7 +83,7 @@ def test_equal_checksums_of_other_bytes_are_no_copies(dataset, monkeypatch):
         yield 0, np.zeros(asked.n, np.uint64)
 
     expected = [column.tolist() for column in exact_copies(dataset)]
-    monkeypatch.setattr(exact_module, "_checksums", colliding)
+    monkeypatch.setattr(exact_module, "checksums", colliding)
     assert [column.tolist() for column in exact_copies(dataset)] == expected
 
 
@@ -120,7 +120,7 @@ def test_pairs_are_written_with_reason_cluster_and_thresholds(dataset, features,
 
 
 def test_without_duplicates_the_file_is_empty(dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr(exact_module, "_checksums", lambda asked: iter([(0, np.arange(asked.n, dtype=np.uint64))]))
+    monkeypatch.setattr(exact_module, "checksums", lambda asked: iter([(0, np.arange(asked.n, dtype=np.uint64))]))
     found = find_duplicates(dataset, stored(tmp_path, np.eye(dataset.n)), NO_SCORE, tmp_path)
     write_duplicates(tmp_path / "pairs.parquet", found, dataset.index.fingerprint)
     assert (len(pq.read_table(tmp_path / "pairs.parquet")), found.sizes, found.members([])) == (0, {}, {})

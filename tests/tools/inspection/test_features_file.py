@@ -7,7 +7,6 @@ import pytest
 
 from thermopile.storage.files import NotRegularFileError
 from thermopile.storage.sealed_json import seal_line, unseal
-from thermopile.trainer.errors import RunError
 from thermopile.tools.inspection.features.features_file import (
     HEADER_BYTES,
     NAME,
@@ -16,6 +15,7 @@ from thermopile.tools.inspection.features.features_file import (
     UnusableFeaturesError,
     write_features,
 )
+from thermopile.trainer.errors import RunError
 
 SAMPLES, DIM = 2500, 8
 OF = FeaturesOf(samples=SAMPLES, checkpoint="step-5", weights="raw", digest="0" * 64)

@@ -1,4 +1,4 @@
-"""What a cold or a hot sample is, from its row of state alone."""
+"""The kind of a sample as far as its row of state tells it."""
 
 import re
 
@@ -13,7 +13,7 @@ from thermopile.tools.inspection.reading import state_blocks
 from thermopile.tools.inspection.reading.opening import read_run
 from thermopile.tools.inspection.rows_export import export_rows
 from thermopile.tools.inspection.temperatures import kinds as module
-from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES, names_of, read_rules
+from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES, KindRules, names_of
 from thermopile.tools.inspection.temperatures.samples import read_histories
 from thermopile.tools.inspection.temperatures.survey import survey
 
@@ -21,15 +21,12 @@ from support.cli import answer, cli
 from support.written_runs import write_run, write_state
 
 N, APART = 2000, 70
-COLD = 0.02
-"""Below the lowest 5 % of tau among the other samples, whose tau is 0.1 to 0.2 and log s -4. rho is 2."""
 ROWS = {
     "too_few_visits": [
         {"visits": 0},
         {"visits": 4},
         {"visits": 4, "image/tau": 0.005, "image/u": 5, "image/log_s": 9},  # else stuck
         {"visits": 4, "image/log_s": 9},  # else a misfit
-        {"visits": 4, "image/tau": COLD},  # else rare
     ],
     "stuck": [
         {"image/tau": 0.005, "image/u": 5, "image/log_s": 40},
@@ -41,27 +38,13 @@ ROWS = {
         {"image/log_s": -2, "text/log_s": 2.5},
         {"image/tau": 0.005, "image/u": 4.9, "image/log_s": 9},  # u is not at its bound
         {"image/tau": 0.0051, "image/u": 5, "image/log_s": 9},  # tau is not at its floor
-        {"image/tau": COLD, "text/log_s": 9},  # else rare
-    ],
-    "crowded": [
-        {"image/tau": COLD, "image/log_s": -1.9},
-        {"text/tau": COLD, "text/log_s": 0},
-        {"text/tau": 0.005, "text/log_s": -1, "text/u": 1},
-        {"image/tau": COLD, "text/tau": COLD, "text/log_s": -1},  # else rare, on the other side
-    ],
-    "rare": [
-        {"image/tau": COLD},
-        {"text/tau": COLD, "image/log_s": 0.5},
-        {"image/tau": 0.005, "image/u": 5},  # at the floor, but the positive outweighs the negatives
-        {"image/tau": COLD, "image/log_s": -2.5, "image/u": -0.2},  # E = -0.3
-        {"image/tau": COLD, "image/log_s": -2.5, "image/u": -5},  # u is at its bound: E is not known
+        {"image/tau": 0.02, "text/log_s": 9},
     ],
     "ordinary": [
         {},
         {"image/log_s": 1, "text/log_s": -1},  # their sum is not above 0
-        {"image/tau": COLD, "image/log_s": 0.5},  # cold only where the negatives outweigh the positive
-        {"image/tau": COLD, "image/log_s": -2.5, "image/u": -0.5},  # E = 0: near-copies within rho
-        {"image/log_s": -1},  # near-copies, but not cold
+        {"image/tau": 0.02},  # a low temperature alone says nothing
+        {"image/tau": 0.005, "image/u": 5},  # at the floor, but the positive outweighs the negatives
         {"image/u": 5},
     ],
 }
@@ -85,31 +68,16 @@ def by_hand():
 
 def slowly(columns):
     """The kind of every sample by the definitions, one at a time."""
-    seen = columns["visits"] > 0
-    tau, log_s, u = ({side: columns[f"{side}/{name}"] for side in ("image", "text")} for name in ("tau", "log_s", "u"))
-    near = {side: (log_s[side] > -2) | ((abs(u[side]) < 4.95) & (log_s[side] + 2 - u[side] > -0.25)) for side in tau}
-    bounds = {}
-    for side in tau:  # the highest bound below which 5 % are, of those that are not both near and below it
-        for bounds[side] in sorted(tau[side][seen], reverse=True):  # noqa: B020
-            below = seen & (tau[side] < bounds[side])
-            if (below & ~near[side]).sum() + 0.05 * (below & near[side]).sum() <= int(0.05 * (seen.sum() - 1)):
-                break
 
     def kind(row):
         if row["visits"] < 5:
             return "too_few_visits"
         if any(row[f"{side}/tau"] <= 0.00505 and row[f"{side}/log_s"] > 0 and abs(row[f"{side}/u"]) >= 4.95
-               for side in bounds):  # fmt: skip
+               for side in ("image", "text")):  # fmt: skip
             return "stuck"
-        if row["image/log_s"] + row["text/log_s"] > 0:
-            return "misfit"
-        # Within a bin, 0.05 % of tau, the coldest 5 % may end anywhere.
-        cold = [side for side, bound in bounds.items() if row[f"{side}/tau"] < bound * 0.9995]
-        if any(-2 < row[f"{side}/log_s"] <= 0 for side in cold):
-            return "crowded"
-        return "rare" if any(not near[side][row["id"]] for side in cold) else "ordinary"
+        return "misfit" if row["image/log_s"] + row["text/log_s"] > 0 else "ordinary"
 
-    return [kind({name: values[i] for name, values in columns.items()} | {"id": i}) for i in range(N)]
+    return [kind({name: values[i] for name, values in columns.items()}) for i in range(N)]
 
 
 @pytest.fixture(scope="module")
@@ -130,16 +98,11 @@ def frame(run):
 
 def test_every_sample_has_the_first_kind_that_applies(frame):
     assert frame["kind"][APART * np.arange(len(EXPECTED))].tolist() == EXPECTED
-    assert list(ROWS) == list(KIND_NAMES)
+    assert set(ROWS) < set(KIND_NAMES)
 
 
 def test_the_kinds_of_all_samples_are_those_of_the_definitions(frame, columns):
-    slow = np.array(slowly(columns))
-    differ = np.flatnonzero(frame["kind"] != slow)
-    # At the bound of the coldest 5 %, a bin's width apart.
-    assert len(differ) <= 4
-    assert {kind for i in differ for kind in (frame["kind"][i], slow[i])} <= {"rare", "crowded", "ordinary"}
-    assert 100 < (slow == "rare").sum() <= 200
+    assert frame["kind"].to_list() == slowly(columns)
 
 
 def test_single_samples_are_shown_with_their_kind_in_words_and_for_a_program_by_name(run, tmp_path):
@@ -166,12 +129,11 @@ def test_counts_and_sheets_cover_all_rows_in_pieces_of_any_size(run, frame, colu
     monkeypatch.setattr(module, "KIND_SHEET_SAMPLES", 4)
     found = survey(read_run(run), suspects=6).kinds
     kinds = frame["kind"].to_numpy()
-    assert found.counts == {kind: int((kinds == kind).sum()) for kind in KIND_NAMES}
+    assert found.counts == {kind: int((kinds == kind).sum()) for kind in ROWS}
     score = columns["image/log_s"] + columns["text/log_s"]
     assert found.sheets["misfit"] == sorted(np.flatnonzero(kinds == "misfit"), key=lambda i: (-score[i], i))[:4]
     assert found.sheets["stuck"] == sorted(np.flatnonzero(kinds == "stuck"), key=lambda i: (-score[i], i))
     assert found.sheets["too_few_visits"] == [0, 70, 140, 210]
-    assert found.sheets["rare"][0] == 19 * APART  # at tau_min
     assert (kinds[found.sheets["ordinary"]] == "ordinary").all()
     suspicious = np.flatnonzero((kinds == "misfit") | (kinds == "stuck"))
     assert found.suspects.tolist() == sorted(suspicious, key=lambda i: (-score[i], i))[:6]
@@ -186,19 +148,11 @@ def test_an_export_has_every_kind_and_that_the_state_alone_decided_it(run, frame
 
 def test_a_frame_of_a_few_samples_has_the_kinds_that_they_have_among_all(run, frame):
     temperatures = thermopile.open_run(run.path).temperatures()
-    kinds = temperatures.frame([19 * APART, 5 * APART, 5 * APART], ["kind"])["kind"]
-    assert kinds.to_list() == ["rare", "stuck", "stuck"]
+    kinds = temperatures.frame([8 * APART, 5 * APART, 5 * APART], ["kind"])["kind"]
+    assert kinds.to_list() == ["misfit", "stuck", "stuck"]
     assert "kind" not in temperatures.frame([0]).columns
     with pytest.raises(FieldError, match=r"'kinds'; the columns are .*'kind'\]"):
         temperatures.frame([0], ["kinds"])
-
-
-def test_where_many_samples_share_the_lowest_tau_none_of_them_is_rare(images_dataset, tmp_path):
-    n = images_dataset.n
-    tau = np.where(np.arange(n) % 4 == 0, 0.05, np.linspace(0.1, 0.2, n))
-    columns = {"sample/tau": tau, "sample/log_s": np.full(n, -1.0)}
-    run = write_state(tmp_path / "run", images_dataset, columns, np.full(n, 9))
-    assert survey(read_run(run)).kinds.counts["rare"] == 0
 
 
 def test_samples_of_a_run_on_images_have_one_side(images_dataset, tmp_path):
@@ -209,16 +163,15 @@ def test_samples_of_a_run_on_images_have_one_side(images_dataset, tmp_path):
         columns[f"sample/{name}"][9] = value
     kinds = survey(read_run(write_state(tmp_path / "run", images_dataset, columns, np.full(n, 5)))).kinds
     assert (kinds.sheets["misfit"], kinds.sheets["stuck"], kinds.counts["too_few_visits"]) == ([8, 7], [9], 0)
-    assert kinds.sheets["rare"] == [i for i in range(16) if i not in (7, 8, 9)]  # which do not count as cold
 
 
 @pytest.mark.parametrize(
     ("objective", "missing"),
     [
         ({"name": "fastclip_v2"}, ["stuck"]),  # it has no u
-        ({"name": "sogclr"}, ["stuck", "rare", "crowded"]),  # nor a tau of its own
-        ({"name": "decl"}, ["stuck", "misfit", "rare", "crowded"]),  # nor log s
-        ({"name": "clip"}, ["stuck", "misfit", "rare", "crowded"]),
+        ({"name": "sogclr"}, ["stuck"]),  # nor a tau of its own
+        ({"name": "decl"}, ["stuck", "misfit"]),  # nor log s
+        ({"name": "clip"}, ["stuck", "misfit"]),
     ],
 )
 def test_only_the_kinds_that_the_fields_allow_are_told(pairs_dataset, tmp_path, objective, missing):
@@ -230,11 +183,11 @@ def test_only_the_kinds_that_the_fields_allow_are_told(pairs_dataset, tmp_path, 
     run = write_state(tmp_path / "run", pairs_dataset, columns, np.where(np.arange(n) == 1, 2, 5), **objective)
     found = look(run.path)
     kinds = found.survey.kinds
-    assert list(kinds.counts) == [name for name in KIND_NAMES if name not in missing]
+    assert list(kinds.counts) == [name for name in ROWS if name not in missing]
     assert kinds.counts["too_few_visits"] == 1
     if "misfit" not in missing:
         assert kinds.sheets["misfit"] == [3]
-    assert set(names_of(read_rules(found.inspection).kinds(found.inspection.reader.rows(0, n)))) == {
+    assert set(names_of(KindRules.of(found.inspection).kinds(found.inspection.reader.rows(0, n)))) == {
         name for name, count in kinds.counts.items() if count
     }
 

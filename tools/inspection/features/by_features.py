@@ -23,15 +23,17 @@ from .drawn import Asked, drawn_features
 from .evidence import EvidentKinds, evident_kinds
 from .features_file import FeaturesFile
 from .properties import Properties, properties
-from .solving import HIGHEST, LOWEST, SolvedTemperatures, compared_views, direction, solved_temperatures
+from .solving import SolvedTemperatures, compared_views, direction, solved_temperatures
 
 NEAR_OF = {"image": "near_pictures", "text": "near_captions", "sample": "near_pictures"}
 """Side of the state -> near samples by its own features."""
+LEAST = 16
+"""Samples."""
 _AT_REST = 500
 """Samples for which the update rule is run."""
 _SEED = 2029
 
-Curves = dict[str, dict[float, float]]
+Curves = dict[str, dict[float, float | None]]
 """By side and rho, Spearman's correlation of solved temperatures and the number of near samples."""
 
 
@@ -68,6 +70,8 @@ def by_features(
         return None
     try:
         features = drawn_features(inspection, folder, asked, lambda *done: on_progress("features", *done))
+        if features.samples < LEAST:
+            raise RunError(f"it needs {LEAST} samples with features, but there are only {features.samples}")
         return _measured(inspection, survey, features, rho, on_progress)
     except (RunError, ConfigError, DatasetError, OSError) as error:
         inspection.notes.append(f"Temperatures are told by the state alone, and no kinds that need features: {error}")
@@ -119,13 +123,13 @@ def _moves(inspection: Inspection, features: FeaturesFile, solved: SolvedTempera
     if settings.get("rho") != solved.rho or reader is None or not solved.learned:
         return {}
     from ....trainer.objectives.base import Progress
-    from ....trainer.objectives.estimator import AverageSettings
+    from ....trainer.objectives.isogclr import RobustSettings
     from ....trainer.run.build import objective_of
 
     config = inspection.config
     steps_per_epoch = max(1, reader.kept // config.batch_size)
     moving = objective_of(config).settings
-    if not isinstance(moving, AverageSettings):
+    if not isinstance(moving, RobustSettings):
         return {}
     gamma = moving.gamma_at(Progress(reader.snapshot.step, steps_per_epoch))
     rows = np.sort(np.random.default_rng(_SEED).permutation(features.samples)[:_AT_REST])
@@ -137,10 +141,7 @@ def _moves(inspection: Inspection, features: FeaturesFile, solved: SolvedTempera
         h = np.concatenate([own[:, view] @ columns.T for view in anchors], axis=1) - positive[:, None]
         h[h > 1 - 1e-3 - positive[:, None]] = -2  # the sample itself
         negative = (config.batch_size - 1) * len(anchors) * len(negatives)
-        rule = Rule(
-            solved.rho, gamma, settings["grad_clip"], negative, settings.get("tau_min") or LOWEST,
-            settings.get("tau_max") or HIGHEST,
-        )  # fmt: skip
+        rule = Rule(solved.rho, gamma, moving.grad_clip, negative, moving.tau_min, moving.tau_max)
         learned = solved.learned[side][rows]
         moves[side] = float(np.exp(np.median(np.log(at_rest(h, learned, rule) / learned))))
     return moves

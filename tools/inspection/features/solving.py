@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
@@ -47,8 +48,9 @@ class SolvedTemperatures:
         if side not in self.learned:
             return None
         solved = self.sides[side]
-        ratio, inside = self.learned[side] / solved.tau, (solved.tau > 0) & np.isfinite(solved.tau)
-        return float(np.median(ratio[inside])) if inside.any() else np.nan, float(np.median(solved.divergence))
+        inside = (solved.tau > 0) & np.isfinite(solved.tau)
+        ratio = self.learned[side][inside] / solved.tau[inside]
+        return float(np.median(ratio)) if inside.any() else math.nan, float(np.median(solved.divergence))
 
 
 def solved_temperatures(
@@ -114,16 +116,20 @@ def direction(
     features: FeaturesFile,
     near: Mapping[str, NDArray[np.float64]],
     rows: NDArray[np.int64],
-) -> dict[str, dict[float, float]]:
+) -> dict[str, dict[float, float | None]]:
     """Return Spearman's correlation of solved temperatures and the number of near samples, by side and rho.
+
+    None where either is the same for all.
 
     near: by side, float64 [m], of the samples of these rows of the file, int64 [m].
     """
     from scipy.stats import spearmanr
 
     some = slice(0, _FOR_CURVE)
-    found: dict[str, dict[float, float]] = {}
+    found: dict[str, dict[float, float | None]] = {}
     for rho in RHOS:
         for side, solved in solved_temperatures(inspection, features, rho, rows[some]).sides.items():
-            found.setdefault(side, {})[rho] = float(spearmanr(solved.tau, near[side][some]).statistic)
+            differ = min(len(np.unique(values)) for values in (solved.tau, near[side][some])) > 1
+            correlation = float(spearmanr(solved.tau, near[side][some]).statistic) if differ else None
+            found.setdefault(side, {})[rho] = correlation
     return found

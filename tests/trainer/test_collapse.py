@@ -10,6 +10,8 @@ from conftest import converted
 
 from thermopile.pipeline.sources.parquet import ParquetSource
 from thermopile.storage.sealed_json import seal_line
+from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.serving.catalogue import open_catalogue
 from thermopile.trainer.config import load_config
 from thermopile.trainer.metrics.step_report import collapse
 from thermopile.trainer.objectives import Progress, create_objective
@@ -139,6 +141,10 @@ def test_inspect_tells_no_kinds_of_a_snapshot_at_which_the_run_had_collapsed(ima
     )
     refused = cli("curate", run.path, "--keep", tmp_path / "keep.parquet", "--drop-misfits")
     assert f"no misfits are told yet: {SAID}" in refused.stderr
+    for _ in ("made", "opened"):
+        inspection = read_run(run)
+        open_catalogue(inspection, tmp_path, lambda *_: None).close()
+        assert sum(f"No kinds of samples are told yet: {SAID}" in note for note in inspection.notes) == 1
     run.metrics_file.unlink()
     assert kinds() == 50
 

@@ -145,7 +145,7 @@ def test_conditions_hold_together(find, hostile_dataset):
     groups = hostile_dataset.column("group").to_pylist()
     of_class = [id for id, group in enumerate(groups) if group == groups[0]]
     assert find(group=groups[0], sort="id") == of_class
-    assert find(group=groups[0], kind="rare", high=0.02, sort="id") == [id for id in of_class if id in (1, 2)]
+    assert find(group=groups[0], kind="ordinary", high=0.02, sort="id") == [id for id in of_class if id < 3]
     assert find(kind="too_few_visits", sort="id") == list(range(VISITED, hostile_dataset.n))
 
 
@@ -171,7 +171,7 @@ def test_the_index_is_made_once_and_again_for_another_snapshot(run, tmp_path):
     copy = type(run)(shutil.copytree(run.path, tmp_path / "run"))
     done = []
     opened(copy, copy.report, lambda *work: done.append(work))
-    assert {what for what, *_ in done} == {"reading tau", "reading all snapshots", "indexing the state",
+    assert {what for what, *_ in done} == {"reading all snapshots", "indexing the state",
                                            "ranking by tau", "indexing captions", "indexing classes"}  # fmt: skip
     done.clear()
     opened(copy, copy.report, lambda *work: done.append(work))
@@ -179,23 +179,10 @@ def test_the_index_is_made_once_and_again_for_another_snapshot(run, tmp_path):
     tau = np.linspace(0.2, 0.1, read_run(copy).reader.samples)
     train_on(copy, {"image": tau, "text": tau}, 9)
     newer = opened(copy, copy.report, lambda *work: done.append(work))
-    assert {what for what, *_ in done} == {"reading tau", "reading all snapshots", "indexing the state",
+    assert {what for what, *_ in done} == {"reading all snapshots", "indexing the state",
                                            "ranking by tau"}  # fmt: skip
     assert newer.coldest["image"][0] == len(tau) - 1
     assert len(list((copy.report / "index").iterdir())) == 2  # the older snapshot's is gone
-
-
-def test_why_no_kinds_are_told_is_said_whenever_the_index_is_opened(hostile_dataset, tmp_path):
-    n = hostile_dataset.n
-    columns = {f"{side}/{name}": np.full(n, value) for side in ("image", "text") for name, value in
-               {"tau": 0.1, "log_s": -1.0}.items()}  # fmt: skip
-    run = write_state(tmp_path / "run", hostile_dataset, columns, np.full(n, 9))
-    for _ in ("made", "opened"):
-        inspection = read_run(run)
-        open_catalogue(inspection, tmp_path, lambda *_: None)
-        assert [note for note in inspection.notes if "No kinds" in note] == [
-            "No kinds of samples are told yet: the temperatures hardly differ; train longer."
-        ]
 
 
 def test_an_index_that_was_broken_off_is_made_again(run, tmp_path, monkeypatch):
@@ -228,14 +215,14 @@ def test_ids_beyond_the_samples_in_an_index_are_not_looked_up(run, tmp_path):
     ids = np.load(file)
     ids[:3] = 2**32 - 1
     np.save(file, ids)
-    found = Finder(opened(run, tmp_path)).find(Query(sort="misfits", kind="rare")).sample_ids
+    found = Finder(opened(run, tmp_path)).find(Query(sort="misfits", kind="ordinary")).sample_ids
     assert set(found) <= set(range(len(ids)))
 
 
 def test_an_index_of_another_run_is_refused(run, hostile_run, tmp_path):
     opened(run, tmp_path).close()
     (mine,) = (tmp_path / "index").glob("state-*")
-    mine.rename(mine.with_name(f"state-2-{read_run(hostile_run).reader.snapshot.id}"))
+    mine.rename(mine.with_name(f"state-3-{read_run(hostile_run).reader.snapshot.id}"))
     with pytest.raises(RunError, match="does not belong to this run"):
         opened(hostile_run, tmp_path)
 

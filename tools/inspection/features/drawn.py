@@ -75,14 +75,18 @@ def drawn_features(
 
 
 def keep_features(run: RunDirectory) -> None:
-    """Make the features of MOST_AT_END drawn samples of a run that has ended, as far as a minute allows."""
+    """Make the features of MOST_AT_END drawn samples of a run that has ended, as far as a minute allows.
+
+    Not of a run on fewer than LEAST_DRAWN samples, which `inspect` makes while one waits.
+    """
     inspection = read_run(run)
-    if inspection.reader is None or not inspection.sides or inspection.dataset is None:
+    reader = inspection.reader
+    if reader is None or not inspection.sides or inspection.dataset is None or reader.kept < LEAST_DRAWN:
         return
     dataset, checkpoint, of = wanted_features(inspection, None)
     if inspection.config.objective.mode == "unimodal":
         of = of.model_copy(update={"views": 2 * DRAWS})
-    ids = visited_samples(inspection.reader, MOST_AT_END)
+    ids = visited_samples(reader, MOST_AT_END)
     run.report.mkdir(parents=True, exist_ok=True)
     with progress_bar("features for inspect", len(ids)) as bar:
         show = lambda done, total: bar.update(done)  # noqa: E731

@@ -1,0 +1,208 @@
+"""What features say of a run: solved temperatures, what they go with, kinds with evidence, and the columns exported."""
+
+import math
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from scipy.optimize import brentq
+from scipy.special import logsumexp
+
+from thermopile.tools.inspection.features import drawn as drawn_module
+from thermopile.tools.inspection.features.by_features import by_features
+from thermopile.tools.inspection.features.drawn import DRAWN, DRAWS, Asked, drawn_features, keep_features
+from thermopile.tools.inspection.features.features_file import FeaturesFile, write_features
+from thermopile.tools.inspection.features.run_features import wanted_features
+from thermopile.tools.inspection.features.solving import solved_temperatures
+from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.temperatures.survey import survey
+
+from support.cli import answer, cli, succeed
+from support.written_checkpoints import save_encoders
+from support.written_runs import write_state
+
+HEAP, APART = 400, 60
+"""Samples of a heap, a fifth of all and so more than exp(-2), and of samples that lie alone."""
+
+
+def unit(rows):
+    return (rows / np.linalg.norm(rows, axis=-1, keepdims=True)).astype(np.float32)
+
+
+def run_of(dataset, path, **objective):
+    sides = ("image", "text") if dataset.index.mode == "pairs" else ("sample",)
+    columns = {f"{side}/log_s": np.full(dataset.n, -4.0) for side in sides}
+    if objective.get("name") != "sogclr":
+        columns |= {f"{side}/tau": np.linspace(0.05, 0.2, dataset.n) for side in sides}
+    run = write_state(path, dataset, columns, np.full(dataset.n, 6), **objective)
+    save_encoders(run, dataset)
+    return run
+
+
+def keep(run, features, ids=None):
+    """Keep features, [m, sides, d], of chosen samples as if a run's encoders had made them."""
+    inspection = read_run(run)
+    *_, of = wanted_features(inspection, None)
+    run.report.mkdir(exist_ok=True)
+    write_features(run.report / DRAWN, of, [features.astype(np.float32)], ids)
+
+
+@pytest.fixture(scope="module")
+def planted(pairs_dataset):
+    """Features of pairs: a heap, samples that lie alone, and others in fifty groups; float32 [n, 2, d]."""
+    random = np.random.default_rng(0)
+    centres = np.repeat(random.normal(size=(50, 24)), pairs_dataset.n // 50, axis=0)
+    pictures = centres + 0.9 * random.normal(size=centres.shape)
+    order = random.permutation(len(pictures))
+    pictures[order[:HEAP]] = random.normal(size=24) + 0.01 * random.normal(size=(HEAP, 24))
+    pictures[order[HEAP : HEAP + APART]] = 3 * random.normal(size=(APART, 24))
+    return np.stack([unit(pictures), unit(pictures + 0.002 * random.normal(size=pictures.shape))], 1), order
+
+
+@pytest.fixture(scope="module")
+def run(pairs_dataset, planted, tmp_path_factory):
+    made = run_of(pairs_dataset, tmp_path_factory.mktemp("pairs") / "run", rho=2.0)
+    keep(made, planted[0])
+    return made
+
+
+@pytest.fixture(scope="module")
+def found(run):
+    inspection = read_run(run)
+    told = by_features(inspection, survey(inspection), run.report, Asked(0), None, lambda *work: None)
+    assert told, inspection.notes
+    return told
+
+
+def divergence(h, tau):
+    log_q = h / tau - logsumexp(h / tau)
+    return float((np.exp(log_q) * (log_q + math.log(len(h)))).sum())
+
+
+def test_temperatures_are_those_at_which_the_divergence_is_rho_and_a_heap_has_none(found, planted):
+    features, order = planted
+    is_heap = np.isin(np.arange(len(order)), order[:HEAP])
+    for side, (own, other) in {"image": (0, 1), "text": (1, 0)}.items():
+        tau = found.solved.sides[side].tau
+        assert (tau[is_heap] == 0).all()
+        assert (tau[~is_heap] > 0).all()
+        for i in np.flatnonzero(~is_heap)[::200]:
+            h = np.delete(features[:, other] @ features[i, own], i).astype(np.float64)
+            at = brentq(lambda log_tau, h=h: divergence(h, math.exp(log_tau)) - 2, math.log(0.005), 0)
+            assert tau[i] == pytest.approx(math.exp(at), rel=2e-3)  # features are stored as float16
+
+
+def test_of_drawn_samples_the_others_have_no_solved_temperature_in_an_export(run, planted, tmp_path):
+    ids = np.sort(planted[1][:900])
+    keep(run, planted[0][ids], ids)
+    try:
+        succeed("inspect", run.path, "--export", tmp_path / "rows.parquet")
+    finally:
+        keep(run, planted[0])
+    rows = pq.read_table(tmp_path / "rows.parquet")
+    solved = rows["image/tau_solved"].to_pandas()
+    assert np.flatnonzero(solved.notna()).tolist() == ids.tolist()
+    assert (solved[np.sort(planted[1][:HEAP])] == 0).all()
+    told = np.array(rows["kind_from"].to_pylist()) == "features"
+    assert set(np.array(rows["kind"].to_pylist())[told]) >= {"crowded"}
+    assert not told[np.setdiff1d(np.arange(len(told)), ids)].any()
+
+
+def test_the_heap_is_crowded_as_the_evidence_says(found, planted):
+    order, kinds = planted[1], found.kinds
+    assert kinds.counts["crowded"] == HEAP
+    first = kinds.sheets["crowded"][0]
+    assert first in order[:HEAP]
+    assert kinds.evidence[first].startswith(f"{HEAP - 1} of 2,000 are near; nearest are ids ")
+
+
+def test_samples_that_lie_alone_are_rare_where_that_goes_with_the_temperatures(pairs_dataset, tmp_path):
+    random = np.random.default_rng(1)
+    group = np.sort((20 * random.random(pairs_dataset.n) ** 2).astype(int))
+    pictures = random.normal(size=(20, 24))[group] + 0.5 * random.normal(size=(len(group), 24))
+    alone = random.permutation(len(group))[:APART]
+    pictures[alone] = random.normal(size=(APART, 24))
+    made = run_of(pairs_dataset, tmp_path / "run", rho=1.0)
+    features = np.stack([unit(pictures), unit(pictures + 0.1 * random.normal(size=pictures.shape))], 1)
+    keep(made, features)
+    inspection = read_run(made)
+    kinds = by_features(inspection, survey(inspection), made.report, Asked(0), None, lambda *work: None).kinds
+    side = ("near_pictures", "near_captions").index(kinds.rare_by)
+    near = (features[:, side] @ features[:, side].T > 0.7).sum(1) - 1
+    rare = kinds.sheets["rare"]
+    assert len(rare) >= 20
+    assert (near[rare] <= np.quantile(near, 0.1)).all()
+    assert np.isin(rare, alone).mean() > 0.9
+    assert f"{near[rare[0]]} of 2,000 are near" in kinds.evidence[rare[0]]
+
+
+def test_near_samples_are_said_last_and_what_holds_for_none_is_not_said(run, found):
+    said = answer("inspect", run.path, "--features", "none")["said_first"]
+    assert any("temperatures go with" in sentence for sentence in said)
+    for sentence in said:
+        assert "class" not in sentence  # all are of the same size
+        assert "contrast" not in sentence
+
+
+def test_a_run_without_features_is_told_by_its_state_alone_and_why(pairs_dataset, tmp_path):
+    made = run_of(pairs_dataset, tmp_path / "run")
+    seen = answer("inspect", made.path, "--features", "none")
+    assert seen["by_features"] is None
+    assert any("no features are kept of this snapshot, and none are to be made" in note for note in seen["notes"])
+    assert not (made.report / DRAWN).exists()
+
+
+def test_features_are_made_of_as_many_as_asked_for_kept_and_taken_again(pairs_dataset, tmp_path, monkeypatch):
+    made = run_of(pairs_dataset, tmp_path / "run")
+    inspection = read_run(made)
+    first = drawn_features(inspection, made.report, Asked(300))
+    assert (first.samples, first.sides) == (300, 2)
+    before = (made.report / DRAWN).read_bytes()
+    assert drawn_features(inspection, made.report, Asked(200)).samples == 300
+    assert (made.report / DRAWN).read_bytes() == before
+    monkeypatch.setattr(drawn_module, "LEAST_DRAWN", 500)
+    monkeypatch.setattr(drawn_module, "SECONDS", 0)
+    assert 500 <= drawn_features(inspection, made.report, Asked()).samples < 500 + 256
+    everything = drawn_features(inspection, made.report, Asked(10**9))
+    assert (everything.samples, everything.drawn) == (pairs_dataset.n, None)
+    np.testing.assert_allclose(everything.rows(first.drawn), first.rows(np.arange(300)), atol=1e-3)
+
+
+def test_training_ends_with_features_of_a_run_that_is_not_small(pairs_dataset, tmp_path, monkeypatch):
+    made = run_of(pairs_dataset, tmp_path / "run")
+    keep_features(made)
+    assert not made.report.exists()
+    monkeypatch.setattr(drawn_module, "LEAST_DRAWN", 1000)
+    monkeypatch.setattr(drawn_module, "MOST_AT_END", 1200)
+    keep_features(made)
+    assert FeaturesFile(made.report / DRAWN).samples == 1200
+
+
+def test_images_are_solved_by_views_as_the_loss_pools_them_and_the_mean_over_draws(images_dataset, tmp_path):
+    made = run_of(images_dataset, tmp_path / "run", rho=0.3)
+    inspection = read_run(made)
+    features = drawn_features(inspection, made.report, Asked(10**9))
+    assert features.sides == 1 + 2 * DRAWS
+    tau = solved_temperatures(inspection, features, 0.3).sides["sample"].tau
+    rows = features.rows(np.arange(images_dataset.n)).astype(np.float64)
+    for i in (0, 77, 250):
+        expected = []
+        for draw in range(DRAWS):
+            views = rows[:, 1 + 2 * draw : 3 + 2 * draw]
+            others = np.delete(views, i, 0).reshape(-1, rows.shape[2])
+            h = np.concatenate([others @ views[i, 0], others @ views[i, 1]])
+            if divergence(h, 0.05) < 0.3:
+                expected.append(math.log(0.05))
+            else:
+                solve = lambda log_tau, h=h: divergence(h, math.exp(log_tau)) - 0.3  # noqa: E731
+                expected.append(brentq(solve, math.log(0.05), 0))
+        assert tau[i] == pytest.approx(math.exp(np.mean(expected)), rel=2e-3) or tau[i] == 0
+
+
+def test_another_rho_can_be_asked_for_and_one_of_nothing_is_refused(pairs_dataset, tmp_path):
+    made = run_of(pairs_dataset, tmp_path / "run", name="sogclr")
+    assert answer("inspect", made.path)["by_features"] is None
+    assert answer("inspect", made.path, "--rho", "1.5", "--features", "600")["by_features"]["solved"]["rho"] == 1.5
+    refused = cli("inspect", made.path, "--rho", "0")
+    assert refused.exit_code == 2
+    assert cli("inspect", made.path, "--features", "some").exit_code == 2

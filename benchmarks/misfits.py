@@ -31,7 +31,7 @@ from thermopile.tools.bench.machine import describe_machine, words_of
 from thermopile.tools.inspection.features.checkpoint_encoders import load_encoders
 from thermopile.tools.inspection.features.confirmation import Confirmation, confirm
 from thermopile.tools.inspection.reading.opening import Inspection, read_run
-from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES, MISFIT, RARE, STUCK, KindRules, read_rules
+from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES, MISFIT, STUCK, KindRules
 from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.tools.inspection.temperatures.whole_run import MAX_SNAPSHOTS, WholeRun
 from thermopile.trainer.config import CheckpointConfig
@@ -154,11 +154,11 @@ def _visits(inspection: Inspection) -> float:
 
 def _sizes(inspection: Inspection, swapped: NDArray[np.bool_], duplicate: NDArray[np.bool_], n: int) -> str:
     """How many samples are of each kind by the state alone, and how many of those were altered."""
-    rules, reader = read_rules(inspection), inspection.reader
+    rules, reader = KindRules.of(inspection), inspection.reader
     assert reader is not None
     kinds = rules.kinds(reader.rows(0, reader.samples, rules.columns))
     words = [f"{KIND_NAMES[kind]} {(of := kinds == kind).sum()} ({(of & swapped).sum()} swapped, "
-             f"{(of & duplicate).sum()} near-duplicates)" for kind in (STUCK, MISFIT, RARE)]  # fmt: skip
+             f"{(of & duplicate).sum()} near-duplicates)" for kind in (STUCK, MISFIT)]  # fmt: skip
     return f"{inspection.run.path.name}: n = {n}; {', '.join(words)}"
 
 

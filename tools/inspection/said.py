@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .features.by_features import ByFeatures
 from .features.properties import OF_FEATURES
+from .summary import per_side
 from .temperatures.associations import Association
 
 MOST_SAID = 4
@@ -34,12 +35,14 @@ def said_first(found: ByFeatures | None) -> list[str]:
         ((side, each) for side, of_side in found.associations.items() for each in of_side if each.is_said),
         key=lambda one: (one[1].of in OF_FEATURES, -abs(one[1].area - 0.5)),
     )
-    return [in_words(side, each) for side, each in said[:MOST_SAID]] + [
-        f"The {side} temperatures have not settled: with these features the run's own rule would still take their "
-        f"median {'up' if factor > 1 else 'down'} by a factor of {max(factor, 1 / factor):.1f}. Train longer."
-        for side, factor in found.moves.items()
-        if max(factor, 1 / factor) > SETTLED
-    ]
+    sentences = [in_words(side, each) for side, each in said[:MOST_SAID]]
+    moves = {side: f"{factor - 1:+.0%}" for side, factor in found.moves.items() if max(factor, 1 / factor) > SETTLED}
+    if moves:
+        sentences.append(
+            "The temperatures have not settled: while features stay as they are, the run's own rule would still move "
+            f"their median by {per_side(moves)}. Train longer."
+        )
+    return sentences
 
 
 def in_words(side: str, each: Association) -> str:
@@ -47,7 +50,7 @@ def in_words(side: str, each: Association) -> str:
     what, end = NAMES[each.of][each.area > 0.5], "Low" if each.end == "lowest" else "High"
     of_side = "" if side == "sample" else f"{side} "
     share, low, high = (100 * (value if each.area > 0.5 else 1 - value) for value in (each.area, each.low, each.high))
-    figures = f"in {share:.0f}% of comparisons with the rest, {min(low, high):.0f} to {max(low, high):.0f}%"
+    figures = f"{share:.0f}% of comparisons with the rest, {min(low, high):.0f} to {max(low, high):.0f}%"
     if not each.stands:
         return (
             f"{end} {of_side}temperatures go with a heap in the features, and the model heaps up {what} ({figures}; "

@@ -113,7 +113,8 @@ def test_the_heap_is_crowded_as_the_evidence_says(found, planted):
     assert kinds.counts["crowded"] == HEAP
     first = kinds.sheets["crowded"][0]
     assert first in order[:HEAP]
-    assert kinds.evidence[first].startswith(f"{HEAP - 1} of 2,000 are near; nearest are ids ")
+    assert kinds.evidence[first].words == f"{HEAP - 1} of 2,000 are near"
+    assert kinds.evidence[first].nearest.endswith(", cosine 1.00, 1.00, 1.00")
 
 
 def test_samples_that_lie_alone_are_rare_where_that_goes_with_the_temperatures(pairs_dataset, tmp_path):
@@ -133,7 +134,7 @@ def test_samples_that_lie_alone_are_rare_where_that_goes_with_the_temperatures(p
     assert len(rare) >= 20
     assert (near[rare] <= np.quantile(near, 0.1)).all()
     assert np.isin(rare, alone).mean() > 0.9
-    assert f"{near[rare[0]]} of 2,000 are near" in kinds.evidence[rare[0]]
+    assert kinds.evidence[rare[0]].words == f"{near[rare[0]]} of 2,000 are near"
 
 
 def test_near_samples_are_said_last_and_what_holds_for_none_is_not_said(run, found):

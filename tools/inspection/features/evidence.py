@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,14 @@ TOO_NEAR = 0.9
 """Cosine of the three nearest above which a model hardly tells a sample from them."""
 
 
+class Evidence(NamedTuple):
+    """What speaks for the kind of a sample."""
+
+    words: str
+    nearest: str
+    """The ids of the nearest samples, and their cosine."""
+
+
 @dataclass(frozen=True)
 class EvidentKinds:
     """The kinds of m samples whose features were looked at."""
@@ -47,7 +55,7 @@ class EvidentKinds:
     """Kind -> number of samples; only those that need features."""
     sheets: dict[str, list[int]]
     """Kind -> ids to show, the most typical first."""
-    evidence: Hidden[dict[int, str]]
+    evidence: Hidden[dict[int, Evidence]]
     """What speaks for the kind of a sample that is shown, by id."""
     rare_by: str | None
     """The property that tells the rare ones, one of RARE_BY; None if none goes with the temperatures of this run."""
@@ -88,7 +96,7 @@ def evident_kinds(
     codes = of_state.copy()
     for code in reversed(BY_FEATURES):
         codes[applies[code] & (of_state == ORDINARY)] = code
-    counts, sheets, evidence = dict[str, int](), dict[str, list[int]](), dict[int, str]()
+    counts, sheets, evidence = dict[str, int](), dict[str, list[int]](), dict[int, Evidence]()
     for code in BY_FEATURES:
         places = np.flatnonzero(codes == code)
         shown = places[np.argsort(order[code][places], kind="stable")][:KIND_SHEET_SAMPLES]
@@ -122,21 +130,21 @@ def _not_told_apart(found: Properties) -> NDArray[np.bool_]:
     return apart
 
 
-def _evidence(found: Properties, place: int, code: int, rare_by: str | None) -> str:
-    """Say what speaks for the kind of a sample."""
+def _evidence(found: Properties, place: int, code: int, rare_by: str | None) -> Evidence:
     captions = rare_by == "near_captions" and code == RARE
     around = found.around["captions" if captions else "pictures"]
     similar = ", ".join(f"{similarity:.2f}" for similarity in around.similarity[place])
-    nearest = f"nearest are ids {', '.join(map(str, found.sample_ids[around.nearest[place]].tolist()))} at {similar}"
-    near = f"{around.near[place]:,.0f} of {len(found.rows):,} are near"
+    nearest = f"ids {', '.join(map(str, found.sample_ids[around.nearest[place]].tolist()))}, cosine {similar}"
+    words = f"{around.near[place]:,.0f} of {len(found.rows):,} are near"
     if code == COPIED:
         copies = f"{found.values['copies'][place]:,.0f}"
-        return f"{copies} near-cop{'y' if copies == '1' else 'ies'}; {nearest}"
-    if code == RARE and rare_by == "class_size" and found.classes is not None:
+        words = f"{copies} near-cop{'y' if copies == '1' else 'ies'}"
+    elif code == NOT_TOLD_APART:
+        words += ", and the nearest do not look alike"
+    elif code == RARE and rare_by == "class_size" and found.classes is not None:
         size = f"{found.values['class_size'][place]:,.0f}"
-        return f"“{found.class_names[found.classes[place]]}” has {size} sample{'s' * (size != '1')}"
-    if code == RARE and rare_by == "rarest_word":
+        words = f"“{found.class_names[found.classes[place]]}” has {size} sample{'s' * (size != '1')}"
+    elif code == RARE and rare_by == "rarest_word":
         count = f"{found.values['rarest_word'][place]:,.0f}"
-        return f"“{found.rarest[place]}” stands in {count} caption{'s' * (count != '1')}"
-    unlike = ", which do not look alike" if code == NOT_TOLD_APART else ""
-    return f"{near}; {nearest}{unlike}"
+        words = f"“{found.rarest[place]}” stands in {count} caption{'s' * (count != '1')}"
+    return Evidence(words, nearest)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ....trainer.encoders.averaging import Weights
 
 DRAWN = "drawn.f16"
-DRAWS = 2
-"""Times that the two views of a picture are drawn: by how far more would move a temperature, docs/figures.md."""
+DRAWS = 4
+"""Times that the two views of a picture are drawn; docs/figures.md has how well fewer and more agree."""
 LEAST_DRAWN, MOST_AT_END, SECONDS = 4096, 20_000, 60.0
 """Samples whose features are made at least, and at most when training ends; and how long more are made."""
 _CANDIDATES = 4

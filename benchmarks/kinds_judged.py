@@ -1,0 +1,199 @@
+"""Judge what `thermopile inspect` says of the runs that benchmarks.kinds has made in FOLDER.
+
+Every kept snapshot is inspected once, into FOLDER/judged. The evidence on the cards is recomputed by code that shares
+nothing with the product: features are read from their file as its documentation says, words and classes from the
+dataset's tables.
+
+\b
+Examples:
+  python -m benchmarks.kinds_judged kinds                    # a Markdown page of all runs that are there
+  python -m benchmarks.kinds_judged kinds --sentences        # every first sentence, to be read one by one
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from thermopile.pipeline.dataset import Dataset
+from thermopile.state_store import list_snapshots
+from thermopile.storage.local import LocalPath
+from thermopile.tools.inspection.features.by_features import NEAR_OF, by_features
+from thermopile.tools.inspection.features.drawn import DRAWN, Asked
+from thermopile.tools.inspection.features.features_file import FeaturesFile
+from thermopile.tools.inspection.features.properties import OF_FEATURES, properties
+from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.said import said_first
+from thermopile.tools.inspection.temperatures.associations import SMALL, associations
+from thermopile.tools.inspection.temperatures.survey import survey
+from thermopile.trainer.run_directory import RunDirectory
+
+from .kinds import RUNS, Run, is_finished
+from .markdown import table
+
+WORD = re.compile(r"\w+")
+PERMUTATIONS_A_RUN = 1
+
+
+@click.command(help=__doc__)
+@click.argument("folder", metavar="FOLDER", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--only", multiple=True, metavar="TEXT", help="Only runs whose names begin so. Repeatable.")
+@click.option("--sentences", is_flag=True, help="Print the first sentences of every snapshot instead.")
+def main(folder: Path, only: tuple[str, ...], sentences: bool) -> None:
+    found: dict[str, dict[str, Any]] = {}
+    for run in RUNS:
+        path = folder / "runs" / run.name
+        if not run.name.startswith(only or "") or not is_finished(path):
+            continue
+        directory = RunDirectory(LocalPath(path))
+        every = directory.config().checkpoint.keep_every or 1
+        for snapshot in list_snapshots(directory.state):
+            if snapshot.step and snapshot.step % every == 0:  # those that the settings keep for this
+                found[f"{run.name}@{snapshot.tag}"] = judged(folder, run, snapshot.tag)
+    if sentences:
+        for name, told in found.items():
+            click.echo("\n".join([f"{name}:", *(f"  {sentence}" for sentence in told["sentences"])]))
+        return
+    click.echo(page(found))
+
+
+def judged(folder: Path, run: Run, at: str) -> dict[str, Any]:
+    """Inspect a snapshot, or return what an earlier call found."""
+    out = folder / "judged" / f"{run.name}@{at}"
+    if (out / "judged.json").exists():
+        return dict(json.loads((out / "judged.json").read_text()))
+    click.echo(out.name, err=True)
+    out.mkdir(parents=True, exist_ok=True)
+    inspection = read_run(RunDirectory(LocalPath(folder / "runs" / run.name)), at=at)
+    found = survey(inspection)
+    assert found is not None
+    told = by_features(inspection, found, out, Asked(), None, lambda what, done, total: None)
+    assert told is not None, inspection.notes
+    assert inspection.dataset is not None
+    features = FeaturesFile(out / DRAWN)
+    of = properties(inspection, features, found.pool, lambda what, done, total: None)
+    random = np.random.default_rng(len(run.name))
+    permuted = 0
+    for side, tau in told.tau.items():
+        asked = {
+            name: values for name, values in of.values.items() if name not in NEAR_OF.values() or name == NEAR_OF[side]
+        }
+        groups = {} if of.classes is None else {"class_size": of.classes}
+        permuted += any(each.is_said for each in associations(random.permutation(tau), asked, NEAR_OF[side], groups))
+    planted = pq.read_table(folder / "runs" / f"{run.name}.parquet")
+    of_kind = {kind: set(planted.filter(planted["planted"].to_numpy() == kind)["sample_id"].to_pylist())
+               for kind in ("crowd", "tail")} if len(planted) else {"crowd": set(), "tail": set()}  # fmt: skip
+    rare = told.kinds.sample_ids[told.kinds.codes == 6].tolist()
+    copied = told.kinds.sample_ids[told.kinds.codes == 4].tolist()
+    result = {
+        "sentences": said_first(told),
+        "associations": {
+            side: {f"{each.end} {each.of}": [each.area, each.is_said] for each in of_side}
+            for side, of_side in told.associations.items()
+        },
+        "permuted_says": bool(permuted),
+        "moves": told.moves,
+        "counts": told.kinds.counts,
+        "rare_by": told.kinds.rare_by,
+        "rare": rare,
+        "rare_planted": [len(of_kind["tail"] & set(rare)), len(of_kind["tail"]), inspection.dataset.n],
+        "largest_class": _largest_class(inspection.dataset, rare),
+        "copied_planted": [len(of_kind["crowd"] & set(copied)), len(copied)],
+        "evidence_right": _evidence_right(out / DRAWN, inspection.dataset, told.kinds.rare_by, rare),
+    }
+    (out / "judged.json").write_text(json.dumps(result))
+    return result
+
+
+def _largest_class(dataset: Dataset, rare: list[int]) -> list[float] | None:
+    """The share of the largest class among the rare samples, and among all."""
+    if "group" not in dataset.schema.names:
+        return None
+    groups = np.array([group or "" for group in dataset.column("group").to_pylist()])
+    names, counts = np.unique(groups, return_counts=True)
+    if len(names) < 2:
+        return None
+    largest = groups == names[counts.argmax()]
+    return [float(largest[rare].mean()) if rare else 0.0, float(largest.mean())]
+
+
+def _evidence_right(file: Path, dataset: Dataset, rare_by: str | None, rare: list[int]) -> bool | None:
+    """Whether every rare sample is among the lowest tenth of what it is called rare by."""
+    if rare_by is None:
+        return None
+    ids, values = _plainly(file, dataset, rare_by)
+    place = {id: place for place, id in enumerate(ids.tolist())}
+    own = values[[place[id] for id in rare]]
+    return bool((own <= np.quantile(values, 0.1)).all())
+
+
+def _plainly(file: Path, dataset: Dataset, of: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Ids of the samples with features, and a property of each, as docs/formats.md and docs/inspect.md define them."""
+    raw = file.read_bytes()
+    header = json.loads(raw[:4096])
+    rows, sides, dim = header["rows"], header["sides"], header["dim"]
+    at = 4096
+    ids = np.arange(rows)
+    if rows < header["samples"]:
+        ids, at = np.frombuffer(raw, "<i8", rows, at), at + 8 * rows
+    features = np.frombuffer(raw, "<f2", rows * sides * dim, at).reshape(rows, sides, dim).astype(np.float64)
+    if of.startswith("near"):
+        side = features[:, 1 if of == "near_captions" else 0]
+        return ids, np.concatenate([(side[k : k + 500] @ side.T > 0.7).sum(1) - 1.0 for k in range(0, rows, 500)])
+    column = dataset.column("group" if of == "class_size" else "caption").to_pylist()
+    if of == "class_size":
+        sizes = Counter(column)
+        return ids, np.array([float(sizes[column[id]]) for id in ids])
+    words = [set(WORD.findall((text or "").lower())) for text in column]
+    stands = Counter(word for of_one in words for word in of_one)
+    return ids, np.array([float(min((stands[word] for word in words[id]), default=10**9)) for id in ids])
+
+
+def page(found: dict[str, dict[str, Any]]) -> str:
+    """Return the figures of all snapshots, and what they come to."""
+    rows = []
+    for name, told in found.items():
+        planted, tail, n = told["rare_planted"]
+        lift = f"{planted / len(told['rare']) / (tail / n):.1f} ×" if tail and told["rare"] else "–"
+        largest = told["largest_class"]
+        rows.append((
+            name, str(len(told["sentences"])), told["rare_by"] or "–", str(len(told["rare"])), lift,
+            f"{largest[0]:.0%} of {largest[1]:.0%}" if largest else "–", str(told["evidence_right"]),
+            " ".join(str(told["counts"][kind]) for kind in ("crowded", "copied", "not_told_apart")),
+            "{} of {}".format(*told["copied_planted"]), "yes" if told["permuted_says"] else "no",
+        ))  # fmt: skip
+    heading = ("snapshot", "sentences", "rare by", "rare", "planted, × share", "largest class", "evidence right",
+               "crowded, copied, not told apart", "copied that were planted", "permuted says one")  # fmt: skip
+    return f"{table(heading, rows)}\n\n{seeds(found)}"
+
+
+def seeds(found: dict[str, dict[str, Any]]) -> str:
+    """Say how many sentences of one seed hold in the other: same sign, and not small."""
+    held = total = settings = outside = 0
+    for name, told in found.items():
+        said = [(side, what, area) for side, of_side in told["associations"].items()
+                for what, (area, is_said) in of_side.items() if is_said]  # fmt: skip
+        settings += 1
+        outside += any(what.partition(" ")[2] not in OF_FEATURES for _, what, _ in said)
+        if "-plain-0@" not in name or (other := found.get(name.replace("-plain-0@", "-plain-1@"))) is None:
+            continue
+        for side, what, area in said:
+            there = other["associations"].get(side, {}).get(what, [0.5])[0]
+            total += 1
+            held += abs(there - 0.5) >= SMALL and (there > 0.5) == (area > 0.5)
+    return (
+        f"Of {total} associations said in seed 0, {held} have the same sign in seed 1 and are not small. In {outside} "
+        f"of {settings} snapshots at least one is said that is not of the same features."
+    )
+
+
+if __name__ == "__main__":
+    main()

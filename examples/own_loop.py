@@ -43,12 +43,15 @@ def main(data, path, epochs=SETTINGS["epochs"]):
         run.attach(optimizer=optimizer)  # part of every checkpoint, and restored if the run goes on
         for batch in run.batches():
             state = run.take(batch)  # of these samples: log s, tau, u
-            features = run.encoders(batch)
-            outcome = run.objective(features.first, features.second, state, run.progress)
+            with run.computing("forward_backward"):  # timed, for `thermopile status`
+                features = run.encoders(batch)
+                outcome = run.objective(features.first, features.second, state, run.progress)
             run.put(batch, outcome.state)  # written while backprop runs
             optimizer.zero_grad()
-            outcome.loss.backward()
-            optimizer.step()
+            with run.computing("forward_backward"):
+                outcome.loss.backward()
+            with run.computing("optimizer"):
+                optimizer.step()
             run.end_step(loss=outcome.loss, **outcome.metrics)
 
 

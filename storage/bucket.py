@@ -119,7 +119,10 @@ class Address:
         found = _ADDRESS.fullmatch(text)
         key = (found[3] or "").strip("/") if found else ""
         if not found or (key and {"", ".", ".."} & {*key.split("/")}) or not key.isprintable():
-            raise AddressError(f"{text!r} is not an address; write s3://bucket/path, or gs:// or az://")
+            raise AddressError(
+                f"{text!r} is not an address in an object store: write s3://bucket/path, or gs:// or az://, with a "
+                "bucket of 3 to 63 lower-case letters, digits, '.', '-' and '_', and a path without empty parts or '..'"
+            )
         return cls(found[2], key, scheme=found[1])
 
     @property

@@ -88,7 +88,8 @@ def _one_line(error: Exception) -> click.ClickException:
         return _WrongUsage(plain_text(text, MAX_ERROR_CHARACTERS))
     text = (_of_system(error) if isinstance(error, OSError) else str(error)) or type(error).__name__
     if not isinstance(error, WRONG_USAGE + FAILURES):
-        text = f"{type(error).__name__}: {text} (this should not happen; `thermopile --debug …` shows the traceback)"
+        why = "; ".join(getattr(error, "__notes__", ())) or "this should not happen"
+        text = f"{type(error).__name__}: {text} ({why}; `thermopile --debug …` shows the traceback)"
     text = plain_text(text, MAX_ERROR_CHARACTERS)  # it may quote an untrusted file
     return _WrongUsage(text) if isinstance(error, WRONG_USAGE) else click.ClickException(text)
 

@@ -135,6 +135,15 @@ def check(context: click.Context, dataset: Place, tars: Place | None, workers: i
 
 def run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOptions) -> None:
     """Convert `src`, opened with the kind's `own` options, or a part of it, to `out` and perhaps `out`-test."""
+    try:
+        _run(kind, src, own, out, asked)
+    except Exception as error:
+        if kind.is_users:  # whose code may raise anything
+            error.add_note(f"raised while {kind.name} was read")
+        raise
+
+
+def _run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOptions) -> None:
     _refuse_contradictions(out, _paths(src, own), asked)
     grown = _to_append_to(out, asked.holdout) if asked.append else None
     select = own.pop("select") if kind.is_dataset else None

@@ -169,9 +169,11 @@ def say_summary(
         if is_address(index.tars.root):
             click.echo(f"  {_cost_of_reading(Dataset(path))}")
     if ignored := index.source.get("captions_ignored"):
-        click.echo(f"  {ignored:,} captions were ignored: none of the samples read beforehand has one")
+        were = "captions were" if ignored > 1 else "caption was"
+        click.echo(f"  {ignored:,} {were} ignored: none of the samples read beforehand has one")
     if index.tokenizer and index.tokenizer.truncated:
-        click.echo(f"  {index.tokenizer.truncated:,} captions were truncated to {settings.context_length} tokens")
+        were = "captions were" if index.tokenizer.truncated > 1 else "caption was"
+        click.echo(f"  {index.tokenizer.truncated:,} {were} truncated to {settings.context_length} tokens")
     if split.grown is None:  # else the whole dataset's follows
         say_content(path, index.content)
 

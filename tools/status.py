@@ -65,8 +65,8 @@ def _lines(run: RunStatus) -> Iterator[tuple[str, str]]:
     if run.sample_state:
         tags = [tag for tag in run.sample_state.snapshots if tag != "step-0"]
         held = run.sample_state
-        selected = f" selected of {held.dataset_samples:,}" if held.samples < held.dataset_samples else ""
-        yield "samples", f"{held.samples:,}{selected}, visited {held.coverage:.0%} at the last snapshot"
+        selected = f" selected of {held.dataset_samples:,}" if held.kept < held.dataset_samples else ""
+        yield "samples", f"{held.kept:,}{selected}, visited {held.coverage:.0%} at the last snapshot"
         if held.parts:
             named = [f"{name} {samples:,}" for name, samples in held.parts.items()]
             yield "parts", plain_text(", ".join(named), most=1000)

@@ -92,7 +92,7 @@ def test_a_resumed_run_keeps_its_address(trained):
     [
         ("s3://bucket/none", 1, "s3://bucket/none is not a dataset"),
         ("s3://no-such-bucket/x", 1, "there is no bucket no-such-bucket"),
-        ("ftp://bucket/x", 2, "is not an address; write s3://bucket/path"),
+        ("ftp://bucket/x", 2, "is not an address in an object store: write s3://bucket/path"),
     ],
 )
 def test_what_is_no_dataset_is_an_error_of_one_line(dataset, exit_code, words, tmp_path):

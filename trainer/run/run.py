@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 import torch
@@ -307,6 +307,10 @@ class Run:
         Call it before backprop: the new state depends on the forward pass alone.
         """
         self._put(batch.sample_ids, state)
+
+    def computing(self, part: Literal["forward_backward", "optimizer"]) -> AbstractContextManager[None]:
+        """Return a context whose time counts as this part of the step, in the log and in `thermopile status`."""
+        return self._clock.computing(part)
 
     def end_step(self, *, loss: Tensor, **scalars: Scalar) -> None:
         """Count the step, log its scalars, and write a checkpoint if one is due or the step is the last.

@@ -66,6 +66,8 @@ class StepsStatus:
 class StateStatus:
     samples: int
     """Samples of the run's order, with holes."""
+    kept: int
+    """Samples that it trains on, without holes: as `inspect` counts them."""
     dataset_samples: int
     """All samples of its dataset; more than `samples` if the run selects some."""
     snapshots: list[str]
@@ -255,10 +257,11 @@ def _read_state(run: RunDirectory, data: DataConfig, notes: list[str]) -> StateS
         snapshot, selection = snapshots[-1] if snapshots else repository.resolve("latest"), selection_of(repository)
         mixture = selection if isinstance(selection, MixedRows) else None
         reader = StateReader(repository, snapshot, mixture)
-        coverage, kept = _coverage(reader, selection), reader.kept
+        coverage, kept = _coverage(reader, selection), StateReader(repository, snapshot, selection).kept
+        samples = kept + (selection.about.holes or 0 if selection else 0)
         tags = [snapshot.tag for snapshot in snapshots]
         parts = dict(zip(part_names(data.parts or ()), mixture.samples if mixture else (), strict=False))
-        return StateStatus(kept, selection.about.samples if selection else kept, tags, coverage, parts)
+        return StateStatus(samples, kept, selection.about.samples if selection else kept, tags, coverage, parts)
     except (StateStoreError, IcechunkError, OSError) as error:
         notes.append(f"the samples' state cannot be read: {error}")
         return None

@@ -2,6 +2,9 @@
 
 Every row is of three seeds, trained on glyphs drawn with a seed of their own and scored on test glyphs of that seed:
 the demo's are left alone. Datasets and runs stay in FOLDER, so a later call makes only what is missing.
+
+With --rho, rho is searched instead, by scores and by how temperatures read, on these glyphs, as pairs and as pictures
+alone, and on the data of benchmarks.kinds in KINDS (its folder) that are not all icons; five seeds, of icons two.
 """
 
 from __future__ import annotations
@@ -9,18 +12,22 @@ from __future__ import annotations
 import json
 from itertools import product
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
+from typing import NamedTuple
 
 import click
 
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.state_store import StateReader
+from thermopile.storage.local import LocalPath
 from thermopile.tools.bench.machine import describe_machine, words_of
 from thermopile.tools.inspection.reading.opening import read_run
 from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.trainer.run_directory import RunDirectory
 
-from .glyph_runs import converted, trained
+from .glyph_runs import converted, thermopile, trained
+from .kinds import Run as KindsRun
+from .kinds import planted_data
 from .markdown import table
 
 GLYPHS_SEED, SEEDS, EPOCHS, STEPS_PER_EPOCH = 1, 3, 20, 42
@@ -36,8 +43,13 @@ not named. The last two have the papers' values."""
 
 @click.command(help=__doc__)
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
-def main(folder: Path) -> None:
+@click.option("--rho", "kinds", metavar="KINDS", type=click.Path(file_okay=False, path_type=Path), help="Search rho.")
+@click.option("--only", multiple=True, metavar="NAME", help="With --rho: only these data. Repeatable.")
+def main(folder: Path, kinds: Path | None, only: tuple[str, ...]) -> None:
     folder.mkdir(exist_ok=True)
+    if kinds is not None:
+        click.echo(searched(folder.absolute(), kinds.absolute(), only or tuple(SEARCHED)))
+        return
     data, test = (converted(GlyphSource(GLYPHS_SEED, test=name == "test"), folder / name) for name in ("train", "test"))
     rows = []
     for cell in CELLS:
@@ -75,6 +87,81 @@ def _scores(run: RunDirectory) -> dict[str, float]:
         "R@1 i→t": scores["image_to_text"]["1"]["all"], "R@1 t→i": scores["text_to_image"]["1"]["all"],
         "k-NN": scores["knn"]["10"]["all"],
     }  # fmt: skip
+
+
+class Searched(NamedTuple):
+    """Data on which rho is searched."""
+
+    seeds: int
+    rhos: tuple[float, ...]
+    settings: dict[str, object]
+    preset: str = "small"
+    kind: str | None = None
+    """Name of the data of benchmarks.kinds; None: glyphs."""
+
+
+OF_PAIRS, OF_PICTURES = (0.5, 1.0, 2.0, 4.0), (0.1, 0.3, 1.0, 2.0)
+PICTURES: dict[str, object] = {"objective.mode": "unimodal", "objective.tau_min": 0.05, "objective.tau_init": 0.3}
+SMALL_SIDE = {"data.image_size": 32, "batch_size": 256}
+SEARCHED = {
+    "glyphs": Searched(5, OF_PAIRS, {"epochs": EPOCHS}, "glyphs"),
+    "glyph-pictures": Searched(5, OF_PICTURES, {"epochs": EPOCHS, **PICTURES}, "glyphs"),
+    "openclipart": Searched(5, OF_PAIRS, {"epochs": 20, "batch_size": 256}, kind="openclipart"),
+    "icons-40000": Searched(2, OF_PAIRS, {"epochs": 8, **SMALL_SIDE}, kind="icons-40000"),
+    "fashion": Searched(5, OF_PICTURES, {"epochs": 8, **SMALL_SIDE, **PICTURES}, kind="fashion"),
+}
+"""tau_min and tau_init of pictures are those with which the paper's rho binds within these epochs."""
+SHOWN = {
+    "knn/10/all": "k-NN", "knn/10/tail": "its tail", "image_to_text/1/all": "R@1 i→t", "text_to_image/1/all": "R@1 t→i",
+}  # fmt: skip
+
+
+def searched(folder: Path, kinds: Path, names: tuple[str, ...]) -> str:
+    """Train what is missing; return a table of scores by data and rho, mean ± standard error over the seeds."""
+    rows = []
+    for name in names:
+        of = SEARCHED[name]
+        if of.kind is None:
+            data, test = (
+                converted(GlyphSource(GLYPHS_SEED, test=each == "test"), folder / each) for each in ("train", "test")
+            )
+        else:
+            data = planted_data(kinds, KindsRun(of.kind, "plain", 0))
+            test = data.with_name(f"{data.name}-test")
+        for rho in of.rhos:
+            of_seeds = []
+            for seed in range(of.seeds):
+                settings = {**of.settings, "objective.rho": rho, "seed": seed, "checkpoint.every_steps": 0}
+                run = trained(data, folder / f"rho-{name}-{rho:g}-{seed}", settings, preset=of.preset)
+                of_seeds.append(_read(run, test))
+            rows.append((name, f"{rho:g}", str(of.seeds), *(_with_error([each.get(key) for each in of_seeds])
+                                                            for key in (*SHOWN, "Spearman", "stuck"))))  # fmt: skip
+    return table(("data", "rho", "seeds", *SHOWN.values(), "Spearman, classes", "stuck"), rows)
+
+
+def _read(run: Path, test: Path) -> dict[str, float]:
+    """The scores of a run by the keys of SHOWN; the smaller correlation of class size and mean tau; the share stuck."""
+    kept = run.with_name(f"{run.name}.json")  # scoring takes as long as an epoch
+    if kept.exists():
+        return dict(json.loads(kept.read_text()))
+    scores = json.loads(thermopile("eval", run, "--test", test, "--json"))["scores"]
+    found = {f"{name}/{k}/{band}": value for name, of_name in scores.items() for k, of_k in of_name.items()
+             if isinstance(of_k, dict) for band, value in of_k.items()}  # fmt: skip
+    measured = survey(read_run(RunDirectory(LocalPath(run))))
+    assert measured is not None
+    if measured.groups:
+        found["Spearman"] = min(each.spearman for each in measured.groups[0].correlation.values() if each is not None)
+    if measured.kinds:
+        found["stuck"] = measured.kinds.counts.get("stuck", 0) / measured.samples
+    kept.write_text(json.dumps(found))
+    return found
+
+
+def _with_error(values: list[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "–"
+    return f"{fmean(known):.3f} ± {stdev(known) / len(known) ** 0.5:.3f}" if len(known) > 1 else f"{known[0]:.3f}"
 
 
 if __name__ == "__main__":

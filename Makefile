@@ -36,7 +36,7 @@ reproduce: .venv/ready
 test: .venv/ready
 	@$(MAKE) --no-print-directory --jobs 2 lint fast-tests
 
-# The wide tests wait for hosts, locks and servers half of the time, so a third process pays on two cores.
+# The wide tests wait for hosts, locks and servers half of the time, so two more processes pay on two cores.
 SHARED_OUT = --no-loadscope-reorder --numprocesses
 fast-tests: .venv/ready link
 	$(COUNTED) $(PYTEST) -m "not soak and not wide" $(SHARED_OUT) 2
@@ -44,7 +44,7 @@ fast-tests: .venv/ready link
 # All else that is to be known before a merge: the claim, kills, flipped bits, ranks, benchmarks' scripts, and what needs a
 # browser, an object server, a Ray cluster or, as root, hosts (network namespaces) and Slurm on two of them.
 test-wide: .venv/ready link browser slurm azurite
-	PATH="$(CURDIR)/build/azurite/node_modules/.bin:$$PATH" $(COUNTED) --budget inf --budget-a-file inf $(PYTEST) -m "wide and not soak" $(SHARED_OUT) 3
+	PATH="$(CURDIR)/build/azurite/node_modules/.bin:$$PATH" $(COUNTED) --budget inf --budget-a-file inf $(PYTEST) -m "wide and not soak" $(SHARED_OUT) 4
 
 # What the tests find: breaks chosen and drawn lines one at a time, in a copy of the tree, and names the tests that fail.
 # Takes about half an hour on an idle core. Only some: make mutants MUTANTS=chosen, or MUTANTS='--drawn 60 pipeline/order.py'.

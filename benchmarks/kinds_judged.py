@@ -27,7 +27,7 @@ from thermopile.pipeline.dataset import Dataset
 from thermopile.state_store import list_snapshots
 from thermopile.storage.local import LocalPath
 from thermopile.tools.inspection.features.by_features import NEAR_OF, by_features
-from thermopile.tools.inspection.features.drawn import DRAWN, Asked
+from thermopile.tools.inspection.features.drawn import DRAWN, Asked, VisitedFeatures
 from thermopile.tools.inspection.features.features_file import FeaturesFile
 from thermopile.tools.inspection.features.properties import OF_FEATURES, properties
 from thermopile.tools.inspection.reading.opening import read_run
@@ -78,7 +78,8 @@ def judged(folder: Path, run: Run, at: str) -> dict[str, Any]:
     told = by_features(inspection, found, out, Asked(), None, lambda what, done, total: None)
     assert told is not None, inspection.notes
     assert inspection.dataset is not None
-    features = FeaturesFile(out / DRAWN)
+    assert inspection.reader is not None
+    features = VisitedFeatures(FeaturesFile(out / DRAWN), inspection.reader)
     of = properties(inspection, features, found.pool, lambda what, done, total: None)
     random = np.random.default_rng(len(run.name))
     permuted = 0

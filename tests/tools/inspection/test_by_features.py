@@ -10,7 +10,14 @@ from scipy.special import logsumexp
 
 from thermopile.tools.inspection.features import drawn as drawn_module
 from thermopile.tools.inspection.features.by_features import by_features
-from thermopile.tools.inspection.features.drawn import DRAWN, DRAWS, Asked, drawn_features, keep_features
+from thermopile.tools.inspection.features.drawn import (
+    DRAWN,
+    DRAWS,
+    Asked,
+    VisitedFeatures,
+    drawn_features,
+    keep_features,
+)
 from thermopile.tools.inspection.features.features_file import FeaturesFile, write_features
 from thermopile.tools.inspection.features.run_features import wanted_features
 from thermopile.tools.inspection.features.solving import solved_temperatures
@@ -184,7 +191,7 @@ def test_images_are_solved_by_views_as_the_loss_pools_them_and_the_mean_over_dra
     inspection = read_run(made)
     features = drawn_features(inspection, made.report, Asked(10**9))
     assert features.sides == 1 + 2 * DRAWS
-    tau = solved_temperatures(inspection, features, 0.3).sides["sample"].tau
+    tau = solved_temperatures(inspection, VisitedFeatures(features, inspection.reader), 0.3).sides["sample"].tau
     rows = features.rows(np.arange(images_dataset.n)).astype(np.float64)
     for i in (0, 77, 250):
         expected = []

@@ -19,9 +19,8 @@ from ..temperatures.associations import Association, associations
 from ..temperatures.kinds import KindRules
 from ..temperatures.settling import Rule, at_rest
 from ..temperatures.survey import Survey
-from .drawn import Asked, drawn_features
+from .drawn import Asked, VisitedFeatures, drawn_features
 from .evidence import EvidentKinds, evident_kinds
-from .features_file import FeaturesFile
 from .properties import Properties, properties
 from .solving import SolvedTemperatures, compared_views, direction, solved_temperatures
 
@@ -69,9 +68,10 @@ def by_features(
     if rho is None or inspection.reader is None or not survey.visited:
         return None
     try:
-        features = drawn_features(inspection, folder, asked, lambda *done: on_progress("features", *done))
-        if features.samples < LEAST:
-            raise RunError(f"it needs {LEAST} samples with features, but there are only {features.samples}")
+        file = drawn_features(inspection, folder, asked, lambda *done: on_progress("features", *done))
+        features = VisitedFeatures(file, inspection.reader)
+        if len(features) < LEAST:
+            raise RunError(f"it needs {LEAST} visited samples with features, but there are only {len(features)}")
         return _measured(inspection, survey, features, rho, on_progress)
     except (RunError, ConfigError, DatasetError, OSError) as error:
         inspection.notes.append(f"Temperatures are told by the state alone, and no kinds that need features: {error}")
@@ -79,13 +79,13 @@ def by_features(
 
 
 def _measured(
-    inspection: Inspection, survey: Survey, features: FeaturesFile, rho: float, on_progress: OnTask
+    inspection: Inspection, survey: Survey, features: VisitedFeatures, rho: float, on_progress: OnTask
 ) -> ByFeatures:
     assert inspection.reader is not None
     solve = lambda *done: on_progress("solving temperatures", *done)  # noqa: E731
     solved = solved_temperatures(inspection, features, rho, on_progress=solve)
     found = properties(inspection, features, survey.pool, on_progress)
-    tau = {side: of_side.tau[found.rows] for side, of_side in solved.sides.items()}
+    tau = {side: of_side.tau[found.places] for side, of_side in solved.sides.items()}
     near = {side: found.values[NEAR_OF[side]] for side in tau}
     rules = KindRules.of(inspection)
     goes_with = {
@@ -104,7 +104,7 @@ def _measured(
         solved,
         tau,
         _moves(inspection, features, solved),
-        direction(inspection, features, near, found.rows),
+        direction(inspection, features, near, found.places),
         goes_with,
         kinds,
     )
@@ -117,7 +117,7 @@ def _asked(found: Properties, side: str) -> Mapping[str, NDArray[np.float64]]:
     }
 
 
-def _moves(inspection: Inspection, features: FeaturesFile, solved: SolvedTemperatures) -> dict[str, float]:
+def _moves(inspection: Inspection, features: VisitedFeatures, solved: SolvedTemperatures) -> dict[str, float]:
     """Run the update rule on the features of some samples; empty for a rho that is not the run's."""
     settings, reader = inspection.config.objective.settings, inspection.reader
     if settings.get("rho") != solved.rho or reader is None or not solved.learned:
@@ -132,8 +132,8 @@ def _moves(inspection: Inspection, features: FeaturesFile, solved: SolvedTempera
     if not isinstance(moving, RobustSettings):
         return {}
     gamma = moving.gamma_at(Progress(reader.snapshot.step, steps_per_epoch))
-    rows = np.sort(np.random.default_rng(_SEED).permutation(features.samples)[:_AT_REST])
-    others = np.sort(np.random.default_rng(_SEED + 1).permutation(features.samples)[:4096])
+    rows = np.sort(np.random.default_rng(_SEED).permutation(len(features))[:_AT_REST])
+    others = np.sort(np.random.default_rng(_SEED + 1).permutation(len(features))[:4096])
     own, against, moves = features.rows(rows), features.rows(others), dict[str, float]()
     for side, anchors, negatives in {side: (side, a, n) for side, a, n in compared_views(features)}.values():
         positive = (own[:, anchors[0]] * own[:, negatives[-1]]).sum(1)

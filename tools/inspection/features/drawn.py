@@ -45,6 +45,24 @@ class Asked(NamedTuple):
     """As run_features."""
 
 
+class VisitedFeatures:
+    """The features of m visited samples, from a file that may hold others too."""
+
+    def __init__(self, file: FeaturesFile, reader: StateReader) -> None:
+        ids = np.arange(file.samples) if file.drawn is None else file.drawn
+        self._file, self._rows = file, np.flatnonzero(reader.rows_at(ids, [VISITS])[VISITS] > 0)
+        self.of = file.of
+        self.sample_ids: NDArray[np.int64] = ids[self._rows]
+        """int64 [m], ascending."""
+
+    def __len__(self) -> int:
+        return len(self.sample_ids)
+
+    def rows(self, places: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the features of samples by their places, int64 [k] in 0 … m - 1, as FeaturesFile.rows."""
+        return self._file.rows(self._rows[places])
+
+
 def drawn_features(
     inspection: Inspection, folder: Path, asked: Asked, on_progress: OnDone = lambda done, total: None
 ) -> FeaturesFile:

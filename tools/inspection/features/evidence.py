@@ -135,7 +135,7 @@ def _evidence(found: Properties, place: int, code: int, rare_by: str | None) -> 
     around = found.around["captions" if captions else "pictures"]
     similar = ", ".join(f"{similarity:.2f}" for similarity in around.similarity[place])
     nearest = f"ids {', '.join(map(str, found.sample_ids[around.nearest[place]].tolist()))}, cosine {similar}"
-    words = f"{around.near[place]:,.0f} of {len(found.rows):,} are near"
+    words = f"{around.near[place]:,.0f} of {len(found.places):,} are near"
     if code == COPIED:
         copies = f"{found.values['copies'][place]:,.0f}"
         words = f"{copies} near-cop{'y' if copies == '1' else 'ies'}"

@@ -20,7 +20,7 @@ from ..reading.opening import Inspection
 from ..temperatures.groups import CLASS_COLUMN
 from ..temperatures.kinds import KindRules
 from ..temperatures.survey import POOL_SAMPLES, Pool
-from .features_file import FeaturesFile
+from .drawn import VisitedFeatures
 from .surroundings import NEAREST, Surroundings, surroundings
 
 LOOKED_AT = 20_000
@@ -33,10 +33,10 @@ _WORD = re.compile(r"\w+")
 
 @dataclass
 class Properties:
-    """Of m samples, the rows `rows` of a file of features."""
+    """Of m samples with features."""
 
-    rows: NDArray[np.int64]
-    """int64 [m], ascending."""
+    places: NDArray[np.int64]
+    """int64 [m], ascending: theirs among those with features."""
     sample_ids: NDArray[np.int64]
     """int64 [m]."""
     values: dict[str, NDArray[np.float64]] = field(default_factory=dict)
@@ -55,14 +55,14 @@ class Properties:
     """How well the nearest pictures agree, float32 [m · 3]; NaN where they are not compared."""
 
 
-def properties(inspection: Inspection, features: FeaturesFile, pool: Pool, on_progress: OnTask) -> Properties:
-    """Look at up to LOOKED_AT random samples of a file. pool: visited samples, among which words and classes count.
+def properties(inspection: Inspection, features: VisitedFeatures, pool: Pool, on_progress: OnTask) -> Properties:
+    """Look at up to LOOKED_AT random samples with features. pool: visited samples, among which words and classes count.
 
     Raises DatasetError for a damaged table or picture, RunError for damaged features.
     """
     assert inspection.dataset is not None
-    rows = np.sort(np.random.default_rng(0).permutation(features.samples)[:LOOKED_AT])
-    found = Properties(rows, rows if features.drawn is None else features.drawn[rows])
+    places = np.sort(np.random.default_rng(0).permutation(len(features))[:LOOKED_AT])
+    found = Properties(places, features.sample_ids[places])
     _look_at_features(found, features)
     _look_at_texts(found, inspection.dataset, pool)
     _look_at_pictures(found, inspection.dataset, on_progress)
@@ -72,8 +72,8 @@ def properties(inspection: Inspection, features: FeaturesFile, pool: Pool, on_pr
     return found
 
 
-def _look_at_features(found: Properties, features: FeaturesFile) -> None:
-    of_rows = features.rows(found.rows)
+def _look_at_features(found: Properties, features: VisitedFeatures) -> None:
+    of_rows = features.rows(found.places)
     for side, name in enumerate(("pictures",) if features.of.views else ("pictures", "captions")):
         found.around[name] = surroundings(np.ascontiguousarray(of_rows[:, side]))
         found.values[f"near_{name}"] = found.around[name].near
@@ -118,7 +118,7 @@ def _counted(labels: pa.ChunkedArray) -> tuple[NDArray[np.int64], NDArray[np.flo
 
 def _look_at_pictures(found: Properties, dataset: Dataset, on_progress: OnTask) -> None:
     """Measure contrast, and compare the pictures of near samples as `--duplicates` does."""
-    m, around = len(found.rows), found.around["pictures"]
+    m, around = len(found.places), found.around["pictures"]
     with Thumbnails(dataset) as thumbnails:
         pictures = thumbnails.prepared(found.sample_ids, lambda done: on_progress("pictures", done, m))
     found.values["contrast"] = pictures.reshape(m, -1).std(1).astype(np.float64)

@@ -14,7 +14,7 @@ from ...progress import OnDone
 from ..json_fields import Hidden, Shown, named
 from ..reading.opening import Inspection
 from ..temperatures.solved import Bounds, Solved, solve
-from .features_file import FeaturesFile
+from .drawn import VisitedFeatures
 
 OTHERS = 8192
 """Negatives that each sample is compared with: of fewer, ranks and deviations are those of fewer (docs/figures.md)."""
@@ -55,47 +55,46 @@ class SolvedTemperatures:
 
 def solved_temperatures(
     inspection: Inspection,
-    features: FeaturesFile,
+    features: VisitedFeatures,
     rho: float,
-    rows: NDArray[np.int64] | None = None,
+    places: NDArray[np.int64] | None = None,
     on_progress: OnDone = lambda done, total: None,
 ) -> SolvedTemperatures:
-    """Solve the temperatures of all samples of a file, or of chosen rows, int64 [m], against OTHERS of the file.
+    """Solve the temperatures of all samples with features, or of those at chosen places, int64 [m], against OTHERS.
 
     Pairs: each side against the other. Images: two views, one softmax over both and those of the others, as the loss
     pools them; of several draws of the views, the mean of log tau. Raises RunError for a damaged file.
     """
-    rows = np.arange(features.samples) if rows is None else rows
-    ids = rows if features.drawn is None else features.drawn[rows]
+    places = np.arange(len(features)) if places is None else places
+    ids = features.sample_ids[places]
     settings, reader = inspection.config.objective.settings, inspection.reader
     bounds = Bounds(rho, settings.get("tau_min") or LOWEST, settings.get("tau_max") or HIGHEST)
-    chosen = np.random.default_rng(_SEED).permutation(features.samples)[:OTHERS]
-    place = np.full(features.samples, -1)
-    place[chosen] = np.arange(len(chosen))
+    chosen = np.random.default_rng(_SEED).permutation(len(features))[:OTHERS]
+    own = np.full(len(features), -1)
+    own[chosen] = np.arange(len(chosen))
+    population = reader.kept if reader else len(features)
     others = [np.ascontiguousarray(side) for side in features.rows(chosen).transpose(1, 0, 2)]
     columns = [f"{side}/tau" for side in inspection.sides]
     state = reader.rows_at(ids, columns) if reader and columns else {}
     learned = {side: state[f"{side}/tau"] for side in inspection.sides}
     parts: dict[str, list[Solved]] = {side: [] for side, *_ in compared_views(features)}
-    for first in range(0, len(rows), ROWS_AT_ONCE):
+    for first in range(0, len(places), ROWS_AT_ONCE):
         here = slice(first, first + ROWS_AT_ONCE)
-        block = features.rows(rows[here])
+        block = features.rows(places[here])
         found: dict[str, list[Solved]] = {side: [] for side in parts}
         for side, anchors, negatives in compared_views(features):
             views = [np.ascontiguousarray(block[:, view]) for view in anchors]
             tau = learned[side][here] if side in learned else None
             against = [others[view] for view in negatives]
-            found[side].append(
-                solve(views, against, place[rows[here]], bounds, population=features.of.samples, tau=tau)
-            )
+            found[side].append(solve(views, against, own[places[here]], bounds, population=population, tau=tau))
         for side, draws in found.items():
             parts[side].append(_mean(draws, bounds))
-        on_progress(min(first + ROWS_AT_ONCE, len(rows)), len(rows))
+        on_progress(min(first + ROWS_AT_ONCE, len(places)), len(places))
     sides = {side: Solved(*map(np.concatenate, zip(*found, strict=True))) for side, found in parts.items()}
     return SolvedTemperatures(rho, ids, sides, learned, len(chosen), features.of.checkpoint, features.of.weights)
 
 
-def compared_views(features: FeaturesFile) -> list[tuple[str, list[int], list[int]]]:
+def compared_views(features: VisitedFeatures) -> list[tuple[str, list[int], list[int]]]:
     """Return side of the state, sides of the file that are its anchors, and those of the others, once for each draw."""
     if not features.of.views:
         return [("image", [0], [1]), ("text", [1], [0])]
@@ -113,22 +112,20 @@ def _mean(draws: list[Solved], bounds: Bounds) -> Solved:
 
 def direction(
     inspection: Inspection,
-    features: FeaturesFile,
+    features: VisitedFeatures,
     near: Mapping[str, NDArray[np.float64]],
-    rows: NDArray[np.int64],
+    places: NDArray[np.int64],
 ) -> dict[str, dict[float, float | None]]:
     """Return Spearman's correlation of solved temperatures and the number of near samples, by side and rho.
 
-    None where either is the same for all.
-
-    near: by side, float64 [m], of the samples of these rows of the file, int64 [m].
+    None where either is the same for all. near: by side, float64 [m], of the samples at these places, int64 [m].
     """
     from scipy.stats import spearmanr
 
     some = slice(0, _FOR_CURVE)
     found: dict[str, dict[float, float | None]] = {}
     for rho in RHOS:
-        for side, solved in solved_temperatures(inspection, features, rho, rows[some]).sides.items():
+        for side, solved in solved_temperatures(inspection, features, rho, places[some]).sides.items():
             differ = min(len(np.unique(values)) for values in (solved.tau, near[side][some])) > 1
             correlation = float(spearmanr(solved.tau, near[side][some]).statistic) if differ else None
             found.setdefault(side, {})[rho] = correlation

@@ -8,6 +8,7 @@ dataset's tables.
 Examples:
   python -m benchmarks.kinds_judged kinds                    # a Markdown page of all runs that are there
   python -m benchmarks.kinds_judged kinds --sentences        # every first sentence, to be read one by one
+  python -m benchmarks.kinds_judged kinds --solved           # solved temperatures beside float64 over all others
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +24,18 @@ import click
 import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import logsumexp
+from scipy.stats import spearmanr
 
 from thermopile.pipeline.dataset import Dataset
 from thermopile.state_store import list_snapshots
 from thermopile.storage.local import LocalPath
 from thermopile.tools.inspection.features.by_features import NEAR_OF, by_features
-from thermopile.tools.inspection.features.drawn import DRAWN, Asked, VisitedFeatures
+from thermopile.tools.inspection.features.drawn import DRAWN, Asked, VisitedFeatures, drawn_features
 from thermopile.tools.inspection.features.features_file import FeaturesFile
 from thermopile.tools.inspection.features.properties import OF_FEATURES, properties
+from thermopile.tools.inspection.features.solving import compared_views, solved_temperatures
 from thermopile.tools.inspection.reading.opening import read_run
 from thermopile.tools.inspection.said import said_first
 from thermopile.tools.inspection.temperatures.associations import SMALL, associations
@@ -40,14 +46,20 @@ from .kinds import RUNS, Run, is_finished
 from .markdown import table
 
 WORD = re.compile(r"\w+")
-PERMUTATIONS_A_RUN = 1
+EXACT, ALL = 1000, 1 << 40
 
 
 @click.command(help=__doc__)
 @click.argument("folder", metavar="FOLDER", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--only", multiple=True, metavar="TEXT", help="Only runs whose names begin so. Repeatable.")
 @click.option("--sentences", is_flag=True, help="Print the first sentences of every snapshot instead.")
-def main(folder: Path, only: tuple[str, ...], sentences: bool) -> None:
+@click.option("--solved", "is_solved", is_flag=True, help="Compare solved temperatures with exact ones instead.")
+def main(folder: Path, only: tuple[str, ...], sentences: bool, is_solved: bool) -> None:
+    if is_solved:
+        runs = [run for run in RUNS if run.name.startswith(only or "") and is_finished(folder / "runs" / run.name)]
+        heading = ("run", "side", "rank correlation", "median deviation of the log ratio", "bias")
+        click.echo(table(heading, [row for run in runs for row in beside_all(folder, run)]))
+        return
     found: dict[str, dict[str, Any]] = {}
     for run in RUNS:
         path = folder / "runs" / run.name
@@ -112,6 +124,42 @@ def judged(folder: Path, run: Run, at: str) -> dict[str, Any]:
     }
     (out / "judged.json").write_text(json.dumps(result))
     return result
+
+
+def beside_all(folder: Path, run: Run) -> list[tuple[str, ...]]:
+    """Compare solved temperatures of EXACT samples with those in float64 against all others."""
+    inspection = read_run(RunDirectory(LocalPath(folder / "runs" / run.name)))
+    assert inspection.reader is not None
+    out = folder / "judged" / f"{run.name}-all"
+    file = drawn_features(inspection, out, Asked(ALL))
+    features = VisitedFeatures(file, inspection.reader)
+    every = features.rows(np.arange(len(features))).astype(np.float64)
+    places = np.sort(np.random.default_rng(1).permutation(len(features))[:EXACT])
+    rho, low = inspection.config.objective.settings["rho"], inspection.config.objective.settings["tau_min"]
+    found, exact = solved_temperatures(inspection, features, rho, places).sides, dict[str, list[NDArray[np.float64]]]()
+    for side, anchors, others in compared_views(features):
+        of_draw = np.empty(len(places))
+        for row, place in enumerate(places):
+            h = np.concatenate(
+                [np.delete(every[:, view], place, 0) @ every[place, own] for own in anchors for view in others]
+            )
+            is_solvable = _divergence(h, low) > rho
+            root = partial(brentq, lambda log_tau, h=h: _divergence(h, np.exp(log_tau)) - rho, np.log(low), 3)
+            of_draw[row] = root() if is_solvable else np.nan
+        exact.setdefault(side, []).append(of_draw)
+    rows = list[tuple[str, ...]]()
+    for side, of_draws in exact.items():
+        log_exact, log_found = np.mean(of_draws, axis=0), np.log(found[side].tau)
+        inside = np.isfinite(log_found) & np.isfinite(log_exact)
+        ratio = log_found[inside] - log_exact[inside]
+        rows.append((run.name, side, f"{spearmanr(log_found[inside], log_exact[inside]).statistic:.3f}",
+                     f"{np.median(abs(ratio)):.1%}", f"{ratio.mean():+.1%}"))  # fmt: skip
+    return rows
+
+
+def _divergence(h: NDArray[np.float64], tau: float) -> float:
+    log_q = h / tau - logsumexp(h / tau)
+    return float((np.exp(log_q) * (log_q + np.log(len(h)))).sum())
 
 
 def _largest_class(dataset: Dataset, rare: list[int]) -> list[float] | None:

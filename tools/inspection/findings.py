@@ -25,7 +25,7 @@ from .reading.predicted import other_dataset, predict, refuse_other_dataset
 from .said import said_first
 from .temperatures.drift import Drift, drift, in_order
 from .temperatures.groups import CLASS_COLUMN
-from .temperatures.kinds import KIND_NAMES, MANY_AT_BOUND, MISFIT, STUCK, hardly_differs
+from .temperatures.kinds import COPIED, KIND_NAMES, MANY_AT_BOUND, MISFIT, NOT_TOLD_APART, STUCK, hardly_differs
 from .temperatures.samples import Sample, read_samples
 from .temperatures.survey import Side, Survey, survey
 from .temperatures.through_time import ThroughTime, through_time
@@ -44,6 +44,7 @@ SOME_AT_TOP = 0.05
 """Share of the samples. None should be at the ceiling, which is only a safeguard."""
 FEW_VISITED = 0.5
 MANY_STUCK = 0.01
+MANY_COPIED = 0.01
 MANY_MISFITS = 0.05
 """Share of the samples. A run that has not learnt its pairs yet has as many."""
 
@@ -68,7 +69,10 @@ class Findings:
     @property
     def warnings(self) -> list[str]:
         """What was found that needs attention, what it means and what to try."""
-        return list(_warnings(self.inspection, self.survey)) if self.survey else []
+        if self.survey is None:
+            return []
+        of_features = _warnings_of_features(self.inspection, self.by_features) if self.by_features else ()
+        return [*_warnings(self.inspection, self.survey), *of_features]
 
     @property
     def notes(self) -> list[str]:
@@ -242,6 +246,21 @@ def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
     else:
         for side in survey.sides:
             yield from _warnings_of_side(inspection, side)
+
+
+def _warnings_of_features(inspection: Inspection, found: ByFeatures) -> Iterator[str]:
+    counts, m = found.kinds.counts, len(found.kinds.sample_ids)
+    if (copied := counts[KIND_NAMES[COPIED]]) >= MANY_COPIED * m:
+        still = " still" if inspection.reader and inspection.reader.kept < inspection.reader.samples else ""
+        yield (
+            f"{copied:,} of {m:,} samples looked at{still} have near-copies. To keep one of each: `thermopile inspect "
+            f"{inspection.run.path} --duplicates`, then `thermopile curate` with --thin 1, and train --select."
+        )
+    if (apart := counts[KIND_NAMES[NOT_TOLD_APART]]) >= MANY_COPIED * m:
+        yield (
+            f"{apart:,} of {m:,} samples looked at are not told apart from others that do not look like them: the "
+            "model has not learnt them yet. Train longer, or larger encoders; there is nothing to curate."
+        )
 
 
 def _warnings_of_side(inspection: Inspection, side: Side) -> Iterator[str]:

@@ -8,6 +8,7 @@ import pytest
 from scipy.optimize import brentq
 from scipy.special import logsumexp
 
+from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.tools.inspection.features import drawn as drawn_module
 from thermopile.tools.inspection.features.by_features import by_features
 from thermopile.tools.inspection.features.drawn import (
@@ -25,6 +26,8 @@ from thermopile.tools.inspection.reading.opening import read_run
 from thermopile.tools.inspection.temperatures.survey import survey
 
 from support.cli import answer, cli, succeed
+from support.conversions import dataset_of
+from support.pictures import draw
 from support.written_checkpoints import save_encoders
 from support.written_runs import write_state
 
@@ -195,8 +198,8 @@ def test_images_are_solved_by_views_as_the_loss_pools_them_and_the_mean_over_dra
     rows = features.rows(np.arange(images_dataset.n)).astype(np.float64)
     for i in (0, 77, 250):
         expected = []
-        for draw in range(DRAWS):
-            views = rows[:, 1 + 2 * draw : 3 + 2 * draw]
+        for number in range(DRAWS):
+            views = rows[:, 1 + 2 * number : 3 + 2 * number]
             others = np.delete(views, i, 0).reshape(-1, rows.shape[2])
             h = np.concatenate([others @ views[i, 0], others @ views[i, 1]])
             if divergence(h, 0.05) < 0.3:
@@ -205,6 +208,16 @@ def test_images_are_solved_by_views_as_the_loss_pools_them_and_the_mean_over_dra
                 solve = lambda log_tau, h=h: divergence(h, math.exp(log_tau)) - 0.3  # noqa: E731
                 expected.append(brentq(solve, math.log(0.05), 0))
         assert tau[i] == pytest.approx(math.exp(np.mean(expected)), rel=2e-3) or tau[i] == 0
+
+
+def test_copies_are_counted_and_the_cure_is_offered_where_there_are_some(tmp_path):
+    for i in range(60):
+        draw(max(i, 12)).save(tmp_path / f"{i}.png")  # thirteen are the same
+    dataset = dataset_of(FolderSource(tmp_path), tmp_path.with_name("copies"))
+    made = run_of(dataset, tmp_path / "run")
+    seen = answer("inspect", made.path, "--features", "all")
+    assert seen["by_features"]["kinds"]["counts"]["copied"] == 13
+    assert any("13 of 60 samples looked at have near-copies" in said for said in seen["warnings"])
 
 
 def test_another_rho_can_be_asked_for_and_one_of_nothing_is_refused(pairs_dataset, tmp_path):

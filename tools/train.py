@@ -291,8 +291,8 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
             done, signal = f"{trainer.steps_done:,}", stop.name or "a signal to another rank"
             say(f"stopped at step {done} by {signal}, checkpoint written; continue with --resume", err=False)
             return False
-        if world.is_first:
-            keep_features(trainer.run_directory)
+    if world.is_first:
+        keep_features(trainer.run_directory)
     say(f"trained {trainer.total_steps:,} steps; next: `thermopile inspect {run.path}`", err=False)
     return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Generator
 from contextlib import ExitStack, closing
@@ -12,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....pipeline.dataset import Dataset
+from ....pipeline.errors import DatasetError
 from ....state_store import StateReader
 from ....state_store.schema import VISITS
+from ....storage.files import refuse_link
 from ....storage.place import Place
-from ....trainer.errors import RunError
+from ....trainer.errors import ConfigError, RunError
 from ....trainer.run_directory import RunDirectory, load_found
 from ...progress import OnDone, progress_bar
 from ..reading.opening import Inspection, read_run
@@ -28,11 +31,12 @@ if TYPE_CHECKING:
 DRAWN = "drawn.f16"
 DRAWS = 4
 """Times that the two views of a picture are drawn; docs/figures.md has how well fewer and more agree."""
-LEAST_DRAWN, MOST_AT_END, SECONDS = 4096, 20_000, 60.0
-"""Samples whose features are made at least, and at most when training ends; and how long more are made."""
+LEAST_DRAWN, MOST_DRAWN, MOST_AT_END, SECONDS = 4096, 1 << 20, 20_000, 60.0
+"""Samples whose features are made at least, at most, and at most when training ends; and how long more are made."""
 _CANDIDATES = 4
 """Ids drawn for each one wanted, some of which were never visited."""
 _SEED = 2027
+_log = logging.getLogger(__name__)
 
 
 class Asked(NamedTuple):
@@ -73,23 +77,21 @@ def drawn_features(
     Raises RunError if there are none and none are to be made, ConfigError, DatasetError, OSError.
     """
     assert inspection.reader is not None
-    dataset, checkpoint, of = wanted_features(inspection, asked.weights)
-    if inspection.config.objective.mode == "unimodal":
-        of = of.model_copy(update={"views": 2 * DRAWS})
+    made_of = _wanted(inspection, asked.weights)
     wanted = LEAST_DRAWN if asked.samples is None else asked.samples
     for path in (folder / NAME, folder / DRAWN):
         try:
-            kept = FeaturesFile(path, of)
+            kept = FeaturesFile(path, made_of[2])
         except UnusableFeaturesError:
             continue
         if kept.samples >= min(wanted, inspection.reader.kept):
             return kept
     if not wanted:
         raise RunError("no features are kept of this snapshot, and none are to be made")
-    ids = visited_samples(inspection.reader, asked.samples or inspection.reader.samples)
+    ids = visited_samples(inspection.reader, asked.samples or MOST_DRAWN)
     least = LEAST_DRAWN if asked.samples is None else len(ids)
     folder.mkdir(parents=True, exist_ok=True)
-    return _made(inspection, dataset, checkpoint, of, ids, least, folder / DRAWN, asked.allow_code, on_progress)
+    return _made(inspection, made_of, ids, least, folder / DRAWN, asked.allow_code, on_progress)
 
 
 def keep_features(run: RunDirectory) -> None:
@@ -101,14 +103,15 @@ def keep_features(run: RunDirectory) -> None:
     reader = inspection.reader
     if reader is None or not inspection.sides or inspection.dataset is None or reader.kept < LEAST_DRAWN:
         return
-    dataset, checkpoint, of = wanted_features(inspection, None)
-    if inspection.config.objective.mode == "unimodal":
-        of = of.model_copy(update={"views": 2 * DRAWS})
     ids = visited_samples(reader, MOST_AT_END)
-    run.report.mkdir(parents=True, exist_ok=True)
-    with progress_bar("features for inspect", len(ids)) as bar:
-        show = lambda done, total: bar.update(done)  # noqa: E731
-        _made(inspection, dataset, checkpoint, of, ids, 0, run.report / DRAWN, True, show)
+    try:
+        refuse_link(run.report)
+        run.report.mkdir(parents=True, exist_ok=True)
+        with progress_bar("features for inspect", len(ids)) as bar:
+            show = lambda done, total: bar.update(done)  # noqa: E731
+            _made(inspection, _wanted(inspection, None), ids, 0, run.report / DRAWN, True, show)
+    except (RunError, ConfigError, DatasetError, OSError, ImportError) as error:  # ffcv may be missing
+        _log.warning("no features are kept for `thermopile inspect`, which makes its own: %s", error)
 
 
 def visited_samples(reader: StateReader, count: int) -> NDArray[np.int64]:
@@ -121,11 +124,17 @@ def visited_samples(reader: StateReader, count: int) -> NDArray[np.int64]:
     return ids[reader.rows_at(ids, [VISITS])[VISITS] > 0][:count]
 
 
+def _wanted(inspection: Inspection, weights: Weights | None) -> tuple[Dataset, Place, FeaturesOf]:
+    """Return the dataset, the snapshot's checkpoint, and what determines the features."""
+    dataset, checkpoint, of = wanted_features(inspection, weights)
+    if inspection.config.objective.mode == "unimodal":
+        of = of.model_copy(update={"views": 2 * DRAWS})
+    return dataset, checkpoint, of
+
+
 def _made(
     inspection: Inspection,
-    dataset: Dataset,
-    checkpoint: Place,
-    of: FeaturesOf,
+    made_of: tuple[Dataset, Place, FeaturesOf],
     ids: NDArray[np.int64],
     least: int,
     path: Path,
@@ -134,7 +143,7 @@ def _made(
 ) -> FeaturesFile:
     """Write the features of samples, in this order `least` of them and more while the time lasts."""
     features, begun = list[NDArray[np.float32]](), time.monotonic()
-    with closing(_batches(inspection, dataset, checkpoint, of, ids, allow_code)) as batches:
+    with closing(_batches(inspection, made_of, ids, allow_code)) as batches:
         for batch in batches:
             features.append(batch)
             done = sum(map(len, features))
@@ -142,23 +151,18 @@ def _made(
             if done >= least and time.monotonic() > begun + SECONDS:
                 break
     order = np.argsort(ids[:done])
-    write_features(path, of, [np.concatenate(features)[order]], ids[order])
-    return FeaturesFile(path, of)
+    write_features(path, made_of[2], [np.concatenate(features)[order]], ids[order])
+    return FeaturesFile(path, made_of[2])
 
 
 def _batches(
-    inspection: Inspection,
-    dataset: Dataset,
-    checkpoint: Place,
-    of: FeaturesOf,
-    ids: NDArray[np.int64],
-    allow_code: bool,
+    inspection: Inspection, made_of: tuple[Dataset, Place, FeaturesOf], ids: NDArray[np.int64], allow_code: bool
 ) -> Generator[NDArray[np.float32], None, None]:
     """Yield features in the order of the ids, float32 [up to 256, sides, d]."""
     from ....trainer.evaluation.features import restore_encoders, some_features
     from ....trainer.run.build import device_named, recipe_named
 
-    config = inspection.config
+    config, (dataset, checkpoint, of) = inspection.config, made_of
     _, training = load_found(checkpoint)
     device, tokenizer = device_named("auto"), dataset.index.tokenizer
     encoders = restore_encoders(config, checkpoint, training, tokenizer, of.weights, allow_code=allow_code).to(device)

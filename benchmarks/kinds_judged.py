@@ -32,7 +32,7 @@ from thermopile.pipeline.dataset import Dataset
 from thermopile.state_store import list_snapshots
 from thermopile.storage.local import LocalPath
 from thermopile.tools.inspection.features.by_features import NEAR_OF, by_features
-from thermopile.tools.inspection.features.drawn import DRAWN, Asked, VisitedFeatures, drawn_features
+from thermopile.tools.inspection.features.drawn import Asked, VisitedFeatures, drawn_features
 from thermopile.tools.inspection.features.features_file import FeaturesFile
 from thermopile.tools.inspection.features.properties import OF_FEATURES, properties
 from thermopile.tools.inspection.features.solving import compared_views, solved_temperatures
@@ -91,7 +91,8 @@ def judged(folder: Path, run: Run, at: str) -> dict[str, Any]:
     assert told is not None, inspection.notes
     assert inspection.dataset is not None
     assert inspection.reader is not None
-    features = VisitedFeatures(FeaturesFile(out / DRAWN), inspection.reader)
+    (kept,) = out.glob("drawn*.f16")
+    features = VisitedFeatures(FeaturesFile(kept), inspection.reader)
     of = properties(inspection, features, found.pool, lambda what, done, total: None)
     random = np.random.default_rng(len(run.name))
     permuted = 0
@@ -120,7 +121,7 @@ def judged(folder: Path, run: Run, at: str) -> dict[str, Any]:
         "rare_planted": [len(of_kind["tail"] & set(rare)), len(of_kind["tail"]), inspection.dataset.n],
         "largest_class": _largest_class(inspection.dataset, rare),
         "copied_planted": [len(of_kind["crowd"] & set(copied)), len(copied)],
-        "evidence_right": _evidence_right(out / DRAWN, inspection.dataset, told.kinds.rare_by, rare),
+        "evidence_right": _evidence_right(kept, inspection.dataset, told.kinds.rare_by, rare),
     }
     (out / "judged.json").write_text(json.dumps(result))
     return result

@@ -18,6 +18,7 @@ from ....state_store import StateReader
 from ....state_store.schema import VISITS
 from ....storage.files import refuse_link
 from ....storage.place import Place
+from ....trainer.checkpoints.checkpoint_files import latest_checkpoint
 from ....trainer.errors import ConfigError, RunError
 from ....trainer.run_directory import RunDirectory, load_found
 from ...progress import OnDone, progress_bar
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ....trainer.encoders.averaging import Weights
 
 DRAWN = "drawn.f16"
+"""Of the latest checkpoint; of an older one, `drawn-step-N.f16`."""
 DRAWS = 4
 """Times that the two views of a picture are drawn; docs/figures.md has how well fewer and more agree."""
 LEAST_DRAWN, MOST_DRAWN, MOST_AT_END, SECONDS = 4096, 1 << 20, 20_000, 60.0
@@ -78,8 +80,10 @@ def drawn_features(
     """
     assert inspection.reader is not None
     made_of = _wanted(inspection, asked.weights)
+    latest = latest_checkpoint(inspection.run.checkpoints)
+    own = folder / (DRAWN if latest and latest.name == made_of[1].name else f"drawn-{made_of[1].name}.f16")
     wanted = LEAST_DRAWN if asked.samples is None else asked.samples
-    for path in (folder / NAME, folder / DRAWN):
+    for path in (folder / NAME, own):
         try:
             kept = FeaturesFile(path, made_of[2])
         except UnusableFeaturesError:
@@ -91,7 +95,7 @@ def drawn_features(
     ids = visited_samples(inspection.reader, asked.samples or MOST_DRAWN)
     least = LEAST_DRAWN if asked.samples is None else len(ids)
     folder.mkdir(parents=True, exist_ok=True)
-    return _made(inspection, made_of, ids, least, folder / DRAWN, asked.allow_code, on_progress)
+    return _made(inspection, made_of, ids, least, own, asked.allow_code, on_progress)
 
 
 def keep_features(run: RunDirectory) -> None:

@@ -3,7 +3,8 @@
     python tests/cpu_budget.py [--budget SECONDS] [--budget-a-file SECONDS] COMMAND …
 
 CPU seconds depend on what else the machine does far less than wall time does, but on the machine itself by a factor of
-two: so a fixed loop is timed before the command and after it, and the budget grows with the time that the loop takes.
+two, and on one that others share by the same factor from one minute to the next: so a fixed loop is timed every few
+seconds while the command runs, and the budget grows with the CPU time that the loop takes.
 `time` misses fork servers, which outlive the process that started them: this process adopts and reaps whatever is
 orphaned below it. Inside pytest, where this file is a plugin, it says which test files cost most.
 """
@@ -15,7 +16,8 @@ import resource
 import signal
 import subprocess
 import sys
-import timeit
+import threading
+import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +26,7 @@ import pytest
 
 SECONDS = 850
 """What `make test` may take besides lint, where the loop takes LOOP_SECONDS. One such machine took 610 to 735."""
-LOOP_SECONDS = 0.3
+LOOPS, LOOP_SECONDS, EVERY_SECONDS = 200_000, 0.015, 5
 SECONDS_A_FILE = 25
 DEARER_FILES: dict[str, tuple[int, str]] = {
     "tools/inspection/test_confirmation.py": (40, "reads pictures first: compiles loops that have no cache"),
@@ -46,10 +48,10 @@ def main() -> int:
     given = parser.parse_args()
     ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGINT, lambda *_: None)  # it is the command's; unlike SIG_IGN, a handler is not inherited
-    slowness = loop()
-    command = subprocess.Popen(given.command, env=os.environ | {LIMITS: str(given.budget_a_file * slowness)})
+    command = subprocess.Popen(given.command, env=os.environ | {LIMITS: str(given.budget_a_file)})
+    slowness = Slowness()
     code = reaped(command.pid)
-    seconds, allowed = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]), given.budget * (slowness + loop()) / 2
+    seconds, allowed = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]), given.budget * slowness.mean
     print(f"{seconds:.0f} CPU seconds, of {allowed:.0f} allowed on a machine as fast as this one")
     if code == 0 and seconds > allowed:
         print("Too many: make the files above cheaper, or mark what need not run before each commit as wide.")
@@ -57,9 +59,25 @@ def main() -> int:
     return code
 
 
-def loop() -> float:
-    """Return the time of the fixed loop in LOOP_SECONDS: the least of five, as other work may interrupt it."""
-    return min(timeit.repeat("sum(i * i & 7 for i in range(4_000_000))", number=1, repeat=5)) / LOOP_SECONDS
+class Slowness:
+    """Times the fixed loop in CPU seconds every few seconds, in a thread."""
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+        self._thread = threading.Thread(target=self._measure, daemon=True)
+        self._thread.start()
+
+    @property
+    def mean(self) -> float:
+        """In LOOP_SECONDS."""
+        return sum(self._times) / len(self._times) / LOOP_SECONDS if self._times else 1.0
+
+    def _measure(self) -> None:
+        while True:
+            before = time.thread_time()
+            sum(i * i & 7 for i in range(LOOPS))
+            self._times.append(time.thread_time() - before)
+            time.sleep(EVERY_SECONDS)
 
 
 def reaped(pid: int) -> int:
@@ -103,7 +121,8 @@ def tree_seconds() -> float:
 class Spent:
     """The CPU seconds of one process of pytest by their cause: a file, or a fixture of the session."""
 
-    def __init__(self) -> None:
+    def __init__(self, slowness: "Slowness | None") -> None:
+        self.slowness = slowness
         self.by_cause: Counter[str] = Counter()
         self._cause, self._before = "imports and collection", 0.0
 
@@ -138,9 +157,9 @@ class Spent:
         if hasattr(session.config, "workeroutput"):
             session.config.workeroutput["cpu_seconds"] = dict(self.by_cause)
             return
-        limit = float(os.environ[LIMITS])
+        limit, slowness = float(os.environ[LIMITS]), self.slowness.mean if self.slowness else 1.0
         allowed = {file: max(limit, seconds) for file, (seconds, _) in DEARER_FILES.items()}
-        files = {cause: spent for cause, spent in self.by_cause.items() if cause.endswith(".py")}
+        files = {cause: spent / slowness for cause, spent in self.by_cause.items() if cause.endswith(".py")}
         self.too_dear = [file for file, spent in files.items() if spent > allowed.get(file, limit)]
         if self.too_dear and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -156,7 +175,7 @@ class Spent:
 
 def pytest_configure(config: pytest.Config) -> None:
     if LIMITS in os.environ:
-        config.pluginmanager.register(Spent(), "spent")
+        config.pluginmanager.register(Spent(None if hasattr(config, "workerinput") else Slowness()), "spent")
 
 
 if __name__ == "__main__":

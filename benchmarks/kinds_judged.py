@@ -31,15 +31,15 @@ from scipy.stats import spearmanr
 from thermopile.pipeline.dataset import Dataset
 from thermopile.state_store import list_snapshots
 from thermopile.storage.local import LocalPath
-from thermopile.tools.inspection.features.by_features import NEAR_OF, by_features
 from thermopile.tools.inspection.features.drawn import Asked, VisitedFeatures, drawn_features
 from thermopile.tools.inspection.features.features_file import FeaturesFile
-from thermopile.tools.inspection.features.properties import OF_FEATURES, properties
 from thermopile.tools.inspection.features.solving import compared_views, solved_temperatures
 from thermopile.tools.inspection.reading.opening import read_run
 from thermopile.tools.inspection.said import said_first
 from thermopile.tools.inspection.temperatures.associations import SMALL, associations
 from thermopile.tools.inspection.temperatures.survey import survey
+from thermopile.tools.inspection.told.by_features import NEAR_OF, by_features
+from thermopile.tools.inspection.told.properties import OF_FEATURES, properties
 from thermopile.trainer.run_directory import RunDirectory
 
 from .kinds import RUNS, Run, is_finished

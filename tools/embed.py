@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..pipeline.dataset import Dataset
-    from ..trainer.encoders.averaging import Weights
+    from ..trainer.config.sections import Weights
 
 NUMPY_TYPES = {"half": "f2", "float": "f4"}
 ROW_GROUP = 8192
@@ -65,12 +65,11 @@ def embed(
     directory, samples = RunDirectory(run), opened(dataset, tars)
     config = directory.config()  # refuse what is not a run before importing torch
     check_target(out, [".parquet"], overwrite=overwrite)
-    from ..trainer.encoders.averaging import chosen_weights
     from ..trainer.evaluation.evaluate import tokenizer_of
     from ..trainer.evaluation.features import restore_encoders, streamed_features
     from ..trainer.run.build import device_named, recipe_named
 
-    checkpoint, weights = find_checkpoint(directory, at), chosen_weights(config.model, weights)
+    checkpoint, weights = find_checkpoint(directory, at), config.model.chosen_weights(weights)
     info, training = load_found(checkpoint)
     recorded = dataset if samples.index.fingerprint == info.dataset_fingerprint else config.data.places
     own, has_texts = (directory, info, recorded, data), config.objective.mode == "bimodal"

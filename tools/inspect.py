@@ -49,7 +49,7 @@ from .report.page import write_report, write_samples
 from .report.sheets import facts, number, state_word
 
 if TYPE_CHECKING:
-    from ..trainer.encoders.averaging import Weights
+    from ..trainer.config.sections import Weights
     from .serving.answers import Answers
     from .serving.server import PageServer
 

@@ -26,8 +26,8 @@ from ..storage.place import Places, place_of
 from .checkpoints.checkpoint_files import LATEST
 from .checkpoints.tensors import save_tensors
 from .config import EncoderConfig, TrainConfig
+from .config.sections import Weights
 from .encoders import Encoder
-from .encoders.averaging import Weights, chosen_weights
 from .errors import ConfigError, RunError
 from .evaluation.evaluate import tokenizer_of
 from .evaluation.features import restore_encoders
@@ -75,7 +75,7 @@ def export_encoders(
         raise ConfigError(f"{to} already exists; nothing was written. Choose another directory with --to")
     refuse_in_run(place_of(to))
     config = run.config()
-    weights = chosen_weights(config.model, weights)
+    weights = config.model.chosen_weights(weights)
     if why := why_impossible(config, format):
         raise ConfigError(f"{why}; export it with --format safetensors")
     sides = _restore(run, config, at, data, weights, allow_code)

@@ -170,7 +170,8 @@ def test_what_is_saved_is_listed(made):
     found = status_of(made)
     assert [(saved["step"], saved["bytes"]) for saved in found["checkpoints"]] == [(4, 4000), (8, 8000), (12, 12000)]
     assert found["sample_state"] == {
-        "samples": 66, "dataset_samples": 66, "snapshots": ["step-0", "step-5"], "coverage": 1.0, "parts": {},
+        "samples": 66, "kept": 66, "dataset_samples": 66, "snapshots": ["step-0", "step-5"], "coverage": 1.0,
+        "parts": {},
     }  # fmt: skip
     words = text_of(made)
     assert "step 12, 0 s ago, 0.0 MB; kept: 4, 8, 12" in words

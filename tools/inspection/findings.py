@@ -15,7 +15,6 @@ from ...state_store.durable import Repository
 from ...storage.place import Place, Places
 from ...trainer.run_directory import RunDirectory
 from ..progress import progress_bar, task_bars, working
-from .features.by_features import ByFeatures, by_features
 from .features.confirmation import Confirmation, compared_ids, confirm, with_confirmed
 from .features.drawn import Asked
 from .features.embedding_map import EmbeddingMap, embedding_map
@@ -30,9 +29,10 @@ from .temperatures.samples import Sample, read_samples
 from .temperatures.survey import Side, Survey, survey
 from .temperatures.through_time import ThroughTime, through_time
 from .temperatures.whole_run import WholeRun
+from .told.by_features import ByFeatures, by_features
 
 if TYPE_CHECKING:
-    from ...trainer.encoders.averaging import Weights
+    from ...trainer.config.sections import Weights
 
 T = TypeVar("T")
 

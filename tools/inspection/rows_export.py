@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -19,11 +19,13 @@ from ...storage.files import written_aside
 from ...storage.place import place_of
 from ...trainer.errors import ConfigError, RunError
 from ...trainer.run_directory import refuse_in_run
-from .features.by_features import ByFeatures
 from .features.confirmation import Confirmation
 from .reading.opening import Inspection
 from .reading.state_blocks import read_blocks
 from .temperatures.kinds import BY_FEATURES, KIND, KIND_NAMES, Codes, KindRules
+
+if TYPE_CHECKING:
+    from .told.by_features import ByFeatures
 
 SAMPLE_ID, KIND_FROM, MARGIN = "sample_id", "kind_from", "margin"
 TAU_SOLVED = "tau_solved"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .features.by_features import ByFeatures
-from .features.properties import OF_FEATURES
 from .summary import per_side
 from .temperatures.associations import Association
+from .told.by_features import ByFeatures
+from .told.properties import OF_FEATURES
 
 MOST_SAID = 4
 SETTLED = 1.15

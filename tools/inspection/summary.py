@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ...trainer.lineage import read_lineage
-from .features.by_features import ByFeatures
 from .features.confirmation import Confirmation
-from .features.evidence import EvidentKinds
 from .reading.opening import Inspection
 from .temperatures.associations import END_SHARE, ENDS, Association
 from .temperatures.correlation import Correlation
@@ -19,6 +17,8 @@ from .temperatures.groups import Groups
 from .temperatures.kinds import SampleKinds
 from .temperatures.survey import Survey
 from .temperatures.whole_run import Doubted
+from .told.by_features import ByFeatures
+from .told.evidence import EvidentKinds
 
 TERMINAL_QUANTILES = (0.05, 0.5, 0.95)
 SETTINGS = ("rho", "gamma", "eta", "tau_step", "tau_init", "tau_min", "tau_max")

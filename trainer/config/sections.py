@@ -22,6 +22,7 @@ from pydantic import (
 
 from ...storage.bucket import is_address
 from ...storage.place import Places, places_of
+from ..errors import ConfigError
 
 
 def nearest(given: str, valid: Iterable[str]) -> str:
@@ -200,6 +201,9 @@ class EncoderConfig(Section):
         return self
 
 
+Weights = Literal["averaged", "raw"]
+
+
 class ModelConfig(Section):
     """The encoders and their shared feature space."""
 
@@ -238,6 +242,15 @@ class ModelConfig(Section):
                 "is 0; set momentum, such as 0.99, or remove predictor"
             )
         return self
+
+    def chosen_weights(self, asked: Weights | None) -> Weights:
+        """Return the weights to use: the requested ones, or by default averaged weights if the run has them.
+
+        Raises ConfigError if the run has no averaged weights.
+        """
+        if asked == "averaged" and not self.ema:
+            raise ConfigError("the run has no averaged weights (model.ema is 0); leave out --weights averaged")
+        return asked or ("averaged" if self.ema else "raw")
 
 
 class ObjectiveConfig(BaseModel):

@@ -1,17 +1,12 @@
 """The moving average of the trained weights (EMA), which evaluation and export use instead."""
 
 import copy
-from typing import Literal
 
 import torch
 from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from ..config import ModelConfig
-from ..errors import ConfigError
 from . import Encoders
-
-Weights = Literal["averaged", "raw"]
 
 
 class AveragedEncoders(Encoders):
@@ -48,13 +43,3 @@ class AveragedEncoders(Encoders):
 
 def _values(encoders: nn.Module) -> dict[str, torch.Tensor]:
     return dict(encoders.named_parameters()) | dict(encoders.named_buffers())
-
-
-def chosen_weights(config: ModelConfig, asked: Weights | None) -> Weights:
-    """Return the weights to use: the requested ones, or by default averaged weights if the run has them.
-
-    Raises ConfigError if the run has no averaged weights.
-    """
-    if asked == "averaged" and not config.ema:
-        raise ConfigError("the run has no averaged weights (model.ema is 0); leave out --weights averaged")
-    return asked or ("averaged" if config.ema else "raw")

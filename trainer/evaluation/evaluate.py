@@ -24,8 +24,8 @@ from ...storage.place import Places
 from ...storage.selection import Selection, SelectionError
 from ..checkpoints.checkpoint_files import LATEST, CheckpointInfo
 from ..config import DataConfig
+from ..config.sections import Weights
 from ..encoders import Encoders
-from ..encoders.averaging import Weights, chosen_weights
 from ..errors import ConfigError
 from ..run.build import device_named, recipe_named
 from ..run.own_dataset import kept_facts
@@ -137,7 +137,7 @@ def evaluate(
         if weights == "averaged":
             raise ConfigError("a momentum network has no averaged weights; leave out --weights averaged or --network")
         weights = "raw"
-    weights = chosen_weights(config.model, weights)
+    weights = config.model.chosen_weights(weights)
     checkpoint = find_checkpoint(run, at)
     result = compared(checkpoint.name, train, test)
     result.weights = weights

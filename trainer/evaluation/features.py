@@ -24,8 +24,8 @@ from ...state_store.ranks import agreement
 from ...storage.place import Place
 from ..config import TrainConfig
 from ..config.own_code import CODE_OF_FEATURES, announce_code, code_in, refuse_code
+from ..config.sections import Weights
 from ..encoders import Encoders
-from ..encoders.averaging import Weights, chosen_weights
 from ..errors import RunError
 from ..world import ALONE, World
 from .scoring import OnCount
@@ -49,13 +49,14 @@ def restore_encoders(
     training: as returned by load_checkpoint for `checkpoint`. tokenizer: the run's dataset's. weights: of the image and
     the text encoder, by default averaged if the run has averages. allow_code: whether encoders and recipe may be a
     user's own, which are then imported.
-    Raises RunError if the checkpoint does not fit these settings, ConfigError as chosen_weights, or for such code.
+    Raises RunError if the checkpoint does not fit these settings, ConfigError as ModelConfig.chosen_weights, or for such
+    code.
     """
     code = code_in(config, CODE_OF_FEATURES)
     if not allow_code:
         refuse_code(code, checkpoint.parent.parent / "config.toml")
     announce_code(code)
-    averaged = chosen_weights(config.model, weights) == "averaged"
+    averaged = config.model.chosen_weights(weights) == "averaged"
     mode, image_size = config.objective.mode, config.data.image_size
     encoders = Encoders.create(config.model, mode, image_size, tokenizer, pretrained=False)
     try:

@@ -10,7 +10,6 @@ from scipy.special import logsumexp
 
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.tools.inspection.features import drawn as drawn_module
-from thermopile.tools.inspection.features.by_features import by_features
 from thermopile.tools.inspection.features.drawn import (
     DRAWN,
     DRAWS,
@@ -24,6 +23,7 @@ from thermopile.tools.inspection.features.run_features import wanted_features
 from thermopile.tools.inspection.features.solving import solved_temperatures
 from thermopile.tools.inspection.reading.opening import read_run
 from thermopile.tools.inspection.temperatures.survey import survey
+from thermopile.tools.inspection.told.by_features import by_features
 
 from support.cli import answer, cli, succeed
 from support.conversions import dataset_of

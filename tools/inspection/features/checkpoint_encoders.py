@@ -12,8 +12,8 @@ from ....trainer.run_directory import find_checkpoint, load_found
 from ..reading.opening import Inspection
 
 if TYPE_CHECKING:
+    from ....trainer.config.sections import Weights
     from ....trainer.encoders import Encoders
-    from ....trainer.encoders.averaging import Weights
 
 
 class CheckpointEncoders(NamedTuple):
@@ -35,11 +35,10 @@ def load_encoders(
 
     Raises RunError, ConfigError, OSError.
     """
-    from ....trainer.encoders.averaging import chosen_weights
     from ....trainer.evaluation.features import restore_encoders
 
     run, config = inspection.run, inspection.config
-    weights = chosen_weights(config.model, weights)
+    weights = config.model.chosen_weights(weights)
     checkpoint = checkpoints_in(run.checkpoints).get(snapshot.step) or find_checkpoint(run, LATEST)
     info, training = load_found(checkpoint)
     encoders = restore_encoders(config, checkpoint, training, dataset.index.tokenizer, weights, allow_code=allow_code)

@@ -23,8 +23,8 @@ from .checkpoint_encoders import load_encoders
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ....trainer.config.sections import Weights
     from ....trainer.encoders import Encoders
-    from ....trainer.encoders.averaging import Weights
 
 MAX_NEGATIVES = 4096
 MIN_NEGATIVES = 16

@@ -27,7 +27,7 @@ from .features_file import NAME, FeaturesFile, FeaturesOf, UnusableFeaturesError
 from .run_features import wanted_features
 
 if TYPE_CHECKING:
-    from ....trainer.encoders.averaging import Weights
+    from ....trainer.config.sections import Weights
 
 DRAWN = "drawn.f16"
 """Of the latest checkpoint; of an older one, `drawn-step-N.f16`."""

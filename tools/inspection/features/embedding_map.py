@@ -23,7 +23,7 @@ from ..temperatures.survey import Pool, Survey
 from .checkpoint_encoders import CheckpointEncoders, load_encoders
 
 if TYPE_CHECKING:
-    from ....trainer.encoders.averaging import Weights
+    from ....trainer.config.sections import Weights
 
 MAX_SAMPLES = 2000
 MIN_OF_CLASS = 10

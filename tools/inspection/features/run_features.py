@@ -23,7 +23,7 @@ from ..reading.opening import Inspection
 from .features_file import NAME, FeaturesFile, FeaturesOf, UnusableFeaturesError, write_features
 
 if TYPE_CHECKING:
-    from ....trainer.encoders.averaging import Weights
+    from ....trainer.config.sections import Weights
 
 
 def run_features(
@@ -72,8 +72,6 @@ def features_with_progress(
 
 def wanted_features(inspection: Inspection, weights: Weights | None) -> tuple[Dataset, Place, FeaturesOf]:
     """Return the dataset, the snapshot's checkpoint, and what determines its features."""
-    from ....trainer.encoders.averaging import chosen_weights
-
     if (dataset := inspection.dataset) is None:
         raise RunError("the features of all samples need the run's dataset; pass its path with --data")
     run, config, snapshot = inspection.run, inspection.config, inspection.reader and inspection.reader.snapshot
@@ -87,7 +85,7 @@ def wanted_features(inspection: Inspection, weights: Weights | None) -> tuple[Da
             f"No checkpoint belongs to the snapshot {snapshot.tag}: its temperatures are combined "
             f"with the features of checkpoint {checkpoint.name}."
         )
-    weights = chosen_weights(config.model, weights)
+    weights = config.model.chosen_weights(weights)
     view = config.data.model_dump(mode="json", include={"recipe", "image_size"})
     tree = [info.model_dump(mode="json"), weights, config.model.model_dump(mode="json"), view]
     digest = hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()

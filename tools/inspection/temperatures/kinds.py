@@ -1,6 +1,6 @@
 """The kind of every sample as far as its row of state alone tells it. Pure functions of columns.
 
-`confirmation.py` decides again for the most suspicious samples, by a forward pass; `features/evidence.py` adds the
+`confirmation.py` decides again for the most suspicious samples, by a forward pass; `told/evidence.py` adds the
 kinds that only features show.
 """
 

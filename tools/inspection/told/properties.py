@@ -16,11 +16,11 @@ from ..duplicates.exact_copies import checksums
 from ..duplicates.finding import Thumbnails
 from ..duplicates.picture_agreement import Agreement, agreement
 from ..duplicates.similar_pairs import MIN_SIMILARITY
+from ..features.drawn import VisitedFeatures
 from ..reading.opening import Inspection
 from ..temperatures.groups import CLASS_COLUMN
 from ..temperatures.kinds import KindRules
 from ..temperatures.survey import POOL_SAMPLES, Pool
-from .drawn import VisitedFeatures
 from .surroundings import NEAREST, Surroundings, surroundings
 
 LOOKED_AT = 20_000

@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 from ....pipeline.errors import DatasetError
 from ....trainer.errors import ConfigError, RunError
 from ...progress import OnTask
+from ..features.drawn import Asked, VisitedFeatures, drawn_features
+from ..features.solving import SolvedTemperatures, compared_views, direction, solved_temperatures
 from ..json_fields import Shown
 from ..reading.opening import Inspection
 from ..temperatures.associations import Association, associations
 from ..temperatures.kinds import KindRules
 from ..temperatures.settling import Rule, at_rest
 from ..temperatures.survey import Survey
-from .drawn import Asked, VisitedFeatures, drawn_features
 from .evidence import EvidentKinds, evident_kinds
 from .properties import Properties, properties
-from .solving import SolvedTemperatures, compared_views, direction, solved_temperatures
 
 NEAR_OF = {"image": "near_pictures", "text": "near_captions", "sample": "near_pictures"}
 """Side of the state -> near samples by its own features."""
@@ -118,20 +118,19 @@ def _asked(found: Properties, side: str) -> Mapping[str, NDArray[np.float64]]:
 
 
 def _moves(inspection: Inspection, features: VisitedFeatures, solved: SolvedTemperatures) -> dict[str, float]:
-    """Run the update rule on the features of some samples; empty for a rho that is not the run's."""
-    settings, reader = inspection.config.objective.settings, inspection.reader
-    if settings.get("rho") != solved.rho or reader is None or not solved.learned:
-        return {}
-    from ....trainer.objectives.base import Progress
-    from ....trainer.objectives.isogclr import RobustSettings
-    from ....trainer.run.build import objective_of
+    """Run the update rule on the features of some samples.
 
-    config = inspection.config
-    steps_per_epoch = max(1, reader.kept // config.batch_size)
-    moving = objective_of(config).settings
-    if not isinstance(moving, RobustSettings):
+    Empty for a rho that is not the run's, an objective without the rule, and while its gamma still falls.
+    """
+    config, settings, reader = inspection.config, inspection.config.objective.settings, inspection.reader
+    has_rule = {"gamma", "grad_clip", "eta", "tau_min", "tau_max"} <= set(settings)
+    if settings.get("rho") != solved.rho or reader is None or not solved.learned or not has_rule:
         return {}
-    gamma = moving.gamma_at(Progress(reader.snapshot.step, steps_per_epoch))
+    gamma = settings["gamma"]
+    if decay := settings.get("gamma_decay_epochs"):
+        if reader.snapshot.epoch < decay:
+            return {}
+        gamma = settings["gamma_min"]
     rows = np.sort(np.random.default_rng(_SEED).permutation(len(features))[:_AT_REST])
     others = np.sort(np.random.default_rng(_SEED + 1).permutation(len(features))[:4096])
     own, against, moves = features.rows(rows), features.rows(others), dict[str, float]()
@@ -140,8 +139,8 @@ def _moves(inspection: Inspection, features: VisitedFeatures, solved: SolvedTemp
         columns = np.concatenate([against[:, view] for view in negatives])
         h = np.concatenate([own[:, view] @ columns.T for view in anchors], axis=1) - positive[:, None]
         h[h > 1 - 1e-3 - positive[:, None]] = -2  # the sample itself
-        negative = (config.batch_size - 1) * len(anchors) * len(negatives)
-        rule = Rule(solved.rho, gamma, moving.grad_clip, negative, moving.tau_min, moving.tau_max)
+        in_batch = (config.batch_size - 1) * len(anchors) * len(negatives)
+        rule = Rule(solved.rho, gamma, settings["grad_clip"], in_batch, settings["tau_min"], settings["tau_max"])
         learned = solved.learned[side][rows]
         moves[side] = float(np.exp(np.median(np.log(at_rest(h, learned, rule) / learned))))
     return moves

@@ -1,0 +1,1 @@
+"""What features say of the temperatures of a run."""

@@ -49,8 +49,8 @@ def restore_encoders(
     training: as returned by load_checkpoint for `checkpoint`. tokenizer: the run's dataset's. weights: of the image and
     the text encoder, by default averaged if the run has averages. allow_code: whether encoders and recipe may be a
     user's own, which are then imported.
-    Raises RunError if the checkpoint does not fit these settings, ConfigError as ModelConfig.chosen_weights, or for such
-    code.
+    Raises RunError if the checkpoint does not fit these settings, ConfigError as ModelConfig.chosen_weights, or for
+    such code.
     """
     code = code_in(config, CODE_OF_FEATURES)
     if not allow_code:

@@ -72,7 +72,9 @@ def build_page(findings: Findings) -> str:
     if of_kinds:
         leading["Kinds of samples"] = of_kinds
     if findings.by_features:
-        leading["What temperatures go with"] = part("sections.html", "goes_with", findings.by_features)
+        leading["What temperatures go with"] = part(
+            "sections.html", "goes_with", findings.by_features, findings.said_first
+        )
     if ends:
         leading["Coldest and hottest"] = ends
     if findings.drift:
@@ -81,7 +83,7 @@ def build_page(findings: Findings) -> str:
     facts = [f"{dataset}: {summary.what(inspection, survey)}"] if survey else []
     head = Markup("<br>").join(escape(plain_text(line, 1000)) for line in [*facts, *summary.lineage(inspection)])
     name, notes = inspection.run.path.resolve().name, [*findings.warnings, *findings.notes]
-    title, first = "Temperatures of", " ".join([*findings.said_first, lede(survey)])
+    title, first = "Temperatures of", " ".join(findings.said_first[:1] or [lede(survey)])
     if inspection.prediction:
         title, first = "Temperatures predicted by", f"Predicted, not trained. {first}"
     return document(title, name, first, head, notes, leading | following)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....pipeline.errors import DatasetError
+from ....trainer.checkpoints.checkpoint_files import latest_checkpoint
 from ....trainer.errors import ConfigError, RunError
 from ...progress import OnTask
 from ..features.drawn import Asked, VisitedFeatures, drawn_features
@@ -61,11 +62,13 @@ def by_features(
 ) -> ByFeatures | None:
     """Solve temperatures at the run's rho, or another, and measure what they go with.
 
-    None if the objective has no rho and none is given, and where there are no features; a note says why.
+    None if the objective has no rho and none is given, if the run has no checkpoint, and where there are no features: a
+    note says why.
     folder: where features are kept.
     """
     rho = rho if rho is not None else inspection.config.objective.settings.get("rho")
-    if rho is None or inspection.reader is None or not survey.visited:
+    has_encoders = latest_checkpoint(inspection.run.checkpoints) is not None  # a copied state may have none
+    if rho is None or inspection.reader is None or not survey.visited or not has_encoders:
         return None
     try:
         file = drawn_features(inspection, folder, asked, lambda *done: on_progress("features", *done))

@@ -21,7 +21,7 @@ from .inspection import summary
 from .inspection.as_json import duplicates_to_json, samples_to_json, to_json
 from .inspection.duplicates.finding import DUPLICATES, find_duplicates, write_duplicates
 from .inspection.duplicates.representatives import read_scores
-from .inspection.features.drawn import Asked
+from .inspection.features.drawn import DRAWN, Asked
 from .inspection.features.features_file import NAME, FeaturesFile
 from .inspection.features.neighbours import ANCHORS, Neighbours, find_neighbours
 from .inspection.features.run_features import features_with_progress, open_features
@@ -418,7 +418,9 @@ def write_rows(asked: InspectOptions) -> None:
 
     def write(inspection: Inspection) -> tuple[Inspection, int]:
         samples, confirmation, told = inspection.reader.samples if inspection.reader else 0, None, None
-        if survey := survey_with_progress(inspection, (), asked.suspects, over_run=asked.suspects > 0):
+        are_kept = any((inspection.run.report / name).exists() for name in (NAME, DRAWN))
+        needed = asked.suspects or asked.features or are_kept  # else two passes over all rows for nothing
+        if needed and (survey := survey_with_progress(inspection, (), asked.suspects, over_run=asked.suspects > 0)):
             _, confirmation = confirm_with_progress(inspection, survey, asked.suspects, asked.weights, asked.allow_code)
             of = Asked(asked.features or 0, asked.weights, asked.allow_code)
             told = by_features_with_progress(inspection, survey, None, of, asked.rho)

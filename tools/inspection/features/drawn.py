@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ....pipeline.dataset import Dataset
 from ....pipeline.errors import DatasetError
 from ....state_store import StateReader
+from ....state_store.errors import StateStoreError
 from ....state_store.schema import VISITS
 from ....storage.files import refuse_link
 from ....storage.place import Place
@@ -103,18 +104,18 @@ def keep_features(run: RunDirectory) -> None:
 
     Not of a run on fewer than LEAST_DRAWN samples, which `inspect` makes while one waits.
     """
-    inspection = read_run(run)
-    reader = inspection.reader
-    if reader is None or not inspection.sides or inspection.dataset is None or reader.kept < LEAST_DRAWN:
-        return
-    ids = visited_samples(reader, MOST_AT_END)
     try:
+        inspection = read_run(run)
+        reader = inspection.reader
+        if reader is None or not inspection.sides or inspection.dataset is None or reader.kept < LEAST_DRAWN:
+            return
+        ids = visited_samples(reader, MOST_AT_END)
         refuse_link(run.report)
         run.report.mkdir(parents=True, exist_ok=True)
         with progress_bar("features for inspect", len(ids)) as bar:
             show = lambda done, total: bar.update(done)  # noqa: E731
             _made(inspection, _wanted(inspection, None), ids, 0, run.report / DRAWN, True, show)
-    except (RunError, ConfigError, DatasetError, OSError, ImportError) as error:  # ffcv may be missing
+    except (RunError, ConfigError, DatasetError, StateStoreError, OSError, ImportError) as error:  # ffcv may be missing
         _log.warning("no features are kept for `thermopile inspect`, which makes its own: %s", error)
 
 

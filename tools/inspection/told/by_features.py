@@ -29,8 +29,8 @@ NEAR_OF = {"image": "near_pictures", "text": "near_captions", "sample": "near_pi
 """Side of the state -> near samples by its own features."""
 LEAST = 16
 """Samples."""
-_AT_REST = 500
-"""Samples for which the update rule is run."""
+_AT_REST, _NEGATIVES = 500, 4096
+"""Samples for which the update rule is run, and others, of which its batches are drawn."""
 _SEED = 2029
 
 Curves = dict[str, dict[float, float | None]]
@@ -134,14 +134,15 @@ def _moves(inspection: Inspection, features: VisitedFeatures, solved: SolvedTemp
         if reader.snapshot.epoch < decay:
             return {}
         gamma = settings["gamma_min"]
-    rows = np.sort(np.random.default_rng(_SEED).permutation(len(features))[:_AT_REST])
-    others = np.sort(np.random.default_rng(_SEED + 1).permutation(len(features))[:4096])
+    drawn = np.random.default_rng(_SEED).permutation(len(features))
+    rows, others = np.split(
+        drawn[: _AT_REST + _NEGATIVES], [min(_AT_REST, len(features) // 2)]
+    )  # none is its own negative
     own, against, moves = features.rows(rows), features.rows(others), dict[str, float]()
     for side, anchors, negatives in {side: (side, a, n) for side, a, n in compared_views(features)}.values():
         positive = (own[:, anchors[0]] * own[:, negatives[-1]]).sum(1)
         columns = np.concatenate([against[:, view] for view in negatives])
         h = np.concatenate([own[:, view] @ columns.T for view in anchors], axis=1) - positive[:, None]
-        h[h > 1 - 1e-3 - positive[:, None]] = -2  # the sample itself
         in_batch = (config.batch_size - 1) * len(anchors) * len(negatives)
         rule = Rule(solved.rho, gamma, settings["grad_clip"], in_batch, settings["tau_min"], settings["tau_max"])
         learned = solved.learned[side][rows]

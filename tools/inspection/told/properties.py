@@ -93,7 +93,7 @@ def _look_at_texts(found: Properties, dataset: Dataset, pool: Pool) -> None:
         codes, sizes, class_names = _counted(table[CLASS_COLUMN].cast(pa.string()))
         if len(class_names) > 1:
             found.classes, found.class_names = codes[places], class_names
-            found.values["class_size"] = np.where(codes[places] < 0, np.nan, sizes[places])
+            found.values["class_size"] = sizes[places]
     if CAPTION in names and dataset.index.mode == "pairs":
         _, same, _ = _counted(table[CAPTION])
         found.values["equal_captions"] = same[places]
@@ -113,7 +113,7 @@ def _counted(labels: pa.ChunkedArray) -> tuple[NDArray[np.int64], NDArray[np.flo
     encoded = labels.combine_chunks().dictionary_encode()
     codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     sizes = np.bincount(codes[codes >= 0], minlength=len(encoded.dictionary) or 1).astype(np.float64)
-    return codes, sizes[codes], encoded.dictionary.to_pylist()
+    return codes, np.where(codes < 0, np.nan, sizes[codes]), encoded.dictionary.to_pylist()
 
 
 def _look_at_pictures(found: Properties, dataset: Dataset, on_progress: OnTask) -> None:

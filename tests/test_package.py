@@ -86,6 +86,13 @@ def test_synthetic_data_needs_neither_ffcv_nor_dali_and_others_say_what_is_missi
     assert dali.startswith("data.loader = 'dali' cannot be used here: No module named 'nvidia.dali")
 
 
+def test_every_folder_of_modules_is_a_package_that_is_installed():
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]["packages"]
+    rooms = ("storage", "pipeline", "state_store", "trainer", "tools")
+    found = [path.parent.relative_to(ROOT) for room in rooms for path in (ROOT / room).rglob("__init__.py")]
+    assert sorted(listed) == sorted(["thermopile", *(".".join(("thermopile", *folder.parts)) for folder in found)])
+
+
 @pytest.mark.wide
 def test_the_wheel_holds_every_module_of_the_package_and_nothing_else(tmp_path):
     # A copy: setuptools takes what an earlier build left behind in build/lib as well.

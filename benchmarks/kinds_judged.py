@@ -1,12 +1,13 @@
 """Judge what `thermopile inspect` says of the runs that benchmarks.kinds has made in FOLDER.
 
-Every kept snapshot is inspected once, into FOLDER/judged. The evidence on the cards is recomputed by code that shares
-nothing with the product: features are read from their file as its documentation says, words and classes from the
-dataset's tables.
+Every kept snapshot is inspected once, into FOLDER/judged, and a line with what was found is added to
+benchmarks/kinds_judged.jsonl, so that the runs can be made, judged and removed one after another. The evidence on the
+cards is recomputed by code that shares nothing with the product: features are read from their file as its
+documentation says, words and classes from the dataset's tables.
 
 \b
 Examples:
-  python -m benchmarks.kinds_judged kinds                    # a Markdown page of all runs that are there
+  python -m benchmarks.kinds_judged kinds                    # judge what is there; a Markdown page of all lines
   python -m benchmarks.kinds_judged kinds --sentences        # every first sentence, to be read one by one
   python -m benchmarks.kinds_judged kinds --solved           # solved temperatures beside float64 over all others
 """
@@ -44,7 +45,9 @@ from thermopile.trainer.run_directory import RunDirectory
 
 from .kinds import RUNS, Run, is_finished
 from .markdown import table
+from .reproduction.running import commit
 
+LINES = Path(__file__).with_suffix(".jsonl")
 WORD = re.compile(r"\w+")
 EXACT, ALL = 1000, 1 << 40
 
@@ -60,7 +63,8 @@ def main(folder: Path, only: tuple[str, ...], sentences: bool, is_solved: bool) 
         heading = ("run", "side", "rank correlation", "median deviation of the log ratio", "bias")
         click.echo(table(heading, [row for run in runs for row in beside_all(folder, run)]))
         return
-    found: dict[str, dict[str, Any]] = {}
+    lines = [json.loads(line) for line in LINES.read_text("utf-8").splitlines()] if LINES.exists() else []
+    found: dict[str, dict[str, Any]] = {line.pop("snapshot"): line for line in lines}
     for run in RUNS:
         path = folder / "runs" / run.name
         if not run.name.startswith(only or "") or not is_finished(path):
@@ -68,8 +72,12 @@ def main(folder: Path, only: tuple[str, ...], sentences: bool, is_solved: bool) 
         directory = RunDirectory(LocalPath(path))
         every = directory.config().checkpoint.keep_every or 1
         for snapshot in list_snapshots(directory.state):
-            if snapshot.step and snapshot.step % every == 0:  # those that the settings keep for this
-                found[f"{run.name}@{snapshot.tag}"] = judged(folder, run, snapshot.tag)
+            name = f"{run.name}@{snapshot.tag}"
+            if name not in found and snapshot.step and snapshot.step % every == 0:  # those that are kept for this
+                found[name] = judged(folder, run, snapshot.tag)
+                with LINES.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"snapshot": name, "commit": commit(), **found[name]}) + "\n")
+    found = {name: told for name, told in sorted(found.items()) if name.startswith(only or "")}
     if sentences:
         for name, told in found.items():
             click.echo("\n".join([f"{name}:", *(f"  {sentence}" for sentence in told["sentences"])]))
@@ -78,10 +86,8 @@ def main(folder: Path, only: tuple[str, ...], sentences: bool, is_solved: bool) 
 
 
 def judged(folder: Path, run: Run, at: str) -> dict[str, Any]:
-    """Inspect a snapshot, or return what an earlier call found."""
+    """Inspect a snapshot."""
     out = folder / "judged" / f"{run.name}@{at}"
-    if (out / "judged.json").exists():
-        return dict(json.loads((out / "judged.json").read_text()))
     click.echo(out.name, err=True)
     out.mkdir(parents=True, exist_ok=True)
     inspection = read_run(RunDirectory(LocalPath(folder / "runs" / run.name)), at=at)
@@ -107,7 +113,7 @@ def judged(folder: Path, run: Run, at: str) -> dict[str, Any]:
                for kind in ("crowd", "tail")} if len(planted) else {"crowd": set(), "tail": set()}  # fmt: skip
     rare = told.kinds.sample_ids[told.kinds.codes == 6].tolist()
     copied = told.kinds.sample_ids[told.kinds.codes == 4].tolist()
-    result = {
+    return {
         "sentences": said_first(told),
         "associations": {
             side: {f"{each.end} {each.of}": [each.area, each.is_said] for each in of_side}
@@ -117,14 +123,13 @@ def judged(folder: Path, run: Run, at: str) -> dict[str, Any]:
         "moves": told.moves,
         "counts": told.kinds.counts,
         "rare_by": told.kinds.rare_by,
-        "rare": rare,
+        "rare": len(rare),
+        "rare_elsewhere": _rare_elsewhere(folder, run, at, told.kinds.rare_by, kept, rare),
         "rare_planted": [len(of_kind["tail"] & set(rare)), len(of_kind["tail"]), inspection.dataset.n],
         "largest_class": _largest_class(inspection.dataset, rare),
         "copied_planted": [len(of_kind["crowd"] & set(copied)), len(copied)],
         "evidence_right": _evidence_right(kept, inspection.dataset, told.kinds.rare_by, rare),
     }
-    (out / "judged.json").write_text(json.dumps(result))
-    return result
 
 
 def beside_all(folder: Path, run: Run) -> list[tuple[str, ...]]:
@@ -185,6 +190,17 @@ def _evidence_right(file: Path, dataset: Dataset, rare_by: str | None, rare: lis
     return bool((own <= np.quantile(values, 0.1)).all())
 
 
+def _rare_elsewhere(folder: Path, run: Run, at: str, rare_by: str | None, file: Path, rare: list[int]) -> float | None:
+    """The share of the samples rare by features that are in the lowest quarter by the features of the first seed."""
+    if not rare or rare_by is None or not rare_by.startswith("near") or run.variant != "plain" or run.seed == 0:
+        return None
+    (other,) = (folder / "judged" / f"{run.data}-plain-0@{at}").glob("drawn*.f16")
+    dataset = Dataset(folder / "data" / run.data)
+    ids, values = _plainly(other, dataset, rare_by)
+    own = values[np.isin(ids, rare)]
+    return float((own <= np.quantile(values, 0.25)).mean()) if len(own) else None
+
+
 def _plainly(file: Path, dataset: Dataset, of: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Ids of the samples with features, and a property of each, as docs/formats.md and docs/inspect.md define them."""
     raw = file.read_bytes()
@@ -212,15 +228,18 @@ def page(found: dict[str, dict[str, Any]]) -> str:
     rows = []
     for name, told in found.items():
         planted, tail, n = told["rare_planted"]
-        lift = f"{planted / len(told['rare']) / (tail / n):.1f} ×" if tail and told["rare"] else "–"
+        lift = f"{planted / told['rare'] / (tail / n):.1f} ×" if tail and told["rare"] else "–"
+        elsewhere = told["rare_elsewhere"]
         largest = told["largest_class"]
         rows.append((
-            name, str(len(told["sentences"])), told["rare_by"] or "–", str(len(told["rare"])), lift,
+            name, str(len(told["sentences"])), told["rare_by"] or "–", str(told["rare"]), lift,
+            "–" if elsewhere is None else f"{elsewhere:.2f}",
             f"{largest[0]:.0%} of {largest[1]:.0%}" if largest else "–", str(told["evidence_right"]),
             " ".join(str(told["counts"][kind]) for kind in ("crowded", "copied", "not_told_apart")),
             "{} of {}".format(*told["copied_planted"]), "yes" if told["permuted_says"] else "no",
         ))  # fmt: skip
-    heading = ("snapshot", "sentences", "rare by", "rare", "planted, × share", "largest class", "evidence right",
+    heading = ("snapshot", "sentences", "rare by", "rare", "planted, × share", "in the other seed's lowest quarter",
+               "largest class", "evidence right",
                "crowded, copied, not told apart", "copied that were planted", "permuted says one")  # fmt: skip
     return f"{table(heading, rows)}\n\n{seeds(found)}"
 

@@ -3,8 +3,9 @@
 Every row is of three seeds, trained on glyphs drawn with a seed of their own and scored on test glyphs of that seed:
 the demo's are left alone. Datasets and runs stay in FOLDER, so a later call makes only what is missing.
 
-With --rho, rho is searched instead, by scores and by how temperatures read, on these glyphs, as pairs and as pictures
-alone, and on the data of benchmarks.kinds in KINDS (its folder) that are not all icons; five seeds, of icons two.
+With --rho, rho is searched instead; what each of its runs reads and scores stays in benchmarks/temperatures.jsonl.
+It is searched by scores and by how temperatures read, on these glyphs, as pairs and as pictures alone, and on the data
+of benchmarks.kinds in KINDS (its folder) that are not all icons; five seeds, of icons two.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ from .glyph_runs import converted, thermopile, trained
 from .kinds import Run as KindsRun
 from .kinds import planted_data
 from .markdown import table
+from .reproduction.running import commit
 
 GLYPHS_SEED, SEEDS, EPOCHS, STEPS_PER_EPOCH = 1, 3, 20, 42
+LINES = Path(__file__).with_suffix(".jsonl")
 
 CELLS: list[dict[str, float]] = [
     {"eta": eta} | ({} if step is None else {"tau_step": step})
@@ -118,6 +121,8 @@ SHOWN = {
 
 def searched(folder: Path, kinds: Path, names: tuple[str, ...]) -> str:
     """Train what is missing; return a table of scores by data and rho, mean ± standard error over the seeds."""
+    lines = [json.loads(line) for line in LINES.read_text("utf-8").splitlines()] if LINES.exists() else []
+    read: dict[str, dict[str, float]] = {line["run"]: line for line in lines}
     rows = []
     for name in names:
         of = SEARCHED[name]
@@ -131,9 +136,13 @@ def searched(folder: Path, kinds: Path, names: tuple[str, ...]) -> str:
         for rho in of.rhos:
             of_seeds = []
             for seed in range(of.seeds):
-                settings = {**of.settings, "objective.rho": rho, "seed": seed, "checkpoint.every_steps": 0}
-                run = trained(data, folder / f"rho-{name}-{rho:g}-{seed}", settings, preset=of.preset)
-                of_seeds.append(_read(run, test))
+                run = f"{name}-{rho:g}-{seed}"
+                if run not in read:
+                    settings = {**of.settings, "objective.rho": rho, "seed": seed, "checkpoint.every_steps": 0}
+                    read[run] = _read(trained(data, folder / f"rho-{run}", settings, preset=of.preset), test)
+                    with LINES.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps({"run": run, "commit": commit(), **read[run]}) + "\n")
+                of_seeds.append(read[run])
             rows.append((name, f"{rho:g}", str(of.seeds), *(_with_error([each.get(key) for each in of_seeds])
                                                             for key in (*SHOWN, "Spearman", "stuck"))))  # fmt: skip
     return table(("data", "rho", "seeds", *SHOWN.values(), "Spearman, classes", "stuck"), rows)
@@ -141,9 +150,6 @@ def searched(folder: Path, kinds: Path, names: tuple[str, ...]) -> str:
 
 def _read(run: Path, test: Path) -> dict[str, float]:
     """The scores of a run by the keys of SHOWN; the smaller correlation of class size and mean tau; the share stuck."""
-    kept = run.with_name(f"{run.name}.json")  # scoring takes as long as an epoch
-    if kept.exists():
-        return dict(json.loads(kept.read_text()))
     scores = json.loads(thermopile("eval", run, "--test", test, "--json"))["scores"]
     found = {f"{name}/{k}/{band}": value for name, of_name in scores.items() for k, of_k in of_name.items()
              if isinstance(of_k, dict) for band, value in of_k.items()}  # fmt: skip
@@ -153,7 +159,6 @@ def _read(run: Path, test: Path) -> dict[str, float]:
         found["Spearman"] = min(each.spearman for each in measured.groups[0].correlation.values() if each is not None)
     if measured.kinds:
         found["stuck"] = measured.kinds.counts.get("stuck", 0) / measured.samples
-    kept.write_text(json.dumps(found))
     return found
 
 

@@ -121,3 +121,10 @@ def test_classes_of_which_none_was_visited_are_left_out(many, style):
     unknown = {name: of._replace(mean=np.full(1000, np.nan)) for name, of in many.tau.items()}
     nobody = dataclasses.replace(many, visited=np.zeros_like(many.visited), tau=unknown)
     assert png_of(partial(draw_tau_by_group, SIDES, nobody), style).startswith(b"\x89PNG")
+
+
+def test_few_classes_have_their_names_beside_their_dots_and_more_than_a_dozen_have_none(few):
+    names = drawn(few).texts
+    assert [each.get_text() for each in names] == [few.names[place] for place in np.argsort(few.tau["image"].mean)]
+    assert sorted(each.xy for each in names) == sorted(zip(few.sizes, few.tau["image"].mean, strict=True))
+    assert len(drawn(groups_of([2] * 13, [0.1] * 26)).texts) == 0

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 MAX_INTERVALS = 200
 """With more groups, intervals would cover the dots, and dots one another: medians are drawn instead."""
+NAMED = 12
+"""With more groups, their names would cover one another."""
 _LEVELS = 12
 """Ranges of sizes with a median each, at most."""
 _WAY_ASIDE = 0.035
@@ -37,6 +39,8 @@ def draw_tau_by_group(sides: list[Side], groups: Groups, figure: Figure, style: 
             _draw_many(axes, groups.sizes, groups.tau[side.name].mean, way, style, look)
         else:
             _draw_few(axes, groups, side.name, look)
+    if len(groups.names) <= NAMED:
+        _name_dots(axes, groups, groups.tau[sides[0].name].mean, style)
     axes.set_xscale("log")
     word = plain_text(groups.word, _LONGEST_WORD)
     # A column name may contain $, which would be read as mathematics.
@@ -82,6 +86,16 @@ def _draw_few(axes: Axes, groups: Groups, side: str, look: dict[str, Any]) -> No
     )
 
 
+def _name_dots(axes: Axes, groups: Groups, means: NDArray[np.float64], style: Style) -> None:
+    """Write each group's name beside its dot: left and right in turn, so that neighbours in height stay apart."""
+    axes.margins(x=0.25)
+    look = {"textcoords": "offset points", "va": "center", "fontsize": "small", "color": style.ink, "parse_math": False}
+    for turn, place in enumerate(np.argsort(means)):
+        if not np.isnan(means[place]):
+            at, (aside, side) = (groups.sizes[place], means[place]), ((-6, "right"), (6, "left"))[turn % 2]
+            axes.annotate(plain_text(groups.names[place], _LONGEST_WORD), at, (aside, 0), ha=side, **look)
+
+
 def _draw_many(
     axes: Axes, sizes: NDArray[np.int64], means: NDArray[np.float64], way: float, style: Style, look: dict[str, Any]
 ) -> None:
@@ -124,7 +138,7 @@ def _level(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _plain_size_ticks(axes: Axes, sizes: NDArray[np.int64]) -> None:
-    """Set ticks at 1, 2, 5, 10, …, written as counts, not powers of ten; sparser if sizes span many decades."""
+    """Set ticks at 1, 2, 5, 10, …, written as counts, not powers of ten; fewer if sizes span decades."""
     from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, StrMethodFormatter
 
     decades = np.log10(sizes.max() / sizes.min())
@@ -132,6 +146,8 @@ def _plain_size_ticks(axes: Axes, sizes: NDArray[np.int64]) -> None:
     if decades < 1 and len(found) <= _LEVELS // 2:
         axes.xaxis.set_major_locator(FixedLocator(found.tolist()))
     else:
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades <= 3 else (1,), numticks=12))
+        axes.xaxis.set_major_locator(
+            LogLocator(subs=(1, 2, 5) if decades <= 1.5 else (1, 3) if decades <= 3 else (1,), numticks=12)
+        )
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))

@@ -171,6 +171,8 @@ def test_features_are_made_of_as_many_as_asked_for_kept_and_taken_again(pairs_da
     before = (made.report / DRAWN).read_bytes()
     assert drawn_features(inspection, made.report, Asked(200)).samples == 300
     assert (made.report / DRAWN).read_bytes() == before
+    assert drawn_features(inspection, tmp_path / "elsewhere", Asked(200)).samples == 300
+    assert not (tmp_path / "elsewhere").exists()
     monkeypatch.setattr(drawn_module, "LEAST_DRAWN", 500)
     monkeypatch.setattr(drawn_module, "SECONDS", 0)
     assert 500 <= drawn_features(inspection, made.report, Asked()).samples < 500 + 256

@@ -73,7 +73,7 @@ class VisitedFeatures:
 def drawn_features(
     inspection: Inspection, folder: Path, asked: Asked, on_progress: OnDone = lambda done, total: None
 ) -> FeaturesFile:
-    """Open the features of all samples, or of enough drawn ones, in `folder`; make drawn ones first if need be.
+    """Open the features of all samples, or of enough drawn ones, in `folder` or the run's report; else make drawn ones.
 
     Of pairs, side 0 holds the pictures' and side 1 the captions'; of images, side 0 the plain pictures' and the others
     those of DRAWS times two views, as the recipe draws them. `asked.samples` of n or more are all.
@@ -82,9 +82,10 @@ def drawn_features(
     assert inspection.reader is not None
     made_of = _wanted(inspection, asked.weights)
     latest = latest_checkpoint(inspection.run.checkpoints)
-    own = folder / (DRAWN if latest and latest.name == made_of[1].name else f"drawn-{made_of[1].name}.f16")
+    own = DRAWN if latest and latest.name == made_of[1].name else f"drawn-{made_of[1].name}.f16"
     wanted = LEAST_DRAWN if asked.samples is None else asked.samples
-    for path in (folder / NAME, own):
+    kept_in = dict.fromkeys((folder, inspection.run.report))
+    for path in (place / name for place in kept_in for name in (NAME, own)):
         try:
             kept = FeaturesFile(path, made_of[2])
         except UnusableFeaturesError:
@@ -96,7 +97,7 @@ def drawn_features(
     ids = visited_samples(inspection.reader, asked.samples or MOST_DRAWN)
     least = LEAST_DRAWN if asked.samples is None else len(ids)
     folder.mkdir(parents=True, exist_ok=True)
-    return _made(inspection, made_of, ids, least, own, asked.allow_code, on_progress)
+    return _made(inspection, made_of, ids, least, folder / own, asked.allow_code, on_progress)
 
 
 def keep_features(run: RunDirectory) -> None:

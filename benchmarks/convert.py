@@ -25,9 +25,9 @@ from thermopile.pipeline.conversion.images import decodes
 from thermopile.pipeline.cores import cores
 from thermopile.pipeline.dataset_index import ImagePolicy
 from thermopile.pipeline.sources.webdataset import WebDatasetSource
-from thermopile.tools.bench.photographs import HEIGHT, WIDTH, jpegs
 
 from .harness import Figure, Measured, Part, script, take_turns, timed
+from .photographs import HEIGHT, WIDTH, jpegs
 
 
 @dataclass(frozen=True)

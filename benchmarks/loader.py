@@ -78,11 +78,11 @@ ASKED = {
 def rate(sizes: RateSizes, directory: Path) -> Measured:
     """Open every contender, and let each serve its batches once a round."""
     from thermopile.tools.bench.loader import LOADERS, rates
-    from thermopile.tools.bench.photographs import photographs
     from thermopile.tools.bench.work import Work
     from thermopile.trainer.run.build import device_named
 
     from .ffcv_rival import ffcv_own_loader, has_opencv
+    from .photographs import photographs
     from .pillow_views import pillow
 
     dataset = photographs(directory, sizes.images)

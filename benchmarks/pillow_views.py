@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader, Dataset
 from thermopile.pipeline.augment import RECIPES, Recipe, ViewParameters, view_parameters
 from thermopile.pipeline.cores import cores
 from thermopile.pipeline.order import Order
-from thermopile.tools.bench.photographs import HEIGHT, WIDTH
 from thermopile.tools.bench.work import AHEAD, WARM_UP, Serve, Work
+
+from .photographs import HEIGHT, WIDTH
 
 
 @contextmanager

@@ -91,7 +91,7 @@ def _settings(found: Findings, batch: int, loader: str) -> dict[str, Any]:
 
 def _photographs(found: Findings) -> Dataset:
     """Return photographs, made and converted if no earlier part has; the loaders read them from the page cache."""
-    from thermopile.tools.bench.photographs import photographs
+    from ..photographs import photographs
 
     images, folder, began = 320 if found.small else IMAGES, found.folder / "photographs", time.monotonic()
     if folder.is_dir():

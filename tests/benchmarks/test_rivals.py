@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from thermopile.benchmarks.made import PairSource, repeat_shard
+from thermopile.benchmarks.photographs import HEIGHT, WIDTH, jpegs, photographs
 from thermopile.benchmarks.pillow_views import PillowViews
 from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
 from thermopile.pipeline.order import Order
-from thermopile.tools.bench.photographs import photographs
 
 
 @pytest.mark.soak
@@ -41,3 +41,10 @@ def test_few_classes_are_large_and_most_are_small():
     sizes = np.bincount(PairSource(5000).groups().of_sample)
     assert sizes.sum() == 5000
     assert sizes[0] > 1.9 * sizes[1] > 90 * sizes[500] > 0
+
+
+def test_photographs_are_all_different_and_the_same_at_every_call():
+    files = list(jpegs(8))
+    assert len(set(files)) == 8
+    assert list(jpegs(3)) == files[:3]
+    assert (HEIGHT, WIDTH) == (300, 400)

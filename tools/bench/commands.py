@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -15,25 +16,18 @@ from ...storage.place import Place
 from ..arguments import DatasetPath
 
 if TYPE_CHECKING:
-    from .feeding import Fed, FeedingOptions
     from .step import StepCost
 
 
 @click.group(
     epilog="\b\nExamples:\n"
-    "  thermopile bench loader --data data/pictures --recipe simclr\n"
+    "  thermopile bench loader --data data/pictures\n"
     "  thermopile bench step --image conv --image hf:resnet-18"
 )
 def bench() -> None:
     """Measure what this machine can do: feed a model, and take a training step."""
 
 
-_DIRECTORY = click.option(
-    "--dir",
-    "directory",
-    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
-    help="Where temporary files go.",
-)
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
@@ -62,7 +56,12 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 @click.option("--preset", default="glyphs", show_default=True, help="Where all other settings come from.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="One setting; repeatable.")
 @click.option("--steps", type=click.IntRange(min=1), default=30, show_default=True, help="Steps that are timed.")
-@_DIRECTORY
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
+    help="Where temporary files go.",
+)
 @_JSON
 def step(
     images: tuple[str, ...],
@@ -147,12 +146,10 @@ def _print_steps(costs: list[StepCost]) -> None:
 
 @bench.command(
     epilog="\b\nExamples:\n"
-    "  thermopile bench loader\n"
-    "  thermopile bench loader --data data/pictures --recipe simclr --image-size 32\n"
-    "  thermopile bench loader --device cuda --batch 256 --image hf:resnet-50\n"
-    "  thermopile bench loader --recipe crop_flip --views 1 --json"
+    "  thermopile bench loader --data data/pictures\n"
+    "  thermopile bench loader --data data/pictures --recipe crop_flip --views 1 --device cuda --batch 256"
 )
-@click.option("--data", type=DatasetPath(), help="Your dataset. Default: photographs of 400×300, made for the purpose.")
+@click.option("--data", type=DatasetPath(), required=True, help="The dataset to load.")
 @click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "cuda"]),
@@ -164,66 +161,45 @@ def _print_steps(costs: list[StepCost]) -> None:
 @click.option("--views", type=click.IntRange(1, 2), default=2, show_default=True, help="Views of an image.")
 @click.option("--image-size", type=click.IntRange(min=8), default=224, show_default=True, help="Pixels of a side.")
 @click.option("--batch", type=click.IntRange(min=16), default=64, show_default=True, help="Batch size.")
-@click.option("--images", type=click.IntRange(min=16), default=2048, show_default=True, help="Photographs to make.")
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Turns of each loader.")
-@click.option(
-    "--image",
-    metavar="NAME",
-    help="Also train this image encoder, as model.image.name, through each loader and on random batches, and compare.",
-)
-@click.option(
-    "--steps", type=click.IntRange(min=1), default=30, show_default=True, help="Steps of a training that are timed."
-)
-@_DIRECTORY
 @_JSON
-def loader(directory: Path | None, as_json: bool, **options: Any) -> None:
-    """Measure how many images a second the loaders can feed, and what bounds them.
+def loader(
+    data: Place, device: str, recipe: str, views: int, image_size: int, batch: int, rounds: int, as_json: bool
+) -> None:
+    """Measure how many images a second each loader can feed.
 
     The loaders take turns, and so does libjpeg-turbo that only decodes, the limit on a CPU. Let nothing else run
     meanwhile.
     """
-    from .feeding import FeedingOptions, measure
+    from ...pipeline.augment import RECIPES
+    from ...pipeline.dataset import Dataset
+    from ...trainer.run.build import device_named
+    from .loader import LOADERS, NEEDS, missing, rates
     from .machine import describe_machine, words_of
+    from .work import work_of
 
-    asked = FeedingOptions(**options)
-    with TemporaryDirectory(prefix="thermopile-bench-", dir=directory) as temporary:
-        try:
-            fed = measure(asked, Path(temporary))
-        except ValueError as error:
-            raise click.UsageError(str(error)) from None
+    if recipe not in RECIPES:
+        raise click.UsageError(f"data.recipe = {recipe!r} is unknown; available: {', '.join(RECIPES)}")
+    work = work_of(Dataset(data), batch, recipe, views, image_size, device_named(device))
+    lacking = {name: why for name, module in NEEDS.items() if (why := missing(module))}
+    contenders = {name: contender for name, contender in LOADERS.items() if name not in lacking}
+    found = {name: median(of_rounds) for name, of_rounds in rates(contenders, work, rounds).items()}
     machine = describe_machine("ffcv", "nvidia-dali-cuda130", "torch")
     if as_json:
-        click.echo(json.dumps({"machine": machine, **asdict(fed)}))
+        figures = {"images_per_second": found, "missing": lacking}
+        click.echo(json.dumps({"machine": machine, "samples": work.dataset.n, "device": work.device.type, **figures}))
         return
-    click.echo(words_of(machine))
-    _print_fed(fed, asked)
-
-
-def _print_fed(fed: Fed, asked: FeedingOptions) -> None:
-    size, views = asked.image_size, asked.views
     click.echo(
-        f"\n{fed.samples:,} images as {views} view{'s'[: views - 1]} of {asked.recipe}, {size}×{size}, "
-        f"batches of {asked.batch}; images a second, medians of {asked.rounds} rounds"
+        f"{words_of(machine)}\n\n{work.dataset.n:,} images as {views} view{'s'[: views - 1]} of {recipe}, "
+        f"{image_size}×{image_size}, batches of {batch}; images a second, medians of {rounds} rounds"
     )
     words = {
         "ffcv": "ffcv",
-        "dali": f"dali on the {'GPU' if fed.device == 'cuda' else 'CPU'}",
+        "dali": f"dali on the {'GPU' if work.device.type == 'cuda' else 'CPU'}",
         "decode": "libjpeg-turbo, decoding alone",
-        "training": "training",
     }
-    for name, rate in fed.images_per_second.items():
-        share = f"   {rate / decode:.0%}" if (decode := fed.images_per_second.get("decode")) else ""
+    for name, rate in found.items():
+        share = f"   {rate / decode:.0%}" if (decode := found.get("decode")) else ""
         click.echo(f"{words[name]:<30} {rate:>8,.0f}{share}")
-    for name, why in fed.missing.items():
+    for name, why in lacking.items():
         click.echo(f"{words[name]:<30} not measured: {why}")
-    if ms := fed.ffcv_ms_per_image:
-        dearest = max(ms, key=lambda part: ms[part])
-        click.echo(
-            f"\nffcv spends {sum(ms.values()):.2f} ms of a core on an image, most of it on {dearest}: "
-            + ", ".join(f"{part} {of_part:.2f}" for part, of_part in ms.items())
-        )
-    for name, trained in fed.training_samples_per_second.items():
-        of_synthetic = trained / fed.training_samples_per_second["synthetic"]
-        click.echo(
-            f"training {asked.image} on {name} data: {trained:,.0f} samples a second, {of_synthetic:.0%} of synthetic"
-        )

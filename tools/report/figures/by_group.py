@@ -89,7 +89,13 @@ def _draw_few(axes: Axes, groups: Groups, side: str, look: dict[str, Any]) -> No
 def _name_dots(axes: Axes, groups: Groups, means: NDArray[np.float64], style: Style) -> None:
     """Write each group's name beside its dot: left and right in turn, so that neighbours in height stay apart."""
     axes.margins(x=0.25)
-    look = {"textcoords": "offset points", "va": "center", "fontsize": "small", "color": style.ink, "parse_math": False}
+    look: dict[str, Any] = {
+        "textcoords": "offset points",
+        "va": "center",
+        "fontsize": "small",
+        "color": style.ink,
+        "parse_math": False,
+    }
     for turn, place in enumerate(np.argsort(means)):
         if not np.isnan(means[place]):
             at, (aside, side) = (groups.sizes[place], means[place]), ((-6, "right"), (6, "left"))[turn % 2]

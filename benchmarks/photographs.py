@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ...pipeline.conversion.convert import ConvertSettings, convert
-from ...pipeline.cores import cores
-from ...pipeline.dataset import Dataset
-from ...pipeline.sources.folder import FolderSource
+from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.cores import cores
+from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.sources.folder import FolderSource
 
 HEIGHT, WIDTH = 300, 400
 """Size of the generated photographs, in pixels."""

@@ -127,6 +127,7 @@ def test_the_heap_is_crowded_as_the_evidence_says(found, planted):
     assert kinds.evidence[first].nearest.endswith(", cosine 1.00, 1.00, 1.00")
 
 
+@pytest.mark.wide
 def test_samples_that_lie_alone_are_rare_where_that_goes_with_the_temperatures(pairs_dataset, tmp_path):
     random = np.random.default_rng(1)
     group = np.sort((20 * random.random(pairs_dataset.n) ** 2).astype(int))

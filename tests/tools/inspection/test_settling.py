@@ -11,7 +11,7 @@ from thermopile.trainer.objectives import Progress, create_objective
 N, B, D = 512, 64, 12
 
 
-@pytest.mark.parametrize("start", [0.1, 0.5])
+@pytest.mark.parametrize("start", [0.1, pytest.param(0.5, marks=pytest.mark.wide)])
 def test_temperatures_come_to_rest_where_the_objective_takes_them(start):
     random = np.random.default_rng(0)
     centres = np.repeat(random.normal(size=(32, D)), N // 32, axis=0)

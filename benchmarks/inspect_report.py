@@ -110,7 +110,7 @@ def make_run(rows: int, directory: Path) -> tuple[int, int]:
     # Imported here: the measured processes import this file, and torch would count.
     from torch import from_numpy
 
-    from thermopile.pipeline.conversion.plan import shard_count
+    from thermopile.pipeline.sources.shards import shard_count
     from thermopile.state_store import StateStore
     from thermopile.trainer.config import load_config
     from thermopile.trainer.run.build import create_order, objective_of, resolve

@@ -16,11 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from thermopile.pipeline.conversion.partial import Partial
-from thermopile.pipeline.conversion.plan import ConvertSettings, Listings
+from thermopile.pipeline.conversion.plan import ConvertSettings
 from thermopile.pipeline.conversion.steps import Job, begin
 from thermopile.pipeline.sources import Source
 from thermopile.pipeline.sources.csv_source import CsvSource
 from thermopile.pipeline.sources.parquet import ParquetSource
+from thermopile.pipeline.sources.shards import Listings
 from thermopile.storage.local import LocalPath
 
 from .harness import Figure, Measured, Part, peak_memory, script

@@ -21,10 +21,10 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from thermopile.pipeline.conversion.plan import MAX_SHARD_ROWS
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.order import Order
 from thermopile.pipeline.remote.samples import REQUEST_BYTES
+from thermopile.pipeline.sources.shards import MAX_SHARD_ROWS
 from thermopile.state_store import StateStore
 from thermopile.storage.bucket import Address
 from thermopile.trainer.config import DataConfig

@@ -16,20 +16,20 @@ import click
 from click.core import ParameterSource
 
 from ..pipeline.conversion.append import appended_path, is_joining, join, refuse_known, refuse_ungrowable
-from ..pipeline.conversion.caption_lengths import MEASURED_ON, in_runs, measure
-from ..pipeline.conversion.convert import ConvertSettings, PartNumber, Summary, begin_only, convert_part
+from ..pipeline.conversion.convert import ConvertSettings, PartNumber, Summary, begin_only, convert_part, lengths_of
 from ..pipeline.conversion.convert import convert as convert_source
 from ..pipeline.conversion.convert import finish as finish_parts
-from ..pipeline.conversion.plan import AnySource
 from ..pipeline.conversion.shard_pool import start_workers_early
 from ..pipeline.conversion.steps import Job, unfinished
 from ..pipeline.dataset_index import TOKENIZER_FILE, DatasetIndex, read_index
 from ..pipeline.errors import DatasetExistsError, SourceError
 from ..pipeline.sources import Groups, Source
+from ..pipeline.sources.caption_lengths import MEASURED_ON, measure
 from ..pipeline.sources.csv_source import CsvSource
 from ..pipeline.sources.dataset_source import DatasetSource
+from ..pipeline.sources.shards import in_runs
 from ..pipeline.sources.splits import Drawn
-from ..pipeline.sources.webdataset import WebDatasetSource, nobody_has
+from ..pipeline.sources.webdataset import nobody_has
 from ..pipeline.tokenizer import MAX_FILE_BYTES
 from ..storage.local import LocalPath
 from ..storage.place import Place
@@ -161,7 +161,7 @@ def _run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOp
     else:
         start_workers_early()
     with _told_when_slow(f"listing {kind.name} …"):
-        sources = kind.open(src, **own)
+        sources = kind.open(src, **own, **_of_tars(grown) if kind.in_order else {})
         settings = _settings(sources[0], grown, asked)
         splits = _splits(sources, outs, asked)
         if select is not None:
@@ -199,11 +199,9 @@ def _convert_all(
             how: dict[str, Any] = {"overwrite": asked.overwrite}
             if split.grown is None and split.out != out:  # a test set has the tokenizer of its training set
                 how["tokenizer_from"] = _tokenizer_of(out, Path(folder))
-                if isinstance(split.source, WebDatasetSource) and split.source.lengths is None:  # OUT was complete
-                    info = read_index(out).tokenizer
-                    split.source.lengths = (info.vocab_size, info.context_length) if info else None
+                how["lengths"] = lengths_of(out)
             if asked.part:
-                if split is splits[0] and splits[1:] and isinstance(split.source, WebDatasetSource):
+                if split is splits[0] and splits[1:] and split.source.files_in_order:
                     how["on_begun"] = partial(_begin_tests, splits[1:], settings, out, Path(folder), asked.overwrite)
                 to_finish |= _convert_part(split, settings, asked.part, workers=asked.workers, **how)
             elif asked.finish:
@@ -221,7 +219,7 @@ def _begin_tests(splits: list[Split], settings: ConvertSettings, out: Place, fol
     """Begin them with their training set, since whoever begins that has counted the samples."""
     for split in splits:
         tokenizer = _tokenizer_of(out, folder)
-        begin_only(split.source, split.out, settings, split.selection, tokenizer, overwrite=overwrite)
+        begin_only(split.source, split.out, settings, split.selection, tokenizer, lengths_of(out), overwrite=overwrite)
 
 
 def _refuse_contradictions(out: Place, reads: Iterable[Path], asked: ConvertOptions) -> None:
@@ -277,22 +275,18 @@ def _absolute(value: Any) -> Any:
     return value.absolute() if isinstance(value, Path) else value
 
 
-def _settings(source: AnySource, grown: LocalPath | None, asked: ConvertOptions) -> ConvertSettings:
+def _settings(source: Source, grown: LocalPath | None, asked: ConvertOptions) -> ConvertSettings:
     """Return the settings of a conversion; for a dataset, or one that grows, those it was made with."""
     if grown is not None:
         index = read_index(grown)
-        if (index.tars is None) != (getattr(source, "index", None) is None):
+        if (index.tars is None) != (source.index is None):
             raise click.UsageError(f"{grown} and what is appended must both be converted with --in-place, or neither")
-        if isinstance(source, WebDatasetSource):
-            source.required_mode = index.mode
-            if index.tars:
-                source.append_to(index.tars)
-        elif index.mode != source.mode:
+        if source.mode not in ("", index.mode):
             raise click.UsageError(f"{grown} holds {index.mode}, but the source {source.mode}; convert it separately")
         return asked.settings(**_kept(index, lambda: grown / TOKENIZER_FILE))
     if isinstance(source, DatasetSource):
         return asked.settings(**_kept(source.dataset.index, lambda: source.dataset.tokenizer_path))
-    if isinstance(source, WebDatasetSource):
+    if source.files_in_order:
         return asked.settings(vocab_size=asked.vocab_size or 0, context_length=asked.context_length or 0)
     captions = source.captions(in_runs(len(source), MEASURED_ON))
     lengths = measure(captions, asked.vocab_size, asked.context_length, asked.tokenizer)
@@ -300,6 +294,16 @@ def _settings(source: AnySource, grown: LocalPath | None, asked: ConvertOptions)
         return asked.settings()
     click.echo(str(lengths), err=True)
     return asked.settings(vocab_size=lengths.vocab_size, context_length=lengths.context_length)
+
+
+def _of_tars(grown: LocalPath | None) -> dict[str, Any]:
+    """Return what a source of tars must know of the command and of the dataset that it is appended to."""
+    index = read_index(grown) if grown else None
+    return {
+        "required": tuple(_given_names()),
+        "required_mode": index.mode if index else "",
+        "behind": index.tars if index else None,
+    }
 
 
 def _kept(index: DatasetIndex, tokenizer: Callable[[], Path]) -> dict[str, Any]:
@@ -320,12 +324,11 @@ def _told_when_slow(words: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _splits(sources: tuple[AnySource, ...], outs: list[Place], asked: ConvertOptions) -> list[Split]:
+def _splits(sources: tuple[Source, ...], outs: list[Place], asked: ConvertOptions) -> list[Split]:
     """Return the datasets to write. The test set is held out first; the long tail is cut from the rest."""
     source, *own_test = sources
     rules = [Drawn(asked.holdout, asked.longtail, asked.seed, test) for test in (False, True)]
-    if isinstance(source, WebDatasetSource):
-        source.required = tuple(_given_names())
+    if source.files_in_order:
         is_drawn = asked.holdout or asked.longtail
         return [Split(out, source, rule if is_drawn else None, None) for out, rule in zip(outs, rules, strict=False)]
     groups = source.groups()
@@ -335,7 +338,6 @@ def _splits(sources: tuple[AnySource, ...], outs: list[Place], asked: ConvertOpt
     train = rules[0](len(source), groups) if asked.holdout or asked.longtail else None
     splits = [Split(outs[0], source, train, groups)]
     for test in own_test:
-        assert not isinstance(test, WebDatasetSource)
         splits.append(Split(outs[1], test, None, test.groups()))
     if asked.holdout and not own_test:
         splits.append(Split(outs[1], source, rules[1](len(source), groups), groups))

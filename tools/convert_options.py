@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import click
 
-from ..pipeline.conversion.caption_lengths import CONTEXTS
 from ..pipeline.conversion.convert import ConvertSettings, PartNumber
 from ..pipeline.dataset_index import MAX_PIXELS, TOKENIZER_FILE, ImagePolicy
+from ..pipeline.sources.caption_lengths import CONTEXTS
 from ..pipeline.tokenizer import model_context
 from .arguments import defaulting, flag
 from .convert_sources import Kind

@@ -14,7 +14,6 @@ from ..storage.place import Place
 from .arguments import PlaceType, defaulting, flag
 
 if TYPE_CHECKING:
-    from ..pipeline.conversion.plan import AnySource
     from ..pipeline.sources import Source
 
 
@@ -34,6 +33,8 @@ class Kind(NamedTuple):
     """Whether SRC are files and folders."""
     pattern: str | None = None
     """If given, the files of this pattern in the folders count; else the class looks for them."""
+    in_order: bool = False
+    """Whether the samples are read in order, as those of tars."""
     captions: bool = False
     own_test: bool = False
     """Whether the class takes `test`, and its own test set becomes OUT-test."""
@@ -41,7 +42,7 @@ class Kind(NamedTuple):
     is_dataset: bool = False
     """Whether SRC is a converted dataset, whose pictures and tokenizer are kept as they are."""
 
-    def open(self, src: Any, **options: Any) -> tuple[AnySource, ...]:
+    def open(self, src: Any, **options: Any) -> tuple[Source, ...]:
         """Return the source and its own test set, if it has one. May be slow. src: SRC, or the seed to draw from."""
         if self.is_users:
             return (_users_source(self.source, src, **options["option"]),)
@@ -71,7 +72,10 @@ def _users_source(name: str, src: str, **options: Any) -> Source:
         raise SourceError(
             f"{name} cannot be created with SRC {src!r} and options {options}: {type(error).__name__}: {error}"
         ) from error
-    if missing := [part for part in _OF_A_SOURCE if not hasattr(source, part)]:
+    from ..pipeline.sources import Source
+
+    own = [part for part in _OF_A_SOURCE if getattr(type(source), part, None) is getattr(Source, part)]
+    if missing := ([*_OF_A_SOURCE] if not isinstance(source, Source) else own):
         raise SourceError(f"{name} lacks {', '.join(missing)}; derive it from thermopile.Source")
     if (mode := getattr(source, "mode", None)) not in ("images", "pairs"):
         raise SourceError(f"{name} has mode = {mode!r}; it must be 'images' or 'pairs'")
@@ -99,20 +103,7 @@ _FILE = PlaceType(_LOCAL_FILE)
 _EITHER = PlaceType(_LOCAL)
 
 
-_OF_A_SOURCE = (
-    "__len__",
-    "__getitem__",
-    "read",
-    "uri",
-    "key",
-    "groups",
-    "captions",
-    "chunks",
-    "stored_bytes",
-    "describe",
-    "marks",
-    "alters",
-)
+_OF_A_SOURCE = ("__len__", "__getitem__", "uri", "key", "describe")
 
 
 def _to_options(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -206,6 +197,7 @@ KINDS = (
             ),
         ),
         many=True,
+        in_order=True,
         captions=True,
     ),
     Kind(

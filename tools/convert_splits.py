@@ -13,13 +13,12 @@ import numpy as np
 
 from ..pipeline.conversion.convert import ConvertSettings, PartNumber, Summary
 from ..pipeline.conversion.dataset_size import dataset_bytes
-from ..pipeline.conversion.plan import AnySource, Selection, shard_count
 from ..pipeline.conversion.steps import unfinished
 from ..pipeline.conversion.work import Counts
 from ..pipeline.dataset import CAPTION, Dataset
 from ..pipeline.dataset_index import ERRORS_FILE, Content
-from ..pipeline.sources import Groups
-from ..pipeline.sources.webdataset import WebDatasetSource
+from ..pipeline.sources import Groups, Selection, Source
+from ..pipeline.sources.shards import shard_count
 from ..storage.bucket import is_address
 from ..storage.local import LocalPath
 from ..storage.place import Place
@@ -35,7 +34,7 @@ class Split(NamedTuple):
     """One dataset to write."""
 
     out: Place
-    source: AnySource
+    source: Source
     selection: Selection
     groups: Groups | None
     grown: LocalPath | None = None
@@ -49,18 +48,18 @@ class Split(NamedTuple):
     @property
     def total(self) -> int:
         """What progress counts: samples, or megabytes of tars."""
-        if isinstance(self.source, WebDatasetSource):
-            return -(-self.source.stored_bytes() // MEGABYTE)
+        if self.tars:
+            return -(-(self.source.stored_bytes() or 0) // MEGABYTE)
         return len(self.selection) if isinstance(self.selection, np.ndarray) else len(self.source)
 
     @property
     def tars(self) -> int:
-        return len(self.source.tars) if isinstance(self.source, WebDatasetSource) else 0
+        return self.source.files_in_order
 
     @property
     def stays(self) -> bool:
         """Whether the source keeps the pictures."""
-        return isinstance(self.source, WebDatasetSource) and self.source.index is not None
+        return self.source.index is not None
 
     @property
     def unit(self) -> str:
@@ -70,7 +69,7 @@ class Split(NamedTuple):
     def stored_bytes(self) -> int | None:
         """Bytes of the selected pictures in the source; None if unknown."""
         stored = self.source.stored_bytes()
-        if stored is None or isinstance(self.source, WebDatasetSource):
+        if stored is None or self.tars:
             return stored
         return stored * self.total // len(self.source)
 

@@ -35,7 +35,7 @@ from ...storage.lock import FileLock, LockedError, TakenOverError
 from ...storage.place import Place
 from ..dataset_index import ERRORS_FILE, INDEX_FILE, SHARD_FOLDER, SHARD_SUFFIXES, TOKENIZER_FILE, shard_name
 from ..errors import DatasetExistsError
-from ..sources import BadSample
+from ..sources import BadSample, Facts
 from ..tokenizer import MAX_FILE_BYTES
 from .bad_samples import read_bad_samples
 from .marker import PART_SUFFIXES, PartResult, PartSuffix, read_marker, stem
@@ -125,6 +125,11 @@ class BucketPartial:
     @property
     def is_whole(self) -> bool:
         return (self.out / INDEX_FILE).exists()
+
+    @property
+    def facts(self) -> Facts | None:
+        """The facts of an unfinished conversion, if any."""
+        return Plan.model_validate_json((self.path / "plan.json").read_bytes()).facts if self.in_progress else None
 
     def clear(self) -> None:
         """Delete an unfinished conversion's objects, the plan last. Raises DatasetExistsError if there are others."""

@@ -16,10 +16,11 @@ from pathlib import Path
 from ...storage.place import AnyPlace, Place, made_for, place_of
 from ..dataset_index import ERRORS_FILE, DatasetIndex, read_index
 from ..errors import DatasetError, SourceChangedError, SourceError
+from ..sources import Selection, Source
 from .bad_samples import count_reasons, read_bad_samples
 from .bucket_partial import in_bucket
 from .partial import claimed
-from .plan import AnySource, ConvertSettings, Plan, Selection
+from .plan import ConvertSettings, Plan
 from .shard_pool import Pool, processes
 from .steps import FIRST_REASONS, AnyPartial, Job, assemble, begin, unfinished, write_parts
 from .work import Counts
@@ -73,7 +74,7 @@ class PartSummary:
 
 
 def convert(
-    source: AnySource,
+    source: Source,
     out: AnyPlace,
     settings: ConvertSettings,
     *,
@@ -82,6 +83,7 @@ def convert(
     resume: bool = False,
     selection: Selection = None,
     tokenizer_from: Path | None = None,
+    lengths: tuple[int, int] | None = None,
     on_progress: Callable[[Counts], None] = lambda counts: None,
     tell: Callable[[str], None] = lambda words: None,
 ) -> Summary:
@@ -91,6 +93,7 @@ def convert(
     resume: continue an interrupted conversion, if any; do nothing if `out` was made by the same plan.
     selection: sorted source indices, int64 [samples], to convert instead of all; for tars, a rule that draws them.
     tokenizer_from: use this tokenizer.json instead of training one, as test sets must; overrides settings.tokenizer.
+    lengths: vocabulary size and context length that go with it, see lengths_of.
     Calls on_progress a few times a second, and tell with what is done before.
 
     A conversion that fails or is interrupted stays in `.OUT.partial`, for resume. Raises DatasetExistsError as
@@ -99,7 +102,7 @@ def convert(
     or the disk is full or failing.
     """
     out, started, seen = place_of(out), time.monotonic(), 0
-    job = Job.of(source, settings, selection, tokenizer_from or settings.tokenizer)
+    job = Job.of(source, settings, selection, tokenizer_from or settings.tokenizer, lengths)
     with _errors_explained(out), _claimed(out) as partial:
         if not (resume and not partial.in_progress and _was_made_by(job.plan, out)):
             partial.refuse_existing(overwrite=overwrite, resume=resume)
@@ -116,7 +119,7 @@ def convert(
 
 
 def convert_part(
-    source: AnySource,
+    source: Source,
     out: AnyPlace,
     settings: ConvertSettings,
     part: PartNumber,
@@ -126,6 +129,7 @@ def convert_part(
     overwrite: bool = False,
     selection: Selection = None,
     tokenizer_from: Path | None = None,
+    lengths: tuple[int, int] | None = None,
     on_progress: Callable[[Counts], None] = lambda counts: None,
     tell: Callable[[str], None] = lambda words: None,
     on_begun: Callable[[], None] | None = None,
@@ -138,7 +142,7 @@ def convert_part(
     the same time.
     """
     out, started = place_of(out), time.monotonic()
-    job = Job.of(source, settings, selection, tokenizer_from or settings.tokenizer)
+    job = Job.of(source, settings, selection, tokenizer_from or settings.tokenizer, lengths)
     if done_before := _finished(job.plan, out, unfinished(out)):  # parts of one must not collide at the lock
         return done_before
     with _errors_explained(out), _claimed(out, shared=True) as partial:
@@ -153,17 +157,18 @@ def convert_part(
 
 
 def begin_only(
-    source: AnySource,
+    source: Source,
     out: AnyPlace,
     settings: ConvertSettings,
     selection: Selection,
     tokenizer_from: Path | None,
+    lengths: tuple[int, int] | None = None,
     *,
     overwrite: bool,
 ) -> None:
     """Begin a conversion that later calls of `convert_part` join, unless it has begun. Raises as they do."""
     out = place_of(out)
-    job = Job.of(source, settings, selection, tokenizer_from or settings.tokenizer)
+    job = Job.of(source, settings, selection, tokenizer_from or settings.tokenizer, lengths)
     with _errors_explained(out), _claimed(out, shared=True) as partial:
         if not partial.in_progress and not _was_made_by(job.plan, out):
             partial.refuse_existing(overwrite=overwrite, resume=True)
@@ -171,13 +176,14 @@ def begin_only(
 
 
 def finish(
-    source: AnySource,
+    source: Source,
     out: AnyPlace,
     settings: ConvertSettings,
     *,
     overwrite: bool = False,
     selection: Selection = None,
     tokenizer_from: Path | None = None,
+    lengths: tuple[int, int] | None = None,
 ) -> Summary:
     """Combine the parts into a dataset, byte for byte as `convert` writes it, and publish it. May be repeated.
 
@@ -185,7 +191,7 @@ def finish(
     version; SourceError if too many samples were left out; otherwise as `convert`.
     """
     out, started = place_of(out), time.monotonic()
-    job = Job.of(source, settings, selection, tokenizer_from or settings.tokenizer)
+    job = Job.of(source, settings, selection, tokenizer_from or settings.tokenizer, lengths)
     with _errors_explained(out), _claimed(out) as partial:
         if partial.in_progress or not _was_made_by(job.plan, out):
             if not partial.in_progress:
@@ -200,6 +206,14 @@ def finish(
             partial.publish()
         partial.clean_up()
     return _summary(out, 0, started)
+
+
+def lengths_of(out: Place) -> tuple[int, int] | None:
+    """Return vocabulary size and context length of a dataset, unfinished or not; None if it has no captions."""
+    if (facts := unfinished(out).facts) is not None:
+        return facts.vocab_size, facts.context_length
+    info = read_index(out).tokenizer
+    return (info.vocab_size, info.context_length) if info else None
 
 
 def _claimed(out: Place, *, shared: bool = False) -> AbstractContextManager[AnyPartial]:

@@ -2,20 +2,18 @@
 
 import math
 import time
-from collections.abc import Iterator
 from contextlib import suppress
-from copy import deepcopy
-from itertools import islice
 
 import numpy as np
 
 from ..errors import BadSampleError
 from ..row_records import MAX_BYTES, RECORD
-from ..sources import Read, Sample
-from ..sources.webdataset import WebDatasetSource
-from .caption_lengths import CONTEXTS
+from ..sources import Sample, Selection, Source
+from ..sources.caption_lengths import CONTEXTS
+from ..sources.shards import MAX_SHARD_ROWS, shard_count
+from ..sources.webdataset import MIN_SAMPLE_BYTES
 from .images import to_stored
-from .plan import MAX_SHARD_ROWS, MIN_SAMPLE_BYTES, AnySource, ConvertSettings, Selection, shard_count
+from .plan import ConvertSettings
 
 SAMPLES, RUN, SECONDS = 200, 10, 1.0
 """Samples to store at most, neighbours among them where others are slow to read, and seconds after which to end."""
@@ -23,14 +21,14 @@ _ROW, _PIECE = 32, 24
 """Bytes in FFCV's tables of a row, and of each of its pieces: picture, first caption, further captions."""
 
 
-def dataset_bytes(source: AnySource, selection: Selection, settings: ConvertSettings, stored: int | None) -> int | None:
+def dataset_bytes(source: Source, selection: Selection, settings: ConvertSettings, stored: int | None) -> int | None:
     """Return about how many bytes a dataset will have, two standard errors above the mean; None if that is unknown.
 
     stored: bytes of the selected pictures in the source, or of all tars. Errors are left for the conversion to raise.
     """
     found, until = [(0, 0, 0)], math.inf
     with suppress(Exception):
-        for _, sample, done, *_ in _drawn(source, selection, settings.seed):
+        for _, sample, done, *_ in source.some(selection, settings.seed, SAMPLES, RUN):
             found.append((done, *(_bytes_of(sample, source.mode, settings) if isinstance(sample, Sample) else (0, 0))))
             if (now := time.monotonic()) > until:
                 break
@@ -44,8 +42,8 @@ def dataset_bytes(source: AnySource, selection: Selection, settings: ConvertSett
     end = 0
     for each in (rows := np.resize(paged[paged > 0], 5_000)).tolist():
         end += each + (-end % MAX_BYTES if end % MAX_BYTES + each > MAX_BYTES else 0)  # no row crosses a page
-    if isinstance(source, WebDatasetSource):
-        whole = source.stored_bytes()
+    if source.files_in_order:
+        whole = source.stored_bytes() or 0
         reserved = whole // MIN_SAMPLE_BYTES
     else:
         whole = reserved = len(selection) if isinstance(selection, np.ndarray) else len(source)
@@ -67,20 +65,3 @@ def _bytes_of(sample: Sample, mode: str, settings: ConvertSettings) -> tuple[int
     picture = 1 if sample.tar_at is not None and jpeg is sample.picture else len(jpeg)
     in_pages = picture + 4 * captions * (settings.context_length or CONTEXTS[-1])
     return in_pages, RECORD.itemsize + _PIECE * (1 + min(captions, 2)) + len(texts.encode())
-
-
-def _drawn(source: AnySource, selection: Selection, seed: int) -> Iterator[Read]:
-    """Yield samples drawn from the whole source; of tars, the first ones of some, and none of those in a bucket."""
-    rng = np.random.default_rng(seed)
-    if isinstance(source, WebDatasetSource) and source.is_remote:
-        return  # each sample would take requests of its own
-    if isinstance(source, WebDatasetSource):
-        for tar in (tars := rng.permutation(len(source.tars))[: SAMPLES // RUN].tolist()):
-            yield from islice(source.from_start(tar), SAMPLES // len(tars))
-        return
-    places, run = selection if isinstance(selection, np.ndarray) else range(len(source)), 1
-    if source.chunks() is not None:
-        run, source = RUN, deepcopy(source)  # as workers get it, whose cache is soon freed
-    starts = rng.choice(-(-len(places) // run), min(SAMPLES // run, -(-len(places) // run)), replace=False)
-    for start in (starts * run).tolist():
-        yield from source.read(np.array(places[start : start + run]))

@@ -24,11 +24,11 @@ from ..._version import __version__
 from ...storage.local import LocalPath
 from ..cores import cores
 from ..errors import DatasetError
+from ..sources import Selection, Source
 from .convert import ConvertSettings, PartNumber, Summary, convert_part, finish
 from .partial import PartFiles, Partial
-from .plan import AnySource, Selection
 from .shard_pool import Parts, Pool, PoolSetup, conversion_of
-from .work import Counts, Work
+from .work import Counts
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -79,7 +79,7 @@ def _refuse_silent_address(address: str) -> None:
 
 
 def convert_on_ray(
-    source: AnySource,
+    source: Source,
     out: str | os.PathLike[str],
     settings: ConvertSettings,
     *,
@@ -176,7 +176,7 @@ def _cancel(running: list[ObjectRef[Counts]]) -> None:
         ray.wait(running, num_returns=len(running), timeout=SECONDS_TO_END)
 
 
-def _write_part(shared: list[ObjectRef[_Shared]], part: PartFiles, work: Work) -> Counts:
+def _write_part(shared: list[ObjectRef[_Shared]], part: PartFiles, work: Any) -> Counts:
     """Body of a task. shared: in a list, so that Ray does not unpack it for each task."""
     from .shard_writer import write_part
 

@@ -56,7 +56,7 @@ from ..dataset_index import (
     shard_name,
 )
 from ..errors import DatasetError, DatasetExistsError
-from ..sources import BadSample
+from ..sources import BadSample, Facts
 from .bad_samples import read_bad_samples
 from .marker import PART_SUFFIXES, PartResult, PartSuffix, read_marker, stem
 from .plan import Plan
@@ -144,6 +144,11 @@ class Partial:
     def is_whole(self) -> bool:
         """Whether only the final rename is left."""
         return (self.dataset / INDEX_FILE).is_file()
+
+    @property
+    def facts(self) -> Facts | None:
+        """The facts of an unfinished conversion, if any."""
+        return Plan.model_validate_json(self._plan.read_bytes()).facts if self.in_progress else None
 
     def parts(self, plan: Plan) -> list[PartFiles]:
         return [PartFiles(self._parts, part, plan.made_at) for part in range(plan.parts)]

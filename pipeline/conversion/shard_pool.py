@@ -20,19 +20,20 @@ from typing import TYPE_CHECKING, Any
 
 from ..cores import cores
 from ..errors import DatasetError
+from ..sources import Source
 from ..tokenizer import load_tokenizer
 from .bucket_partial import PartObjects
 from .partial import PartFiles
-from .plan import AnySource, ConvertSettings
-from .work import Counts, Work
+from .plan import ConvertSettings
+from .work import Counts
 
 if TYPE_CHECKING:
     from .shard_writer import Conversion
 
 SECONDS_BETWEEN_LOOKS = 0.2
-PoolSetup = tuple[AnySource, ConvertSettings, Path]
+PoolSetup = tuple[Source, ConvertSettings, Path]
 """Arguments for every worker. The path is the tokenizer's, which does not exist if the samples have no captions."""
-Parts = Iterator[tuple[PartFiles | PartObjects, Work]]
+Parts = Iterator[tuple[PartFiles | PartObjects, Any]]
 """The files and the work of every part to write, consumed lazily as workers become free."""
 
 
@@ -142,7 +143,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _write_part(part: PartFiles | PartObjects, work: Work) -> None:
+def _write_part(part: PartFiles | PartObjects, work: Any) -> None:
     from .shard_writer import write_part
 
     write_part(part, work, _conversion)

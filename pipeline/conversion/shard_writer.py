@@ -22,8 +22,7 @@ from ..errors import BadSampleError, DatasetError, SourceError
 from ..ffcv_table import FFCVTable
 from ..raw_bytes import Descriptor, writable
 from ..row_records import IN_BETON, MAX_BYTES, RECORD, Extent, RowRecords, picture_places, write_row_records
-from ..sources import BadSample, Read, Sample
-from ..sources.webdataset import TarWork, WebDatasetSource
+from ..sources import BadSample, Read, Sample, Source
 from ..stored_sample import SOUND, Located, checksum, read_samples, read_tokens
 from ..tokenizer import encode, vocab_size_of
 from .bad_samples import line_of
@@ -32,8 +31,8 @@ from .bucket_partial import PartObjects
 from .images import to_stored
 from .marker import Found, PartResult, ShardResult
 from .partial import PartFiles
-from .plan import MAX_SHARD_ROWS, MIN_SAMPLE_BYTES, AnySource, ConvertSettings
-from .work import Counts, Work
+from .plan import ConvertSettings
+from .work import Counts
 
 TABLE_SCHEMA = pa.schema(
     [
@@ -55,7 +54,7 @@ SECONDS_BETWEEN_FLUSHES = 0.2
 class Conversion(NamedTuple):
     """Data shared by a conversion's parts."""
 
-    source: AnySource
+    source: Source
     settings: ConvertSettings
     tokenizer: Tokenizer | None
     count_more: Callable[[Counts], None]
@@ -64,11 +63,11 @@ class Conversion(NamedTuple):
     @property
     def tar_bytes(self) -> NDArray[np.int64] | None:
         """Sizes of the tars, int64 [tars], that are to keep their pictures."""
-        index = self.source.index if isinstance(self.source, WebDatasetSource) else None
+        index = self.source.index
         return None if index is None else np.array([tar.size for tar in index.files], np.int64)
 
 
-def write_part(part: AnyPart, work: Work, conversion: Conversion) -> PartResult:
+def write_part(part: AnyPart, work: Any, conversion: Conversion) -> PartResult:
     """Write the usable samples, the list of the others, and finally the marker; return its content.
 
     Raises DatasetError if the files read back differ from the written data, and SourceError at the first bad sample if
@@ -80,7 +79,7 @@ def write_part(part: AnyPart, work: Work, conversion: Conversion) -> PartResult:
     return result
 
 
-def _written(part: AnyPart, work: Work, conversion: Conversion, open_files: ExitStack) -> PartResult:
+def _written(part: AnyPart, work: Any, conversion: Conversion, open_files: ExitStack) -> PartResult:
     """Write the part's shards one after the other. open_files: keeps each .beton open, which shows that it is written.
 
     A group of tars can have more samples than a shard.
@@ -114,7 +113,7 @@ def _shard(part: AnyPart, shard: int, descriptor: int, samples: _Samples, conver
     length = conversion.settings.context_length if conversion.tokenizer else None
     with _flushed_meanwhile(descriptor):
         rows = _Rows(samples, conversion)
-        write_beton(files["beton"], rows, max_rows=samples.most, context_length=length)
+        write_beton(files["beton"], rows, max_rows=samples.max_rows, context_length=length)
         table = pa.table(rows.table, schema=rows.schema)
         pq.write_table(table, files["parquet"])
         _write_and_verify(files["beton"], files["rows"], rows, conversion)
@@ -131,11 +130,9 @@ def _shard(part: AnyPart, shard: int, descriptor: int, samples: _Samples, conver
 class _Samples:
     """Iterates once over a part's usable samples in their stored form, and counts the others."""
 
-    def __init__(self, conversion: Conversion, work: Work, errors: TextIO) -> None:
+    def __init__(self, conversion: Conversion, work: Any, errors: TextIO) -> None:
         self._settings, self._count, self._errors = conversion.settings, conversion.count_more, errors
-        bytes_read = sum(piece.stop - piece.start for piece in work.pieces) if isinstance(work, TarWork) else 0
-        self.most = min(MAX_SHARD_ROWS, max(1, bytes_read // MIN_SAMPLE_BYTES)) if bytes_read else len(work)
-        """Rows to reserve in a shard."""
+        self.max_rows: int = work.max_rows
         self.left_out = self.truncated = self.blank = self.ignored = self.in_tars = 0
         self._usable = self._usable_of(conversion.source.read(work))
         self._next: tuple[Sample, BetonRow] | None = None
@@ -206,7 +203,7 @@ class _Rows:
         """Row, offset in the tar and bytes of the pictures that stay there."""
 
     def __iter__(self) -> Iterator[BetonRow]:
-        while some := self._samples.take(min(ENCODED_AT_ONCE, self._samples.most - len(self.source_index))):
+        while some := self._samples.take(min(ENCODED_AT_ONCE, self._samples.max_rows - len(self.source_index))):
             if self._tokenizer is not None:
                 captions = [sample.captions or ("",) for sample, _ in some]
                 tokens, truncated = encode(self._tokenizer, [text for texts in captions for text in texts])

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import gettempdir
 from typing import NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...storage.files import read_regular, sha256_of
 from ...storage.place import Place, made_for
 from ..dataset_index import TokenizerInfo, seal_index
 from ..errors import DatasetError, DatasetExistsError, SourceError
-from ..sources import Source
-from ..sources.webdataset import TarWork, WebDatasetSource
+from ..sources import NEVER, Asked, Facts, Selection, Source
+from ..sources.caption_lengths import CONTEXTS
 from ..tokenizer import MAX_FILE_BYTES, end_id_of, load_tokenizer, train_tokenizer, vocab_size_of
 from .bucket_partial import BucketPartial
-from .caption_lengths import CONTEXTS, in_runs
 from .content import content_of
 from .marker import Found, PartResult, stem
 from .partial import Partial
-from .plan import AnySource, ConvertSettings, Listings, Plan, Selection
+from .plan import ConvertSettings, Plan
 from .shard_pool import Pool
-from .tar_facts import facts_of
-from .work import Counts, Work
+from .work import Counts
 
 AnyPartial = Partial | BucketPartial
 
@@ -35,42 +31,54 @@ LEAST_SEEN = 1_000
 """Samples of tars to see before a share of them counts as too large."""
 MAX_NAMED = 8
 """Maximum shards that an error names."""
-MAX_TRAINED_ON = 1_000_000
-"""Maximum samples for training a tokenizer: more change few merges and take minutes each."""
-RUN = 1_000
-"""Neighbouring samples taken together from a larger source to train a tokenizer."""
 
 
 class Job(NamedTuple):
     """The input and settings of a conversion."""
 
-    source: AnySource
-    selection: Selection
+    source: Source
     settings: ConvertSettings
-    tokenizer: Path | None
-    """A given tokenizer.json."""
+    asked: Asked
     plan: Plan
+    lengths: tuple[int, int] | None = None
+    """Vocabulary size and context length of the dataset whose tokenizer is used."""
 
     @classmethod
-    def of(cls, source: AnySource, settings: ConvertSettings, selection: Selection, tokenizer: Path | None) -> Self:
+    def of(
+        cls,
+        source: Source,
+        settings: ConvertSettings,
+        selection: Selection,
+        tokenizer: Path | None,
+        lengths: tuple[int, int] | None = None,
+    ) -> Self:
         """Plan a conversion. Raises SourceError if nothing is selected, DatasetError for an unusable tokenizer."""
         if tokenizer and source.mode != "images":
             # Fail here rather than in every worker.
             load_tokenizer(tokenizer, context_length=settings.context_length or CONTEXTS[-1])
-        plan = Plan.of(source, settings, selection, tokenizer)
+        asked = Asked(settings.seed, selection, settings.vocab_size, settings.context_length, tokenizer)
+        plan = Plan.of(source, settings, asked)
         if plan.selected == 0:
             raise SourceError("no samples are selected; there is nothing to convert")
-        return cls(source, selection, settings, tokenizer, plan)
+        return cls(source, settings, asked, plan, lengths)
+
+    @property
+    def facts(self) -> Facts:
+        """Once the conversion has begun."""
+        assert self.plan.facts is not None
+        return self.plan.facts
+
+    def learned(self, tell: Callable[[str], None]) -> Self:
+        """Return the job with the facts in its plan."""
+        vocab_size, context_length = self.lengths or (self.asked.vocab_size, self.asked.context_length)
+        asked = self.asked._replace(vocab_size=vocab_size, context_length=context_length)
+        return self._replace(plan=self.plan.model_copy(update={"facts": self.source.facts(asked, tell)}))
 
     def begun(self, plan: Plan) -> Self:
         """Return the job with the plan in force and what it decides. Raises DatasetExistsError if that is damaged."""
-        if plan.tars is None:
-            return self._replace(plan=plan)
-        assert isinstance(self.source, WebDatasetSource)
-        if not plan.tars.is_of(self.source.sizes().tolist()):
+        if plan.facts is None or not self.source.is_of(plan.facts):
             raise DatasetExistsError("the conversion's plan.json is damaged; remove it, and start over")
-        self.source.mode, self.source.lengths = plan.tars.mode, (plan.tars.vocab_size, plan.tars.context_length)
-        chosen = {"vocab_size": plan.tars.vocab_size, "context_length": plan.tars.context_length}
+        chosen = {"vocab_size": plan.facts.vocab_size, "context_length": plan.facts.context_length}
         return self._replace(plan=plan, settings=self.settings.model_copy(update=chosen))
 
 
@@ -84,20 +92,17 @@ def begin(
 ) -> Job:
     """Begin or join a conversion, with its tokenizer, and return the job with the plan in force.
 
-    One process reads a sample of tars, and the others wait for it; on_begun is called while they do. Raises as
-    Partial.begin.
+    One process learns the facts and trains the tokenizer, and the others wait for it; on_begun is called while they do.
+    Raises as Partial.begin.
     """
-    source = job.source
-    if not isinstance(source, WebDatasetSource):
-        return _with_tokenizer(_joined(job, partial), partial)
-    assert not isinstance(job.selection, np.ndarray)
     if partial.in_progress and on_begun is None and not _lacks_tokenizer(joined := _joined(job, partial), partial):
         return joined
     with partial.beginning(tell):
         if not partial.in_progress:
-            facts = facts_of(source, job.settings, job.tokenizer, job.selection, tell)
-            job = job._replace(plan=job.plan.model_copy(update={"tars": facts}))
-        job = _with_tokenizer(_joined(job, partial), partial)
+            job = job.learned(tell)
+        job = _joined(job, partial)
+        if _lacks_tokenizer(job, partial):
+            partial.keep_tokenizer(_tokenizer(job))  # the tokenizer's own `save` does not report a full disk
         if on_begun:
             on_begun()
     return job
@@ -105,38 +110,19 @@ def begin(
 
 def _joined(job: Job, partial: AnyPartial) -> Job:
     """Begin by the job's plan, or join a conversion."""
-    job = job.begun(partial.begin(job.plan))
-    fails = job.settings.on_error == "fail"  # pictures may then be fixed between two attempts
-    with suppress(AttributeError):  # a user's source may be frozen, and tars have versions
-        job.source.unchanged_since = Source.unchanged_since if fails else job.plan.made_at
-    return job
+    return job.begun(partial.begin(job.plan))
 
 
 def _lacks_tokenizer(job: Job, partial: AnyPartial) -> bool:
-    return job.source.mode == "pairs" and not partial.tokenizer.is_file()
-
-
-def _with_tokenizer(job: Job, partial: AnyPartial) -> Job:
-    if _lacks_tokenizer(job, partial):
-        partial.keep_tokenizer(_tokenizer(job))  # the tokenizer's own `save` does not report a full disk
-    return job
+    return job.facts.mode == "pairs" and not partial.tokenizer.is_file()
 
 
 def _tokenizer(job: Job) -> bytes:
     """Copy or train the tokenizer; all processes use the first process's."""
-    if job.tokenizer is not None:
-        return read_regular(job.tokenizer, MAX_FILE_BYTES)
-    if isinstance(job.source, WebDatasetSource):
-        captions: Iterable[str] = job.source.sampled(job.settings.seed).captions
-    else:
-        captions = job.source.captions(_captions_to_train_on(job))
+    if job.asked.tokenizer is not None:
+        return read_regular(job.asked.tokenizer, MAX_FILE_BYTES)
+    captions = job.source.training_captions(job.asked)
     return train_tokenizer(captions, vocab_size=job.settings.vocab_size).to_str(pretty=True).encode()
-
-
-def _captions_to_train_on(job: Job) -> NDArray[np.int64]:
-    """Return sorted source indices: all, or evenly spaced runs of neighbours, which are cheap to read."""
-    places = in_runs(job.plan.selected or 0, MAX_TRAINED_ON, RUN)
-    return job.selection[places] if isinstance(job.selection, np.ndarray) else places
 
 
 class _TooManyBadSamplesError(Exception):
@@ -166,7 +152,12 @@ def write_parts(
     try:
         watch(counted)
         if missing:
-            parts = ((files[part], work) for part, work in _works(job, missing))
+            fails = job.settings.on_error == "fail"  # pictures may then be fixed between two attempts
+            works = job.source.works(
+                job.facts, job.asked, job.plan.parts, unchanged_since=NEVER if fails else job.plan.made_at
+            )
+            wanted = {*missing}
+            parts = ((files[part], work) for part, work in enumerate(works) if part in wanted)
             pool((job.source, job.settings, partial.tokenizer), parts, counted, watch)
     except _TooManyBadSamplesError:
         raise _too_many_bad_samples(job, partial, job.plan.selected) from None
@@ -174,26 +165,11 @@ def write_parts(
     return now - before, now
 
 
-def _works(job: Job, missing: Sequence[int]) -> Iterator[tuple[int, Work]]:
-    """Yield the parts to write, with their work, in order."""
-    plan, source = job.plan, job.source
-    if plan.tars is not None:
-        for part in missing:
-            group = plan.tars.groups[part]
-            yield part, TarWork(part, group, plan.seed, plan.tars.selected_of(group))
-        return
-    assert not isinstance(source, WebDatasetSource)
-    wanted, selection = set(missing), job.selection if isinstance(job.selection, np.ndarray) else None
-    picture_bytes = (source.stored_bytes() or 0) // len(source)
-    listings = Listings(len(source), selection, source.chunks(), plan.seed, plan.parts, picture_bytes=picture_bytes)
-    yield from ((part, listing) for part, listing in enumerate(listings) if part in wanted)
-
-
 def _done_of(job: Job, results: Sequence[PartResult | None], own: slice) -> int:
     """Return how much of the slice is done, as progress counts it."""
-    if job.plan.tars is None:
+    if job.facts.groups is None:
         return sum(result.rows + result.found.left_out for result in results[own] if result)
-    groups = zip(job.plan.tars.groups[own], results[own], strict=True)
+    groups = zip(job.facts.groups[own], results[own], strict=True)
     return sum(piece.stop - piece.start for group, result in groups if result for piece in group)
 
 
@@ -230,7 +206,7 @@ def assemble(job: Job, partial: AnyPartial) -> None:
         first = partial.bad_samples(plan)[0]
         raise SourceError(f"none of the {left_out:,} samples is usable; the first: {first.uri!r}: {first.reason}")
     info = None
-    if job.source.mode == "pairs":
+    if job.facts.mode == "pairs":
         length = job.settings.context_length
         tokenizer = load_tokenizer(partial.tokenizer, context_length=length)
         info = TokenizerInfo(
@@ -240,12 +216,12 @@ def assemble(job: Job, partial: AnyPartial) -> None:
             truncated=found.truncated,
         )
     per_sample = max(shard.captions_per_sample for shard in shards)
-    tars = job.source.index if isinstance(job.source, WebDatasetSource) else None
+    tars = job.source.index
     content = content_of(partial.row_records(plan, results), samples, pairs=info is not None, blank=found.blank)
     index = seal_index(
         {
             "n": samples,
-            "mode": job.source.mode,
+            "mode": job.facts.mode,
             "captions_per_sample": per_sample,
             **({"captions": sum(shard.captions for shard in shards)} if per_sample > 1 else {}),
             "first_id": np.cumsum([0, *(shard.rows for shard in shards)]).tolist(),

@@ -1,14 +1,6 @@
-"""What a worker gets to do, and what it tells meanwhile."""
+"""Progress of a conversion."""
 
 from typing import NamedTuple, Self
-
-import numpy as np
-from numpy.typing import NDArray
-
-from ..sources.webdataset import TarWork
-
-Work = NDArray[np.int64] | TarWork
-"""Source indices, or tars to be read in order."""
 
 
 class Counts(NamedTuple):

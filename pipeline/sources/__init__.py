@@ -1,16 +1,26 @@
 """The interface of sources. A new source is one file, one entry in tools/convert_sources.py and one test."""
 
 import hashlib
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from pydantic import BaseModel
 
+from ..dataset_index import Tars
 from ..errors import BadSampleError
+from .shards import Listings, in_runs, shard_count
 
+NEVER = 1 << 63
+"""A time after all others, in nanoseconds since 1970."""
+MAX_TRAINED_ON = 1_000_000
+"""Maximum samples for training a tokenizer: more change few merges and take minutes each."""
+RUN = 1_000
+"""Neighbouring samples taken together from a larger source to train a tokenizer."""
 MAX_MARKS = 16_384
 """Each mark has one or two file names: a plan with all of them stays far below the read limit."""
 
@@ -73,44 +83,108 @@ class Groups(NamedTuple):
     """int32 [n]: index into names."""
 
 
-class Source(Protocol):
-    """A listing of samples, sent to the worker processes: it must be compact and picklable.
+Draw = Callable[[int, Groups | None], NDArray[np.int64]]
+"""Given the number of samples and their classes, returns the sorted places of those to convert."""
+Selection = NDArray[np.int64] | Draw | None
+"""Sorted source indices, int64 [samples], or for tars a rule; None for all."""
 
-    source[i] raises BadSampleError if sample i cannot be read. Subclasses inherit all that is not abstract.
+
+class Asked(NamedTuple):
+    """What a conversion asks of its source."""
+
+    seed: int = 0
+    selection: Selection = None
+    vocab_size: int = 0
+    """Vocabulary size of the tokenizer to train; 0: chosen by the captions."""
+    context_length: int = 0
+    """Tokens per caption; 0: chosen by the captions."""
+    tokenizer: Path | None = None
+    """A tokenizer.json in place of a trained one."""
+
+
+class Piece(NamedTuple):
+    """A tar, or a part of one that begins and ends at samples."""
+
+    tar: int
+    start: int
+    stop: int
+    first: int
+    """Place in the tar of the first sample."""
+
+
+class Facts(BaseModel, frozen=True, extra="forbid"):
+    """What the process that begins a conversion learns from the source, and decides for all; kept in the plan."""
+
+    mode: Literal["images", "pairs"]
+    vocab_size: int
+    context_length: int
+    groups: tuple[tuple[Piece, ...], ...] | None = None
+    """The tars, or parts of tars, that are read in sequence and give a shard, rarely several; None for a listing."""
+    counts: tuple[int, ...] | None = None
+    """The samples of each tar, if some are selected."""
+    selected: str | None = None
+    """Which samples of all tars are selected: bits, packed, deflated and in base64."""
+
+
+class Work(NamedTuple):
+    """The samples of a shard in their order, int64 [k]."""
+
+    indices: NDArray[np.int64]
+    unchanged_since: int = NEVER
+    """In nanoseconds since 1970. A picture file changed later is refused."""
+
+    @property
+    def max_rows(self) -> int:
+        """Rows to reserve in a shard."""
+        return len(self.indices)
+
+
+class Source:
+    """Samples to convert, sent to the worker processes: it must be compact and picklable.
+
+    A source with random access implements `__len__`, `__getitem__`, `uri`, `key` and `describe`; source[i] raises
+    BadSampleError if sample i cannot be read. A source that is read in order, as tars are, implements `extent`,
+    `facts`, `training_captions`, `works`, `read`, `some` and `describe` instead. The rest is inherited.
     """
 
     mode: str
-    """`images` or `pairs`."""
+    """`images` or `pairs`; empty if only `facts` tells."""
     alters: bool = False
     """Whether the source alters samples on purpose. The samples table then has the column `altered`."""
-    unchanged_since: int = 1 << 63
-    """Start of the conversion, in nanoseconds since 1970. A picture file changed later is refused."""
+    files_in_order: int = 0
+    """Number of files that are read in order; progress then counts their bytes. 0: random access."""
+    index: Tars | None = None
+    """The tars that keep the pictures; None if the dataset stores them."""
 
-    @abstractmethod
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        raise NotImplementedError
 
-    @abstractmethod
-    def __getitem__(self, index: int) -> Sample: ...
+    def __getitem__(self, index: int) -> Sample:
+        raise NotImplementedError
 
-    @abstractmethod
     def uri(self, index: int) -> str:
         """Return the origin of sample i, even if it cannot be read."""
+        raise NotImplementedError
 
-    @abstractmethod
     def key(self, index: int) -> str:
         """Return the source's own name for sample i."""
+        raise NotImplementedError
+
+    def describe(self) -> dict[str, Any]:
+        """Return dataset.json's record of the source, as JSON values.
+
+        If the listing can change, this includes `listing`, its sha256, by which a resumed conversion notices changes of
+        the source.
+        """
+        raise NotImplementedError
+
+    def sample(self, index: int, unchanged_since: int) -> Sample:
+        """Return sample i; raise SourceChangedError if its file was changed since, see Work."""
+        return self[index]
 
     def groups(self) -> Groups | None:
         """Return the samples' classes; None if the source has none."""
         return None
-
-    def read(self, work: Any) -> Iterator[Read]:
-        """Yield the samples of these indices, int64 [k], in their order."""
-        for index in work.tolist():
-            try:
-                yield Read(index, self[index])
-            except BadSampleError as error:
-                yield Read(index, BadSample(self.uri(index), self.key(index), str(error)))
 
     def captions(self, indices: NDArray[np.int64]) -> Iterable[str]:
         """Yield all captions of these samples, to train a tokenizer; none if the mode is `images`.
@@ -130,17 +204,61 @@ class Source(Protocol):
         """Return the bytes of all pictures in the source, for an estimate; None if unknown."""
         return None
 
-    @abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """Return dataset.json's record of the source, as JSON values.
-
-        If the listing can change, this includes `listing`, its sha256, by which a resumed conversion notices changes of
-        the source.
-        """
-
     def marks(self) -> dict[str, str]:
         """Return marks that reveal changed files, by name. A conversion is resumed only if all marks are equal."""
         return {}
+
+    def extent(self, selection: Selection) -> dict[str, Any]:
+        """Return the plan's `samples`, `selected`, `selection` and `shards`, each None if it is not known yet."""
+        assert selection is None or isinstance(selection, np.ndarray)
+        selected, stored = len(self) if selection is None else len(selection), self.stored_bytes()
+        return {
+            "samples": len(self),
+            "selected": selected,
+            "selection": None if selection is None else hashlib.sha256(selection.astype("<i8").tobytes()).hexdigest(),
+            "shards": shard_count(selected, stored and stored * selected // len(self)),
+        }
+
+    def facts(self, asked: Asked, tell: Callable[[str], None]) -> Facts:
+        """Learn what a conversion must know. May be slow; `tell` says what is done. Raises SourceError."""
+        return Facts(mode=self.mode, vocab_size=asked.vocab_size, context_length=asked.context_length)  # type: ignore[arg-type]
+
+    def is_of(self, facts: Facts) -> bool:
+        """Return whether these can be the source's facts; plan.json may be damaged."""
+        return facts.mode == self.mode and facts.groups is None
+
+    def training_captions(self, asked: Asked) -> Iterable[str]:
+        """Yield captions to train a tokenizer: all, or those of evenly spaced runs, which are cheap to read."""
+        places = in_runs(len(_selected(self, asked.selection)), MAX_TRAINED_ON, RUN)
+        return self.captions(asked.selection[places] if isinstance(asked.selection, np.ndarray) else places)
+
+    def works(self, facts: Facts, asked: Asked, shards: int, unchanged_since: int) -> Iterator[Any]:
+        """Yield the work of each shard, in order, for `read`; each has `max_rows`."""
+        assert asked.selection is None or isinstance(asked.selection, np.ndarray)
+        size = (self.stored_bytes() or 0) // len(self)
+        for indices in Listings(len(self), asked.selection, self.chunks(), asked.seed, shards, picture_bytes=size):
+            yield Work(indices, unchanged_since)
+
+    def read(self, work: Any) -> Iterator[Read]:
+        """Yield the samples of a Work in their order."""
+        for index in work.indices.tolist():
+            try:
+                yield Read(index, self.sample(index, work.unchanged_since))
+            except BadSampleError as error:
+                yield Read(index, BadSample(self.uri(index), self.key(index), str(error)))
+
+    def some(self, selection: Selection, seed: int, count: int, run: int) -> Iterator[Read]:
+        """Yield about `count` samples drawn from the whole source, in runs of neighbours if others are slow to read."""
+        places, run = _selected(self, selection), 1 if self.chunks() is None else run
+        source = self if run == 1 else deepcopy(self)  # as workers get it, whose cache is soon freed
+        runs = -(-len(places) // run)
+        starts = np.random.default_rng(seed).choice(runs, min(count // run, runs), replace=False)
+        for start in (starts * run).tolist():
+            yield from source.read(Work(np.array(places[start : start + run])))
+
+
+def _selected(source: Source, selection: Selection) -> Sequence[int] | NDArray[np.int64]:
+    return selection if isinstance(selection, np.ndarray) else range(len(source))
 
 
 def marks_of(name_of: Callable[[int], str], versions: Sequence[object]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ...storage.files import NotRegularFileError
 from ...storage.place import AnyPlace, Place, place_of
 from ..errors import BadSampleError, SourceError
-from . import Groups, Sample, Source
+from . import NEVER, Groups, Sample, Source
 from .csv_rows import CsvRows
 from .listing import (
     OBJECT,
@@ -65,11 +65,14 @@ class CsvSource(Source):
         return len(self._rows) + len(self._rows.malformed)
 
     def __getitem__(self, index: int) -> Sample:
+        return self.sample(index, NEVER)
+
+    def sample(self, index: int, unchanged_since: int) -> Sample:
         if index >= len(self._rows):
             raise BadSampleError(self._rows.malformed[index - len(self._rows)])
         caption = caption_text(self._rows[index][1]) if self.mode == "pairs" else None
         group = as_text(self._rows[index][-1]) or None if self._has_group else None
-        picture = read_picture(self.root, self._path(index), self.unchanged_since)
+        picture = read_picture(self.root, self._path(index), unchanged_since)
         return Sample(self.uri(index), self.key(index), picture, caption, group)
 
     def uri(self, index: int) -> str:

@@ -16,7 +16,7 @@ from ...storage.bucket import Address
 from ...storage.local import LocalPath
 from ...storage.place import AnyPlace, made_for, place_of
 from ..errors import SourceError
-from . import Groups, Sample, Source, marks_of
+from . import NEVER, Groups, Sample, Source, marks_of
 from .listing import as_text, binary_array, estimated_bytes, groups_by_name, listing_digest, read_picture, resolved_text
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
@@ -50,7 +50,10 @@ class FolderSource(Source):
         return len(self._paths)
 
     def __getitem__(self, index: int) -> Sample:
-        data = read_picture(self.root, self._path(index), self.unchanged_since)
+        return self.sample(index, NEVER)
+
+    def sample(self, index: int, unchanged_since: int) -> Sample:
+        data = read_picture(self.root, self._path(index), unchanged_since)
         folder, slash, _ = self._path(index).partition(b"/")
         return Sample(self.uri(index), self.key(index), data, caption=None, group=as_text(folder) if slash else None)
 

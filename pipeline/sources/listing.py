@@ -20,7 +20,7 @@ from ...storage.bucket_errors import AddressError, ObjectStoreError, ObjectTooLa
 from ...storage.files import NotRegularFileError, open_regular
 from ...storage.place import Place, common_folder
 from ..errors import BadSampleError, SourceChangedError
-from . import Groups, Source
+from . import NEVER, Groups
 
 MAX_CAPTION_BYTES = 1 << 20
 """Larger captions, classes and JSON members are refused."""
@@ -151,11 +151,11 @@ def listing_digest(*columns: pa.LargeBinaryArray | NDArray[Any]) -> str:
     return digest.hexdigest()
 
 
-def read_regular_file(path: bytes, unchanged_since: int = Source.unchanged_since) -> bytes:
+def read_regular_file(path: bytes, unchanged_since: int = NEVER) -> bytes:
     """Return the bytes of a regular file with an untrusted name; links are followed.
 
     Raises BadSampleError for anything else, for unreadable files, and above MAX_PICTURE_BYTES; SourceChangedError if
-    the file has changed since, see Source.unchanged_since; OSError if a disk fails.
+    the file has changed since, see Work; OSError if a disk fails.
     """
     try:
         with open_regular(os.fsdecode(path)) as file:

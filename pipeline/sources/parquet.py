@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ...storage.bucket import is_address
 from ...storage.place import AnyPlace, Place, place_of
 from ..errors import BadSampleError, SourceError
-from . import Groups, Sample, Source, marks_of
+from . import NEVER, Groups, Sample, Source, marks_of
 from .listing import (
     binary_arrays,
     caption_text,
@@ -78,6 +78,9 @@ class ParquetSource(Source):
         return int(self._chunks[-1])
 
     def __getitem__(self, index: int) -> Sample:
+        return self.sample(index, NEVER)
+
+    def sample(self, index: int, unchanged_since: int) -> Sample:
         chunk, row = locate(self._chunks, index)
         table = self._row_groups.table(chunk, [name for name in self._columns if name is not None])
         if row >= len(table):
@@ -90,7 +93,7 @@ class ParquetSource(Source):
         return Sample(
             self.uri(index),
             self.key(index),
-            picture=_picture(values[self._columns.image], self._row_groups.file(chunk).parent, self.unchanged_since),
+            picture=_picture(values[self._columns.image], self._row_groups.file(chunk).parent, unchanged_since),
             caption=captions[0],
             group=None if self._columns.group is None else self._group(values[self._columns.group]),
             further_captions=captions[1:],

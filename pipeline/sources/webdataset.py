@@ -4,13 +4,16 @@ A tar is read once, from front to back. Nothing is unpacked to disk, and nobody 
 t has the source index t · 2³² + i.
 """
 
+import base64
 import hashlib
 import time
+import zlib
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, Self, TypeVar
+from itertools import islice, pairwise
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +24,8 @@ from ...storage.local import LocalPath
 from ...storage.place import AnyPlace, Place, common_folder, place_of
 from ..dataset_index import Tar, Tars, is_plain_name
 from ..errors import BadSampleError, SourceChangedError, SourceError
-from . import BadSample, Groups, Read, Sample, marks_of
+from . import Asked, BadSample, Draw, Facts, Groups, Piece, Read, Sample, Selection, Source, marks_of
+from .caption_lengths import MEASURED_ON, measure
 from .listing import (
     MAX_CAPTION_BYTES,
     as_text,
@@ -31,14 +35,18 @@ from .listing import (
     real_root,
     says_nothing_about_the_file,
 )
+from .shards import MAX_SHARD_ROWS, WINDOW_BYTES, WINDOW_ROWS, in_runs, shard_count
 from .source_file import PIECES_AHEAD, ForwardReader, SourceFile, Version
 from .tar_members import BrokenTarError
 from .tar_samples import MAX_MEMBER_BYTES, Member, TarPart, key_and_suffix, samples_of
 
 T = TypeVar("T")
 PLACE_BITS = 32
-WINDOW_ROWS, WINDOW_BYTES = 2_048, 512 << 20
-"""Samples are mixed within windows of this many, or of this many bytes if that is reached first."""
+MIN_SAMPLE_BYTES = 1024
+"""What a picture takes in a tar at least, with its header."""
+FEW_TARS = 64
+"""Fewer local tars are cut at samples, so that all cores of most machines have work. Their number does not count, since
+a dataset is the same wherever it is converted."""
 SAMPLED_SHARE, SAMPLED_BYTES, SAMPLED_TAR_BYTES = 0.03, 64 << 20, 4 << 20
 """Before the conversion, this share of the bytes is read, or SAMPLED_BYTES if that is more, from the beginnings of
 tars, at least SAMPLED_TAR_BYTES of each."""
@@ -49,24 +57,25 @@ SIDE_BY_SIDE = 8
 """Tars read at a time when no picture is converted meanwhile."""
 
 
-class Piece(NamedTuple):
-    """A tar, or a part of one that begins and ends at samples."""
-
-    tar: int
-    start: int
-    stop: int
-    first: int
-    """Place in the tar of the first sample."""
-
-
 class TarWork(NamedTuple):
     """Pieces to be read one after the other, and mixed."""
 
     number: int
     pieces: Sequence[Piece]
     seed: int
+    mode: str = ""
+    """`images` or `pairs`; empty: a pair is a sample with a caption."""
     selected: Sequence[NDArray[np.bool_]] | None = None
     """Which samples of each piece's tar to read, bool [samples]; None for all."""
+
+    @property
+    def max_rows(self) -> int:
+        """Rows to reserve in a shard, of which the work may give several."""
+        return min(MAX_SHARD_ROWS, max(1, sum(map(bytes_of, self.pieces)) // MIN_SAMPLE_BYTES))
+
+
+def bytes_of(piece: Piece) -> int:
+    return piece.stop - piece.start
 
 
 @dataclass
@@ -81,6 +90,10 @@ class Sampled:
     damage: str = ""
     """A tar that cannot be read to its end, and why."""
 
+    @property
+    def mode(self) -> Literal["images", "pairs"]:
+        return "pairs" if self.with_caption else "images"
+
     def add(self, other: Self) -> None:
         for field in fields(self):
             if field.name != "damage":
@@ -88,23 +101,19 @@ class Sampled:
         self.damage = self.damage or other.damage
 
 
-class WebDatasetSource:
+class WebDatasetSource(Source):
     """Reads the samples of tars in order.
 
     given: tars, or folders of them. image: suffixes of pictures; a sample's first match is used. caption: suffixes of a
     text with one caption per line, or json:FIELD for a field of the .json member, a text or a list of texts; None for
     images only. group: likewise; a sample without such a member has no class. A damaged or truncated tar gives the
-    samples before the damage, plus one unreadable sample that says why. in_place: the tars are to keep the pictures.
-    Raises SourceError if there is no tar, OSError if a tar cannot be found.
+    samples before the damage, plus one unreadable sample that says why. in_place: the tars are to keep the pictures,
+    numbered after those of `behind`. required: options, `caption` or `group`, that some sample must have.
+    required_mode: `images` or `pairs`, which the samples must be. Raises SourceError if there is no tar, OSError if a
+    tar cannot be found.
     """
 
-    alters = False
-    unchanged_since = 0
-    """As a source's; without effect, since a tar's version is known."""
     mode = ""
-    """`images` or `pairs`, once `sampled` or a plan has told."""
-    lengths: tuple[int, int] | None = None
-    """Vocabulary size and context length, once a plan has told."""
 
     def __init__(
         self,
@@ -114,6 +123,9 @@ class WebDatasetSource:
         caption: str | None = "txt",
         group: str | None = "cls",
         in_place: bool = False,
+        behind: Tars | None = None,
+        required: Sequence[str] = (),
+        required_mode: str = "",
     ) -> None:
         versions = dict(sorted(_versions(map(place_of, given)), key=lambda found: str(found[0])))
         if not versions:
@@ -123,11 +135,9 @@ class WebDatasetSource:
         self._image, self._caption, self._group = map(TarPart.of, (image, caption, group))
         self._wanted = {*self._image.suffixes, *self._caption.suffixes, *self._group.suffixes}
         self._names = names_below_common_folder(self.tars)
-        self.index = self._index() if in_place else None
-        """The tars that keep their pictures: these, after those of a dataset that they are appended to."""
-        self.required: tuple[str, ...] = ()
-        """Options, `caption` or `group`, that some sample must have."""
-        self.required_mode = ""
+        self.files_in_order = len(self.tars)
+        self.index = self._index(behind) if in_place else None
+        self._required, self._required_mode = required, required_mode
         self._sampled: Sampled | None = None
         self._counted: tuple[NDArray[np.int64], Groups | None] | None = None
 
@@ -161,7 +171,7 @@ class WebDatasetSource:
     def marks(self) -> dict[str, str]:
         return marks_of(self._names.__getitem__, self.versions)
 
-    def _index(self, before: Tars | None = None) -> Tars:
+    def _index(self, before: Tars | None) -> Tars:
         """Raises SourceError for a link, a name that no index can have, and tars that are not below `before`'s root."""
         places = [tar.parent.resolve() / tar.name for tar in self.tars]
         root, files = before.root if before else common_folder([place.parent for place in places]), list[Tar]()
@@ -172,13 +182,102 @@ class WebDatasetSource:
                 raise SourceError(f"{tar} cannot stay in place: it must be a plain file below {root}, not a link")
         return Tars(root=root, files=(*(before.files if before else ()), *files))
 
-    def append_to(self, before: Tars) -> None:
-        """Number the tars after those of a dataset in place. Raises SourceError."""
-        self.index = self._index(before)
-
     @property
     def first_tar(self) -> int:
         return len(self.index.files) - len(self.tars) if self.index else 0
+
+    def extent(self, selection: Selection) -> dict[str, Any]:
+        """All unknown: tars are not counted before they are read."""
+        return {"samples": None, "selected": None, "selection": selection and str(selection), "shards": None}
+
+    def facts(self, asked: Asked, tell: Callable[[str], None] = lambda words: None) -> Facts:
+        """Read a sample of the tars, and all of them if a rule must know the samples' number and classes.
+
+        Raises SourceError if there is no sample, or if nothing is selected.
+        """
+        sampled = self.sampled(asked.seed, tell)
+        mode, vocab_size, context_length = sampled.mode, asked.vocab_size, asked.context_length
+        if mode == "pairs" and not (context_length and (vocab_size or asked.tokenizer)):
+            some = [sampled.captions[i] for i in in_runs(len(sampled.captions), MEASURED_ON)]
+            if lengths := measure(some, vocab_size or None, context_length or None, asked.tokenizer):
+                tell(str(lengths))
+                vocab_size, context_length = lengths.vocab_size, lengths.context_length
+        counts, selected = self._selected(asked.selection, tell) if callable(asked.selection) else (None, None)
+        groups = self._groups(sampled, asked.seed)
+        return Facts(
+            mode=mode,
+            vocab_size=vocab_size,
+            context_length=context_length,
+            groups=groups,
+            counts=counts,
+            selected=selected,
+        )
+
+    def is_of(self, facts: Facts) -> bool:
+        """Return whether the groups hold every byte of the tars once."""
+        ends = dict.fromkeys(range(len(self.tars)), 0)
+        for piece in sorted(piece for group in facts.groups or () for piece in group):
+            if piece.start != ends.get(piece.tar):
+                return False
+            ends[piece.tar] = piece.stop
+        return [*ends.values()] == self.sizes().tolist() and (
+            facts.counts is None or len(facts.counts) == len(self.tars)
+        )
+
+    def training_captions(self, asked: Asked) -> list[str]:
+        """Return the captions of the samples read beforehand."""
+        return self.sampled(asked.seed).captions
+
+    def works(self, facts: Facts, asked: Asked, shards: int, unchanged_since: int) -> Iterator[TarWork]:
+        """Yield the work of each group; a tar's version is known, so `unchanged_since` has no effect."""
+        bits = selected_bits(facts)
+        for number, group in enumerate(facts.groups or ()):
+            selected = None if bits is None else [bits[piece.tar] for piece in group]
+            yield TarWork(number, group, asked.seed, facts.mode, selected)
+
+    def some(self, selection: Selection, seed: int, count: int, run: int) -> Iterator[Read]:
+        """Yield the first samples of some tars; none of those in a bucket, where each would take requests."""
+        if not self.is_remote:
+            for tar in (tars := np.random.default_rng(seed).permutation(len(self.tars))[: count // run].tolist()):
+                yield from islice(self.from_start(tar), count // len(tars))
+
+    def _selected(self, draw: Draw, tell: Callable[[str], None]) -> tuple[tuple[int, ...], str]:
+        """Return the samples of each tar, and which of all samples are selected."""
+        counts, groups = self.counted(tell)
+        chosen = draw(int(counts.sum()), groups)
+        if not len(chosen):
+            raise SourceError("no samples are selected; there is nothing to convert")
+        is_chosen = np.zeros(counts.sum(), np.bool_)
+        is_chosen[chosen] = True
+        packed = base64.b64encode(zlib.compress(np.packbits(is_chosen).tobytes())).decode()
+        return tuple(counts.tolist()), packed
+
+    def _groups(self, sampled: Sampled, seed: int) -> tuple[tuple[Piece, ...], ...]:
+        """Permute the tars, or parts of few tars, and cut them into groups of about equal size."""
+        sizes = self.sizes()
+        total = int(sizes.sum())
+        wanted = shard_count(total * sampled.samples // max(1, sampled.bytes), total)
+        pieces = [self._whole(tar) for tar in range(len(sizes))]
+        if len(pieces) < min(FEW_TARS, wanted) and not self.is_remote:
+            pieces = [part for piece in pieces for part in self._cut(piece, round(piece.stop * wanted / total))]
+        order = np.random.default_rng(seed).permutation(len(pieces))
+        lengths = np.array([bytes_of(pieces[i]) for i in order])
+        cuts = np.searchsorted(np.cumsum(lengths) - lengths / 2, np.arange(1, wanted) * total / wanted)
+        bounds = np.unique([0, *cuts, len(pieces)])
+        return tuple(tuple(pieces[i] for i in order[start:end]) for start, end in pairwise(bounds.tolist()))
+
+    def _cut(self, piece: Piece, parts: int) -> list[Piece]:
+        """Cut a tar at the samples nearest to equal parts of its bytes."""
+        if parts < 2:
+            return [piece]
+        starts: NDArray[np.int64] = self.starts(piece.tar)
+        firsts = np.searchsorted(starts, piece.stop * np.arange(1, parts) // parts)
+        firsts = np.unique(firsts[(firsts > 0) & (firsts < len(starts))])
+        bounds = [(0, 0), *((int(starts[first]), int(first)) for first in firsts), (piece.stop, len(starts))]
+        return [Piece(piece.tar, start, stop, first) for (start, first), (stop, _) in pairwise(bounds)]
+
+    def _whole(self, tar: int) -> Piece:
+        return Piece(tar, 0, self.versions[tar][0], 0)
 
     def sampled(self, seed: int, tell: Callable[[str], None] = lambda words: None) -> Sampled:
         """Read the beginnings of some tars, chosen by the seed; only once. Raises SourceError if there is no sample."""
@@ -196,12 +295,13 @@ class WebDatasetSource:
                 why = found.damage or f"{self.tars[chosen[0]]}: it is empty"
                 raise SourceError(f"no sample in {len(chosen):,} of {len(sizes):,} tars; the first, {why}")
             for option, samples in (("caption", found.with_caption), ("group", found.with_group)):
-                if option in self.required and not samples:
+                if option in self._required and not samples:
                     raise SourceError(nobody_has(option, self._options[option]))
-            mode = "pairs" if found.with_caption else "images"
-            if self.required_mode not in ("", mode):
-                raise SourceError(f"the dataset to append to holds {self.required_mode}, but the tars hold {mode}")
-            self._sampled, self.mode = found, mode
+            if self._required_mode not in ("", found.mode):
+                raise SourceError(
+                    f"the dataset to append to holds {self._required_mode}, but the tars hold {found.mode}"
+                )
+            self._sampled = found
         return self._sampled
 
     def _beginning(self, tar: int, most: int) -> Sampled:
@@ -249,7 +349,7 @@ class WebDatasetSource:
         return self._counted
 
     def _groups_of(self, tar: int) -> pa.LargeBinaryArray:
-        members = self._members(Piece(tar, 0, self.versions[tar][0], 0), self._group.suffixes)
+        members = self._members(self._whole(tar), self._group.suffixes)
         names = [self._group_if_any(found).encode() if isinstance(found, dict) else b"" for found in members]
         return pa.array(names, pa.large_binary())
 
@@ -284,7 +384,7 @@ class WebDatasetSource:
         """
         rng, window, held = np.random.default_rng([work.seed, work.number]), list[Read](), 0
         for place, piece in enumerate(work.pieces):
-            for read in self._in_order(piece, work.selected[place] if work.selected else None):
+            for read in self._in_order(piece, work.mode, work.selected[place] if work.selected else None):
                 if read.sample is None:
                     yield read
                     continue
@@ -297,16 +397,18 @@ class WebDatasetSource:
 
     def from_start(self, tar: int) -> Iterator[Read]:
         """Yield the samples of a tar in order, reading no further ahead than they are taken. Raises as `read`."""
-        return self._in_order(Piece(tar, 0, self.versions[tar][0], 0), None, ahead=False)
+        return self._in_order(self._whole(tar), "", None, ahead=False)
 
-    def _in_order(self, piece: Piece, selected: NDArray[np.bool_] | None, *, ahead: bool = True) -> Iterator[Read]:
+    def _in_order(
+        self, piece: Piece, mode: str, selected: NDArray[np.bool_] | None, *, ahead: bool = True
+    ) -> Iterator[Read]:
         end = piece.start
         for place, found in enumerate(self._members(piece, self._wanted, ahead=ahead), piece.first):
             start, end = end, _end(found) if isinstance(found, dict) else end
             is_wanted = selected is None or (place < len(selected) and selected[place])
             index = (self.first_tar + piece.tar << PLACE_BITS) + place
-            ignored = self.mode == "images" and isinstance(found, dict) and self._caption.member(found) is not None
-            yield Read(index, self._sample(piece.tar, found) if is_wanted else None, end - start, ignored=ignored)
+            ignored = mode == "images" and isinstance(found, dict) and self._caption.member(found) is not None
+            yield Read(index, self._sample(piece.tar, mode, found) if is_wanted else None, end - start, ignored=ignored)
         yield Read(-1, None, piece.stop - end, int(piece.stop == self.versions[piece.tar][0]))
 
     def _members(
@@ -323,7 +425,9 @@ class WebDatasetSource:
             self._refuse_other_than_damage(piece.tar, error)
             yield error
 
-    def _sample(self, tar: int, members: dict[bytes, Member] | BrokenTarError | OSError) -> Sample | BadSample:
+    def _sample(
+        self, tar: int, mode: str, members: dict[bytes, Member] | BrokenTarError | OSError
+    ) -> Sample | BadSample:
         if not isinstance(members, dict):
             return BadSample(self._names[tar], "", str(members))
         picture = self._image.member(members)
@@ -332,7 +436,7 @@ class WebDatasetSource:
         try:
             if picture is None:
                 raise BadSampleError(f"no picture: no member of this key ends in {self._options['image']}")
-            is_pair = self._caption.member(members) is not None if not self.mode else self.mode == "pairs"
+            is_pair = mode == "pairs" or (not mode and self._caption.member(members) is not None)
             caption, *further = self._captions_of(members) if is_pair else (None,)
             tar_at = picture.at.offset if self.index else None
             group = self._group_of(members) or None
@@ -355,6 +459,16 @@ class WebDatasetSource:
             return self._group_of(members)
         except BadSampleError:
             return ""
+
+
+def selected_bits(facts: Facts) -> list[NDArray[np.bool_]] | None:
+    """Return for each tar which of its samples are selected, bool [samples]; None for all."""
+    if facts.selected is None or facts.counts is None:
+        return None
+    size = sum(facts.counts) // 8 + 1  # a damaged plan unpacks to no more
+    packed = zlib.decompressobj().decompress(base64.b64decode(facts.selected), size)
+    bits = np.unpackbits(np.frombuffer(packed, np.uint8)).view(np.bool_)
+    return [bits[start:end] for start, end in pairwise(np.cumsum([0, *facts.counts]).tolist())]
 
 
 def _versions(given: Iterable[Place]) -> Iterator[tuple[Place, Version]]:

@@ -10,9 +10,9 @@ from support.runs import finish
 pytestmark = pytest.mark.wide
 
 SMALL_SHARDS = """
-from thermopile.pipeline.conversion import plan
+from thermopile.pipeline.sources import shards
 from thermopile.tools.cli import main
-plan.MIN_SHARD_ROWS, plan.MIN_SHARD_BYTES = 3, 1
+shards.MIN_SHARD_ROWS, shards.MIN_SHARD_BYTES = 3, 1
 main()
 """
 

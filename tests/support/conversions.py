@@ -31,8 +31,8 @@ def digests(root):
 
 
 def many_shards(monkeypatch, rows):
-    monkeypatch.setattr("thermopile.pipeline.conversion.plan.MIN_SHARD_ROWS", rows)
-    monkeypatch.setattr("thermopile.pipeline.conversion.plan.MIN_SHARD_BYTES", 1)
+    monkeypatch.setattr("thermopile.pipeline.sources.shards.MIN_SHARD_ROWS", rows)
+    monkeypatch.setattr("thermopile.pipeline.sources.shards.MIN_SHARD_BYTES", 1)
 
 
 def in_this_process(job, parts, counted, on_progress):

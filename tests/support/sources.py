@@ -112,14 +112,14 @@ class _ToldSource(FolderSource):
 class PausingSource(_ToldSource):
     """Gives no sample while as many shards of `told`/out are done as the file `pause_at` says."""
 
-    def __getitem__(self, index):
+    def sample(self, index, unchanged_since):
         if self.is_to_pause():
             mark = self.told / f"pausing-{os.getpid()}"
             mark.touch()
             while self.is_to_pause():
                 time.sleep(0.05)
             mark.unlink()
-        return super().__getitem__(index)
+        return super().sample(index, unchanged_since)
 
     def is_to_pause(self):
         done = list(self.told.glob(".out.partial/parts/*.done.json"))
@@ -129,18 +129,18 @@ class PausingSource(_ToldSource):
 class FailingOnceSource(_ToldSource):
     """Fails at the first sample, as a file server may that is away for a moment."""
 
-    def __getitem__(self, index):
+    def sample(self, index, unchanged_since):
         try:
             (self.told / "fail_once").unlink()
         except FileNotFoundError:
-            return super().__getitem__(index)
+            return super().sample(index, unchanged_since)
         raise OSError(5, "Input/output error", "somewhere")
 
 
 class DeadlySource(_ToldSource):
     """Has a sample that kills whatever process reads it."""
 
-    def __getitem__(self, index):
+    def sample(self, index, unchanged_since):
         if index == 100:
             os._exit(1)
-        return super().__getitem__(index)
+        return super().sample(index, unchanged_since)

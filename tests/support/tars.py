@@ -6,7 +6,8 @@ import threading
 
 import webdataset
 
-from thermopile.pipeline.sources.webdataset import Piece, TarWork, WebDatasetSource
+from thermopile.pipeline.sources import Piece
+from thermopile.pipeline.sources.webdataset import TarWork, WebDatasetSource
 
 from support.pictures import as_bytes, draw
 
@@ -44,16 +45,15 @@ def whole(source, tar):
     return Piece(tar, 0, int(source.sizes()[tar]), 0)
 
 
-def reads_of(source, *pieces, number=0, seed=0, selected=None):
+def reads_of(source, *pieces, number=0, seed=0, mode="", selected=None):
     """What the source reads in these pieces, in the order in which it yields it; without pieces, all tars."""
     pieces = pieces or tuple(whole(source, tar) for tar in range(len(source.tars)))
-    return [*source.read(TarWork(number, pieces, seed, selected))]
+    return [*source.read(TarWork(number, pieces, seed, mode, selected))]
 
 
 def samples_of(source, *pieces):
     """The samples and bad samples in these pieces, or in all tars, in their order in the tars."""
-    source.sampled(0)
-    reads = [read for read in reads_of(source, *pieces) if read.sample is not None]
+    reads = [read for read in reads_of(source, *pieces, mode=source.sampled(0).mode) if read.sample is not None]
     return [read.sample for read in sorted(reads, key=lambda read: read.source_index)]
 
 

@@ -332,8 +332,8 @@ def test_a_job_that_is_started_again_with_resume_says_that_nothing_is_left(tmp_p
 
 
 def test_parts_say_what_they_did_and_what_comes_next(tmp_path, classes, monkeypatch):
-    monkeypatch.setattr("thermopile.pipeline.conversion.plan.MIN_SHARD_ROWS", 30)  # 2 shards of 32
-    monkeypatch.setattr("thermopile.pipeline.conversion.plan.MIN_SHARD_BYTES", 1)
+    monkeypatch.setattr("thermopile.pipeline.sources.shards.MIN_SHARD_ROWS", 30)  # 2 shards of 32
+    monkeypatch.setattr("thermopile.pipeline.sources.shards.MIN_SHARD_BYTES", 1)
     arguments, next_line = ("folder", classes, tmp_path / "out"), "next: when all parts are done, the same command with"
     first = converted(*arguments, "--part", "1/3")
     assert "converting part 1/3 of out: 32/32" in first.stderr

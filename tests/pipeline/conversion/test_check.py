@@ -27,8 +27,8 @@ def sound(tmp_path_factory):
     """60 pairs in two shards."""
     out = tmp_path_factory.mktemp("sound") / "out"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("thermopile.pipeline.conversion.plan.MIN_SHARD_ROWS", 30)
-        patch.setattr("thermopile.pipeline.conversion.plan.MIN_SHARD_BYTES", 1)
+        patch.setattr("thermopile.pipeline.sources.shards.MIN_SHARD_ROWS", 30)
+        patch.setattr("thermopile.pipeline.sources.shards.MIN_SHARD_BYTES", 1)
         convert(GlyphSource(0), out, ConvertSettings(), workers=1, selection=np.arange(0, 600, 10))
     return out
 

@@ -6,14 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thermopile.pipeline.conversion import plan
-from thermopile.pipeline.conversion.plan import Listings, shard_count
+from thermopile.pipeline.sources import Asked
+from thermopile.pipeline.sources import shards as limits
 from thermopile.pipeline.sources.glyphs import GlyphSource
+from thermopile.pipeline.sources.shards import Listings, shard_count
 
 sizes_of_chunks = st.lists(st.integers(0, 3000), min_size=1, max_size=30).filter(any)
 
 
 def test_what_tells_a_changed_source_is_not_part_of_the_digest_that_datasets_record():
-    made = plan.Plan.of(GlyphSource(0), plan.ConvertSettings(), None, None)
+    made = plan.Plan.of(GlyphSource(0), plan.ConvertSettings(), Asked())
     other = made.model_copy(update={"marks": {"0.tar": "of another"}, "made_at": 0})
     assert other.digest() == made.digest()
     assert other.differences(made) == ["0.tar has changed"]
@@ -27,10 +29,10 @@ def chunks_of(sizes):
 @given(st.integers(1, 10**9))
 def test_shards_are_of_one_size_and_never_too_large_to_convert(samples):
     shards = shard_count(samples, None)
-    assert -(-samples // shards) <= plan.MAX_SHARD_ROWS
-    if samples <= plan.MANY_SHARDS * plan.MAX_SHARD_ROWS:
+    assert -(-samples // shards) <= limits.MAX_SHARD_ROWS
+    if samples <= limits.MANY_SHARDS * limits.MAX_SHARD_ROWS:
         assert shards & (shards - 1) == 0
-        assert shards <= plan.MANY_SHARDS
+        assert shards <= limits.MANY_SHARDS
 
 
 def test_small_datasets_are_cut_only_where_a_files_padding_is_little():
@@ -66,7 +68,7 @@ def test_the_samples_of_a_chunk_stay_near_each_other(sizes, shards, seed):
         chunk = np.searchsorted(chunks, part, side="right")
         for number in np.unique(chunk):
             places = np.flatnonzero(chunk == number)
-            assert np.ptp(places) < plan.WINDOW_ROWS + max(sizes)
+            assert np.ptp(places) < limits.WINDOW_ROWS + max(sizes)
 
 
 def test_a_chunk_is_read_in_one_shard_and_its_samples_do_not_stand_in_its_order():

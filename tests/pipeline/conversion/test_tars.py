@@ -12,11 +12,11 @@ import pytest
 from thermopile.pipeline.conversion.check import check_dataset
 from thermopile.pipeline.conversion.convert import ConvertSettings, PartNumber, convert, convert_part, finish
 from thermopile.pipeline.conversion.partial import Partial
-from thermopile.pipeline.conversion.tar_facts import FEW_TARS, facts_of
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetExistsError, SourceError
+from thermopile.pipeline.sources import Asked
 from thermopile.pipeline.sources.splits import Drawn
-from thermopile.pipeline.sources.webdataset import WebDatasetSource
+from thermopile.pipeline.sources.webdataset import FEW_TARS, WebDatasetSource, selected_bits
 
 from support.conversions import digests, in_this_process, many_shards
 from support.tars import HeldSample, drawn, numbered, reads_of, samples_of, write_members, write_shard
@@ -30,7 +30,7 @@ def small_shards(monkeypatch):
 
 
 def facts(source, seed=0):
-    return facts_of(source, ConvertSettings(seed=seed), None, None, lambda words: None)
+    return source.facts(Asked(seed))
 
 
 def here(source, out, settings=LEAST, number=1, count=1, **options):
@@ -124,7 +124,7 @@ def test_every_sample_is_converted_once_whether_in_parts_or_not(tmp_path):
 
 
 def test_a_group_with_more_samples_than_a_shard_gives_several(tmp_path, monkeypatch):
-    monkeypatch.setattr("thermopile.pipeline.conversion.shard_writer.MAX_SHARD_ROWS", 4)
+    monkeypatch.setattr("thermopile.pipeline.sources.webdataset.MAX_SHARD_ROWS", 4)
     many_shards(monkeypatch, rows=1000)
     source = WebDatasetSource([write_shard(tmp_path / "0.tar", drawn(range(9)))])
     index = whole_here(source, tmp_path / "out")
@@ -341,14 +341,14 @@ def test_a_plan_whose_groups_are_not_of_these_tars_is_damaged(tars, tmp_path, gr
     here(WebDatasetSource([tars]), tmp_path / "out", LEAST, 1, 2)
     plan = tmp_path / ".out.partial" / "plan.json"
     found = json.loads(plan.read_text())
-    found["tars"]["groups"][0].append(group)
+    found["facts"]["groups"][0].append(group)
     plan.write_text(json.dumps(found))
     with pytest.raises(DatasetExistsError, match=r"plan\.json is damaged; remove it, and start over"):
         here(WebDatasetSource([tars]), tmp_path / "out", LEAST, 2, 2)
 
 
 def test_a_selection_in_a_plan_unpacks_to_no_more_than_it_has_to(tars, tmp_path):
-    facts = facts_of(WebDatasetSource([tars]), LEAST, None, Drawn(8, None, 0), lambda words: None)
+    facts = WebDatasetSource([tars]).facts(Asked(selection=Drawn(8, None, 0)))
+    assert sum(bits.sum() for bits in selected_bits(facts)) == 32
     bomb = base64.b64encode(zlib.compress(bytes(50_000_000))).decode()
-    assert len(facts.model_copy(update={"selected": bomb})._packed) == 40 // 8 + 1
-    assert sum(bits.sum() for group in facts.groups for bits in facts.selected_of(group[:1])) >= 16
+    assert sum(map(len, selected_bits(facts.model_copy(update={"selected": bomb})))) == 40

@@ -142,10 +142,10 @@ class OvertakenSource(FolderSource):
         self.event = event
         return self
 
-    def __getitem__(self, index):
+    def sample(self, index, unchanged_since):
         event, self.event = self.event, lambda: None
         event()
-        return super().__getitem__(index)
+        return super().sample(index, unchanged_since)
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from thermopile.pipeline.conversion import plan
+from thermopile.pipeline import sources
 from thermopile.pipeline.order import Order, Selected
 from thermopile.pipeline.sources.folder import FolderSource
 
@@ -41,7 +41,7 @@ def photographs(tmp_path_factory):
         photograph(i).save(root / f"{i:03d}.jpg", quality=90)
     out = tmp_path_factory.mktemp("dataset") / "photographs"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "shard_count", lambda samples, stored_bytes: 4)
+        patch.setattr(sources, "shard_count", lambda samples, stored_bytes: 4)
         return root, dataset_of(FolderSource(root), out)
 
 

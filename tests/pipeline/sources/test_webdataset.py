@@ -34,7 +34,7 @@ def test_samples_come_in_the_order_of_the_names_of_the_tars_and_of_each_tar(tmp_
     assert [sample.picture for sample in samples] == [b"pixels %d" % n for n in range(20)]
     assert [sample.caption for sample in samples] == [f"caption {n}" for n in range(20)]
     assert [sample.group for sample in samples] == [str(n % 3) for n in range(20)]
-    assert (samples[10].uri, samples[10].key, source.mode) == ("1.tar/000010.jpg", "000010", "pairs")
+    assert (samples[10].uri, samples[10].key, source.sampled(0).mode) == ("1.tar/000010.jpg", "000010", "pairs")
 
 
 def test_a_source_index_is_the_tar_and_the_place_in_it(tmp_path):
@@ -122,10 +122,10 @@ def test_the_first_of_several_suffixes_that_a_sample_has_is_its_picture(tmp_path
 
 def test_without_any_caption_and_where_none_is_wanted_it_is_images_alone(tmp_path):
     bare = WebDatasetSource([write_members(tmp_path / "0.tar", ("1.jpg", b"x"), ("2.jpg", b"y"))])
-    assert (samples_of(bare)[0].caption, bare.mode, bare.counted()[1]) == (None, "images", None)
+    assert (samples_of(bare)[0].caption, bare.sampled(0).mode, bare.counted()[1]) == (None, "images", None)
     unwanted = WebDatasetSource([write_shard(tmp_path / "1.tar", numbered(range(2)))], caption=None, group=None)
     first = samples_of(unwanted)[0]
-    assert (unwanted.mode, first.caption, first.group) == ("images", None, None)
+    assert (unwanted.sampled(0).mode, first.caption, first.group) == ("images", None, None)
 
 
 def test_a_sample_without_a_picture_or_a_caption_is_a_bad_sample(tmp_path):
@@ -288,7 +288,7 @@ def test_one_tar_is_open_at_a_time_and_none_at_the_end(tmp_path):
     source = WebDatasetSource([write_shard(tmp_path / f"{i}.tar", numbered([i])) for i in range(8)])
     opened = list[int]()
     for tar in range(8):
-        opened += [open_below(tmp_path) for _ in source._in_order(whole(source, tar), None)]
+        opened += [open_below(tmp_path) for _ in source._in_order(whole(source, tar), "", None)]
     assert (max(opened), open_below(tmp_path)) == (1, 0)
 
 
@@ -372,10 +372,9 @@ def test_a_caption_in_the_sample_makes_pairs_and_none_makes_images_and_later_cap
     bare = [{"__key__": f"{n}", "jpg": b"x"} for n in range(3)]
     write_shard(tmp_path / "0.tar", [*bare, {"__key__": "last", "jpg": b"x", "txt": "late"}])
     source = WebDatasetSource([tmp_path])
-    source.sampled(0)
-    assert source.mode == "pairs"
-    source.mode = "images"  # as if the beginnings of the tars had none
-    reads = [read for read in reads_of(source) if read.sample]
+    assert source.sampled(0).mode == "pairs"
+    # As if the beginnings of the tars had none.
+    reads = [read for read in reads_of(source, mode="images") if read.sample]
     assert [read.sample.caption for read in reads] == [None] * 4
     assert sorted((read.sample.key, read.ignored) for read in reads) == [
         ("0", False), ("1", False), ("2", False), ("last", True),
@@ -418,21 +417,20 @@ def test_a_first_sample_larger_than_what_is_read_of_a_tar_still_counts(tmp_path,
         write_shard(tmp_path / f"{tar}.tar", [large, {"__key__": "1", "jpg": b"", "txt": "later"}])
     source = WebDatasetSource([tmp_path])
     found = source.sampled(0)
-    assert (source.mode, found.captions) == ("pairs", ["large"] * 3)
+    assert (found.mode, found.captions) == ("pairs", ["large"] * 3)
 
 
 @pytest.mark.parametrize("option", ["caption", "group"])
 def test_a_name_asked_for_that_no_sample_has_is_refused(tmp_path, option):
     shard = write_shard(tmp_path / "0.tar", numbered(range(3)))
-    source = WebDatasetSource([shard], **{option: "text"})
-    source.required = (option,)
+    source = WebDatasetSource([shard], required=(option,), **{option: "text"})
     with pytest.raises(SourceError, match=f"--{option} 'text' matches no sample; choose another, or none"):
         source.sampled(0)
 
 
-def test_a_worker_gets_the_source_with_its_mode_and_versions(tmp_path):
+def test_a_worker_gets_the_source_with_its_versions(tmp_path):
     source = WebDatasetSource([write_shard(tmp_path / "0.tar", numbered(range(3)))])
     source.sampled(0)
     copy = pickle.loads(pickle.dumps(source))
-    assert (copy.mode, copy.describe(), copy.marks()) == (source.mode, source.describe(), source.marks())
+    assert (copy.describe(), copy.marks()) == (source.describe(), source.marks())
     assert reads_of(copy) == reads_of(source)

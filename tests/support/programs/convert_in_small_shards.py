@@ -2,9 +2,9 @@
 
 import sys
 
-from thermopile.pipeline.conversion import plan
+from thermopile.pipeline.sources import shards
 from thermopile.tools.cli import main
 
 if __name__ == "__main__":
-    plan.MIN_SHARD_ROWS, plan.MIN_SHARD_BYTES = 3, 1
+    shards.MIN_SHARD_ROWS, shards.MIN_SHARD_BYTES = 3, 1
     main(["convert", *sys.argv[1:]])

@@ -9,9 +9,9 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from thermopile.pipeline.conversion import plan
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.conversion.shard_pool import start_workers_early
+from thermopile.pipeline.sources import shards
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.splits import hold_out
 
@@ -20,7 +20,7 @@ def convert_both(pictures, out, workers):
     source = FolderSource(pictures)
     train, test = hold_out(len(source), source.groups(), 40, 0)
     settings = ConvertSettings(max_error_rate=1)
-    plan.MIN_SHARD_ROWS, plan.MIN_SHARD_BYTES = 4, 1
+    shards.MIN_SHARD_ROWS, shards.MIN_SHARD_BYTES = 4, 1
     convert(source, out, settings, workers=workers, resume=True, selection=train)
     convert(source, out.with_name(f"{out.name}-test"), settings, workers=workers, resume=True, selection=test)
 

@@ -3,13 +3,13 @@
 import sys
 from pathlib import Path
 
-from thermopile.pipeline.conversion import plan
 from thermopile.pipeline.conversion.convert import ConvertSettings
 from thermopile.pipeline.conversion.on_ray import cluster, convert_on_ray
+from thermopile.pipeline.sources import shards
 
 from support.sources import PausingSource
 
 if __name__ == "__main__":
-    plan.MIN_SHARD_ROWS, plan.MIN_SHARD_BYTES = 30, 1
+    shards.MIN_SHARD_ROWS, shards.MIN_SHARD_BYTES = 30, 1
     with cluster(None):
         convert_on_ray(PausingSource(Path(sys.argv[1]), Path.cwd()), Path(sys.argv[2]), ConvertSettings())

@@ -9,8 +9,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from thermopile.pipeline.conversion import plan
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.sources import shards
 from thermopile.pipeline.sources.folder import FolderSource
 
 from support.conversions import digests
@@ -18,7 +18,7 @@ from support.kills import killed_at
 
 
 def finish(pictures, folder):
-    plan.MIN_SHARD_ROWS, plan.MIN_SHARD_BYTES = 120, 1
+    shards.MIN_SHARD_ROWS, shards.MIN_SHARD_BYTES = 120, 1
     convert(FolderSource(pictures), folder / "out", ConvertSettings(), resume=True, overwrite=True)
 
 

@@ -96,12 +96,3 @@ def _lengths(tokenizer: Tokenizer, captions: Sequence[str]) -> NDArray[np.int64]
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return np.array([len(encoding.ids) for encoding in tokenizer.encode_batch(captions)], np.int64)
-
-
-def in_runs(count: int, most: int, run: int = 100) -> NDArray[np.int64]:
-    """Return at most `most` of `count` places, sorted: all, or evenly spaced runs of neighbours, which are cheap to
-    read."""
-    if count <= most:
-        return np.arange(count)
-    starts = np.linspace(0, count - run, most // run).astype(np.int64)
-    return (starts[:, None] + np.arange(run)).ravel()

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from thermopile.pipeline.conversion.caption_lengths import CONTEXTS, VOCABULARIES, in_runs, measure
+from thermopile.pipeline.sources.caption_lengths import CONTEXTS, VOCABULARIES, measure
+from thermopile.pipeline.sources.shards import in_runs
 from thermopile.pipeline.tokenizer import encode, load_tokenizer, train_tokenizer
 
 PAGES = sorted((Path(__file__).parents[3] / "docs").glob("*.md"))

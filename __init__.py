@@ -10,6 +10,7 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from .pipeline.augment import Recipe
+    from .pipeline.conversion.conversion import Conversion, ConvertSettings, convert
     from .pipeline.dataset import Dataset
     from .pipeline.order import Order
     from .pipeline.sources import Sample, Source
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Anchors",
+    "Conversion",
+    "ConvertSettings",
     "Dataset",
     "EstimatorSettings",
     "GlobalContrastive",
@@ -45,6 +48,7 @@ __all__ = [
     "Step",
     "Trainer",
     "__version__",
+    "convert",
     "create_objective",
     "joined_world",
     "list_snapshots",
@@ -53,6 +57,8 @@ __all__ = [
 
 _HOME = {
     "Anchors": "trainer.objectives.contrastive",
+    "Conversion": "pipeline.conversion.conversion",
+    "ConvertSettings": "pipeline.conversion.conversion",
     "Dataset": "pipeline.dataset",
     "EstimatorSettings": "trainer.objectives.estimator",
     "GlobalContrastive": "trainer.objectives.estimator",
@@ -72,6 +78,7 @@ _HOME = {
     "StateStore": "state_store",
     "Step": "trainer.objectives.contrastive",
     "Trainer": "trainer.loop",
+    "convert": "pipeline.conversion.conversion",
     "create_objective": "trainer.objectives",
     "joined_world": "trainer.world",
     "list_snapshots": "state_store",

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
 from thermopile.pipeline.conversion.images import decodes
 from thermopile.pipeline.cores import cores
 from thermopile.pipeline.dataset_index import ImagePolicy

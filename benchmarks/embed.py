@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from thermopile.pipeline.augment import RECIPES
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources import Sample
 from thermopile.pipeline.tokenizer import load_tokenizer

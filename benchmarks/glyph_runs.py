@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
 from thermopile.pipeline.sources import Source
 from thermopile.tools.cli import main
 from thermopile.trainer.run.preemption import EXIT_CODE

@@ -36,7 +36,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image, ImageChops
 
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
 from thermopile.pipeline.dataset import CAPTION, Dataset
 from thermopile.pipeline.sources import Sample, Source
 

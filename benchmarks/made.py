@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.dataset_index import (
     INDEX_FILE,

@@ -15,9 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from thermopile.pipeline.conversion.partial import Partial
-from thermopile.pipeline.conversion.plan import ConvertSettings
-from thermopile.pipeline.conversion.steps import Job, begin
+from thermopile.pipeline.conversion.conversion import Conversion
 from thermopile.pipeline.sources import Source
 from thermopile.pipeline.sources.csv_source import CsvSource
 from thermopile.pipeline.sources.parquet import ParquetSource
@@ -88,13 +86,12 @@ def measure(sizes: Sizes, directory: Path) -> Measured:
     lap("list")
     groups = source.groups()  # which a conversion holds on to
     lap("classes")
-    job = Job.of(source, ConvertSettings(), None, None)
+    conversion = Conversion(source, LocalPath(directory / "out"))
+    shards = conversion.plan.parts
     lap("plan")
-    partial = Partial(LocalPath(directory / "out"))
-    partial.dataset.mkdir(parents=True)
-    begin(job, partial, print)
+    conversion.begin()
     lap("tokenizer")
-    listings = Listings(len(source), None, source.chunks(), 0, job.plan.parts)
+    listings = Listings(len(source), None, source.chunks(), 0, shards)
     assert sum(map(len, listings)) == sizes.rows
     lap("cut")
     assert groups is None or len(groups.of_sample) == sizes.rows

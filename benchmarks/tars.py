@@ -32,7 +32,7 @@ from PIL import Image
 
 from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.conversion.content import content_of
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
 from thermopile.pipeline.cores import cores
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader

@@ -268,6 +268,12 @@ class Address:
                     thread.submit(self.lease.confirm, _PART_SECONDS).result()
                 yield piece
 
+    def adopt(self, file: Path) -> str:
+        """Write the object from a local file, which is then removed; return its version."""
+        version = self.write(file)
+        file.unlink()
+        return version
+
     def rewrite(self, data: bytes) -> None:
         """Create a small object, or replace its current version.
 

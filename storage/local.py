@@ -114,19 +114,28 @@ class LocalPath(PosixPath):
         if self.exists():
             yield from (path.name for path in (self.iterdir() if self.is_dir() else (self,)))
 
+    def listing(self) -> Iterator[tuple[str, int, str]]:
+        """Yield names, sizes and versions of the regular files below a folder; files have no versions."""
+        for within, _, names in os.walk(self):  # rglob fails if a folder vanishes
+            for name in names:
+                with suppress(OSError):
+                    found = os.lstat(path := os.path.join(within, name))
+                    if stat.S_ISREG(found.st_mode):
+                        yield os.path.relpath(path, self), found.st_size, ""
+
+    def adopt(self, file: Path) -> str:
+        """Give a complete file on the same disk, which is flushed, this name; return its version: files have none."""
+        file.rename(self)
+        files.sync(self.parent)
+        return ""
+
     def matching(self, pattern: str) -> Iterator[LocalPath]:
         """Yield the files below a folder whose names match a pattern; for a file, itself, whatever its name."""
         yield from self.rglob(pattern) if self.is_dir() else (self,)
 
     def size_below(self) -> int:
         """Return the bytes of all files in a folder, 0 if it is missing; links do not count, and files may vanish."""
-        total = 0
-        for within, _, names in os.walk(self):  # rglob fails if a folder vanishes
-            for name in names:
-                with suppress(OSError):
-                    found = os.lstat(os.path.join(within, name))
-                    total += found.st_size if stat.S_ISREG(found.st_mode) else 0
-        return total
+        return sum(size for _, size, _ in self.listing())
 
     def make(self) -> list[Path]:
         """Make a folder and its parents; return the folders that were missing, deepest first."""

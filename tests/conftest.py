@@ -132,7 +132,7 @@ def converted(source: Source, out: Path) -> Dataset:
     The test is skipped where ffcv is missing, which writes the shards.
     """
     try:
-        from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+        from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
     except ImportError as error:
         pytest.skip(f"needs ffcv to convert a dataset: {error}")
     out.parent.mkdir(exist_ok=True)

@@ -16,18 +16,15 @@ import click
 from click.core import ParameterSource
 
 from ..pipeline.conversion.append import appended_path, is_joining, join, refuse_known, refuse_ungrowable
-from ..pipeline.conversion.convert import ConvertSettings, PartNumber, Summary, begin_only, convert_part, lengths_of
-from ..pipeline.conversion.convert import convert as convert_source
-from ..pipeline.conversion.convert import finish as finish_parts
-from ..pipeline.conversion.shard_pool import start_workers_early
-from ..pipeline.conversion.steps import Job, unfinished
+from ..pipeline.conversion.conversion import Conversion, Summary, lengths_of
+from ..pipeline.conversion.partial import Partial
+from ..pipeline.conversion.plan import ConvertSettings
+from ..pipeline.conversion.shard_pool import processes, start_workers_early
 from ..pipeline.dataset_index import TOKENIZER_FILE, DatasetIndex, read_index
 from ..pipeline.errors import DatasetExistsError, SourceError
 from ..pipeline.sources import Groups, Source
-from ..pipeline.sources.caption_lengths import MEASURED_ON, measure
 from ..pipeline.sources.csv_source import CsvSource
 from ..pipeline.sources.dataset_source import DatasetSource
-from ..pipeline.sources.shards import in_runs
 from ..pipeline.sources.splits import Drawn
 from ..pipeline.sources.webdataset import nobody_has
 from ..pipeline.tokenizer import MAX_FILE_BYTES
@@ -36,7 +33,7 @@ from ..storage.place import Place
 from ..trainer.run.selection_files import selected_ids
 from ..trainer.run_directory import refuse_in_run
 from .arguments import ANY_PLACE, TARS, DatasetPath
-from .convert_options import ConvertOptions, options_of
+from .convert_options import ConvertOptions, PartNumber, options_of
 from .convert_sources import KINDS, Kind, users_kind
 from .convert_splits import Shown, Split, announce, say_content, say_summary
 from .printing import plain_text
@@ -152,7 +149,7 @@ def _run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOp
         outs, asked = [appended_path(grown)], replace(asked, resume=True)
     if not (asked.resume or asked.part or asked.on or asked.finish):
         for each in outs:
-            unfinished(each).refuse_existing(overwrite=asked.overwrite, resume=False)
+            Partial(each).refuse_existing(overwrite=asked.overwrite, resume=False)
     if asked.on:
         from ..pipeline.conversion.on_ray import cluster
 
@@ -172,7 +169,7 @@ def _run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOp
     with _told_when_slow("estimating the size …"):
         announce(splits, settings)
     if grown is not None:
-        refuse_known(grown, Job.of(sources[0], settings, splits[0].selection, settings.tokenizer).plan)
+        refuse_known(grown, Conversion(sources[0], splits[0].out, settings, splits[0].selection).plan)
     to_finish = _convert_all(splits, settings, out, asked, _paths(src, own))
     if grown is not None and not asked.part:
         with _told_when_slow("appending …"):
@@ -195,31 +192,42 @@ def _convert_all(
     """Convert each dataset, or the part asked for; return whether one is still to be finished."""
     to_finish = False
     with TemporaryDirectory(prefix="thermopile-convert-") as folder:
+
+        def conversion_of(split: Split) -> Conversion:
+            # A test set has the tokenizer of its training set.
+            like = None if split.grown is not None or split.out == out else out
+            return Conversion(
+                split.source,
+                split.out,
+                settings,
+                split.selection,
+                like and _tokenizer_of(like, Path(folder)),
+                like and lengths_of(like),
+                asked.overwrite,
+                processes(asked.workers),
+            )
+
+        def begin_tests() -> None:
+            """Begin them with their training set, since whoever begins that has counted the samples."""
+            for split in splits[1:]:
+                conversion_of(split).begin()
+
         for split in splits:
-            how: dict[str, Any] = {"overwrite": asked.overwrite}
-            if split.grown is None and split.out != out:  # a test set has the tokenizer of its training set
-                how["tokenizer_from"] = _tokenizer_of(out, Path(folder))
-                how["lengths"] = lengths_of(out)
+            conversion = conversion_of(split)
             if asked.part:
-                if split is splits[0] and splits[1:] and split.source.files_in_order:
-                    how["on_begun"] = partial(_begin_tests, splits[1:], settings, out, Path(folder), asked.overwrite)
-                to_finish |= _convert_part(split, settings, asked.part, workers=asked.workers, **how)
+                counts_all = split is splits[0] and splits[1:] and split.source.files_in_order
+                to_finish |= _convert_part(split, conversion, asked.part, begin_tests if counts_all else None)
             elif asked.finish:
-                _finish(split, settings, **how)
+                with _told_when_slow(f"putting {split.shown.name} together …"):
+                    summary = conversion.finish()
+                say_summary(summary, split, settings, "put together from its parts")
             elif asked.on:
                 from ..pipeline.conversion.on_ray import convert_on_ray
 
-                _convert(convert_on_ray, split, settings, reads=reads, **how)
+                _convert(partial(convert_on_ray, conversion, reads=reads), split, settings)
             else:
-                _convert(convert_source, split, settings, workers=asked.workers, resume=asked.resume, **how)
+                _convert(partial(conversion.run, resume=asked.resume), split, settings)
     return to_finish
-
-
-def _begin_tests(splits: list[Split], settings: ConvertSettings, out: Place, folder: Path, overwrite: bool) -> None:
-    """Begin them with their training set, since whoever begins that has counted the samples."""
-    for split in splits:
-        tokenizer = _tokenizer_of(out, folder)
-        begin_only(split.source, split.out, settings, split.selection, tokenizer, lengths_of(out), overwrite=overwrite)
 
 
 def _refuse_contradictions(out: Place, reads: Iterable[Path], asked: ConvertOptions) -> None:
@@ -238,8 +246,7 @@ def _refuse_contradictions(out: Place, reads: Iterable[Path], asked: ConvertOpti
 def _tokenizer_of(out: Place, folder: Path) -> Path | None:
     """Return the tokenizer of a dataset, unfinished or not, or None if it has none; of a remote one, a copy."""
     copy = folder / TOKENIZER_FILE
-    in_progress = () if out.is_remote else (unfinished(out).tokenizer,)
-    for file in (*in_progress, out / TOKENIZER_FILE):
+    for file in (Partial(out).dataset / TOKENIZER_FILE, out / TOKENIZER_FILE):
         with suppress(FileNotFoundError):
             copy.write_bytes(file.read_bytes(MAX_FILE_BYTES))
             return copy
@@ -286,14 +293,7 @@ def _settings(source: Source, grown: LocalPath | None, asked: ConvertOptions) ->
         return asked.settings(**_kept(index, lambda: grown / TOKENIZER_FILE))
     if isinstance(source, DatasetSource):
         return asked.settings(**_kept(source.dataset.index, lambda: source.dataset.tokenizer_path))
-    if source.files_in_order:
-        return asked.settings(vocab_size=asked.vocab_size or 0, context_length=asked.context_length or 0)
-    captions = source.captions(in_runs(len(source), MEASURED_ON))
-    lengths = measure(captions, asked.vocab_size, asked.context_length, asked.tokenizer)
-    if lengths is None:
-        return asked.settings()
-    click.echo(str(lengths), err=True)
-    return asked.settings(vocab_size=lengths.vocab_size, context_length=lengths.context_length)
+    return asked.settings().suited_to(source, partial(click.echo, err=True))
 
 
 def _of_tars(grown: LocalPath | None) -> dict[str, Any]:
@@ -362,40 +362,29 @@ def _refuse_what_no_sample_has(source: Source, groups: Groups | None) -> None:
             raise SourceError(nobody_has(option, click.get_current_context().params[option]))
 
 
-def _convert(convert: Callable[..., Summary], split: Split, settings: ConvertSettings, **how: Any) -> None:
+def _convert(convert: Callable[..., Summary], split: Split, settings: ConvertSettings) -> None:
     try:
         with progress_bar(f"converting {split.shown.name}{split.unit}", split.total) as bar:
             bar.update(0, "preparing")
-            shown = Shown(bar.update, split)
-            summary = convert(
-                split.source, split.out, settings, selection=split.selection, on_progress=shown, tell=bar.note, **how
-            )
+            summary = convert(on_progress=Shown(bar.update, split), tell=bar.note)
     except DatasetExistsError:
         raise
     except (Exception, KeyboardInterrupt) as error:
         # A store that went away is not asked again: it would hide the error for as long as it is waited for.
-        kept = split.out.is_remote or unfinished(split.out).in_progress
+        kept = split.out.is_remote or Partial(split.out).in_progress
         if kept and "--resume" not in str(error):
             click.echo("Finished shards are kept; continue with the same command and --resume.", err=True)
         raise
     say_summary(summary, split, settings)
 
 
-def _convert_part(split: Split, settings: ConvertSettings, part: PartNumber, **how: Any) -> bool:
+def _convert_part(split: Split, conversion: Conversion, part: PartNumber, on_begun: Callable[[], None] | None) -> bool:
     """Convert a part and print what was done; return whether the dataset is still to be finished."""
     name = f"part {part} of {split.shown.name}"
     with progress_bar(f"converting {name}{split.unit}", split.total_of(part)) as bar:
         bar.update(0, "preparing")
-        done = convert_part(
-            split.source,
-            split.out,
-            settings,
-            part,
-            selection=split.selection,
-            on_progress=Shown(bar.update, split),
-            tell=bar.note,
-            **how,
-        )
+        shown = Shown(bar.update, split)
+        done = conversion.part(part.number, part.count, on_progress=shown, tell=bar.note, on_begun=on_begun)
     if not done.samples and part.number <= done.shards:
         click.echo(f"all shards of {split.shown} are done; nothing to convert")
         return split.grown is not None
@@ -403,9 +392,3 @@ def _convert_part(split: Split, settings: ConvertSettings, part: PartNumber, **h
     what = f"{done.samples:,} samples{rate}" if done.samples else "no shard is left for it"
     click.echo(f"{name}: {what}; {done.shards_done:,} of all {done.shards:,} shards are done")
     return True
-
-
-def _finish(split: Split, settings: ConvertSettings, **how: Any) -> None:
-    with _told_when_slow(f"putting {split.shown.name} together …"):
-        summary = finish_parts(split.source, split.out, settings, selection=split.selection, **how)
-    say_summary(summary, split, settings, "put together from its parts")

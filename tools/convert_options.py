@@ -6,16 +6,27 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import click
 
-from ..pipeline.conversion.convert import ConvertSettings, PartNumber
+from ..pipeline.conversion.plan import ConvertSettings
 from ..pipeline.dataset_index import MAX_PIXELS, TOKENIZER_FILE, ImagePolicy
 from ..pipeline.sources.caption_lengths import CONTEXTS
 from ..pipeline.tokenizer import model_context
 from .arguments import defaulting, flag
 from .convert_sources import Kind
+
+
+class PartNumber(NamedTuple):
+    """Every `count`-th shard, beginning with shard `number` - 1."""
+
+    number: int
+    """1 … count."""
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,8 @@ class ConvertOptions:
         """Return the settings of a conversion. kept: settings in place of the options, such as chosen ones."""
         asked: dict[str, Any] = {
             "seed": self.seed,
+            "vocab_size": self.vocab_size or 0,
+            "context_length": self.context_length or 0,
             "image": ImagePolicy(max_size=self.max_size, quality=self.quality, max_pixels=self.max_pixels),
             "tokenizer": self.tokenizer,
             "on_error": self.on_error,

@@ -11,9 +11,10 @@ from typing import NamedTuple
 import click
 import numpy as np
 
-from ..pipeline.conversion.convert import ConvertSettings, PartNumber, Summary
+from ..pipeline.conversion.conversion import Summary
 from ..pipeline.conversion.dataset_size import dataset_bytes
-from ..pipeline.conversion.steps import unfinished
+from ..pipeline.conversion.partial import Partial
+from ..pipeline.conversion.plan import ConvertSettings
 from ..pipeline.conversion.work import Counts
 from ..pipeline.dataset import CAPTION, Dataset
 from ..pipeline.dataset_index import ERRORS_FILE, Content
@@ -22,6 +23,7 @@ from ..pipeline.sources.shards import shard_count
 from ..storage.bucket import is_address
 from ..storage.local import LocalPath
 from ..storage.place import Place
+from .convert_options import PartNumber
 from .printing import plain_text
 from .progress import in_units
 
@@ -85,7 +87,7 @@ class Split(NamedTuple):
         if self.tars:
             return -(-self.total // part.count)
         shards = range(shard_count(self.total, self.stored_bytes))
-        return self.total * len(shards[part.shards]) // len(shards)
+        return self.total * len(shards[part.number - 1 :: part.count]) // len(shards)
 
     @property
     def classes(self) -> str:
@@ -109,7 +111,7 @@ def announce(splits: list[Split], settings: ConvertSettings) -> None:
             words += f", {in_units(here)} in the source{', where the pictures stay' * split.stays}"
         if (size := dataset_bytes(split.source, split.selection, settings, here)) is not None:
             words += f", about {in_units(size)} in {split.shown}"
-            needed += 0 if split.out.is_remote else size - unfinished(split.out).path.size_below()
+            needed += 0 if split.out.is_remote else size - Partial(split.out).path.size_below()
         click.echo(words, err=True)
     if splits[0].out.is_remote:
         return

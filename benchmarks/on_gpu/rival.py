@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from transformers import CLIPConfig, CLIPModel, get_cosine_schedule_with_warmup
 
 from thermopile.pipeline.augment import CLIP_MEAN, CLIP_STD, RECIPES
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
 from thermopile.pipeline.cores import cores
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.csv_source import CsvSource

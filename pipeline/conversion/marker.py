@@ -31,7 +31,7 @@ class ShardResult(NamedTuple):
     captions_per_sample: int
     """Maximum captions per sample."""
     etags: dict[str, str]
-    """File suffix -> ETag of the object; empty outside object stores."""
+    """File suffix -> ETag of the object; empty outside object stores, and before it is published."""
 
 
 class Found(NamedTuple):
@@ -85,5 +85,7 @@ def read_marker(text: bytes, plan: int) -> PartResult | None:
     except (DamagedJSONError, ValidationError):
         return None
     keys = {*SHARD_SUFFIXES}
-    is_complete = all(shard.sizes.keys() == shard.digests.keys() == keys for shard in result.shards)
+    is_complete = all(
+        shard.sizes.keys() == shard.digests.keys() == shard.etags.keys() == keys for shard in result.shards
+    )
     return result if is_complete and (result.version, result.plan) == (__version__, plan) else None

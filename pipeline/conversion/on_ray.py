@@ -21,19 +21,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..._version import __version__
-from ...storage.local import LocalPath
 from ..cores import cores
 from ..errors import DatasetError
-from ..sources import Selection, Source
-from .convert import ConvertSettings, PartNumber, Summary, convert_part, finish
+from .conversion import Conversion, Summary
 from .partial import PartFiles, Partial
-from .shard_pool import Parts, Pool, PoolSetup, conversion_of
+from .shard_pool import Parts, Pool, PoolSetup, writer_of
 from .work import Counts
 
 if TYPE_CHECKING:
     from ray import ObjectRef
 
-    from .shard_writer import Conversion
+    from .shard_writer import Writer
 
 MAX_RETRIES = 5
 """Maximum repetitions of a shard after its node or process died, or the file system failed."""
@@ -79,39 +77,22 @@ def _refuse_silent_address(address: str) -> None:
 
 
 def convert_on_ray(
-    source: Source,
-    out: str | os.PathLike[str],
-    settings: ConvertSettings,
+    conversion: Conversion,
     *,
     reads: Sequence[Path] = (),
-    overwrite: bool = False,
-    selection: Selection = None,
-    tokenizer_from: Path | None = None,
     on_progress: Callable[[Counts], None] = lambda counts: None,
     tell: Callable[[str], None] = lambda words: None,
 ) -> Summary:
-    """Convert on the connected cluster, byte for byte as `convert`. May be repeated, like convert_part and finish.
+    """Convert on the connected cluster, byte for byte as `run`. May be repeated, like `part` and `finish`.
 
-    source: with absolute paths, since each node has its own working directory.
-    reads: files and folders of the source, which every node must see. Calls on_progress after each shard. Other
-    arguments and errors as convert_part and finish; DatasetError also if a node lacks a file or too many nodes die.
+    conversion: of a source with absolute paths, since each node has its own working directory. reads: files and folders
+    of the source, which every node must see. Calls on_progress after each shard. Raises as part and finish, and
+    DatasetError if a node lacks a file or too many nodes die.
     """
-    started, out = time.monotonic(), LocalPath(out)
-    pool = _pool((*reads, Partial(out.absolute()).path))
-    part = convert_part(
-        source,
-        out,
-        settings,
-        PartNumber(1, 1),
-        pool=pool,
-        overwrite=overwrite,
-        selection=selection,
-        tokenizer_from=tokenizer_from,
-        on_progress=on_progress,
-        tell=tell,
-    )
-    summary = finish(source, out, settings, overwrite=overwrite, selection=selection, tokenizer_from=tokenizer_from)
-    return replace(summary, seen=part.seen, seconds=time.monotonic() - started)
+    started = time.monotonic()
+    conversion = replace(conversion, pool=_pool((*reads, Path(str(Partial(conversion.out.absolute()).path)))))
+    part = conversion.part(1, 1, on_progress=on_progress, tell=tell)
+    return replace(conversion.finish(), seen=part.seen, seconds=time.monotonic() - started)
 
 
 class _Shared(NamedTuple):
@@ -128,16 +109,13 @@ def _pool(needed: tuple[Path, ...]) -> Pool:
     import ray
 
     def write_parts(job: PoolSetup, parts: Parts, counted: Counts, on_progress: Callable[[Counts], None]) -> None:
-        source, settings, tokenizer = job
-        shared = ray.put(_Shared((source, settings, tokenizer.absolute()), needed))
+        shared = ray.put(_Shared(job, needed))
         task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES, retry_exceptions=[OSError])(_write_part)
         running: list[ObjectRef[Counts]] = []
 
         def start(count: int) -> None:
             for part, work in islice(parts, count):
-                assert isinstance(part, PartFiles)  # a directory's, which is all that `convert_on_ray` accepts
-                absolute = part._replace(folder=part.folder.absolute())
-                running.append(task.options(name=f"shard {part.number}").remote([shared], absolute, work))
+                running.append(task.options(name=f"shard {part.number}").remote([shared], part, work))
 
         try:
             start(SHARDS_AHEAD + int(ray.cluster_resources().get("CPU", 0)))
@@ -181,13 +159,13 @@ def _write_part(shared: list[ObjectRef[_Shared]], part: PartFiles, work: Any) ->
     from .shard_writer import write_part
 
     counted = [Counts(0, 0, 0)]
-    conversion = _conversion(shared[0])._replace(count_more=lambda more: counted.append(counted.pop().plus(more)))
-    write_part(part, work, conversion)
+    writer = _writer(shared[0])._replace(count_more=lambda more: counted.append(counted.pop().plus(more)))
+    write_part(part, work, writer)
     return counted[0]
 
 
 @lru_cache(maxsize=1)
-def _conversion(shared: ObjectRef[_Shared]) -> Conversion:
+def _writer(shared: ObjectRef[_Shared]) -> Writer:
     import ray
 
     job, needed, version = ray.get(shared)
@@ -201,4 +179,4 @@ def _conversion(shared: ObjectRef[_Shared]) -> Conversion:
             f"the node {socket.gethostname()} has thermopile {__version__}, which may encode pictures "
             f"differently from {version}, which began the conversion; install that"
         )
-    return conversion_of(job, lambda counts: None)
+    return writer_of(job, lambda counts: None)

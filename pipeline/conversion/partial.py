@@ -1,49 +1,45 @@
-"""`.OUT.partial`, in which the dataset OUT is built until it is complete.
+"""A dataset that is built until it is complete: below `.OUT.partial`, or in its final place in an object store.
 
-    lock                         held by the only process converting to OUT, or shared by the processes of its parts
-    begin.lock                   held by the process that makes the plan, and reads a sample of tars for it
-    plan.json                    everything that determines the dataset's bytes
-    parts/part-00000.beton       a verified shard, with tables .rows and .parquet; .errors.jsonl lists samples left out
-    parts/part-00000.1.beton     a second shard of the same part
-    parts/part-00000.done.json   its marker, written last: without it, the shard is written again
-    replaced/                    was OUT, until it is removed
-    dataset/                     becomes OUT: tokenizer.json at the start, the rest once every shard is done
-    errors.jsonl                 the samples left out, if the conversion failed because of them
+    in a folder                      in a store
+    .OUT.partial/lock                                                held by the only process converting to OUT, or
+                                                                     shared by the processes of its parts
+    .OUT.partial/begin.lock          OUT/.partial/begin.lock         held by the process that makes the plan
+    .OUT.partial/plan.json           OUT/.partial/plan.json          everything that determines the dataset's bytes
+    .OUT.partial/parts/part-N.*      OUT/.partial/part-N.*           errors.jsonl, the samples that part N left out, and
+                                                                     done.json, its marker: written last
+    .OUT.partial/errors.jsonl        OUT/.partial/errors.jsonl       the samples left out, if the conversion failed
+    .OUT.partial/replaced/                                           was OUT, until it is removed
+    .OUT.partial/writing-*/          TMPDIR/thermopile-shards-*/     a process's shards in progress, under its lock
+    .OUT.partial/dataset/            OUT/                            the dataset: tokenizer.json at the start, verified
+                                                                     shards, dataset.json last
 
 Every step can be repeated, so a conversion killed at any moment resumes where it was. Nothing is written through links.
-Several processes, on several machines, may write parts concurrently. A file in progress has its writer's name, and its
-writer keeps the .beton locked.
+Several processes, on several machines, may write parts concurrently: two with the same plan write the same bytes under
+the same name, except for the plan, the tokenizer and dataset.json, which are created only if missing. A marker names
+its plan and its files, in a store by their ETags: if somebody starts over, the output of processes still running
+another plan does not count.
 """
 
-import fcntl
 import os
+import re
 import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
 from typing import NamedTuple
 
 from pydantic import ValidationError
 
 from ...storage.bucket_lock import BucketLock
-from ...storage.files import (
-    is_still,
-    open_own,
-    own_directory,
-    read_regular,
-    remove_leftovers,
-    sha256_of,
-    sync,
-    write_atomically,
-    writer_name,
-    written_aside,
-)
+from ...storage.files import own_directory, read_regular, sha256_of, sync, write_atomically, writer_name
 from ...storage.local import LocalPath
-from ...storage.lock import FileLock, LockedError
-from ...storage.place import Place
+from ...storage.lock import FileLock, LockedError, TakenOverError
+from ...storage.place import Place, made_for
 from ..cores import cores
 from ..dataset_index import (
     ERRORS_FILE,
@@ -51,98 +47,130 @@ from ..dataset_index import (
     SHARD_FOLDER,
     SHARD_SUFFIXES,
     TOKENIZER_FILE,
-    ShardSuffix,
     read_index,
     shard_name,
 )
 from ..errors import DatasetError, DatasetExistsError
 from ..sources import BadSample, Facts
+from ..tokenizer import MAX_FILE_BYTES
 from .bad_samples import read_bad_samples
 from .marker import PART_SUFFIXES, PartResult, PartSuffix, read_marker, stem
 from .plan import Plan
 
 SECONDS_BETWEEN_LOOKS = 0.5
+AT_ONCE = 16
+"""Maximum concurrent reads of small files."""
+_OWN_OBJECTS = re.compile(
+    r"\.partial/(begin\.lock|plan\.json|errors\.jsonl|part-[0-9]{5,}\.(errors\.jsonl|done\.json))"
+    r"|shards/shard-[0-9]{5,}(\.[0-9]+)?\.(beton|rows|parquet)|tokenizer\.json|errors\.jsonl"
+)
+"""Names of an unfinished conversion's objects."""
+_IN_FOLDER, _IN_TMPDIR = "writing-", "thermopile-shards-"
+
+
+class Layout(NamedTuple):
+    """Names below `begun`; of folders, with a slash unless empty."""
+
+    dataset: str
+    parts: str
+    plan: str
+
+
+_LAYOUTS = {False: Layout("dataset/", "parts/", "plan.json"), True: Layout("", ".partial/", ".partial/plan.json")}
+"""Whether the dataset is built in its final place → layout."""
 
 
 class PartFiles(NamedTuple):
     """The files of one part: those of its shards, mostly one, and the list of the samples left out."""
 
-    folder: LocalPath
+    scratch: Path
+    """Folder of files in progress."""
+    top: Place
+    layout: Layout
     number: int
     plan: int
     """Plan.made_at of the part's plan."""
 
-    def file(self, suffix: PartSuffix, shard: int = 0) -> LocalPath:
-        return self.folder / f"part-{stem(self.number, shard)}.{suffix}"
-
     def being_written(self, suffix: PartSuffix, shard: int = 0) -> Path:
         """Return a name private to this process: a worker may briefly outlive its killed parent and must do no harm."""
-        return self.folder / f"{self.file(suffix, shard).name}.{writer_name()}.writing"
+        return self.scratch / f"part-{stem(self.number, shard)}.{writer_name()}.{suffix}"
+
+    def name(self, suffix: PartSuffix, shard: int = 0) -> str:
+        """Return the name of a complete file below `top`."""
+        if suffix in SHARD_SUFFIXES:
+            return f"{self.layout.dataset}{SHARD_FOLDER}/{shard_name(stem(self.number, shard), suffix)}"
+        return f"{self.layout.parts}part-{self.number:05d}.{suffix}"
+
+    def names(self, result: PartResult) -> dict[str, tuple[int, str]]:
+        """Return size and ETag of the files that a marker names."""
+        files = {self.name("errors.jsonl"): (result.errors_bytes, result.errors_etag)}
+        for shard, found in enumerate(result.shards):
+            files |= {self.name(suffix, shard): (found.sizes[suffix], found.etags[suffix]) for suffix in SHARD_SUFFIXES}
+        return files
 
     def begin(self, shard: int = 0) -> int:
-        """Create the .beton to write and return its descriptor, locked to show others that its writer lives."""
+        """Create the .beton to write and return its descriptor."""
         for suffix in PART_SUFFIXES if shard == 0 else SHARD_SUFFIXES:
             self.being_written(suffix, shard).unlink(missing_ok=True)  # left by an earlier attempt of this process
-        beton, flags = self.being_written("beton", shard), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        while True:
-            descriptor = os.open(beton, flags, 0o644)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if is_still(beton, descriptor):
-                return descriptor
-            os.close(descriptor)  # not locked yet, it looked like a killed writer's file and was removed
+        return os.open(self.being_written("beton", shard), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
     def publish(self, result: PartResult) -> None:
-        """Rename the verified files, which are on disk, to their final names, and write the marker."""
-        for shard in range(len(result.shards)):
-            for suffix in SHARD_SUFFIXES:
-                self.being_written(suffix, shard).rename(self.file(suffix, shard))
-        self.being_written("errors.jsonl").rename(self.file("errors.jsonl"))
-        sync(self.folder)
-        write_atomically(self.file("done.json"), result.sealed())
+        """Give the verified files, which are on disk, their final names, and write the marker.
 
-    def marker(self) -> PartResult | None:
-        """Return the content of the marker; None without a sound marker of this plan and version."""
-        marker = self.file("done.json")
-        if marker.is_symlink():
-            return None
-        try:
-            return read_marker(read_regular(marker), self.plan)
-        except FileNotFoundError:
-            return None
+        Raises DatasetExistsError if the conversion has ended meanwhile.
+        """
+        if _plan_in(self.top / self.layout.plan) != self.plan:
+            raise DatasetExistsError(f"another process has finished the conversion in {self.top}, or started it over")
+        shards = []
+        for shard, found in enumerate(result.shards):
+            etags: dict[str, str] = {suffix: self._published(suffix, shard) for suffix in SHARD_SUFFIXES}
+            shards.append(found._replace(etags=etags))
+        result = result._replace(shards=tuple(shards), errors_etag=self._published("errors.jsonl"))
+        (self.top / self.name("done.json")).rewrite(result.sealed())
 
-    def bad_samples(self) -> LocalPath | None:
-        """Return the list of the samples left out, complete or in progress; None if it does not exist yet."""
-        whole = self.file("errors.jsonl")
-        return whole if whole.exists() else next(self.folder.glob(f"{whole.name}.*.writing"), None)
+    def _published(self, suffix: PartSuffix, shard: int = 0) -> str:
+        return (self.top / self.name(suffix, shard)).adopt(self.being_written(suffix, shard))
 
 
 class Partial:
-    """The directory where `out` is built."""
+    """The unfinished conversion to `out`. Methods raise OSError, and as Address does.
 
-    def __init__(self, out: LocalPath) -> None:
-        self.out = out
-        self.path = out.with_name(f".{out.name}.partial")
-        self.dataset = self.path / "dataset"
-        self.tokenizer = self.dataset / TOKENIZER_FILE
-        self.errors = self.path / ERRORS_FILE
-        self._plan, self._parts = self.path / "plan.json", self.path / "parts"
-        self._replaced = self.path / "replaced"
-        self.begun: Place = self.path
-        """Path to remove in order to start over."""
+    scratch: this process's folder for files in progress; None to inspect alone.
+    """
+
+    def __init__(self, out: Place, scratch: Path | None = None) -> None:
+        self.out, self._scratch = out, scratch
+        self._is_in_place = out.is_remote  # objects cannot be renamed
+        self.begun: Place = out if self._is_in_place else out.with_name(f".{out.name}.partial")
+        """Place to remove in order to start over."""
+        self.path = self.begun / ".partial" if self._is_in_place else self.begun
+        self.dataset = out if self._is_in_place else self.begun / "dataset"
+        self._layout = _LAYOUTS[self._is_in_place]
+        self.errors, self._plan = self.path / ERRORS_FILE, self.begun / self._layout.plan
 
     @property
     def disk(self) -> Path:
-        """A folder on the same disk."""
-        return self.out.parent.resolve()
+        """A folder on the disk of the files in progress."""
+        return Path(gettempdir() if self._is_in_place else str(self.out.parent.resolve()))
+
+    @property
+    def scratch(self) -> Path:
+        assert self._scratch is not None
+        return self._scratch
+
+    @property
+    def tokenizer(self) -> Path:
+        """This process's copy of the tokenizer; missing if there is none."""
+        return self.scratch / TOKENIZER_FILE
 
     @property
     def in_progress(self) -> bool:
-        """Whether there is a conversion to resume: before, there is no plan; afterwards dataset/ is gone."""
-        return self._plan.is_file() and self.dataset.is_dir()
+        """Whether there is a conversion to resume: before, there is no plan; afterwards the dataset is in its place."""
+        return self._plan.is_file() and (not self.is_whole if self._is_in_place else self.dataset.exists())
 
     @property
     def is_whole(self) -> bool:
-        """Whether only the final rename is left."""
+        """Whether the dataset is complete, but perhaps not in its place."""
         return (self.dataset / INDEX_FILE).is_file()
 
     @property
@@ -151,57 +179,71 @@ class Partial:
         return Plan.model_validate_json(self._plan.read_bytes()).facts if self.in_progress else None
 
     def parts(self, plan: Plan) -> list[PartFiles]:
-        return [PartFiles(self._parts, part, plan.made_at) for part in range(plan.parts)]
+        place = self.scratch.absolute(), self.begun.absolute(), self._layout  # as a worker elsewhere can use them
+        return [PartFiles(*place, part, plan.made_at) for part in range(plan.parts)]
 
     def clear(self) -> None:
-        """Remove an earlier conversion's files, the plan last: without it, nothing else is left. The lock stays."""
-        for path in sorted(self.path.iterdir(), key=lambda path: path == self._plan):
+        """Remove an earlier conversion's files, the plan last: without it, nothing else is left. The lock stays.
+
+        Raises DatasetExistsError if there are other objects.
+        """
+        if self._is_in_place:
+            self._remove(self._own_names())
+            return
+        assert isinstance(self.begun, LocalPath)
+        for path in sorted(self.begun.iterdir(), key=lambda path: path == self._plan):
             if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
+                if path != self._scratch:
+                    shutil.rmtree(path)
             elif path.name != "lock":
                 path.unlink()
+
+    def _remove(self, names: Sequence[str]) -> None:
+        """Delete objects below `begun`, the plan last."""
+        for last in (False, True):
+            self.begun.remove(name for name in names if name.endswith("/plan.json") == last)
+
+    def _own_names(self) -> list[str]:
+        names = [name for name, _, _ in self.begun.listing()]
+        if others := [name for name in names if not _OWN_OBJECTS.fullmatch(name)]:
+            raise self._holds_others(others)
+        return names
+
+    def _holds_others(self, names: Sequence[str]) -> DatasetExistsError:
+        return DatasetExistsError(f"{self.out} holds other objects, such as {names[0]!r}; choose another address")
 
     def begin(self, plan: Plan) -> Plan:
         """Begin a conversion by this plan, or join a running conversion, and return its plan; it can then be resumed.
 
         Raises DatasetExistsError if the conversion was begun with another plan, or the complete dataset here has
-        another format than this version writes; NotRegularFileError or DatasetError if a file or folder here is a link.
+        another format than this version writes; NotRegularFileError if a file or folder here is a link.
         """
-        for directory in (self._parts, self.dataset, self.dataset / SHARD_FOLDER):
-            own_directory(directory)
-        sync(self.dataset)
-        for file in (self._plan, self.tokenizer):
-            _refuse_link(file)
+        for folder in (self.begun / self._layout.parts.removesuffix("/"), self.dataset, self.dataset / SHARD_FOLDER):
+            folder.refuse_foreign_folder()
+            folder.make()
+        for file in (self._plan, self.dataset / TOKENIZER_FILE):
+            file.refuse_link()
         with suppress(FileExistsError):  # another process may be first
-            write_atomically(self._plan, plan.model_dump_json(indent=1).encode(), replace=False)
-        begun = begun_plan(plan, self._plan.read_bytes(), self.begun)
+            self._plan.create(plan.model_dump_json(indent=1).encode())
+        begun = self._begun_plan(plan)
         if self.is_whole:
             self._refuse_other_format()
+        with suppress(FileNotFoundError):
+            self._fetch_tokenizer()
         return begun
 
-    def remove_files_of_killed_writers(self) -> None:
-        """Delete half-written shards whose writers are gone; live writers hold a lock."""
-        for beton in self._parts.glob("*.beton.*.writing"):
-            with suppress(FileNotFoundError, BlockingIOError):
-                descriptor = open_own(beton, os.O_RDWR)  # NFS grants an exclusive lock only on a file open for writing
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if is_still(beton, descriptor):
-                        self._remove_half_written(beton)
-                finally:
-                    os.close(descriptor)
-
-    def _remove_half_written(self, beton: Path) -> None:
-        part, _, writer = beton.name.partition(".beton.")
-        for suffix in PART_SUFFIXES:
-            (self._parts / f"{part}.{suffix}.{writer}").unlink(missing_ok=True)
-
-    def remove_leftovers(self) -> None:
-        """Remove all half-written files of killed processes. Only while this process holds the lock alone."""
-        for directory in (self._parts, self.dataset, self.dataset / SHARD_FOLDER):
-            remove_leftovers(directory)
-        for file in self._parts.glob("*.writing"):
-            file.unlink()
+    def _begun_plan(self, plan: Plan) -> Plan:
+        """Read the plan in force. Raises DatasetExistsError if it is damaged or differs from `plan`."""
+        cure = f"Use the same settings and files, or remove {self.begun} to start over"
+        try:
+            begun = Plan.model_validate_json(self._plan.read_bytes())
+        except ValidationError as error:
+            message = f"the plan.json in {self.begun} is damaged, or of another version. {cure}"
+            raise DatasetExistsError(message) from error
+        if differences := plan.differences(begun):
+            found = "; ".join(differences)
+            raise DatasetExistsError(f"{self.begun} was started with other settings or files: {found}. {cure}")
+        return begun
 
     def _refuse_other_format(self) -> None:
         try:
@@ -212,198 +254,228 @@ class Partial:
     @contextmanager
     def beginning(self, tell: Callable[[str], None]) -> Iterator[None]:
         """Let one process at a time begin; the others wait, and `tell` says for whom."""
-        with waited_for(lambda: FileLock(self.path / "begin.lock"), tell):
+        # A process that loses the lock does no harm: plan and tokenizer are created only if missing.
+        lost = partial(TakenOverError, f"another process has begun the conversion to {self.out}")
+        told = False
+        while True:
+            try:
+                lock = made_for(
+                    self.path / "begin.lock", FileLock, lambda file: BucketLock(file, self.scratch, lost, quiet=True)
+                )
+                break
+            except LockedError as error:
+                if not told:
+                    tell(f"waiting for {error.holder}, which begins the conversion …")
+                told = True
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+        try:
             yield
+        finally:
+            lock.release()
 
     def keep_tokenizer(self, text: bytes) -> None:
         """Write the tokenizer unless another process was first: then all use that process's tokenizer."""
         with suppress(FileExistsError):
-            write_atomically(self.tokenizer, text, replace=False)
+            (self.dataset / TOKENIZER_FILE).create(text)
+        self._fetch_tokenizer()
+
+    def _fetch_tokenizer(self) -> None:
+        write_atomically(self.tokenizer, (self.dataset / TOKENIZER_FILE).read_bytes(MAX_FILE_BYTES))
 
     def results(self, plan: Plan) -> list[PartResult | None]:
         """Return the result of every part.
 
-        None for a part to write again: it is not done, or a file is missing, a link, or of another size.
+        None for a part to write again: it is not done, or a file is missing, a link, or another than its marker names.
         """
-        return [self._result(part) for part in self.parts(plan)]
+        there = {name: (size, tag) for name, size, tag in self.begun.listing()}
 
-    def _result(self, part: PartFiles) -> PartResult | None:
-        if (result := part.marker()) is None or _size(part.file("errors.jsonl")) != result.errors_bytes:
-            return None
-        is_whole = all(
-            _size(self._file(part, shard, suffix)) == found.sizes[suffix]
-            for shard, found in enumerate(result.shards)
-            for suffix in SHARD_SUFFIXES
-        )
-        return result if is_whole else None
+        def result(part: PartFiles) -> PartResult | None:
+            if part.name("done.json") not in there:
+                return None
+            found = read_marker((self.begun / part.name("done.json")).read_bytes(), part.plan)
+            is_whole = found and all(there.get(name) == file for name, file in part.names(found).items())
+            return found if is_whole else None
 
-    def _file(self, part: PartFiles, shard: int, suffix: ShardSuffix) -> LocalPath:
-        """Return a shard's file, which `assemble` may have moved."""
-        file = part.file(suffix, shard)
-        return file if file.exists() else self.dataset / SHARD_FOLDER / shard_name(stem(part.number, shard), suffix)
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            return list(threads.map(result, self.parts(plan)))
 
     def row_records(self, plan: Plan, results: Sequence[PartResult]) -> list[Place]:
         return [
-            self._file(part, shard, "rows")
+            self.begun / part.name("rows", shard)
             for part, result in zip(self.parts(plan), results, strict=True)
             for shard in range(len(result.shards))
         ]
 
     def remove_damaged(self, plan: Plan) -> None:
-        """Read all finished shards back and remove files whose bytes have changed: these shards are then not done."""
+        """Read all finished shards of a folder back and remove files whose bytes have changed: these are then not done.
 
-        def remove_if_damaged(part: PartFiles) -> None:
-            result = self._result(part)
-            for shard, found in enumerate(result.shards if result else ()):
+        A store guarantees the bytes of an object.
+        """
+
+        def remove_if_damaged(found: tuple[PartFiles, PartResult | None]) -> None:
+            part, result = found
+            for shard, of_shard in enumerate(result.shards if result else ()):
                 for suffix in SHARD_SUFFIXES:
-                    if sha256_of(file := self._file(part, shard, suffix)) != found.digests[suffix]:
+                    file = Path(str(self.begun / part.name(suffix, shard)))
+                    if sha256_of(file) != of_shard.digests[suffix]:
                         file.unlink()
 
-        with ThreadPoolExecutor(cores()) as threads:
-            for _ in threads.map(remove_if_damaged, self.parts(plan)):
-                pass
+        if not self.begun.keeps_copies:
+            with ThreadPoolExecutor(cores()) as threads:
+                [*threads.map(remove_if_damaged, zip(self.parts(plan), self.results(plan), strict=True))]
 
     def bad_samples(self, plan: Plan) -> list[BadSample]:
         """Return the samples left out so far, in shard order; saves their list in a file."""
         self._gather_errors(plan, self.errors)
         return list(read_bad_samples(self.errors))
 
-    def _gather_errors(self, plan: Plan, into: Path) -> None:
-        with written_aside(into) as file:
-            for part in self.parts(plan):
-                if (lines := part.bad_samples()) is not None:
-                    _refuse_link(lines)
-                    with lines.opened() as of_part:
-                        shutil.copyfileobj(of_part, file)
+    def _gather_errors(self, plan: Plan, into: Place) -> None:
+        there, parts = {name: size for name, size, _ in self.begun.listing()}, self.parts(plan)
+
+        def lines(part: PartFiles) -> bytes:
+            if (name := part.name("errors.jsonl")) in there:
+                return (self.begun / name).read_bytes(there[name])
+            in_progress = next(self.scratch.glob(f"part-{part.number:05d}.*.errors.jsonl"), None)
+            return read_regular(in_progress) if in_progress else b""
+
+        with (self.scratch / "gathered").open("wb") as gathered, ThreadPoolExecutor(AT_ONCE) as threads:
+            for first in range(0, len(parts), AT_ONCE):
+                gathered.writelines(threads.map(lines, parts[first : first + AT_ONCE]))
+            gathered.flush()
+            os.fsync(gathered.fileno())
+        into.adopt(self.scratch / "gathered")
 
     def assemble(self, plan: Plan, results: Sequence[PartResult], index: bytes) -> None:
-        """Move the shards to their places, and write dataset.json last."""
-        for part, result in zip(self.parts(plan), results, strict=True):
-            for shard in range(len(result.shards)):
-                for suffix in SHARD_SUFFIXES:
-                    to = self.dataset / SHARD_FOLDER / shard_name(stem(part.number, shard), suffix)
-                    _move(part.file(suffix, shard), to)
-        sync(self.dataset / SHARD_FOLDER)
+        """Write errors.jsonl, and dataset.json last. Raises DatasetExistsError if another process wrote another one."""
         self._gather_errors(plan, self.dataset / ERRORS_FILE)
-        write_atomically(self.dataset / INDEX_FILE, index)
+        try:
+            (self.dataset / INDEX_FILE).create(index)
+        except FileExistsError:
+            if (self.dataset / INDEX_FILE).read_bytes() != index:
+                raise DatasetExistsError(f"{self.out} was written by another conversion in between") from None
 
     def refuse_existing(self, *, overwrite: bool = False, resume: bool = False) -> None:
         """Raise DatasetExistsError if `out` or an unfinished conversion to it exists.
 
-        With overwrite, only if `out` is not a dataset; with resume, an unfinished conversion is allowed.
+        With overwrite, only if `out` is not a dataset, or cannot be replaced; with resume, an unfinished conversion is
+        allowed.
         """
-        out = self.out
+        out, what = self.out, "exists and was not converted with these settings" if resume else "exists"
+        if self._is_in_place and self.is_whole:
+            raise DatasetExistsError(
+                f"{out} {what}; choose another address, or delete it: an object store cannot replace a dataset at once"
+            )
         if self.in_progress and not (overwrite or resume):
             raise DatasetExistsError(
                 f"{self.path} holds an unfinished conversion; continue it with --resume, or start over with --overwrite"
             )
-        if out.exists() and not overwrite:
-            what = "exists and was not converted with these settings" if resume else "exists"
-            raise DatasetExistsError(f"{out} {what}; choose another directory, or replace it with --overwrite")
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            try:
-                read_index(out)
-            except DatasetError as error:
-                message = f"{out} was not replaced, --overwrite replaces only datasets: {error}"
-                raise DatasetExistsError(message) from error
+        if self._is_in_place:
+            # Without a plan, the objects are no conversion's leftovers, except the lock of a process that makes the
+            # plan; only starting over removes them.
+            names = [name for name in self._own_names() if name != ".partial/begin.lock"]
+            if names and not self.in_progress and (resume or not overwrite):
+                raise self._holds_others(names)
+        elif out.exists():
+            if not overwrite:
+                raise DatasetExistsError(f"{out} {what}; choose another directory, or replace it with --overwrite")
+            if out.is_taken(INDEX_FILE):
+                try:
+                    read_index(out)
+                except DatasetError as error:
+                    message = f"{out} was not replaced, --overwrite replaces only datasets: {error}"
+                    raise DatasetExistsError(message) from error
 
     def publish(self) -> None:
-        """Rename the complete dataset to `out`; an existing one is moved aside."""
-        if self.out.exists():
-            self.clean_up()
-            self.out.rename(self._replaced)
-        self.dataset.rename(self.out)
-        sync(self.out)
-        sync(self.out.parent)
+        """Put the complete dataset into its place, unless it is there; an existing one is moved aside."""
+        if not self._is_in_place:
+            assert isinstance(self.out, LocalPath)
+            assert isinstance(self.dataset, LocalPath)
+            if self.out.exists():
+                self._remove_replaced()
+                self.out.rename(str(self.path / "replaced"))
+            self.dataset.rename(self.out)
+            sync(self.out)
+            sync(self.out.parent)
 
     def clean_up(self) -> None:
-        """Remove the dataset that was moved aside; only call this after the new one is in place."""
-        shutil.rmtree(self._replaced, ignore_errors=True)
+        """Remove what else a finished conversion left; only call this after the dataset is in its place."""
+        if self._is_in_place:
+            self._remove([f".partial/{name}" for name, _, _ in self.path.listing()])
+        else:
+            self._remove_replaced()
+
+    def _remove_replaced(self) -> None:
+        shutil.rmtree(str(self.path / "replaced"), ignore_errors=True)
 
 
-def begun_plan(plan: Plan, text: bytes, where: Place) -> Plan:
-    """Parse a begun conversion's plan. Raises DatasetExistsError if it is damaged or differs from `plan`."""
-    cure = f"Use the same settings and files, or remove {where} to start over"
-    try:
-        begun = Plan.model_validate_json(text)
-    except ValidationError as error:
-        raise DatasetExistsError(f"the plan.json in {where} is damaged, or of another version. {cure}") from error
-    if differences := plan.differences(begun):
-        raise DatasetExistsError(f"{where} was started with other settings or files: {'; '.join(differences)}. {cure}")
-    return begun
+def _plan_in(file: Place) -> int | None:
+    """Return a plan's made_at; None without one."""
+    with suppress(FileNotFoundError, ValidationError):
+        return Plan.model_validate_json(file.read_bytes()).made_at
+    return None
 
 
 @contextmanager
-def claimed(out: LocalPath, *, shared: bool = False) -> Iterator[Partial]:
-    """Lock the partial directory of `out` for this process; remove it at the end unless it can be resumed.
+def claimed(out: Place, *, shared: bool = False) -> Iterator[Partial]:
+    """Yield the unfinished conversion to `out`, with a folder for files in progress, to a process that may write it.
 
-    shared: together with other processes that convert parts; only the last of them may remove it.
-    Raises DatasetExistsError if another process is converting to `out`.
+    In a folder, it is locked, and removed at the end unless it can be resumed. shared: together with other processes
+    that convert parts; only the last of them may remove it. In a store, nothing is locked. Raises DatasetExistsError if
+    another process is converting to `out`.
     """
+    lock, folder, prefix = made_for(
+        out,
+        lambda path: (_locked(path, shared), Path(str(Partial(path).path)), _IN_FOLDER),
+        lambda _: (nullcontext(), Path(gettempdir()), _IN_TMPDIR),
+    )
+    with lock, _scratch(folder, prefix) as scratch:
+        yield Partial(out, scratch)
+
+
+@contextmanager
+def _scratch(folder: Path, prefix: str) -> Iterator[Path]:
+    """Make a folder for this process's files in progress; remove those of killed processes."""
+    for other in folder.glob(f"{prefix}*"):
+        with suppress(LockedError, OSError):
+            found = other.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and (other / "lock").exists():
+                lock = FileLock(other / "lock")
+                shutil.rmtree(other, ignore_errors=True)
+                lock.release()
+    with TemporaryDirectory(prefix=prefix, dir=folder, ignore_cleanup_errors=True) as made:
+        lock = FileLock(Path(made) / "lock")
+        try:
+            yield Path(made)
+        finally:
+            lock.release()
+
+
+@contextmanager
+def _locked(out: LocalPath, shared: bool) -> Iterator[None]:
     partial = Partial(out)
-    lock = _lock(partial, shared)
+    lock = _lock(partial.path, out, shared)
     try:
-        yield partial
+        yield
     finally:
         if not partial.in_progress and (not shared or lock.is_last()):
             with suppress(OSError):
                 partial.clear()
-                shutil.rmtree(partial.path)  # with the lock, by which others know whose it is
+                shutil.rmtree(str(partial.path))  # with the lock, by which others know whose it is
         lock.release()
 
 
-@contextmanager
-def waited_for(take: Callable[[], FileLock | BucketLock], tell: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock that `take` takes, once its holder has released it."""
-    told = False
+def _lock(path: Place, out: LocalPath, shared: bool) -> FileLock:
+    assert isinstance(path, LocalPath)
     while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        own_directory(path)
+        if (found := [*path.content()]) and "lock" not in found:
+            raise DatasetExistsError(f"{path} was not left by a conversion; rename it, and repeat")
         try:
-            lock = take()
-            break
-        except LockedError as error:
-            if not told:
-                tell(f"waiting for {error.holder}, which begins the conversion …")
-            told = True
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _lock(partial: Partial, shared: bool) -> FileLock:
-    while True:
-        partial.path.parent.mkdir(parents=True, exist_ok=True)
-        own_directory(partial.path)
-        if (found := [*partial.path.content()]) and "lock" not in found:
-            raise DatasetExistsError(f"{partial.path} was not left by a conversion; rename it, and repeat")
-        try:
-            return FileLock(partial.path / "lock", shared=shared)
+            return FileLock(path / "lock", shared=shared)
         except FileNotFoundError:
             continue  # another conversion ended meanwhile and removed the directory
         except LockedError as error:
             raise DatasetExistsError(
-                f"{partial.out} is being written by {error.holder}; wait for it, or choose another directory"
+                f"{out} is being written by {error.holder}; wait for it, or choose another directory"
             ) from None
-
-
-def _move(file: Path, to: Path) -> None:
-    _refuse_link(file)
-    if file.exists():
-        file.rename(to)
-    elif not to.exists():
-        raise DatasetError(f"{file} is missing, but its shard was finished; repeat the command")
-
-
-def _refuse_link(file: Path) -> None:
-    if file.is_symlink():
-        raise DatasetError(f"{file} is a link, not a file written by a conversion; remove it and repeat the command")
-
-
-def _size(file: Path) -> int | None:
-    """Return a file's size in bytes; None if it is missing or a link."""
-    try:
-        found = file.lstat()
-    except FileNotFoundError:
-        return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None

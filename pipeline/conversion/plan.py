@@ -3,6 +3,7 @@
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -23,7 +24,7 @@ class ConvertSettings(BaseModel, frozen=True, extra="forbid"):
     image: ImagePolicy = ImagePolicy()
     vocab_size: Annotated[int, Field(ge=300)] | Literal[0] = 1024
     """Vocabulary size of the tokenizer trained on the captions: 256 bytes, 3 special tokens, the rest merges. 0: chosen
-    by the captions, for tars."""
+    by the captions."""
     context_length: Annotated[int, Field(ge=4)] | Literal[0] = 32
     """Tokens per caption; 0: likewise."""
     tokenizer: Path | None = None
@@ -32,6 +33,13 @@ class ConvertSettings(BaseModel, frozen=True, extra="forbid"):
     """Whether a bad sample is left out and listed, or fails the conversion."""
     max_error_rate: float = Field(default=0.1, ge=0, le=1)
     """A larger share of bad samples fails the conversion, since the source must be broken."""
+
+    def suited_to(self, source: Source, tell: Callable[[str], None]) -> Self:
+        """Choose vocabulary and context by the captions where they are 0, if the source can tell before it is read."""
+        if not (lengths := source.lengths(Asked(0, None, self.vocab_size, self.context_length, self.tokenizer))):
+            return self
+        tell(str(lengths))
+        return self.model_copy(update={"vocab_size": lengths.vocab_size, "context_length": lengths.context_length})
 
 
 class Plan(BaseModel, frozen=True, extra="forbid"):

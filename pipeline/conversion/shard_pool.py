@@ -22,18 +22,17 @@ from ..cores import cores
 from ..errors import DatasetError
 from ..sources import Source
 from ..tokenizer import load_tokenizer
-from .bucket_partial import PartObjects
 from .partial import PartFiles
 from .plan import ConvertSettings
 from .work import Counts
 
 if TYPE_CHECKING:
-    from .shard_writer import Conversion
+    from .shard_writer import Writer
 
 SECONDS_BETWEEN_LOOKS = 0.2
 PoolSetup = tuple[Source, ConvertSettings, Path]
 """Arguments for every worker. The path is the tokenizer's, which does not exist if the samples have no captions."""
-Parts = Iterator[tuple[PartFiles | PartObjects, Any]]
+Parts = Iterator[tuple[PartFiles, Any]]
 """The files and the work of every part to write, consumed lazily as workers become free."""
 
 
@@ -116,24 +115,24 @@ def convert_parts(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-_conversion: Conversion
+_writer: Writer
 
 
 def _start_worker(job: PoolSetup, shared: _Shared, environment: dict[str, str]) -> None:
-    global _conversion
+    global _writer
     os.environ.update(environment)  # the fork server has its own from its start, maybe with expired credentials
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _conversion = conversion_of(job, shared.add)
+    _writer = writer_of(job, shared.add)
 
 
-def conversion_of(job: PoolSetup, count: Callable[[Counts], None]) -> Conversion:
-    """Return the conversion that this process needs to write parts."""
-    from .shard_writer import Conversion
+def writer_of(job: PoolSetup, count: Callable[[Counts], None]) -> Writer:
+    """Return what this process needs to write parts."""
+    from .shard_writer import Writer
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # parallelism comes from processes
     source, settings, file = job
     tokenizer = load_tokenizer(file, context_length=settings.context_length) if file.exists() else None
-    return Conversion(source, settings, tokenizer, count)
+    return Writer(source, settings, tokenizer, count)
 
 
 def _end_with_parent() -> None:
@@ -143,7 +142,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _write_part(part: PartFiles | PartObjects, work: Any) -> None:
+def _write_part(part: PartFiles, work: Any) -> None:
     from .shard_writer import write_part
 
-    write_part(part, work, _conversion)
+    write_part(part, work, _writer)

@@ -27,7 +27,6 @@ from ..stored_sample import SOUND, Located, checksum, read_samples, read_tokens
 from ..tokenizer import encode, vocab_size_of
 from .bad_samples import line_of
 from .beton import BetonRow, write_beton
-from .bucket_partial import PartObjects
 from .images import to_stored
 from .marker import Found, PartResult, ShardResult
 from .partial import PartFiles
@@ -46,13 +45,12 @@ TABLE_SCHEMA = pa.schema(
     ]
 )
 """Columns of the samples table; `altered`, a string, comes last if the source alters samples."""
-AnyPart = PartFiles | PartObjects
 ENCODED_AT_ONCE = 32
 SECONDS_BETWEEN_FLUSHES = 0.2
 
 
-class Conversion(NamedTuple):
-    """Data shared by a conversion's parts."""
+class Writer(NamedTuple):
+    """What a process needs to write parts."""
 
     source: Source
     settings: ConvertSettings
@@ -67,19 +65,19 @@ class Conversion(NamedTuple):
         return None if index is None else np.array([tar.size for tar in index.files], np.int64)
 
 
-def write_part(part: AnyPart, work: Any, conversion: Conversion) -> PartResult:
+def write_part(part: PartFiles, work: Any, writer: Writer) -> PartResult:
     """Write the usable samples, the list of the others, and finally the marker; return its content.
 
     Raises DatasetError if the files read back differ from the written data, and SourceError at the first bad sample if
     settings.on_error is "fail".
     """
     with ExitStack() as open_files:
-        result = _written(part, work, conversion, open_files)
+        result = _written(part, work, writer, open_files)
         part.publish(result)
     return result
 
 
-def _written(part: AnyPart, work: Any, conversion: Conversion, open_files: ExitStack) -> PartResult:
+def _written(part: PartFiles, work: Any, writer: Writer, open_files: ExitStack) -> PartResult:
     """Write the part's shards one after the other. open_files: keeps each .beton open, which shows that it is written.
 
     A group of tars can have more samples than a shard.
@@ -87,11 +85,11 @@ def _written(part: AnyPart, work: Any, conversion: Conversion, open_files: ExitS
     shards, errors = list[ShardResult](), part.being_written("errors.jsonl")
     descriptor = _begun(part, 0, open_files)
     with errors.open("x", encoding="utf-8") as left_out:
-        samples = _Samples(conversion, work, left_out)
+        samples = _Samples(writer, work, left_out)
         while not shards or samples.next() is not None:
             if shards:
                 descriptor = _begun(part, len(shards), open_files)
-            shards.append(_shard(part, len(shards), descriptor, samples, conversion))
+            shards.append(_shard(part, len(shards), descriptor, samples, writer))
     sync(errors)
     if not shards[0].rows:
         for suffix in SHARD_SUFFIXES:
@@ -101,22 +99,22 @@ def _written(part: AnyPart, work: Any, conversion: Conversion, open_files: ExitS
     return PartResult(tuple(shards), found, errors.stat().st_size, part.plan)
 
 
-def _begun(part: AnyPart, shard: int, open_files: ExitStack) -> int:
+def _begun(part: PartFiles, shard: int, open_files: ExitStack) -> int:
     descriptor = part.begin(shard)
     open_files.callback(os.close, descriptor)
     return descriptor
 
 
-def _shard(part: AnyPart, shard: int, descriptor: int, samples: _Samples, conversion: Conversion) -> ShardResult:
+def _shard(part: PartFiles, shard: int, descriptor: int, samples: _Samples, writer: Writer) -> ShardResult:
     """Write a shard's files and flush them to disk. descriptor: the open .beton."""
     files = {suffix: part.being_written(suffix, shard) for suffix in SHARD_SUFFIXES}
-    length = conversion.settings.context_length if conversion.tokenizer else None
+    length = writer.settings.context_length if writer.tokenizer else None
     with _flushed_meanwhile(descriptor):
-        rows = _Rows(samples, conversion)
+        rows = _Rows(samples, writer)
         write_beton(files["beton"], rows, max_rows=samples.max_rows, context_length=length)
         table = pa.table(rows.table, schema=rows.schema)
         pq.write_table(table, files["parquet"])
-        _write_and_verify(files["beton"], files["rows"], rows, conversion)
+        _write_and_verify(files["beton"], files["rows"], rows, writer)
         if pq.read_table(files["parquet"]) != table:
             raise _not_what_was_written(files["parquet"])
         digests: dict[str, str] = {suffix: sha256_of(file) for suffix, file in files.items()}
@@ -130,11 +128,11 @@ def _shard(part: AnyPart, shard: int, descriptor: int, samples: _Samples, conver
 class _Samples:
     """Iterates once over a part's usable samples in their stored form, and counts the others."""
 
-    def __init__(self, conversion: Conversion, work: Any, errors: TextIO) -> None:
-        self._settings, self._count, self._errors = conversion.settings, conversion.count_more, errors
+    def __init__(self, writer: Writer, work: Any, errors: TextIO) -> None:
+        self._settings, self._count, self._errors = writer.settings, writer.count_more, errors
         self.max_rows: int = work.max_rows
         self.left_out = self.truncated = self.blank = self.ignored = self.in_tars = 0
-        self._usable = self._usable_of(conversion.source.read(work))
+        self._usable = self._usable_of(writer.source.read(work))
         self._next: tuple[Sample, BetonRow] | None = None
 
     def next(self) -> tuple[Sample, BetonRow] | None:
@@ -190,9 +188,9 @@ class _Samples:
 class _Rows:
     """Iterates once over a shard's samples as rows, and collects their tables and checksums on the way."""
 
-    def __init__(self, samples: _Samples, conversion: Conversion) -> None:
-        self._samples, self._tokenizer = samples, conversion.tokenizer
-        alters = conversion.source.alters
+    def __init__(self, samples: _Samples, writer: Writer) -> None:
+        self._samples, self._tokenizer = samples, writer.tokenizer
+        alters = writer.source.alters
         self.schema = TABLE_SCHEMA.append(pa.field("altered", pa.string())) if alters else TABLE_SCHEMA
         self.table: dict[str, list[Any]] = {name: [] for name in self.schema.names}
         self.source_index: list[int] = []
@@ -257,13 +255,13 @@ def _flushed_meanwhile(descriptor: int) -> Iterator[None]:
     os.fsync(descriptor)
 
 
-def _write_and_verify(beton: Path, row_records: Path, rows: _Rows, conversion: Conversion) -> None:
+def _write_and_verify(beton: Path, row_records: Path, rows: _Rows, writer: Writer) -> None:
     """Write the row records and read every row back by them: FFCV does not notice a full disk.
 
     Raises DatasetError if the files do not hold the rows.
     """
-    file, tokenizer, count = Descriptor(beton), conversion.tokenizer, len(rows.source_index)
-    length = conversion.settings.context_length if tokenizer else 0
+    file, tokenizer, count = Descriptor(beton), writer.tokenizer, len(rows.source_index)
+    length = writer.settings.context_length if tokenizer else 0
     extent = Extent(file.bytes, 4 * length, max(rows.captions_per_row, default=0))
     records, read = np.empty(count, RECORD), np.empty(count, RECORD)
     try:
@@ -277,7 +275,7 @@ def _write_and_verify(beton: Path, row_records: Path, rows: _Rows, conversion: C
         raise _not_what_was_written(beton)
     records["captions"] = rows.captions_per_row
     records["jpeg_checksum"], records["tokens_checksum"] = rows.jpeg_checksums, rows.tokens_checksums
-    if (tar_bytes := conversion.tar_bytes) is not None:
+    if (tar_bytes := writer.tar_bytes) is not None:
         extent = extent._replace(tar_bytes=tar_bytes)
         records["jpeg_at"] |= IN_BETON
         for row, at, size in rows.in_tars:

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from ..dataset_index import Tars
 from ..errors import BadSampleError
+from .caption_lengths import MEASURED_ON, CaptionLengths, measure
 from .shards import Listings, in_runs, shard_count
 
 NEVER = 1 << 63
@@ -218,6 +219,11 @@ class Source:
             "selection": None if selection is None else hashlib.sha256(selection.astype("<i8").tobytes()).hexdigest(),
             "shards": shard_count(selected, stored and stored * selected // len(self)),
         }
+
+    def lengths(self, asked: Asked) -> CaptionLengths | None:
+        """Return vocabulary and context that suit the captions; None if there are none, or only `facts` reads them."""
+        captions = self.captions(in_runs(len(self), MEASURED_ON))
+        return measure(captions, asked.vocab_size or None, asked.context_length or None, asked.tokenizer)
 
     def facts(self, asked: Asked, tell: Callable[[str], None]) -> Facts:
         """Learn what a conversion must know. May be slow; `tell` says what is done. Raises SourceError."""

@@ -190,6 +190,9 @@ class WebDatasetSource(Source):
         """All unknown: tars are not counted before they are read."""
         return {"samples": None, "selected": None, "selection": selection and str(selection), "shards": None}
 
+    def lengths(self, asked: Asked) -> None:
+        """Return None: only `facts` reads captions."""
+
     def facts(self, asked: Asked, tell: Callable[[str], None] = lambda words: None) -> Facts:
         """Read a sample of the tars, and all of them if a rule must know the samples' number and classes.
 

@@ -26,7 +26,7 @@ from thermopile.benchmarks.kinds import (
     tail,
     what_was_planted,
 )
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources import Sample, Source
 

@@ -43,7 +43,7 @@ def look_for_kept(copy: BrokenCopy) -> list[str]:
 
 
 def make_dataset(path):
-    from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+    from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
     from thermopile.pipeline.sources.folder import FolderSource
 
     sys.path.insert(0, str(CHECKOUT / "tests"))

@@ -2,14 +2,15 @@
 
 import hashlib
 
+from thermopile.pipeline.conversion.conversion import Conversion, ConvertSettings, convert
+from thermopile.pipeline.conversion.shard_pool import processes
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource
+from thermopile.storage.place import place_of
 
 
 def dataset_of(source, out, selection=None, tokenizer_from=None, **settings):
     """Convert a source into a dataset at `out`, in this process."""
-    from thermopile.pipeline.conversion.convert import ConvertSettings, convert
-
     convert(source, out, ConvertSettings(**settings), workers=1, selection=selection, tokenizer_from=tokenizer_from)
     return Dataset(out)
 
@@ -20,6 +21,22 @@ def append_glyphs(path, selection):
 
     dataset_of(GlyphSource(0), appended_path(path), selection, tokenizer_from=path / "tokenizer.json")
     join(path)
+
+
+def convert_part(source, out, settings, number, count, workers=1, pool=None, **options):
+    """Convert part `number` of `count`. options: fields of Conversion, and arguments of its method `part`."""
+    watching = {name: options.pop(name) for name in ("on_progress", "tell", "on_begun") if name in options}
+    return conversion_of(source, out, settings, pool=pool or processes(workers), **options).part(
+        number, count, **watching
+    )
+
+
+def finish(source, out, settings, **options):
+    return conversion_of(source, out, settings, **options).finish()
+
+
+def conversion_of(source, out, settings, **options):
+    return Conversion(source, place_of(out), settings, **options)
 
 
 def digests(root):
@@ -37,11 +54,11 @@ def many_shards(monkeypatch, rows):
 
 def in_this_process(job, parts, counted, on_progress):
     """A pool that writes the parts here, so that what a test replaces is replaced there too."""
-    from thermopile.pipeline.conversion.shard_pool import conversion_of
+    from thermopile.pipeline.conversion.shard_pool import writer_of
     from thermopile.pipeline.conversion.shard_writer import write_part
 
     counts = [counted]
-    conversion = conversion_of(job, lambda more: counts.append(counts.pop().plus(more)))
+    writer = writer_of(job, lambda more: counts.append(counts.pop().plus(more)))
     for part, work in parts:
-        write_part(part, work, conversion)
+        write_part(part, work, writer)
         on_progress(counts[0])

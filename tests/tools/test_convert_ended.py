@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from thermopile.pipeline.conversion.convert import ConvertSettings
+from thermopile.pipeline.conversion.conversion import ConvertSettings
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.storage.bucket import Address
 from thermopile.storage.bucket_errors import ObjectStoreError
@@ -25,7 +25,7 @@ run = partial(cli, "convert")
 def test_an_interrupted_conversion_says_how_to_continue(tmp_path):
     command = [sys.executable, "-m", "thermopile.tools.cli", "convert", "glyphs", str(tmp_path / "glyphs")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    parts = tmp_path / ".glyphs.partial" / "parts"
+    parts = tmp_path / ".glyphs.partial" / "dataset" / "shards"
     while not (parts.is_dir() and any(parts.iterdir())):
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers as well

@@ -31,7 +31,7 @@ from thermopile.benchmarks.reproduction.sets import (
     with_wrong_titles,
 )
 from thermopile.pipeline.augment import RECIPES
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource, class_sizes
 from thermopile.trainer.config import load_config

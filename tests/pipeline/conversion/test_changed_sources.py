@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from thermopile.pipeline.conversion.convert import ConvertSettings, PartNumber, convert, convert_part, finish
+from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
 from thermopile.pipeline.errors import DatasetExistsError, SourceError
 from thermopile.pipeline.sources.csv_source import CsvSource
 from thermopile.pipeline.sources.folder import FolderSource
@@ -20,7 +20,7 @@ from thermopile.pipeline.sources.webdataset import WebDatasetSource
 from thermopile.storage.bucket import Address
 
 from support.cli import cli
-from support.conversions import digests, many_shards
+from support.conversions import convert_part, digests, finish, many_shards
 from support.pictures import draw
 
 PICTURES = 60
@@ -119,7 +119,7 @@ class Sources:
         write(self.root / name, self._files(jpegs, "tails")[name])
 
     def part(self, out, number, count=2):
-        return convert_part(self.listed(), out, ConvertSettings(), PartNumber(number, count), workers=1)
+        return convert_part(self.listed(), out, ConvertSettings(), number, count, workers=1)
 
     def whole(self, out, **options):
         return convert(self.listed(), out, ConvertSettings(), workers=1, **options)
@@ -194,7 +194,7 @@ def test_a_picture_beside_a_table_that_changed_is_refused(tmp_path, jpegs):
 
     def part(number):
         source = ParquetSource([tmp_path / "in" / "all.parquet"])
-        convert_part(source, tmp_path / "out", ConvertSettings(), PartNumber(number, 2), workers=1)
+        convert_part(source, tmp_path / "out", ConvertSettings(), number, 2, workers=1)
 
     part(1)
     for i, jpeg in enumerate(jpegs[1]):
@@ -252,10 +252,11 @@ def test_a_list_that_was_only_touched_has_not_changed(tmp_path, jpegs):
 
 
 def test_a_shard_of_a_conversion_that_was_started_over_is_not_done(tmp_path, jpegs):
-    sources, parts = Sources("webdataset", tmp_path / "in", jpegs), tmp_path / ".out.partial" / "parts"
+    sources = Sources("webdataset", tmp_path / "in", jpegs)
     sources.part(tmp_path / "out", 1)
     (tmp_path / ".out.partial").rename(tmp_path / "before")
     sources.change("0.tar")
     assert sources.part(tmp_path / "out", 2).shards_done == 2
-    shutil.copytree(tmp_path / "before" / "parts", parts, dirs_exist_ok=True)  # as by a task that outlived it
+    for files in ("parts", "dataset/shards"):  # as by a task that outlived it
+        shutil.copytree(tmp_path / "before" / files, tmp_path / ".out.partial" / files, dirs_exist_ok=True)
     assert sources.part(tmp_path / "out", 1).seen == 30

@@ -9,7 +9,7 @@ import pytest
 
 from thermopile.pipeline.conversion.beton import BetonRow, write_beton
 from thermopile.pipeline.conversion.check import check_dataset
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.dataset_index import seal_index, shard_name
 from thermopile.pipeline.errors import DatasetError

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from thermopile.pipeline.conversion import content
-from thermopile.pipeline.conversion.convert import ConvertSettings, PartNumber, convert, convert_part, finish
+from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.dataset_index import Content, read_index
 from thermopile.pipeline.errors import DatasetError
@@ -16,7 +16,7 @@ from thermopile.pipeline.row_records import RECORD
 from thermopile.pipeline.sources.csv_source import CsvSource
 
 from support.cli import succeed
-from support.conversions import digests, many_shards
+from support.conversions import convert_part, digests, finish, many_shards
 from support.datasets import change_content
 from support.pictures import draw
 
@@ -90,10 +90,10 @@ def test_counts_are_the_same_whatever_the_workers_parts_and_interruptions(pictur
     convert(source, tmp_path / "one", PLAIN, workers=1)
     assert (counts(tmp_path / "one"), Dataset(tmp_path / "one").shards) == (EXPECTED, 4)
     convert(source, tmp_path / "two", PLAIN, workers=2)
-    convert_part(source, tmp_path / "parts", PLAIN, PartNumber(2, 2), workers=1)
+    convert_part(source, tmp_path / "parts", PLAIN, 2, 2, workers=1)
     shutil.copytree(tmp_path / ".parts.partial", tmp_path / ".resumed.partial")
     convert(source, tmp_path / "resumed", PLAIN, workers=1, resume=True)
-    convert_part(source, tmp_path / "parts", PLAIN, PartNumber(1, 2), workers=1)
+    convert_part(source, tmp_path / "parts", PLAIN, 1, 2, workers=1)
     finish(source, tmp_path / "parts", PLAIN)
     for other in ("two", "parts", "resumed"):
         assert digests(tmp_path / other) == digests(tmp_path / "one")

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from thermopile.pipeline.conversion import dataset_size
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
 from thermopile.pipeline.conversion.dataset_size import dataset_bytes
 from thermopile.pipeline.sources.cifar import CifarSource
 from thermopile.pipeline.sources.csv_source import CsvSource

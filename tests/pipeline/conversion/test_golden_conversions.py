@@ -34,7 +34,7 @@ from support.pictures import as_bytes, draw
 from support.tars import write_members
 
 GOLDEN = Path(__file__).parents[2] / "data" / "conversions.json"
-POOL = "thermopile.pipeline.conversion.convert.processes"
+POOL = "thermopile.tools.convert.processes"
 MOMENTS = 10
 """Interruptions of each case at random samples."""
 
@@ -254,7 +254,7 @@ def stopped(sources, case, out, monkeypatch, seed):
     left = int(np.random.default_rng(seed).integers(1, 16))
 
     def pool(job, parts, counted, on_progress):
-        from thermopile.pipeline.conversion.shard_pool import conversion_of
+        from thermopile.pipeline.conversion.shard_pool import writer_of
         from thermopile.pipeline.conversion.shard_writer import write_part
 
         def count(more):
@@ -264,7 +264,7 @@ def stopped(sources, case, out, monkeypatch, seed):
                 raise KeyboardInterrupt
 
         for part, work in parts:
-            write_part(part, work, conversion_of(job, count))
+            write_part(part, work, writer_of(job, count))
 
     with monkeypatch.context() as patch:
         patch.setattr(POOL, lambda workers: pool)

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from thermopile.pipeline.conversion.check import check_dataset
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
 from thermopile.pipeline.dataset import CAPTIONS, Dataset
 from thermopile.pipeline.errors import SourceError
 from thermopile.pipeline.sources.webdataset import WebDatasetSource

@@ -1,6 +1,5 @@
 """A conversion on a Ray cluster: whatever dies meanwhile, its dataset is that of one machine."""
 
-import fcntl
 import os
 import re
 import shutil
@@ -10,16 +9,17 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from thermopile.pipeline.conversion import on_ray
 from thermopile.pipeline.conversion.bad_samples import read_bad_samples
-from thermopile.pipeline.conversion.convert import ConvertSettings, PartNumber, convert, convert_part
+from thermopile.pipeline.conversion.conversion import Conversion, ConvertSettings, convert
 from thermopile.pipeline.errors import DatasetError, SourceError
 from thermopile.pipeline.sources.folder import FolderSource
 
-from support.conversions import digests, many_shards
+from support.conversions import convert_part, digests, many_shards
 from support.pictures import draw
 from support.programs import program
 from support.sources import DeadlySource, FailingOnceSource, PausingSource
@@ -93,15 +93,9 @@ def pausing(told):
 
 def being_written(told):
     """Numbers of shards that are being written, and that were by writers that died."""
-    alive = dead = 0
-    for file in told.glob(".out.partial/parts/*.beton.*.writing"):
-        with file.open() as opened:
-            try:
-                fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                dead += 1
-            except BlockingIOError:
-                alive += 1
-    return alive, dead
+    writers = [file.name.split(".")[-2].rpartition("-")[2] for file in told.glob(".out.partial/writing-*/*.beton")]
+    alive = sum(Path("/proc", writer).exists() for writer in writers)
+    return alive, len(writers) - alive
 
 
 def done(told):
@@ -141,7 +135,7 @@ def test_each_node_is_killed_once_at_work_and_the_dataset_is_that_of_one_machine
     pause_at(tmp_path, 2)
     source = PausingSource(pictures, tmp_path)
     with ThreadPoolExecutor(1) as beside:
-        conversion = beside.submit(on_ray.convert_on_ray, source, tmp_path / "out", ConvertSettings())
+        conversion = beside.submit(on_ray.convert_on_ray, Conversion(source, tmp_path / "out"))
         try:
             for killed, node in enumerate(list(nodes.worker_nodes), start=1):
                 wait_until(lambda killed=killed: pausing(tmp_path) == killed + 1)
@@ -162,7 +156,7 @@ def test_each_node_is_killed_once_at_work_and_the_dataset_is_that_of_one_machine
 def test_a_file_system_that_fails_for_a_moment_is_tried_again(pictures, tmp_path, on_cluster, of_one_machine):
     (tmp_path / "fail_once").touch()
     source = FailingOnceSource(pictures, tmp_path)
-    on_ray.convert_on_ray(source, tmp_path / "out", ConvertSettings())
+    on_ray.convert_on_ray(Conversion(source, tmp_path / "out"))
     assert not (tmp_path / "fail_once").exists()
     assert digests(tmp_path / "out") == of_one_machine
 
@@ -171,14 +165,14 @@ def test_a_sample_that_kills_every_process_ends_the_conversion(pictures, tmp_pat
     monkeypatch.setattr(on_ray, "MAX_RETRIES", 1)
     source = DeadlySource(pictures, tmp_path)
     with pytest.raises(DatasetError, match=r"^Ray could not convert a shard: .*\. Continue with the same command$"):
-        on_ray.convert_on_ray(source, tmp_path / "out", ConvertSettings())
+        on_ray.convert_on_ray(Conversion(source, tmp_path / "out"))
     assert (tmp_path / ".out.partial" / "plan.json").exists()
 
 
 def test_a_node_that_does_not_see_the_files_is_named_with_one_of_them(pictures, tmp_path, on_cluster):
     reads = [pictures, tmp_path / "nowhere"]
     with pytest.raises(DatasetError, match=f"the node .* does not see {reads[1]}: the source and the output must be"):
-        on_ray.convert_on_ray(FolderSource(pictures), tmp_path / "out", ConvertSettings(), reads=reads)
+        on_ray.convert_on_ray(Conversion(FolderSource(pictures), tmp_path / "out"), reads=reads)
 
 
 @pytest.mark.parametrize(
@@ -192,18 +186,18 @@ def test_samples_that_may_not_be_left_out_end_it_as_on_one_machine(pictures, tmp
     pause_at(tmp_path, 2)
     source = PausingSource(pictures, tmp_path)
     with pytest.raises(SourceError, match=words):
-        on_ray.convert_on_ray(source, tmp_path / "out", ConvertSettings(**settings))
+        on_ray.convert_on_ray(Conversion(source, tmp_path / "out", ConvertSettings(**settings)))
     wait_until(lambda: being_written(tmp_path)[0] == 0)  # those that paused were cancelled
     assert done(tmp_path) < SHARDS
 
 
 def test_a_picture_that_changed_since_an_earlier_command_began_is_refused_by_a_node(pictures, tmp_path, on_cluster):
     source = FolderSource(shutil.copytree(pictures, tmp_path / "in"))
-    convert_part(source, tmp_path / "out", ConvertSettings(), PartNumber(1, 2), workers=1)
+    convert_part(source, tmp_path / "out", ConvertSettings(), 1, 2, workers=1)
     for path in (tmp_path / "in").iterdir():
         path.write_bytes(path.read_bytes())
     with pytest.raises(SourceError, match=r"^.+\.png was changed after the conversion began.*remove .*out\.partial"):
-        on_ray.convert_on_ray(source, tmp_path / "out", ConvertSettings())
+        on_ray.convert_on_ray(Conversion(source, tmp_path / "out"))
 
 
 def test_shards_done_before_an_interrupt_or_a_kill_are_kept_and_it_can_finish(
@@ -219,11 +213,11 @@ def test_shards_done_before_an_interrupt_or_a_kill_are_kept_and_it_can_finish(
         wait_until(lambda: being_written(tmp_path)[0] == 0)  # its tasks end with it
         for file in tmp_path.glob("pausing-*"):
             file.unlink()
-        for file in tmp_path.glob(".out.partial/parts/*.beton"):
+        for file in tmp_path.glob(".out.partial/dataset/shards/*.beton"):
             assert kept.setdefault(file.name, file.stat().st_mtime_ns) == file.stat().st_mtime_ns
         assert shards <= len(kept) < SHARDS
     pause_at(tmp_path, SHARDS)
     subprocess.run(command, cwd=tmp_path, check=True)
     assert digests(tmp_path / "out") == of_one_machine
     for name, written in kept.items():
-        assert (tmp_path / "out" / "shards" / name.replace("part", "shard")).stat().st_mtime_ns == written
+        assert (tmp_path / "out" / "shards" / name).stat().st_mtime_ns == written

@@ -1,7 +1,5 @@
 """A conversion in parts, by processes that know nothing of each other: its dataset is that of one machine."""
 
-import errno
-import fcntl
 import json
 import os
 import shutil
@@ -13,16 +11,14 @@ import numpy as np
 import pytest
 
 from thermopile.pipeline.conversion.bad_samples import read_bad_samples
-from thermopile.pipeline.conversion.convert import ConvertSettings, PartNumber, convert, convert_part, finish
-from thermopile.pipeline.conversion.partial import Partial, claimed
-from thermopile.pipeline.conversion.plan import Plan
+from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
+from thermopile.pipeline.conversion.partial import claimed
 from thermopile.pipeline.errors import DatasetError, DatasetExistsError, SourceError
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
-from thermopile.storage.files import NotRegularFileError
 from thermopile.storage.sealed_json import seal_line, unseal
 
-from support.conversions import digests, many_shards
+from support.conversions import convert_part, digests, finish, many_shards
 from support.programs import program
 
 SHARDS = 8
@@ -36,7 +32,7 @@ def small_shards(monkeypatch):
 
 
 def part(with_bad_ones, out, number, count, settings=None, **options):
-    return convert_part(FolderSource(with_bad_ones), out, settings or ConvertSettings(), PartNumber(number, count),
+    return convert_part(FolderSource(with_bad_ones), out, settings or ConvertSettings(), number, count,
                         workers=1, **options)  # fmt: skip
 
 
@@ -44,9 +40,10 @@ def put_together(with_bad_ones, out, settings=None, **options):
     return finish(FolderSource(with_bad_ones), out, settings or ConvertSettings(), **options)
 
 
-def plan_of(out):
-    """The plan that a conversion was begun with."""
-    return Plan.model_validate_json((out.with_name(f".{out.name}.partial") / "plan.json").read_bytes())
+def shard_file(out, part, suffix):
+    """A file of a part that is done."""
+    name = f"parts/part-{part:05}" if "." in suffix else f"dataset/shards/shard-{part:05}"
+    return out.with_name(f".{out.name}.partial") / f"{name}.{suffix}"
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +90,7 @@ def test_parts_in_any_order_and_repeated_make_the_dataset_of_one_machine(
 def test_captions_are_encoded_alike_by_a_tokenizer_that_each_part_may_train(tmp_path):
     source, some = GlyphSource(0, test=True), np.arange(0, 2_000, 20)
     for number in (1, 2):
-        convert_part(
-            source, tmp_path / "parts" / "out", ConvertSettings(), PartNumber(number, 2), workers=1, selection=some
-        )
+        convert_part(source, tmp_path / "parts" / "out", ConvertSettings(), number, 2, workers=1, selection=some)
     finish(source, tmp_path / "parts" / "out", ConvertSettings(), selection=some)
     convert(source, tmp_path / "whole" / "out", ConvertSettings(), workers=1, selection=some)
     assert digests(tmp_path / "parts") == digests(tmp_path / "whole")
@@ -154,7 +149,7 @@ def test_finishing_what_was_not_begun_is_an_error_that_says_how_to_begin(with_ba
 
 
 def test_a_shard_whose_file_was_cut_short_is_not_done(with_bad_ones, parts_done):
-    with (parts_done.with_name(".out.partial") / "parts" / "part-00002.beton").open("r+b") as file:
+    with shard_file(parts_done, 2, "beton").open("r+b") as file:
         file.truncate(1000)
     with pytest.raises(DatasetError, match=r"1 of 8 shards .* not done: 2\."):
         put_together(with_bad_ones, parts_done)
@@ -193,8 +188,7 @@ def lose_its_sizes(file):
 def test_a_shard_that_is_not_as_it_was_written_is_written_again_by_its_part(
     with_bad_ones, parts_done, of_one_machine, suffix, harm
 ):
-    parts = parts_done.with_name(".out.partial") / "parts"
-    harm(parts / f"part-00002.{suffix}")
+    harm(shard_file(parts_done, 2, suffix))
     with pytest.raises(DatasetError, match=r"1 of 8 shards .* not done: 2\."):
         put_together(with_bad_ones, parts_done)
     assert part(with_bad_ones, parts_done, 1, 2).seen == 30
@@ -202,23 +196,10 @@ def test_a_shard_that_is_not_as_it_was_written_is_written_again_by_its_part(
     assert digests(parts_done) == of_one_machine
 
 
-def test_a_shard_that_was_damaged_while_it_was_put_together_is_found(with_bad_ones, parts_done, of_one_machine):
-    partial = Partial(parts_done)
-    results = partial.results(plan_of(parts_done))
-    partial.assemble(plan_of(parts_done), results, b"{}")
-    (partial.dataset / "dataset.json").unlink()  # as if killed just before
-    zero(partial.dataset / "shards" / "shard-00005.rows")
-    with pytest.raises(DatasetError, match=r"1 of 8 shards .* not done: 5\."):
-        put_together(with_bad_ones, parts_done)
-    part(with_bad_ones, parts_done, 2, 2)
-    put_together(with_bad_ones, parts_done)
-    assert digests(parts_done) == of_one_machine
-
-
 def test_a_shard_of_another_plan_that_an_old_task_left_is_not_done(with_bad_ones, parts_done, tmp_path, of_one_machine):
     part(with_bad_ones, tmp_path / "old" / "out", 1, 1, ConvertSettings(seed=1))
-    for file in (tmp_path / "old" / ".out.partial" / "parts").glob("part-00003.*"):
-        shutil.copy(file, parts_done.with_name(".out.partial") / "parts")
+    for suffix in ("beton", "rows", "parquet", "errors.jsonl", "done.json"):
+        shutil.copy(shard_file(tmp_path / "old" / "out", 3, suffix), shard_file(parts_done, 3, suffix))
     with pytest.raises(DatasetError, match=r"1 of 8 shards .* not done: 3\."):
         put_together(with_bad_ones, parts_done)
     part(with_bad_ones, parts_done, 2, 2)
@@ -277,56 +258,6 @@ def test_an_output_that_others_made_is_replaced_at_the_finish_and_only_if_asked(
     with pytest.raises(DatasetExistsError, match="--overwrite"):
         put_together(with_bad_ones, out)
     assert put_together(with_bad_ones, out, overwrite=True).index.n == 220
-
-
-def test_a_part_frees_the_space_of_killed_writers_and_of_no_others(with_bad_ones, tmp_path, monkeypatch):
-    part(with_bad_ones, tmp_path / "out", 1, 2)
-    parts = Partial(tmp_path / "out").parts(plan_of(tmp_path / "out"))
-    living = parts[1].begin()
-    dead = [parts[3].folder / f"part-00003.{suffix}.far-9.writing" for suffix in ("beton", "rows", "errors.jsonl")]
-    for file in dead:
-        file.touch()
-    with monkeypatch.context() as patch:
-        patch.setattr(fcntl, "flock", nfs_flock)
-        part(with_bad_ones, tmp_path / "out", 1, 2)
-    assert parts[1].being_written("beton").exists()
-    assert not any(file.exists() for file in dead)
-    os.close(living)
-
-
-def nfs_flock(file, operation, flock=fcntl.flock):
-    """Locks as a client of NFS version 4 does: alone only what is open for writing."""
-    descriptor = file if isinstance(file, int) else file.fileno()
-    if operation & fcntl.LOCK_EX and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-    flock(file, operation)
-
-
-def test_a_link_in_place_of_a_half_written_shard_is_not_followed(with_bad_ones, parts_done, tmp_path):
-    (tmp_path / "precious").write_text("keep me")
-    link = parts_done.with_name(".out.partial") / "parts" / "part-00003.beton.far-9.writing"
-    link.symlink_to(tmp_path / "precious")
-    with pytest.raises(NotRegularFileError, match="is a link"):
-        part(with_bad_ones, parts_done, 1, 2)
-    assert (tmp_path / "precious").read_text() == "keep me"
-
-
-def test_a_writer_keeps_its_file_though_others_clean_up_before_it_has_locked_it(with_bad_ones, parts_done, monkeypatch):
-    partial, flock, cleaned = Partial(parts_done), fcntl.flock, []
-
-    def late(descriptor, operation):
-        if not cleaned:
-            cleaned.append(True)
-            partial.remove_files_of_killed_writers()
-        flock(descriptor, operation)
-
-    shard = partial.parts(plan_of(parts_done))[1]
-    with monkeypatch.context() as patch:
-        patch.setattr(fcntl, "flock", late)
-        descriptor = shard.begin()
-    partial.remove_files_of_killed_writers()
-    assert os.path.samestat(shard.being_written("beton").stat(), os.fstat(descriptor))
-    os.close(descriptor)
 
 
 @pytest.mark.soak

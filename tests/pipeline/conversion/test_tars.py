@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from thermopile.pipeline.conversion.check import check_dataset
-from thermopile.pipeline.conversion.convert import ConvertSettings, PartNumber, convert, convert_part, finish
+from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
 from thermopile.pipeline.conversion.partial import Partial
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetExistsError, SourceError
@@ -18,7 +18,7 @@ from thermopile.pipeline.sources import Asked
 from thermopile.pipeline.sources.splits import Drawn
 from thermopile.pipeline.sources.webdataset import FEW_TARS, WebDatasetSource, selected_bits
 
-from support.conversions import digests, in_this_process, many_shards
+from support.conversions import convert_part, digests, finish, in_this_process, many_shards
 from support.tars import HeldSample, drawn, numbered, reads_of, samples_of, write_members, write_shard
 
 LEAST = ConvertSettings(vocab_size=300, context_length=8)
@@ -35,7 +35,7 @@ def facts(source, seed=0):
 
 def here(source, out, settings=LEAST, number=1, count=1, **options):
     """Convert a part in this process."""
-    return convert_part(source, out, settings, PartNumber(number, count), pool=in_this_process, **options)
+    return convert_part(source, out, settings, number, count, pool=in_this_process, **options)
 
 
 def whole_here(source, out, settings=LEAST):
@@ -193,13 +193,13 @@ def a_tar_with_bad(path, good, bad, bad_first=True):
 
 
 def test_the_share_of_bad_samples_holds_of_those_seen_once_there_are_many_and_of_all_at_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("thermopile.pipeline.conversion.steps.LEAST_SEEN", 40)
+    monkeypatch.setattr("thermopile.pipeline.conversion.conversion.LEAST_SEEN", 40)
     settings = LEAST.model_copy(update={"max_error_rate": 0.1})
     few = WebDatasetSource([a_tar_with_bad(tmp_path / "few.tar", 50, 4)])  # 4 of the first 4, and of 54
     assert whole_here(few, tmp_path / "few", settings).n == 50
     many = WebDatasetSource([a_tar_with_bad(tmp_path / "many.tar", 50, 5)])
     with monkeypatch.context() as patch:
-        patch.setattr("thermopile.pipeline.conversion.steps.LEAST_SEEN", 1000)
+        patch.setattr("thermopile.pipeline.conversion.conversion.LEAST_SEEN", 1000)
         patch.setattr("thermopile.pipeline.sources.webdataset.WINDOW_ROWS", 1)
         assert whole_here(many, tmp_path / "many", settings).n == 50  # 5 of 55
         small = WebDatasetSource([a_tar_with_bad(tmp_path / "small.tar", 20, 5)])
@@ -329,7 +329,7 @@ def test_joining_resuming_and_finishing_read_nothing_of_the_tars_for_the_plan(ta
 def test_who_was_killed_before_the_tokenizer_is_followed_by_one_who_makes_it(tars, tmp_path):
     here(WebDatasetSource([tars]), tmp_path / "whole", LEAST, 1, 2)
     here(WebDatasetSource([tars]), tmp_path / "out", LEAST, 1, 2)
-    tokenizer = Partial(tmp_path / "out").tokenizer
+    tokenizer = Partial(tmp_path / "out").dataset / "tokenizer.json"
     before = tokenizer.read_bytes()
     tokenizer.unlink()
     here(WebDatasetSource([tars]), tmp_path / "out", LEAST, 2, 2)

@@ -5,13 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from thermopile.pipeline.conversion.convert import ConvertSettings, PartNumber, convert_part, finish
+from thermopile.pipeline.conversion.conversion import ConvertSettings
 from thermopile.pipeline.sources.splits import Drawn
 from thermopile.pipeline.sources.webdataset import WebDatasetSource
 from thermopile.storage.bucket import Address
 
 from support.cli import succeed
-from support.conversions import digests, in_this_process, many_shards
+from support.conversions import convert_part, digests, finish, in_this_process, many_shards
 from support.tars import HeldSample, drawn, write_shard
 
 pytestmark = pytest.mark.wide
@@ -50,7 +50,7 @@ def size(local):
 
 def part(tars, out, number, count, **options):
     source = WebDatasetSource([tars])
-    return convert_part(source, out, SETTINGS, PartNumber(number, count), pool=in_this_process, **options)
+    return convert_part(source, out, SETTINGS, number, count, pool=in_this_process, **options)
 
 
 def all_parts(tars, out, count, **options):

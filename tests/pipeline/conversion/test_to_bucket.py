@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from thermopile.pipeline.conversion.bad_samples import line_of, read_bad_samples
-from thermopile.pipeline.conversion.bucket_partial import in_bucket
-from thermopile.pipeline.conversion.convert import ConvertSettings, PartNumber, convert, convert_part, finish
+from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
+from thermopile.pipeline.conversion.partial import claimed
 from thermopile.pipeline.errors import DatasetError, DatasetExistsError
 from thermopile.pipeline.sources import BadSample
 from thermopile.pipeline.sources.folder import FolderSource
@@ -16,7 +16,7 @@ from thermopile.storage import bucket, files
 from thermopile.storage.bucket import Address
 from thermopile.storage.sealed_json import seal_line, unseal
 
-from support.conversions import in_this_process, many_shards
+from support.conversions import convert_part, finish, in_this_process, many_shards
 from support.pictures import draw
 
 pytestmark = pytest.mark.wide
@@ -52,7 +52,7 @@ def to_bucket(with_bad_ones, out, **options):
 
 def part(with_bad_ones, out, number, count, settings=None, **options):
     return convert_part(
-        FolderSource(with_bad_ones), out, settings or ConvertSettings(), PartNumber(number, count), workers=1, **options
+        FolderSource(with_bad_ones), out, settings or ConvertSettings(), number, count, workers=1, **options
     )
 
 
@@ -151,13 +151,13 @@ class OvertakenSource(FolderSource):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_part_that_goes_on_after_a_new_start_ends_and_leaves_that_alone(with_bad_ones, out, local, seed):
     def start_over():
-        with in_bucket(out) as partial:
+        with claimed(out) as partial:
             partial.clear()
         part(with_bad_ones, out, 1, 2)
 
     source = OvertakenSource(with_bad_ones).overtaken_by(start_over)
     with pytest.raises(DatasetExistsError, match=r"another process has finished the conversion to .*, or started it"):
-        convert_part(source, out, ConvertSettings(seed=seed), PartNumber(1, 1), pool=in_this_process)
+        convert_part(source, out, ConvertSettings(seed=seed), 1, 1, pool=in_this_process)
     part(with_bad_ones, out, 2, 2)
     finish(FolderSource(with_bad_ones), out, ConvertSettings())
     assert contents(out) == local
@@ -166,7 +166,7 @@ def test_a_part_that_goes_on_after_a_new_start_ends_and_leaves_that_alone(with_b
 def test_a_part_that_goes_on_after_the_end_changes_nothing(with_bad_ones, out, local):
     source = OvertakenSource(with_bad_ones).overtaken_by(lambda: to_bucket(with_bad_ones, out, resume=True))
     with pytest.raises(DatasetExistsError, match="another process has finished"):
-        convert_part(source, out, ConvertSettings(), PartNumber(1, 1), pool=in_this_process)
+        convert_part(source, out, ConvertSettings(), 1, 1, pool=in_this_process)
     assert contents(out) == local
 
 
@@ -197,7 +197,7 @@ def test_the_etag_of_an_object_written_in_parts_is_that_of_the_listing(out, tmp_
 
 
 def test_the_tokenizer_that_was_there_first_is_what_all_use(out, tmp_path):
-    with in_bucket(out) as partial:
+    with claimed(out) as partial:
         partial.keep_tokenizer(b"first")
         partial.keep_tokenizer(b"second")
         assert partial.tokenizer.read_bytes() == (out / "tokenizer.json").read_bytes() == b"first"

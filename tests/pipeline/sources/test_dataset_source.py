@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from thermopile.pipeline.conversion.check import check_dataset
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import BadSampleError, SourceError
 from thermopile.pipeline.sources.dataset_source import DatasetSource

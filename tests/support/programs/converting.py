@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
 from thermopile.pipeline.conversion.shard_pool import start_workers_early
 from thermopile.pipeline.sources import shards
 from thermopile.pipeline.sources.folder import FolderSource

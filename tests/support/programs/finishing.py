@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
 from thermopile.pipeline.sources import shards
 from thermopile.pipeline.sources.folder import FolderSource
 

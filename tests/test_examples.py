@@ -14,6 +14,7 @@ import pytest
 import thermopile
 
 from support.cli import answer, succeed
+from support.conversions import digests
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -86,6 +87,24 @@ def test_a_source_and_a_recipe_of_ones_own_make_a_dataset_that_trains(tmp_path, 
     succeed("train", "--data", tmp_path / "discs", "--out", tmp_path / "run", "--steps", 1, *shared)
 
 
+def test_a_source_of_ones_own_is_converted_in_python_whole_in_parts_and_resumed(tmp_path, monkeypatch):
+    from own_source import Discs
+
+    def interrupt(counts):
+        raise KeyboardInterrupt
+
+    whole = thermopile.convert(Discs(70), tmp_path / "whole" / "out", workers=1)
+    assert (whole.index.n, whole.index.tokenizer.context_length) == (70, 32)
+    conversion = thermopile.Conversion(Discs(70), str(tmp_path / "parts" / "out"), thermopile.ConvertSettings())
+    for number in (2, 1):
+        conversion.part(number, 2)
+    conversion.finish()
+    with pytest.raises(KeyboardInterrupt):
+        thermopile.convert(Discs(70), tmp_path / "killed" / "out", workers=1, on_progress=interrupt)
+    thermopile.convert(Discs(70), tmp_path / "killed" / "out", workers=1, resume=True)
+    assert digests(tmp_path / "whole") == digests(tmp_path / "parts") == digests(tmp_path / "killed")
+
+
 @pytest.mark.wide
 def test_the_loop_on_several_ranks_runs_under_torchrun(pairs_dataset, tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -118,10 +137,10 @@ def test_an_example_is_short_and_shown_as_it_is(example):
 def test_the_public_names_are_these():
     """A change of this list is a decision; docs/library.md has them too."""
     assert sorted(thermopile.__all__) == [
-        "Anchors", "Dataset", "EstimatorSettings", "GlobalContrastive", "IndividualTemperature", "Objective", "Order",
-        "Outcome", "Progress", "Recipe", "RobustSettings", "Rows", "Run", "Sample", "Settings", "Source", "StateReader",
-        "StateStore", "Step", "Trainer", "__version__", "create_objective", "joined_world", "list_snapshots",
-        "open_run",
+        "Anchors", "Conversion", "ConvertSettings", "Dataset", "EstimatorSettings", "GlobalContrastive",
+        "IndividualTemperature", "Objective", "Order", "Outcome", "Progress", "Recipe", "RobustSettings", "Rows",
+        "Run", "Sample", "Settings", "Source", "StateReader", "StateStore", "Step", "Trainer", "__version__",
+        "convert", "create_objective", "joined_world", "list_snapshots", "open_run",
     ]  # fmt: skip
     documented = (ROOT / "docs" / "library.md").read_text("utf-8")
     for name in thermopile.__all__:

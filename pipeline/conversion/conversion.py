@@ -91,7 +91,7 @@ def convert(
     for one per core. options: further fields of Conversion; the rest, and errors, as Conversion.run.
     """
     settings = settings or ConvertSettings(vocab_size=0, context_length=0).suited_to(source, tell)
-    conversion = Conversion(source, place_of(out), settings, pool=processes(workers), **options)
+    conversion = Conversion(source, out, settings, pool=processes(workers), **options)
     return conversion.run(resume=resume, on_progress=on_progress, tell=tell)
 
 
@@ -106,7 +106,7 @@ class Conversion:
     """
 
     source: Source
-    out: Place
+    out: AnyPlace
     settings: ConvertSettings = field(default_factory=ConvertSettings)
     selection: Selection = None
     """Sorted source indices, int64 [samples], to convert instead of all; for tars, a rule that draws them."""
@@ -153,7 +153,7 @@ class Conversion:
         any of them goes on, once the plan exists. overwrite: `finish` may replace the dataset at `out`.
         """
         started = time.monotonic()
-        if done_before := self._done_part(Partial(self.out)):  # parts of a finished one must not collide at the lock
+        if done_before := self._done_part(Partial(self.place)):  # parts of a finished one must not collide at the lock
             return done_before
         with self._claimed(shared=True) as partial:
             if done_before := self._done_part(partial):
@@ -183,7 +183,7 @@ class Conversion:
                 partial.refuse_existing(overwrite=self.overwrite, resume=True)
                 if not partial.in_progress:
                     raise DatasetError(
-                        f"no part of {self.out} has been converted; run the same command with --part 1/K … K/K"
+                        f"no part of {self.place} has been converted; run the same command with --part 1/K … K/K"
                     )
                 begun = self._begin(partial, _ignore)
                 if not partial.is_whole:
@@ -192,6 +192,10 @@ class Conversion:
                 partial.publish()
             partial.clean_up()
         return self._summary(0, started)
+
+    @cached_property
+    def place(self) -> Place:
+        return place_of(self.out)
 
     @cached_property
     def plan(self) -> Plan:
@@ -210,7 +214,7 @@ class Conversion:
     def _claimed(self, *, shared: bool = False) -> Iterator[Partial]:
         if self.plan.selected == 0:
             raise SourceError("no samples are selected; there is nothing to convert")
-        with _errors_explained(self.out), claimed(self.out, shared=shared) as partial:
+        with _errors_explained(self.place), claimed(self.place, shared=shared) as partial:
             yield partial
 
     def _begin(self, partial: Partial, tell: Tell, on_begun: Callable[[], None] | None = None) -> "_Begun":
@@ -239,7 +243,7 @@ class Conversion:
     def _is_done(self) -> bool:
         """Return whether this plan made `out`."""
         try:
-            return read_index(self.out).source.get("plan") == self.plan.digest()
+            return read_index(self.place).source.get("plan") == self.plan.digest()
         except DatasetError:
             return False
 
@@ -247,14 +251,14 @@ class Conversion:
         """Return a part's result if the conversion is finished."""
         if partial.in_progress or not self._is_done():
             return None
-        shards = len(read_index(self.out).shard_digests)
+        shards = len(read_index(self.place).shard_digests)
         return PartSummary(0, 0, shards, shards, 0)
 
     def _summary(self, seen: int, started: float) -> Summary:
-        reasons = count_reasons(read_bad_samples(self.out / ERRORS_FILE))
+        reasons = count_reasons(read_bad_samples(self.place / ERRORS_FILE))
         return Summary(
-            path=self.out,
-            index=read_index(self.out),
+            path=self.place,
+            index=read_index(self.place),
             left_out=reasons.total(),
             reasons=reasons.most_common(FIRST_REASONS),
             seen=seen,

@@ -90,7 +90,7 @@ def convert_on_ray(
     DatasetError if a node lacks a file or too many nodes die.
     """
     started = time.monotonic()
-    conversion = replace(conversion, pool=_pool((*reads, Path(str(Partial(conversion.out.absolute()).path)))))
+    conversion = replace(conversion, pool=_pool((*reads, Path(str(Partial(conversion.place.absolute()).path)))))
     part = conversion.part(1, 1, on_progress=on_progress, tell=tell)
     return replace(conversion.finish(), seen=part.seen, seconds=time.monotonic() - started)
 

@@ -1,23 +1,29 @@
-"""A csv or tsv file of image paths and captions, such as CC3M's lists after the download."""
+"""A csv or tsv file of image paths and captions, such as CC3M's lists after the download.
+
+The file is read once, by Python's csv reader, into an Arrow file in TMPDIR, so that memory does not grow with the list.
+A worker receives the rows of its shard and never sees the list.
+"""
 
 import csv
+import hashlib
+import io
 import os
+import re
+import tempfile
 from collections.abc import Iterator
-from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...storage.files import NotRegularFileError
 from ...storage.place import AnyPlace, Place, place_of
 from ..errors import BadSampleError, SourceError
-from . import NEVER, Groups, Sample, Source
-from .csv_rows import CsvRows
+from . import NEVER, Asked, BadSample, Facts, Groups, Read, Sample, Source
 from .listing import (
     OBJECT,
     as_text,
-    binary_arrays,
     caption_text,
     estimated_bytes,
     groups_by_name,
@@ -26,17 +32,33 @@ from .listing import (
 )
 from .source_file import SourceFile
 
-_MAX_HEADER_BYTES = 16 << 20
+MAX_ROW_BYTES = 16 << 20
+MAX_MALFORMED = 10_000
+"""Limit of rows with a wrong number of columns; beyond it the separator must be wrong."""
+ROWS_AT_ONCE = 1 << 16
 _TRIED_PICTURES = 100
+_SCHEMA = pa.schema([(name, pa.large_binary()) for name in ("image", "caption", "group", "problem")])
+
+
+class RowsWork(NamedTuple):
+    """The rows of a shard."""
+
+    indices: NDArray[np.int64]
+    rows: pa.Table
+    unchanged_since: int
+
+    @property
+    def max_rows(self) -> int:
+        return len(self.indices)
 
 
 class CsvSource(Source):
-    """Finds the rows of the list; their texts stay in the file. Rows are numbered from 0 below the header; rows with a
-    wrong number of columns come last, as unreadable samples.
+    """Rows are numbered from 0 below the header; rows with a wrong number of columns come last, as unreadable samples.
 
     The first line names the columns. separator: None for a tab if the file is a .tsv or its header has one, else a
     comma. Paths are relative to root, by default the file's folder; caption None: images only.
-    Raises SourceError if the file is missing or empty, lacks a column, or has an unclosed quote.
+    Raises SourceError if the file is missing or empty, lacks a column, has an unclosed quote or a row above
+    MAX_ROW_BYTES, or too many rows are malformed.
     """
 
     def __init__(
@@ -49,57 +71,69 @@ class CsvSource(Source):
         separator: str | None = None,
         root: AnyPlace | None = None,
     ) -> None:
-        file = place_of(file)
-        self.file, self.root = file, place_of(root or file.parent)
+        self.file = place_of(file)
+        self.root = place_of(root or self.file.parent)
         self.mode = "images" if caption is None else "pairs"
         self._names = {"image": image, "caption": caption, "group": group}
-        wanted = {option: name for option, name in self._names.items() if name is not None}
-        opened = _opened(file)
-        header, separator = _header(opened, wanted, separator)
-        self._rows = CsvRows(opened, separator, len(header), tuple(map(header.index, wanted.values())))
-        self._has_group = group is not None
+        self._rows, self._digest = _read_once(_opened(self.file), self._names, separator)
+        self._sound = self._rows["problem"].null_count
         if not len(self):
             raise SourceError(f"{file} has a header but no rows")
 
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_rows": _SCHEMA.empty_table()}  # a worker gets those of its shard
+
     def __len__(self) -> int:
-        return len(self._rows) + len(self._rows.malformed)
+        return len(self._rows)
 
     def __getitem__(self, index: int) -> Sample:
-        return self.sample(index, NEVER)
+        return self._sample(index, self._row(index), NEVER)
 
-    def sample(self, index: int, unchanged_since: int) -> Sample:
-        if index >= len(self._rows):
-            raise BadSampleError(self._rows.malformed[index - len(self._rows)])
-        caption = caption_text(self._rows[index][1]) if self.mode == "pairs" else None
-        group = as_text(self._rows[index][-1]) or None if self._has_group else None
-        picture = read_picture(self.root, self._path(index), unchanged_since)
-        return Sample(self.uri(index), self.key(index), picture, caption, group)
+    def _row(self, index: int) -> dict[str, bytes | None]:
+        row: dict[str, bytes | None] = self._rows.slice(index, 1).to_pylist()[0]
+        return row
+
+    def _sample(self, index: int, row: dict[str, bytes | None], unchanged_since: int) -> Sample:
+        if row["problem"] is not None:
+            raise BadSampleError(row["problem"].decode())
+        caption = caption_text(row["caption"]) if self.mode == "pairs" else None
+        picture = read_picture(self.root, row["image"] or b"", unchanged_since)
+        return Sample(as_text(row["image"] or b""), str(index), picture, caption, as_text(row["group"] or b"") or None)
 
     def uri(self, index: int) -> str:
-        return as_text(self._path(index) if index < len(self._rows) else str(self.file))
+        return as_text(self._row(index)["image"] or b"")
 
     def key(self, index: int) -> str:
         return str(index)
 
+    def works(self, facts: Facts, asked: Asked, shards: int, unchanged_since: int) -> Iterator[RowsWork]:
+        for work in super().works(facts, asked, shards, unchanged_since):
+            yield RowsWork(work.indices, self._rows.take(work.indices).combine_chunks(), unchanged_since)
+
+    def read(self, work: Any) -> Iterator[Read]:
+        """Yield the samples of a Work or a RowsWork in their order."""
+        rows = work.rows if isinstance(work, RowsWork) else self._rows.take(work.indices)
+        for index, row in zip(work.indices.tolist(), rows.to_pylist(), strict=True):
+            try:
+                yield Read(index, self._sample(index, row, work.unchanged_since))
+            except BadSampleError as error:
+                yield Read(index, BadSample(as_text(row["image"]), str(index), str(error)))
+
     def groups(self) -> Groups | None:
-        if not self._has_group:
-            return None
-        none = [b""] * len(self._rows.malformed)
-        return groups_by_name(binary_arrays(chain((row[-1] for row in self._rows), none)))
+        return groups_by_name(self._rows["group"].chunks) if self._names["group"] else None
 
     def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:
         if self.mode == "images":
             return
-        for index in indices[indices < len(self._rows)].tolist():
+        for caption in self._rows["caption"].take(indices).to_pylist():
             try:
-                yield caption_text(self._rows[index][1])
+                yield caption_text(caption)
             except BadSampleError:
                 continue
 
     def refuse_wrong_root(self) -> None:
         """Raise SourceError if none of some evenly spread pictures exists; in an object store, nothing is asked."""
-        rows = len(self._rows)
-        names = [self._path(index) for index in range(0, rows, max(1, rows // _TRIED_PICTURES))]
+        names = [self._path(index) for index in range(0, self._sound, max(1, self._sound // _TRIED_PICTURES))]
         if self.root.is_remote or not names or any(name.startswith(OBJECT) for name in names):
             return
         paths = [os.path.join(os.fsencode(str(self.root)), name) for name in names]
@@ -110,7 +144,7 @@ class CsvSource(Source):
             )
 
     def stored_bytes(self) -> int | None:
-        return estimated_bytes(self.root, self._path, len(self._rows)) if len(self._rows) else 0
+        return estimated_bytes(self.root, self._path, self._sound) if self._sound else 0
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -118,14 +152,14 @@ class CsvSource(Source):
             "file": resolved_text(self.file),
             "root": resolved_text(self.root),
             **self._names,
-            "listing": self._rows.digest,
+            "listing": self._digest,
         }
 
     def marks(self) -> dict[str, str]:
-        return {as_text(self.file.name): self._rows.digest}
+        return {as_text(self.file.name): self._digest}
 
     def _path(self, index: int) -> bytes:
-        return self._rows[index][0]
+        return self._row(index)["image"] or b""
 
 
 def _opened(file: Place) -> SourceFile:
@@ -135,13 +169,126 @@ def _opened(file: Place) -> SourceFile:
         raise SourceError(f"{file} is not a file; pass the csv or tsv file that lists the images") from None
 
 
+class _Hashed(io.RawIOBase):
+    """Hashes a file while it is read."""
+
+    def __init__(self, file: SourceFile) -> None:
+        self._reader, self.sha256 = file.reader(), hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, memory: Any) -> int:
+        count = self._reader.readinto(memory)
+        self.sha256.update(memory[:count])
+        return count
+
+
+def _read_once(opened: SourceFile, names: dict[str, str | None], separator: str | None) -> tuple[pa.Table, str]:
+    """Return the rows, mapped from a file, and the sha256 of the list."""
+    wanted = {option: name for option, name in names.items() if name is not None}
+    header, separator = _header(opened, wanted, separator)
+    file = _Hashed(opened)
+    with tempfile.NamedTemporaryFile(prefix="thermopile-rows-") as kept:
+        with pa.OSFile(kept.name, "wb") as written, pa.ipc.new_file(written, _SCHEMA) as writer:
+            for batch in _batches(opened.place, _records(opened.place, file, separator), header, wanted):
+                writer.write_batch(batch)
+        return pa.ipc.open_file(pa.memory_map(kept.name)).read_all(), file.sha256.hexdigest()
+
+
+def _batches(
+    file: Place, records: Iterator[list[str]], header: list[str], wanted: dict[str, str]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows below the header, then the malformed ones."""
+    rows, malformed = list[list[str]](), list[dict[str, bytes]]()
+
+    def batch() -> pa.RecordBatch:
+        columns = []
+        for name in _SCHEMA.names:
+            place = header.index(wanted[name]) if name in wanted else None
+            values = [None if place is None else row[place].encode("utf-8", "surrogateescape") for row in rows]
+            columns.append(pa.array(values, pa.large_binary()))
+        return pa.record_batch(columns, schema=_SCHEMA)
+
+    for number, record in enumerate(records, start=1):
+        if number == 1:  # the header
+            continue
+        if len(record) != len(header):
+            problem = f"row {number} of the file, counting the header as row 1, has {len(record)} columns"
+            problem += f", the header has {len(header)}"
+            if len(malformed) == MAX_MALFORMED:
+                raise SourceError(f"{file}: over {MAX_MALFORMED:,} malformed rows, the last: {problem}")
+            malformed.append({"image": os.fsencode(str(file)), "group": b"", "problem": problem.encode()})
+        else:
+            rows.append(record)
+        if len(rows) == ROWS_AT_ONCE:
+            yield batch()
+            rows.clear()
+    yield batch()
+    yield pa.RecordBatch.from_pylist(malformed, _SCHEMA)
+
+
+def _records(file: Place, opened: io.RawIOBase, separator: str) -> Iterator[list[str]]:
+    """Yield the rows that are not empty, the header first. Raises SourceError for an unclosed quote or a long row."""
+    text = io.TextIOWrapper(io.BufferedReader(opened, 1 << 20), "utf-8-sig", "surrogateescape", newline="")
+    held, rows = list[str](), 0
+
+    def lines() -> Iterator[str]:
+        while line := text.readline(MAX_ROW_BYTES):
+            if len(line) == MAX_ROW_BYTES:
+                raise too_long()
+            held.append(line)
+            yield line
+        if held:  # the file ends in the middle of a row
+            refuse_unclosed_quote()
+
+    def too_long() -> SourceError:
+        return SourceError(f"{file}: row {rows + 1:,} has more than {MAX_ROW_BYTES:,} bytes; shorten it")
+
+    def refuse_unclosed_quote() -> None:
+        if (at := _unclosed_quote(whole := "".join(held), separator)) is not None:
+            line = reader.line_num - len(held) + 1 + whole.count("\n", 0, at)
+            raise SourceError(
+                f"{file}: the quote opened in line {line:,} is not closed, so the lines below would become part of its "
+                "text. Close it; inside quoted text, double every quote"
+            )
+
+    reader, limit = csv.reader(lines(), delimiter=separator), csv.field_size_limit(MAX_ROW_BYTES)
+    try:
+        for record in reader:
+            if len(held) > 1:
+                refuse_unclosed_quote()
+            held.clear()
+            if record:
+                rows += 1
+                yield record
+    except csv.Error:  # a field above the limit
+        refuse_unclosed_quote()
+        raise too_long() from None
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _unclosed_quote(row: str, separator: str) -> int | None:
+    """Return where a quote opens that is not closed in a row, or most likely was not: its text spans lines, and more
+    text follows the closing quote. Otherwise text may follow one."""
+    rest = rf"[^{re.escape(separator)}\r\n]*"
+    quoted, plain, at = re.compile(rf'"((?:[^"]++|"")*+)"({rest})'), re.compile(rest), 0
+    while at < len(row):
+        found = (quoted if row[at] == '"' else plain).match(row, at)
+        if not found or (found.re is quoted and found[2] and re.search("[\\r\\n]", found[1])):
+            return at
+        at = found.end() + 1
+    return None
+
+
 def _header(opened: SourceFile, columns: dict[str, str], separator: str | None) -> tuple[list[str], str]:
     """Return the names of the columns, and the separator. Raises SourceError if a column is missing or occurs twice.
 
     columns: option that names a column -> its name.
     """
     file = opened.place
-    first = opened.reader().readline(_MAX_HEADER_BYTES).decode("utf-8-sig", "backslashreplace")
+    first = io.TextIOWrapper(opened.reader(), "utf-8-sig", "backslashreplace", newline="").readline(MAX_ROW_BYTES)
     separator = separator or ("\t" if file.name.lower().endswith(".tsv") or "\t" in first else ",")
     if len(separator.encode()) != 1:
         raise SourceError(f"the separator {separator!r} is not one ASCII character")

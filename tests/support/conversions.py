@@ -6,7 +6,6 @@ from thermopile.pipeline.conversion.conversion import Conversion, ConvertSetting
 from thermopile.pipeline.conversion.shard_pool import processes
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource
-from thermopile.storage.place import place_of
 
 
 def dataset_of(source, out, selection=None, tokenizer_from=None, **settings):
@@ -26,17 +25,11 @@ def append_glyphs(path, selection):
 def convert_part(source, out, settings, number, count, workers=1, pool=None, **options):
     """Convert part `number` of `count`. options: fields of Conversion, and arguments of its method `part`."""
     watching = {name: options.pop(name) for name in ("on_progress", "tell", "on_begun") if name in options}
-    return conversion_of(source, out, settings, pool=pool or processes(workers), **options).part(
-        number, count, **watching
-    )
+    return Conversion(source, out, settings, pool=pool or processes(workers), **options).part(number, count, **watching)
 
 
 def finish(source, out, settings, **options):
-    return conversion_of(source, out, settings, **options).finish()
-
-
-def conversion_of(source, out, settings, **options):
-    return Conversion(source, place_of(out), settings, **options)
+    return Conversion(source, out, settings, **options).finish()
 
 
 def digests(root):

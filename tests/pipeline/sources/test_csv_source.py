@@ -2,7 +2,6 @@
 
 import csv
 import os
-import pickle
 import tempfile
 from pathlib import Path
 
@@ -12,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thermopile.pipeline.errors import BadSampleError, SourceError
-from thermopile.pipeline.sources import csv_rows
+from thermopile.pipeline.sources import csv_source
 from thermopile.pipeline.sources.csv_source import CsvSource
-from thermopile.pipeline.sources.source_file import SourceFile
 
 
 @pytest.fixture
@@ -37,7 +35,7 @@ def test_paths_are_relative_to_the_list_and_captions_may_be_quoted_and_of_many_l
 
 
 def test_captions_of_many_lines_are_whole_wherever_the_file_is_cut_into_blocks(listed, monkeypatch):
-    monkeypatch.setattr(csv_rows, "PIECE_BYTES", 64)
+    monkeypatch.setattr(csv_source, "ROWS_AT_ONCE", 4)
     captions = [f"line one of {n}\nline two, {n}" for n in range(30)]
     source = listed("filepath,title\n" + "".join(f'a.jpg,"{caption}"\n' for caption in captions))
     assert list(source.captions(np.arange(30))) == captions
@@ -160,7 +158,7 @@ def test_rows_of_another_number_of_columns_come_last_and_are_bad_samples(listed,
 
 
 def test_a_list_that_is_malformed_throughout_is_refused(listed, monkeypatch):
-    monkeypatch.setattr(csv_rows, "MAX_MALFORMED", 10)
+    monkeypatch.setattr(csv_source, "MAX_MALFORMED", 10)
     with pytest.raises(SourceError, match="over 10 malformed rows, the last: row 12 of the file"):
         listed("filepath,title\n" + "a.jpg\n" * 20)
 
@@ -178,21 +176,26 @@ texts = st.text(st.sampled_from('ab,;"\n\r\t é'), max_size=8)
        st.sampled_from(["\n", "\r\n", "\r"]), st.integers(1, 50), st.booleans())  # fmt: skip
 def test_rows_are_those_of_pythons_own_reader_wherever_the_file_is_cut(rows, separator, line_end, piece, has_bom):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as small:
-        small.setattr(csv_rows, "PIECE_BYTES", piece)
+        small.setattr(csv_source, "ROWS_AT_ONCE", piece)
         file = Path(folder) / "list.csv"
         with file.open("w", newline="", encoding="utf-8-sig" if has_bom else "utf-8") as opened:
             writer = csv.writer(opened, delimiter=separator, lineterminator=line_end)
             writer.writerows([("filepath", "title", "class"), *rows])
-        read = csv_rows.CsvRows(SourceFile(file), separator, 3, (0, 2))
+        read = CsvSource(file, group="class", separator=separator)._rows.to_pylist()
         with file.open(newline="", encoding="utf-8-sig") as opened:  # of which a lone carriage return makes more rows
             found = [row for row in csv.reader(opened, delimiter=separator) if len(row) == 3][1:]
-        expected = [(first.encode(), third.encode()) for first, _, third in found]
-        assert [read[place] for place in reversed(range(len(read)))] == expected[::-1]
-        assert list(pickle.loads(pickle.dumps(read))) == expected
+        expected = [tuple(text.encode() for text in row) for row in found]
+        assert [(row["image"], row["caption"], row["group"]) for row in read if row["problem"] is None] == expected
 
 
-def test_a_list_that_is_changed_while_it_is_converted_is_an_error(listed, tmp_path):
+def test_a_list_that_is_changed_after_it_was_read_changes_no_sample(listed, tmp_path):
     source = listed("filepath,title\na.jpg,x\n")
     (tmp_path / "list.csv").write_text("filepath,title\na.jpg,other\n")
-    with pytest.raises(SourceError, match=r"list\.csv was changed"):
-        source[0]
+    assert source[0].caption == "x"
+
+
+def test_a_row_or_a_field_that_is_too_long_is_refused_with_its_number(listed, monkeypatch):
+    monkeypatch.setattr(csv_source, "MAX_ROW_BYTES", 100)
+    for row in ("a.jpg," + "x" * 100, 'a.jpg,"' + "two\nlines " * 20 + '"'):
+        with pytest.raises(SourceError, match=r"row 3 has more than 100 bytes|quote opened in line 3"):
+            listed(f"filepath,title\na.jpg,x\n{row}\n")

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from thermopile.pipeline.errors import BadSampleError
+from thermopile.pipeline.sources import NEVER, Asked
 from thermopile.pipeline.sources.cifar import CifarSource
 from thermopile.pipeline.sources.csv_source import CsvSource
 from thermopile.pipeline.sources.dataset_source import DatasetSource
@@ -133,12 +134,13 @@ def test_captions_of_samples_that_have_none_are_passed_over(source):
 
 def test_a_worker_that_gets_the_source_reads_the_same_samples(source, samples):
     list(source.captions(np.arange(len(source))))
-    copy = pickle.loads(pickle.dumps(source))
-    assert len(copy) == len(source)
+    asked, copy = Asked(selection=np.array([*samples])), pickle.loads(pickle.dumps(source))
     assert (copy.mode, copy.describe()) == (source.mode, source.describe())
+    (work,) = source.works(source.facts(asked, print), asked, 1, NEVER)
+    read = {found.source_index: found.sample for found in copy.read(pickle.loads(pickle.dumps(work)))}
     for index, sample in samples.items():
-        assert copy[index]._replace(picture=None) == sample._replace(picture=None)
-        assert as_bytes(copy[index].picture) == as_bytes(sample.picture)
+        assert read[index]._replace(picture=None) == sample._replace(picture=None)
+        assert as_bytes(read[index].picture) == as_bytes(sample.picture)
 
 
 def test_a_sent_source_is_small(source):

@@ -13,9 +13,9 @@ import numpy as np
 
 from ..pipeline.conversion.conversion import Summary
 from ..pipeline.conversion.dataset_size import dataset_bytes
+from ..pipeline.conversion.marker import Counts
 from ..pipeline.conversion.partial import Partial
 from ..pipeline.conversion.plan import ConvertSettings
-from ..pipeline.conversion.work import Counts
 from ..pipeline.dataset import CAPTION, Dataset
 from ..pipeline.dataset_index import ERRORS_FILE, Content
 from ..pipeline.sources import Groups, Selection, Source

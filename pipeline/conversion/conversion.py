@@ -24,13 +24,11 @@ from ..errors import DatasetError, DatasetExistsError, SourceChangedError, Sourc
 from ..sources import NEVER, Asked, Selection, Source
 from ..sources.caption_lengths import CONTEXTS
 from ..tokenizer import MAX_FILE_BYTES, end_id_of, load_tokenizer, train_tokenizer, vocab_size_of
-from .bad_samples import count_reasons, read_bad_samples
 from .content import content_of
-from .marker import Found, PartResult, stem
+from .marker import Counts, Found, PartResult, count_reasons, read_bad_samples, stem
 from .partial import Partial, claimed
 from .plan import ConvertSettings, Plan
 from .shard_pool import Pool, processes
-from .work import Counts
 
 FIRST_REASONS = 3
 LEAST_SEEN = 1_000

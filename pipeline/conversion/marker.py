@@ -1,13 +1,19 @@
-"""The marker of a finished part, mostly a shard: its content and its plan."""
+"""What a part of a conversion, mostly a shard, tells: its progress, its samples left out, and its marker."""
 
-from collections.abc import Sequence
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, Self
 
 from pydantic import TypeAdapter, ValidationError
 
 from ..._version import __version__
-from ...storage.sealed_json import DamagedJSONError, seal_line, unseal
+from ...storage.place import Place
+from ...storage.sealed_json import DamagedJSONError, parse, seal_line, unseal
 from ..dataset_index import SHARD_SUFFIXES, ShardSuffix
+from ..errors import DatasetError
+from ..sources import BadSample
 
 PartSuffix = ShardSuffix | Literal["errors.jsonl", "done.json"]
 PART_SUFFIXES: tuple[PartSuffix, ...] = (*SHARD_SUFFIXES, "errors.jsonl")
@@ -52,6 +58,21 @@ class Found(NamedTuple):
         return cls(*map(sum, zip(*parts, strict=True)))
 
 
+class Counts(NamedTuple):
+    """Progress of the conversion."""
+
+    done: int
+    """What was processed of the source: samples, usable or not, or bytes of tars."""
+    seen: int
+    """Samples processed, usable or not."""
+    left_out: int
+    files: int = 0
+    """Tars processed."""
+
+    def plus(self, other: Self) -> Self:
+        return type(self)(*map(sum, zip(self, other, strict=True)))
+
+
 class PartResult(NamedTuple):
     """The result of one part; the content of its marker."""
 
@@ -89,3 +110,23 @@ def read_marker(text: bytes, plan: int) -> PartResult | None:
         shard.sizes.keys() == shard.digests.keys() == shard.etags.keys() == keys for shard in result.shards
     )
     return result if is_complete and (result.version, result.plan) == (__version__, plan) else None
+
+
+def line_of(sample: BadSample) -> str:
+    """Return a line of errors.jsonl; lines follow the order of the ids that the samples would have had."""
+    return json.dumps(sample._asdict(), ensure_ascii=False) + "\n"
+
+
+def read_bad_samples(file: Place) -> Iterator[BadSample]:
+    """Yield the lines of errors.jsonl. Raises DatasetError for a damaged line."""
+    with file.opened() as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                yield BadSample(**{name: str(text) for name, text in parse(line).items()})
+            except (DamagedJSONError, AttributeError, TypeError) as error:
+                raise DatasetError(f"{file}, line {number:,}, is damaged: {error}") from error
+
+
+def count_reasons(samples: Iterable[BadSample]) -> Counter[str]:
+    """Count samples per reason; reasons that differ only in numbers count as one, with N for the number."""
+    return Counter(re.sub(r"\d[\d,.]*", "N", sample.reason) for sample in samples)

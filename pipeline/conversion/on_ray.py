@@ -24,9 +24,9 @@ from ..._version import __version__
 from ..cores import cores
 from ..errors import DatasetError
 from .conversion import Conversion, Summary
+from .marker import Counts
 from .partial import PartFiles, Partial
 from .shard_pool import Parts, Pool, PoolSetup, writer_of
-from .work import Counts
 
 if TYPE_CHECKING:
     from ray import ObjectRef

@@ -53,8 +53,7 @@ from ..dataset_index import (
 from ..errors import DatasetError, DatasetExistsError
 from ..sources import BadSample, Facts
 from ..tokenizer import MAX_FILE_BYTES
-from .bad_samples import read_bad_samples
-from .marker import PART_SUFFIXES, PartResult, PartSuffix, read_marker, stem
+from .marker import PART_SUFFIXES, PartResult, PartSuffix, read_bad_samples, read_marker, stem
 from .plan import Plan
 
 SECONDS_BETWEEN_LOOKS = 0.5

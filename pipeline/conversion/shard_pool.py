@@ -22,9 +22,9 @@ from ..cores import cores
 from ..errors import DatasetError
 from ..sources import Source
 from ..tokenizer import load_tokenizer
+from .marker import Counts
 from .partial import PartFiles
 from .plan import ConvertSettings
-from .work import Counts
 
 if TYPE_CHECKING:
     from .shard_writer import Writer

@@ -25,13 +25,11 @@ from ..row_records import IN_BETON, MAX_BYTES, RECORD, Extent, RowRecords, pictu
 from ..sources import BadSample, Read, Sample, Source
 from ..stored_sample import SOUND, Located, checksum, read_samples, read_tokens
 from ..tokenizer import encode, vocab_size_of
-from .bad_samples import line_of
 from .beton import BetonRow, write_beton
 from .images import to_stored
-from .marker import Found, PartResult, ShardResult
+from .marker import Counts, Found, PartResult, ShardResult, line_of
 from .partial import PartFiles
 from .plan import ConvertSettings
-from .work import Counts
 
 TABLE_SCHEMA = pa.schema(
     [

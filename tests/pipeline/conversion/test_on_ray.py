@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from thermopile.pipeline.conversion import on_ray
-from thermopile.pipeline.conversion.bad_samples import read_bad_samples
 from thermopile.pipeline.conversion.conversion import Conversion, ConvertSettings, convert
+from thermopile.pipeline.conversion.marker import read_bad_samples
 from thermopile.pipeline.errors import DatasetError, SourceError
 from thermopile.pipeline.sources.folder import FolderSource
 

@@ -10,8 +10,8 @@ import time
 import numpy as np
 import pytest
 
-from thermopile.pipeline.conversion.bad_samples import read_bad_samples
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
+from thermopile.pipeline.conversion.marker import read_bad_samples
 from thermopile.pipeline.conversion.partial import claimed
 from thermopile.pipeline.errors import DatasetError, DatasetExistsError, SourceError
 from thermopile.pipeline.sources.folder import FolderSource

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from thermopile.pipeline.conversion.bad_samples import line_of, read_bad_samples
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
+from thermopile.pipeline.conversion.marker import line_of, read_bad_samples
 from thermopile.pipeline.conversion.partial import claimed
 from thermopile.pipeline.errors import DatasetError, DatasetExistsError
 from thermopile.pipeline.sources import BadSample

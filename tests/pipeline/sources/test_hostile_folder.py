@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from thermopile.pipeline.conversion.bad_samples import read_bad_samples
+from thermopile.pipeline.conversion.marker import read_bad_samples
 from thermopile.pipeline.sources.folder import FolderSource
 
 from support.conversions import dataset_of

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from thermopile.pipeline.errors import BadSampleError, SourceError
-from thermopile.pipeline.sources import row_groups
+from thermopile.pipeline.sources import parquet
 from thermopile.pipeline.sources.parquet import ParquetSource
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -136,27 +136,27 @@ def test_rows_within_a_chunk_are_read_from_the_file_once(write, monkeypatch):
 
 
 def test_row_groups_read_long_ago_are_let_go(write, monkeypatch):
-    monkeypatch.setattr(row_groups, "KEPT_BYTES", 1000)
+    monkeypatch.setattr(parquet, "KEPT_BYTES", 1000)
     big = pa.array([b"x" * 600] * 8)
     source = ParquetSource([write(rows=1, image=big)])
     for index in range(8):
         assert len(source[index].picture) == 600
-        assert len(source._row_groups._kept) <= 3
+        assert len(source._parquet._kept) <= 3
     assert len(pickle.dumps(source)) < 2000
 
 
 def test_a_row_group_too_large_is_answered_with_the_cure(write, monkeypatch):
-    monkeypatch.setattr(row_groups, "MAX_BYTES", 100_000)
+    monkeypatch.setattr(parquet, "MAX_BYTES", 100_000)
     file = write(rows=100, image=[os.urandom(2000) for _ in range(100)])
     with pytest.raises(SourceError, match=r"row group 0 holds .* rewrite the file with smaller ones"):
         ParquetSource([file])
 
 
 def test_a_row_group_of_few_bytes_that_unpacks_to_many_is_given_up(write, monkeypatch):
-    monkeypatch.setattr(row_groups, "MAX_BYTES", 1_000_000)
+    monkeypatch.setattr(parquet, "MAX_BYTES", 1_000_000)
     source = ParquetSource([write(rows=5000, image=[b"x" * 10_000] * 5000)])
     unpacked = []
-    batches = source._row_groups.batches
+    batches = source._parquet.batches
     monkeypatch.setattr(source._row_groups, "batches",
                         lambda *args: (unpacked.append(batch.nbytes) or batch for batch in batches(*args)))  # fmt: skip
     for index in (0, 4999):

@@ -194,18 +194,18 @@ def _convert_all(
     with TemporaryDirectory(prefix="thermopile-convert-") as folder:
 
         def conversion_of(split: Split) -> Conversion:
-            # A test set has the tokenizer of its training set.
-            like = None if split.grown is not None or split.out == out else out
-            return Conversion(
+            conversion = Conversion(
                 split.source,
                 split.out,
                 settings,
                 split.selection,
-                like and _tokenizer_of(like, Path(folder)),
-                like and lengths_of(like),
-                asked.overwrite,
-                processes(asked.workers),
+                overwrite=asked.overwrite,
+                pool=processes(asked.workers),
             )
+            if split is splits[0]:
+                return conversion
+            # A test set has the tokenizer of its training set.
+            return replace(conversion, tokenizer_from=_tokenizer_of(out, Path(folder)), lengths=lengths_of(out))
 
         def begin_tests() -> None:
             """Begin them with their training set, since whoever begins that has counted the samples."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import click
 
@@ -18,7 +18,8 @@ from .arguments import defaulting, flag
 from .convert_sources import Kind
 
 
-class PartNumber(NamedTuple):
+@dataclass(frozen=True)
+class PartNumber:
     """Every `count`-th shard, beginning with shard `number` - 1."""
 
     number: int

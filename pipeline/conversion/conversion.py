@@ -30,6 +30,8 @@ from .partial import Partial, claimed
 from .plan import ConvertSettings, Plan
 from .shard_pool import Pool, processes
 
+__all__ = ["Conversion", "ConvertSettings", "PartSummary", "Summary", "convert", "lengths_of"]
+
 FIRST_REASONS = 3
 LEAST_SEEN = 1_000
 """Samples of tars to see before a share of them counts as too large."""

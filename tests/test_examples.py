@@ -88,6 +88,7 @@ def test_a_source_and_a_recipe_of_ones_own_make_a_dataset_that_trains(tmp_path, 
 
 
 def test_a_source_of_ones_own_is_converted_in_python_whole_in_parts_and_resumed(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
     from own_source import Discs
 
     def interrupt(counts):

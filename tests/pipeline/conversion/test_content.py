@@ -16,7 +16,7 @@ from thermopile.pipeline.row_records import RECORD
 from thermopile.pipeline.sources.csv_source import CsvSource
 
 from support.cli import succeed
-from support.conversions import convert_part, digests, finish, many_shards
+from support.conversions import many_shards
 from support.datasets import change_content
 from support.pictures import draw
 
@@ -82,21 +82,6 @@ def test_the_words_of_a_record_are_those_of_its_checksums():
     offsets = {name: RECORD.fields[name][1] // 8 for name in ("jpeg_checksum", "tokens_checksum")}
     assert tuple(offsets.values()) == (content._JPEG, content._TOKENS)
     assert RECORD.itemsize == 64
-
-
-def test_counts_are_the_same_whatever_the_workers_parts_and_interruptions(pictures, tmp_path, monkeypatch):
-    many_shards(monkeypatch, rows=10)
-    source = CsvSource(pictures / "all.csv")
-    convert(source, tmp_path / "one", PLAIN, workers=1)
-    assert (counts(tmp_path / "one"), Dataset(tmp_path / "one").shards) == (EXPECTED, 4)
-    convert(source, tmp_path / "two", PLAIN, workers=2)
-    convert_part(source, tmp_path / "parts", PLAIN, 2, 2, workers=1)
-    shutil.copytree(tmp_path / ".parts.partial", tmp_path / ".resumed.partial")
-    convert(source, tmp_path / "resumed", PLAIN, workers=1, resume=True)
-    convert_part(source, tmp_path / "parts", PLAIN, 1, 2, workers=1)
-    finish(source, tmp_path / "parts", PLAIN)
-    for other in ("two", "parts", "resumed"):
-        assert digests(tmp_path / other) == digests(tmp_path / "one")
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 45])

@@ -15,7 +15,6 @@ from thermopile.pipeline.conversion.marker import read_bad_samples
 from thermopile.pipeline.conversion.partial import claimed
 from thermopile.pipeline.errors import DatasetError, DatasetExistsError, SourceError
 from thermopile.pipeline.sources.folder import FolderSource
-from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.storage.sealed_json import seal_line, unseal
 
 from support.conversions import convert_part, digests, finish, many_shards
@@ -85,15 +84,6 @@ def test_parts_in_any_order_and_repeated_make_the_dataset_of_one_machine(
     assert digests(tmp_path / "out") == of_one_machine
     assert (summary.index.n, summary.left_out, len(summary.index.shard_digests)) == (220, 20, SHARDS)
     assert os.listdir(tmp_path) == ["out"]
-
-
-def test_captions_are_encoded_alike_by_a_tokenizer_that_each_part_may_train(tmp_path):
-    source, some = GlyphSource(0, test=True), np.arange(0, 2_000, 20)
-    for number in (1, 2):
-        convert_part(source, tmp_path / "parts" / "out", ConvertSettings(), number, 2, workers=1, selection=some)
-    finish(source, tmp_path / "parts" / "out", ConvertSettings(), selection=some)
-    convert(source, tmp_path / "whole" / "out", ConvertSettings(), workers=1, selection=some)
-    assert digests(tmp_path / "parts") == digests(tmp_path / "whole")
 
 
 def test_a_part_reports_its_share_and_how_much_of_all_is_done(with_bad_ones, tmp_path):

@@ -11,7 +11,6 @@ from thermopile.pipeline.conversion.partial import claimed
 from thermopile.pipeline.errors import DatasetError, DatasetExistsError
 from thermopile.pipeline.sources import BadSample
 from thermopile.pipeline.sources.folder import FolderSource
-from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.storage import bucket, files
 from thermopile.storage.bucket import Address
 from thermopile.storage.sealed_json import seal_line, unseal
@@ -54,18 +53,6 @@ def part(with_bad_ones, out, number, count, settings=None, **options):
     return convert_part(
         FolderSource(with_bad_ones), out, settings or ConvertSettings(), number, count, workers=1, **options
     )
-
-
-def test_the_objects_are_the_files_of_a_local_dataset_byte_for_byte(with_bad_ones, out, local):
-    summary = to_bucket(with_bad_ones, out)
-    assert (summary.index.n, summary.left_out, len(summary.index.shard_digests)) == (220, 20, SHARDS)
-    assert contents(out) == local
-
-
-def test_captions_are_encoded_by_the_same_tokenizer_as_locally(tmp_path, out):
-    convert(GlyphSource(0, test=True), out, ConvertSettings(), workers=1)
-    convert(GlyphSource(0, test=True), tmp_path / "local", ConvertSettings(), workers=1)
-    assert contents(out) == contents(tmp_path / "local")
 
 
 def test_parts_make_the_same_dataset_and_are_done_once(with_bad_ones, out, local):

@@ -133,6 +133,8 @@ class Work(NamedTuple):
     indices: NDArray[np.int64]
     unchanged_since: int = NEVER
     """In nanoseconds since 1970. A picture file changed later is refused."""
+    rows: Any = None
+    """What the listing says of the samples, if the worker does not have the listing."""
 
     @property
     def max_rows(self) -> int:
@@ -243,7 +245,11 @@ class Source:
         assert asked.selection is None or isinstance(asked.selection, np.ndarray)
         size = (self.stored_bytes() or 0) // len(self)
         for indices in Listings(len(self), asked.selection, self.chunks(), asked.seed, shards, picture_bytes=size):
-            yield Work(indices, unchanged_since)
+            yield self.work(indices, unchanged_since)
+
+    def work(self, indices: NDArray[np.int64], unchanged_since: int = NEVER) -> Work:
+        """Return what a worker needs to read these samples."""
+        return Work(indices, unchanged_since)
 
     def read(self, work: Any) -> Iterator[Read]:
         """Yield the samples of a Work in their order."""
@@ -260,7 +266,7 @@ class Source:
         runs = -(-len(places) // run)
         starts = np.random.default_rng(seed).choice(runs, min(count // run, runs), replace=False)
         for start in (starts * run).tolist():
-            yield from source.read(Work(np.array(places[start : start + run])))
+            yield from source.read(source.work(np.array(places[start : start + run])))
 
 
 def _selected(source: Source, selection: Selection) -> Sequence[int] | NDArray[np.int64]:

@@ -11,7 +11,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ...storage.files import NotRegularFileError
 from ...storage.place import AnyPlace, Place, place_of
 from ..errors import BadSampleError, SourceError
-from . import NEVER, Asked, BadSample, Facts, Groups, Read, Sample, Source
+from . import NEVER, BadSample, Groups, Read, Sample, Source, Work
 from .listing import (
     OBJECT,
     as_text,
@@ -38,18 +38,6 @@ MAX_MALFORMED = 10_000
 ROWS_AT_ONCE = 1 << 16
 _TRIED_PICTURES = 100
 _SCHEMA = pa.schema([(name, pa.large_binary()) for name in ("image", "caption", "group", "problem")])
-
-
-class RowsWork(NamedTuple):
-    """The rows of a shard."""
-
-    indices: NDArray[np.int64]
-    rows: pa.Table
-    unchanged_since: int
-
-    @property
-    def max_rows(self) -> int:
-        return len(self.indices)
 
 
 class CsvSource(Source):
@@ -106,14 +94,11 @@ class CsvSource(Source):
     def key(self, index: int) -> str:
         return str(index)
 
-    def works(self, facts: Facts, asked: Asked, shards: int, unchanged_since: int) -> Iterator[RowsWork]:
-        for work in super().works(facts, asked, shards, unchanged_since):
-            yield RowsWork(work.indices, self._rows.take(work.indices).combine_chunks(), unchanged_since)
+    def work(self, indices: NDArray[np.int64], unchanged_since: int = NEVER) -> Work:
+        return Work(indices, unchanged_since, self._rows.take(indices).combine_chunks())
 
-    def read(self, work: Any) -> Iterator[Read]:
-        """Yield the samples of a Work or a RowsWork in their order."""
-        rows = work.rows if isinstance(work, RowsWork) else self._rows.take(work.indices)
-        for index, row in zip(work.indices.tolist(), rows.to_pylist(), strict=True):
+    def read(self, work: Work) -> Iterator[Read]:
+        for index, row in zip(work.indices.tolist(), work.rows.to_pylist(), strict=True):
             try:
                 yield Read(index, self._sample(index, row, work.unchanged_since))
             except BadSampleError as error:

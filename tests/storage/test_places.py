@@ -68,6 +68,16 @@ class PlaceTests:
         assert place.size_below() == 9
         assert list((place / "below").irregular_names()) == place.half_written() == []
 
+    def test_a_complete_file_is_adopted_and_listed_with_its_size_and_version(self, place, tmp_path):
+        (place / "below").make()
+        versions = {}
+        for name, data in (("a", b"123"), ("below/c", b"12345"), ("a", b"1")):
+            (tmp_path / "complete").write_bytes(data)
+            versions[name] = (len(data), (place / name).adopt(tmp_path / "complete"))
+            assert not (tmp_path / "complete").exists()
+        assert {name: (size, version) for name, size, version in place.listing()} == versions
+        assert (place / "a").read_bytes() == b"1"
+
     def test_files_match_by_the_ends_of_their_names(self, place):
         (place / "below").make()
         for name in ("a.tar", "b.txt", "below/c.tar"):

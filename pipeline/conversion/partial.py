@@ -333,7 +333,7 @@ class Partial:
 
         def lines(part: PartFiles) -> bytes:
             if (name := part.name("errors.jsonl")) in there:
-                return (self.begun / name).read_bytes(there[name])
+                return (self.begun / name).read_bytes(there[name]) if there[name] else b""
             in_progress = next(self.scratch.glob(f"part-{part.number:05d}.*.errors.jsonl"), None)
             return read_regular(in_progress) if in_progress else b""
 

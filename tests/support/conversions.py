@@ -6,6 +6,7 @@ from thermopile.pipeline.conversion.conversion import Conversion, ConvertSetting
 from thermopile.pipeline.conversion.shard_pool import processes
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource
+from thermopile.storage.place import place_of
 
 
 def dataset_of(source, out, selection=None, tokenizer_from=None, **settings):
@@ -33,11 +34,10 @@ def finish(source, out, settings, **options):
 
 
 def digests(root):
-    return {
-        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(root.rglob("*"))
-        if path.is_file()
-    }
+    """The sha256 of every file of a folder or below an address, by name."""
+    root = place_of(root)
+    names = sorted(name for name, _, _ in root.listing())
+    return {name: hashlib.sha256((root / name).read_bytes(1 << 30)).hexdigest() for name in names}
 
 
 def many_shards(monkeypatch, rows):

@@ -7,16 +7,13 @@ import pytest
 
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
 from thermopile.pipeline.conversion.marker import line_of, read_bad_samples
-from thermopile.pipeline.conversion.partial import claimed
-from thermopile.pipeline.errors import DatasetError, DatasetExistsError
+from thermopile.pipeline.errors import DatasetExistsError
 from thermopile.pipeline.sources import BadSample
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.storage import bucket, files
 from thermopile.storage.bucket import Address
-from thermopile.storage.sealed_json import seal_line, unseal
 
-from support.conversions import convert_part, finish, in_this_process, many_shards
-from support.pictures import draw
+from support.conversions import convert_part, many_shards
 
 pytestmark = pytest.mark.wide
 SHARDS = 8
@@ -53,18 +50,6 @@ def part(with_bad_ones, out, number, count, settings=None, **options):
     return convert_part(
         FolderSource(with_bad_ones), out, settings or ConvertSettings(), number, count, workers=1, **options
     )
-
-
-def test_parts_make_the_same_dataset_and_are_done_once(with_bad_ones, out, local):
-    assert [part(with_bad_ones, out, number, 3).shards_done for number in (2, 1)] == [3, 6]
-    with pytest.raises(DatasetError, match=r"2 of 8 shards of s3://.*/out are not done: 2, 5\."):
-        finish(FolderSource(with_bad_ones), out, ConvertSettings())
-    assert part(with_bad_ones, out, 1, 3).seen == 0
-    part(with_bad_ones, out, 3, 3)
-    for _ in range(2):
-        assert finish(FolderSource(with_bad_ones), out, ConvertSettings()).index.n == 220
-    assert part(with_bad_ones, out, 1, 3).seen == 0
-    assert contents(out) == local
 
 
 def test_an_interrupted_conversion_goes_on_where_it_was(with_bad_ones, out, local):
@@ -122,60 +107,6 @@ def test_objects_named_as_those_of_a_dataset_are_replaced_if_asked(with_bad_ones
     assert contents(out) == local
 
 
-class OvertakenSource(FolderSource):
-    """Lets something else happen before its first sample is read."""
-
-    def overtaken_by(self, event):
-        self.event = event
-        return self
-
-    def sample(self, index, unchanged_since):
-        event, self.event = self.event, lambda: None
-        event()
-        return super().sample(index, unchanged_since)
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_part_that_goes_on_after_a_new_start_ends_and_leaves_that_alone(with_bad_ones, out, local, seed):
-    def start_over():
-        with claimed(out) as partial:
-            partial.clear()
-        part(with_bad_ones, out, 1, 2)
-
-    source = OvertakenSource(with_bad_ones).overtaken_by(start_over)
-    with pytest.raises(DatasetExistsError, match=r"another process has finished the conversion to .*, or started it"):
-        convert_part(source, out, ConvertSettings(seed=seed), 1, 1, pool=in_this_process)
-    part(with_bad_ones, out, 2, 2)
-    finish(FolderSource(with_bad_ones), out, ConvertSettings())
-    assert contents(out) == local
-
-
-def test_a_part_that_goes_on_after_the_end_changes_nothing(with_bad_ones, out, local):
-    source = OvertakenSource(with_bad_ones).overtaken_by(lambda: to_bucket(with_bad_ones, out, resume=True))
-    with pytest.raises(DatasetExistsError, match="another process has finished"):
-        convert_part(source, out, ConvertSettings(), 1, 1, pool=in_this_process)
-    assert contents(out) == local
-
-
-@pytest.mark.parametrize("name", ["shards/shard-00002.rows", ".partial/part-00002.errors.jsonl"])
-def test_a_shard_whose_object_is_not_the_one_it_was_published_with_is_not_done(with_bad_ones, out, local, name):
-    part(with_bad_ones, out, 1, 1)
-    (out / name).write(bytes((out / name).size()))
-    with pytest.raises(DatasetError, match=r"1 of 8 shards of .* not done: 2\."):
-        finish(FolderSource(with_bad_ones), out, ConvertSettings())
-    assert part(with_bad_ones, out, 1, 1).seen == 30
-    finish(FolderSource(with_bad_ones), out, ConvertSettings())
-    assert contents(out) == local
-
-
-def test_a_marker_that_names_no_objects_does_not_count(with_bad_ones, out):
-    part(with_bad_ones, out, 1, 1)
-    marker = out / ".partial" / "part-00002.done.json"
-    marker.write(seal_line(unseal(marker.read_bytes()) | {"sizes": {}, "etags": {}}))
-    with pytest.raises(DatasetError, match=r"1 of 8 shards of .* not done: 2\."):
-        finish(FolderSource(with_bad_ones), out, ConvertSettings())
-
-
 def test_the_etag_of_an_object_written_in_parts_is_that_of_the_listing(out, tmp_path):
     (tmp_path / "large").write_bytes(bytes(30 << 20))
     etag = (out / "large").write(tmp_path / "large")
@@ -183,30 +114,11 @@ def test_the_etag_of_an_object_written_in_parts_is_that_of_the_listing(out, tmp_
     assert list(out.listing()) == [("large", 30 << 20, etag)]
 
 
-def test_the_tokenizer_that_was_there_first_is_what_all_use(out, tmp_path):
-    with claimed(out) as partial:
-        partial.keep_tokenizer(b"first")
-        partial.keep_tokenizer(b"second")
-        assert partial.tokenizer.read_bytes() == (out / "tokenizer.json").read_bytes() == b"first"
-
-
 def test_a_list_of_samples_left_out_may_be_long(out):
     line = line_of(BadSample("u" * 100_000, "k", "r"))
     (out / "errors.jsonl").write((line * 700).encode())
     assert (out / "errors.jsonl").size() > files.MAX_TEXT_BYTES
     assert sum(1 for _ in read_bad_samples(out / "errors.jsonl")) == 700
-
-
-def test_a_shard_without_samples_renumbers_no_other(tmp_path, out):
-    for i in range(60):
-        path = tmp_path / "in" / f"{i:02d}.png"
-        path.parent.mkdir(exist_ok=True)
-        draw(i).save(path) if i == 19 else path.write_bytes(b"")
-    for place in (out, tmp_path / "local"):
-        index = convert(FolderSource(path.parent), place, ConvertSettings(max_error_rate=1), workers=1).index
-        assert (index.n, index.first_id, index.shards) == (1, (0, 1), ("00001",))
-    assert contents(out) == contents(tmp_path / "local")
-    assert {"shards/shard-00001.beton"} == {name for name in contents(out) if name.endswith("beton")}
 
 
 def test_a_server_that_fails_now_and_then_changes_nothing(with_bad_ones, out, local, s3):

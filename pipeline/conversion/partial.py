@@ -347,6 +347,10 @@ class Partial:
     def assemble(self, plan: Plan, results: Sequence[PartResult], index: bytes) -> None:
         """Write errors.jsonl, and dataset.json last. Raises DatasetExistsError if another process wrote another one."""
         self._gather_errors(plan, self.dataset / ERRORS_FILE)
+        parts = zip(self.parts(plan), results, strict=True)
+        named, shards = {name for part, result in parts for name in part.names(result)}, self.dataset / SHARD_FOLDER
+        prefix = f"{self._layout.dataset}{SHARD_FOLDER}/"
+        shards.remove(name for name, _, _ in shards.listing() if prefix + name not in named)  # of an earlier attempt
         try:
             (self.dataset / INDEX_FILE).create(index)
         except FileExistsError:
@@ -386,6 +390,8 @@ class Partial:
 
     def publish(self) -> None:
         """Put the complete dataset into its place, unless it is there; an existing one is moved aside."""
+        for folder in (self.dataset, self.dataset / SHARD_FOLDER):
+            folder.remove(folder.half_written())
         if not self._is_in_place:
             assert isinstance(self.out, LocalPath)
             assert isinstance(self.dataset, LocalPath)

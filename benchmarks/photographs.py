@@ -12,17 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-<<<<<<< HEAD:benchmarks/photographs.py
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
 from thermopile.pipeline.cores import cores
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.folder import FolderSource
-=======
-from ...pipeline.conversion.conversion import ConvertSettings, convert
-from ...pipeline.cores import cores
-from ...pipeline.dataset import Dataset
-from ...pipeline.sources.folder import FolderSource
->>>>>>> 558ad292 (Types of the conversion's options):tools/bench/photographs.py
 
 HEIGHT, WIDTH = 300, 400
 """Size of the generated photographs, in pixels."""

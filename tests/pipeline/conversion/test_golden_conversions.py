@@ -240,17 +240,19 @@ def is_golden(name, sources, out):
 # The ways of converting.
 
 
-def whole(sources, case, out, monkeypatch, seed):
-    convert(sources, case, out)
+@pytest.fixture
+def out(request, tmp_path, monkeypatch):
+    """OUT: a folder, or an address in a store that obstore keeps in memory."""
+    if request.node.callspec.params.get("way") != "store":
+        return LocalPath(tmp_path / "out")
+    store = MemoryStore()
+    monkeypatch.setattr(bucket, "_store", lambda bucket, repeats=0: store)
+    monkeypatch.setenv(SCRATCH, str(tmp_path))
+    return Address("bucket", "golden/out")
 
 
-def in_parts(sources, case, out, monkeypatch, seed):
-    for last in (["--part", "2/2"], ["--part", "1/2"], ["--finish"]):
-        convert(sources, case, out, *last)
-
-
-def stopped(sources, case, out, monkeypatch, seed):
-    """Interrupt the conversion at a sample, and resume it."""
+def interrupt(sources, case, out, monkeypatch, seed):
+    """Begin a conversion, and interrupt it at a sample."""
     left = int(np.random.default_rng(seed).integers(1, 16))
 
     def pool(job, parts, counted, on_progress):
@@ -269,54 +271,42 @@ def stopped(sources, case, out, monkeypatch, seed):
     with monkeypatch.context() as patch:
         patch.setattr(POOL, lambda workers: pool)
         assert cli("convert", *words(sources, case, out)).exit_code == 1
-    convert(sources, case, out, "--resume")
 
 
-def into_a_bucket(sources, case, out, monkeypatch, seed):
-    in_parts(sources, case, out, monkeypatch, seed)
+PARTS = [["--part", "2/2"], ["--part", "1/2"], ["--finish"]]
+WAYS = {"whole": [[]], "parts": PARTS, "store": PARTS, "resumed": [["--resume"]]}
+"""The last words of the commands that convert."""
 
 
-@pytest.fixture
-def place(request, tmp_path, monkeypatch):
-    """OUT: a folder, or an address in a store that obstore keeps in memory."""
-    if request.getfixturevalue("way") is not into_a_bucket:
-        return LocalPath(tmp_path / "out")
-    store = MemoryStore()
-    monkeypatch.setattr(bucket, "_store", lambda bucket, repeats=0: store)
-    monkeypatch.setenv(SCRATCH, str(tmp_path))
-    return Address("bucket", "golden/out")
-
-
-@pytest.mark.parametrize("way", [whole], ids=["whole"])
-@pytest.mark.parametrize("name", CASES)
-def test_a_source_gives_the_golden_dataset(name, way, converted, place, monkeypatch):
-    way(converted, CASES[name], place, monkeypatch, 0)
-    is_golden(name, converted, place)
-
-
-@pytest.mark.parametrize("way", [in_parts, stopped, into_a_bucket])
 @pytest.mark.parametrize(
-    "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.wide) for name in CASES]
+    ("name", "way"),
+    [
+        pytest.param(name, way, marks=() if way == "whole" or name in OFTEN else pytest.mark.wide)
+        for way in WAYS
+        for name in CASES
+    ],
 )
-def test_it_is_the_same_in_parts_resumed_and_in_a_bucket(name, way, converted, place, monkeypatch):
-    way(converted, CASES[name], place, monkeypatch, len(name))
-    is_golden(name, converted, place)
+def test_a_source_gives_the_golden_dataset_however_it_is_converted(name, way, converted, out, monkeypatch):
+    if way == "resumed":
+        interrupt(converted, CASES[name], out, monkeypatch, len(name))
+    for last in WAYS[way]:
+        convert(converted, CASES[name], out, *last)
+    is_golden(name, converted, out)
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("way", [stopped])
 @pytest.mark.parametrize("moment", range(MOMENTS))
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_the_same_whenever_it_is_interrupted(name, way, moment, converted, place, monkeypatch):
-    way(converted, CASES[name], place, monkeypatch, 100 + moment)
-    is_golden(name, converted, place)
+def test_it_is_the_same_whenever_it_is_interrupted(name, moment, converted, out, monkeypatch):
+    interrupt(converted, CASES[name], out, monkeypatch, 100 + moment)
+    convert(converted, CASES[name], out, "--resume")
+    is_golden(name, converted, out)
 
 
 @pytest.mark.parametrize(
     "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.wide) for name in APPENDED]
 )
-def test_samples_that_are_appended_give_the_golden_dataset(name, converted, tmp_path):
-    out = LocalPath(tmp_path / "out")
+def test_samples_that_are_appended_give_the_golden_dataset(name, converted, out):
     for case in APPENDED[name]:
         convert(converted, (case, []), out, *(["--append"] if out.exists() else []))
     is_golden(f"{name}-append", converted, out)

@@ -131,7 +131,6 @@ class PartsTests:
         assert [done.shards_done for done in (first, again, second)] == [4, 4, SHARDS]
 
     def test_each_sample_left_out_is_listed_once(self, with_bad_ones, parts_done):
-        shard_file(parts_done, 1, "errors.jsonl.other-7.writing").rewrite(b"{}\n")
         Partial(parts_done).errors.rewrite(b"{}\n")
         put_together(with_bad_ones, parts_done)
         keys = [sample.key for sample in read_bad_samples(parts_done / "errors.jsonl")]

@@ -61,9 +61,9 @@ dataset = synthetic_dataset(folder / "dataset", 64)
 def train(loader):
     data = {"path": str(dataset.path), "loader": loader, "image_size": 16}
     config = resolve(load_config({"epochs": 1, "batch_size": 32, "device": "cpu", "data": data}), dataset)
-    with Trainer(config, RunDirectory(folder / loader)) as trainer:
-        trainer.run()
-        print(trainer.steps_done, *trainer.advice())
+    with Trainer.open(config, RunDirectory(folder / loader)) as trainer:
+        trainer.train()
+        print(trainer.run.steps_done, *trainer.advice())
 
 train("synthetic")
 for loader in ("ffcv", "dali"):

@@ -141,8 +141,9 @@ def test_what_is_refused_of_a_run_to_resume_is_refused_in_the_same_words(ask, da
     }  # fmt: skip
     found = {name: ask(*more) for name, more in words.items()}
     found["no --resume"] = ask("--out", run.path, *data["glyphs"], at="--dry-run")
+    code = OWN_CODE[-1].partition("=")[2]
     edits = {"edited": ("epochs = 1", "epochs = 3"), "no setting": ("epochs = 1", "epoch = 1"),
-             "code": ('"isogclr"', f'"{OWN_CODE[-1].partition("=")[2]}"'), "gone": (str(pairs_dataset.path), "/nowhere"),
+             "code": ('"isogclr"', f'"{code}"'), "gone": (str(pairs_dataset.path), "/nowhere"),
              "not TOML": ("epochs = 1", "epochs = = 1")}  # fmt: skip
     for name, (old, new) in edits.items():
         run.config_file.write_text(whole.replace(old, new))

@@ -77,7 +77,7 @@ TRAIN_UNTIL_STEP_8 = (
 from thermopile.trainer.loop import Trainer
 make_step, (heartbeats.SILENT_BEATS, silent_beats) = Trainer.step, (1000, heartbeats.SILENT_BEATS)
 def step(self, batch):
-    if self.steps_done == 7:
+    if self.run.steps_done == 7:
         heartbeats.SILENT_BEATS = silent_beats
         print("waits", flush=True)
         Event().wait()
@@ -96,7 +96,7 @@ from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run import checkpoint_writer
 make_step, save = Trainer.step, checkpoint_writer.save_checkpoint
 def step(self, batch):
-    if self.steps_done == 7:
+    if self.run.steps_done == 7:
         print("fails", flush=True)
         raise ERROR
     make_step(self, batch)

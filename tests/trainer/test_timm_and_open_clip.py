@@ -26,7 +26,7 @@ from thermopile.trainer.evaluation.evaluate import tokenizer_of
 from thermopile.trainer.evaluation.features import restore_encoders
 from thermopile.trainer.export import export_encoders
 from thermopile.trainer.run.build import recipe_named, resolve
-from thermopile.trainer.run.chosen import choices
+from thermopile.trainer.run.settings_of_data import choices_of
 from thermopile.trainer.run_directory import RunDirectory
 
 from support import torchvision_operators  # noqa: F401
@@ -403,7 +403,7 @@ def test_a_pair_of_open_clip_begins_at_its_temperature_and_is_exported_with_the_
     config = settings(pairs_dataset, model, **more)
     assert config.objective.settings[setting] == pytest.approx(begins, abs=1e-5)
     assert config.objective.settings.get("logit_bias") == learned.get("logit_bias")
-    said = choices(load_config(more | {"model": model}), config, pairs_dataset)
+    said = choices_of(load_config(more | {"model": model}), config, pairs_dataset)
     assert any(line.startswith(f"objective.{setting} = ") and "as the model had learned it" in line for line in said)
     run = train(config, tmp_path / "run")
     exported = assert_open_clip_gives_the_probabilities(run, pairs_dataset, tmp_path / "out")

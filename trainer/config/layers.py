@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ...storage.place import AnyPlace, Place, place_of
 from ..errors import ConfigError
@@ -32,7 +32,7 @@ class Layers:
 
     def add(self, tree: Mapping[str, Any], origin: str) -> None:
         """Merge settings on top, as `merge` does."""
-        self._add(tree, dict.fromkeys(flat(tree), origin))
+        self.put(Layers(dict(tree), dict.fromkeys(flat(tree), origin)))
 
     def add_preset(self, name: str) -> None:
         """Merge a preset on top, including the presets that it extends. Raises ConfigError as `preset_chain`."""
@@ -40,11 +40,12 @@ class Layers:
         preset = Layers()
         for part, own in preset_chain(name):
             preset.add(own, f"preset {part}")
-        self._add(preset.tree, preset.origins)
+        self.put(preset)
 
-    def _add(self, tree: Mapping[str, Any], origins: Mapping[str, str]) -> None:
-        merge(self.tree, tree)
-        known = {**self.origins, **origins}
+    def put(self, other: Self) -> None:
+        """Merge other layers on top, with the origins of their settings."""
+        merge(self.tree, other.tree)
+        known = self.origins | other.origins
         # A name that has become a table of changed fields keeps its origin: data.recipe's is now data.recipe.name's.
         self.origins = {key: known.get(key) or known[key.removesuffix(".name")] for key in flat(self.tree)}
 

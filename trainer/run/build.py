@@ -25,11 +25,11 @@ from ..objectives import Objective, create_objective, objective_class, tried
 from ..plugins import PluginError, is_plugin, load_plugin
 from ..precision import resolve_speed
 from ..world import ALONE, World
-from .brought import with_what_models_bring
-from .chosen import refuse_unnamed_encoders, usual_batch_size, usual_image_size
 from .dataset_cache import DatasetCache
-from .mixing import lowest_shares, mixed_order
+from .order_of_mixture import lowest_shares, mixed_order
 from .selection_files import SELECTING, pinned, rows_of, selects
+from .settings_of_data import refuse_unnamed_encoders, usual_batch_size, usual_image_size
+from .settings_of_models import with_settings_of_models
 
 if TYPE_CHECKING:
     from ...pipeline.loading.ffcv_loader import Augmentation
@@ -58,7 +58,7 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
             "model": with_names(config.model, mode),
         }
     )
-    resolved = with_what_models_bring(config.model, resolved, type(objective_of(resolved).settings))
+    resolved = with_settings_of_models(config.model, resolved, type(objective_of(resolved).settings))
     objective = objective_of(resolved)
     _check_frame(resolved, objective)
     order = create_order(resolved, dataset, objective, world)

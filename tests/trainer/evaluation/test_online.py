@@ -123,12 +123,12 @@ def test_a_run_that_is_resumed_has_the_same_lines(watched, tmp_path):
             raise KeyboardInterrupt
 
     run = RunDirectory(tmp_path / "run")
-    with pytest.raises(KeyboardInterrupt), Trainer(watched.config(), run) as trainer:
-        trainer.run(on_evaluation=stop)
+    with pytest.raises(KeyboardInterrupt), Trainer.open(watched.config(), run) as trainer:
+        trainer.train(on_evaluation=stop)
     assert evaluations(run) == evaluations(watched)
-    with Trainer(watched.config(), run, resume=True) as trainer:
-        assert (trainer.steps_done, evaluations(run).keys()) == (4, {2, 4})
-        trainer.run()
+    with Trainer.open(watched.config(), run, resume=True) as trainer:
+        assert (trainer.run.steps_done, evaluations(run).keys()) == (4, {2, 4})
+        trainer.train()
     assert [line["step"] for line in lines(run)] == [line["step"] for line in lines(watched)]
     assert losses(run) == losses(watched)
     assert evaluations(run) == evaluations(watched)
@@ -195,12 +195,12 @@ def test_no_thread_is_left_behind_and_a_part_that_was_frozen_stays_so(images_dat
 
     def note(line):
         threads.append(threading.active_count())
-        assert not trainer.encoders.image.head.training
-        assert trainer.encoders.image.backbone.training
+        assert not trainer.run.encoders.image.head.training
+        assert trainer.run.encoders.image.backbone.training
 
-    with Trainer(config, RunDirectory(tmp_path / "run")) as trainer:
-        trainer.encoders.image.head.eval()
-        trainer.run(on_evaluation=note)
+    with Trainer.open(config, RunDirectory(tmp_path / "run")) as trainer:
+        trainer.run.encoders.image.head.eval()
+        trainer.train(on_evaluation=note)
     assert len(threads) == 4
     assert threads[-1] <= threads[1]
 
@@ -257,7 +257,7 @@ def test_a_picture_that_does_not_decode_is_warned_of_and_training_goes_on(images
 
 def assert_refused(config, run, error, message):
     with pytest.raises(error, match=message) as refusal:
-        Trainer(config, RunDirectory(run)).close()
+        Trainer.open(config, RunDirectory(run)).close()
     assert "\n" not in str(refusal.value)
     assert not run.exists()
 

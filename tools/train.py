@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import click
 
@@ -216,33 +216,48 @@ def _train(plan: Start, directory: RunDirectory, world: World, *, accepted: bool
 
 def _rehearse(plan: Start, directory: RunDirectory, world: World, *, timed: bool) -> None:
     """Build what training builds, and print what it would need."""
-    from ..trainer.dry_run import dry_run, needs_of, seconds_a_step
+    from ..state_store.schema import Schema
+    from ..trainer.dry_run import dry_run, seconds_a_step
+    from ..trainer.export import Format, why_impossible
 
-    config = plan.config
+    config, optimizer, kept = plan.config, plan.config.optimizer, plan.config.checkpoint
     with dry_run(config, directory, resume=plan.resume, world=world) as trainer:
-        needs = needs_of(trainer)
         if not world.is_first:
             return
         for advice in trainer.advice():
             _log.warning("%s", advice)
-        click.echo(_in_words(trainer.run))
-        kept = f"{config.checkpoint.keep_last}"
-        if every := config.checkpoint.keep_every:
-            kept += f" and those of every {every:,} steps"
-        parameters = ", ".join(f"{name} {count:,}" for name, count in needs.parameters.items())
+        click.echo(_in_words(run := trainer.run))
+        parts = {**dict(run.encoders.named_children()), "objective": run.objective}
+        counts = {name: sum(each.numel() for each in part.parameters()) for name, part in parts.items()}
+        weights = [*run.encoders.parameters(), *run.objective.parameters()]
+        trained = sum(each.numel() for each in weights if each.requires_grad)
+        all_weights = sum(counts.values()) + (trained if trainer.average else 0)
+        moments = {"sgd": int(bool(optimizer.momentum)), "lars": 1, "lion": 1}.get(optimizer.name, 2)
+        row_bytes, rows = 4 * Schema(run.objective.fields).row_words, run.order.samples // world.size
+        formats = (each for each in get_args(Format) if not why_impossible(config, each))
+        often = f" and those of every {kept.keep_every:,} steps" if kept.keep_every else ""
+        sizes = {
+            "rows": min(rows * row_bytes, config.state.memory_budget or rows * row_bytes),
+            "weights": 4 * (all_weights + (1 + moments) * trained),
+            "checkpoint": 4 * (all_weights + moments * trained),
+            "snapshot": run.order.samples * row_bytes,
+        }
+        of = {name: in_units(size) for name, size in sizes.items()}
+        parameters = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
         facts = [
-            ("parameters", f"{parameters}; {needs.trained:,} trained"),
-            ("steps", f"{needs.steps:,}, {needs.steps_per_epoch:,} an epoch, {config.batch_size:,} samples each"),
-            ("memory", f"{in_units(needs.state_in_memory)} for the samples' state on the host of a rank"),
-            ("device", f"{in_units(needs.weights_on_device)} for weights, gradients and optimiser; not activations"),
-            ("disk", f"{in_units(needs.checkpoint)} a checkpoint, {kept} are kept; up to "
-             f"{in_units(needs.snapshot)} a snapshot of the state"),
-            ("export", " or ".join(needs.formats)),
+            ("parameters", f"{parameters}; {trained:,} trained"),
+            ("steps", f"{run.total_steps:,}, {run.order.steps_per_epoch:,} an epoch, {config.batch_size:,} samples "
+             "each"),
+            ("memory", f"{of['rows']} for the samples' state on the host of a rank"),
+            ("device", f"{of['weights']} for weights, gradients and optimiser; not activations"),
+            ("disk", f"{of['checkpoint']} a checkpoint, {kept.keep_last}{often} are kept; up to {of['snapshot']} a "
+             "snapshot of the state"),
+            ("export", " or ".join(formats)),
         ]  # fmt: skip
     if timed:
         with working("training ten steps …"):
             each = seconds_a_step(config)
-        facts.append(("time", f"{duration(each * needs.steps)}, {each:.2g} s a step, without evaluations"))
+        facts.append(("time", f"{duration(each * run.total_steps)}, {each:.2g} s a step, without evaluations"))
     elif not plan.resume and world.size == 1:
         facts.append(("time", "add --timed to train ten steps and estimate it"))
     print_facts(facts)

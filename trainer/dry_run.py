@@ -1,4 +1,4 @@
-"""What a training run would need: everything is built but weights, and nothing is written; and the time of a step."""
+"""A training run in which everything is built but weights, and nothing is written; and the time of a step."""
 
 from __future__ import annotations
 
@@ -6,19 +6,15 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from tempfile import TemporaryDirectory
-from typing import get_args
 
 import numpy as np
 import torch
 
-from ..state_store.schema import Schema
 from ..storage.local import LocalPath
 from .config import TrainConfig
 from .encoders import Encoders
-from .export import Format, why_impossible
 from .loop import Trainer
 from .plugins import is_directory, is_own_encoder
 from .run.restoring import warn_of_changes
@@ -29,28 +25,6 @@ from .world import World
 
 FIRST_STEPS, TIMED_STEPS = 3, 10
 """Steps that are not timed, because much happens in them for the first time, and steps that are."""
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What a run has and needs. Sizes are in bytes."""
-
-    parameters: dict[str, int]
-    """Number of parameters of each encoder, and of an objective that learns some."""
-    trained: int
-    """Parameters that are trained."""
-    steps: int
-    steps_per_epoch: int
-    state_in_memory: int
-    """Rows of the samples' state on this rank."""
-    weights_on_device: int
-    """Weights, gradients and the optimiser's state, without activations."""
-    checkpoint: int
-    """One checkpoint."""
-    snapshot: int
-    """One full snapshot of the samples' state, before compression."""
-    formats: tuple[str, ...]
-    """Formats that `export` can write."""
 
 
 class _WithoutMemory(Run):
@@ -83,30 +57,6 @@ def dry_run(config: TrainConfig, directory: RunDirectory, *, resume: bool, world
             if world.is_first and run.start:
                 warn_of_changes(config, run.start, run.order.steps_per_epoch)
             yield trainer
-
-
-def needs_of(trainer: Trainer) -> Needs:
-    run, optimizer = trainer.run, trainer.run.config.optimizer
-    counted = {**dict(run.encoders.named_children()), "objective": run.objective}
-    parameters = {name: sum(each.numel() for each in part.parameters()) for name, part in counted.items()}
-    weights = [*run.encoders.parameters(), *run.objective.parameters()]
-    trained = sum(each.numel() for each in weights if each.requires_grad)
-    every = sum(parameters.values()) + (trained if trainer.average else 0)
-    one = optimizer.name in ("sgd", "lars", "lion")
-    moments = 0 if optimizer.name == "sgd" and not optimizer.momentum else 1 if one else 2
-    row_bytes = 4 * Schema(run.objective.fields).row_words
-    rows = run.order.samples // run.world.size
-    return Needs(
-        parameters={name: count for name, count in parameters.items() if count},
-        trained=trained,
-        steps=run.total_steps,
-        steps_per_epoch=run.order.steps_per_epoch,
-        state_in_memory=min(rows * row_bytes, run.config.state.memory_budget or rows * row_bytes),
-        weights_on_device=4 * (every + (1 + moments) * trained),
-        checkpoint=4 * (every + moments * trained),
-        snapshot=run.order.samples * row_bytes,
-        formats=tuple(each for each in get_args(Format) if not why_impossible(run.config, each)),
-    )
 
 
 def seconds_a_step(config: TrainConfig) -> float:

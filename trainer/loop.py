@@ -27,7 +27,6 @@ from .objectives import FeaturesError, Outcome, Progress
 from .objectives.isogclr import IndividualTemperature
 from .optim import create_optimizer, learning_rate, momentum_at, warmup_steps
 from .precision import MixedPrecision
-from .run.failures import ranks_lost, samples_after
 from .run.restoring import LOSS_SCALE
 from .run.run import Run
 from .run_directory import RunDirectory
@@ -98,7 +97,7 @@ class Trainer:
         """
         run, config = self.run, self.run.config
         reported_at, recent = time.monotonic(), deque[dict[str, Any]](maxlen=RECENT_STEPS)
-        with run.world.naming_lost_ranks(lambda lost: ranks_lost(run.directory, lost, run.steps_done + 1)):
+        with run.world.naming_lost_ranks(run.ranks_lost):
             lacks_evaluation = (
                 run.steps_done > 0 and config.evaluation.is_due(run.steps_done) and not run.log.has_evaluation
             )
@@ -194,7 +193,7 @@ class Trainer:
             why = f"steps {step - MAX_SKIPPED:,} to {step:,} gave values that are not finite"
             raise run.not_finite(run.steps_done, why)
         if run.world.is_first:
-            samples = samples_after(run.steps_done, run.served)
+            samples = run.samples_after(run.steps_done)
             _log.warning("step %d gave values that are not finite and was skipped. %s", step, samples)
         run.count_step({"loss": None, "skipped": True})
 

@@ -70,7 +70,7 @@ def _beside_the_cpu(found: Findings, dataset: Dataset, loader: str) -> None:
             own = tree | {"device": device, "data": {"loader": served, "image_size": 32}}
             opened.append(stack.enter_context(open_trainer(dataset, own, STEPS, Path(mkdtemp(dir=found.folder)))))
         trainer, on_cpu = opened
-        for batch, beside in zip(trainer.run.loader.epoch(0), on_cpu.loader.epoch(0), strict=True):
+        for batch, beside in zip(trainer.run.loader.epoch(0), on_cpu.run.loader.epoch(0), strict=True):
             same = batch.to(torch.device("cpu"))
             synchronize(found.device)  # the copy may still be on its way
             levels = max(levels, float(((same.views[0] - beside.views[0]) * of_level).abs().max()))

@@ -93,15 +93,15 @@ class Steps:
 
     def __call__(self) -> None:
         """Make a step. The rows of the next one are gathered meanwhile."""
-        self._trainer.store.prefetch(self._ids(self._made + 1))
-        pieces = pieces_per_step(self._trainer.config)
+        self._trainer.run.store.prefetch(self._ids(self._made + 1))
+        pieces = pieces_per_step(self._trainer.run.config)
         parts = (each.chunk(pieces) for each in (self._ids(self._made), self._pixels, self._tokens))
         self._trainer.step(Batch(ids, (pixels,), tokens) for ids, pixels, tokens in zip(*parts, strict=True))
         self._made += 1
 
     def _ids(self, step: int) -> torch.Tensor:
-        first = step * self._size % self._trainer.dataset.n
-        return (first + torch.arange(self._size)) % self._trainer.dataset.n
+        first = step * self._size % self._trainer.run.dataset.n
+        return (first + torch.arange(self._size)) % self._trainer.run.dataset.n
 
 
 def measure(found: Findings, name: str) -> None:

@@ -22,6 +22,7 @@ from ...state_store.ranks import agreement
 from ...storage.mixed_rows import MIXTURE, MixedRows
 from ...storage.place import AnyPlace, Places, place_of
 from ...storage.selection import ABOUT, Selection
+from ..checkpoints.checkpoint_files import latest_checkpoint
 from ..checkpoints.tensors import take_apart
 from ..config import TrainConfig, data_at
 from ..config.layers import Layers
@@ -48,11 +49,13 @@ from .build import (
 )
 from .checkpoint_writer import Checkpointer
 from .dataset_cache import DatasetCache
-from .failures import not_finite
 from .own_dataset import keep_facts
 from .restoring import find_start, open_store, restore, take_lock, warn_of_changes
 from .selection_files import selects, write_selection
 from .starting import Request, start
+
+FIRST_IDS = 8
+"""Number of samples of a bad batch to name."""
 
 
 class Stateful(Protocol):
@@ -428,10 +431,26 @@ class Run:
             raise self.not_finite(error.step - 1, str(error)) from error
 
     def not_finite(self, steps_done: int, why: str) -> TrainingError:
-        """Return the error to raise. steps_done: number before the bad step."""
+        """Return the error for values of the step after `steps_done` that are not finite."""
         self.world.end_by_itself()
         self.checkpointer.wait()  # on this rank only, since the others may not know yet
-        return not_finite(self.directory, self.served, steps_done, why)
+        last = latest_checkpoint(self.directory.checkpoints)
+        left = f"The last checkpoint, {last}, is from" if last else "There is no checkpoint"
+        return TrainingError(
+            f"{why}. {self.samples_after(steps_done)}: check whether they are damaged. {left} before that step. "
+            "If they are not, start a new run with a lower learning rate"
+        )
+
+    def samples_after(self, steps_done: int) -> str:
+        """Describe the samples of the step after `steps_done`."""
+        ids = self.served.batch_ids(*divmod(steps_done, self.served.steps_per_epoch)).tolist()
+        return f"The ids of its {len(ids)} samples begin with {', '.join(map(str, ids[:FIRST_IDS]))}"
+
+    def ranks_lost(self, lost: str) -> RanksLostError:
+        """Return the error for a step with missing ranks, described by `lost`; names the last checkpoint."""
+        last = latest_checkpoint(self.directory.checkpoints)
+        left = f"--resume continues from the last checkpoint, {last}" if last else "There is no checkpoint yet"
+        return RanksLostError(f"lost {lost} at step {self.steps_done + 1:,}; see its messages. {left}")
 
     def close(self) -> None:
         """End the threads and release the run. Steps after the last checkpoint are lost."""

@@ -83,9 +83,9 @@ def run(asked: TrainOptions) -> bool:
     with _ended_if_ranks_are_lost(), joined_world(end=_end) as world:
         with agreement(world.control, ConfigError):
             _check_paths(asked)
+            given = _layers(asked)
             request = Request(
                 directory,
-                _layers(asked),
                 # Whole names: an untrusted directory may be called "preset x".
                 trusted={COMMAND_LINE, *(f"preset {name}" for name in preset_names())},
                 resume=asked.resume,
@@ -95,7 +95,7 @@ def run(asked: TrainOptions) -> bool:
                 only_show=asked.print_config,
                 is_command=True,
             )
-        plan = start(request, world)
+        plan = start(given, request, world)
         if asked.print_config and world.is_first:
             from .settings import shown_settings
 

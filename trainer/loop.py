@@ -46,7 +46,15 @@ class Trainer:
         Raises ConfigError, RunError.
         """
         config, world, self.run = run.config, run.world, run
-        encode = encoders_of_a_step(run.encoders, config, run.device, world, run.clock)
+        encode = encoders_of_a_step(
+            run.encoders,
+            run.device,
+            world,
+            run.clock,
+            channels_last=config.channels_last is True,
+            compile=config.compile,
+            deterministic=config.deterministic,
+        )
         factors = run.encoders.learning_rate_factors(config.optimizer.layer_decay)
         self.optimizer = create_optimizer(config.optimizer, run.encoders, run.objective, factors)
         self.precision = MixedPrecision(config.precision, run.device)
@@ -59,7 +67,9 @@ class Trainer:
         run.attach(optimizer=self.optimizer, **averaged, **{LOSS_SCALE: self.precision.scaler})
         self._skipped_in_a_row = 0
         with agreement(world.control, RunError):
-            self.evaluation = OnlineEvaluation.open(config, run.dataset, run.device, world, run.selection)
+            self.evaluation = OnlineEvaluation.open(
+                config.evaluation, config.data, run.mode, run.dataset, run.device, world, run.selection
+            )
 
     @classmethod
     def open(cls, config: TrainConfig, directory: RunDirectory, *, resume: bool = False, world: World = ALONE) -> Self:

@@ -78,7 +78,7 @@ def _beside_the_cpu(found: Findings, dataset: Dataset, loader: str) -> None:
             synchronize(found.device)
             first = first or time.monotonic() - began
             on_cpu.step([same])
-        losses, right = ([line["loss"] for line in each.log.flush()] for each in (trainer, on_cpu))
+        losses, right = ([line["loss"] for line in each.run.log.flush()] for each in (trainer, on_cpu))
     found.row(f"{STEPS} steps with batches of {BATCH}, in float32", {
         "loader": loader, f"losses on {found.device}": " ".join(f"{loss:.4f}" for loss in losses),
         "the same batches on the CPU": " ".join(f"{loss:.4f}" for loss in right), "first step after": f"{first:.1f} s",

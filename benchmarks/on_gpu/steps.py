@@ -19,7 +19,6 @@ from thermopile.tools.bench.synthetic_dataset import synthetic_dataset
 from thermopile.trainer.config.layers import merge
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.metrics.step_clock import Mark, Seconds, StepClock
-from thermopile.trainer.run.build import pieces_per_step
 
 from .findings import Findings
 from .timing import begin_peak, gigabytes, seconds_of
@@ -94,7 +93,7 @@ class Steps:
     def __call__(self) -> None:
         """Make a step. The rows of the next one are gathered meanwhile."""
         self._trainer.run.store.prefetch(self._ids(self._made + 1))
-        pieces = pieces_per_step(self._trainer.run.config)
+        pieces = self._trainer.run.pieces
         parts = (each.chunk(pieces) for each in (self._ids(self._made), self._pixels, self._tokens))
         self._trainer.step(Batch(ids, (pixels,), tokens) for ids, pixels, tokens in zip(*parts, strict=True))
         self._made += 1

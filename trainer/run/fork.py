@@ -26,12 +26,12 @@ from ..checkpoints.checkpoint_files import (
 )
 from ..config import TrainConfig, to_tree
 from ..config.layers import Layers
+from ..config.own_code import code_in
 from ..errors import ConfigError, DamagedCheckpointError, RunError, RunExistsError
 from ..lineage import Origin, read_lineage
 from ..metrics.metrics_file import copy_until
 from ..optim import rate_jump
 from ..run_directory import RunDirectory, find_checkpoint
-from ..world import ALONE
 from .build import create_order, objective_of, pieces_per_step, refuse_thin_steps
 from .own_dataset import keep_facts, open_own
 from .restoring import refuse_other_order, refuse_published
@@ -86,7 +86,7 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
     later = "; ".join(change.arrow for change in differences(recorded, now))
     layers = merge(recorded, given, origin.path)
     asked = layers.load()
-    refuse_code_of_files(asked, recorded, layers, given.origins.values())
+    refuse_code_of_files(code_in(asked), code_in(recorded), layers.origins, given.origins.values())
     if asked.data.without != recorded.data.without and asked.cudnn_benchmark == recorded.cudnn_benchmark:
         asked = asked.model_copy(update={"cudnn_benchmark": "auto"})  # to be chosen as for a run that begins so
     dataset = open_own(origin, asked.data.places, asked.data.tars)
@@ -109,7 +109,7 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
         if at is None and unaware < step:
             return plan_fork(origin, f"step-{unaware}", given)
         used = int((first < step).sum())
-        refuse_thin_steps(order, holes, step, after, pieces_per_step(asked, ALONE))
+        refuse_thin_steps(order, holes, step, after, pieces_per_step(asked.batch_size, asked.micro_batch))
     if later:
         _log.warning("%s has changed since step-%d, and a fork does so only if told to: %s", origin.path, step, later)
     if after < step:

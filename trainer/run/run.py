@@ -109,35 +109,39 @@ class Run:
         self.served = Selected(self.order, self.selection, self.dataset.n) if self.selection else self.order
         self.total_steps = config.total_steps(self.order.steps_per_epoch)
         self.steps_done = self._refused_rows = self._refused_before = 0
-        self.pieces = pieces_per_step(config, world)
+        self.pieces = pieces_per_step(config.batch_size, config.micro_batch, world)
         self.clock = StepClock(self.device, fetches=self.dataset.fetches)
         self._pace = Pace(CudaDevice(self.device)) if self.device.type == "cuda" else None
         self.objective.communicating = partial(self.clock.computing, "communication")
         self._parts: dict[str, Stateful] = {"encoders": self.encoders, "objective": self.objective}
         self._has_begun = self._has_stepped = False
         with ExitStack() as opened:
-            opened.enter_context(fast_kernels(config))
+            benchmark = config.cudnn_benchmark is True
+            opened.enter_context(
+                fast_kernels(config.precision, cudnn_benchmark=benchmark, deterministic=config.deterministic)
+            )
             self.loader = opened.enter_context(
                 open_loader(config.data, self.dataset, self.served, self.mode, self.device, world, pieces=self.pieces)
             )
             with agreement(world.control, RunError):
                 if self.start is None and config.init_from:
                     load_initial_weights(self.encoders, config.init_from, config.init_sides)
-                self._makers = makers_of(config) if world.is_first else {}
+                trackers = [*config.trackers, *["tensorboard"] * config.tensorboard]
+                self._makers = makers_of(trackers) if world.is_first else {}
             self._resources = opened.pop_all()
 
     def _created_encoders(self, *, pretrained: bool) -> Encoders:
-        config, tokenizer, text = self.config, self.dataset.index.tokenizer, self.config.model.text
-        reads_text = self.mode == "bimodal" and config.data.loader != "synthetic"
+        model, data, text = self.config.model, self.config.data, self.config.model.text
+        reads_text = self.mode == "bimodal" and data.loader != "synthetic"
         if pretrained and reads_text and is_directory(text.name) and text.config.get("pretrained", True):
             from ..encoders.hf_directory import folder_of, refuse_other_tokenizer
 
             refuse_other_tokenizer(folder_of(text.name), self.dataset.tokenizer_path)
         created = Encoders.create(
-            config.model,
+            model,
             self.mode,
-            config.data.image_size,
-            tokenizer,
+            data.image_size,
+            self.dataset.index.tokenizer,
             pretrained=pretrained,
             unit_norm=self.objective.unit_norm,
         )
@@ -237,8 +241,9 @@ class Run:
                 given.add_preset(preset)
             given.add(settings or {}, "settings")
             given.add({"data": data_at(data)}, "data")
-        own = start(Request(directory, given, given.origins.values(), allowed=allow_change), world)
-        if begin and (pieces_per_step(own.config, world) > 1 or own.config.model.ema):
+        own = start(given, Request(directory, given.origins.values(), allowed=allow_change), world)
+        settings_of_step = own.config.batch_size, own.config.micro_batch, world
+        if begin and (pieces_per_step(*settings_of_step) > 1 or own.config.model.ema):
             raise ConfigError("micro_batch and model.ema are for thermopile's own loop, Trainer.train; leave them out")
         run = cls(own.config, directory, resume=own.resume, world=world)
         if begin:

@@ -6,14 +6,14 @@ most refusals come before.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ...pipeline.dataset import Dataset
 from ...pipeline.mixture import open_dataset
 from ...state_store.ranks import agreement
-from ...storage.place import Place
+from ...storage.place import Place, Places
 from ..config import EncoderConfig, TrainConfig, to_tree
 from ..config.layers import Layers
 from ..config.own_code import ALLOW, announce_code, code_in, refuse_code
@@ -32,14 +32,12 @@ NAME_IT = "name it in your settings, too"
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a run, new or to be resumed."""
+    """Where a run is to start or to be resumed, and on what terms."""
 
     directory: RunDirectory | None
     """None: the settings alone are wanted."""
-    given: Layers
-    """Settings over those of presets, or of the run."""
     trusted: Collection[str]
-    """Origins of given settings that may name code to import."""
+    """Origins of settings that may name code to import."""
     resume: bool = True
     """Resume the run in the directory, if there is one; otherwise one that is there is refused."""
     allowed: Collection[str] = ()
@@ -69,25 +67,29 @@ class Start:
     """A line for each setting that was chosen from the dataset or by a model, for the user; on the first rank."""
 
 
-def start(request: Request, world: World = ALONE) -> Start:
-    """Return the settings to train with. Writes nothing. Called by all ranks.
+def start(given: Layers, request: Request, world: World = ALONE) -> Start:
+    """Return the settings to train with, from the given ones, and those of a run to resume. Writes nothing.
 
+    Called by all ranks.
     Raises ConfigError for settings that do not fit, that a resumed run cannot change, or that name code which nobody
     allowed; RunError, RunExistsError, DatasetError, StateStoreError, OSError.
     """
     directory, recorded = request.directory, read(request, world)
     with agreement(world.control, ConfigError):
-        layers = merge(recorded, request.given, directory.config_file if directory else None)
+        layers = merge(recorded, given, directory.config_file if directory else None)
         asked = layers.load()
         if not request.allow_code:
-            refuse_code_of_files(asked, recorded, layers, request.trusted, ALLOW if request.is_command else NAME_IT)
+            cure, of_run = ALLOW if request.is_command else NAME_IT, code_in(recorded) if recorded else {}
+            refuse_code_of_files(code_in(asked), of_run, layers.origins, request.trusted, cure)
         if request.is_command and world.is_first:
             announce_code(code_in(asked))
     with agreement(world.control, ConfigError):
-        dataset = _opened(asked, request, resume=recorded is not None)
+        dataset = _opened(asked.data.places, asked.data.tars, request, resume=recorded is not None)
     if request.is_command and recorded is None:
+        has_text = asked.objective.mode != "unimodal" and (dataset is None or dataset.index.mode == "pairs")
         with agreement(world.slow_group, ConfigError):
-            _fetch_named(asked, request, layers, has_text=dataset is None or dataset.index.mode == "pairs")
+            for side in ("image", "text") if has_text else ("image",):
+                _fetch_named(side, getattr(asked.model, side), layers.origins, request)
     if dataset is None and not asked.init_from and world.size == 1:
         return Start(asked, layers, resume=False)
     config = complete(asked, dataset, world, recorded)
@@ -173,52 +175,54 @@ def compare(run: Place, recorded: TrainConfig, asked: TrainConfig, allowed: Coll
 
 
 def refuse_code_of_files(
-    asked: TrainConfig, recorded: TrainConfig | None, layers: Layers, trusted: Collection[str], cure: str = NAME_IT
+    asked: Mapping[str, str],
+    recorded: Mapping[str, str],
+    origins: Mapping[str, str],
+    trusted: Collection[str],
+    cure: str = NAME_IT,
 ) -> None:
-    """Refuse code that a file of settings names, which may come from someone else, and nobody trusted does.
+    """Raise ConfigError for code that a file of settings names, which may come from someone else, and nobody trusted.
 
-    recorded: the settings of the run to resume, which are completed as well.
+    asked, recorded: as `code_in`, of the settings and of the run to resume, whose settings are completed as well.
     """
-    own = {key: code for key, code in code_in(asked).items() if layers.origins[key] in trusted}
-    for config, where in ((asked, ""), (recorded, "the run")):
-        for key, code in code_in(config).items() if config else ():
+    own = {key: code for key, code in asked.items() if origins[key] in trusted}
+    for named, where in ((asked, ""), (recorded, "the run")):
+        for key, code in named.items():
             if own.get(key) != code:
-                refuse_code({key: code}, where or layers.origins[key], cure)
+                refuse_code({key: code}, where or origins[key], cure)
 
 
-def _opened(asked: TrainConfig, request: Request, *, resume: bool) -> Dataset | None:
+def _opened(places: Places, tars: str, request: Request, *, resume: bool) -> Dataset | None:
     """Open the dataset of the settings; return None if a new run, which is only to be shown, names none."""
     if resume and request.directory is not None:
-        return open_own(request.directory, asked.data.places, asked.data.tars)
-    if asked.data.places:
-        return open_dataset(asked.data.places, asked.data.tars)
+        return open_own(request.directory, places, tars)
+    if places:
+        return open_dataset(places, tars)
     if request.only_show or request.directory is None:
         return None
     none = f"{request.directory.path} has no run to resume, and a new one has " if request.resume else ""
     raise ConfigError(f"{none}no dataset: pass --data, a directory written by `thermopile convert`")
 
 
-def _fetch_named(asked: TrainConfig, request: Request, layers: Layers, *, has_text: bool) -> None:
-    """Fetch the models of the hub that trusted settings name, not those that a file of settings does.
+def _fetch_named(side: str, encoder: EncoderConfig, origins: Mapping[str, str], request: Request) -> None:
+    """Fetch an encoder's model of the hub if trusted settings name it, not if a file of settings does.
 
     Raises ConfigError for weights of timm or open_clip that only a file names: they are fetched when encoders are made.
     """
-    for side in ("image", "text") if has_text and asked.objective.mode != "unimodal" else ("image",):
-        encoder: EncoderConfig = getattr(asked.model, side)
-        name, pretrained = encoder.name, encoder.config.get("pretrained", not encoder.name.startswith(TIMM))
-        of_timm, has_weights = name.startswith(TIMM), name.startswith((TIMM, OPEN_CLIP)) and name.count(":") > 1
-        keys = [f"model.{side}.name"] + [f"model.{side}.config.pretrained"] * (of_timm and not has_weights)
-        is_trusted = request.allow_code or {layers.origins.get(key) for key in keys} <= {*request.trusted}
-        if (has_weights or (of_timm and pretrained)) and not is_trusted:
-            raise ConfigError(
-                f"a file of settings names {name}, whose weights would be fetched or read; type {' and '.join(keys)} "
-                "with --set, or allow it with --allow-code"
-            )
-        if is_trusted and is_directory(name):  # or a name of the hub
-            from ..encoders.hf_hub import snapshot
+    name, pretrained = encoder.name, encoder.config.get("pretrained", not encoder.name.startswith(TIMM))
+    of_timm, has_weights = name.startswith(TIMM), name.startswith((TIMM, OPEN_CLIP)) and name.count(":") > 1
+    keys = [f"model.{side}.name"] + [f"model.{side}.config.pretrained"] * (of_timm and not has_weights)
+    is_trusted = request.allow_code or {origins.get(key) for key in keys} <= {*request.trusted}
+    if (has_weights or (of_timm and pretrained)) and not is_trusted:
+        raise ConfigError(
+            f"a file of settings names {name}, whose weights would be fetched or read; type {' and '.join(keys)} "
+            "with --set, or allow it with --allow-code"
+        )
+    if is_trusted and is_directory(name):  # or a name of the hub
+        from ..encoders.hf_hub import snapshot
 
-            snapshot(name, fetching=True, weights=bool(pretrained))
-        elif name.startswith(OPEN_CLIP) and has_weights:  # its temperature is a setting
-            from ..encoders.open_clip_encoders import weights_of
+        snapshot(name, fetching=True, weights=bool(pretrained))
+    elif name.startswith(OPEN_CLIP) and has_weights:  # its temperature is a setting
+        from ..encoders.open_clip_encoders import weights_of
 
-            weights_of(name.removeprefix(OPEN_CLIP), fetching=True)
+        weights_of(name.removeprefix(OPEN_CLIP), fetching=True)

@@ -102,7 +102,8 @@ def test_the_zero_shot_prompts_are_those_of_the_settings(watched, pairs_dataset,
     config = settings(pairs_dataset, given)
     _, training = load_checkpoint(watched.checkpoints / "step-4")
     encoders = restore_encoders(config, watched.checkpoints, training, pairs_dataset.index.tokenizer)
-    found = OnlineEvaluation.open(config, pairs_dataset, torch.device("cpu")).scores(encoders, 4, lambda: False)
+    of_run = config.evaluation, config.data, config.objective.mode, pairs_dataset
+    found = OnlineEvaluation.open(*of_run, torch.device("cpu")).scores(encoders, 4, lambda: False)
     expected = evaluate(watched, few_pairs, few_pairs, at="step-4", templates=prompts).scores
     assert found["zero_shot"] == expected["zero_shot"] != evaluations(watched)[4]["zero_shot"]
 
@@ -336,8 +337,8 @@ with thermopile.joined_world() as world:
             statistic.zero_()
     for encoder in (encoders.image, encoders.text):
         encoder.register_forward_hook(lambda *call: calls.append(call))
-    config = config.model_copy(update={"evaluation": on_itself})
-    evaluation = OnlineEvaluation.open(config, data, torch.device("cpu"), world)
+    of_run = on_itself, config.data, config.objective.mode, data
+    evaluation = OnlineEvaluation.open(*of_run, torch.device("cpu"), world)
     scores = evaluation.scores(encoders, 4, lambda: False)
     of_all = len(calls)
     stopped = evaluation.scores(encoders, 4, lambda: world.rank == 1)

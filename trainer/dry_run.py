@@ -21,7 +21,7 @@ from .run.restoring import warn_of_changes
 from .run.run import Run
 from .run.selection_files import holes_in, selected_ids, unchanged
 from .run_directory import RunDirectory
-from .world import World
+from .world import ALONE, World
 
 FIRST_STEPS, TIMED_STEPS = 3, 10
 """Steps that are not timed, because much happens in them for the first time, and steps that are."""
@@ -44,7 +44,9 @@ class _WithoutMemory(Run):
 
 
 @contextmanager
-def dry_run(config: TrainConfig, directory: RunDirectory, *, resume: bool, world: World) -> Iterator[Trainer]:
+def dry_run(
+    config: TrainConfig, directory: RunDirectory, *, resume: bool = False, world: World = ALONE
+) -> Iterator[Trainer]:
     """Yield a trainer of a run that does not begin, after refusing what a run that begins refuses. Writes nothing."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")

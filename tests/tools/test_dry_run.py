@@ -15,7 +15,6 @@ from thermopile.trainer.config import load_config
 from thermopile.trainer.dry_run import dry_run
 from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
-from thermopile.trainer.world import ALONE
 
 from support.cli import assert_one_line, cli, sets, succeed
 from support.datasets import named_ids
@@ -59,7 +58,7 @@ def test_encoders_of_transformers_take_no_memory_and_can_be_exported_to_it(pairs
     model = {"image": {"name": "hf:vit-s"}, "text": {"name": "hf:clip-text"}}
     config = {"device": "cpu", "data": {"image_size": 224}, "model": model}
     settings, run = resolve(load_config(config), pairs_dataset), RunDirectory(tmp_path / "run")
-    with dry_run(settings, run, resume=False, world=ALONE) as trainer:
+    with dry_run(settings, run) as trainer:
         assert all(weights.is_meta for weights in trainer.run.encoders.parameters())
     assert int(found["parameters"].split()[1].rstrip(",").replace(",", "")) > 2_400_000_000
 

@@ -17,7 +17,7 @@ from thermopile.pipeline.tokenizer import encode, load_tokenizer
 from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.config.own_code import code_in
-from thermopile.trainer.dry_run import DryRun
+from thermopile.trainer.dry_run import dry_run
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.encoders.locking import lock_advice
 from thermopile.trainer.encoders.synced_batch_norm import SyncedBatchNorm, synchronise_batch_norms
@@ -268,8 +268,8 @@ def test_timms_weights_are_those_of_the_hubs_safetensors_and_only_a_new_run_fetc
     assert torch.equal(first, weights["blocks.0.attn.qkv.weight"])
     assert not torch.equal(create(image, pretrained=False).image.backbone.body.blocks[0].attn.qkv.weight, first)
     config = settings(images_dataset, {"image": image}, batch_size=50, checkpoint={"every_steps": 2})
-    with DryRun(config, RunDirectory(tmp_path / "run")) as dry:
-        assert all(each.is_meta for each in dry.encoders.parameters())
+    with dry_run(config, RunDirectory(tmp_path / "run")) as dry:
+        assert all(each.is_meta for each in dry.run.encoders.parameters())
     run = stopped(config, tmp_path / "run", 3)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "empty"))
     resumed(config, run, from_step=2)  # from the checkpoint

@@ -15,7 +15,7 @@ from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.pipeline.tokenizer import model_context
 from thermopile.trainer.checkpoints.checkpoint_files import LATEST
 from thermopile.trainer.config import load_config, to_tree
-from thermopile.trainer.dry_run import DryRun
+from thermopile.trainer.dry_run import dry_run
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.export import export_encoders
@@ -197,7 +197,8 @@ def test_a_dataset_with_another_tokenizer_is_refused_with_the_line_that_converts
 
 
 def dry(dataset, model, folder):
-    return DryRun(small(dataset, model=model), RunDirectory(folder / "run"))
+    with dry_run(small(dataset, model=model), RunDirectory(folder / "run")):
+        pass
 
 
 @pytest.mark.parametrize(("told", "length"), [(None, 77), (20, 20)])

@@ -319,7 +319,7 @@ def fail_with(error):
 
 @after(
     pytest.param(fail_with("OSError('on all ranks')"), id="and_closes", marks=pytest.mark.wide),
-    pytest.param(fail_with("self._not_finite(7, 'on all ranks')"), id="and_names_the_samples"),
+    pytest.param(fail_with("self.run.not_finite(7, 'on all ranks')"), id="and_names_the_samples"),
 )
 def test_a_rank_that_fails_as_the_others_do_writes_its_checkpoint_after_they_have_ended(ranks):
     for code, _, errors in (rank.end() for rank in ranks):

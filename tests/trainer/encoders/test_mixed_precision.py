@@ -82,7 +82,7 @@ def test_a_resumed_fp16_run_goes_on_with_its_loss_scale_and_losses(pairs_dataset
     whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
     for run, steps in ((whole, 7), (broken, 4)):
         with Trainer.open(config, run) as trainer:
-            scaled_by(trainer, HARMLESS).run(
+            scaled_by(trainer, HARMLESS).train(
                 should_stop=lambda trainer=trainer, steps=steps: trainer.run.steps_done == steps
             )
     _, training = load_checkpoint(latest_checkpoint(broken.checkpoints))

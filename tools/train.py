@@ -265,19 +265,21 @@ def _rehearse(plan: Start, directory: RunDirectory, world: World, *, timed: bool
 
 def _in_words(run: Run) -> str:
     """Describe the training in one line."""
-    dataset, config = run.dataset, run.config
-    selected = f"{run.order.samples:,} selected of " if config.data.select else ""
+    dataset, data = run.dataset, run.config.data
+    selected = f"{run.order.samples:,} selected of " if data.select else ""
     parameters = sum(weights.numel() for weights in run.encoders.parameters() if weights.requires_grad)
     ranks = f" on {run.world.size} ranks" if run.world.size > 1 else ""
     speed, epochs = "", -(-run.total_steps // run.order.steps_per_epoch)
     if run.device.type == "cuda":
-        slow = "" if config.compile else ", not compiled (--set compile=true takes minutes once, then steps are faster)"
-        speed = f" in {config.precision}{slow}"
+        slow = ", not compiled (--set compile=true takes minutes once, then steps are faster)" * (
+            not run.config.compile
+        )
+        speed = f" in {run.config.precision}{slow}"
     kind = "pairs" if run.mode == "bimodal" else "pictures"
-    weighted = ", with weights" if config.data.weights else ""
+    weighted = ", with weights" if data.weights else ""
     tars = f", pictures in {dataset.tars.root}" if dataset.tars else ""
-    left_out = run.order.samples - run.order.steps_per_epoch * config.batch_size
-    left = "" if config.data.parts or not left_out else f", {left_out:,} samples not drawn in an epoch"
+    left_out = run.order.samples - run.order.steps_per_epoch * run.config.batch_size
+    left = "" if data.parts or not left_out else f", {left_out:,} samples not drawn in an epoch"
     return (
         f"{selected}{dataset.n:,} {kind} from {dataset.place}{tars}{weighted}, "
         f"{run.device}{speed}{ranks}, {parameters:,} encoder parameters, {run.total_steps:,} steps in "

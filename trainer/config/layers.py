@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -125,7 +126,9 @@ def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> None:
             table[name] = table = _as_table(name, table.get(name, {}))
             if not isinstance(table, dict):
                 raise ConfigError(f"{key}: {name} is a value, not a table of settings")
-        value = _toml_value(text)
+        value: Any = text
+        with suppress(tomllib.TOMLDecodeError):
+            value = tomllib.loads(f"value = {text}")["value"]
         if last == _RECIPE and isinstance(value, str) and isinstance(fields := table.get(last), dict):
             fields["name"] = value
         else:
@@ -157,10 +160,3 @@ def merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
 
 def _one_name(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     return "name" not in old or new.get("name", old["name"]) == old["name"]
-
-
-def _toml_value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text

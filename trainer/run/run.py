@@ -399,7 +399,7 @@ class Run:
 
     def count_step(self, scalars: Mapping[str, Scalar]) -> None:
         """Count the step, and add its scalars to the log, with its epoch and times."""
-        scalars = {"epoch": self.progress.epoch, **scalars}
+        scalars = {"epoch": self.steps_done // self.order.steps_per_epoch, **scalars}
         self.start, self._has_stepped = None, True  # no part may be restored from that checkpoint any more
         self.steps_done += 1
         self.dataset.files.finished(self.steps_done)

@@ -9,81 +9,52 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__
 
 if TYPE_CHECKING:
-    from .pipeline.augment import Recipe
-    from .pipeline.conversion.conversion import Conversion, ConvertSettings, convert
-    from .pipeline.dataset import Dataset
-    from .pipeline.order import Order
-    from .pipeline.sources import Sample, Source
-    from .state_store import StateReader, StateStore, list_snapshots
-    from .tools.inspection.opened_run import open_run
-    from .trainer.loop import Trainer
-    from .trainer.objectives import Objective, Outcome, Progress, Settings, create_objective
-    from .trainer.objectives.contrastive import Anchors, Rows, Step
-    from .trainer.objectives.estimator import EstimatorSettings, GlobalContrastive
-    from .trainer.objectives.isogclr import IndividualTemperature, RobustSettings
-    from .trainer.run.run import Run
-    from .trainer.world import joined_world
+    from .pipeline.augment import Recipe as Recipe
+    from .pipeline.conversion.conversion import Conversion as Conversion
+    from .pipeline.conversion.conversion import ConvertSettings as ConvertSettings
+    from .pipeline.conversion.conversion import convert as convert
+    from .pipeline.dataset import Dataset as Dataset
+    from .pipeline.order import Order as Order
+    from .pipeline.sources import Sample as Sample
+    from .pipeline.sources import Source as Source
+    from .state_store import StateReader as StateReader
+    from .state_store import StateStore as StateStore
+    from .state_store import list_snapshots as list_snapshots
+    from .tools.inspection.opened_run import open_run as open_run
+    from .trainer.loop import Trainer as Trainer
+    from .trainer.objectives import Objective as Objective
+    from .trainer.objectives import Outcome as Outcome
+    from .trainer.objectives import Progress as Progress
+    from .trainer.objectives import Settings as Settings
+    from .trainer.objectives import create_objective as create_objective
+    from .trainer.objectives.contrastive import Anchors as Anchors
+    from .trainer.objectives.contrastive import Rows as Rows
+    from .trainer.objectives.contrastive import Step as Step
+    from .trainer.objectives.estimator import EstimatorSettings as EstimatorSettings
+    from .trainer.objectives.estimator import GlobalContrastive as GlobalContrastive
+    from .trainer.objectives.isogclr import IndividualTemperature as IndividualTemperature
+    from .trainer.objectives.isogclr import RobustSettings as RobustSettings
+    from .trainer.run.run import Run as Run
+    from .trainer.world import joined_world as joined_world
 
-__all__ = [
-    "Anchors",
-    "Conversion",
-    "ConvertSettings",
-    "Dataset",
-    "EstimatorSettings",
-    "GlobalContrastive",
-    "IndividualTemperature",
-    "Objective",
-    "Order",
-    "Outcome",
-    "Progress",
-    "Recipe",
-    "RobustSettings",
-    "Rows",
-    "Run",
-    "Sample",
-    "Settings",
-    "Source",
-    "StateReader",
-    "StateStore",
-    "Step",
-    "Trainer",
-    "__version__",
-    "convert",
-    "create_objective",
-    "joined_world",
-    "list_snapshots",
-    "open_run",
-]
-
-_HOME = {
-    "Anchors": "trainer.objectives.contrastive",
-    "Conversion": "pipeline.conversion.conversion",
-    "ConvertSettings": "pipeline.conversion.conversion",
-    "Dataset": "pipeline.dataset",
-    "EstimatorSettings": "trainer.objectives.estimator",
-    "GlobalContrastive": "trainer.objectives.estimator",
-    "IndividualTemperature": "trainer.objectives.isogclr",
-    "Objective": "trainer.objectives",
-    "Order": "pipeline.order",
-    "Outcome": "trainer.objectives",
-    "Progress": "trainer.objectives",
-    "Recipe": "pipeline.augment",
-    "RobustSettings": "trainer.objectives.isogclr",
-    "Rows": "trainer.objectives.contrastive",
-    "Run": "trainer.run.run",
-    "Sample": "pipeline.sources",
-    "Settings": "trainer.objectives",
-    "Source": "pipeline.sources",
-    "StateReader": "state_store",
-    "StateStore": "state_store",
-    "Step": "trainer.objectives.contrastive",
-    "Trainer": "trainer.loop",
-    "convert": "pipeline.conversion.conversion",
-    "create_objective": "trainer.objectives",
-    "joined_world": "trainer.world",
-    "list_snapshots": "state_store",
-    "open_run": "tools.inspection.opened_run",
+_NAMES = {
+    "pipeline.augment": "Recipe",
+    "pipeline.conversion.conversion": "Conversion ConvertSettings convert",
+    "pipeline.dataset": "Dataset",
+    "pipeline.order": "Order",
+    "pipeline.sources": "Sample Source",
+    "state_store": "StateReader StateStore list_snapshots",
+    "tools.inspection.opened_run": "open_run",
+    "trainer.loop": "Trainer",
+    "trainer.objectives": "Objective Outcome Progress Settings create_objective",
+    "trainer.objectives.contrastive": "Anchors Rows Step",
+    "trainer.objectives.estimator": "EstimatorSettings GlobalContrastive",
+    "trainer.objectives.isogclr": "IndividualTemperature RobustSettings",
+    "trainer.run.run": "Run",
+    "trainer.world": "joined_world",
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = [*_HOME, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

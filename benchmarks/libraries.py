@@ -179,8 +179,8 @@ def compared(format: str, model: Mapping[str, Any], objective: str, data: Data, 
         "model": model, "objective": {"name": objective}, "optimizer": {"lr": 0.003, "warmup_steps": 0},
     }), data.dataset)  # fmt: skip
     run = RunDirectory(place)
-    with Trainer(config, run) as trainer:
-        trainer.run()
+    with Trainer.open(config, run) as trainer:
+        trainer.train()
     exported = place.parent.parent / "exports" / place.name
     export_encoders(run, exported, format.partition(" ")[0])  # type: ignore[arg-type]
     config, checkpoint = run.config(), find_checkpoint(run, LATEST)

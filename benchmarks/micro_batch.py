@@ -87,8 +87,8 @@ def _train(directory: Path, sizes: Sizes, batch: int, piece: int) -> Took:
         TemporaryDirectory(dir=directory) as run,
         open_trainer(Dataset(directory / "glyphs"), settings, sizes.steps, Path(run)) as trainer,
     ):
-        trainer.run(should_stop=lambda: trainer.steps_done >= sizes.steps)
-        lines = trainer.run_directory.metrics_file.read_text().splitlines()
+        trainer.train(should_stop=lambda: trainer.run.steps_done >= sizes.steps)
+        lines = trainer.run.directory.metrics_file.read_text().splitlines()
     return Took(peak_memory() / 1e6, median(json.loads(line)["step_seconds"] for line in lines[1:]))
 
 

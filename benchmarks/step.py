@@ -87,7 +87,7 @@ def measure(sizes: Sizes, directory: Path) -> Measured:
 
         seconds = run(trainer, sizes.steps, save_once_written)
         next(progress, None)
-        parameters = sum(parameter.numel() for parameter in trainer.encoders.parameters())
+        parameters = sum(parameter.numel() for parameter in trainer.run.encoders.parameters())
     first, *found = (seconds_of(seconds, number, sizes, saved) for number in range(1, 2 + sizes.checkpoints))
     quiet, save = median(each.quiet for each in found), median(each.saved for each in found)
     held_up, in_steps = [each.held_up for each in found], [each.held_up / each.quiet for each in found]
@@ -125,9 +125,9 @@ def run(trainer: Trainer, steps: int, after_step: Callable[[int], None] = lambda
 
     Calls after_step with the steps done while the trainer waits for its next batch; its time is not counted.
     """
-    trainer.loader = timed_loader = Timed(trainer.loader, after_step)  # type: ignore[assignment]
+    trainer.run.loader = timed_loader = Timed(trainer.run.loader, after_step)  # type: ignore[assignment]
     # The time of a step is known when the next batch is asked for, so one more step is made.
-    trainer.run(should_stop=lambda: len(timed_loader.seconds) >= steps)
+    trainer.train(should_stop=lambda: len(timed_loader.seconds) >= steps)
     return timed_loader.seconds[:steps]
 
 
@@ -151,14 +151,14 @@ class Timed:
 def _wait_until_written(trainer: Trainer, step: int) -> None:
     """Raise RuntimeError where the checkpoint is not there within two minutes."""
     deadline = time.monotonic() + 120
-    while (latest := latest_checkpoint(trainer.run_directory.checkpoints)) is None or latest.name != f"step-{step}":
+    while (latest := latest_checkpoint(trainer.run.directory.checkpoints)) is None or latest.name != f"step-{step}":
         if time.monotonic() > deadline:
             raise RuntimeError(f"the checkpoint of step {step} was not written in two minutes; choose another --dir")
         time.sleep(0.01)
 
 
 def _seconds_to_save(trainer: Trainer, path: Path) -> float:
-    state = {"encoders": trainer.encoders.state_dict(), "optimizer": trainer.optimizer.state_dict()}
+    state = {"encoders": trainer.run.encoders.state_dict(), "optimizer": trainer.optimizer.state_dict()}
     seconds = timed(torch.save, state, path)
     os.sync()  # or the next checkpoint would wait for it
     return seconds

@@ -42,11 +42,11 @@ def main(data, path, epochs=SETTINGS["epochs"]):
         optimizer = torch.optim.AdamW(run.encoders.parameters(), lr=1e-3)
         run.attach(optimizer=optimizer)  # part of every checkpoint, and restored if the run goes on
         for batch in run.batches():
-            state = run.take(batch)  # of these samples: log s, tau, u
+            state = run.take(batch.sample_ids)  # of these samples: log s, tau, u
             with run.computing("forward_backward"):  # timed, for `thermopile status`
                 features = run.encoders(batch)
                 outcome = run.objective(features.first, features.second, state, run.progress)
-            run.put(batch, outcome.state)  # written while backprop runs
+            run.put(batch.sample_ids, outcome.state)  # written while backprop runs
             optimizer.zero_grad()
             with run.computing("forward_backward"):
                 outcome.loss.backward()

@@ -28,10 +28,10 @@ def main(data, path, epochs=SETTINGS["epochs"]):
         optimizer = torch.optim.AdamW(encode.parameters(), lr=1e-3)
         run.attach(optimizer=optimizer)
         for batch in run.batches():  # this rank's share
-            state = run.take(batch)
+            state = run.take(batch.sample_ids)
             features = encode(batch)
             outcome = run.objective(features.first, features.second, state, run.progress)
-            run.put(batch, outcome.state)
+            run.put(batch.sample_ids, outcome.state)
             optimizer.zero_grad()
             outcome.loss.backward()
             optimizer.step()

@@ -45,7 +45,7 @@ SETTINGS = {"epochs": 5, "objective": {"name": "weighted_loss:Weighted"}, "data"
 
 def main(data, path, epochs=SETTINGS["epochs"]):
     with thermopile.Trainer.from_settings(path, data, SETTINGS | {"epochs": int(epochs)}) as trainer:
-        trainer.run()
+        trainer.train()
     rows = thermopile.open_run(path).temperatures().frame(columns=["caption", "pair/mean_loss"])
     print(rows.nlargest(5, "pair/mean_loss").to_string())
 

@@ -1,5 +1,6 @@
 """The package as it is installed: one import name, and a quick start."""
 
+import ast
 import re
 import shutil
 import subprocess
@@ -14,6 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+import thermopile
 
 ROOT = Path(__file__).parents[1]
 
@@ -61,9 +64,9 @@ dataset = synthetic_dataset(folder / "dataset", 64)
 def train(loader):
     data = {"path": str(dataset.path), "loader": loader, "image_size": 16}
     config = resolve(load_config({"epochs": 1, "batch_size": 32, "device": "cpu", "data": data}), dataset)
-    with Trainer(config, RunDirectory(folder / loader)) as trainer:
-        trainer.run()
-        print(trainer.steps_done, *trainer.advice())
+    with Trainer.open(config, RunDirectory(folder / loader)) as trainer:
+        trainer.train()
+        print(trainer.run.steps_done, *trainer.advice())
 
 train("synthetic")
 for loader in ("ffcv", "dali"):
@@ -185,9 +188,14 @@ def test_the_package_runs_as_a_module():
     assert done.stdout == f"thermopile, version {distribution('thermopile').version}\n"
 
 
-def test_every_public_name_can_be_had():
-    import thermopile
+def test_type_checkers_see_the_public_names_at_their_homes():
+    tree = ast.parse((ROOT / "__init__.py").read_text("utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {alias.asname: node.module for node in block.body for alias in node.names}
+    assert seen == thermopile._HOME
 
+
+def test_every_public_name_can_be_had():
     for name in thermopile.__all__:
         assert getattr(thermopile, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'Datset'"):

@@ -8,21 +8,16 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import click
 
-from ..pipeline.dataset import Dataset
-from ..pipeline.mixture import open_dataset
 from ..state_store.ranks import agreement
-from ..trainer.config import EncoderConfig, TrainConfig, to_tree
 from ..trainer.config.layers import Layers, preset_names, read_toml
-from ..trainer.config.own_code import announce_code, code_in, refuse_code
 from ..trainer.errors import ConfigError, RanksLostError, RunError
-from ..trainer.plugins import OPEN_CLIP, TIMM, is_directory
-from ..trainer.run.own_dataset import open_own
+from ..trainer.run.starting import Request, Start, start
 from ..trainer.run_directory import RunDirectory
-from ..trainer.world import World, joined_world, refuse_separate_directories
+from ..trainer.world import World, joined_world
 from .arguments import DatasetPath
 from .eval import LABELS
 from .printing import MAX_ERROR_CHARACTERS, plain_text, print_facts
@@ -30,9 +25,8 @@ from .progress import ProgressBar, duration, in_units, progress_bar, working
 from .train_options import COMMAND_LINE, OPTIONS, TrainCommand, TrainOptions, add_typed
 
 if TYPE_CHECKING:
-    from ..trainer.loop import Trainer
     from ..trainer.metrics.step_report import StepReport
-    from ..trainer.run.resume_settings import Change
+    from ..trainer.run.run import Run
 
 SHOWN = {
     "data_wait": "data wait",
@@ -86,56 +80,36 @@ def train(**options: Any) -> None:
 def run(asked: TrainOptions) -> bool:
     """Train, or print the settings. Return False if a signal stopped the run."""
     directory = None if asked.out is None else RunDirectory(asked.out)
-    # Check settings and dataset before importing torch, which takes seconds.
     with _ended_if_ranks_are_lost(), joined_world(end=_end) as world:
         with agreement(world.control, ConfigError):
             _check_paths(asked)
-            # Only one rank looks: on a network disk another would remember for a minute that a file is missing.
-            looked_at = directory if world.is_first else None
-            if looked_at is not None and not (asked.resume or asked.print_config):
-                looked_at.refuse_existing()
-            is_begun = looked_at is not None and asked.resume and looked_at.exists()
-        begun = directory if world.control.broadcast(is_begun) else None
-        if begun is not None and not asked.print_config:
-            refuse_separate_directories(world, begun.path)
-        changes: list[Change] = []
-        chosen: list[str] = []
-        with agreement(world.control, ConfigError):
-            recorded = None if begun is None else begun.config_to_resume(accept_edits=asked.accept_config)
-            layers = _layers(asked, begun, recorded)
-            settings = layers.load()
-            if not asked.allow_code:
-                _refuse_code_of_files(settings, recorded, layers)
-            if world.is_first:
-                announce_code(code_in(settings))
-        with agreement(world.control, ConfigError):
-            dataset = _dataset_of(settings, asked, begun)
-        with agreement(world.slow_group, ConfigError):
-            if begun is None:
-                _fetch_typed(settings, asked, layers, has_text=dataset is None or dataset.index.mode == "pairs")
-        if dataset is not None or settings.init_from or world.size > 1:
-            from ..trainer.run.chosen import choices
-            from ..trainer.run.resume_settings import settled
-
-            given = settings
-            settings, changes = settled(begun, recorded, given, dataset, world, asked.allowed)
-            with agreement(world.control, ConfigError):
-                if world.is_first and dataset is not None and begun is None and not asked.print_config:
-                    chosen = choices(given, settings, dataset)
+            given = _layers(asked)
+            request = Request(
+                directory,
+                # Whole names: an untrusted directory may be called "preset x".
+                trusted={COMMAND_LINE, *(f"preset {name}" for name in preset_names())},
+                resume=asked.resume,
+                allowed=asked.allowed,
+                accept_edits=asked.accept_config,
+                allow_code=asked.allow_code,
+                only_show=asked.print_config,
+                is_command=True,
+            )
+        plan = start(given, request, world)
         if asked.print_config and world.is_first:
             from .settings import shown_settings
 
-            for change in changes:
+            for change in plan.changes:
                 click.echo(change.arrow, err=True)
-            click.echo(shown_settings(settings, layers))
+            click.echo(shown_settings(plan.config, plan.layers))
         if directory is None or asked.print_config:
             return True
-        for line in chosen:
+        for line in plan.choices:
             click.echo(f"{directory.path}: {line}", err=True)
         if asked.dry_run:
-            _rehearse(settings, directory, world, resuming=begun is not None, timed=asked.timed)
+            _rehearse(plan, directory, world, timed=asked.timed)
             return True
-        return _train(settings, directory, world, resuming=begun is not None, accepted=asked.accept_config)
+        return _train(plan, directory, world, accepted=asked.accept_config)
 
 
 @contextmanager
@@ -168,11 +142,9 @@ def _check_paths(asked: TrainOptions) -> None:
         raise click.UsageError(f"Invalid value for '--config': file {asked.config_file} does not exist")
 
 
-def _layers(asked: TrainOptions, begun: RunDirectory | None, recorded: TrainConfig | None) -> Layers:
-    """Return the settings that the run has, if it has begun, below those of the command line."""
+def _layers(asked: TrainOptions) -> Layers:
+    """Return the settings of the command line."""
     layers = Layers()
-    if begun is not None and recorded is not None:
-        layers.add(to_tree(recorded), str(begun.config_file))
     if asked.preset is not None:
         layers.add_preset(asked.preset)
     if asked.config_file is not None:
@@ -189,64 +161,7 @@ def _layers(asked: TrainOptions, begun: RunDirectory | None, recorded: TrainConf
     return layers
 
 
-def _own_origins() -> set[str]:
-    """Return the origins of settings that the user trusts by typing them."""
-    # Whole names: an untrusted directory may be called "preset x".
-    return {COMMAND_LINE, *(f"preset {name}" for name in preset_names())}
-
-
-def _fetch_typed(settings: TrainConfig, asked: TrainOptions, layers: Layers, *, has_text: bool) -> None:
-    """Fetch the models of the hub that this command names, not those that a file of settings does.
-
-    Raises ConfigError for weights of timm or open_clip that only a file names: they are fetched when encoders are made.
-    """
-    for side in ("image", "text") if has_text and settings.objective.mode != "unimodal" else ("image",):
-        encoder: EncoderConfig = getattr(settings.model, side)
-        name, pretrained = encoder.name, encoder.config.get("pretrained", not encoder.name.startswith(TIMM))
-        of_timm, has_weights = name.startswith(TIMM), name.startswith((TIMM, OPEN_CLIP)) and name.count(":") > 1
-        keys = [f"model.{side}.name"] + [f"model.{side}.config.pretrained"] * (of_timm and not has_weights)
-        is_typed = asked.allow_code or {layers.origins.get(key) for key in keys} <= _own_origins()
-        if (has_weights or (of_timm and pretrained)) and not is_typed:
-            raise ConfigError(
-                f"a file of settings names {name}, whose weights would be fetched or read; type {' and '.join(keys)} "
-                "with --set, or allow it with --allow-code"
-            )
-        if is_typed and is_directory(name):  # or a name of the hub
-            from ..trainer.encoders.hf_hub import snapshot  # late, because it imports torch
-
-            snapshot(name, fetching=True, weights=bool(pretrained))
-        elif name.startswith(OPEN_CLIP) and has_weights:  # its temperature is a setting
-            from ..trainer.encoders.open_clip_encoders import weights_of
-
-            weights_of(name.removeprefix(OPEN_CLIP), fetching=True)
-
-
-def _refuse_code_of_files(settings: TrainConfig, recorded: TrainConfig | None, layers: Layers) -> None:
-    """Refuse code that a file of settings names, which may come from someone else, and this command does not.
-
-    recorded: the settings of the run to resume, which are resolved as well.
-    """
-    own = _own_origins()
-    asked = {key: code for key, code in code_in(settings).items() if layers.origins[key] in own}
-    for config, where in ((settings, ""), (recorded, "the run")):
-        for key, code in code_in(config).items() if config else ():
-            if asked.get(key) != code:
-                refuse_code({key: code}, where or layers.origins[key])
-
-
-def _dataset_of(settings: TrainConfig, asked: TrainOptions, begun: RunDirectory | None) -> Dataset | None:
-    """Open the dataset of the settings; return None if a new run, which is only to be printed, names none."""
-    if begun is not None:
-        return open_own(begun, settings.data.places, settings.data.tars)
-    if not settings.data.places:
-        if asked.print_config:
-            return None
-        start = f"{asked.out} has no run to resume, and a new one has " if asked.resume else ""
-        raise click.UsageError(f"{start}no dataset: pass --data, a directory written by `thermopile convert`")
-    return open_dataset(settings.data.places, settings.data.tars)
-
-
-def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: bool, accepted: bool) -> bool:
+def _train(plan: Start, directory: RunDirectory, world: World, *, accepted: bool) -> bool:
     """Train; return False if a signal stopped the run. accepted: config.toml was edited by hand."""
     from ..trainer.loop import Trainer
     from ..trainer.run.preemption import StopRequest
@@ -256,98 +171,118 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
 
     def say(text: str, err: bool = True) -> None:
         if world.is_first:
-            click.echo(f"{run.path}: {text}", err=err)
+            click.echo(f"{directory.path}: {text}", err=err)
 
+    data, resume = plan.config.data, plan.resume
     with agreement(world.control, RunError):
-        if run.path.made_scratch() != run.path:
-            say(f"files of this machine are in {run.local}")
-        if resuming and world.is_first:
-            run.warnings.begin(resuming=True)
-    copied = sum(rows_of(file) for name in SELECTING if (file := getattr(settings.data, name)))
-    if copied > ROWS_IN_TWO_SECONDS and not resuming:
+        if directory.path.made_scratch() != directory.path:
+            say(f"files of this machine are in {directory.local}")
+        if resume and world.is_first:
+            directory.warnings.begin(resuming=True)
+    copied = sum(rows_of(file) for name in SELECTING if (file := getattr(data, name)))
+    if copied > ROWS_IN_TWO_SECONDS and not resume:
         say(f"copying {copied:,} rows of selection, weights and holes …")
     with (
-        warnings_log(run.warnings_file, world.rank if world.size > 1 else None),
-        Trainer(settings, run, resume=resuming, world=world) as trainer,
+        warnings_log(directory.warnings_file, world.rank if world.size > 1 else None),
+        Trainer.open(plan.config, directory, resume=resume, world=world) as trainer,
     ):
-        finished = trainer.steps_done >= trainer.total_steps
-        if resuming and world.is_first and (accepted or not finished or settings.data.tars):
-            trainer.held_directory.record(settings)  # the data's new path and other allowed changes
+        run = trainer.run
+        finished = run.steps_done >= run.total_steps
+        if resume and world.is_first and (accepted or not finished or data.tars):
+            run.held_directory.record(plan.config)  # the data's new path and other allowed changes
         if finished:
-            say(f"finished at step {trainer.steps_done:,}; nothing to do", err=False)
+            say(f"finished at step {run.steps_done:,}; nothing to do", err=False)
             return True
-        if resuming:
-            say(f"resuming at step {trainer.steps_done:,}")
+        if resume:
+            say(f"resuming at step {run.steps_done:,}")
         for advice in trainer.advice() if world.is_first else ():
             _log.warning("%s", advice)
-        say(_in_words(trainer))
+        say(_in_words(run))
         with (
-            progress_bar("training", trainer.total_steps, hidden=not world.is_first) as bar,
+            progress_bar("training", run.total_steps, hidden=not world.is_first) as bar,
             StopRequest(_acknowledge) as stop,
         ):
-            bar.update(trainer.steps_done)
-            trainer.run(_Shown(bar, trainer.steps_done), stop, lambda line: bar.note(_scores_in_words(line)))
-        if trainer.steps_done < trainer.total_steps:
-            done, signal = f"{trainer.steps_done:,}", stop.name or "a signal to another rank"
+            bar.update(run.steps_done)
+            trainer.train(_Shown(bar, run.steps_done), stop, lambda line: bar.note(_scores_in_words(line)))
+        if run.steps_done < run.total_steps:
+            done, signal = f"{run.steps_done:,}", stop.name or "a signal to another rank"
             say(f"stopped at step {done} by {signal}, checkpoint written; continue with --resume", err=False)
             return False
     if world.is_first:
-        keep_features(trainer.run_directory)
-    say(f"trained {trainer.total_steps:,} steps; next: `thermopile inspect {run.path}`", err=False)
+        keep_features(directory)
+    say(f"trained {run.total_steps:,} steps; next: `thermopile inspect {directory.path}`", err=False)
     return True
 
 
-def _rehearse(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: bool, timed: bool) -> None:
+def _rehearse(plan: Start, directory: RunDirectory, world: World, *, timed: bool) -> None:
     """Build what training builds, and print what it would need."""
-    from ..trainer.dry_run import DryRun, seconds_a_step
+    from ..state_store.schema import Schema
+    from ..trainer.dry_run import dry_run, seconds_a_step
+    from ..trainer.export import Format, why_impossible
 
-    with DryRun(settings, run, resume=resuming, world=world) as trainer:
-        needs = trainer.needs()
+    config, optimizer, kept = plan.config, plan.config.optimizer, plan.config.checkpoint
+    with dry_run(config, directory, resume=plan.resume, world=world) as trainer:
         if not world.is_first:
             return
         for advice in trainer.advice():
             _log.warning("%s", advice)
-        click.echo(_in_words(trainer))
-        kept = f"{settings.checkpoint.keep_last}"
-        if every := settings.checkpoint.keep_every:
-            kept += f" and those of every {every:,} steps"
-        parameters = ", ".join(f"{name} {count:,}" for name, count in needs.parameters.items())
+        click.echo(_in_words(run := trainer.run))
+        parts = {**dict(run.encoders.named_children()), "objective": run.objective}
+        counts = {name: sum(each.numel() for each in part.parameters()) for name, part in parts.items()}
+        weights = [*run.encoders.parameters(), *run.objective.parameters()]
+        trained = sum(each.numel() for each in weights if each.requires_grad)
+        all_weights = sum(counts.values()) + (trained if trainer.average else 0)
+        moments = {"sgd": int(bool(optimizer.momentum)), "lars": 1, "lion": 1}.get(optimizer.name, 2)
+        row_bytes, rows = 4 * Schema(run.objective.fields).row_words, run.order.samples // world.size
+        formats = (each for each in get_args(Format) if not why_impossible(config, each))
+        often = f" and those of every {kept.keep_every:,} steps" if kept.keep_every else ""
+        sizes = {
+            "rows": min(rows * row_bytes, config.state.memory_budget or rows * row_bytes),
+            "weights": 4 * (all_weights + (1 + moments) * trained),
+            "checkpoint": 4 * (all_weights + moments * trained),
+            "snapshot": run.order.samples * row_bytes,
+        }
+        of = {name: in_units(size) for name, size in sizes.items()}
+        parameters = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
         facts = [
-            ("parameters", f"{parameters}; {needs.trained:,} trained"),
-            ("steps", f"{needs.steps:,}, {needs.steps_per_epoch:,} an epoch, {settings.batch_size:,} samples each"),
-            ("memory", f"{in_units(needs.state_in_memory)} for the samples' state on the host of a rank"),
-            ("device", f"{in_units(needs.weights_on_device)} for weights, gradients and optimiser; not activations"),
-            ("disk", f"{in_units(needs.checkpoint)} a checkpoint, {kept} are kept; up to "
-             f"{in_units(needs.snapshot)} a snapshot of the state"),
-            ("export", " or ".join(needs.formats)),
+            ("parameters", f"{parameters}; {trained:,} trained"),
+            ("steps", f"{run.total_steps:,}, {run.order.steps_per_epoch:,} an epoch, {config.batch_size:,} samples "
+             "each"),
+            ("memory", f"{of['rows']} for the samples' state on the host of a rank"),
+            ("device", f"{of['weights']} for weights, gradients and optimiser; not activations"),
+            ("disk", f"{of['checkpoint']} a checkpoint, {kept.keep_last}{often} are kept; up to {of['snapshot']} a "
+             "snapshot of the state"),
+            ("export", " or ".join(formats)),
         ]  # fmt: skip
     if timed:
         with working("training ten steps …"):
-            each = seconds_a_step(settings)
-        facts.append(("time", f"{duration(each * needs.steps)}, {each:.2g} s a step, without evaluations"))
-    elif not resuming and world.size == 1:
+            each = seconds_a_step(config)
+        facts.append(("time", f"{duration(each * run.total_steps)}, {each:.2g} s a step, without evaluations"))
+    elif not plan.resume and world.size == 1:
         facts.append(("time", "add --timed to train ten steps and estimate it"))
     print_facts(facts)
 
 
-def _in_words(trainer: Trainer) -> str:
+def _in_words(run: Run) -> str:
     """Describe the training in one line."""
-    dataset, config = trainer.dataset, trainer.config
-    selected = f"{trainer.order.samples:,} selected of " if config.data.select else ""
-    parameters = sum(weights.numel() for weights in trainer.encoders.parameters() if weights.requires_grad)
-    ranks = f" on {trainer.world.size} ranks" if trainer.world.size > 1 else ""
-    speed, epochs = "", -(-trainer.total_steps // trainer.order.steps_per_epoch)
-    if trainer.device.type == "cuda":
-        slow = "" if config.compile else ", not compiled (--set compile=true takes minutes once, then steps are faster)"
-        speed = f" in {config.precision}{slow}"
-    kind = "pairs" if trainer.mode == "bimodal" else "pictures"
-    weighted = ", with weights" if config.data.weights else ""
+    dataset, data = run.dataset, run.config.data
+    selected = f"{run.order.samples:,} selected of " if data.select else ""
+    parameters = sum(weights.numel() for weights in run.encoders.parameters() if weights.requires_grad)
+    ranks = f" on {run.world.size} ranks" if run.world.size > 1 else ""
+    speed, epochs = "", -(-run.total_steps // run.order.steps_per_epoch)
+    if run.device.type == "cuda":
+        slow = ", not compiled (--set compile=true takes minutes once, then steps are faster)" * (
+            not run.config.compile
+        )
+        speed = f" in {run.config.precision}{slow}"
+    kind = "pairs" if run.mode == "bimodal" else "pictures"
+    weighted = ", with weights" if data.weights else ""
     tars = f", pictures in {dataset.tars.root}" if dataset.tars else ""
-    left_out = trainer.order.samples - trainer.order.steps_per_epoch * config.batch_size
-    left = "" if config.data.parts or not left_out else f", {left_out:,} samples not drawn in an epoch"
+    left_out = run.order.samples - run.order.steps_per_epoch * run.config.batch_size
+    left = "" if data.parts or not left_out else f", {left_out:,} samples not drawn in an epoch"
     return (
         f"{selected}{dataset.n:,} {kind} from {dataset.place}{tars}{weighted}, "
-        f"{trainer.device}{speed}{ranks}, {parameters:,} encoder parameters, {trainer.total_steps:,} steps in "
+        f"{run.device}{speed}{ranks}, {parameters:,} encoder parameters, {run.total_steps:,} steps in "
         f"{epochs:,} {'epoch' if epochs == 1 else 'epochs'}{left}"
     )
 

@@ -32,8 +32,8 @@ from .errors import ConfigError, RunError
 from .evaluation.evaluate import tokenizer_of
 from .evaluation.features import restore_encoders
 from .plugins import HF, OPEN_CLIP, TIMM
-from .run.brought import LEARNED, has_own_heads, is_whole, learned_by
 from .run.build import recipe_named
+from .run.settings_of_models import LEARNED, has_own_heads, is_whole, learned_by
 from .run_directory import RunDirectory, find_checkpoint, load_found, refuse_in_run
 
 _log = logging.getLogger(__name__)

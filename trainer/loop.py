@@ -4,13 +4,16 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, Self
 
 from torch import Tensor
 
 from ..pipeline.batch import Batch
 from ..pipeline.loading.synthetic_loader import ADVICE as SYNTHETIC_ADVICE
 from ..state_store.ranks import agreement
+from ..storage.place import AnyPlace, Places
+from .config import TrainConfig
 from .encoders import Features
 from .encoders.averaging import AveragedEncoders
 from .encoders.data_parallel import batch_norm_advice, encoders_of_a_step
@@ -24,36 +27,72 @@ from .objectives import FeaturesError, Outcome, Progress
 from .objectives.isogclr import IndividualTemperature
 from .optim import create_optimizer, learning_rate, momentum_at, warmup_steps
 from .precision import MixedPrecision
-from .run.failures import ranks_lost, samples_after
 from .run.restoring import LOSS_SCALE
 from .run.run import Run
+from .run_directory import RunDirectory
+from .world import ALONE, World
 
 MAX_SKIPPED = 10
 """Maximum number of consecutive skipped steps; corrupted weights never yield a finite step again."""
 _log = logging.getLogger(__name__)
 
 
-class Trainer(Run):
-    """A run with thermopile's own training loop. `run` trains to the end."""
+class Trainer:
+    """Thermopile's own training loop over a run, which it holds as `run`. `train` trains to the end."""
 
-    def _prepare(self) -> None:
-        config = self.config
-        encode = encoders_of_a_step(self.encoders, config, self.device, self.world, self._clock)
-        factors = self.encoders.learning_rate_factors(config.optimizer.layer_decay)
-        self.optimizer = create_optimizer(config.optimizer, self.encoders, self.objective, factors)
-        self.precision = MixedPrecision(config.precision, self.device)
-        shared = encode, self.precision, self.device, self._clock
+    def __init__(self, run: Run) -> None:
+        """Make the loop's own parts for a run that has not begun, and attach them. Called by all ranks.
+
+        Raises ConfigError, RunError.
+        """
+        config, world, self.run = run.config, run.world, run
+        encode = encoders_of_a_step(
+            run.encoders,
+            run.device,
+            world,
+            run.clock,
+            channels_last=config.channels_last is True,
+            compile=config.compile,
+            deterministic=config.deterministic,
+        )
+        factors = run.encoders.learning_rate_factors(config.optimizer.layer_decay)
+        self.optimizer = create_optimizer(config.optimizer, run.encoders, run.objective, factors)
+        self.precision = MixedPrecision(config.precision, run.device)
+        shared = encode, self.precision, run.device, run.clock
         self._encoder: StepEncoder = OnePiece(*shared)
-        if self._pieces > 1:
-            self._encoder = MicroBatches(self.encoders, *shared, self._seed_random_numbers)
-        self.average = AveragedEncoders(self.encoders, config.model.ema) if config.model.ema else None
+        if run.pieces > 1:
+            self._encoder = MicroBatches(run.encoders, *shared, run.seed_random_numbers)
+        self.average = AveragedEncoders(run.encoders, config.model.ema) if config.model.ema else None
         averaged = {} if self.average is None else {"averaged": self.average}
-        self.attach(optimizer=self.optimizer, **averaged, **{LOSS_SCALE: self.precision.scaler})
+        run.attach(optimizer=self.optimizer, **averaged, **{LOSS_SCALE: self.precision.scaler})
         self._skipped_in_a_row = 0
-        with agreement(self.world.control, RunError):
-            self.evaluation = OnlineEvaluation.open(config, self.dataset, self.device, self.world, self.selection)
+        with agreement(world.control, RunError):
+            self.evaluation = OnlineEvaluation.open(
+                config.evaluation, config.data, run.mode, run.dataset, run.device, world, run.selection
+            )
 
-    def run(
+    @classmethod
+    def open(cls, config: TrainConfig, directory: RunDirectory, *, resume: bool = False, world: World = ALONE) -> Self:
+        """Start a run with complete settings, or resume it, as `Run` does."""
+        return cls._begun(Run(config, directory, resume=resume, world=world))
+
+    @classmethod
+    def from_settings(
+        cls, path: AnyPlace, data: Places, settings: Mapping[str, Any] | None = None, **options: Any
+    ) -> Self:
+        """Start the run at `path`, or resume it there, as `Run.from_settings` does, whose options it has."""
+        return cls._begun(Run.from_settings(path, data, settings, **options, begin=False), record=True)
+
+    @classmethod
+    def _begun(cls, run: Run, *, record: bool = False) -> Self:
+        with ExitStack() as unless_begun:
+            unless_begun.callback(run.close)
+            trainer = cls(run)
+            run.begin(record=record)
+            unless_begun.pop_all()
+        return trainer
+
+    def train(
         self,
         on_report: Callable[[StepReport], None] = lambda report: None,
         should_stop: Callable[[], bool] = lambda: False,
@@ -66,40 +105,36 @@ class Trainer(Run):
         of metrics.jsonl.
         Raises TrainingError if the loss is not finite or a rank is lost, and SnapshotError or OSError at the end.
         """
-        with self.world.naming_lost_ranks(lambda lost: ranks_lost(self.run_directory, lost, self.steps_done + 1)):
-            self._run(on_report, should_stop, on_evaluation)
-
-    def _run(
-        self,
-        on_report: Callable[[StepReport], None],
-        should_stop: Callable[[], bool],
-        on_evaluation: Callable[[dict[str, Any]], None],
-    ) -> None:
+        run, config = self.run, self.run.config
         reported_at, recent = time.monotonic(), deque[dict[str, Any]](maxlen=RECENT_STEPS)
-        if self.world.control.broadcast(self._lacks_evaluation()):
-            self._evaluate(should_stop, on_evaluation)  # an evaluation that a stop prevented
-            if self._agree(should_stop())[0]:
-                return
-        self._clock.end_step()  # earlier time belongs to no step
-        for pieces in self._steps():
-            self.step(pieces)
-            # Once in a while: a report, an evaluation, a checkpoint.
-            stop, checkpoint_is_due = self._agree(should_stop())
-            is_last = stop or self.steps_done == self.total_steps
-            evaluation_is_due = self.config.evaluation.is_due(self.steps_done) and not stop
-            is_logged = self.steps_done % self.config.log_every == 0
-            if is_last or checkpoint_is_due or evaluation_is_due or is_logged:
-                lines, now = self._flushed_log(), time.monotonic()
-                recent += lines
-                on_report(report_of(lines, recent, self.total_steps, self.config, now - reported_at))
-                reported_at = now
-            if evaluation_is_due:
+        with run.world.naming_lost_ranks(run.ranks_lost):
+            lacks_evaluation = (
+                run.steps_done > 0 and config.evaluation.is_due(run.steps_done) and not run.log.has_evaluation
+            )
+            if run.world.control.broadcast(lacks_evaluation):  # a stop prevented it
                 self._evaluate(should_stop, on_evaluation)
-                is_last |= self._agree(should_stop())[0]
-            if is_last or checkpoint_is_due:
-                self._save(is_last=is_last)
-            if is_last:
-                return
+                if run.agree(should_stop())[0]:
+                    return
+            run.clock.end_step()  # earlier time belongs to no step
+            for pieces in run.steps():
+                self.step(pieces)
+                # Once in a while: a report, an evaluation, a checkpoint.
+                stop, checkpoint_is_due = run.agree(should_stop())
+                is_last = stop or run.steps_done == run.total_steps
+                evaluation_is_due = config.evaluation.is_due(run.steps_done) and not stop
+                is_logged = run.steps_done % config.log_every == 0
+                if is_last or checkpoint_is_due or evaluation_is_due or is_logged:
+                    lines, now = run.flush_log(), time.monotonic()
+                    recent += lines
+                    on_report(report_of(lines, recent, run.total_steps, config, now - reported_at))
+                    reported_at = now
+                if evaluation_is_due:
+                    self._evaluate(should_stop, on_evaluation)
+                    is_last |= run.agree(should_stop())[0]
+                if is_last or checkpoint_is_due:
+                    run.save(is_last=is_last)
+                if is_last:
+                    return
 
     def step(self, pieces: Iterable[Batch]) -> None:
         """Make one step: features, state in, loss, state out, gradients, weights.
@@ -107,99 +142,107 @@ class Trainer(Run):
         pieces: the batch; with `micro_batch` set, its pieces in order. Nothing here reads from the device, except
         fp16's overflow check and, with on_nan = skip, the check for bad values.
         """
-        progress = self.progress
-        self._begin_step()
+        run, config, progress = self.run, self.run.config, self.run.progress
         # Otherwise a bad batch's norms would remain in the running means.
-        buffers = [buffer.clone() for buffer in self.encoders.buffers()] if self.config.on_nan == "skip" else []
-        self._seed_random_numbers()
+        buffers = [buffer.clone() for buffer in run.encoders.buffers()] if config.on_nan == "skip" else []
+        run.seed_random_numbers()
         sample_ids, features = self._encoder.encode(pieces)
-        state = self._take(sample_ids)
+        state = run.take(sample_ids)
 
-        with self._clock.computing("forward_backward"):
+        with run.clock.computing("forward_backward"):
             outcome = self._outcome(features, state, progress)
         if outcome is None:
-            for buffer, before in zip(self.encoders.buffers(), buffers, strict=True):
+            for buffer, before in zip(run.encoders.buffers(), buffers, strict=True):
                 buffer.copy_(before)
-            self._skip(progress)
+            self._skip()
             return
 
-        self._put(sample_ids, outcome.state)
+        run.put(sample_ids, outcome.state)
 
-        rate = learning_rate(self.config.optimizer, self.steps_done, self.order.steps_per_epoch, self.total_steps)
+        rate = learning_rate(config.optimizer, run.steps_done, run.order.steps_per_epoch, run.total_steps)
         self.optimizer.set_learning_rate(rate, progress.epoch)
         self.optimizer.zero_grad()
-        with self._clock.computing("forward_backward"):
+        with run.clock.computing("forward_backward"):
             self.precision.backward(outcome.loss)
             self._encoder.finish_backward()
-            self._clock.end_of_backward()
-        with self._clock.computing("optimizer"):
-            norm = self.precision.step(self.optimizer, self.config.optimizer.grad_clip_norm)
+            run.clock.end_of_backward()
+        with run.clock.computing("optimizer"):
+            norm = self.precision.step(self.optimizer, config.optimizer.grad_clip_norm)
             # For the next step's keys. Only here, so that on_nan = skip leaves the momentum network unchanged as well.
-            self.encoders.move_momentum(momentum_at(self.config.model.momentum, self.steps_done + 1, self.total_steps))
+            run.encoders.move_momentum(momentum_at(config.model.momentum, run.steps_done + 1, run.total_steps))
             if self.average is not None:
-                self.average.follow(self.steps_done + 1)
+                self.average.follow(run.steps_done + 1)
         self._skipped_in_a_row = 0
         norms = {} if norm is None else {"gradient_norm": norm}
         scalars: dict[str, Scalar] = {"loss": outcome.loss, "learning_rate": rate, **norms, **outcome.metrics}
-        self._count_step({"epoch": progress.epoch, **scalars})
+        run.count_step(scalars)
 
     def _outcome(self, features: Features, state: Mapping[str, Tensor], progress: Progress) -> Outcome | None:
         """Return the objective's outcome, or None if it is not finite and such steps are skipped."""
-        skips = self.config.on_nan == "skip"
-        if not (skips and self.world.any_rank(not _all_finite(*features.tensors()))):
+        run = self.run
+        skips = run.config.on_nan == "skip"
+        if not (skips and run.world.any_rank(not _all_finite(*features.tensors()))):
             try:
-                outcome: Outcome = self.objective(
+                outcome: Outcome = run.objective(
                     features.first, features.second, state, progress, features.keys, features.local
                 )
             except FeaturesError as error:
-                self._flushed_log()  # an earlier step's loss may be the cause
-                raise self._not_finite(self.steps_done, f"step {self.steps_done + 1:,}: {error}") from error
+                run.flush_log()  # an earlier step's loss may be the cause
+                raise run.not_finite(run.steps_done, f"step {run.steps_done + 1:,}: {error}") from error
             if not (skips and not _all_finite(outcome.loss)):
                 return outcome
         return None
 
-    def _skip(self, progress: Progress) -> None:
+    def _skip(self) -> None:
         """Leave weights and state unchanged; too many skipped steps in a row end the run."""
+        run = self.run
         self._skipped_in_a_row += 1
-        step = self.steps_done + 1
+        step = run.steps_done + 1
         if self._skipped_in_a_row > MAX_SKIPPED:
-            self._flushed_log()
+            run.flush_log()
             why = f"steps {step - MAX_SKIPPED:,} to {step:,} gave values that are not finite"
-            raise self._not_finite(self.steps_done, why)
-        if self.world.is_first:
-            samples = samples_after(self.steps_done, self.served)
+            raise run.not_finite(run.steps_done, why)
+        if run.world.is_first:
+            samples = run.samples_after(run.steps_done)
             _log.warning("step %d gave values that are not finite and was skipped. %s", step, samples)
-        self._count_step({"epoch": progress.epoch, "loss": None, "skipped": True})
+        run.count_step({"loss": None, "skipped": True})
 
     def _evaluate(self, should_stop: Callable[[], bool], on_evaluation: Callable[[dict[str, Any]], None]) -> None:
         """Score the encoders after this step, once its line is written; the others wait for rank 0's scores."""
+        run = self.run
         evaluation, scores = self.evaluation, None
         if evaluation is not None:
-            scores = evaluation.scores(self.average or self.encoders, self.steps_done, should_stop)
-        if scores is not None and self.world.is_first:
-            on_evaluation(self.log.add_evaluation(self.steps_done, scores, averaged=self.average is not None))
-        self.world.slow_group.broadcast(None)
-
-    def _lacks_evaluation(self) -> bool:
-        """Return whether the run resumes at a step whose evaluation is due but missing."""
-        is_due = self.steps_done > 0 and self.config.evaluation.is_due(self.steps_done)
-        return is_due and not self.log.has_evaluation
+            scores = evaluation.scores(self.average or run.encoders, run.steps_done, should_stop)
+        if scores is not None and run.world.is_first:
+            on_evaluation(run.log.add_evaluation(run.steps_done, scores, averaged=self.average is not None))
+        run.world.slow_group.broadcast(None)
 
     def advice(self) -> list[str]:
         """Return warnings to show before the run begins; empty if there are none."""
-        of_norms = batch_norm_advice(self.encoders, self.device, self.world, self._pieces)
+        run, config = self.run, self.run.config
+        of_norms = batch_norm_advice(run.encoders, run.device, run.world, run.pieces)
         of_evaluation = self.evaluation.notes if self.evaluation else []
-        warmup = warmup_steps(self.config.optimizer, self.order.steps_per_epoch)
+        warmup = warmup_steps(config.optimizer, run.order.steps_per_epoch)
         of_rate = [
-            f"the run ends after {self.total_steps:,} steps, within its warm-up of {warmup:,}, and optimizer.lr is not "
+            f"the run ends after {run.total_steps:,} steps, within its warm-up of {warmup:,}, and optimizer.lr is not "
             "reached: train longer, or set optimizer.warmup_steps to a tenth of the steps"
-        ] * (warmup >= self.total_steps)
-        of_data = [SYNTHETIC_ADVICE] if self.config.data.loader == "synthetic" else []
-        of_objective = self.objective.advice(self.config.batch_size, keys=self.config.model.momentum > 0)
-        content = None if self.config.data.select or self.config.data.without else self.dataset.index.content  # of all
-        if content and isinstance(self.objective, IndividualTemperature):
-            of_objective += self.objective.advice_on_repeats(content)
-        return of_rate + of_objective + lock_advice(self.config) + of_norms + of_data + of_evaluation
+        ] * (warmup >= run.total_steps)
+        of_data = [SYNTHETIC_ADVICE] if config.data.loader == "synthetic" else []
+        of_objective = run.objective.advice(config.batch_size, keys=config.model.momentum > 0)
+        content = None if config.data.select or config.data.without else run.dataset.index.content  # of all
+        if content and isinstance(run.objective, IndividualTemperature):
+            of_objective += run.objective.advice_on_repeats(content)
+        return of_rate + of_objective + lock_advice(config) + of_norms + of_data + of_evaluation
+
+    def close(self) -> None:
+        """Release the run, as `Run.close`."""
+        self.run.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        self.run.__exit__(kind, *error)
 
 
 def _all_finite(*tensors: Tensor) -> bool:

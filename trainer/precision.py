@@ -28,17 +28,17 @@ def resolve_speed(config: TrainConfig, device: torch.device) -> dict[str, Any]:
 
 
 @contextmanager
-def fast_kernels(config: TrainConfig) -> Iterator[None]:
+def fast_kernels(precision: str, *, cudnn_benchmark: bool, deterministic: bool = False) -> Iterator[None]:
     """Let CUDA's float32 products and convolutions use TF32, unless the precision is float32, and choose kernels by
     timing them if `cudnn_benchmark` is set; with `deterministic`, use only kernels that always give the same bits.
 
     These are settings of the whole process; the caller's are restored at the end. Meanwhile torch refuses to read its
-    older names for them, such as `allow_tf32`. config: resolved.
+    older names for them, such as `allow_tf32`.
     """
     backends = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
     before, benchmark = [backend.fp32_precision for backend in backends], torch.backends.cudnn.benchmark
     filling: Any = torch.utils.deterministic
-    deterministic, fills = torch.are_deterministic_algorithms_enabled(), filling.fill_uninitialized_memory
+    was_deterministic, fills = torch.are_deterministic_algorithms_enabled(), filling.fill_uninitialized_memory
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     cudnn_attention = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     try:
@@ -46,18 +46,18 @@ def fast_kernels(config: TrainConfig) -> Iterator[None]:
         # of captions (https://github.com/pytorch/pytorch/issues/196678).
         torch.backends.cuda.enable_cudnn_sdp(False)
         for backend in backends:
-            backend.fp32_precision = "ieee" if config.precision == "float32" else "tf32"
-        torch.backends.cudnn.benchmark = config.cudnn_benchmark is True
-        if config.deterministic:
+            backend.fp32_precision = "ieee" if precision == "float32" else "tf32"
+        torch.backends.cudnn.benchmark = cudnn_benchmark
+        if deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first product on a GPU
             torch.use_deterministic_algorithms(True)
             filling.fill_uninitialized_memory = False  # filling finds errors, but costs time
         yield
     finally:
-        torch.use_deterministic_algorithms(deterministic, warn_only=warns)
+        torch.use_deterministic_algorithms(was_deterministic, warn_only=warns)
         filling.fill_uninitialized_memory = fills
-        for backend, precision in zip(backends, before, strict=True):
-            backend.fp32_precision = precision
+        for backend, own in zip(backends, before, strict=True):
+            backend.fp32_precision = own
         torch.backends.cudnn.benchmark = benchmark
         torch.backends.cuda.enable_cudnn_sdp(cudnn_attention)
 

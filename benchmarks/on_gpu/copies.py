@@ -112,8 +112,8 @@ def _profiled(found: Findings, batch: int) -> list[tuple[str, Span]]:
                 step()
             synchronize(found.device)
         if gpu:
-            pinned = bytes_on_gpu(trainer.training_state())
-            parameters = sum(each.numel() for each in trainer.encoders.parameters())
+            pinned = bytes_on_gpu(trainer.run.training_state())
+            parameters = sum(each.numel() for each in trainer.run.encoders.parameters())
             found.note(f"A checkpoint's copy takes {pinned / parameters:.2f} bytes of pinned memory a parameter.")
     # An annotation spans the kernels that it names and what lies between them.
     device = DeviceType.CUDA if gpu else DeviceType.CPU

@@ -127,20 +127,20 @@ def _ours(found: Findings, data: Dataset, tested: Dataset, size: Size, seed: int
     with Trainer.from_settings(found.folder / f"rival-{objective}-{seed}", data.path, tree) as trainer:
 
         def sides() -> Sequence[Tensor]:
-            trainer.encoders.eval()
-            made = sample_features(trainer.encoders, tested, np.arange(tested.n), RECIPES["clip"], size.side,
-                                   trainer.device, lambda *_: None)  # fmt: skip
-            trainer.encoders.train()
+            trainer.run.encoders.eval()
+            made = sample_features(trainer.run.encoders, tested, np.arange(tested.n), RECIPES["clip"], size.side,
+                                   trainer.run.device, lambda *_: None)  # fmt: skip
+            trainer.run.encoders.train()
             return made
 
         curve = Curve(found.device)
 
         def after_step() -> bool:
-            if trainer.steps_done % trainer.order.steps_per_epoch == 0:
+            if trainer.run.steps_done % trainer.run.order.steps_per_epoch == 0:
                 curve.end_epoch(sides)
             return False
 
-        trainer.run(should_stop=after_step)
+        trainer.train(should_stop=after_step)
     return curve
 
 

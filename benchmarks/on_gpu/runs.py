@@ -26,6 +26,7 @@ from thermopile.trainer.heartbeats import Heartbeats
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.meeting import Member
 from thermopile.trainer.run.build import resolve
+from thermopile.trainer.run.run import Run
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.world import World
 
@@ -69,7 +70,7 @@ def _beside_the_cpu(found: Findings, dataset: Dataset, loader: str) -> None:
             own = tree | {"device": device, "data": {"loader": served, "image_size": 32}}
             opened.append(stack.enter_context(open_trainer(dataset, own, STEPS, Path(mkdtemp(dir=found.folder)))))
         trainer, on_cpu = opened
-        for batch, beside in zip(trainer.loader.epoch(0), on_cpu.loader.epoch(0), strict=True):
+        for batch, beside in zip(trainer.run.loader.epoch(0), on_cpu.run.loader.epoch(0), strict=True):
             same = batch.to(torch.device("cpu"))
             synchronize(found.device)  # the copy may still be on its way
             levels = max(levels, float(((same.views[0] - beside.views[0]) * of_level).abs().max()))
@@ -77,7 +78,7 @@ def _beside_the_cpu(found: Findings, dataset: Dataset, loader: str) -> None:
             synchronize(found.device)
             first = first or time.monotonic() - began
             on_cpu.step([same])
-        losses, right = ([line["loss"] for line in each.log.flush()] for each in (trainer, on_cpu))
+        losses, right = ([line["loss"] for line in each.run.log.flush()] for each in (trainer, on_cpu))
     found.row(f"{STEPS} steps with batches of {BATCH}, in float32", {
         "loader": loader, f"losses on {found.device}": " ".join(f"{loss:.4f}" for loss in losses),
         "the same batches on the CPU": " ".join(f"{loss:.4f}" for loss in right), "first step after": f"{first:.1f} s",
@@ -128,12 +129,12 @@ def _resumed(found: Findings, config: TrainConfig, steps: int) -> tuple[list[flo
     """Return the losses of a run that was stopped half way, and of one that was not."""
     middle = steps // 2
     whole, stopped = (RunDirectory(Path(mkdtemp(dir=found.folder), name)) for name in ("whole", "stopped"))
-    with Trainer(config, whole) as trainer:
-        trainer.run()
-    with Trainer(config, stopped) as trainer:
-        trainer.run(should_stop=lambda: trainer.steps_done == middle)
-    with Trainer(config, stopped, resume=True) as trainer:
-        trainer.run()
+    with Trainer.open(config, whole) as trainer:
+        trainer.train()
+    with Trainer.open(config, stopped) as trainer:
+        trainer.train(should_stop=lambda: trainer.run.steps_done == middle)
+    with Trainer.open(config, stopped, resume=True) as trainer:
+        trainer.train()
     return _losses(stopped), _losses(whole)
 
 
@@ -141,11 +142,15 @@ def one_rank(found: Findings) -> None:
     """Train as one of several ranks does, in a group of one: averaged gradients, synchronised norms, heartbeats."""
     config = _config(found, precision="float32")
     alone, ranked = (RunDirectory(found.folder / name) for name in ("alone", "ranked"))
-    with Trainer(config, alone) as trainer:
-        trainer.run()
+    with Trainer.open(config, alone) as trainer:
+        trainer.train()
     with _world_of_one(found.device) as (world, heartbeats):
-        with OneOfSeveral(config, ranked, world=world) as trainer:
-            trainer.run()
+        run = Run(config, ranked, world=world)
+        run.world = replace(world, size=2)  # its encoders are wrapped as if there were other ranks
+        with Trainer(run) as trainer:
+            run.world = world
+            run.begin()
+            trainer.train()
         # Objectives gather bytes like this, but not in a group of one.
         sent = torch.arange(8, dtype=torch.uint8, device=found.device)
         received = torch.zeros_like(sent)
@@ -155,15 +160,6 @@ def one_rank(found: Findings) -> None:
         found.check("ranks without a heartbeat", "0", f"{len(lost)}", not lost)
     found.note(f"{STEPS} steps in {config.precision}, alone and with {'NCCL' if found.device == 'cuda' else 'gloo'}.")
     _check_losses(found, "a loss of one rank in a group beside one alone", _losses(ranked), _losses(alone))
-
-
-class OneOfSeveral(Trainer):
-    """Wraps its encoders as if there were other ranks."""
-
-    def _prepare(self) -> None:
-        world, self.world = self.world, replace(self.world, size=2)
-        super()._prepare()
-        self.world = world
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from thermopile.tools.bench.synthetic_dataset import synthetic_dataset
 from thermopile.trainer.config.layers import merge
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.metrics.step_clock import Mark, Seconds, StepClock
-from thermopile.trainer.run.build import pieces_per_step
 
 from .findings import Findings
 from .timing import begin_peak, gigabytes, seconds_of
@@ -81,7 +80,11 @@ class Steps:
 
     def __init__(self, trainer: Trainer, batch_size: int) -> None:
         self._trainer, self._size, self._made = trainer, batch_size, 0
-        device, side, tokenizer = trainer.device, trainer.config.data.image_size, trainer.dataset.index.tokenizer
+        device, side, tokenizer = (
+            trainer.run.device,
+            trainer.run.config.data.image_size,
+            trainer.run.dataset.index.tokenizer,
+        )
         assert tokenizer is not None
         self._tokens = torch.randint(tokenizer.vocab_size, (batch_size, tokenizer.context_length), device=device).int()
         self._tokens[:, -1] = tokenizer.end_id
@@ -89,15 +92,15 @@ class Steps:
 
     def __call__(self) -> None:
         """Make a step. The rows of the next one are gathered meanwhile."""
-        self._trainer.store.prefetch(self._ids(self._made + 1))
-        pieces = pieces_per_step(self._trainer.config)
+        self._trainer.run.store.prefetch(self._ids(self._made + 1))
+        pieces = self._trainer.run.pieces
         parts = (each.chunk(pieces) for each in (self._ids(self._made), self._pixels, self._tokens))
         self._trainer.step(Batch(ids, (pixels,), tokens) for ids, pixels, tokens in zip(*parts, strict=True))
         self._made += 1
 
     def _ids(self, step: int) -> torch.Tensor:
-        first = step * self._size % self._trainer.dataset.n
-        return (first + torch.arange(self._size)) % self._trainer.dataset.n
+        first = step * self._size % self._trainer.run.dataset.n
+        return (first + torch.arange(self._size)) % self._trainer.run.dataset.n
 
 
 def measure(found: Findings, name: str) -> None:
@@ -132,14 +135,14 @@ def _fits(trainer: Trainer, size: int) -> bool:
         step = Steps(trainer, size)
         for _ in range(2):
             step()
-        trainer.log.flush()  # waits for the device; and the log would keep each step's loss with what it refers to
+        trainer.run.log.flush()  # waits for the device; and the log would keep each step's loss with what it refers to
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
         return False
     finally:
         trainer.optimizer.zero_grad()
-        begin_peak(trainer.device.type)  # gives back what torch has cached for another size
+        begin_peak(trainer.run.device.type)  # gives back what torch has cached for another size
     return True
 
 
@@ -154,7 +157,7 @@ def _row(found: Findings, trainer: Trainer, size: int, *, judged: bool = False) 
         with _timed_objective(trainer) as objective_seconds:
             seconds = seconds_of(step, 5, found.device)
             share = objective_seconds() / seconds
-        trainer.log.flush()
+        trainer.run.log.flush()
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -162,7 +165,7 @@ def _row(found: Findings, trainer: Trainer, size: int, *, judged: bool = False) 
         gc.collect()
         found.note(f"A batch of {size:,} ran out of memory after a few steps.")
         return False
-    config = trainer.config
+    config = trainer.run.config
     encoders = f"{config.model.image.name} and {config.model.text.name}"
     about = f"{encoders}, {config.data.image_size} pixels, {config.precision}"
     found.row(f"{about}{', compiled' if config.compile else ''}", {
@@ -178,7 +181,7 @@ def _row(found: Findings, trainer: Trainer, size: int, *, judged: bool = False) 
 @contextmanager
 def _timed_objective(trainer: Trainer) -> Iterator[Callable[[], float]]:
     """Yield a function that returns the median seconds of the objective, by the device's own clock."""
-    clock, began, seconds = StepClock(trainer.device), list[Mark](), list[Seconds]()
+    clock, began, seconds = StepClock(trainer.run.device), list[Mark](), list[Seconds]()
 
     def begin(*_: object) -> None:
         began.append(clock.mark())
@@ -187,7 +190,7 @@ def _timed_objective(trainer: Trainer) -> Iterator[Callable[[], float]]:
         clock.computed("forward_backward", began[-1])
         seconds.append(clock.end_step()["forward_backward_seconds"])
 
-    handles = (trainer.objective.register_forward_pre_hook(begin), trainer.objective.register_forward_hook(end))
+    handles = (trainer.run.objective.register_forward_pre_hook(begin), trainer.run.objective.register_forward_hook(end))
     try:
         yield lambda: median(each() if callable(each) else each for each in seconds)
     finally:

@@ -20,6 +20,7 @@ from thermopile.trainer.objectives.base import WEIGHT
 from thermopile.trainer.objectives.contrastive import Contrastive
 from thermopile.trainer.objectives.doubt import with_mean_of_one
 from thermopile.trainer.run.build import recipe_named
+from thermopile.trainer.run.run import Run
 
 MIXTURE = {"n_components": 2, "max_iter": 10, "tol": 1e-2, "reg_covar": 5e-4, "random_state": 0}
 """Those of NCR's code."""
@@ -27,40 +28,42 @@ MIXTURE = {"n_components": 2, "max_iter": 10, "tol": 1e-2, "reg_covar": 5e-4, "r
 
 def train_divided(path: AnyPlace, data: AnyPlace, settings: dict[str, Any], after: int) -> None:
     """Train to the end. settings: a tree, without `doubt_after`; after: epochs before the first division."""
-    with DividingTrainer.from_settings(path, data, settings) as trainer:
-        trainer.after = after
-        trainer.run()
+    with Trainer.from_settings(path, data, settings) as trainer:
+        trainer.run.take = Divided(trainer.run, after).take  # type: ignore[method-assign]
+        trainer.train()
 
 
-class DividingTrainer(Trainer):
-    """A trainer that leaves out the pairs of the mixture's upper half; not to be resumed."""
+class Divided:
+    """The states of a run's samples, which leave out the pairs of the mixture's upper half; not to be resumed."""
 
-    after: int
-    _kept: Tensor | None = None
+    def __init__(self, run: Run, after: int) -> None:
+        self._run, self._take, self._after = run, run.take, after
+        self._kept: Tensor | None = None
 
-    def _take(self, sample_ids: Tensor) -> dict[str, Tensor]:
-        state = super()._take(sample_ids)
-        assert isinstance(self.objective, Contrastive)
-        if self.progress.epoch >= self.after:
-            if self._kept is None or self.steps_done % self.order.steps_per_epoch == 0:
+    def take(self, sample_ids: Tensor) -> dict[str, Tensor]:
+        run, state = self._run, self._take(sample_ids)
+        assert isinstance(run.objective, Contrastive)
+        if run.progress.epoch >= self._after:
+            if self._kept is None or run.steps_done % run.order.steps_per_epoch == 0:
                 self._kept = kept(self._losses(state))
             weights = self._kept[sample_ids]
-            state[WEIGHT] = with_mean_of_one(weights) if self.objective.doubt_keeps_mean else weights
+            state[WEIGHT] = with_mean_of_one(weights) if run.objective.doubt_keeps_mean else weights
         return state
 
     def _losses(self, state: dict[str, Tensor]) -> Tensor:
         """The loss of every pair among others of a batch, float32 [n], at the mean temperature."""
-        assert isinstance(self.objective, Contrastive)
+        run = self._run
+        assert isinstance(run.objective, Contrastive)
         of_batch = [values.mean() for name, values in state.items() if name.endswith("/tau")]
-        tau = torch.stack(of_batch).mean() if of_batch else self.objective.temperature({}, torch.zeros(1))
-        self.encoders.eval()
-        sides = sample_features(self.encoders, self.dataset, np.arange(self.dataset.n),
-                                recipe_named(self.config.data.recipe), self.config.data.image_size, self.device,
+        tau = torch.stack(of_batch).mean() if of_batch else run.objective.temperature({}, torch.zeros(1))
+        run.encoders.eval()
+        sides = sample_features(run.encoders, run.dataset, np.arange(run.dataset.n),
+                                recipe_named(run.config.data.recipe), run.config.data.image_size, run.device,
                                 lambda *_: None)  # fmt: skip
-        self.encoders.train()
-        losses = torch.empty(self.dataset.n)
-        for ids in np.array_split(np.random.default_rng(self.steps_done).permutation(self.dataset.n),
-                                  self.dataset.n // self.config.batch_size):  # fmt: skip
+        run.encoders.train()
+        losses = torch.empty(run.dataset.n)
+        for ids in np.array_split(np.random.default_rng(run.steps_done).permutation(run.dataset.n),
+                                  run.dataset.n // run.config.batch_size):  # fmt: skip
             logits, own = sides[0][ids] @ sides[1][ids].T / tau.detach(), torch.arange(len(ids))
             losses[ids] = sum(F.cross_entropy(of_side, own, reduction="none") for of_side in (logits, logits.T))
         return losses

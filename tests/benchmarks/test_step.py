@@ -26,7 +26,7 @@ def test_the_time_of_a_step_is_the_trainers_and_not_of_what_goes_on_between_step
     done_before, between_steps = [], []
 
     def between(done):
-        done_before.append((done, trainer.steps_done))
+        done_before.append((done, trainer.run.steps_done))
         began = time.perf_counter()
         time.sleep(0.3)
         between_steps.append((began, time.perf_counter()))

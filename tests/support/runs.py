@@ -47,10 +47,10 @@ def new_run():
 
 
 def train(config, place, *, resume=False, **options):
-    """Train to the end or until a report stops it; `options` are those of Trainer.run. Return the run's directory."""
+    """Train to the end or until a report stops it; `options` are those of Trainer.train. Return the run's directory."""
     run = place if isinstance(place, RunDirectory) else RunDirectory(place)
-    with Trainer(config, run, resume=resume) as trainer:
-        trainer.run(**options)
+    with Trainer.open(config, run, resume=resume) as trainer:
+        trainer.train(**options)
     return run
 
 
@@ -73,9 +73,9 @@ def stopped(config, place, step):
 
 def resumed(config, run, from_step):
     """Train a stopped run to its end, from the checkpoint of that step; return its directory."""
-    with Trainer(config, run, resume=True) as trainer:
-        assert trainer.steps_done == from_step
-        trainer.run()
+    with Trainer.open(config, run, resume=True) as trainer:
+        assert trainer.run.steps_done == from_step
+        trainer.train()
     return run
 
 

@@ -12,13 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from thermopile.trainer.config import load_config
-from thermopile.trainer.dry_run import DryRun
+from thermopile.trainer.dry_run import dry_run
 from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import assert_one_line, cli, sets, succeed
 from support.datasets import named_ids
 from support.runs import weights
+from support.wrong_settings import WRONG
 
 train = partial(cli, "train")
 TINY = ("epochs=1", "data.image_size=16", "model.dim=8", "model.image.config.width=4")
@@ -56,8 +57,9 @@ def test_encoders_of_transformers_take_no_memory_and_can_be_exported_to_it(pairs
     assert found["export"] == "hf or safetensors"
     model = {"image": {"name": "hf:vit-s"}, "text": {"name": "hf:clip-text"}}
     config = {"device": "cpu", "data": {"image_size": 224}, "model": model}
-    with DryRun(resolve(load_config(config), pairs_dataset), RunDirectory(tmp_path / "run")) as trainer:
-        assert all(weights.is_meta for weights in trainer.encoders.parameters())
+    settings, run = resolve(load_config(config), pairs_dataset), RunDirectory(tmp_path / "run")
+    with dry_run(settings, run) as trainer:
+        assert all(weights.is_meta for weights in trainer.run.encoders.parameters())
     assert int(found["parameters"].split()[1].rstrip(",").replace(",", "")) > 2_400_000_000
 
 
@@ -113,19 +115,6 @@ def test_samples_that_training_would_not_leave_out_are_refused(pairs_dataset, tm
     words = [*data, "--out", tmp_path / "run", *sets(*TINY, "canonical_shards=8"), "--dry-run"]
     assert_one_line(train(*words), 2, match)
     assert not (tmp_path / "run").exists()
-
-
-WRONG = [
-    "model.image.name=hf:resnet50", "model.image.name=cnn", "model.text.name=hf:bert", "model.image.name=hf:/nowhere",
-    "model.image.name=nowhere:Tower", "model.dim=0", "model.image.config.width=0", "model.image.config.depth=x",
-    "model.text.config.no=1", "model.head=mlp", "model.head_width=8", "model.predictor=moco_v3", "model.momentum=0.9",
-    "model.image.unlocked_groups=1", "data.image_size=4", "data.image_size=96", "data.local_views=2",
-    "data.recipe=none_such", "data.recipe.blur=7", "data.augmentation=nowhere:f", "data.weights=/nowhere.parquet",
-    "data.select=/nowhere.parquet", "batch_size=4000", "batch_size=6", "canonical_shards=3", "micro_batch=100",
-    "objective.name=isogcl", "objective.rho=-1", "objective.tau_min=2", "objective.mode=unimodal3",
-    "optimizer.name=adam", "optimizer.betas=[2,3]", "optimizer.momentum=0.9", "state.memory_budget=1000",
-    "evaluation.every_steps=5", "evaluation.test=/nowhere", "init_from=/nowhere", "device=cuda", "tensorboard=7",
-]  # fmt: skip
 
 
 @pytest.mark.wide

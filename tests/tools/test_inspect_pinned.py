@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from support.cli import answer, sets, succeed
+from support.pinned import same_as_expected
 from support.written_runs import train_on, write_run
 
 EXPECTED = Path(__file__).parents[1] / "data" / "inspect"
@@ -34,15 +35,6 @@ def runs(hostile_dataset, flat_dataset, tau_by_class_size, tmp_path_factory):
     write_run(folder / "no-snapshot", hostile_dataset, {}, snapshot=False)
     succeed("train", "--data", hostile_dataset.path, "--out", folder / "trained", *sets(*SETTINGS))
     return folder
-
-
-def same_as_expected(name, seen):
-    path = EXPECTED / name
-    if not path.exists():
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(seen, "utf-8")
-        pytest.fail(f"{name} was written anew; look at the difference")
-    assert seen == path.read_text("utf-8")
 
 
 def shape(value):
@@ -71,7 +63,7 @@ def test_the_json_has_the_same_keys_in_the_same_order(runs):
     for name, words in ASKED.items():
         run = next(path for path in runs.iterdir() if name.startswith(path.name))
         seen[name] = shape(answer("inspect", run, *words))
-    same_as_expected("json.txt", "".join(f"{name}: {json.dumps(keys)}\n" for name, keys in seen.items()))
+    same_as_expected(EXPECTED / "json.txt", "".join(f"{name}: {json.dumps(keys)}\n" for name, keys in seen.items()))
 
 
 BEGINS_A_LINE = ("<p", "<ul", "<section", "<h", "<figure", "<figcaption", "<table", "<tr", "<li", "<dl", "<caption")
@@ -119,4 +111,6 @@ def test_a_page_has_the_same_elements_and_words(runs, name, page, tmp_path):
     html = re.sub("<style>.*?</style>|<script>.*?</script>", "", html, flags=re.DOTALL)
     lines = ("\n" * line.startswith(BEGINS_A_LINE) + line for line in Outline(html).lines)
     outline = " ".join(lines)
-    same_as_expected(f"{name}.txt", re.sub(r"[^ \n]*/dataset\b|[^ \n]*/flat-dataset", "DATASET", outline) + "\n")
+    same_as_expected(
+        EXPECTED / f"{name}.txt", re.sub(r"[^ \n]*/dataset\b|[^ \n]*/flat-dataset", "DATASET", outline) + "\n"
+    )

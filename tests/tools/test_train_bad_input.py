@@ -84,10 +84,10 @@ def test_a_run_that_can_write_no_checkpoint_trains_on_and_fails_at_its_end(image
     monkeypatch.setattr(checkpoint_writer, "RETRY_SECONDS", 0.0)
     config = small(images_dataset)
     run = RunDirectory(tmp_path / "run")
-    with Trainer(config, run) as trainer:
+    with Trainer.open(config, run) as trainer:
         run.checkpoints.touch()
         with pytest.raises(OSError, match="checkpoints"):
-            trainer.run()
+            trainer.train()
     assert len(losses(run)) == 7
 
 
@@ -113,11 +113,11 @@ def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else(
     # Of earlier commands: what they print goes to a file of pytest's, for which there is no room either.
     monkeypatch.setattr(logging.getLogger("thermopile"), "handlers", [])
     whole, run = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "run")
-    with Trainer(small(images_dataset), whole) as trainer:
-        trainer.run()
+    with Trainer.open(small(images_dataset), whole) as trainer:
+        trainer.train()
 
     def report(report):
-        trainer.checkpointer.wait()
+        trainer.run.checkpointer.wait()
         if report.step == 3:
             room_for_files(1)
         if report.step == 5:
@@ -125,8 +125,8 @@ def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else(
             room_for_files(resource.RLIM_INFINITY)
 
     try:
-        with Trainer(small(images_dataset), run) as trainer:
-            trainer.run(report)
+        with Trainer.open(small(images_dataset), run) as trainer:
+            trainer.train(report)
     finally:
         room_for_files(resource.RLIM_INFINITY)
     assert "the checkpoint of step 4 was not written" in caplog.text
@@ -157,16 +157,16 @@ def test_the_last_checkpoint_waits_for_room_on_a_full_disk_and_says_so_once(
     monkeypatch.setattr(logging.getLogger("thermopile"), "handlers", [on_warnings(warned)])
 
     def report(report):
-        trainer.checkpointer.wait()
+        trainer.run.checkpointer.wait()
         if report.step == 3:
             room_for_files(1)
 
     try:
         with (
             contextlib.nullcontext() if is_freed else pytest.raises(SnapshotError, match="File too large"),
-            Trainer(small(images_dataset), run) as trainer,
+            Trainer.open(small(images_dataset), run) as trainer,
         ):
-            trainer.run(report)
+            trainer.train(report)
     finally:
         room_for_files(resource.RLIM_INFINITY)
     # During training, and again at its end, since the run waits there.

@@ -12,7 +12,8 @@ from thermopile.trainer.config.layers import Layers
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run.build import create_order, objective_of, open_loader, recipe_named, resolve
-from thermopile.trainer.run.resume_settings import allowed_changes, differences, with_changes
+from thermopile.trainer.run.resume_settings import differences
+from thermopile.trainer.run.starting import compare, merge
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.runs import SMALL_MODEL, small
@@ -72,7 +73,7 @@ def test_local_views_that_a_vits_patches_do_not_divide_are_refused_at_once(image
     data = {"path": str(images_dataset.path), "image_size": 32, "local_views": 1, "local_size": 24}
     tree = {"data": data, "model": {"image": vit}, "objective": {"name": "simclr"}, "batch_size": 64}
     with pytest.raises(ConfigError, match=r"patches of 16 pixels, of which data.local_size = 24 is no multiple"):
-        Trainer(resolve(load_config(tree), images_dataset), RunDirectory(tmp_path / "run"))
+        Trainer.open(resolve(load_config(tree), images_dataset), RunDirectory(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 
@@ -118,8 +119,8 @@ def test_a_run_trains_alike_with_either_loader(pairs_dataset, tmp_path):
     losses = []
     for loader in ("ffcv", "dali"):
         run = RunDirectory(tmp_path / loader)
-        with Trainer(settings(pairs_dataset, loader=loader), run) as trainer:
-            trainer.run(lambda report: losses.append(report.loss))
+        with Trainer.open(settings(pairs_dataset, loader=loader), run) as trainer:
+            trainer.train(lambda report: losses.append(report.loss))
         assert run.config().data.loader == loader
     assert len(losses) == 2
     assert losses[0] == pytest.approx(losses[1], rel=0.01)
@@ -256,7 +257,7 @@ def test_an_augmentation_that_cannot_be_used_is_refused_before_a_run_begins(
 ):
     run = RunDirectory(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"(?s)data\.augmentation = " + message):
-        Trainer(settings(pairs_dataset, augmentation=name), run)
+        Trainer.open(settings(pairs_dataset, augmentation=name), run)
     assert not run.path.exists()
 
 
@@ -299,14 +300,14 @@ def test_a_warm_up_that_is_not_set_takes_200_steps_or_a_tenth_of_the_run(pairs_d
 
 def test_a_resumed_run_keeps_the_warm_up_that_it_recorded(pairs_dataset):
     for recorded in (small(pairs_dataset, optimizer={"warmup_steps": 200}), small(pairs_dataset)):
-        longer = with_changes(recorded, Layers({"epochs": 300}, {"epochs": "settings"}), Path("config.toml"))
-        changes = allowed_changes(Path("run"), recorded, resolve(longer, pairs_dataset), ["epochs"])
+        longer = merge(recorded, Layers({"epochs": 300}, {"epochs": "settings"}), Path("config.toml")).load()
+        changes = compare(Path("run"), recorded, resolve(longer, pairs_dataset), ["epochs"])
         assert [change.key for change in changes] == ["epochs"]
 
 
 @pytest.mark.parametrize(("warmup", "is_told"), [({"warmup_steps": 14}, True), ({"warmup_steps": 13}, False),
                                                  ({"warmup_epochs": 2}, True), ({}, False)])  # fmt: skip
 def test_a_run_that_ends_within_its_warm_up_is_told_so(pairs_dataset, tmp_path, warmup, is_told):
-    with Trainer(small(pairs_dataset, optimizer=warmup), RunDirectory(tmp_path / "run")) as trainer:
+    with Trainer.open(small(pairs_dataset, optimizer=warmup), RunDirectory(tmp_path / "run")) as trainer:
         said = [advice for advice in trainer.advice() if "within its warm-up of 14" in advice]
     assert bool(said) == is_told

@@ -63,11 +63,11 @@ def test_a_checkpoint_written_beside_training_holds_the_weights_of_its_own_step(
             assert checkpoints(run) == set()
             slow_disk.free.set()
 
-    with Trainer(small(pairs_dataset, every_steps=3), run) as trainer:
-        trainer.run(report)
+    with Trainer.open(small(pairs_dataset, every_steps=3), run) as trainer:
+        trainer.train(report)
     assert checkpoints(run) == {3, 6, 7}
-    with Trainer(small(pairs_dataset), stopped) as trainer:
-        trainer.run(should_stop=lambda: trainer.steps_done == 3)
+    with Trainer.open(small(pairs_dataset), stopped) as trainer:
+        trainer.train(should_stop=lambda: trainer.run.steps_done == 3)
     (_, kept), (_, expected) = (load_checkpoint(each.checkpoints / "step-3") for each in (run, stopped))
     torch.testing.assert_close(kept["encoders"], expected["encoders"], rtol=0, atol=0)
     memory, expected_memory = (training["optimizer"]["weights"]["state"] for training in (kept, expected))
@@ -93,30 +93,30 @@ def test_weights_are_copied_before_the_snapshot_is_begun_and_their_memory_is_in_
         calls.append("snapshot")
         raise SnapshotError("no room")
 
-    with Trainer(small(pairs_dataset), RunDirectory(tmp_path / "run")) as trainer:
+    with Trainer.open(small(pairs_dataset), RunDirectory(tmp_path / "run")) as trainer:
         monkeypatch.setattr(checkpoint_writer, "CopyOnHost", Watched)
-        monkeypatch.setattr(trainer.store, "snapshot", fail)
+        monkeypatch.setattr(trainer.run.store, "snapshot", fail)
         with pytest.raises(SnapshotError, match="no room"):
-            trainer.checkpointer.save(3, 0, trainer.training_state, is_last=False)
+            trainer.run.checkpointer.save(3, 0, trainer.run.training_state, is_last=False)
     assert calls == ["copied", "snapshot", "awaited"]
 
 
 def test_a_checkpoint_that_comes_due_while_one_is_written_waits_for_it(pairs_dataset, tmp_path, slow_disk):
     run, waited = RunDirectory(tmp_path / "run"), []
-    with Trainer(small(pairs_dataset, every_steps=3), run) as trainer:
+    with Trainer.open(small(pairs_dataset, every_steps=3), run) as trainer:
 
         def let_go_late():
             assert slow_disk.began.wait(PATIENCE)
             deadline = time.monotonic() + PATIENCE
-            while trainer.steps_done < 6 and time.monotonic() < deadline:
+            while trainer.run.steps_done < 6 and time.monotonic() < deadline:
                 time.sleep(0.01)
             time.sleep(0.3)
-            waited.append(trainer.steps_done)
+            waited.append(trainer.run.steps_done)
             slow_disk.free.set()
 
         thread = threading.Thread(target=let_go_late)
         thread.start()
-        trainer.run()
+        trainer.train()
         thread.join()
     assert waited == [6]
     assert checkpoints(run) == {3, 6, 7}
@@ -133,13 +133,13 @@ def test_a_run_that_ends_by_an_error_finishes_the_checkpoint_being_written(pairs
 
     with (
         pytest.raises(KeyboardInterrupt),
-        Trainer(small(pairs_dataset, every_steps=3), run) as trainer,
+        Trainer.open(small(pairs_dataset, every_steps=3), run) as trainer,
     ):
-        trainer.run(report)
+        trainer.train(report)
     assert checkpoints(run) == {3}
     assert latest_checkpoint(run.checkpoints).name == "step-3"
-    with Trainer(run.config(), run, resume=True) as trainer:
-        assert trainer.steps_done == 3
+    with Trainer.open(run.config(), run, resume=True) as trainer:
+        assert trainer.run.steps_done == 3
 
 
 @pytest.mark.parametrize("at", [3, 7])
@@ -155,9 +155,9 @@ def test_an_error_that_no_disk_gives_ends_the_run(pairs_dataset, tmp_path, monke
     run = RunDirectory(tmp_path / "run")
     with (
         pytest.raises(KeyError, match="a mistake in the program"),
-        Trainer(small(pairs_dataset, every_steps=3), run) as trainer,
+        Trainer.open(small(pairs_dataset, every_steps=3), run) as trainer,
     ):
-        trainer.run()
+        trainer.train()
     assert checkpoints(run) == (set() if at == 3 else {3, 6})
 
 

@@ -242,13 +242,13 @@ def test_a_checkpoint_that_is_removed_before_it_is_read_is_not_said_to_be_damage
 @pytest.mark.wide
 def test_the_lock_of_a_run_is_not_taken(pairs_dataset, tmp_path):
     config = small(pairs_dataset, **KEEPING)
-    with Trainer(config, run := RunDirectory(tmp_path / "run")) as trainer:
+    with Trainer.open(config, run := RunDirectory(tmp_path / "run")) as trainer:
 
         def report(report):
             if (run.checkpoints / "step-4").exists() and not (tmp_path / "fork").exists():
                 fork(at(run, 4), tmp_path / "fork")
 
-        trainer.run(report)
+        trainer.train(report)
     assert_same_run(goes_on(RunDirectory(tmp_path / "fork"), 4), run)
 
 

@@ -62,15 +62,15 @@ CLIP = {
 )  # fmt: skip
 def test_a_step_between_two_lines_of_the_log_does_not_wait_for_the_gpu(pairs_dataset, tmp_path, settings):
     config = small(pairs_dataset, device="cuda", log_every=100, **settings)
-    with Trainer(config, RunDirectory(tmp_path / "run")) as trainer:
-        batches = trainer.loader.epoch(0, 0)
+    with Trainer.open(config, RunDirectory(tmp_path / "run")) as trainer:
+        batches = trainer.run.loader.epoch(0, 0)
         for _ in range(3):  # the objective looks at the first features, and kernels are chosen or compiled
             trainer.step([next(batches)])
-        memory = PinnedMemory(bytes_on_gpu(trainer.training_state()), trainer.device)
+        memory = PinnedMemory(bytes_on_gpu(trainer.run.training_state()), trainer.run.device)
         with no_waits():
             for _ in range(3):
                 trainer.step([next(batches)])
-            copy = CopyOnHost(trainer.training_state(), memory.bytes)
+            copy = CopyOnHost(trainer.run.training_state(), memory.bytes)
         copy.result()
         memory.close()
 
@@ -96,8 +96,8 @@ def test_a_run_in_pieces_begins_with_the_losses_of_one_that_encodes_batches_at_o
 def test_a_run_stopped_on_a_gpu_goes_on_with_the_same_losses(pairs_dataset, tmp_path, more):
     config = small(pairs_dataset, device="cuda", precision="fp16", **more)
     whole, broken = train(config, tmp_path / "whole"), RunDirectory(tmp_path / "broken")
-    with Trainer(config, broken) as trainer:
-        trainer.run(should_stop=lambda: trainer.steps_done == 5)
+    with Trainer.open(config, broken) as trainer:
+        trainer.train(should_stop=lambda: trainer.run.steps_done == 5)
     train(config, broken, resume=True)
     assert first(8, broken) == pytest.approx(first(8, whole), rel=1e-2)
 
@@ -106,11 +106,11 @@ def test_a_run_stopped_on_a_gpu_goes_on_with_the_same_losses(pairs_dataset, tmp_
 def test_steps_that_are_skipped_are_logged_though_nothing_waits_for_their_end(pairs_dataset, tmp_path):
     config = small(pairs_dataset, device="cuda", on_nan="skip")
     run = RunDirectory(tmp_path / "run")
-    with Trainer(config, run) as trainer:
-        trainer.encoders.image.register_forward_hook(
-            lambda module, inputs, features: features * torch.nan if trainer.steps_done == 3 else None
+    with Trainer.open(config, run) as trainer:
+        trainer.run.encoders.image.register_forward_hook(
+            lambda module, inputs, features: features * torch.nan if trainer.run.steps_done == 3 else None
         )
-        trainer.run()
+        trainer.train()
     assert [step for step, loss in losses(run).items() if loss is None] == [4]
 
 

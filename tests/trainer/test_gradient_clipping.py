@@ -79,12 +79,12 @@ def test_a_step_that_fp16_skips_moves_nothing_and_its_norm_is_not_finite():
 def test_a_run_logs_the_norm_and_null_for_a_step_that_fp16_skips(pairs_dataset, tmp_path):
     config = small(pairs_dataset, epochs=1, precision="fp16", optimizer={"grad_clip_norm": 0.5})
     run = RunDirectory(tmp_path / "run")
-    with Trainer(config, run) as trainer:
+    with Trainer.open(config, run) as trainer:
         scaler = trainer.precision.scaler
         scaler.load_state_dict(scaler.state_dict() | {"scale": 2.0**40})
-        trainer.run(
+        trainer.train(
             lambda report: scaler.load_state_dict(scaler.state_dict() | {"scale": 2.0**8}),
-            lambda: trainer.steps_done == 3,
+            lambda: trainer.run.steps_done == 3,
         )
     first, *others = (json.loads(line)["gradient_norm"] for line in run.metrics_file.read_text().splitlines())
     assert first is None

@@ -13,10 +13,9 @@ from thermopile.storage.local import LocalPath
 from thermopile.storage.selection import ABOUT, WITHOUT, Selection, SelectionError, SelectionWriter
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer
-from thermopile.trainer.run.resume_settings import resolved_changes
 from thermopile.trainer.run.selection_files import write_selection
+from thermopile.trainer.run.starting import compare, complete
 from thermopile.trainer.run_directory import RunDirectory
-from thermopile.trainer.world import ALONE
 
 from support.damage import overwritten
 from support.datasets import named_ids
@@ -91,12 +90,13 @@ def test_a_resumed_run_refuses_other_holes_and_a_damaged_copy(pairs_dataset, nam
     recorded = run.config()
     for other in (named(FORGOTTEN[1:], "other.parquet"), ""):
         data = recorded.data.model_copy(update={"without": other})
+        asked = complete(recorded.model_copy(update={"data": data}), pairs_dataset, recorded=recorded)
         with pytest.raises(ConfigError, match=r"data\.without: .* \(cannot change: .* thermopile fork RUN --out NEW"):
-            resolved_changes(run.path, recorded, recorded.model_copy(update={"data": data}), pairs_dataset, ALONE, [])
+            compare(run.path, recorded, asked, [])
     file = run.selection / "without.int64"
     file.write_bytes(file.read_bytes()[:-8])
     with pytest.raises(SelectionError, match=r"without\.int64 is damaged: it has 2,392 bytes instead of 2,400"):
-        Trainer(recorded, run, resume=True)
+        Trainer.open(recorded, run, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_resumed_run_refuses_other_holes_and_a_damaged_copy(pairs_dataset, nam
 def test_holes_that_leave_too_little_are_refused_and_leave_no_run(pairs_dataset, named, tmp_path, ids, match):
     run = RunDirectory(tmp_path / "run")
     with pytest.raises(ConfigError, match=match):
-        Trainer(without(pairs_dataset, named(ids)), run)
+        Trainer.open(without(pairs_dataset, named(ids)), run)
     assert not run.exists()
 
 
@@ -130,8 +130,8 @@ def test_a_step_that_one_rank_s_piece_makes_too_thin_is_refused_with_its_own_cur
 def test_a_refused_start_hides_no_samples_of_a_run_that_is_then_started_there(pairs_dataset, named, tmp_path):
     run = RunDirectory(tmp_path / "run")
     with pytest.raises(ConfigError, match="would keep 0"):
-        Trainer(without(pairs_dataset, named(np.arange(250))), run)
-    with Trainer(small(pairs_dataset), run):
+        Trainer.open(without(pairs_dataset, named(np.arange(250))), run)
+    with Trainer.open(small(pairs_dataset), run):
         assert StateReader.open(run.state).kept == 2_000
 
 
@@ -147,7 +147,7 @@ def test_holes_that_are_no_ascending_positions_are_refused(tmp_path, holes):
 def test_holes_outside_the_selection_are_no_holes_and_a_file_of_them_alone_is_refused(pairs_dataset, named, tmp_path):
     kept = named(np.arange(1_000, 2_000), "kept.parquet")
     with pytest.raises(ConfigError, match="names no sample that is trained on"):
-        Trainer(without(pairs_dataset, named([1, 2, 3]), kept), RunDirectory(tmp_path / "run"))
+        Trainer.open(without(pairs_dataset, named([1, 2, 3]), kept), RunDirectory(tmp_path / "run"))
 
 
 def test_what_cannot_take_batches_of_different_sizes_is_refused(pairs_dataset, named):
@@ -180,7 +180,7 @@ def test_rows_of_forgotten_samples_read_as_never_visited_whatever_they_hold(fini
 def test_a_new_run_leaves_files_of_others_in_a_folder_of_that_name(pairs_dataset, tmp_path):
     (tmp_path / "run" / "selection").mkdir(parents=True)
     (tmp_path / "run" / "selection" / "mine").write_text("mine")
-    with Trainer(small(pairs_dataset), RunDirectory(tmp_path / "run")):
+    with Trainer.open(small(pairs_dataset), RunDirectory(tmp_path / "run")):
         assert (tmp_path / "run" / "selection" / "mine").read_text() == "mine"
 
 
@@ -188,12 +188,12 @@ def test_a_run_with_a_selection_is_refused_rather_than_removing_files_of_others(
     (tmp_path / "run" / "selection").mkdir(parents=True)
     (tmp_path / "run" / "selection" / "mine").write_text("mine")
     with pytest.raises(SelectionError, match="holds mine"):
-        Trainer(without(pairs_dataset, named(FORGOTTEN)), RunDirectory(tmp_path / "run"))
+        Trainer.open(without(pairs_dataset, named(FORGOTTEN)), RunDirectory(tmp_path / "run"))
     assert (tmp_path / "run" / "selection" / "mine").read_text() == "mine"
 
 
 def test_what_a_killed_start_left_half_written_keeps_no_selection_from_being_written(pairs_dataset, named, tmp_path):
     (tmp_path / "run" / "selection").mkdir(parents=True)
     (tmp_path / "run" / "selection" / ".mixture.json.host-1234abcd-99.partial").write_text("{")
-    with Trainer(without(pairs_dataset, named(FORGOTTEN)), RunDirectory(tmp_path / "run")):
+    with Trainer.open(without(pairs_dataset, named(FORGOTTEN)), RunDirectory(tmp_path / "run")):
         assert {*os.listdir(tmp_path / "run" / "selection")} == {ABOUT, WITHOUT}

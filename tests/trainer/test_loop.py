@@ -58,19 +58,19 @@ def test_the_loss_falls_and_the_learned_temperature_of_clip_is_trained(pairs_dat
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_samples(pairs_dataset, tmp_path, monkeypatch):
     config, run = small(pairs_dataset, log_every=4, checkpoint={"every_steps": 3}), RunDirectory(tmp_path / "run")
-    with Trainer(config, run) as trainer:
+    with Trainer.open(config, run) as trainer:
         outcome = trainer._outcome
 
         def poisoned(*inputs):
             found = outcome(*inputs)
-            return replace(found, loss=found.loss * np.nan) if trainer.steps_done == 6 else found
+            return replace(found, loss=found.loss * np.nan) if trainer.run.steps_done == 6 else found
 
         monkeypatch.setattr(trainer, "_outcome", poisoned)
-        ids = ", ".join(map(str, trainer.order.batch_ids(0, 6)[:8]))
+        ids = ", ".join(map(str, trainer.run.order.batch_ids(0, 6)[:8]))
         with pytest.raises(
             TrainingError, match=rf"the loss of step 7 is nan\. The ids of its 256 samples begin with {ids}: .*step-6,"
         ):
-            trainer.run()
+            trainer.train()
     assert {path.name for path in run.checkpoints.glob("step-*")} == {"step-3", "step-6"}
     assert [line["step"] for line in lines(run)] == list(range(1, 7))
 
@@ -112,8 +112,8 @@ def test_the_recorded_settings_leave_nothing_to_defaults(finished):
 def test_reports_count_the_steps_since_the_last_one(pairs_dataset, tmp_path):
     config, run = small(pairs_dataset, log_every=5, checkpoint={"every_steps": 3}), RunDirectory(tmp_path / "run")
     reports = []
-    with Trainer(config, run) as trainer:
-        trainer.run(reports.append)
+    with Trainer.open(config, run) as trainer:
+        trainer.train(reports.append)
     assert [report.step for report in reports] == [3, 5, 6, 9, 10, 12, 14]
     assert all(report.samples_per_second > 0 for report in reports)
     assert all(0 < sum(report.split.values()) - report.split["write_backlog"] <= 1.01 for report in reports)
@@ -131,11 +131,11 @@ def test_rows_of_each_step_are_prefetched_once_in_time_also_across_epochs(pairs_
 
         return call
 
-    with Trainer(config, RunDirectory(tmp_path / "run")) as trainer:
-        step_of = {trainer.order.batch_ids(*divmod(step, 7)).tobytes(): step for step in range(14)}
-        monkeypatch.setattr(trainer.store, "prefetch", recorded("prefetch", trainer.store.prefetch))
-        monkeypatch.setattr(trainer.store, "take", recorded("take", trainer.store.take))
-        trainer.run()
+    with Trainer.open(config, RunDirectory(tmp_path / "run")) as trainer:
+        step_of = {trainer.run.order.batch_ids(*divmod(step, 7)).tobytes(): step for step in range(14)}
+        monkeypatch.setattr(trainer.run.store, "prefetch", recorded("prefetch", trainer.run.store.prefetch))
+        monkeypatch.setattr(trainer.run.store, "take", recorded("take", trainer.run.store.take))
+        trainer.train()
     assert [step for name, step in seen if name == "take"] == list(range(14))
     assert [step for name, step in seen if name == "prefetch"] == list(range(1, 14))
     for step in range(14):

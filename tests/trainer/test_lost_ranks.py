@@ -77,7 +77,7 @@ TRAIN_UNTIL_STEP_8 = (
 from thermopile.trainer.loop import Trainer
 make_step, (heartbeats.SILENT_BEATS, silent_beats) = Trainer.step, (1000, heartbeats.SILENT_BEATS)
 def step(self, batch):
-    if self.steps_done == 7:
+    if self.run.steps_done == 7:
         heartbeats.SILENT_BEATS = silent_beats
         print("waits", flush=True)
         Event().wait()
@@ -96,7 +96,7 @@ from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run import checkpoint_writer
 make_step, save = Trainer.step, checkpoint_writer.save_checkpoint
 def step(self, batch):
-    if self.steps_done == 7:
+    if self.run.steps_done == 7:
         print("fails", flush=True)
         raise ERROR
     make_step(self, batch)
@@ -319,7 +319,7 @@ def fail_with(error):
 
 @after(
     pytest.param(fail_with("OSError('on all ranks')"), id="and_closes", marks=pytest.mark.wide),
-    pytest.param(fail_with("self._not_finite(7, 'on all ranks')"), id="and_names_the_samples"),
+    pytest.param(fail_with("self.run.not_finite(7, 'on all ranks')"), id="and_names_the_samples"),
 )
 def test_a_rank_that_fails_as_the_others_do_writes_its_checkpoint_after_they_have_ended(ranks):
     for code, _, errors in (rank.end() for rank in ranks):

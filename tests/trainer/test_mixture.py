@@ -72,12 +72,12 @@ def test_a_stopped_run_repeats_its_losses_bit_for_bit(whole, parts, tmp_path):
 def test_a_windowed_run_is_stopped_and_counts_exactly(parts, tmp_path):
     config, run = mixed(parts, state={"memory_budget": "20KB"}), RunDirectory(tmp_path / "run")
     assert config.window_blocks < config.blocks_per_shard
-    with pytest.raises(KeyboardInterrupt), Trainer(config, run) as trainer:
-        trainer.run(stop_at(32))
-    with Trainer(config, run, resume=True) as trainer:
-        assert trainer.steps_done == 30
-        trainer.run()
-        assert trainer.store.blocks_read < 2 * len(trainer.order.rows.blocks) * 15  # it was told the windows
+    with pytest.raises(KeyboardInterrupt), Trainer.open(config, run) as trainer:
+        trainer.train(stop_at(32))
+    with Trainer.open(config, run, resume=True) as trainer:
+        assert trainer.run.steps_done == 30
+        trainer.train()
+        assert trainer.run.store.blocks_read < 2 * len(trainer.run.order.rows.blocks) * 15  # it was told the windows
     np.testing.assert_array_equal(StateReader.open(run.state).column("visits"), visits_by_hand(config, parts))
 
 
@@ -148,7 +148,7 @@ def test_a_mixture_that_was_moved_is_given_part_by_part(parts, tmp_path):
     settings = to_tree(mixed(parts))
     del settings["data"]["parts"], settings["data"]["path"]
     with Trainer.from_settings(tmp_path / "run", moved, settings | {"steps": 2}) as trainer:
-        trainer.run()
+        trainer.train()
     again = [place.rename(place.with_name("new")) for place in moved]
     data = [word for place in again for word in ("--data", place)]
     assert {of["part"] for of in answer("inspect", tmp_path / "run", *data)["parts"]} == {"new", "new-2", "new-3"}

@@ -28,22 +28,22 @@ def poison(trainer, steps, what="pictures"):
     """Make the pictures, or the loss, of these steps not a number."""
 
     def pictures(module, inputs):
-        return (inputs[0] * np.nan, *inputs[1:]) if trainer.steps_done + 1 in steps else None
+        return (inputs[0] * np.nan, *inputs[1:]) if trainer.run.steps_done + 1 in steps else None
 
     def loss(module, inputs, outcome):
-        return replace(outcome, loss=outcome.loss * np.nan) if trainer.steps_done + 1 in steps else None
+        return replace(outcome, loss=outcome.loss * np.nan) if trainer.run.steps_done + 1 in steps else None
 
     if what == "pictures":
-        trainer.encoders.image.register_forward_pre_hook(pictures)
+        trainer.run.encoders.image.register_forward_pre_hook(pictures)
     else:
-        trainer.objective.register_forward_hook(loss)
+        trainer.run.objective.register_forward_hook(loss)
 
 
 def train(config, path, steps=(), what="pictures", until=None, resume=False, report=lambda report: None):
     run = RunDirectory(path)
-    with Trainer(config, run, resume=resume) as trainer:
+    with Trainer.open(config, run, resume=resume) as trainer:
         poison(trainer, steps, what)
-        trainer.run(report, lambda: trainer.steps_done == until)
+        trainer.train(report, lambda: trainer.run.steps_done == until)
     return run
 
 
@@ -110,10 +110,10 @@ SKIPPED = [1, 2, 6, 7, 8, 16, 29, 30]
 def without_prefetch(pairs_dataset, tmp_path_factory):
     """A run with all rows in memory, which gathers each step's when they are asked for."""
     run = RunDirectory(tmp_path_factory.mktemp("runs") / "plain")
-    with Trainer(small(pairs_dataset, **WINDOWED), run) as trainer, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer.store, "prefetch", lambda sample_ids: None)
+    with Trainer.open(small(pairs_dataset, **WINDOWED), run) as trainer, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer.run.store, "prefetch", lambda sample_ids: None)
         poison(trainer, SKIPPED)
-        trainer.run()
+        trainer.train()
     return run
 
 

@@ -18,7 +18,7 @@ BACKENDS = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
 )
 def test_products_of_float32_use_tf32_unless_the_run_is_in_float32(precision, kernels):
     before = [backend.fp32_precision for backend in BACKENDS], torch.backends.cudnn.benchmark
-    with fast_kernels(load_config({"precision": precision, "cudnn_benchmark": True})):
+    with fast_kernels(precision, cudnn_benchmark=True):
         assert [backend.fp32_precision for backend in BACKENDS] == [kernels, kernels]
         assert torch.backends.cudnn.benchmark
     assert before == ([backend.fp32_precision for backend in BACKENDS], torch.backends.cudnn.benchmark)
@@ -26,7 +26,7 @@ def test_products_of_float32_use_tf32_unless_the_run_is_in_float32(precision, ke
 
 def test_a_caller_has_its_own_settings_back_after_an_error():
     before = [backend.fp32_precision for backend in BACKENDS], torch.backends.cudnn.benchmark
-    with pytest.raises(KeyError), fast_kernels(load_config({"precision": "tf32", "cudnn_benchmark": True})):
+    with pytest.raises(KeyError), fast_kernels("tf32", cudnn_benchmark=True):
         raise KeyError
     assert before == ([backend.fp32_precision for backend in BACKENDS], torch.backends.cudnn.benchmark)
 
@@ -37,7 +37,7 @@ def test_deterministic_algorithms_are_those_of_a_run_alone_and_it_times_no_kerne
     assert resolve_speed(config, torch.device("cuda"))["cudnn_benchmark"] is False
     uneven = load_config({"data": {"without": "forgotten.parquet"}})
     assert resolve_speed(uneven, torch.device("cuda"))["cudnn_benchmark"] is False
-    with fast_kernels(config):
+    with fast_kernels("float32", cudnn_benchmark=False, deterministic=True):
         assert torch.are_deterministic_algorithms_enabled()
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
         assert not torch.utils.deterministic.fill_uninitialized_memory
@@ -48,7 +48,7 @@ def test_deterministic_algorithms_are_those_of_a_run_alone_and_it_times_no_kerne
     assert torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        with fast_kernels(config):
+        with fast_kernels("float32", cudnn_benchmark=False, deterministic=True):
             assert not torch.is_deterministic_algorithms_warn_only_enabled()
         assert torch.is_deterministic_algorithms_warn_only_enabled()
     finally:
@@ -59,6 +59,6 @@ def test_deterministic_algorithms_are_those_of_a_run_alone_and_it_times_no_kerne
 
 def test_cudnn_s_attention_is_off_during_a_run():
     before = torch.backends.cuda.cudnn_sdp_enabled()
-    with fast_kernels(load_config({"precision": "bf16", "cudnn_benchmark": False})):
+    with fast_kernels("bf16", cudnn_benchmark=False):
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     assert torch.backends.cuda.cudnn_sdp_enabled() == before

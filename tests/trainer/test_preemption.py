@@ -120,10 +120,10 @@ def test_a_run_stopped_by_every_signal_in_turn_has_the_losses_of_one_never_stopp
             if report.step == at:
                 os.kill(os.getpid(), number)
 
-        with Trainer(config, broken, resume=broken.exists()) as trainer, StopRequest() as stop:
-            trainer.run(send_once, stop)
+        with Trainer.open(config, broken, resume=broken.exists()) as trainer, StopRequest() as stop:
+            trainer.train(send_once, stop)
             # The report comes before the checkpoint of its own step, so the step after it is the last.
-            assert trainer.steps_done == len(losses(broken)) == at + 1
+            assert trainer.run.steps_done == len(losses(broken)) == at + 1
         assert latest_checkpoint(broken.checkpoints).name == f"step-{at + 1}"
     assert losses(train(config, broken, resume=True)) == losses(finished)
 

@@ -229,9 +229,9 @@ def test_a_preset_trains_on_data_of_its_kind(name, pairs_dataset, images_dataset
     apply_overrides(tree, TINY)
     dataset = images_dataset if tree["objective"].get("mode") == "unimodal" else pairs_dataset
     config = resolve(load_config(tree | {"data": tree["data"] | {"path": str(dataset.path)}}), dataset)
-    with Trainer(config, RunDirectory(tmp_path / "run")) as trainer:
-        trainer.run(should_stop=lambda: trainer.steps_done == 2)
-        losses = [json.loads(line)["loss"] for line in trainer.run_directory.metrics_file.read_text().splitlines()]
+    with Trainer.open(config, RunDirectory(tmp_path / "run")) as trainer:
+        trainer.train(should_stop=lambda: trainer.run.steps_done == 2)
+        losses = [json.loads(line)["loss"] for line in trainer.run.directory.metrics_file.read_text().splitlines()]
     assert len(losses) == 2
     assert all(map(math.isfinite, losses))
 

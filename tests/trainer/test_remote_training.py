@@ -100,16 +100,16 @@ def test_the_narrower_of_the_windows_for_state_and_cache_counts(s3, address):
 def test_a_resumed_run_may_have_a_larger_cache_but_none_too_small_for_its_order(s3, address, windowed, tmp_path):
     dataset, run = Dataset(address), RunDirectory(tmp_path / "run")
     config = resolve(settings(address, cache=QUARTER), dataset)
-    with Trainer(config, run) as trainer:
-        trainer.run(should_stop=lambda: trainer.steps_done >= 30)
+    with Trainer.open(config, run) as trainer:
+        trainer.train(should_stop=lambda: trainer.run.steps_done >= 30)
     smaller = config.model_copy(update={"data": config.data.model_copy(update={"cache": 1_000_000})})
     with pytest.raises(ConfigError, match=r"data\.cache = 1,000,000 is too small for s3://bucket/noise") as refused:
-        Trainer(smaller, run, resume=True)
+        Trainer.open(smaller, run, resume=True)
     floor = int(re.search(r"at least ([\d,]+)$", str(refused.value))[1].replace(",", ""))
     assert 1_000_000 < floor <= QUARTER
     larger = config.model_copy(update={"data": config.data.model_copy(update={"cache": 8_000_000})})
-    with Trainer(larger, run, resume=True) as trainer:
-        trainer.run()
+    with Trainer.open(larger, run, resume=True) as trainer:
+        trainer.train()
     assert losses(run) == losses(windowed)
 
 
@@ -134,13 +134,13 @@ def test_a_run_whose_store_goes_away_ends_with_one_error_and_can_be_resumed(
 
         with (
             pytest.raises(ObjectStoreError, match=r"s3://bucket/noise/shards/.* cannot be used: .*AWS_ENDPOINT_URL"),
-            Trainer(config, run) as trainer,
+            Trainer.open(config, run) as trainer,
         ):
-            trainer.run(outage)
+            trainer.train(outage)
         gateway.start()
-        with Trainer(config, run, resume=True) as trainer:
-            assert trainer.steps_done >= 20
-            trainer.run()
+        with Trainer.open(config, run, resume=True) as trainer:
+            assert trainer.run.steps_done >= 20
+            trainer.train()
     assert losses(run) == losses(windowed)
 
 

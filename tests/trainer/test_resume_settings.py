@@ -9,7 +9,8 @@ from thermopile.trainer.config import flat, load_config, to_tree
 from thermopile.trainer.config.layers import merge
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.run.build import device_named
-from thermopile.trainer.run.resume_settings import allowed_changes, as_recorded, differences
+from thermopile.trainer.run.resume_settings import as_recorded, differences
+from thermopile.trainer.run.starting import compare
 
 RUN = load_config({"objective": {"name": "isogclr", "mode": "bimodal", "rho": 2.0, "tau_init": 0.01}})
 
@@ -17,7 +18,7 @@ RUN = load_config({"objective": {"name": "isogclr", "mode": "bimodal", "rho": 2.
 def changes(allowed, run=RUN, **asked):
     tree = to_tree(run)
     merge(tree, asked)
-    return [tuple(change) for change in allowed_changes(Path("runs/a"), run, load_config(tree), allowed)]
+    return [tuple(change) for change in compare(Path("runs/a"), run, load_config(tree), allowed)]
 
 
 @pytest.mark.parametrize("allowed", [["optimizer.lr"], ["optimizer"], ["optimizer."], ["epochs", "optimizer.lr"]])

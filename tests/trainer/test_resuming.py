@@ -35,10 +35,10 @@ def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(fini
     config = small(pairs_dataset, checkpoint={"every_steps": 3})
     run = stopped(config, tmp_path / "run", 8)
     (run.checkpoints / "step-6" / "tensors.safetensors").write_bytes(b"")
-    with Trainer(config, run, resume=True) as trainer:
-        assert trainer.steps_done == 3
+    with Trainer.open(config, run, resume=True) as trainer:
+        assert trainer.run.steps_done == 3
         assert checkpoints(run) == {3}, "a checkpoint is left whose state was undone"
-        trainer.run()
+        trainer.train()
     assert "step-6 is damaged" in caplog.text
     assert_same_run(run, finished)
 
@@ -96,12 +96,12 @@ def test_a_checkpoint_of_other_settings_is_refused_with_its_name(finished, tmp_p
     change(training)
     save_checkpoint(run.checkpoints, info, training)
     with pytest.raises(RunError, match=rf"step-14 does not match the run's settings \(.*{reason}.*\).*resume it with"):
-        Trainer(run.config(), run, resume=True)
+        Trainer.open(run.config(), run, resume=True)
 
 
 def test_the_tensors_of_the_checkpoint_are_let_go_once_they_are_restored(finished, pairs_dataset):
-    with Trainer(finished.config(), finished, resume=True) as trainer:
-        assert trainer._start.training.keys() == {"refused_rows", "loss_scale"}
+    with Trainer.open(finished.config(), finished, resume=True) as trainer:
+        assert trainer.run.start.training.keys() == {"refused_rows", "loss_scale"}
 
 
 # Kills

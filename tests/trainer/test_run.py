@@ -30,12 +30,12 @@ def train(run, stop_after=None, dropout=0.5):
     optimizer = torch.optim.AdamW(run.encoders.parameters(), lr=1e-3)
     run.attach(optimizer=optimizer)
     for batch in run.batches():
-        state = run.take(batch)
+        state = run.take(batch.sample_ids)
         features = run.encoders(batch)
         dropped = torch.nn.functional.dropout(features.first, dropout)
         first = torch.nn.functional.normalize(dropped + 1e-3 * features.first, dim=1)
         outcome = run.objective(first, features.second, state, run.progress)
-        run.put(batch, outcome.state)
+        run.put(batch.sample_ids, outcome.state)
         optimizer.zero_grad()
         outcome.loss.backward()
         optimizer.step()
@@ -48,7 +48,7 @@ def train(run, stop_after=None, dropout=0.5):
 def whole(pairs_dataset, tmp_path_factory):
     with open_run(tmp_path_factory.mktemp("own") / "whole", pairs_dataset) as run:
         train(run)
-    return run.run_directory
+    return run.directory
 
 
 def test_it_logs_every_step_and_keeps_the_state_of_every_sample(whole, pairs_dataset):
@@ -65,7 +65,7 @@ def test_stopped_within_an_epoch_it_goes_on_bit_by_bit_with_optimiser_and_dropou
     with open_run(tmp_path / "broken", pairs_dataset) as run:
         assert run.steps_done == 8
         train(run)
-    assert_same_run(run.run_directory, whole)
+    assert_same_run(run.directory, whole)
 
 
 def test_a_finished_run_yields_no_batch(whole, pairs_dataset):
@@ -94,7 +94,7 @@ def test_code_that_only_the_runs_files_name_is_not_imported(pairs_dataset, tmp_p
     with pytest.raises(
         ConfigError, match=r"config.toml sets objective.name = 'support.own_code:Weighted', which imports"
     ):
-        open_run(run.run_directory.path, pairs_dataset)
+        open_run(run.directory.path, pairs_dataset)
 
 
 def test_a_resumed_run_keeps_what_the_settings_leave_out_and_records_what_may_change(whole, pairs_dataset, tmp_path):

@@ -13,11 +13,10 @@ from thermopile.storage.selection import Selection, SelectionError
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run.build import resolve
-from thermopile.trainer.run.resume_settings import resolved_changes
 from thermopile.trainer.run.run_status import read_status
 from thermopile.trainer.run.selection_files import pinned, write_selection
+from thermopile.trainer.run.starting import compare, complete
 from thermopile.trainer.run_directory import RunDirectory
-from thermopile.trainer.world import ALONE
 
 from support.runs import assert_same_run, losses, small, stopped, train
 
@@ -72,10 +71,10 @@ def test_few_rows_in_memory_give_the_bits_of_all_in_memory_also_when_resumed(pai
     assert config.blocks_per_shard > config.window_blocks
     whole = train(config.model_copy(update={"state": small(pairs_dataset).state}), tmp_path / "whole")
     run = stopped(config, tmp_path / "run", 11)
-    with Trainer(config, run, resume=True) as trainer:
-        assert trainer.steps_done == 8
-        trainer.run()
-        assert 0 < trainer.store.blocks_read < 3 * 2 * config.blocks_per_shard, "the store was not told the windows"
+    with Trainer.open(config, run, resume=True) as trainer:
+        assert trainer.run.steps_done == 8
+        trainer.train()
+        assert 0 < trainer.run.store.blocks_read < 3 * 2 * config.blocks_per_shard, "the store was not told the windows"
     assert_same_run(run, whole)
 
 
@@ -120,7 +119,7 @@ def test_a_state_with_another_runs_selection_or_a_damaged_one_is_refused(selecte
     file.write_bytes(data)
     config = run.config()
     with pytest.raises(SelectionError, match=r"ids\.int64 is damaged: its sha256 differs .*; restore it from a copy"):
-        Trainer(config, run, resume=True)
+        Trainer.open(config, run, resume=True)
     file.write_bytes(data[:-8])
     with pytest.raises(SelectionError, match=r"ids\.int64 is damaged: it has 6,720 bytes instead of 6,728"):
         StateReader.open(run.state).column("visits")
@@ -128,7 +127,7 @@ def test_a_state_with_another_runs_selection_or_a_damaged_one_is_refused(selecte
     with pytest.raises(
         SelectionError, match=r"is not what config\.toml says: a selection of 840 samples, in ids\.int64\."
     ):
-        Trainer(config, run, resume=True)
+        Trainer.open(config, run, resume=True)
     write_selection(on(pairs_dataset, write(KEPT + 1)).data, pairs_dataset, run.selection)
     with pytest.raises(SelectionError, match="selection is another run's"):
         StateReader.open(run.state)
@@ -145,8 +144,9 @@ def test_a_run_goes_on_with_its_own_copy_and_refuses_another_selection(selected,
 
     def resumed(select):
         data = recorded.data.model_copy(update={"select": select})
-        asked = recorded.model_copy(update={"data": data})
-        return resolved_changes(selected.path, recorded, asked, pairs_dataset, ALONE, [])[0]
+        asked = complete(recorded.model_copy(update={"data": data}), pairs_dataset, recorded=recorded)
+        compare(selected.path, recorded, asked, [])
+        return asked
 
     original = recorded.data.select.rpartition("@")[0]
     assert resumed(original) == recorded
@@ -167,7 +167,7 @@ def test_a_run_goes_on_with_its_own_copy_and_refuses_another_selection(selected,
 def refuses(settings, match, tmp_path):
     run = RunDirectory(tmp_path / "run")
     with pytest.raises(ConfigError, match=match):
-        Trainer(settings(), run)
+        Trainer.open(settings(), run)
     assert not run.exists()
     run.refuse_existing()
 
@@ -204,7 +204,7 @@ def test_a_file_that_changed_since_it_was_recorded_is_refused(pairs_dataset, wri
     config = on(pairs_dataset, write(KEPT))
     write(KEPT[1:])
     with pytest.raises(ConfigError, match=r"has changed since it was recorded: .* Pass it again with --select"):
-        Trainer(resolve(config, pairs_dataset), RunDirectory(tmp_path / "run"))
+        Trainer.open(resolve(config, pairs_dataset), RunDirectory(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("option", ["select", "weights"])
@@ -273,16 +273,16 @@ def test_a_step_has_its_samples_weights_relative_to_the_mean_of_the_selected_one
         "weights": write(mixed, weights[mixed], "weights.parquet"),
     }  # fmt: skip
     run, seen = RunDirectory(tmp_path / "run"), []
-    with Trainer(small(pairs_dataset, batch_size=64, epochs=1, data=data, micro_batch=16), run) as trainer:
-        take = trainer._take
+    with Trainer.open(small(pairs_dataset, batch_size=64, epochs=1, data=data, micro_batch=16), run) as trainer:
+        take = trainer.run.take
 
         def noted(sample_ids):
             state = take(sample_ids)
             seen.append((sample_ids.numpy().copy(), state["weight"].numpy()))
             return state
 
-        trainer._take = noted
-        trainer.run()
+        trainer.run.take = noted
+        trainer.train()
     for ids, of_ids in seen:
         np.testing.assert_allclose(of_ids, weights[ids] / weights[KEPT].mean(), rtol=1e-6)
     assert Selection(run.selection).weights.mean() == pytest.approx(1, abs=1e-6)

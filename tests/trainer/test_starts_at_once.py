@@ -13,6 +13,7 @@ from thermopile.storage.bucket import SCRATCH, Address
 from thermopile.storage.selection import Selection
 from thermopile.trainer.errors import RunError, RunExistsError
 from thermopile.trainer.loop import Trainer
+from thermopile.trainer.run.run import Run
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import sets
@@ -47,14 +48,15 @@ def on_first(pairs_dataset, first_ids):
 def test_a_directory_that_another_start_is_making_is_refused_like_one_that_exists(on_first, tmp_path):
     run = RunDirectory(tmp_path / "run")
 
-    class First(Trainer):
+    class First(Run):
         def _write_own_files(self):
             super()._write_own_files()
             with pytest.raises(RunExistsError, match=f"run {TAKEN}"):
-                Trainer(on_first(1600), run)
+                Trainer.open(on_first(1600), run)
 
-    with First(on_first(1800), run) as trainer:
-        trainer.run()
+    with Trainer(First(on_first(1800), run)) as trainer:
+        trainer.run.begin()
+        trainer.train()
     assert run.config() == on_first(1800)
     Selection(run.selection).verify()
     assert_same_run(run, train(on_first(1800), tmp_path / "alone"))
@@ -63,25 +65,22 @@ def test_a_directory_that_another_start_is_making_is_refused_like_one_that_exist
 def test_a_start_that_fails_before_its_settings_leaves_the_directory_to_the_next(on_first, tmp_path):
     run = RunDirectory(tmp_path / "run")
 
-    class Failing(Trainer):
+    class Failing(Run):
         def _write_own_files(self):
             raise OSError("the disk is full")
 
     with pytest.raises(OSError, match="full"):
-        Failing(on_first(1800), run)
-    Trainer(on_first(1800), run).close()
+        Failing(on_first(1800), run).begin()
+    Trainer.open(on_first(1800), run).close()
 
 
 def test_a_start_that_another_overtook_changes_nothing_in_what_that_has_trained(pairs_dataset, tmp_path):
     run = RunDirectory(tmp_path / "run")
 
-    class Overtaken(Trainer):
-        def _prepare(self):
-            super()._prepare()
-            train(small(pairs_dataset, **SHORT), run.path)
-
+    overtaken = Run(small(pairs_dataset, seed=1, **SHORT), run)
+    train(small(pairs_dataset, **SHORT), run.path)
     with pytest.raises(RunExistsError, match=f"run {TAKEN}"):
-        Overtaken(small(pairs_dataset, seed=1, **SHORT), run)
+        overtaken.begin()
     assert run.config().seed == 0
     assert max(losses(run)) == 7
 
@@ -94,30 +93,23 @@ def test_of_two_that_resume_at_once_the_later_one_goes_on_from_what_the_earlier_
 ):
     config = small(pairs_dataset, **SHORT)
     run = stopped(config, tmp_path / "run", step)
-
-    class Overtaken(Trainer):
-        def _prepare(self):
-            super()._prepare()
-            with pytest.raises(KeyboardInterrupt):
-                train(config, run, resume=True, on_report=stop_at(5))
-
-    with Overtaken(config, run, resume=True) as trainer:
-        assert trainer.steps_done == 4
-        trainer.run()
+    overtaken = Trainer(Run(config, run, resume=True))
+    with pytest.raises(KeyboardInterrupt):
+        train(config, run, resume=True, on_report=stop_at(5))
+    with overtaken as trainer:
+        trainer.run.begin()
+        assert trainer.run.steps_done == 4
+        trainer.train()
     assert_same_run(run, train(config, tmp_path / "alone"))
 
 
 def test_a_resume_that_another_with_changed_settings_overtook_changes_nothing(pairs_dataset, tmp_path):
     config, shorter = (small(pairs_dataset, **SHORT | {"steps": steps}) for steps in (0, 4))
     run = stopped(config, tmp_path / "run", 3)
-
-    class Overtaken(Trainer):
-        def _prepare(self):
-            super()._prepare()
-            train(shorter, run, resume=True)
-
+    overtaken = Run(config, run, resume=True)
+    train(shorter, run, resume=True)
     with pytest.raises(RunError, match=r"another process has just changed the settings .* of .*/run; resume again"):
-        Overtaken(config, run, resume=True)
+        overtaken.begin()
     assert checkpoints(run) == {2, 4}
 
 

@@ -17,7 +17,7 @@ from thermopile.pipeline.tokenizer import encode, load_tokenizer
 from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.config.own_code import code_in
-from thermopile.trainer.dry_run import DryRun
+from thermopile.trainer.dry_run import dry_run
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.encoders.locking import lock_advice
 from thermopile.trainer.encoders.synced_batch_norm import SyncedBatchNorm, synchronise_batch_norms
@@ -26,7 +26,7 @@ from thermopile.trainer.evaluation.evaluate import tokenizer_of
 from thermopile.trainer.evaluation.features import restore_encoders
 from thermopile.trainer.export import export_encoders
 from thermopile.trainer.run.build import recipe_named, resolve
-from thermopile.trainer.run.chosen import choices
+from thermopile.trainer.run.settings_of_data import choices_of
 from thermopile.trainer.run_directory import RunDirectory
 
 from support import torchvision_operators  # noqa: F401
@@ -268,8 +268,8 @@ def test_timms_weights_are_those_of_the_hubs_safetensors_and_only_a_new_run_fetc
     assert torch.equal(first, weights["blocks.0.attn.qkv.weight"])
     assert not torch.equal(create(image, pretrained=False).image.backbone.body.blocks[0].attn.qkv.weight, first)
     config = settings(images_dataset, {"image": image}, batch_size=50, checkpoint={"every_steps": 2})
-    with DryRun(config, RunDirectory(tmp_path / "run")) as dry:
-        assert all(each.is_meta for each in dry.encoders.parameters())
+    with dry_run(config, RunDirectory(tmp_path / "run")) as dry:
+        assert all(each.is_meta for each in dry.run.encoders.parameters())
     run = stopped(config, tmp_path / "run", 3)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "empty"))
     resumed(config, run, from_step=2)  # from the checkpoint
@@ -403,7 +403,7 @@ def test_a_pair_of_open_clip_begins_at_its_temperature_and_is_exported_with_the_
     config = settings(pairs_dataset, model, **more)
     assert config.objective.settings[setting] == pytest.approx(begins, abs=1e-5)
     assert config.objective.settings.get("logit_bias") == learned.get("logit_bias")
-    said = choices(load_config(more | {"model": model}), config, pairs_dataset)
+    said = choices_of(load_config(more | {"model": model}), config, pairs_dataset)
     assert any(line.startswith(f"objective.{setting} = ") and "as the model had learned it" in line for line in said)
     run = train(config, tmp_path / "run")
     exported = assert_open_clip_gives_the_probabilities(run, pairs_dataset, tmp_path / "out")

@@ -150,7 +150,7 @@ def test_the_first_rank_alone_sends(start_ranks, pairs_dataset, tmp_path):
 def test_without_its_package_a_tracker_is_refused_with_what_to_install(name, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match=rf"{name} needs its package: pip install 'thermopile\[{name}\]'"):
-        makers_of(load_config({"trackers": [name]}))
+        makers_of([name])
 
 
 def test_an_unknown_tracker_is_refused_before_anything_is_written(pairs_dataset, tmp_path):

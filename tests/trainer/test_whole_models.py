@@ -15,13 +15,13 @@ from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.pipeline.tokenizer import model_context
 from thermopile.trainer.checkpoints.checkpoint_files import LATEST
 from thermopile.trainer.config import load_config, to_tree
-from thermopile.trainer.dry_run import DryRun
+from thermopile.trainer.dry_run import dry_run
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.export import export_encoders
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run.build import recipe_named
-from thermopile.trainer.run.chosen import choices
+from thermopile.trainer.run.settings_of_data import choices_of
 from thermopile.trainer.run_directory import RunDirectory, find_checkpoint, load_found
 
 from support.cli import assert_one_line, cli, succeed
@@ -60,11 +60,11 @@ def test_the_first_loss_of_a_locked_run_is_transformers_own_of_the_same_pixels_a
     model = save_whole(tmp_path / "model", kind)
     locked = {"clip": 1, "siglip": 2}[kind]  # SigLIP's heads are in its towers
     config = small(words_dataset, **settings_of(tmp_path / "model", kind, locked, optimizer={"layer_decay": 0.75}))
-    with Trainer(config, RunDirectory(tmp_path / "run")) as trainer:
-        batch = next(next(trainer._steps()))
+    with Trainer.open(config, RunDirectory(tmp_path / "run")) as trainer:
+        batch = next(next(trainer.run.steps()))
         theirs = model(pixel_values=batch.views[0], input_ids=padded(batch.tokens), return_loss=True).loss
         trainer.step([batch])
-        (line,) = trainer._flushed_log()
+        (line,) = trainer.run.flush_log()
     assert line["loss"] == pytest.approx(theirs.item(), abs=1e-5)
 
 
@@ -77,7 +77,7 @@ def test_dimension_temperature_and_normalisation_are_the_models_unless_they_are_
     assert config.objective.settings.get("logit_bias") == {"siglip": -3.0}.get(kind)
     recipe = recipe_named(config.data.recipe)
     assert (list(recipe.mean), list(recipe.std)) == (MEAN, STD)
-    assert f"model.dim = {DIMS[kind]}: the image head is the model's own projection" in choices(
+    assert f"model.dim = {DIMS[kind]}: the image head is the model's own projection" in choices_of(
         config, config, words_dataset
     )
     own = {"model": asked["model"] | {"dim": 5}, "objective": {"name": kind, "log_logit_scale": 1.0},
@@ -85,7 +85,7 @@ def test_dimension_temperature_and_normalisation_are_the_models_unless_they_are_
     config = small(words_dataset, **asked | own | {"data": own["data"] | {"image_size": SIDE}})
     assert (config.model.dim, config.objective.settings["log_logit_scale"]) == (5, 1.0)
     assert list(recipe_named(config.data.recipe).mean) == [0.1, 0.1, 0.1]
-    assert f"model.dim = 5: the image head is new; its own leads to {DIMS[kind]} dimensions" in choices(
+    assert f"model.dim = 5: the image head is new; its own leads to {DIMS[kind]} dimensions" in choices_of(
         config, config, words_dataset
     )
 
@@ -100,10 +100,10 @@ def test_temperatures_of_their_own_begin_at_the_models_unless_they_are_set(objec
     config = small(words_dataset, **asked)
     assert config.objective.settings[setting] == pytest.approx(math.exp(-2.0))
     given = load_config(asked)
-    assert f"objective.{setting} = 0.1353: as the model had learned it" in choices(given, config, words_dataset)
+    assert f"objective.{setting} = 0.1353: as the model had learned it" in choices_of(given, config, words_dataset)
     own = asked | {"objective": {"name": objective, setting: 0.05}}
     assert small(words_dataset, **own).objective.settings[setting] == 0.05
-    assert not [line for line in choices(load_config(own), config, words_dataset) if "had learned" in line]
+    assert not [line for line in choices_of(load_config(own), config, words_dataset) if "had learned" in line]
     bounded = asked | {"objective": {"name": objective, "tau_max": 0.1}}
     assert small(words_dataset, **bounded).objective.settings[setting] == 0.1
 
@@ -185,8 +185,7 @@ def test_a_dataset_with_another_tokenizer_is_refused_with_the_line_that_converts
     recorded = to_tree(small(words_dataset, **settings_of(tmp_path / "model", "clip")))["model"]
     sizes = {"vocab_size": 9_999, "pretrained": False}
     fresh = recorded | {"text": {"name": f"hf:{tmp_path}/model", "config": sizes}}
-    with dry(pairs_dataset, fresh, tmp_path):  # its tokens are as good as others for fresh weights
-        pass
+    dry(pairs_dataset, fresh, tmp_path)  # its tokens are as good as others for fresh weights
     for model in (settings_of(tmp_path / "model", "clip")["model"], recorded):
         with pytest.raises(ConfigError, match=rf"thermopile convert … --tokenizer hf:{tmp_path}/model`"):
             dry(pairs_dataset, model, tmp_path)
@@ -197,7 +196,8 @@ def test_a_dataset_with_another_tokenizer_is_refused_with_the_line_that_converts
 
 
 def dry(dataset, model, folder):
-    return DryRun(small(dataset, model=model), RunDirectory(folder / "run"))
+    with dry_run(small(dataset, model=model), RunDirectory(folder / "run")):
+        pass
 
 
 @pytest.mark.parametrize(("told", "length"), [(None, 77), (20, 20)])

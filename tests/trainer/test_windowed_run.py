@@ -41,11 +41,11 @@ def test_a_budget_for_all_rows_changes_nothing(pairs_dataset, budget):
 
 def test_a_run_with_few_rows_in_memory_equals_one_with_all_bit_for_bit(resident, pairs_dataset, tmp_path):
     run = RunDirectory(tmp_path / "run")
-    with Trainer(small(pairs_dataset, **WINDOWED), run) as trainer:
-        trainer.run()
-        all_blocks = -(-pairs_dataset.n // trainer.order.block_rows)
+    with Trainer.open(small(pairs_dataset, **WINDOWED), run) as trainer:
+        trainer.train()
+        all_blocks = -(-pairs_dataset.n // trainer.run.order.block_rows)
         # About once an epoch, not once a step: the store was told the windows.
-        assert all_blocks < trainer.store.blocks_read < 3 * all_blocks
+        assert all_blocks < trainer.run.store.blocks_read < 3 * all_blocks
     assert_same_run(run, resident)
 
 

@@ -84,7 +84,7 @@ def step(
     from ...trainer.config import load_config
     from ...trainer.config.layers import apply_overrides, merge, read_preset
     from ...trainer.run.build import device_named
-    from ...trainer.run.chosen import USUAL_BATCH_SIZE
+    from ...trainer.run.settings_of_data import USUAL_BATCH_SIZE
     from .machine import describe_machine, words_of
     from .step import costs_of
     from .synthetic_dataset import synthetic_dataset

@@ -19,7 +19,7 @@ from ...trainer.errors import ConfigError
 from ...trainer.loop import Trainer
 from ...trainer.metrics.step_report import TIME, split
 from ...trainer.run.build import resolve
-from ...trainer.run.chosen import USUAL_BATCH_SIZE
+from ...trainer.run.settings_of_data import USUAL_BATCH_SIZE
 from ...trainer.run_directory import RunDirectory
 
 WARM_UP = 10
@@ -89,20 +89,22 @@ def step_cost(dataset: Dataset, settings: Mapping[str, Any], steps: int, directo
     own = deepcopy(dict(settings))
     merge(own, _OWN)
     with open_trainer(dataset, own, WARM_UP + steps, directory) as trainer:
-        on_gpu, config = trainer.device.type == "cuda", trainer.config
+        on_gpu, config = trainer.run.device.type == "cuda", trainer.run.config
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
-        trainer.run(should_stop=lambda: trainer.steps_done >= WARM_UP + steps)
-        lines = [json.loads(line) for line in trainer.run_directory.metrics_file.read_text().splitlines()][WARM_UP:]
+        trainer.train(should_stop=lambda: trainer.run.steps_done >= WARM_UP + steps)
+        lines = [json.loads(line) for line in trainer.run.directory.metrics_file.read_text().splitlines()][WARM_UP:]
         # A GPU lags behind by the same few steps at the first and at the last line, so their mean is what it takes.
         seconds = sum(line[TIME] for line in lines) / len(lines)
         return StepCost(
             image=config.model.image.name,
-            text=config.model.text.name if trainer.encoders.text else None,
-            device=str(trainer.device),
+            text=config.model.text.name if trainer.run.encoders.text else None,
+            device=str(trainer.run.device),
             loader=config.data.loader,
             batch_size=config.batch_size,
-            parameters=sum(parameter.numel() for parameter in trainer.encoders.parameters() if parameter.requires_grad),
+            parameters=sum(
+                parameter.numel() for parameter in trainer.run.encoders.parameters() if parameter.requires_grad
+            ),
             step_ms=1e3 * seconds,
             samples_per_second=config.batch_size / seconds,
             shares=split(lines),
@@ -114,4 +116,4 @@ def open_trainer(dataset: Dataset, settings: Mapping[str, Any], steps: int, dire
     """Return a trainer at the start of a run of at least `steps` steps in `directory`/run."""
     tree = {**settings, "data": {**settings.get("data", {}), "path": dataset.absolute}}
     tree["epochs"] = 1 + 2 * steps * (load_config(tree).batch_size or USUAL_BATCH_SIZE) // dataset.n
-    return Trainer(resolve(load_config(tree), dataset), RunDirectory(directory / "run"))
+    return Trainer.open(resolve(load_config(tree), dataset), RunDirectory(directory / "run"))

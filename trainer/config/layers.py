@@ -2,10 +2,11 @@
 
 import tomllib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ...storage.place import AnyPlace, Place, place_of
 from ..errors import ConfigError
@@ -32,7 +33,7 @@ class Layers:
 
     def add(self, tree: Mapping[str, Any], origin: str) -> None:
         """Merge settings on top, as `merge` does."""
-        self._add(tree, dict.fromkeys(flat(tree), origin))
+        self.put(Layers(dict(tree), dict.fromkeys(flat(tree), origin)))
 
     def add_preset(self, name: str) -> None:
         """Merge a preset on top, including the presets that it extends. Raises ConfigError as `preset_chain`."""
@@ -40,11 +41,12 @@ class Layers:
         preset = Layers()
         for part, own in preset_chain(name):
             preset.add(own, f"preset {part}")
-        self._add(preset.tree, preset.origins)
+        self.put(preset)
 
-    def _add(self, tree: Mapping[str, Any], origins: Mapping[str, str]) -> None:
-        merge(self.tree, tree)
-        known = {**self.origins, **origins}
+    def put(self, other: Self) -> None:
+        """Merge other layers on top, with the origins of their settings."""
+        merge(self.tree, other.tree)
+        known = self.origins | other.origins
         # A name that has become a table of changed fields keeps its origin: data.recipe's is now data.recipe.name's.
         self.origins = {key: known.get(key) or known[key.removesuffix(".name")] for key in flat(self.tree)}
 
@@ -124,7 +126,9 @@ def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> None:
             table[name] = table = _as_table(name, table.get(name, {}))
             if not isinstance(table, dict):
                 raise ConfigError(f"{key}: {name} is a value, not a table of settings")
-        value = _toml_value(text)
+        value: Any = text
+        with suppress(tomllib.TOMLDecodeError):
+            value = tomllib.loads(f"value = {text}")["value"]
         if last == _RECIPE and isinstance(value, str) and isinstance(fields := table.get(last), dict):
             fields["name"] = value
         else:
@@ -156,10 +160,3 @@ def merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
 
 def _one_name(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     return "name" not in old or new.get("name", old["name"]) == old["name"]
-
-
-def _toml_value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text

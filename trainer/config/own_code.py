@@ -12,6 +12,7 @@ _log = logging.getLogger(__name__)
 CODE_OF_FEATURES = ("data.recipe", "data.recipe.name", "model.image.name", "model.text.name")
 CODE = ("data.augmentation", "objective.name", "trackers", *CODE_OF_FEATURES)
 """Settings that may name a user's own code, as `module:name`; features depend on CODE_OF_FEATURES."""
+ALLOW = "add --allow-code"
 
 
 def code_in(config: TrainConfig, keys: Iterable[str] = CODE) -> dict[str, str]:
@@ -26,13 +27,11 @@ def code_in(config: TrainConfig, keys: Iterable[str] = CODE) -> dict[str, str]:
     }
 
 
-def refuse_code(named: Mapping[str, str], where: object) -> None:
+def refuse_code(named: Mapping[str, str], where: object, cure: str = ALLOW) -> None:
     """Raise ConfigError if `named` has any code. named: as `code_in` returns it; where: the file that names it."""
     if named:
         sets = " and ".join(f"{key} = {code!r}" for key, code in named.items())
-        raise ConfigError(
-            f"{where} sets {sets}, which imports that module and runs its code. If you trust it, add --allow-code"
-        )
+        raise ConfigError(f"{where} sets {sets}, which imports that module and runs its code. If you trust it, {cure}")
 
 
 def announce_code(named: Mapping[str, str]) -> None:

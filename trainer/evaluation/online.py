@@ -13,7 +13,7 @@ from ...pipeline.errors import DatasetError
 from ...pipeline.mixture import opened
 from ...pipeline.tokenizer import load_tokenizer
 from ...storage.selection import Selection
-from ..config import DataConfig, TrainConfig
+from ..config import DataConfig, EvaluationConfig
 from ..encoders import Encoders
 from ..encoders.own_backbone import evaluating
 from ..errors import ConfigError, RunError
@@ -47,7 +47,9 @@ class OnlineEvaluation:
     @classmethod
     def open(
         cls,
-        config: TrainConfig,
+        wanted: EvaluationConfig,
+        data: DataConfig,
+        mode: str,
         dataset: Dataset,
         device: torch.device,
         world: World = ALONE,
@@ -55,15 +57,15 @@ class OnlineEvaluation:
     ) -> Self | None:
         """Return the evaluation that the settings of a run on `dataset` request, on its device; None without a request.
 
-        selection: the run's, whose files need not be there before the first scores.
+        data, mode: of the run. selection: the run's, whose files need not be there before the first scores.
         Raises DatasetError if a dataset is missing, ConfigError if there is nothing to score.
         """
-        wanted, tokenizer = config.evaluation, None
+        tokenizer = None
         if not wanted.every_steps:
             return None
-        test = opened(wanted.test, config.data.tars)
-        sets = compared("", opened(wanted.train, config.data.tars) if wanted.train else dataset, test)
-        if config.objective.mode == "bimodal" and dataset.index.tokenizer is not None:
+        test = opened(wanted.test, data.tars)
+        sets = compared("", opened(wanted.train, data.tars) if wanted.train else dataset, test)
+        if mode == "bimodal" and dataset.index.tokenizer is not None:
             length = dataset.index.tokenizer.context_length
             tokenizer = load_tokenizer(dataset.tokenizer_path, context_length=length)
         is_mute = test.column("caption").null_count == test.n and not sets.named.names
@@ -74,7 +76,7 @@ class OnlineEvaluation:
             )
         is_own = sets.train.index.fingerprint == dataset.index.fingerprint
         templates = wanted.templates or TEMPLATES
-        return cls(sets, config.data, device, tokenizer, templates, world, selection if is_own else None)
+        return cls(sets, data, device, tokenizer, templates, world, selection if is_own else None)
 
     @property
     def notes(self) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
@@ -98,11 +98,11 @@ class Wandb:
         self._run.finish()
 
 
-def makers_of(config: TrainConfig) -> dict[str, Maker]:
+def makers_of(names: Iterable[str]) -> dict[str, Maker]:
     """Return the trackers of these settings by name, imported. Raises ConfigError for a missing package or class."""
     built_in: dict[str, Maker] = {"tensorboard": TensorBoard, "wandb": Wandb}
     makers: dict[str, Maker] = {}
-    for name in [*config.trackers, *["tensorboard"] * config.tensorboard]:
+    for name in names:
         if name in built_in and find_spec(name) is None:
             raise ConfigError(f"tracker {name} needs its package: pip install 'thermopile[{name}]', or leave it out")
         try:

@@ -25,11 +25,11 @@ from ..objectives import Objective, create_objective, objective_class, tried
 from ..plugins import PluginError, is_plugin, load_plugin
 from ..precision import resolve_speed
 from ..world import ALONE, World
-from .brought import with_what_models_bring
-from .chosen import refuse_unnamed_encoders, usual_batch_size, usual_image_size
 from .dataset_cache import DatasetCache
-from .mixing import lowest_shares, mixed_order
+from .order_of_mixture import lowest_shares, mixed_order
 from .selection_files import SELECTING, pinned, rows_of, selects
+from .settings_of_data import refuse_unnamed_encoders, usual_batch_size, usual_image_size
+from .settings_of_models import with_settings_of_models
 
 if TYPE_CHECKING:
     from ...pipeline.loading.ffcv_loader import Augmentation
@@ -47,7 +47,7 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
         mode = "bimodal" if (pairs and "bimodal" in modes) or modes == {"bimodal"} else "unimodal"
     if mode == "bimodal" and not pairs:
         raise ConfigError(f"objective.mode = 'bimodal' needs captions, but {dataset.place} has only images")
-    data = _resolve_data(config, dataset, mode)
+    data = _resolve_data(config.data, dataset, mode)
     device = device_named(config.device)
     refuse_unnamed_encoders(config.model, data.image_size, mode, dataset.index.tokenizer, device)
     resolved = config.model_copy(
@@ -58,11 +58,11 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
             "model": with_names(config.model, mode),
         }
     )
-    resolved = with_what_models_bring(config.model, resolved, type(objective_of(resolved).settings))
+    resolved = with_settings_of_models(config.model, resolved, type(objective_of(resolved).settings))
     objective = objective_of(resolved)
-    _check_frame(resolved, objective)
+    _check_frame(objective, resolved.model.momentum, data, compiles=config.compile)
     order = create_order(resolved, dataset, objective, world)
-    pieces_per_step(resolved, world)
+    pieces_per_step(resolved.batch_size, config.micro_batch, world)
     settings = objective.settings.model_dump(exclude_none=True)
     settings["similarity_budget"] = objective.settings.budget_on(device)
     optimizer = config.optimizer
@@ -88,12 +88,12 @@ def _modes_of(objective: str) -> Set[str]:
         raise ConfigError(str(error)) from error
 
 
-def _check_frame(config: TrainConfig, objective: Objective) -> None:
+def _check_frame(objective: Objective, momentum: float, data: DataConfig, *, compiles: bool) -> None:
     """Raise ConfigError unless the objective supports the momentum network, local views and weights."""
-    momentum, local = config.model.momentum, config.data.local_views
-    if config.data.without and config.compile:
+    local = data.local_views
+    if data.without and compiles:
         raise ConfigError("compile = true is for batches of one size, which data.without makes differ; leave one out")
-    if config.data.weights:
+    if data.weights:
         try:
             objective.check_weights()
         except ValueError as error:
@@ -106,8 +106,7 @@ def _check_frame(config: TrainConfig, objective: Objective) -> None:
         raise ConfigError(f"{given}: {error}") from None
 
 
-def _resolve_data(config: TrainConfig, dataset: Dataset, mode: str) -> DataConfig:
-    data = config.data
+def _resolve_data(data: DataConfig, dataset: Dataset, mode: str) -> DataConfig:
     recipe, loader = data.recipe, data.loader
     usual = "clip" if mode == "bimodal" else "crop_flip"
     name, fields = (recipe, {}) if isinstance(recipe, str) else (recipe.name, recipe.fields)
@@ -227,20 +226,20 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
     return order
 
 
-def pieces_per_step(config: TrainConfig, world: World = ALONE) -> int:
+def pieces_per_step(batch_size: int, micro_batch: int, world: World = ALONE) -> int:
     """Return the number of pieces in which a rank encodes its share of a batch: 1 if `micro_batch` is 0 or no smaller.
 
     Raises ConfigError if `micro_batch` does not divide the share.
     """
-    share = config.batch_size // world.size
-    if not 0 < config.micro_batch < share:
+    share = batch_size // world.size
+    if not 0 < micro_batch < share:
         return 1
-    if share % config.micro_batch == 0:
-        return share // config.micro_batch
-    smaller = next(size for size in range(config.micro_batch, 0, -1) if share % size == 0)
+    if share % micro_batch == 0:
+        return share // micro_batch
+    smaller = next(size for size in range(micro_batch, 0, -1) if share % size == 0)
     of_rank = f" that each of {world.size} ranks has of a batch" if world.size > 1 else " of a batch"
     raise ConfigError(
-        f"micro_batch = {config.micro_batch:,} does not divide the {share:,} samples{of_rank}; "
+        f"micro_batch = {micro_batch:,} does not divide the {share:,} samples{of_rank}; "
         f"use {smaller:,}, or 0 to encode them at once"
     )
 

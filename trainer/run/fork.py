@@ -26,17 +26,18 @@ from ..checkpoints.checkpoint_files import (
 )
 from ..config import TrainConfig, to_tree
 from ..config.layers import Layers
+from ..config.own_code import code_in
 from ..errors import ConfigError, DamagedCheckpointError, RunError, RunExistsError
 from ..lineage import Origin, read_lineage
 from ..metrics.metrics_file import copy_until
 from ..optim import rate_jump
 from ..run_directory import RunDirectory, find_checkpoint
-from ..world import ALONE
-from .build import create_order, objective_of, pieces_per_step, refuse_thin_steps, resolve
+from .build import create_order, objective_of, pieces_per_step, refuse_thin_steps
 from .own_dataset import keep_facts, open_own
 from .restoring import refuse_other_order, refuse_published
-from .resume_settings import Change, as_recorded, differences, impossible, settings_at, with_changes, with_free
+from .resume_settings import Change, differences, impossible, settings_at, with_free
 from .selection_files import Ids, check_own_copy, holes_in, selects, unchanged, write_selection
+from .starting import complete, merge, refuse_code_of_files
 
 _log = logging.getLogger(__name__)
 
@@ -83,12 +84,14 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
         checkpoint, step = (file, info), info.step
         recorded = with_free(settings_at(file, info.settings), now)
     later = "; ".join(change.arrow for change in differences(recorded, now))
-    asked = with_changes(recorded, given, origin.path)
+    layers = merge(recorded, given, origin.path)
+    asked = layers.load()
+    refuse_code_of_files(code_in(asked), code_in(recorded), layers.origins, given.origins.values())
     if asked.data.without != recorded.data.without and asked.cudnn_benchmark == recorded.cudnn_benchmark:
         asked = asked.model_copy(update={"cudnn_benchmark": "auto"})  # to be chosen as for a run that begins so
     dataset = open_own(origin, asked.data.places, asked.data.tars)
     _refuse_other_dataset(origin, dataset)
-    recorded, asked = (resolve(as_recorded(each, recorded), dataset) for each in (recorded, asked))
+    recorded, asked = (complete(each, dataset, recorded=recorded) for each in (recorded, asked))
     changes = differences(recorded, asked)
     may_change = {"data.weights", *(["data.without"] if asked.data.without else [])}  # holes are only added
     if refused := [why for key, why in impossible(changes, recorded).items() if key not in may_change]:
@@ -106,7 +109,7 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
         if at is None and unaware < step:
             return plan_fork(origin, f"step-{unaware}", given)
         used = int((first < step).sum())
-        refuse_thin_steps(order, holes, step, after, pieces_per_step(asked, ALONE))
+        refuse_thin_steps(order, holes, step, after, pieces_per_step(asked.batch_size, asked.micro_batch))
     if later:
         _log.warning("%s has changed since step-%d, and a fork does so only if told to: %s", origin.path, step, later)
     if after < step:

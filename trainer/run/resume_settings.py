@@ -1,22 +1,16 @@
 """Which settings may change on resume."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...pipeline.dataset import Dataset
-from ...state_store.ranks import agreement
 from ...storage.place import Place
 from ..config import EncoderConfig, TrainConfig, flat, load_config, to_tree
-from ..config.layers import Layers
-from ..config.own_code import code_in
-from ..encoders.initial_weights import is_same_source, with_pinned_source
+from ..encoders.initial_weights import is_same_source
 from ..errors import ConfigError, RunError
 from ..plugins import is_directory
-from ..run_directory import RunDirectory
-from ..world import World
-from .build import device_named, objective_of, resolve
+from .build import device_named, objective_of
 from .selection_files import SELECTING, as_recorded_file
 
 _RESTORED = "it is restored from the checkpoint"
@@ -138,76 +132,6 @@ def _encoder_as_recorded(asked: EncoderConfig, recorded: EncoderConfig) -> Encod
     return asked.model_copy(update={"name": recorded.name, "config": recorded.config | asked.config})
 
 
-def with_changes(recorded: TrainConfig, given: Layers, file: Place) -> TrainConfig:
-    """Return recorded settings with the given changes. Raises ConfigError for code that only the record names."""
-    layers = Layers()
-    layers.add(to_tree(recorded), str(file))
-    layers.add(given.tree, "settings")
-    asked = layers.load()
-    named = {key: code for key, code in code_in(asked).items() if key in given.origins}
-    for key, code in code_in(recorded).items():
-        if named.get(key) != code:  # before the import
-            raise ConfigError(
-                f"{file} sets {key} = {code!r}, which imports that module and runs its "
-                "code. If you trust it, name it in your settings, too"
-            )
-    return asked
-
-
-def settled(
-    run: RunDirectory | None,
-    recorded: TrainConfig | None,
-    asked: TrainConfig,
-    dataset: Dataset | None,
-    world: World,
-    allowed: Collection[str],
-) -> tuple[TrainConfig, list[Change]]:
-    """Return the resolved settings to train with, and a resumed run's changes. Called by all ranks.
-
-    recorded: the settings of the run to resume; None for a new run, whose `init_from` is pinned. Without a dataset, the
-    settings of a new run stay unresolved. Raises ConfigError as `resolve` and `allowed_changes`, RunError.
-    """
-    if run is not None and recorded is not None and dataset is not None:
-        with agreement(world.control, ConfigError):
-            return resolved_changes(run.path, recorded, asked, dataset, world, allowed)
-    if asked.init_from or world.size > 1:  # ranks may differ here, and are refused later
-        asked = with_pinned_source(asked, world)
-    if dataset is None:
-        return asked, []
-    with agreement(world.control, ConfigError):
-        return resolve(asked, dataset, world), []
-
-
-def resolved_changes(
-    run: Place, recorded: TrainConfig, asked: TrainConfig, dataset: Dataset, world: World, allowed: Collection[str]
-) -> tuple[TrainConfig, list[Change]]:
-    """Return the resolved settings to resume a run with, and their changes; arguments as `allowed_changes`.
-
-    recorded, asked: not resolved yet. Raises ConfigError as `resolve` and `allowed_changes`.
-    """
-    asked = as_recorded(asked, recorded)
-    # Resolve the recorded settings too, so that settings added since then get their defaults.
-    recorded, asked = resolve(recorded, dataset, world), resolve(asked, dataset, world)
-    return asked, allowed_changes(run, recorded, asked, allowed)
-
-
-def allowed_changes(run: Place, recorded: TrainConfig, asked: TrainConfig, allowed: Collection[str]) -> list[Change]:
-    """Return the changes in `asked` that affect results, relative to the `recorded` settings; both are resolved.
-
-    allowed: settings, or tables of settings, that may change. Raises ConfigError naming every other change.
-    """
-    changes = differences(recorded, asked)
-    refused = impossible(changes, recorded)
-    unnamed = [change for change in changes if change.key not in refused and not _within(change.key, allowed)]
-    if refused or unnamed:
-        names = " ".join(f"--allow-change {change.key}" for change in unnamed)
-        raise ConfigError(
-            f"{run} cannot be resumed with other settings: {'; '.join([*refused.values(), *map(str, unnamed)])}. "
-            f"Omit them{f', allow them with {names},' if names else ''} or start a new run with another --out."
-        )
-    return changes
-
-
 def changes_since(checkpoint: Place, settings: Mapping[str, Any], now: TrainConfig) -> list[Change]:
     """Return the changes that affect results between a checkpoint's settings and the run's resolved settings `now`.
 
@@ -248,10 +172,10 @@ def impossible(changes: list[Change], recorded: TrainConfig) -> dict[str, str]:
         change.key: f"{change} (cannot change: {why})"
         for change in changes
         for name, why in reasons.items()
-        if _within(change.key, [name])
+        if within(change.key, [name])
     }
 
 
-def _within(key: str, names: Iterable[str]) -> bool:
+def within(key: str, names: Iterable[str]) -> bool:
     """Return whether a key, such as `optimizer.lr`, is one of the names or inside one: `optimizer` or `optimizer.`."""
     return any(key == name or key.startswith(f"{name.removesuffix('.')}.") for name in names)

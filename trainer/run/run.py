@@ -17,13 +17,12 @@ from torch import Tensor
 from ...gpu_copies import CudaDevice, Pace
 from ...pipeline.batch import Batch
 from ...pipeline.mixed_order import MixedOrder
-from ...pipeline.mixture import open_dataset
 from ...pipeline.order import Selected
 from ...state_store.ranks import agreement
 from ...storage.mixed_rows import MIXTURE, MixedRows
 from ...storage.place import AnyPlace, Places, place_of
 from ...storage.selection import ABOUT, Selection
-from ..checkpoints.checkpoint_files import Loaded
+from ..checkpoints.checkpoint_files import latest_checkpoint
 from ..checkpoints.tensors import take_apart
 from ..config import TrainConfig, data_at
 from ..config.layers import Layers
@@ -50,11 +49,13 @@ from .build import (
 )
 from .checkpoint_writer import Checkpointer
 from .dataset_cache import DatasetCache
-from .failures import not_finite
-from .own_dataset import keep_facts, open_own
+from .own_dataset import keep_facts
 from .restoring import find_start, open_store, restore, take_lock, warn_of_changes
-from .resume_settings import settled, with_changes
 from .selection_files import selects, write_selection
+from .starting import Request, start
+
+FIRST_IDS = 8
+"""Number of samples of a bad batch to name."""
 
 
 class Stateful(Protocol):
@@ -70,88 +71,101 @@ class Run:
 
     In a user's loop, each step takes a batch from `batches()` and its state from `take`, passes the new state to `put`
     before backprop, and ends with `end_step`, which writes the log and due checkpoints. `attach` makes optimisers and
-    the like part of the checkpoints. So `inspect`, `status`, `eval` and `export` work on the run.
+    the like part of the checkpoints. So `inspect`, `status`, `eval` and `export` work on the run. `Trainer` uses what
+    `batches` and `end_step` are made of.
 
     Random numbers (dropout) depend on the step, so a resumed run neither repeats nor omits any. With several ranks,
     each has a run, and all make the same calls.
+
+    `start` is the checkpoint that it is resumed from, until the first step; `directory` the run's files.
 
     `steps_done` counts completed steps, so during a step it excludes that step. The step that raises it to n is step n
     in metrics.jsonl, in the state and in the names of checkpoints.
     """
 
-    def __init__(self, config: TrainConfig, run: RunDirectory, *, resume: bool = False, world: World = ALONE) -> None:
-        """Start a run with resolved settings (`resolve`), or resume it from its latest checkpoint.
+    def __init__(
+        self, config: TrainConfig, directory: RunDirectory, *, resume: bool = False, world: World = ALONE
+    ) -> None:
+        """Make the parts of a run with complete settings (`resolve`), or of one to resume from its latest checkpoint.
 
-        Writes nothing until the ranks are known to agree and all parts have been built. Called by all ranks.
-        Raises ConfigError, RunError, DatasetError, StateStoreError, OSError.
+        Writes nothing; `begin` does, once the ranks are known to agree and the loop's own parts are made, too.
+        Called by all ranks. Raises ConfigError, RunError, DatasetError, OSError.
         """
-        self.config, self.run_directory, self.world, self.mode = config, run, world, config.objective.mode
-        self.dataset, start = find_start(config, run, world, resume=resume)
+        self.config, self.directory, self.world, self.mode = config, directory, world, config.objective.mode
+        self.resumes = resume
+        self.dataset, self.start = find_start(config, directory, world, resume=resume)
         self.device = device_named(config.device)
         torch.manual_seed(config.seed)
         self.objective = objective_of(config).to(self.device)
         with agreement(world.slow_group, ConfigError):  # published weights may be fetched
-            self.encoders = self._created_encoders(pretrained=start is None)
+            self.encoders = self._created_encoders(pretrained=self.start is None)
         self.order = create_order(config, self.dataset, self.objective, world)
         if config.data.local_views:
             self.encoders.image.backbone.check_side(config.data.local_size)
-        self.selection = Selection(run.selection) if selects(config.data) else None
+        self.selection = Selection(directory.selection) if selects(config.data) else None
         if isinstance(self.order, MixedOrder):
             self.selection = self.order.rows
         # The same order as ids of the dataset, for the loader and for messages; the state uses `order`'s numbers.
         self.served = Selected(self.order, self.selection, self.dataset.n) if self.selection else self.order
         self.total_steps = config.total_steps(self.order.steps_per_epoch)
         self.steps_done = self._refused_rows = self._refused_before = 0
-        self._pieces = pieces_per_step(config, world)
-        self._clock = StepClock(self.device, fetches=self.dataset.fetches)
+        self.pieces = pieces_per_step(config.batch_size, config.micro_batch, world)
+        self.clock = StepClock(self.device, fetches=self.dataset.fetches)
         self._pace = Pace(CudaDevice(self.device)) if self.device.type == "cuda" else None
-        self.objective.communicating = partial(self._clock.computing, "communication")
+        self.objective.communicating = partial(self.clock.computing, "communication")
         self._parts: dict[str, Stateful] = {"encoders": self.encoders, "objective": self.objective}
-        self._start: Loaded | None = None  # the checkpoint from which parts are restored, until the first step
-        self._has_stepped = False
+        self._has_begun = self._has_stepped = False
         with ExitStack() as opened:
-            self._open(start, opened)
-            self._begin(start, opened, resume=resume)
-            if world.is_first and (start := self._start or start):  # only now, when nothing can be refused any more
-                warn_of_changes(config, start, self.order.steps_per_epoch)
+            benchmark = config.cudnn_benchmark is True
+            opened.enter_context(
+                fast_kernels(config.precision, cudnn_benchmark=benchmark, deterministic=config.deterministic)
+            )
+            self.loader = opened.enter_context(
+                open_loader(config.data, self.dataset, self.served, self.mode, self.device, world, pieces=self.pieces)
+            )
+            with agreement(world.control, RunError):
+                if self.start is None and config.init_from:
+                    load_initial_weights(self.encoders, config.init_from, config.init_sides)
+                trackers = [*config.trackers, *["tensorboard"] * config.tensorboard]
+                self._makers = makers_of(trackers) if world.is_first else {}
             self._resources = opened.pop_all()
 
     def _created_encoders(self, *, pretrained: bool) -> Encoders:
-        config, tokenizer, text = self.config, self.dataset.index.tokenizer, self.config.model.text
-        reads_text = self.mode == "bimodal" and config.data.loader != "synthetic"
+        model, data, text = self.config.model, self.config.data, self.config.model.text
+        reads_text = self.mode == "bimodal" and data.loader != "synthetic"
         if pretrained and reads_text and is_directory(text.name) and text.config.get("pretrained", True):
             from ..encoders.hf_directory import folder_of, refuse_other_tokenizer
 
             refuse_other_tokenizer(folder_of(text.name), self.dataset.tokenizer_path)
         created = Encoders.create(
-            config.model,
+            model,
             self.mode,
-            config.data.image_size,
-            tokenizer,
+            data.image_size,
+            self.dataset.index.tokenizer,
             pretrained=pretrained,
             unit_norm=self.objective.unit_norm,
         )
         return created.to(self.device)
 
-    def _open(self, start: Loaded | None, opened: ExitStack) -> None:
-        """Open the loader, and make all else that writes nothing. Called by all ranks."""
-        config, world = self.config, self.world
-        opened.enter_context(fast_kernels(config))
-        self.loader = opened.enter_context(
-            open_loader(config.data, self.dataset, self.served, self.mode, self.device, world, pieces=self._pieces)
-        )
-        with agreement(world.control, RunError):
-            if start is None and config.init_from:
-                load_initial_weights(self.encoders, config.init_from, config.init_sides)
-            self._makers = makers_of(config) if world.is_first else {}
-        self._prepare()
+    def begin(self, *, record: bool = False) -> None:
+        """Take the lock, open the state, the log and the checkpoint writer, and restore the parts. Called by all ranks.
 
-    def _begin(self, start: Loaded | None, opened: ExitStack, *, resume: bool) -> None:
-        """Take the lock, open the state, the log and the checkpoint writer. Called by all ranks."""
-        config, run, world = self.config, self.run_directory, self.world
+        record: write a resumed run's settings, some of which may have changed.
+        Raises RunExistsError, RunError, ConfigError, StateStoreError, OSError; the run is closed then.
+        """
+        with self._resources.pop_all() as opened:
+            self._open_records(opened)
+            if self.world.is_first and self.start:  # only now, when nothing can be refused any more
+                warn_of_changes(self.config, self.start, self.order.steps_per_epoch)
+            if self.world.is_first and self.resumes and record:
+                self.held_directory.record(self.config)  # the dataset's new path and other allowed changes
+            self._resources = opened.pop_all()
+
+    def _open_records(self, opened: ExitStack) -> None:
+        config, run, world, resume = self.config, self.directory, self.world, self.resumes
         if not resume:
             refuse_separate_directories(world, run.path)
-        lock, start = take_lock(config, run, start, world, resume=resume, until=opened)
+        lock, start = take_lock(config, run, self.start, world, resume=resume, until=opened)
         self.held_directory = run = run.under(lock)
         with agreement(world.slow_group, RunError):  # to copy and check a selection takes a while
             if not resume and world.is_first:
@@ -165,25 +179,26 @@ class Run:
                 keep_facts(run, self.dataset)  # a run of an earlier version has none
         if start is not None:
             self._refused_rows = self._refused_before = restore(start, self.store, self._parts)
-            self.steps_done, self._start = start.info.step, start
+            self.steps_done = start.info.step
+        self.start, self._has_begun = start, True
         with agreement(world.slow_group, ConfigError):
             if resume and world.is_first and self.selection is not None:
-                self._refuse_thin_steps(self.selection.without)
+                self.refuse_thin_steps(self.selection.without)
         self.store.expect(windows_from(self.steps_done, self.order, config.epochs, world))
         self._expect_samples(opened)
         self._prefetched = self.steps_done + 1  # number of steps whose rows need no prefetch
-        self.log = self._opened_log(run, opened, resume=resume)
+        self.log = self._opened_log(run, opened)
         self.checkpointer = Checkpointer(config, run, self.store, self.log, world, self.dataset.index.fingerprint)
         opened.callback(self.checkpointer.close)
 
-    def _opened_log(self, run: RunDirectory, opened: ExitStack, *, resume: bool) -> MetricsLog:
+    def _opened_log(self, run: RunDirectory, opened: ExitStack) -> MetricsLog:
         """Open the log, cut back to the step at which the run begins."""
         with agreement(self.world.slow_group, RunError):  # reading a long log takes a while
             if not self.world.is_first:  # one rank writes the log: its metrics cover the whole batch
                 return opened.enter_context(MetricsLog(None, None, keep_steps=self.steps_done))
             run.remove_leftovers()
-            run.metrics.begin(resuming=resume, exactly=True)
-            run.warnings.begin(resuming=resume)
+            run.metrics.begin(resuming=self.resumes, exactly=True)
+            run.warnings.begin(resuming=self.resumes)
             trackers = None
             if self._makers and self.steps_done < self.total_steps:
                 trackers = Trackers(run, self._makers, self.config, self.dataset, keep_steps=self.steps_done)
@@ -209,41 +224,31 @@ class Run:
         preset: str | None = None,
         allow_change: Collection[str] = (),
         world: World = ALONE,
+        begin: bool = True,
     ) -> Self:
         """Start the run in the directory or at the address `path`, or resume it there.
 
         A resumed run keeps the settings that `settings` leaves out.
         data: the dataset, a path or an address; or a list of paths, to mix their datasets. settings: a tree as in a
         TOML file, over the preset's. allow_change: settings, or tables of settings, that may differ from the run's,
-        such as `epochs`. world: from `joined_world` under torchrun; all ranks call this.
+        such as `epochs`. world: from `joined_world` under torchrun; all ranks call this. begin: False for a loop that
+        makes its own parts before anything is written, and then calls `begin`.
         Raises ConfigError, also for other changes, RunError, DatasetError, StateStoreError, OSError.
         """
-        directory, given = RunDirectory(place_of(path)), Layers()
-        begun = world.control.broadcast(world.is_first and directory.exists())  # as in `thermopile train`
-        if begun:
-            refuse_separate_directories(world, directory.path)
+        given, directory = Layers(), RunDirectory(place_of(path))
         with agreement(world.control, ConfigError):
             if preset is not None:
                 given.add_preset(preset)
             given.add(settings or {}, "settings")
             given.add({"data": data_at(data)}, "data")
-            recorded = directory.config_to_resume(accept_edits=False) if begun else None
-            asked = given.load() if recorded is None else with_changes(recorded, given, directory.config_file)
-            at = data, asked.data.tars
-            dataset = open_own(directory, *at) if begun else open_dataset(*at)
-        config, _ = settled(directory, recorded, asked, dataset, world, allow_change)
-        run = cls(config, directory, resume=begun, world=world)
-        if begun and world.is_first:
-            run.held_directory.record(config)  # the dataset's new path and other allowed changes
+        own = start(given, Request(directory, given.origins.values(), allowed=allow_change), world)
+        settings_of_step = own.config.batch_size, own.config.micro_batch, world
+        if begin and (pieces_per_step(*settings_of_step) > 1 or own.config.model.ema):
+            raise ConfigError("micro_batch and model.ema are for thermopile's own loop, Trainer.train; leave them out")
+        run = cls(own.config, directory, resume=own.resume, world=world)
+        if begin:
+            run.begin(record=True)
         return run
-
-    def _prepare(self) -> None:
-        """Make a subclass's own parts, before anything is written. Called by all ranks.
-
-        Raises ConfigError for settings that only the trainer's loop can follow.
-        """
-        if self._pieces > 1 or self.config.model.ema:
-            raise ConfigError("micro_batch and model.ema are for thermopile's own loop, Trainer.run; leave them out")
 
     def _write_own_files(self) -> None:
         keep_facts(self.held_directory, self.dataset)
@@ -255,11 +260,12 @@ class Run:
             self.selection.write(folder)
         elif self.selection is not None:
             write_selection(self.config.data, self.dataset, folder)
-            self._refuse_thin_steps(self.selection.without)
+            self.refuse_thin_steps(self.selection.without)
 
-    def _refuse_thin_steps(self, holes: NDArray[np.int64] | None) -> None:
+    def refuse_thin_steps(self, holes: NDArray[np.int64] | None) -> None:
+        """Raise ConfigError if a coming step would keep too few samples. holes: positions to leave out, ascending."""
         if holes is not None:
-            refuse_thin_steps(self.order, holes, self.steps_done, self.total_steps, self._pieces * self.world.size)
+            refuse_thin_steps(self.order, holes, self.steps_done, self.total_steps, self.pieces * self.world.size)
 
     @property
     def progress(self) -> Progress:
@@ -276,60 +282,31 @@ class Run:
             raise RunError(f"{', '.join(parts)}: attach parts of a run before its first step")
         take_apart({name: part.state_dict() for name, part in parts.items()})
         self._parts |= parts
-        if self._start is not None:
-            restore(self._start, self.store, parts)
+        if self.start is not None and self._has_begun:
+            restore(self.start, self.store, parts)
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches of all coming steps, on the run's device; ids stay on the CPU.
 
         Raises RuntimeError unless `end_step` was called once for each batch.
         """
-        self._clock.end_step()  # earlier time belongs to no step
-        for pieces in self._steps():
+        self.clock.end_step()  # earlier time belongs to no step
+        for pieces in self.steps():
             (batch,), before = pieces, self.steps_done
-            self._seed_random_numbers()
+            self.seed_random_numbers()
             yield batch.to(self.device)
             if self.steps_done != before + 1:
                 raise RuntimeError(
                     f"{self.steps_done - before} steps were ended for one batch; call end_step once each"
                 )
 
-    def take(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the state of the batch's samples, each field [b] on the device, and prefetch coming samples' state.
+    def take(self, sample_ids: Tensor) -> dict[str, Tensor]:
+        """Return the state of these samples, each field [b] on the device, and prefetch coming samples' state.
 
-        With sample weights, it includes them as `weight`.
+        sample_ids: of the step's batch, int64 [b]. With sample weights, the state includes them as `weight`.
         """
-        return self._take(batch.sample_ids)
-
-    def put(self, batch: Batch, state: Mapping[str, Tensor]) -> None:
-        """Store the new state of the batch's samples; it is written while the step continues.
-
-        Call it before backprop: the new state depends on the forward pass alone.
-        """
-        self._put(batch.sample_ids, state)
-
-    def computing(self, part: Literal["forward_backward", "optimizer"]) -> AbstractContextManager[None]:
-        """Return a context whose time counts as this part of the step, in the log and in `thermopile status`."""
-        return self._clock.computing(part)
-
-    def end_step(self, *, loss: Tensor, **scalars: Scalar) -> None:
-        """Count the step, log its scalars, and write a checkpoint if one is due or the step is the last.
-
-        Every `log_every` steps this waits for the device. Raises TrainingError if a loss is not finite, and
-        SnapshotError or OSError if the last checkpoint cannot be written.
-        """
-        self._begin_step()
-        self._count_step({"epoch": self.progress.epoch, "loss": loss, **scalars})
-        _, checkpoint_is_due = self._agree(False)
-        is_last = self.steps_done == self.total_steps
-        if is_last or checkpoint_is_due or self.steps_done % self.config.log_every == 0:
-            self._flushed_log()
-        if is_last or checkpoint_is_due:
-            self._save(is_last=is_last)
-
-    def _take(self, sample_ids: Tensor) -> dict[str, Tensor]:
         rows = self._rows_of(sample_ids)
-        with self._clock.waiting("store_wait"):
+        with self.clock.waiting("store_wait"):
             state = self.store.take(rows)
         if self.selection is not None and self.selection.weights is not None:
             weights = torch.from_numpy(self.selection.weights[rows])
@@ -339,10 +316,32 @@ class Run:
         self._prefetch()
         return state
 
-    def _put(self, sample_ids: Tensor, state: Mapping[str, Tensor]) -> None:
+    def put(self, sample_ids: Tensor, state: Mapping[str, Tensor]) -> None:
+        """Store the new state of these samples; it is written while the step continues.
+
+        Call it before backprop: the new state depends on the forward pass alone.
+        """
         rows = self._rows_of(sample_ids)
-        with self._clock.waiting("store_wait"):
+        with self.clock.waiting("store_wait"):
             self.store.put(rows, state, step=self.steps_done + 1)  # asynchronous: written during backprop
+
+    def computing(self, part: Literal["forward_backward", "optimizer"]) -> AbstractContextManager[None]:
+        """Return a context whose time counts as this part of the step, in the log and in `thermopile status`."""
+        return self.clock.computing(part)
+
+    def end_step(self, *, loss: Tensor, **scalars: Scalar) -> None:
+        """Count the step, log its scalars, and write a checkpoint if one is due or the step is the last.
+
+        Every `log_every` steps this waits for the device. Raises TrainingError if a loss is not finite, and
+        SnapshotError or OSError if the last checkpoint cannot be written.
+        """
+        self.count_step({"loss": loss, **scalars})
+        _, checkpoint_is_due = self.agree(False)
+        is_last = self.steps_done == self.total_steps
+        if is_last or checkpoint_is_due or self.steps_done % self.config.log_every == 0:
+            self.flush_log()
+        if is_last or checkpoint_is_due:
+            self.save(is_last=is_last)
 
     def _rows_of(self, sample_ids: Tensor) -> NDArray[np.int64] | Tensor:
         """Return the samples' ids in the store: their positions if the run selects samples."""
@@ -356,29 +355,29 @@ class Run:
         places = self.order.batch_ids(*place, self.world.rank, self.world.size)
         return places if self.selection is None else places[self.selection.are_present(places)]
 
-    def _steps(self) -> Iterator[Iterator[Batch]]:
-        """Yield the batches of all coming steps, each as its pieces."""
+    def steps(self) -> Iterator[Iterator[Batch]]:
+        """Yield the batches of all coming steps, each as its pieces: one, unless `micro_batch` is set."""
         while self.steps_done < self.total_steps:
             epoch, step = divmod(self.steps_done, self.order.steps_per_epoch)
-            pieces = self._awaited(self.loader.epoch(epoch, step * self._pieces))
+            pieces = self._awaited(self.loader.epoch(epoch, step * self.pieces))
             for first in pieces:
                 if isinstance(self.served, Selected):
                     place = divmod(self.steps_done, self.order.steps_per_epoch)
                     self.objective.shares = self.served.shares(*place, self.world.size)
-                yield chain([first], islice(pieces, self._pieces - 1))
+                yield chain([first], islice(pieces, self.pieces - 1))
 
     def _awaited(self, pieces: Iterator[Batch]) -> Iterator[Batch]:
         while True:
             fetched_before = self.dataset.files.seconds_waited()
-            with self._clock.waiting("data_wait"):
+            with self.clock.waiting("data_wait"):
                 piece = next(pieces, None)
             if self.dataset.fetches:
-                self._clock.reassign("data_wait", "fetch_wait", self.dataset.files.seconds_waited() - fetched_before)
+                self.clock.reassign("data_wait", "fetch_wait", self.dataset.files.seconds_waited() - fetched_before)
             if piece is None:
                 return
             yield piece
 
-    def _seed_random_numbers(self, piece: int = 0) -> None:
+    def seed_random_numbers(self, piece: int = 0) -> None:
         """Seed random numbers, e.g. for dropout, from the step, so that nothing needs saving; ranks differ.
 
         piece: 1 or more for the numbers of one piece of the batch.
@@ -394,25 +393,24 @@ class Run:
         end = min(self.steps_done + 1 + self.config.state.prefetch_steps, self.total_steps)
         for steps_done in range(self._prefetched, end):
             rows = self._positions(steps_done)
-            with self._clock.waiting("store_wait"):  # exclude the time to compute the order
+            with self.clock.waiting("store_wait"):  # exclude the time to compute the order
                 self.store.prefetch(rows)
         self._prefetched = end
 
-    def _count_step(self, scalars: Mapping[str, Scalar]) -> None:
+    def count_step(self, scalars: Mapping[str, Scalar]) -> None:
+        """Count the step, and add its scalars to the log, with its epoch and times."""
+        scalars = {"epoch": self.steps_done // self.order.steps_per_epoch, **scalars}
+        self.start, self._has_stepped = None, True  # no part may be restored from that checkpoint any more
         self.steps_done += 1
         self.dataset.files.finished(self.steps_done)
         if self._pace is not None:
             self._pace.end_step()
             self.checkpointer.reserve(self.training_state)
         backlog = {"write_backlog_seconds": self.store.write_backlog}
-        times = self._clock.end_step()
+        times = self.clock.end_step()
         self.log.add({"step": self.steps_done, **scalars, "refused_rows": self._refused_rows} | times | backlog)
 
-    def _begin_step(self) -> None:
-        """Drop the checkpoint that the run was resumed from: no part may be restored from it any more."""
-        self._start, self._has_stepped = None, True
-
-    def _agree(self, stop: bool) -> tuple[bool, bool]:
+    def agree(self, stop: bool) -> tuple[bool, bool]:
         """Agree at the end of a step whether any rank is to stop, and whether a checkpoint is due."""
         own = [stop, self.store.refused_rows, self.checkpointer.is_due(self.steps_done), self.checkpointer.write_state]
         stops, refused, dues, write_states = map(list, zip(*self.world.all_gather(own), strict=True))
@@ -420,7 +418,8 @@ class Run:
         self.checkpointer.settle(write_states)
         return any(stops), bool(dues[0])
 
-    def _save(self, *, is_last: bool) -> None:
+    def save(self, *, is_last: bool) -> None:
+        """Write a checkpoint; only the last one must succeed. Raises SnapshotError, OSError."""
         epoch = self.steps_done // self.order.steps_per_epoch
         self.checkpointer.save(self.steps_done, epoch, self.training_state, is_last=is_last)
 
@@ -429,17 +428,34 @@ class Run:
         states = {name: part.state_dict() for name, part in self._parts.items()}
         return states | {"refused_rows": self._refused_rows}
 
-    def _flushed_log(self) -> list[dict[str, Any]]:
+    def flush_log(self) -> list[dict[str, Any]]:
+        """Write the log's waiting lines and return them. Raises TrainingError if a loss is not finite."""
         try:
             return self.log.flush()
         except NotFiniteError as error:
-            raise self._not_finite(error.step - 1, str(error)) from error
+            raise self.not_finite(error.step - 1, str(error)) from error
 
-    def _not_finite(self, steps_done: int, why: str) -> TrainingError:
-        """steps_done: number before the bad step."""
+    def not_finite(self, steps_done: int, why: str) -> TrainingError:
+        """Return the error for values of the step after `steps_done` that are not finite."""
         self.world.end_by_itself()
         self.checkpointer.wait()  # on this rank only, since the others may not know yet
-        return not_finite(self.run_directory, self.served, steps_done, why)
+        last = latest_checkpoint(self.directory.checkpoints)
+        left = f"The last checkpoint, {last}, is from" if last else "There is no checkpoint"
+        return TrainingError(
+            f"{why}. {self.samples_after(steps_done)}: check whether they are damaged. {left} before that step. "
+            "If they are not, start a new run with a lower learning rate"
+        )
+
+    def samples_after(self, steps_done: int) -> str:
+        """Describe the samples of the step after `steps_done`."""
+        ids = self.served.batch_ids(*divmod(steps_done, self.served.steps_per_epoch)).tolist()
+        return f"The ids of its {len(ids)} samples begin with {', '.join(map(str, ids[:FIRST_IDS]))}"
+
+    def ranks_lost(self, lost: str) -> RanksLostError:
+        """Return the error for a step with missing ranks, described by `lost`; names the last checkpoint."""
+        last = latest_checkpoint(self.directory.checkpoints)
+        left = f"--resume continues from the last checkpoint, {last}" if last else "There is no checkpoint yet"
+        return RanksLostError(f"lost {lost} at step {self.steps_done + 1:,}; see its messages. {left}")
 
     def close(self) -> None:
         """End the threads and release the run. Steps after the last checkpoint are lost."""

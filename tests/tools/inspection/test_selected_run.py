@@ -39,8 +39,8 @@ def run(pairs_dataset, tmp_path_factory):
         "data": {"path": str(pairs_dataset.path), "image_size": 16, "select": str(folder / "kept.parquet")},
     }  # fmt: skip
     run = RunDirectory(folder / "run")
-    with Trainer(resolve(load_config(tree), pairs_dataset), run) as trainer:
-        trainer.run()
+    with Trainer.open(resolve(load_config(tree), pairs_dataset), run) as trainer:
+        trainer.train()
     return run
 
 

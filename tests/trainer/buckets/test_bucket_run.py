@@ -129,15 +129,15 @@ def test_a_store_that_stays_away_at_the_end_is_one_error_and_leaves_a_run_to_res
 
     def away(report):
         if report.step == 12:
-            trainer.checkpointer.wait()
+            trainer.run.checkpointer.wait()
             gateway.stop()
 
     with (
         s3.gateway() as gateway,
-        Trainer(config, run) as trainer,
+        Trainer.open(config, run) as trainer,
         pytest.raises(SnapshotError, match=r"^[^\n]*step 14[^\n]*was not written[^\n]*$"),
     ):
-        trainer.run(on_report=away)
+        trainer.train(on_report=away)
     assert max(checkpoints_in(run.checkpoints)) == 10
     train(config, run, resume=True)
     assert_same_run(run, whole)
@@ -154,24 +154,24 @@ def test_the_last_checkpoint_waits_for_a_store_that_comes_back(
 
     def away(report):
         if report.step == 14:
-            trainer.checkpointer.wait()
+            trainer.run.checkpointer.wait()
             gateway.stop()
             threading.Timer(seconds, gateway.start).start()
 
-    with s3.gateway() as gateway, Trainer(small(pairs_dataset, **OFTEN), run) as trainer:
-        trainer.run(on_report=away)
+    with s3.gateway() as gateway, Trainer.open(small(pairs_dataset, **OFTEN), run) as trainer:
+        trainer.train(on_report=away)
     assert_same_run(run, whole)
 
 
 def test_a_second_run_at_the_same_address_is_refused(pairs_dataset, run, elsewhere, monkeypatch):
     monkeypatch.setattr(bucket_lock, "BEAT_SECONDS", 0.2)
     config = small(pairs_dataset, **OFTEN)
-    with Trainer(config, run):
+    with Trainer.open(config, run):
         with pytest.raises(RunExistsError, match="holds a run"):
-            Trainer(config, run)
+            Trainer.open(config, run)
         for place in (run, elsewhere(run)):
             with pytest.raises(StoreLockedError, match=f"is being written by pid {os.getpid()} "):
-                Trainer(config, place, resume=True)
+                Trainer.open(config, place, resume=True)
 
 
 def test_a_run_that_was_taken_for_dead_ends_at_its_next_checkpoint_and_harms_nothing(
@@ -180,23 +180,23 @@ def test_a_run_that_was_taken_for_dead_ends_at_its_next_checkpoint_and_harms_not
     config = small(pairs_dataset, **OFTEN)
     monkeypatch.setattr(bucket_lock, "BEAT_SECONDS", 1e6)  # it sleeps
     monkeypatch.setattr(bucket_lock, "LEASE_SECONDS", 0.5)
-    with Trainer(config, run) as first:
+    with Trainer.open(config, run) as first:
         second = None
 
         def take_over(report):
             nonlocal second
             if report.step == 5:
-                first.checkpointer.wait()
+                first.run.checkpointer.wait()
                 monkeypatch.setattr(bucket_lock, "BEAT_SECONDS", 0.2)
                 monkeypatch.setattr(bucket_lock, "SILENT_SECONDS", 1.0)
-                second = Trainer(config, elsewhere(run), resume=True)
+                second = Trainer.open(config, elsewhere(run), resume=True)
 
         with pytest.raises(StoreLockedError, match="another process has begun to write this state"):
-            first.run(on_report=take_over)
+            first.train(on_report=take_over)
         with second:
-            assert second.steps_done == 4
-            second.run()
-    assert_same_run(second.run_directory, whole)
+            assert second.run.steps_done == 4
+            second.train()
+    assert_same_run(second.run.directory, whole)
 
 
 def test_a_run_that_was_replaced_while_it_uploaded_a_checkpoint_announces_nothing(
@@ -212,16 +212,16 @@ def test_a_run_that_was_replaced_while_it_uploaded_a_checkpoint_announces_nothin
             monkeypatch.setattr(bucket_lock, "BEAT_SECONDS", 0.2)
             monkeypatch.setattr(bucket_lock, "SILENT_SECONDS", 1.0)
             second.append(elsewhere(run))
-            with Trainer(config, second[0], resume=True) as trainer:
-                assert trainer.steps_done == 2
-                trainer.run()
+            with Trainer.open(config, second[0], resume=True) as trainer:
+                assert trainer.run.steps_done == 2
+                trainer.train()
 
     monkeypatch.setattr(Address, "write", replaced)
     with (
         pytest.raises(StoreLockedError, match="another process has begun to write this state"),
-        Trainer(config, run) as first,
+        Trainer.open(config, run) as first,
     ):
-        first.run()
+        first.train()
     assert sorted(checkpoints_in(run.checkpoints)) == [12, 14]
     assert latest_checkpoint(run.checkpoints).name == "step-14.00000002"
     assert_same_run(second[0], whole)
@@ -246,8 +246,8 @@ def test_the_last_checkpoint_is_tried_again_after_its_snapshot_was_committed(
 
 def test_what_killed_ranks_left_is_removed_at_the_next_start(pairs_dataset, run):
     config = small(pairs_dataset, **OFTEN)
-    with Trainer(config, run) as trainer:
-        trainer.run(should_stop=lambda: trainer.steps_done >= 2)
+    with Trainer.open(config, run) as trainer:
+        trainer.train(should_stop=lambda: trainer.run.steps_done >= 2)
     (run.path / ".ranks" / "1.partial").write(b"")
     train(config, run, resume=True)
     assert not any(name.startswith(".ranks/") for name, _ in run.path.objects())
@@ -259,12 +259,12 @@ def test_objects_are_bounded_however_many_checkpoints_were_made(pairs_dataset, r
     counts = []
 
     def look(report):
-        trainer.checkpointer.wait()
+        trainer.run.checkpointer.wait()
         if report.step > 3:
             counts.append(sum(1 for name, _ in run.path.objects() if not name.startswith("metrics/")))
 
-    with Trainer(small(pairs_dataset, epochs=3, **every), run) as trainer:
-        trainer.run(on_report=look)
+    with Trainer.open(small(pairs_dataset, epochs=3, **every), run) as trainer:
+        trainer.train(on_report=look)
     assert len(counts) == 18
     assert max(counts[9:]) <= max(counts[:9])
     assert len(list((run.path / "metrics").objects())) <= 6

@@ -44,11 +44,11 @@ def test_status_is_read_from_another_machine_with_the_age_of_the_last_part(pairs
 
     def look(report):
         if report.step == 9:
-            trainer.checkpointer.wait()
+            trainer.run.checkpointer.wait()
             seen.append(read_status(elsewhere(run)))
 
-    with Trainer(config, run) as trainer:
-        trainer.run(on_report=look)
+    with Trainer.open(config, run) as trainer:
+        trainer.train(on_report=look)
     (status,) = seen
     assert status.state == "running"
     assert status.writer.startswith(f"pid {os.getpid()} on ")
@@ -78,9 +78,9 @@ def test_status_says_at_once_on_the_same_machine_that_a_run_was_killed(pairs_dat
 
 
 def test_a_run_that_holds_its_lock_but_writes_nothing_is_silent(pairs_dataset, run, monkeypatch):
-    with Trainer(small(pairs_dataset, **OFTEN), run) as trainer:
-        trainer.run(should_stop=lambda: trainer.steps_done >= 5)
-        trainer.checkpointer.wait()
+    with Trainer.open(small(pairs_dataset, **OFTEN), run) as trainer:
+        trainer.train(should_stop=lambda: trainer.run.steps_done >= 5)
+        trainer.run.checkpointer.wait()
         lock = lock_status(run.state_lock)
         monkeypatch.setattr(run_status, "lock_status", lambda place: lock)  # still renewed
         assert read_status(run).state == "running"

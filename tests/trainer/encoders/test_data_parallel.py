@@ -23,8 +23,8 @@ def tiny(dataset, **more):
 def train(config, path, until=14, resume=False):
     """Train until a number of steps is done, and stop with a checkpoint."""
     run = RunDirectory(path)
-    with Trainer(config, run, resume=resume) as trainer:
-        trainer.run(should_stop=lambda: trainer.steps_done == until)
+    with Trainer.open(config, run, resume=resume) as trainer:
+        trainer.train(should_stop=lambda: trainer.run.steps_done == until)
     return run
 
 
@@ -38,13 +38,13 @@ def plain(pairs_dataset, tmp_path_factory):
 
 
 def kernels(trainer):
-    return [weight for weight in trainer.encoders.parameters() if weight.ndim == 4]
+    return [weight for weight in trainer.run.encoders.parameters() if weight.ndim == 4]
 
 
 def test_channels_last_lays_kernels_out_so_and_changes_no_loss_beyond_round_off(plain, pairs_dataset, tmp_path):
     run = RunDirectory(tmp_path / "run")
-    with Trainer(tiny(pairs_dataset, channels_last=True), run) as trainer:
-        trainer.run()
+    with Trainer.open(tiny(pairs_dataset, channels_last=True), run) as trainer:
+        trainer.train()
         assert kernels(trainer)
         for kernel in kernels(trainer):
             assert kernel.is_contiguous(memory_format=torch.channels_last)

@@ -186,5 +186,5 @@ def test_pieces_that_do_not_make_up_a_batch_are_refused_with_a_size_that_does(pa
 
 def test_batch_norms_over_pieces_are_told(pairs_dataset, tmp_path):
     tree = {"model": {"dim": 16, "image": {"config": {"width": 8, "batch_norm": True}}}}
-    with Trainer(small(pairs_dataset, micro_batch=32, **tree), RunDirectory(tmp_path / "run")) as trainer:
+    with Trainer.open(small(pairs_dataset, micro_batch=32, **tree), RunDirectory(tmp_path / "run")) as trainer:
         assert any("the statistics of a piece, 1/8 of the batch" in advice for advice in trainer.advice())

@@ -38,8 +38,8 @@ def losses(run):
 
 def trained(config, path):
     run = RunDirectory(path)
-    with Trainer(config, run) as trainer:
-        scaled_by(trainer, HARMLESS).run()
+    with Trainer.open(config, run) as trainer:
+        scaled_by(trainer, HARMLESS).train()
     return run
 
 
@@ -64,32 +64,32 @@ def test_a_run_in_half_precision_begins_as_one_in_float32_and_learns_as_it_does(
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
 def test_encoders_compute_in_half_precision_and_give_unit_rows_of_float32(pairs_dataset, tmp_path, precision, dtype):
     encoded, received = [], []
-    with Trainer(tiny(pairs_dataset, precision, epochs=1), RunDirectory(tmp_path / "run")) as trainer:
-        for encoder in trainer.encoders.children():
+    with Trainer.open(tiny(pairs_dataset, precision, epochs=1), RunDirectory(tmp_path / "run")) as trainer:
+        for encoder in trainer.run.encoders.children():
             encoder.register_forward_hook(lambda module, inputs, features: encoded.append(features.dtype))
-        trainer.objective.register_forward_pre_hook(lambda module, inputs: received.extend(inputs[:2]))
-        trainer.run(should_stop=lambda: trainer.steps_done == 2)
+        trainer.run.objective.register_forward_pre_hook(lambda module, inputs: received.extend(inputs[:2]))
+        trainer.train(should_stop=lambda: trainer.run.steps_done == 2)
     assert set(encoded) == {dtype}
     assert len(received) == 2 * 2
     for features in received:
         assert features.dtype == torch.float32
         torch.testing.assert_close(features.norm(dim=1), torch.ones(256), rtol=0, atol=1e-6)
-    assert {weight.dtype for weight in trainer.encoders.parameters()} == {torch.float32}
+    assert {weight.dtype for weight in trainer.run.encoders.parameters()} == {torch.float32}
 
 
 def test_a_resumed_fp16_run_goes_on_with_its_loss_scale_and_losses(pairs_dataset, tmp_path):
     config = tiny(pairs_dataset, "fp16", epochs=1)
     whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
     for run, steps in ((whole, 7), (broken, 4)):
-        with Trainer(config, run) as trainer:
-            scaled_by(trainer, HARMLESS).run(
-                should_stop=lambda trainer=trainer, steps=steps: trainer.steps_done == steps
+        with Trainer.open(config, run) as trainer:
+            scaled_by(trainer, HARMLESS).train(
+                should_stop=lambda trainer=trainer, steps=steps: trainer.run.steps_done == steps
             )
     _, training = load_checkpoint(latest_checkpoint(broken.checkpoints))
     assert training["loss_scale"]["scale"] == HARMLESS
-    with Trainer(config, broken, resume=True) as trainer:
+    with Trainer.open(config, broken, resume=True) as trainer:
         assert trainer.precision.scaler.get_scale() == HARMLESS
-        trainer.run()
+        trainer.train()
     assert losses(broken) == losses(whole)
 
 
@@ -98,19 +98,19 @@ def test_a_resumed_fp16_run_goes_on_with_its_loss_scale_and_losses(pairs_dataset
 )
 def test_a_step_whose_gradients_overflow_moves_no_weight_and_halves_the_scale(pairs_dataset, tmp_path, name):
     config = tiny(pairs_dataset, "fp16", epochs=1, optimizer={"name": name, "warmup_steps": 0})
-    with Trainer(config, RunDirectory(tmp_path / "run")) as trainer:
+    with Trainer.open(config, RunDirectory(tmp_path / "run")) as trainer:
         scaled_by(trainer, TOO_LARGE)
-        before = {key: value.clone() for key, value in trainer.encoders.state_dict().items()}
+        before = {key: value.clone() for key, value in trainer.run.encoders.state_dict().items()}
 
         def report(report):
             if report.step == 1:
-                torch.testing.assert_close(trainer.encoders.state_dict(), before, rtol=0, atol=0)
+                torch.testing.assert_close(trainer.run.encoders.state_dict(), before, rtol=0, atol=0)
                 assert trainer.precision.scaler.get_scale() == TOO_LARGE / 2
                 for memory in trainer.optimizer.weights.state.values():
                     assert not any(value.any() for value in memory.values() if isinstance(value, torch.Tensor))
                 scaled_by(trainer, HARMLESS)
 
-        trainer.run(report, lambda: trainer.steps_done == 2)
-        after = trainer.encoders.state_dict()
+        trainer.train(report, lambda: trainer.run.steps_done == 2)
+        after = trainer.run.encoders.state_dict()
     assert all(value.isfinite().all() for value in after.values())
     assert not torch.equal(after["image.head.weight"], before["image.head.weight"])

@@ -102,7 +102,8 @@ def test_the_zero_shot_prompts_are_those_of_the_settings(watched, pairs_dataset,
     config = settings(pairs_dataset, given)
     _, training = load_checkpoint(watched.checkpoints / "step-4")
     encoders = restore_encoders(config, watched.checkpoints, training, pairs_dataset.index.tokenizer)
-    found = OnlineEvaluation.open(config, pairs_dataset, torch.device("cpu")).scores(encoders, 4, lambda: False)
+    of_run = config.evaluation, config.data, config.objective.mode, pairs_dataset
+    found = OnlineEvaluation.open(*of_run, torch.device("cpu")).scores(encoders, 4, lambda: False)
     expected = evaluate(watched, few_pairs, few_pairs, at="step-4", templates=prompts).scores
     assert found["zero_shot"] == expected["zero_shot"] != evaluations(watched)[4]["zero_shot"]
 
@@ -123,12 +124,12 @@ def test_a_run_that_is_resumed_has_the_same_lines(watched, tmp_path):
             raise KeyboardInterrupt
 
     run = RunDirectory(tmp_path / "run")
-    with pytest.raises(KeyboardInterrupt), Trainer(watched.config(), run) as trainer:
-        trainer.run(on_evaluation=stop)
+    with pytest.raises(KeyboardInterrupt), Trainer.open(watched.config(), run) as trainer:
+        trainer.train(on_evaluation=stop)
     assert evaluations(run) == evaluations(watched)
-    with Trainer(watched.config(), run, resume=True) as trainer:
-        assert (trainer.steps_done, evaluations(run).keys()) == (4, {2, 4})
-        trainer.run()
+    with Trainer.open(watched.config(), run, resume=True) as trainer:
+        assert (trainer.run.steps_done, evaluations(run).keys()) == (4, {2, 4})
+        trainer.train()
     assert [line["step"] for line in lines(run)] == [line["step"] for line in lines(watched)]
     assert losses(run) == losses(watched)
     assert evaluations(run) == evaluations(watched)
@@ -195,12 +196,12 @@ def test_no_thread_is_left_behind_and_a_part_that_was_frozen_stays_so(images_dat
 
     def note(line):
         threads.append(threading.active_count())
-        assert not trainer.encoders.image.head.training
-        assert trainer.encoders.image.backbone.training
+        assert not trainer.run.encoders.image.head.training
+        assert trainer.run.encoders.image.backbone.training
 
-    with Trainer(config, RunDirectory(tmp_path / "run")) as trainer:
-        trainer.encoders.image.head.eval()
-        trainer.run(on_evaluation=note)
+    with Trainer.open(config, RunDirectory(tmp_path / "run")) as trainer:
+        trainer.run.encoders.image.head.eval()
+        trainer.train(on_evaluation=note)
     assert len(threads) == 4
     assert threads[-1] <= threads[1]
 
@@ -257,7 +258,7 @@ def test_a_picture_that_does_not_decode_is_warned_of_and_training_goes_on(images
 
 def assert_refused(config, run, error, message):
     with pytest.raises(error, match=message) as refusal:
-        Trainer(config, RunDirectory(run)).close()
+        Trainer.open(config, RunDirectory(run)).close()
     assert "\n" not in str(refusal.value)
     assert not run.exists()
 
@@ -336,8 +337,8 @@ with thermopile.joined_world() as world:
             statistic.zero_()
     for encoder in (encoders.image, encoders.text):
         encoder.register_forward_hook(lambda *call: calls.append(call))
-    config = config.model_copy(update={"evaluation": on_itself})
-    evaluation = OnlineEvaluation.open(config, data, torch.device("cpu"), world)
+    of_run = on_itself, config.data, config.objective.mode, data
+    evaluation = OnlineEvaluation.open(*of_run, torch.device("cpu"), world)
     scores = evaluation.scores(encoders, 4, lambda: False)
     of_all = len(calls)
     stopped = evaluation.scores(encoders, 4, lambda: world.rank == 1)

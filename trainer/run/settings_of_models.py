@@ -14,7 +14,7 @@ LEARNED = {"log_logit_scale": "logit_scale", "logit_bias": "logit_bias"}
 """Parameters of an objective that learns a global temperature → tensors of a whole CLIP or SigLIP."""
 
 
-def with_what_models_bring(asked: ModelConfig, config: TrainConfig, objective: type[Settings]) -> TrainConfig:
+def with_settings_of_models(asked: ModelConfig, config: TrainConfig, objective: type[Settings]) -> TrainConfig:
     """Return the settings with what newly named models have, where nothing else is set.
 
     asked: the settings before the architectures were recorded in `config`; a resumed run's are recorded already.

@@ -8,7 +8,7 @@ import pytest
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.run.build import resolve
-from thermopile.trainer.run.chosen import choices, usual_batch_size, usual_image_size
+from thermopile.trainer.run.settings_of_data import choices_of, usual_batch_size, usual_image_size
 
 from support.cli import cli
 from support.datasets import write_dataset
@@ -46,17 +46,17 @@ def test_what_was_chosen_is_said_and_what_was_given_is_not(images_dataset):
     asked = load_config({"device": "cpu"})
     chosen = resolve(asked, images_dataset)
     assert (chosen.data.image_size, chosen.batch_size) == (32, 64)
-    assert choices(asked, chosen, images_dataset) == [
+    assert choices_of(asked, chosen, images_dataset) == [
         "data.image_size = 32: half of the pictures have a shorter side of 27 or more",
         "batch_size = 64: 300 samples",
     ]
     given = load_config({"device": "cpu", "batch_size": 32, "data": {"image_size": 24}})
-    assert choices(given, resolve(given, images_dataset), images_dataset) == []
+    assert choices_of(given, resolve(given, images_dataset), images_dataset) == []
 
 
 def test_pictures_that_are_enlarged_are_warned_of(images_dataset):
     asked = load_config({"device": "cpu", "batch_size": 32, "data": {"image_size": 64}})
-    (line,) = choices(asked, resolve(asked, images_dataset), images_dataset)
+    (line,) = choices_of(asked, resolve(asked, images_dataset), images_dataset)
     assert line == "pictures are enlarged: data.image_size = 64, but half have a shorter side up to 27"
 
 
@@ -66,12 +66,12 @@ def test_on_a_gpu_ffcv_is_chosen_and_nothing_is_advised(images_dataset, monkeypa
     asked = load_config({"batch_size": 32, "data": {"image_size": 24}})
     chosen = resolve(asked, images_dataset)
     assert chosen.data.loader == "ffcv"
-    assert choices(asked, chosen, images_dataset) == []
+    assert choices_of(asked, chosen, images_dataset) == []
 
 
 @pytest.mark.parametrize("side", ["image", "text"])
 def test_large_views_need_encoders_by_name(pairs_dataset, side, monkeypatch):
-    monkeypatch.setattr("thermopile.trainer.run.chosen._flops_per_second", lambda device: 1e15)
+    monkeypatch.setattr("thermopile.trainer.run.settings_of_data._flops_per_second", lambda device: 1e15)
     large = {"data": {"image_size": 96}, "device": "cpu"}
     with pytest.raises(ConfigError, match="Name the image and the text encoder: ") as refused:
         resolve(load_config(large), pairs_dataset)
@@ -89,7 +89,7 @@ def test_large_views_need_encoders_by_name(pairs_dataset, side, monkeypatch):
 
 
 def test_images_alone_are_encoded_twice_a_sample(pairs_dataset, images_dataset, monkeypatch):
-    monkeypatch.setattr("thermopile.trainer.run.chosen._flops_per_second", lambda device: 1e15)
+    monkeypatch.setattr("thermopile.trainer.run.settings_of_data._flops_per_second", lambda device: 1e15)
 
     def most(dataset, **text):
         with pytest.raises(ConfigError) as refused:

@@ -17,8 +17,8 @@ from ...pipeline.order import MIN_ROWS_PER_STEP
 from ..config import ModelConfig, TrainConfig
 from ..errors import ConfigError
 from ..objectives import objective_class
-from .brought import LEARNED, is_whole
 from .selection_files import rows_of
+from .settings_of_models import LEARNED, is_whole
 
 LOOKED_AT = 4096
 """Samples whose pictures' sizes are read; ids are in random order."""
@@ -95,7 +95,7 @@ def _flops_per_second(device: torch.device) -> float:
     return 2 * MATRIX**3 / (time.monotonic() - began)
 
 
-def choices(asked: TrainConfig, resolved: TrainConfig, dataset: Dataset) -> list[str]:
+def choices_of(asked: TrainConfig, resolved: TrainConfig, dataset: Dataset) -> list[str]:
     """Return a line for each setting that was chosen from dataset or machine, and one if pictures are enlarged."""
     data, side = resolved.data, shorter_side(dataset)
     lines = []

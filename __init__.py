@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from .tools.inspection.opened_run import open_run
     from .trainer.loop import Trainer
     from .trainer.objectives import Objective, Outcome, Progress, Settings, create_objective
-    from .trainer.objectives.contrastive import Anchors, Rows, Step
-    from .trainer.objectives.estimator import EstimatorSettings, GlobalContrastive
+    from .trainer.objectives.contrastive import Anchors, Rows
     from .trainer.objectives.isogclr import IndividualTemperature, RobustSettings
+    from .trainer.objectives.sogclr import EstimatorSettings, GlobalContrastive
     from .trainer.run.run import Run
     from .trainer.world import joined_world
 
@@ -42,7 +42,6 @@ __all__ = [
     "Source",
     "StateReader",
     "StateStore",
-    "Step",
     "Trainer",
     "__version__",
     "create_objective",
@@ -54,8 +53,8 @@ __all__ = [
 _HOME = {
     "Anchors": "trainer.objectives.contrastive",
     "Dataset": "pipeline.dataset",
-    "EstimatorSettings": "trainer.objectives.estimator",
-    "GlobalContrastive": "trainer.objectives.estimator",
+    "EstimatorSettings": "trainer.objectives.sogclr",
+    "GlobalContrastive": "trainer.objectives.sogclr",
     "IndividualTemperature": "trainer.objectives.isogclr",
     "Objective": "trainer.objectives",
     "Order": "pipeline.order",
@@ -70,7 +69,6 @@ _HOME = {
     "Source": "pipeline.sources",
     "StateReader": "state_store",
     "StateStore": "state_store",
-    "Step": "trainer.objectives.contrastive",
     "Trainer": "trainer.loop",
     "create_objective": "trainer.objectives",
     "joined_world": "trainer.world",

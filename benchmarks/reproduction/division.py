@@ -17,8 +17,7 @@ from thermopile.storage.place import AnyPlace
 from thermopile.trainer.evaluation.features import sample_features
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.objectives.base import WEIGHT
-from thermopile.trainer.objectives.contrastive import Contrastive
-from thermopile.trainer.objectives.doubt import with_mean_of_one
+from thermopile.trainer.objectives.contrastive import Contrastive, with_mean_of_one
 from thermopile.trainer.run.build import recipe_named
 
 MIXTURE = {"n_components": 2, "max_iter": 10, "tol": 1e-2, "reg_covar": 5e-4, "random_state": 0}

@@ -27,9 +27,9 @@ UNSEEN = 5
 """One sample in this many has not been seen before."""
 PATIENCE = timedelta(seconds=60)
 """After which a rank that waits for another gives up."""
-MODERATE = {"tau": 0.2, "tau_init": 0.2, "eta": 0.02, "mu": 0.5, "tau_max": 0.5, "width": WIDTH, "prototypes": 3}
+MODERATE = {"tau": 0.2, "tau_init": 0.2, "eta": 0.02, "mu": 0.5, "tau_max": 0.5}
 """Temperatures at which a wrong candidate moves the results, and does not drown in one that dominates; a ball that some
-features are in and some are not; and a small network."""
+features are in and some are not."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ TAKE_KEYS = [name for name, objective in OBJECTIVES.items() if objective.keys !=
 TAKE_LOCAL = [name for name, objective in OBJECTIVES.items() if objective.has_local and objective.keys != "always"]
 TAKE_BOTH = [name for name in TAKE_KEYS if OBJECTIVES[name].has_local]
 OF_EACH_KIND = [(name, "unimodal") for name in ("sogclr", "auc_cl", "spectral", "barlow_twins", "vicreg")]
-OF_EACH_KIND += [("isogclr", "bimodal"), ("tempnet", "bimodal")]
+OF_EACH_KIND += [("isogclr", "bimodal"), ("siglip", "bimodal"), ("cyclip", "bimodal")]
 CASES = {f"{name} {mode}": Case(name, mode) for name, mode in KNOWN}
 CASES |= {f"{name} {mode}, in chunks": Case(name, mode, {"similarity_budget": 200}) for name, mode in OF_EACH_KIND}
 CASES |= {f"{name} {mode}, uneven": Case(name, mode, uneven=True) for name, mode in KNOWN}

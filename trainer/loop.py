@@ -126,7 +126,7 @@ class Trainer(Run):
         self._put(sample_ids, outcome.state)
 
         rate = learning_rate(self.config.optimizer, self.steps_done, self.order.steps_per_epoch, self.total_steps)
-        self.optimizer.set_learning_rate(rate, progress.epoch)
+        self.optimizer.set_learning_rate(rate)
         self.optimizer.zero_grad()
         with self._clock.computing("forward_backward"):
             self.precision.backward(outcome.loss)

@@ -17,7 +17,7 @@ from thermopile.storage.place import AnyPlace
 from thermopile.trainer.evaluation.features import sample_features
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.objectives.base import WEIGHT
-from thermopile.trainer.objectives.contrastive import Contrastive, with_mean_of_one
+from thermopile.trainer.objectives.contrastive import LEAST_MEAN, Contrastive
 from thermopile.trainer.run.build import recipe_named
 
 MIXTURE = {"n_components": 2, "max_iter": 10, "tol": 1e-2, "reg_covar": 5e-4, "random_state": 0}
@@ -44,7 +44,9 @@ class DividingTrainer(Trainer):
             if self._kept is None or self.steps_done % self.order.steps_per_epoch == 0:
                 self._kept = kept(self._losses(state))
             weights = self._kept[sample_ids]
-            state[WEIGHT] = with_mean_of_one(weights) if self.objective.doubt_keeps_mean else weights
+            state[WEIGHT] = (
+                weights / weights.mean().clamp(min=LEAST_MEAN) if self.objective.doubt_keeps_mean else weights
+            )
         return state
 
     def _losses(self, state: dict[str, Tensor]) -> Tensor:

@@ -75,6 +75,11 @@ def objective_class(name: str) -> type[Objective]:
     Raises ValueError if the class does not exist.
     """
     if not is_plugin(name):
+        if name == "tempnet":
+            raise ValueError(
+                "objective 'tempnet' is no longer here: examples/predicted_temperature.py is its loss, with a network "
+                "of your own; a run of tempnet goes on only with the version that began it"
+            )
         if name not in OBJECTIVES:
             near = _nearest(name, OBJECTIVES)
             raise ValueError(f"objective '{name}' is unknown{near}; valid: {', '.join(OBJECTIVES)}, module:name")

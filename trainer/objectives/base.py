@@ -82,8 +82,6 @@ class TemperatureRate:
     """AdamW's betas."""
     slow_below: float | None = None
     """Divide the learning rate by 3 while the only parameter, a temperature, is below this; None: never."""
-    decay: float = 1.0
-    """Factor of the learning rate from one epoch to the next."""
 
 
 @contextmanager
@@ -305,8 +303,9 @@ class Objective(nn.Module):
         def step() -> Outcome:
             with torch.set_grad_enabled(differentiable), full_precision(device):
                 frame = Frame.of(torch.stack(inner), None if keys is None else torch.stack(keys).detach(), ranks)
+                likeness = self._likeness(frame.targets)  # now, as the step keeps similarities in memory
                 outcome = self.step(frame, state, progress)
-                return replace(outcome, metrics=self._likeness(frame.targets) | outcome.metrics)
+                return replace(outcome, metrics=likeness | outcome.metrics)
 
         outcome = step()
         loss = outcome.loss.detach()
@@ -378,6 +377,11 @@ class Objective(nn.Module):
 
 def _numbered(**views: Sequence[Tensor]) -> dict[str, Tensor]:
     return {f"{kind}[{number}]": view for kind, given in views.items() for number, view in enumerate(given)}
+
+
+def slope(of: Tensor) -> Tensor:
+    """Return 0 with the gradient of `of`: of a loss whose gradient is not its value's."""
+    return of - of.detach()
 
 
 def scalar_parameter(value: float) -> nn.Parameter:

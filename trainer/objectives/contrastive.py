@@ -15,7 +15,7 @@ from .gathering import Frame, GlobalBatch
 from .pairs import EXCLUDED, Block, Pairs
 
 LN2 = math.log(2)
-_LEAST_MEAN = 0.1
+LEAST_MEAN = 0.1
 """Lower bound of the mean by which doubt's factors are divided, so that a few remaining samples get no huge steps."""
 
 Rows = dict[str, Tensor]
@@ -210,11 +210,6 @@ class Anchors(NamedTuple):
         return self.sides * (values if self.weight is None else values * self.weight).mean()
 
 
-def slope(of: Tensor) -> Tensor:
-    """Return 0 with the gradient of `of`: of a loss whose gradient is not its value's."""
-    return of - of.detach()
-
-
 class Contrastive(Objective):
     """An objective whose gradient weights an anchor's candidates by their softmax, against its positive.
 
@@ -329,5 +324,5 @@ class Contrastive(Objective):
         outweighed = (log_s > 0).to(log_s.dtype).mean(1)
         metrics = {"share_doubted": 1 - factors.mean()} | self.by_side(share_outweighed=outweighed)
         if self.doubt_keeps_mean:  # otherwise a learned temperature would follow fewer samples
-            factors = factors / factors.mean().clamp(min=_LEAST_MEAN)
+            factors = factors / factors.mean().clamp(min=LEAST_MEAN)
         return factors[None] if weight is None else weight * factors, doubted, metrics

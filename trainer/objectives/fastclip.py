@@ -11,8 +11,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from .base import Outcome, Progress, Settings, TemperatureRate, scalar_parameter
-from .contrastive import Anchors, DoubtSettings, Rows, slope
+from .base import Outcome, Progress, Settings, TemperatureRate, scalar_parameter, slope
+from .contrastive import Anchors, DoubtSettings, Rows
 from .isogclr import IndividualTemperature, RobustSettings
 from .sogclr import BoundedTau, Estimate, EstimatorSettings, GlobalContrastive, Sogclr, SogclrSettings
 

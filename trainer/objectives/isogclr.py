@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ...pipeline.dataset_index import Content
 from ..crowds import against_crowds
-from .base import Outcome, Progress, Settings
-from .contrastive import Anchors, DoubtSettings, Rows, slope
+from .base import Outcome, Progress, Settings, slope
+from .contrastive import Anchors, DoubtSettings, Rows
 from .sogclr import BoundedTau, EstimatorSettings, GlobalContrastive
 
 

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from .base import Outcome, Progress, Settings
-from .contrastive import Anchors, Contrastive, Rows, accumulate, slope
+from .base import Outcome, Progress, Settings, slope
+from .contrastive import Anchors, Contrastive, Rows, accumulate
 from .distances import CosineOrDistance, SimilaritySettings
 from .pairs import Pairs
 

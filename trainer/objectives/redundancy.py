@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from .base import Objective, Outcome, Progress, Settings
+from .base import Objective, Outcome, Progress, Settings, slope
 
 
 class VicregSettings(Settings, frozen=True):
@@ -43,7 +43,10 @@ class Vicreg(Objective):
         views = [_centred(first), _centred(second)]
         deviations = torch.stack([(view.square().sum(0) / (samples - 1) + settings.eps).sqrt() for view in views])
         variance = (1 - deviations).clamp(min=0).mean()  # eq 1, 2
-        covariance = sum(_off_diagonal(view.T @ view / (samples - 1)).sum() for view in views) / width  # eq 3, 4
+        covariances = [view.detach().T @ view / (samples - 1) for view in views]
+        covariance = torch.stack([_off_diagonal(each).sum() for each in covariances]).sum() / width  # eq 3, 4
+        # Symmetric, so that one of the two factors has half of the gradient, for a product less.
+        covariance = covariance + slope(covariance)
         invariance = (first - second).square().mean()  # eq 5
         loss = settings.invariance * invariance + settings.variance * variance + settings.covariance * covariance
         return Outcome(loss, {}, {"deviation_mean": deviations.mean()})
@@ -83,10 +86,9 @@ class BarlowTwins(Objective):
 
 def _centred(features: Tensor) -> Tensor:
     """Return features [b, d] minus the mean of each column."""
-    # Twice: the mean of a column far from 0 is itself rounded, and the second pass removes the rest of it.
-    for _ in range(2):
-        features = features - features.mean(0)
-    return features
+    centred = features - features.mean(0)
+    # Again: the mean of a column far from 0 is itself rounded, and this removes the rest of it.
+    return centred - centred.detach().mean(0)
 
 
 def _off_diagonal(matrix: Tensor) -> Tensor:

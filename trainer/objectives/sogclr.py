@@ -10,8 +10,8 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from .base import Outcome, Progress, Settings
-from .contrastive import Anchors, Contrastive, DoubtSettings, Rows, slope
+from .base import Outcome, Progress, Settings, slope
+from .contrastive import Anchors, Contrastive, DoubtSettings, Rows
 
 _LOG_G_GAMMA = 0.8
 """Weight of the new value in the average of g."""

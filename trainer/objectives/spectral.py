@@ -47,4 +47,5 @@ class Spectral(Objective):
 
     def _in_ball(self, features: Tensor) -> Tensor:
         radius = math.sqrt(self.settings.mu)
-        return features * (radius / torch.linalg.vector_norm(features, dim=2, keepdim=True).clamp(min=radius))
+        norms: Tensor = torch.linalg.vector_norm(features, dim=2, keepdim=True)
+        return features * (radius / norms.clamp(min=radius))

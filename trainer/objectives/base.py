@@ -317,10 +317,10 @@ class Objective(nn.Module):
             # The sum of both directions: a positive then pulls at only one anchor, as strongly as without keys, when it
             # pulls at both ends with half the weight.
             loss = 2 * loss
-        new = {name: values.detach() for name, values in outcome.state.items()}
+        new, metrics = (_without_graph(each) for each in (outcome.state, outcome.metrics))
         # Through int64, because torch cannot add in uint32.
         new |= {name: (old.to(torch.int64) + 1).to(old.dtype) for name, old in state.items() if name == "visits"}
-        return Outcome(loss, new, {name: figure.detach() for name, figure in outcome.metrics.items()})
+        return Outcome(loss, new, metrics)
 
     def compared(self, frame: Frame) -> Pairs:
         """Return the similarities of the step's anchors with their candidates."""
@@ -373,6 +373,10 @@ class Objective(nn.Module):
         check = check_unit_norm if self.unit_norm else check_finite
         for name, rows in features.items():
             check(name, rows)
+
+
+def _without_graph(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach() if value.requires_grad else value for name, value in values.items()}
 
 
 def _numbered(**views: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -43,9 +43,9 @@ class Vicreg(Objective):
         views = [_centred(first), _centred(second)]
         deviations = torch.stack([(view.square().sum(0) / (samples - 1) + settings.eps).sqrt() for view in views])
         variance = (1 - deviations).clamp(min=0).mean()  # eq 1, 2
-        covariances = [view.detach().T @ view / (samples - 1) for view in views]
-        covariance = torch.stack([_off_diagonal(each).sum() for each in covariances]).sum() / width  # eq 3, 4
-        # Symmetric, so that one of the two factors has half of the gradient, for a product less.
+        # eq 3, 4. Covariances are symmetric, so one of their two factors has half of the gradient, for a product less.
+        of_views = torch.stack([_off_diagonal(view.detach().T @ view) for view in views])
+        covariance = of_views.sum() / (samples - 1) ** 2 / width
         covariance = covariance + slope(covariance)
         invariance = (first - second).square().mean()  # eq 5
         loss = settings.invariance * invariance + settings.variance * variance + settings.covariance * covariance
@@ -78,9 +78,10 @@ class BarlowTwins(Objective):
         one, other = (
             view / (view.square().mean(0) + self.settings.eps).sqrt() for view in (_centred(first), _centred(second))
         )
-        c = one.T @ other / len(first)
-        diagonal = c.diagonal()
-        loss = (1 - diagonal).square().sum() + self.settings.redundancy * _off_diagonal(c).sum()
+        products, samples = one.T @ other, len(first)  # C times b
+        diagonal = products.diagonal().clone() / samples
+        redundancy = _off_diagonal(products) / samples**2
+        loss = (1 - diagonal).square().sum() + self.settings.redundancy * redundancy
         return Outcome(loss, {}, {"correlation_mean": diagonal.mean()})
 
 
@@ -92,5 +93,6 @@ def _centred(features: Tensor) -> Tensor:
 
 
 def _off_diagonal(matrix: Tensor) -> Tensor:
-    """Return the squares of a matrix [d, d], 0 on its diagonal."""
-    return matrix.square().fill_diagonal_(0.0)
+    """Return the sum of a matrix's squares outside its diagonal, which is overwritten."""
+    norm: Tensor = torch.linalg.vector_norm(matrix.fill_diagonal_(0.0))
+    return norm.square()

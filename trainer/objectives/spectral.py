@@ -39,9 +39,10 @@ class Spectral(Objective):
         self.across = True
 
     def step(self, frame: Frame, state: Mapping[str, Tensor], progress: Progress) -> Outcome:
-        inside = replace(frame, views=self._in_ball(frame.views), targets=self._in_ball(frame.targets))
-        pairs = self.compared(inside)
-        positive, _, squares, peak = PowerSums.apply(inside.views, pairs, frame.ranks)  # type: ignore[no-untyped-call]
+        views, ranks = self._in_ball(frame.views), frame.ranks
+        targets = views.detach() if ranks.world == 1 else self._in_ball(frame.targets)
+        pairs = self.compared(replace(frame, targets=targets))
+        positive, _, squares, peak = PowerSums.apply(views, pairs, ranks)  # type: ignore[no-untyped-call]
         loss = (squares / pairs.negatives - 2 * positive.mean()) / self.settings.mu
         return Outcome(loss, {}, self.retrieval(positive - peak))
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .tools.inspection.opened_run import open_run
     from .trainer.loop import Trainer
     from .trainer.objectives import Objective, Outcome, Progress, Settings, create_objective
+    from .trainer.objectives.base import TemperatureRate
     from .trainer.objectives.contrastive import Anchors, Rows
     from .trainer.objectives.isogclr import IndividualTemperature, RobustSettings
     from .trainer.objectives.sogclr import EstimatorSettings, GlobalContrastive
@@ -42,6 +43,7 @@ __all__ = [
     "Source",
     "StateReader",
     "StateStore",
+    "TemperatureRate",
     "Trainer",
     "__version__",
     "create_objective",
@@ -69,6 +71,7 @@ _HOME = {
     "Source": "pipeline.sources",
     "StateReader": "state_store",
     "StateStore": "state_store",
+    "TemperatureRate": "trainer.objectives.base",
     "Trainer": "trainer.loop",
     "create_objective": "trainer.objectives",
     "joined_world": "trainer.world",

@@ -116,33 +116,28 @@ class _FullPrecision(torch.autograd.Function):
         ctx: Any,
         loss: list[Tensor],
         again: Callable[[], Tensor],
-        inner: list[Tensor],
         ranks: GlobalBatch | None,
+        inner: list[Tensor],
         *inputs: Tensor,
     ) -> Tensor:
         """loss: the only element is the loss, whose graph begins at `inner`, which stand for `inputs`.
 
         ranks: average the parameters' gradients over them; None: every rank computes the whole batch's.
         """
-        ctx.loss, ctx.again, ctx.inner, ctx.ranks = loss, again, inner, ranks
+        ctx.loss, ctx.again, ctx.ranks, ctx.inner = loss, again, ranks, inner
         return loss[0].detach()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, in_loss: Tensor) -> tuple[Tensor | None, ...]:
         loss = ctx.loss.pop() if ctx.loss else ctx.again()
-        needed = ctx.needs_input_grad[4:]
-        wanted = [each for each, is_needed in zip(ctx.inner, needed, strict=True) if is_needed]
         # in_loss enters at the root: a loss scale must lift small gradients before float16 flushes them to zero.
         with full_precision(in_loss.device.type):
-            found = torch.autograd.grad(loss, wanted, in_loss, allow_unused=True, materialize_grads=True)
-        if (ranks := ctx.ranks) is not None:
-            found = tuple(
-                ranks.sum(gradient.contiguous().clone()) / ranks.world if isinstance(each, nn.Parameter) else gradient
-                for each, gradient in zip(wanted, found, strict=True)
-            )
-        of_wanted = iter(found)
-        return (None, None, None, None, *(next(of_wanted) if is_needed else None for is_needed in needed))
+            found = torch.autograd.grad(loss, ctx.inner, in_loss, allow_unused=True, materialize_grads=True)
+        if ctx.ranks is not None:
+            pairs = zip(ctx.inner, found, strict=True)
+            found = tuple(ctx.ranks.mean(of) if isinstance(each, nn.Parameter) else of for each, of in pairs)
+        return (None, None, None, None, *found)
 
 
 class Objective(nn.Module):
@@ -266,10 +261,9 @@ class Objective(nn.Module):
             return outcome
         weight = rows * ranks.world / len(first)  # of this rank's mean in the mean over ranks: 1 for equal shares
         names, figures = ["", *outcome.metrics], [outcome.loss, *outcome.metrics.values()]
-        means = ranks.sum(weight * torch.stack([figure.detach().to(first) for figure in figures])) / ranks.world
+        means = ranks.mean(weight * torch.stack([figure.detach().to(first) for figure in figures]))
         of_batch = dict(zip(names, means, strict=True))
-        loss = weight * outcome.loss
-        return Outcome(of_batch.pop("") + loss - loss.detach(), outcome.state, of_batch)
+        return Outcome(of_batch.pop("") + slope(weight * outcome.loss), outcome.state, of_batch)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # its products are one call each; tracing it only costs
     def forward(
@@ -294,14 +288,13 @@ class Objective(nn.Module):
         if WEIGHT in state:
             self.check_weights()
         check_state(state, self.fields, len(first))
-        inputs, device = [*views, *self.parameters()], first.device.type
-        differentiable = torch.is_grad_enabled() and any(each.requires_grad for each in inputs)
-        inner = [view.detach().requires_grad_(view.requires_grad and differentiable) for view in views]
+        inputs = [each for each in (*views, *self.parameters()) if each.requires_grad and torch.is_grad_enabled()]
+        inner = [view.detach().requires_grad_(view.requires_grad and bool(inputs)) for view in views]
         with torch.no_grad():
             self.project()
 
         def step() -> Outcome:
-            with torch.set_grad_enabled(differentiable), full_precision(device):
+            with torch.set_grad_enabled(bool(inputs)), full_precision(first.device.type):
                 frame = Frame.of(torch.stack(inner), None if keys is None else torch.stack(keys).detach(), ranks)
                 likeness = self._likeness(frame.targets)  # now, as the step keeps similarities in memory
                 outcome = self.step(frame, state, progress)
@@ -309,10 +302,10 @@ class Objective(nn.Module):
 
         outcome = step()
         loss = outcome.loss.detach()
-        if differentiable:
-            graph = [*inner, *self.parameters()]
-            of_ranks = None if self.is_whole else ranks
-            loss = _FullPrecision.apply([outcome.loss], lambda: step().loss, graph, of_ranks, *inputs)  # type: ignore[no-untyped-call]
+        if inputs:
+            begin = [each for each in (*inner, *self.parameters()) if each.requires_grad]
+            average = None if self.is_whole else ranks
+            loss = _FullPrecision.apply([outcome.loss], lambda: step().loss, average, begin, *inputs)  # type: ignore[no-untyped-call]
         if keys is not None:
             # The sum of both directions: a positive then pulls at only one anchor, as strongly as without keys, when it
             # pulls at both ends with half the weight.

@@ -113,14 +113,13 @@ class Siglip(Objective):
         pairs = self.compared(frame)
         scale, bias = self.log_logit_scale.exp().to(frame.views), self.logit_bias.clone().to(frame.views)
         arguments = (frame.views, scale, bias, pairs, frame.ranks)
-        positive, of_negatives, margin = SigmoidSums.apply(*arguments)  # type: ignore[no-untyped-call]
-        loss = F.softplus(-(positive * scale + bias)).mean() + of_negatives.mean()
+        losses, margin = SigmoidSums.apply(*arguments)  # type: ignore[no-untyped-call]
         metrics = {"logit_scale": scale.clone(), "logit_bias": self.logit_bias.clone()}
-        return Outcome(loss, {}, metrics | self.retrieval(margin))
+        return Outcome(losses.mean(), {}, metrics | self.retrieval(margin))
 
 
 class SigmoidSums(torch.autograd.Function):
-    """The positives, [b], and every image's sum of -log sigmoid(-(S_ij · scale + bias)) over the others' captions, [b].
+    """Every image's sum of -log sigmoid(z_ij · (S_ij · scale + bias)) over all captions, [b].
 
     Differentiable in views, scale and bias; the views' gradient is this rank's times the ranks, as AnchorSums'.
     """
@@ -128,8 +127,10 @@ class SigmoidSums(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, views: Tensor, scale: Tensor, bias: Tensor, pairs: Pairs, ranks: GlobalBatch
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        own = views.new_zeros((5, views.shape[1]))  # losses, sums of w and of w · S, largest S of either side
+    ) -> tuple[Tensor, Tensor]:
+        own = views.new_zeros(
+            (5, views.shape[1])
+        )  # of negatives: losses, sums of w and of w · S, either side's largest S
         peaks = own[3:].fill_(EXCLUDED)
         for half, block in enumerate(pairs.blocks):
             for rows, similarities in pairs.pieces(block):
@@ -143,17 +144,19 @@ class SigmoidSums(torch.autograd.Function):
                     of_rows = (F.softplus(logits).sum(1), weights.sum(1), weights.mul_(similarities).sum(1))
                     own[:3, at] = torch.stack(of_rows)
         losses, weights, moments, *peak = ranks.gather(own)
+        wrong = -(pairs.positives * scale + bias)
+        share = wrong.sigmoid()
         ctx.pairs, ctx.world = pairs, ranks.world
-        ctx.save_for_backward(scale, bias, weights, moments)
+        ctx.save_for_backward(scale, bias, share, moments - share * pairs.positives, weights - share)
         margin = pairs.positives - torch.stack(peak)
         ctx.mark_non_differentiable(margin)
-        return pairs.positives.clone(), losses, margin
+        return losses + F.softplus(wrong), margin
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, in_positive: Tensor, in_losses: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        (scale, bias, weights, moments), pairs = ctx.saved_tensors, ctx.pairs
-        in_scale, in_bias = (in_losses * moments).sum(), (in_losses * weights).sum()
+    def backward(ctx: Any, in_losses: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        (scale, bias, share, by_scale, by_bias), pairs = ctx.saved_tensors, ctx.pairs
+        in_scale, in_bias = (in_losses * by_scale).sum(), (in_losses * by_bias).sum()
         if not ctx.needs_input_grad[0]:
             return None, in_scale, in_bias, None, None
 
@@ -161,5 +164,5 @@ class SigmoidSums(torch.autograd.Function):
             of_images = in_losses[rows].unsqueeze(1) if block.rows.start < pairs.batch else in_losses[block.columns]
             similarities.mul_(scale).add_(bias).sigmoid_().mul_(scale * of_images)
 
-        in_positives = torch.stack([in_positive, torch.zeros_like(in_positive)])
+        in_positives = (-scale * share * in_losses)[None]
         return pairs.gradients(weigh, in_positives).mul_(ctx.world), in_scale, in_bias, None, None

@@ -61,6 +61,10 @@ class GlobalBatch:
                 dist.all_reduce(values)
         return values
 
+    def mean(self, values: Tensor) -> Tensor:
+        """Return the mean over ranks of values of one shape on all ranks; no gradient passes."""
+        return self.sum(values.clone(memory_format=torch.contiguous_format)) / self.world
+
     def check_alike(self, features: Tensor) -> None:
         """Raise ValueError unless the ranks' features have their shares' rows, one width and one dtype.
 

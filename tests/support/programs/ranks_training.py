@@ -68,6 +68,8 @@ class Case:
         return create_objective(self.name, self.mode, **moderate | self.settings).double()
 
 
+sys.path.append(str(Path(__file__).parents[3] / "examples"))
+PREDICTED = "predicted_temperature:Predicted"
 OWN = "support.own_code:Weighted"
 """A loss that autograd differentiates."""
 KNOWN = [
@@ -113,6 +115,8 @@ CASES |= {
     "simclr, local, weights, uneven": Case("simclr", "unimodal", local=3, weights=True, uneven=True),
     "moco_v3, keys, local, weights, uneven": Case("moco_v3", "unimodal", keys=True, local=3, weights=True, uneven=True),
     "own loss": Case(OWN, "bimodal"),
+    "predicted temperatures": Case(PREDICTED, "bimodal", {"width": WIDTH, "hidden": 3}),
+    "predicted temperatures, uneven": Case(PREDICTED, "unimodal", {"width": WIDTH, "hidden": 3}, uneven=True),
     "own loss, uneven": Case(OWN, "unimodal", uneven=True),
     "fastclip_v2 bimodal, float32": Case("fastclip_v2", "bimodal", dtype=torch.float32),
     "fastclip_v2 bimodal, bfloat16": Case("fastclip_v2", "bimodal", dtype=torch.bfloat16),

@@ -19,6 +19,10 @@ def test_an_objective_of_ones_own_passes(mode):
     testing.check_objective("support.own_code:Weighted", mode, tau=0.5)
 
 
+def test_an_objective_of_ones_own_that_weighs_its_samples_passes():
+    testing.check_objective("wrong_code:Weighing")
+
+
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_our_own_objectives_pass(name):
     for mode in OBJECTIVES[name].settings_of_mode if OBJECTIVES[name].keys != "always" else ():
@@ -52,6 +56,25 @@ class OfTheBatch(Plain):
     def terms(self, first, second):
         of_each = super().terms(first, second)
         return of_each * of_each.max().detach()  # of this rank's rows
+
+
+class Unweighted(Plain):
+    takes_weights = True
+
+
+class WeightedTwice(Plain):
+    takes_weights = True
+
+    def loss(self, first, second, own, state, progress):
+        weights = state.get("weight", torch.ones(1))
+        loss = (weights.square() * self.terms(first[own], second[own])).mean()
+        return Outcome(loss, {"sample/seen": self.seen(state["sample/seen"])}, {})
+
+
+class Weighing(WeightedTwice):
+    def loss(self, first, second, own, state, progress):
+        rooted = {"weight": state["weight"].sqrt()} if "weight" in state else {}
+        return super().loss(first, second, own, dict(state) | rooted, progress)
 
 
 class Backwards(Plain):
@@ -131,6 +154,8 @@ def _importable(monkeypatch):
     ("name", "said"),
     [
         ("OfTheBatch", "`own` is a part of the rows, and loss"),
+        ("Unweighted", "takes_weights, but weights change nothing"),
+        ("WeightedTwice", "every sample in turn has all the weight, and loss"),
         ("Backwards", "samples in another order, and state sample/seen"),
         ("OfTheOrder", "samples in another order, and loss"),
         ("Drawn", "the same step again, and loss"),

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from .trainer.objectives import Progress as Progress
     from .trainer.objectives import Settings as Settings
     from .trainer.objectives import create_objective as create_objective
+    from .trainer.objectives.base import TemperatureRate as TemperatureRate
     from .trainer.objectives.contrastive import Anchors as Anchors
     from .trainer.objectives.contrastive import Rows as Rows
-    from .trainer.objectives.contrastive import Step as Step
-    from .trainer.objectives.estimator import EstimatorSettings as EstimatorSettings
-    from .trainer.objectives.estimator import GlobalContrastive as GlobalContrastive
     from .trainer.objectives.isogclr import IndividualTemperature as IndividualTemperature
     from .trainer.objectives.isogclr import RobustSettings as RobustSettings
+    from .trainer.objectives.sogclr import EstimatorSettings as EstimatorSettings
+    from .trainer.objectives.sogclr import GlobalContrastive as GlobalContrastive
     from .trainer.run.run import Run as Run
     from .trainer.world import joined_world as joined_world
 
@@ -47,9 +47,10 @@ _NAMES = {
     "tools.inspection.opened_run": "open_run",
     "trainer.loop": "Trainer",
     "trainer.objectives": "Objective Outcome Progress Settings create_objective",
-    "trainer.objectives.contrastive": "Anchors Rows Step",
-    "trainer.objectives.estimator": "EstimatorSettings GlobalContrastive",
+    "trainer.objectives.base": "TemperatureRate",
+    "trainer.objectives.contrastive": "Anchors Rows",
     "trainer.objectives.isogclr": "IndividualTemperature RobustSettings",
+    "trainer.objectives.sogclr": "EstimatorSettings GlobalContrastive",
     "trainer.run.run": "Run",
     "trainer.world": "joined_world",
 }

@@ -22,6 +22,7 @@ from .pipeline.dataset_index import TokenizerInfo
 from .trainer.config import EncoderConfig
 from .trainer.encoders.own_backbone import own_backbone
 from .trainer.objectives import Objective, Outcome, Progress, create_objective
+from .trainer.objectives.base import WEIGHT
 from .trainer.objectives.isogclr import IndividualTemperature, IsogclrSettings
 from .trainer.objectives.reference import isogclr_step
 from .trainer.run.build import recipe_named
@@ -37,7 +38,7 @@ def check_objective(name: str, mode: str = "unimodal", **settings: Any) -> None:
 
     Its loss is finite, and finite gradients reach the features; its state has the rows of the batch, in their order,
     and can be given to the next step; the same random numbers give the same result, and samples in another order, or
-    shared among ranks, the same loss.
+    shared among ranks, the same loss. With `takes_weights`, weights multiply the samples' terms of the loss.
     """
     objective = create_objective(name, mode, **settings).double()
     first, second = _features(objective).requires_grad_(), _features(objective).requires_grad_()
@@ -58,7 +59,9 @@ def check_objective(name: str, mode: str = "unimodal", **settings: Any) -> None:
     expected = {field: values[turned] for field, values in outcome.state.items()}
     _same(name, "samples in another order", moved, Outcome(outcome.loss, expected, {}))
     _step(objective, first, second, outcome.state)
-    if type(objective).compute is Objective.compute:
+    if objective.takes_weights:
+        _check_weights(name, objective, first, second, state, outcome)
+    if type(objective).step is Objective.step and not objective.is_whole:
         _check_shares(name, objective, first.detach(), second.detach(), state)
 
 
@@ -92,6 +95,17 @@ def check_temperature(name: str, mode: str = "unimodal", **settings: Any) -> Non
             is_inside = not field.endswith("/tau") or bool(((tau >= given.tau_min) & (tau <= given.tau_max)).all())
             _holds(is_inside, f"{name}: step {number + 1}, {field} leaves tau_min … tau_max: {tau.tolist()}")
         state = outcome.state | {"visits": state["visits"].long().add(1).to(torch.uint32)}
+
+
+def _check_weights(
+    name: str, objective: Objective, first: Tensor, second: Tensor, state: dict[str, Tensor], unweighted: Outcome
+) -> None:
+    """Check that the loss is a mean of samples' terms, which weights multiply, and that they leave the state alone."""
+    weights = _SAMPLES * torch.eye(_SAMPLES, dtype=torch.float64)
+    of_each = [_step(objective, first, second, state | {WEIGHT: row}) for row in weights]
+    losses = torch.stack([outcome.loss for outcome in of_each])
+    _holds(losses.std() > 0, f"{name}: takes_weights, but weights change nothing")
+    _same(name, "every sample in turn has all the weight", Outcome(losses.mean(), of_each[0].state, {}), unweighted)
 
 
 def _check_shares(name: str, objective: Objective, first: Tensor, second: Tensor, state: dict[str, Tensor]) -> None:

@@ -140,7 +140,7 @@ def test_the_public_names_are_these():
     assert sorted(thermopile.__all__) == [
         "Anchors", "Conversion", "ConvertSettings", "Dataset", "EstimatorSettings", "GlobalContrastive",
         "IndividualTemperature", "Objective", "Order", "Outcome", "Progress", "Recipe", "RobustSettings", "Rows",
-        "Run", "Sample", "Settings", "Source", "StateReader", "StateStore", "Step", "Trainer", "__version__",
+        "Run", "Sample", "Settings", "Source", "StateReader", "StateStore", "TemperatureRate", "Trainer", "__version__",
         "convert", "create_objective", "joined_world", "list_snapshots", "open_run",
     ]  # fmt: skip
     documented = (ROOT / "docs" / "library.md").read_text("utf-8")

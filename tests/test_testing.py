@@ -19,11 +19,14 @@ def test_an_objective_of_ones_own_passes(mode):
     testing.check_objective("support.own_code:Weighted", mode, tau=0.5)
 
 
+def test_an_objective_of_ones_own_that_weighs_its_samples_passes():
+    testing.check_objective("wrong_code:Weighing")
+
+
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_our_own_objectives_pass(name):
-    settings = {"width": 8, "dropout": 0.0, "prototypes": 6} if name == "tempnet" else {}  # that fit the check's batch
     for mode in OBJECTIVES[name].settings_of_mode if OBJECTIVES[name].keys != "always" else ():
-        testing.check_objective(name, mode, **settings)
+        testing.check_objective(name, mode)
 
 
 def test_encoders_recipes_and_sources_of_ones_own_pass(picture_folder):
@@ -53,6 +56,25 @@ class OfTheBatch(Plain):
     def terms(self, first, second):
         of_each = super().terms(first, second)
         return of_each * of_each.max().detach()  # of this rank's rows
+
+
+class Unweighted(Plain):
+    takes_weights = True
+
+
+class WeightedTwice(Plain):
+    takes_weights = True
+
+    def loss(self, first, second, own, state, progress):
+        weights = state.get("weight", torch.ones(1))
+        loss = (weights.square() * self.terms(first[own], second[own])).mean()
+        return Outcome(loss, {"sample/seen": self.seen(state["sample/seen"])}, {})
+
+
+class Weighing(WeightedTwice):
+    def loss(self, first, second, own, state, progress):
+        rooted = {"weight": state["weight"].sqrt()} if "weight" in state else {}
+        return super().loss(first, second, own, dict(state) | rooted, progress)
 
 
 class Backwards(Plain):
@@ -132,12 +154,14 @@ def _importable(monkeypatch):
     ("name", "said"),
     [
         ("OfTheBatch", "`own` is a part of the rows, and loss"),
+        ("Unweighted", "takes_weights, but weights change nothing"),
+        ("WeightedTwice", "every sample in turn has all the weight, and loss"),
         ("Backwards", "samples in another order, and state sample/seen"),
         ("OfTheOrder", "samples in another order, and loss"),
         ("Drawn", "the same step again, and loss"),
         ("WithoutGradient", "the gradient of the features is zero or not finite"),
         ("NotFinite", "its loss on a batch of 4 is"),
-        ("Unwritten", "has neither `loss` nor `compute`"),
+        ("Unwritten", "has no `loss`; write it"),
         ("OtherState", "'sample/seen' is missing; given \\['sample/tau'\\]"),
         ("OtherSignature", "TypeError: .*thermopile.testing.check_objective says what it must do"),
         ("Several", "is not a class derived from thermopile.Objective"),

@@ -20,11 +20,9 @@ from ..storage.files import written_aside
 from ..storage.place import Place, Places
 from ..trainer.errors import ConfigError, RunError
 from ..trainer.run.selection_files import SAMPLE_ID, WEIGHT, selected_ids
-from ..trainer.run_directory import RunDirectory
 from .inspection.duplicates.finding import DUPLICATES, NO_CLUSTERS, Clusters, read_clusters
 from .inspection.findings import read_again
 from .inspection.reading.opening import Inspection
-from .inspection.reading.predicted import other_dataset
 from .inspection.reading.state_blocks import read_blocks
 from .inspection.rows_export import check_target, of_dataset
 from .inspection.temperatures.correlation import NO_GROUP
@@ -97,8 +95,6 @@ def curate_run(
     check_target(dropped, [".parquet"], overwrite=overwrite)
     if rules.drop and rules.drop.resolve() in (keep.resolve(), dropped.resolve()):
         raise ConfigError(f"{rules.drop} would be replaced; choose another name for --keep")
-    if other := other_dataset(RunDirectory(run), data, allow_code=False):
-        raise ConfigError(f"{other.place} is not the dataset that the run was trained on; pass that one with --data")
 
     def read(inspection: Inspection) -> tuple[Inspection, Curation]:
         clusters = NO_CLUSTERS

@@ -35,7 +35,6 @@ from .inspection.findings import (
     survey_with_progress,
 )
 from .inspection.reading.opening import Inspection
-from .inspection.reading.predicted import refuse_other_dataset
 from .inspection.rows_export import check_target, export_rows
 from .inspection.temperatures.kinds import KIND_NAMES, MISFIT
 from .inspection.temperatures.samples import Sample, read_histories, read_samples
@@ -125,8 +124,7 @@ class InspectOptions:
     "  thermopile inspect runs/cc3m --duplicates\n"
     "  thermopile inspect runs/cc3m --serve\n"
     "  thermopile inspect runs/cc3m --serve --neighbours 20\n"
-    "  thermopile inspect runs/cc3m --export rows.parquet\n"
-    "  thermopile inspect runs/cc3m-tempnet --data data/cc12m",
+    "  thermopile inspect runs/cc3m --export rows.parquet",
 )
 @RUN
 @click.argument("more_ids", type=click.IntRange(min=0), nargs=-1, metavar="[MORE IDS]...")
@@ -217,8 +215,7 @@ def inspect(context: click.Context, /, more_ids: tuple[int, ...], **options: Any
     """Summarise the temperatures of RUN and write RUN/report/report.html, with --at report-step-N.html; with --json,
     only print.
 
-    Works while the run trains: reads the latest snapshot and changes nothing else. Needs no GPU. --data may name
-    another dataset, for which a run of tempnet predicts temperatures.
+    Works while the run trains: reads the latest snapshot and changes nothing else. Needs no GPU.
     """
     asked = InspectOptions(**options | {"suspects": options["suspects"] or 0})
     if more_ids and not asked.ids:
@@ -235,8 +232,6 @@ def _used(asked: InspectOptions) -> set[str]:
     used = {"run", "more_ids", "at", "data", *_OPTIONS[asked.mode]}
     if asked.mode == "a report" or asked.suspects or asked.neighbours or asked.duplicates or asked.features:
         used |= {"weights", "allow_code"}
-    if asked.data:  # whose temperatures may be predicted, by encoders of one's own
-        used.add("allow_code")
     if asked.as_json and not (asked.neighbours or asked.duplicates):
         used -= {"to"}
     return used
@@ -332,7 +327,7 @@ def _print_tau(findings: Findings, survey: Survey) -> None:
     names = [f">{side.name}" for side in survey.sides]
     ends = ["lowest … highest", *(summary.sparkline(side.tau) for side in survey.sides)]
     rows = [*summary.table(findings.inspection, survey, summary.TERMINAL_QUANTILES), ends]
-    print_table([summary.head(findings.inspection), *names], rows)
+    print_table([summary.HEAD, *names], rows)
     if drift := findings.drift:
         print_table([f"from {drift.earlier.tag} to {drift.later.tag}", *names], summary.drift_table(drift))
 
@@ -344,10 +339,8 @@ def print_samples(asked: InspectOptions) -> None:
         survey = survey_with_progress(inspection, ())
         return inspection, survey, read_histories(inspection, asked.ids, survey)
 
-    if asked.neighbours:
-        refuse_other_dataset("--neighbours", RunDirectory(asked.run), asked.data)
     folder = None if asked.as_json and not asked.neighbours else _writable(asked.run, asked.to)
-    inspection, survey, samples = read_again(read, asked.run, asked.at, asked.data, allow_code=asked.allow_code)
+    inspection, survey, samples = read_again(read, asked.run, asked.at, asked.data)
     around: dict[int, Neighbours] = {}
     if folder and asked.neighbours:
         around = _around(inspection, samples, folder, asked.neighbours, asked.weights, asked.allow_code)
@@ -388,7 +381,6 @@ def _around(
 
 def report_duplicates(asked: InspectOptions) -> None:
     """Look for duplicates, write them as rows, and print a summary and write a page, or print JSON."""
-    refuse_other_dataset("--duplicates", RunDirectory(asked.run), asked.data)
     folder = _writable(asked.run, asked.to)
     inspection, score = read_again(read_scores, asked.run, asked.at, asked.data)
     if (dataset := inspection.dataset) is None:
@@ -429,7 +421,7 @@ def write_rows(asked: InspectOptions) -> None:
         return inspection, samples
 
     check_target(to, overwrite=asked.overwrite)
-    inspection, samples = read_again(write, asked.run, asked.at, asked.data, allow_code=asked.allow_code)
+    inspection, samples = read_again(write, asked.run, asked.at, asked.data)
     print_facts([("note", note) for note in inspection.notes])
     click.echo(f"{plain_text(str(to), most=1000)}: {samples:,} rows, {to.stat().st_size / 1e6:,.1f} MB")
 
@@ -442,7 +434,6 @@ def serve(asked: InspectOptions) -> None:
     from .serving.answers import NEIGHBOURS, Answers
     from .serving.catalogue import Catalogue, open_catalogue, with_margins
 
-    refuse_other_dataset("--serve", RunDirectory(asked.run), asked.data)
     folder = _writable(asked.run, asked.to)
 
     def opened(inspection: Inspection) -> tuple[Inspection, Catalogue]:

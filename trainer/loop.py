@@ -160,7 +160,7 @@ class Trainer:
         run.put(sample_ids, outcome.state)
 
         rate = learning_rate(config.optimizer, run.steps_done, run.order.steps_per_epoch, run.total_steps)
-        self.optimizer.set_learning_rate(rate, progress.epoch)
+        self.optimizer.set_learning_rate(rate)
         self.optimizer.zero_grad()
         with run.clock.computing("forward_backward"):
             self.precision.backward(outcome.loss)

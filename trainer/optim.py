@@ -60,7 +60,7 @@ def momentum_at(start: float, step: int, total_steps: int) -> float:
 
 
 class TemperatureAdamW(torch.optim.AdamW):
-    """AdamW for a global temperature, or a network of temperatures, independent of the weights' optimiser; no decay.
+    """AdamW for a global temperature, independent of the weights' optimiser; no decay.
 
     Its learning rate has no warm-up and no cosine: FastCLIP (appendix B) has these for the model's parameters, and
     a third "of its original value" for the temperature's rate. That third applies in every step that starts with tau
@@ -71,11 +71,6 @@ class TemperatureAdamW(torch.optim.AdamW):
     def __init__(self, parameters: list[nn.Parameter], rate: TemperatureRate) -> None:
         super().__init__(parameters, lr=rate.lr, betas=rate.betas, eps=1e-8, weight_decay=0.0)
         self._tau, self._rate = parameters[0], rate
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the learning rate of this epoch, counted from 0."""
-        for group in self.param_groups:
-            group["lr"] = self._rate.lr * self._rate.decay**epoch
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -101,15 +96,10 @@ class Optimizer:
     def parts(self) -> list[torch.optim.Optimizer]:
         return [self.weights] if self.temperature is None else [self.weights, self.temperature]
 
-    def set_learning_rate(self, rate: float, epoch: int = 0) -> None:
-        """Set the learning rate of everything except the temperature, times a layer's factor if it has one.
-
-        The temperature has its own rate for this epoch, counted from 0.
-        """
+    def set_learning_rate(self, rate: float) -> None:
+        """Set the learning rate of everything except the temperature, times a layer's factor if it has one."""
         for group in self.weights.param_groups:
             group["lr"] = rate * group.get(_LR_SCALE, 1.0)
-        if self.temperature is not None:
-            self.temperature.set_epoch(epoch)
 
     def clip_gradients(self, max_norm: float) -> torch.Tensor:
         """Scale the gradients of everything except the temperature, together, down to a norm of at most `max_norm`.

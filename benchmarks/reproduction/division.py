@@ -17,8 +17,7 @@ from thermopile.storage.place import AnyPlace
 from thermopile.trainer.evaluation.features import sample_features
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.objectives.base import WEIGHT
-from thermopile.trainer.objectives.contrastive import Contrastive
-from thermopile.trainer.objectives.doubt import with_mean_of_one
+from thermopile.trainer.objectives.contrastive import LEAST_MEAN, Contrastive
 from thermopile.trainer.run.build import recipe_named
 from thermopile.trainer.run.run import Run
 
@@ -47,7 +46,9 @@ class Divided:
             if self._kept is None or run.steps_done % run.order.steps_per_epoch == 0:
                 self._kept = kept(self._losses(state))
             weights = self._kept[sample_ids]
-            state[WEIGHT] = with_mean_of_one(weights) if run.objective.doubt_keeps_mean else weights
+            state[WEIGHT] = (
+                weights / weights.mean().clamp(min=LEAST_MEAN) if run.objective.doubt_keeps_mean else weights
+            )
         return state
 
     def _losses(self, state: dict[str, Tensor]) -> Tensor:

@@ -34,7 +34,7 @@ CHOSEN = (
         ("pipeline/test_order.py", "pipeline/test_served_orders.py"),
     ),
     Chosen(
-        "ratio inverted in the estimator", "trainer/objectives/estimator.py",
+        "ratio inverted in the estimator", "trainer/objectives/sogclr.py",
         "ratio = (log_g - log_s_eps).exp()",
         "ratio = (log_s_eps - log_g).exp()",
         ("trainer/objectives/test_isogclr.py", "trainer/objectives/test_reference_vectors.py"),
@@ -65,8 +65,8 @@ CHOSEN = (
     ),
     Chosen(
         "wrong weight's sign", "trainer/objectives/contrastive.py",
-        "in_positives=-on_positives.sum(0),",
-        "in_positives=on_positives.sum(0),",
+        "in_positive - weight)",
+        "in_positive + weight)",
         ("trainer/objectives/test_isogclr.py", "trainer/objectives/test_reference_vectors.py"),
     ),
     Chosen(

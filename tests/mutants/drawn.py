@@ -19,8 +19,8 @@ ORDER_TESTS = ("pipeline/test_order.py", "pipeline/test_order_windows.py")
 MODULES = {
     "pipeline/order.py": ("pipeline/test_served_orders.py", *ORDER_TESTS),
     "pipeline/bijection.py": ("pipeline/test_bijection.py", *ORDER_TESTS),
-    "trainer/objectives/estimator.py": (
-        "trainer/objectives/test_estimator.py", "trainer/objectives/test_isogclr.py",
+    "trainer/objectives/sogclr.py": (
+        "trainer/objectives/test_sogclr.py", "trainer/objectives/test_isogclr.py",
         "trainer/objectives/test_create_objective.py", "trainer/objectives/test_fastclip.py",
         "trainer/objectives/test_plain_losses.py",
     ),

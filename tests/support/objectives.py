@@ -69,7 +69,7 @@ def make_objective(name, mode, frame=PLAIN, **settings):
     """The objective with those of `settings` that it knows; `step` calls it with this frame."""
     known = OBJECTIVES[name].settings_of_mode[mode].model_fields
     # Rows of norm 1 are on the edge of the ball of mu = 1, where the gradient jumps.
-    settings = {"mu": 0.9, "width": 16, "prototypes": 5} | settings
+    settings = {"mu": 0.9} | settings
     objective = create_objective(name, mode, **{key: value for key, value in settings.items() if key in known})
     objective.frame = frame
     return objective.double()

@@ -77,12 +77,6 @@ def test_local_views_that_a_vits_patches_do_not_divide_are_refused_at_once(image
     assert not (tmp_path / "run").exists()
 
 
-def test_a_network_of_temperatures_is_as_wide_as_the_features(pairs_dataset):
-    config = load_config({"objective": {"name": "tempnet"}, "model": {"dim": 24}})
-    assert resolve(config, pairs_dataset).objective.settings["width"] == 24
-    assert objective_of(resolve(config, pairs_dataset)).networks["text"].prototypes.shape == (256, 24)
-
-
 def test_an_objectives_setting_that_is_none_has_its_default_again(pairs_dataset):
     tree = {"data": {"path": str(pairs_dataset.path)}, "objective": {"tau_step": "none", "eta": 0.5}}
     found = resolve(load_config(tree), pairs_dataset).objective.settings

@@ -120,7 +120,7 @@ def test_every_parameter_follows_its_gradient_once_the_rate_is_set(name):
     assert all(0 < step < 0.02 for step in steps)
 
 
-@pytest.mark.parametrize("objective", ["clip", "fastclip_v3", "tempnet"])
+@pytest.mark.parametrize("objective", ["clip", "fastclip_v3"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimiser_saved_and_loaded_goes_on_bit_for_bit(name, objective):
     model, objective = Weights(), create_objective(objective)
@@ -275,20 +275,6 @@ def test_the_temperature_is_no_parameter_of_the_weights_optimiser():
     held = {id(p) for group in optimizer.weights.param_groups for p in group["params"]}
     assert id(objective.tau) not in held
     assert [group["lr"] for group in optimizer.temperature.param_groups] == [objective.settings.eta]
-
-
-def test_a_network_of_temperatures_has_its_own_optimiser_and_a_falling_rate():
-    objective = create_objective("tempnet", width=8, eta=0.1, eta_decay=0.5)
-    optimizer = create_optimizer(OptimizerConfig(), Weights(), objective)
-    held = [id(p) for group in optimizer.temperature.param_groups for p in group["params"]]
-    assert held == [id(p) for p in objective.parameters()]
-    assert not {id(p) for group in optimizer.weights.param_groups for p in group["params"]} & set(held)
-    rates = []
-    for epoch in (0, 1, 3):
-        optimizer.set_learning_rate(123.0, epoch)
-        rates.append(optimizer.temperature.param_groups[0]["lr"])
-    assert rates == [0.1, 0.05, 0.0125]
-    assert optimizer.temperature.param_groups[0]["weight_decay"] == 0
 
 
 def test_zero_grad_clears_the_temperature_too():

@@ -47,7 +47,6 @@ def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(fini
     "objective",
     [
         pytest.param({"name": "fastclip_v3", "tau": 0.031, "eta": 1e-3}, id="fastclip_v3"),
-        pytest.param({"name": "tempnet", "eta": 1e-2, "prototypes": 8}, id="tempnet", marks=pytest.mark.wide),
     ],
 )
 def test_a_run_stopped_within_an_epoch_goes_on_with_the_same_rates_and_losses(pairs_dataset, tmp_path, objective):

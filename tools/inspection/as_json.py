@@ -17,11 +17,10 @@ from .reading.opening import Inspection
 from .summary import SETTINGS
 from .temperatures.samples import Sample
 
-NO_VISITS: dict[str, Any] = dict.fromkeys(["share_visited", "never_visited", "visits", "staleness_steps"])
 NO_SURVEY: dict[str, Any] = {
     "samples": None,
     "dataset_samples": None,
-    **NO_VISITS,
+    **dict.fromkeys(["share_visited", "never_visited", "visits", "staleness_steps"]),
     "fields": None,
     "sides": {},
     "image_and_text_spearman": None,
@@ -46,7 +45,6 @@ def to_json(findings: Findings) -> dict[str, Any]:
         **about,
         "objective": {"name": objective.name} | {name: objective.settings.get(name) for name in SETTINGS},
         **survey,
-        **(NO_VISITS if inspection.prediction else {}),
         **found,
         "warnings": findings.warnings,
         "notes": findings.notes,
@@ -54,15 +52,14 @@ def to_json(findings: Findings) -> dict[str, Any]:
 
 
 def _about(inspection: Inspection) -> dict[str, Any]:
-    """Return the run, the snapshot, and the checkpoint that predicted temperatures, if they are predicted."""
-    snapshot, predicted = inspection.reader and inspection.reader.snapshot, inspection.prediction
+    """Return the run and the snapshot."""
+    snapshot = inspection.reader and inspection.reader.snapshot
     return {
         "run": str(inspection.run.path.resolve()),
         "snapshot": {name: getattr(snapshot, name) for name in ("tag", "id", "step", "epoch")}
         | {"written_at": snapshot.written_at.isoformat()}
-        if snapshot and not predicted
+        if snapshot
         else None,
-        "predicted_by": predicted and predicted.checkpoint,
     }
 
 

@@ -20,7 +20,6 @@ from .features.drawn import Asked
 from .features.embedding_map import EmbeddingMap, embedding_map
 from .json_fields import Hidden
 from .reading.opening import LATEST, Inspection, read_run
-from .reading.predicted import other_dataset, predict, refuse_other_dataset
 from .said import said_first
 from .temperatures.drift import Drift, drift, in_order
 from .temperatures.groups import CLASS_COLUMN
@@ -99,14 +98,9 @@ def look(
     at, against: tags, ids, or `latest`. by: columns to group the samples by. suspects: how many samples to confirm by a
     forward pass. rho: at which temperatures are solved; None: the run's. features: how many samples' features to make
     where too few are kept, 0: none, None: as many as a minute allows. folder: where they are kept; None: RUN/report.
-    weights, allow_code: of the encoders, as `embedding_map`. data: new path of the dataset; or another
-    one, whose temperatures are then predicted if the objective can, without map, confirmation and history.
-    Raises RunError, StateStoreError, DatasetError, and ConfigError if `against` names the same snapshot or one of these
-    is asked for another dataset.
+    weights, allow_code: of the encoders, as `embedding_map`. data: new path of the dataset.
+    Raises RunError, StateStoreError, DatasetError, and ConfigError if `against` names the same snapshot.
     """
-    asked = {"--against": against, "--map": with_map, "--confirm": suspects}
-    if option := next((option for option, value in asked.items() if value), None):
-        refuse_other_dataset(option, RunDirectory(run), data, allow_code=allow_code)
     if with_map:  # the map draws and colours its samples by class
         by = tuple(dict.fromkeys((*by, CLASS_COLUMN)))
 
@@ -128,9 +122,9 @@ def look(
         parts: dict[str, Any] = {"drift": moved, "confirmation": confirmation, "by_features": told}
         return Findings(inspection, found, samples=samples, said_first=said_first(told), **parts)
 
-    findings = read_again(read, run, at, data, allow_code=allow_code)
+    findings = read_again(read, run, at, data)
     inspection, found = findings.inspection, findings.survey
-    if found is None or not found.sides or inspection.prediction:
+    if found is None or not found.sides:
         return findings
     history = Repository(inspection.run.state).history()
     with progress_bar("reading all snapshots", len(history), hidden=found.samples < ROWS_IN_TWO_SECONDS) as bar:
@@ -147,18 +141,11 @@ def look(
     return findings
 
 
-def read_again(
-    read: Callable[[Inspection], T], run: Place, at: str, data: Places | None, *, allow_code: bool = False
-) -> T:
+def read_again(read: Callable[[Inspection], T], run: Place, at: str, data: Places | None) -> T:
     """Return `read` of a run's snapshot; if `latest` is deleted meanwhile, retry with the new latest.
 
-    If `data` is another dataset than the run's and its objective predicts, `read` gets predicted temperatures.
-    Raises what `read`, `read_run` and `predict` raise.
+    Raises what `read` and `read_run` raise.
     """
-    if other := other_dataset(RunDirectory(run), data, allow_code=allow_code):
-        with progress_bar("predicting temperatures", other.n) as bar:
-            inspection = predict(RunDirectory(run), other, at, allow_code=allow_code, on_progress=bar.update)
-        return read(inspection)
     for _ in range(TRIES - 1):
         try:
             return read(read_run(RunDirectory(run), at=at, data=data))
@@ -174,7 +161,7 @@ def survey_with_progress(
     """Survey the snapshot. over_run: sort misfits and suspects by the whole run."""
     samples, whole_run = inspection.reader.samples if inspection.reader else 0, None
     hidden = 2 * samples < ROWS_IN_TWO_SECONDS
-    if over_run and samples and not inspection.prediction:
+    if over_run and samples:
         with task_bars(hidden=hidden) as show:
             whole_run = WholeRun(inspection, partial(show, "reading all snapshots"))
     with progress_bar("reading the state", 2 * samples, hidden=hidden) as bar:
@@ -198,8 +185,8 @@ def confirm_with_progress(
 def by_features_with_progress(
     inspection: Inspection, survey: Survey, folder: Path | None, asked: Asked, rho: float | None
 ) -> ByFeatures | None:
-    """Return what features say of the temperatures; None without any, and if they are predicted or collapsed."""
-    if inspection.prediction or (survey.kinds and survey.kinds.rules.why_none):
+    """Return what features say of the temperatures; None without any, and if they collapsed."""
+    if survey.kinds and survey.kinds.rules.why_none:
         return None
     with task_bars() as show:
         return by_features(inspection, survey, folder or inspection.run.report, asked, rho, show)

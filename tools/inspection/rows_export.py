@@ -80,7 +80,7 @@ def export_rows(
             "the first checkpoint writes one"
         )
     schema = _schema(inspection, inspection.reader, confirmation, told)
-    rules = None if inspection.prediction else KindRules.of(inspection)
+    rules = KindRules.of(inspection)
     with written_aside(to) as file, _WRITERS[to.suffix](file, schema) as writer:
         done = 0
         for table in _tables(inspection, inspection.reader, schema, rules, confirmation, told):
@@ -116,10 +116,7 @@ def _schema(
         "thermopile.step": str(snapshot.step),
         FINGERPRINT: reader.dataset_fingerprint,
     }
-    if inspection.prediction:
-        del metadata["thermopile.snapshot"]
-        metadata["thermopile.predicted_by"] = inspection.prediction.checkpoint
-    kinds = [] if inspection.prediction else [(KIND, pa.string()), (KIND_FROM, pa.string())]
+    kinds = [(KIND, pa.string()), (KIND_FROM, pa.string())]
     margin = [(MARGIN, pa.float32())] if confirmation else []
     solved = [(f"{side}/{TAU_SOLVED}", pa.float32()) for side in (told.tau if told else ())]
     columns = [(SAMPLE_ID, pa.int64()), *table, *state, *solved, *kinds, *margin, (FINGERPRINT_COLUMN, pa.string())]
@@ -130,7 +127,7 @@ def _tables(
     inspection: Inspection,
     reader: StateReader,
     schema: pa.Schema,
-    rules: KindRules | None,
+    rules: KindRules,
     confirmation: Confirmation | None,
     told: ByFeatures | None,
 ) -> Iterator[pa.Table]:
@@ -145,8 +142,7 @@ def _tables(
             samples = samples or dataset.tables(names, len(block))
             found = next(samples)
             columns |= {name: found[name] for name in names}
-        if rules:
-            columns |= _kind_columns(block, rules.kinds(rows), confirmation, told)
+        columns |= _kind_columns(block, rules.kinds(rows), confirmation, told)
         if told:
             columns |= _solved_columns(block, told)
         yield pa.table(columns, schema=schema)

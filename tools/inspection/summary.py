@@ -22,6 +22,8 @@ from .told.evidence import EvidentKinds
 
 TERMINAL_QUANTILES = (0.05, 0.5, 0.95)
 SETTINGS = ("rho", "gamma", "eta", "tau_step", "tau_init", "tau_min", "tau_max")
+HEAD = "tau of the visited samples"
+"""Of a table of temperatures."""
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKLINE = 16
 Row = list[str]
@@ -33,12 +35,7 @@ def facts(inspection: Inspection, survey: Survey | None) -> list[tuple[str, str]
     lines = [("run", str(inspection.run.path.resolve()))]
     path = inspection.dataset.absolute if inspection.dataset else inspection.config.data.places
     lines.append(("dataset", str(path)))
-    if inspection.prediction and survey:
-        lines += [
-            ("predicted by", f"{inspection.prediction.checkpoint}; the run was not trained on this dataset"),
-            ("samples", f"{survey.samples:,}"),
-        ]
-    elif inspection.reader and survey:
+    if inspection.reader and survey:
         snapshot = inspection.reader.snapshot
         lines += [
             (
@@ -61,20 +58,10 @@ def lineage(inspection: Inspection) -> list[str]:
 def what(inspection: Inspection, survey: Survey) -> str:
     """Describe a figure's data: number of samples, snapshot and settings. Requires a snapshot."""
     assert inspection.reader is not None
-    if inspection.prediction:
-        return (
-            f"{survey.samples:,} samples, predicted by {inspection.prediction.checkpoint} and never trained on, "
-            f"{settings(inspection)}"
-        )
     return (
         f"{survey.visited:,} visited of {survey.samples:,} samples, {inspection.reader.snapshot.tag}, "
         f"{settings(inspection)}"
     )
-
-
-def head(inspection: Inspection) -> str:
-    """Return the head of a table of temperatures."""
-    return "predicted tau" if inspection.prediction else "tau of the visited samples"
 
 
 def settings(inspection: Inspection) -> str:

@@ -25,8 +25,6 @@ from .sheets import Cards, data_uri, data_uris, read_pictures
 
 PAGE, SAMPLES_PAGE = "report.html", "samples.html"
 LEADING_FIGURE = "tau_by_class.png"
-OF_PREDICTED = "predicted_"
-"""Begins the names of files on predicted temperatures, so that they leave the run's own report alone."""
 MAX_BYTES = 7_800_000
 """Size limit of the page, so that it opens quickly and can be mailed. Pictures get the space that is left."""
 LONGEST_TEXTS = (MAX_CHARACTERS, 500, 100)
@@ -40,10 +38,9 @@ def write_report(findings: Findings, folder: Path, *, at: str = LATEST) -> Path:
     at: the snapshot that was asked for; any but `latest` has files of its own, with its tag in their names.
     """
     inspection, survey = findings.inspection, findings.survey
-    page, figure = (folder / f"{_prefix(inspection)}{name}" for name in (PAGE, LEADING_FIGURE))
+    page, figure = (folder / name for name in (PAGE, LEADING_FIGURE))
     if at != LATEST and inspection.reader:
-        tag = inspection.prediction.checkpoint if inspection.prediction else inspection.reader.snapshot.tag
-        page, figure = (file.with_stem(f"{file.stem}-{tag}") for file in (page, figure))
+        page, figure = (file.with_stem(f"{file.stem}-{inspection.reader.snapshot.tag}") for file in (page, figure))
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(page, build_page(findings).encode())
     if survey and survey.groups and survey.groups[0].column == CLASS_COLUMN:
@@ -53,10 +50,6 @@ def write_report(findings: Findings, folder: Path, *, at: str = LATEST) -> Path:
         # A figure left by an earlier report would be mistaken for this one's.
         figure.unlink(missing_ok=True)
     return page
-
-
-def _prefix(inspection: Inspection) -> str:
-    return OF_PREDICTED if inspection.prediction else ""
 
 
 def build_page(findings: Findings) -> str:
@@ -83,10 +76,8 @@ def build_page(findings: Findings) -> str:
     facts = [f"{dataset}: {summary.what(inspection, survey)}"] if survey else []
     head = Markup("<br>").join(escape(plain_text(line, 1000)) for line in [*facts, *summary.lineage(inspection)])
     name, notes = inspection.run.path.resolve().name, [*findings.warnings, *findings.notes]
-    title, first = "Temperatures of", " ".join(findings.said_first[:1] or [lede(survey)])
-    if inspection.prediction:
-        title, first = "Temperatures predicted by", f"Predicted, not trained. {first}"
-    return document(title, name, first, head, notes, leading | following)
+    first = " ".join(findings.said_first[:1] or [lede(survey)])
+    return document("Temperatures of", name, first, head, notes, leading | following)
 
 
 def _following(findings: Findings) -> dict[str, Markup]:
@@ -165,6 +156,6 @@ def write_samples(
         parts[title] = part("sections.html", "sample", inspection, sample, picture, shown, cards)
     name, first = inspection.run.path.resolve().name, f"Everything recorded about {len(ids):,} samples."
     facts = summary.what(inspection, survey) if survey else ""
-    path = folder / (_prefix(inspection) + SAMPLES_PAGE)
+    path = folder / SAMPLES_PAGE
     write_atomically(path, document("Samples of", name, first, facts, inspection.notes, parts).encode())
     return path

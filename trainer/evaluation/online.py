@@ -17,7 +17,7 @@ from ..config import DataConfig, EvaluationConfig
 from ..encoders import Encoders
 from ..encoders.own_backbone import evaluating
 from ..errors import ConfigError, RunError
-from ..objectives.closed_form import full_precision
+from ..objectives.base import full_precision
 from ..world import ALONE, World
 from .bands import Scores
 from .evaluate import Evaluation, compared, score_encoders

@@ -3,14 +3,12 @@
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
-from .base import Computed, Objective, Progress, Settings, scalar_parameter
-from .directed import Directed
-from .gathering import GlobalBatch
-from .pairs import Block, Pairs
+from .base import Objective, Outcome, Progress, Settings, scalar_parameter
+from .contrastive import PowerSums
+from .gathering import Frame
 
 
 class AucClSettings(Settings, frozen=True):
@@ -47,6 +45,7 @@ class AucCl(Objective):
 
     keys = "optional"
     has_local = True
+    is_whole = True
     settings: AucClSettings
 
     def __init__(self, mode: str, settings: AucClSettings) -> None:
@@ -57,62 +56,25 @@ class AucCl(Objective):
             self.b = b
         else:
             self.register_buffer("b", b.detach(), persistent=False)
-        self._slope = 1.0 if settings.similarity == "cos" else 0.5
-        """Derivative of the similarity by the cosine."""
 
     def check_frame(self, keys: bool, local: int) -> None:
         super().check_frame(keys, local)
         if self.settings.views == "all" and (keys or local):
             raise ValueError("objective 'auc_cl': views = 'all' takes neither keys nor local views; use 'across'")
 
-    def compute(self, pairs: Pairs, batch: GlobalBatch, state: Mapping[str, Tensor], progress: Progress) -> Computed:
-        settings, b = self.settings, self.b.to(pairs.features.dtype)
-        cosines, (sums,) = pairs.exchange(batch, [self._own_sums(pairs, b).flatten(0, 1)])
-        positive = self._similarity(cosines)
-        # Each [1 or 2, b], of the anchors of one view or of both, or [directions, b].
-        squares, differences, peak = sums.chunk(3)
-        weight = 1.0 if settings.negatives == "sum" else settings.p / (pairs.batch * (1 if self.across else 2))
-
-        def weigh(similarities: Tensor, rows: slice, block: Block) -> None:
-            # If both ends of a pair are anchors, it counts twice in a mean over twice as many.
-            excess = torch.sub(self._similarity(similarities), b - settings.alpha, out=similarities)
-            excess.mul_(2 * weight * self._slope)
-            pairs.fill_own(similarities, rows, block, 0.0)
-
-        def feature_gradients() -> Tensor:
-            in_positives = 2 * self._slope * (positive - settings.a - settings.alpha)
-            return pairs.gradients(weigh, in_positives).mul_(batch.world / positive.numel())
-
-        of_positives = (positive - settings.a).square() + 2 * settings.alpha * (1 - positive) - settings.alpha**2
-        of_negatives = squares.mean() + 2 * settings.alpha * (differences.mean() + pairs.negatives * b)
-        return Computed(
-            value=of_positives.mean() + weight * of_negatives,
-            feature_gradients=feature_gradients,
-            parameter_gradients=[-2 * weight * differences.mean()] if settings.learn_b else [],
-            metrics={
-                "b": self.b.detach().clone(),
-                "sample/retrieval_accuracy": (positive > peak).to(positive.dtype).mean(),
-            },
-        )
+    def step(self, frame: Frame, state: Mapping[str, Tensor], progress: Progress) -> Outcome:
+        settings, pairs = self.settings, self.compared(frame)
+        positive, total, squares, peak = PowerSums.apply(frame.views, pairs, frame.ranks)  # type: ignore[no-untyped-call]
+        a, b, alpha, negatives = settings.a, self.b.clone().to(positive.dtype), settings.alpha, pairs.negatives
+        margin = positive - peak
+        if settings.similarity == "shifted":
+            squares = (negatives + 2 * total + squares) / 4
+            positive, total = (1 + positive) / 2, (negatives + total) / 2
+        # eq 8; w is 1 there
+        w = 1.0 if settings.negatives == "sum" else settings.p / (pairs.batch * (1 if self.across else 2))
+        from_b = squares - 2 * b * total + negatives * b.square()  # the mean over anchors of sum_z (s_z - b)²
+        loss = (positive - a).square().mean() + w * from_b + 2 * alpha * (1 - positive.mean() + w * total) - alpha**2
+        return Outcome(loss, {}, {"b": self.b.detach().clone()} | self.retrieval(margin))
 
     def project(self) -> None:
         self.b.clamp_(-1.0, 1.0)
-
-    def _similarity(self, cosines: Tensor) -> Tensor:
-        return cosines if self.settings.similarity == "cos" else (1 + cosines) / 2
-
-    def _own_sums(self, pairs: Pairs, b: Tensor) -> Tensor:
-        """Return [3, 1 or 2, n] or [3, directions, n], over own anchors' negatives: the sums of (s - b)² and of s - b,
-        and the largest s.
-        """
-        both = isinstance(pairs, Directed) or not self.across
-        blocks = pairs.blocks if both else pairs.blocks[:1]
-        sums = pairs.table.new_empty((3, len(blocks), pairs.own.stop - pairs.own.start))
-        for view, block in enumerate(blocks):
-            for rows, cosines in pairs.pieces(block):
-                similarities = self._similarity(cosines)
-                differences = similarities - b
-                pairs.fill_own(differences, rows, block, 0.0)
-                of_rows = (differences.square().sum(1), differences.sum(1), similarities.amax(1))
-                sums[:, view, block.local(rows)] = torch.stack(of_rows)
-        return sums

@@ -1,23 +1,179 @@
-"""The step shared by all softmax-like objectives; each derives value and gradient weights from its anchors' sums."""
+"""The sums that contrastive losses are made of, differentiable, and the base of all losses of softmax sums."""
 
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from .base import WEIGHT, Computed, Objective, Progress, Settings
-from .directed import Directed
-from .doubt import DoubtSettings, is_doubted, with_mean_of_one
-from .gathering import GlobalBatch
-from .pairs import Pairs
-from .softmax_sums import LN2, Sums, Weights, accumulate, grad_weights, row_weights
+from .base import WEIGHT, Objective, Outcome, Progress, Settings
+from .gathering import Frame, GlobalBatch
+from .pairs import EXCLUDED, Block, Pairs
+
+LN2 = math.log(2)
+LEAST_MEAN = 0.1
+"""Lower bound of the mean by which doubt's factors are divided, so that a few remaining samples get no huge steps."""
 
 Rows = dict[str, Tensor]
 """Per-sample state of a batch by field: [sides, b], in the dtype of the computation; `visits` is [1, b]."""
+
+
+class Sums(NamedTuple):
+    """Running sums over the candidates processed so far, in exponents x_ij = (S_ij - peak_i) / tau_i; each [sets, n].
+
+    Relative to the anchor's largest similarity nothing overflows at any temperature. The positive is never among the
+    candidates here; a loss that includes it adds its exponent, which is 0.
+    """
+
+    peak: Tensor
+    """Largest similarity."""
+    total: Tensor
+    """Sum of exp(x)."""
+    spread: Tensor
+    """Sum of x·exp(x)."""
+
+
+def accumulate(pairs: Pairs, tau: Tensor) -> Sums:
+    """Return the sums over candidates of this rank's anchors; tau and results are [sets, n], float32 or 64.
+
+    Powers are of 2: on a CPU torch computes exp2 five times as fast as exp, and dividing by tau · ln 2 costs no more
+    than dividing by tau.
+    """
+    # Allocate before the pieces: small results between freed temporaries would fragment the heap, by gigabytes.
+    sums = Sums(torch.full_like(tau, EXCLUDED), torch.zeros_like(tau), torch.zeros_like(tau))
+    tau_ln2 = tau * LN2
+    for half, block in enumerate(pairs.blocks):
+        for rows, similarities in pairs.pieces(block):
+            local = block.local(rows)
+            _add(sums, (half, local), similarities, tau_ln2[half, local], dim=1)
+            if pairs.mirrored:
+                _add(sums, (1, slice(None)), similarities, tau_ln2[1], dim=0)
+    sums.spread.mul_(LN2)
+    return sums
+
+
+def _add(sums: Sums, anchors: tuple[int, slice], similarities: Tensor, tau_ln2: Tensor, dim: int) -> None:
+    """Add the candidates along `dim` of a piece to the sums of `anchors`, in place; the spread is in powers of 2."""
+    peak, total, spread = (values[anchors] for values in sums)
+    new_peak = torch.maximum(peak, similarities.amax(dim))
+    exponents = (similarities - new_peak.unsqueeze(dim)).div_(tau_ln2.unsqueeze(dim))
+    exps = exponents.exp2()
+    # Rescale the old sums to the new peak, which is at least as high.
+    lower = (peak - new_peak).div_(tau_ln2)
+    share = lower.exp2()
+    spread.addcmul_(lower, total).mul_(share).add_(exponents.mul_(exps).sum(dim))
+    total.mul_(share).add_(exps.sum(dim))
+    peak.copy_(new_peak)
+
+
+class AnchorSums(torch.autograd.Function):
+    """log sum_j exp(h_ij / tau_i) and the positives of the global batch's anchors; differentiable in views and tau.
+
+    The gradient of the views is this rank's, times the number of ranks, because DDP averages over them, and all ranks
+    compute the same loss. So other ranks' features get theirs without an exchange. FastCLIP section 4.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, views: Tensor, tau: Tensor, pairs: Pairs, world: int, positive: Tensor, sums: Sums
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """views: [v, n, d], of this rank; tau and the rest: [directions, b], the sums [sets, b] of the whole batch."""
+        peak, total, spread = (pairs.of_directions(values) for values in sums)
+        lift = (peak - positive) / tau
+        mean_exponent = spread / total + lift
+        ctx.pairs, ctx.world, ctx.sums = pairs, world, sums
+        ctx.save_for_backward(tau, mean_exponent)
+        ctx.mark_non_differentiable(mean_exponent)
+        return total.log() + lift, positive.clone(), mean_exponent
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, in_log_sum: Tensor, in_positive: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        """d log_sum_i = sum_j q_ij (dS_ij - dS_ii) / tau_i - mean_exponent_i dtau_i / tau_i; q: softmax of h / tau."""
+        tau, mean_exponent = ctx.saved_tensors
+        weight = in_log_sum / tau
+        of_views = None
+        if ctx.needs_input_grad[0]:
+            of_views = _of_views(ctx.pairs, ctx.sums, tau, weight, in_positive - weight).mul_(ctx.world)
+        return of_views, -weight * mean_exponent, None, None, None, None
+
+
+def _of_views(pairs: Pairs, sums: Sums, tau: Tensor, weight: Tensor, in_positives: Tensor) -> Tensor:
+    """Return the views' gradients, if dR/dS_ij = weight_i q_ij, summed over a pair's anchors, one or two."""
+    tau_of_sets = tau[: pairs.sets]  # a sample's anchors share its tau, except in mode bimodal, which has two sets
+    per_set = (sums.peak, tau_of_sets * LN2, pairs.of_sets(weight) / sums.total)
+    vectors = [pairs.of_rows(values) for values in per_set]
+
+    def weigh(similarities: Tensor, rows: slice, block: Block) -> None:
+        of_columns = None
+        if pairs.mutual:
+            peak, tau_ln2, scale = (vector[block.columns] for vector in vectors)
+            of_columns = (similarities - peak).div_(tau_ln2).exp2_().mul_(scale)
+        peak, tau_ln2, scale = (vector[rows].unsqueeze(1) for vector in vectors)
+        similarities.sub_(peak).div_(tau_ln2).exp2_().mul_(scale)
+        if of_columns is not None:
+            similarities.add_(of_columns)
+
+    return pairs.gradients(weigh, in_positives)
+
+
+class PowerSums(torch.autograd.Function):
+    """The positives of the anchors, and means over anchors of sum_j S_ij and sum_j S_ij²; differentiable in the views.
+
+    For losses that are quadratic in the similarities, whose anchors across views are those of the first. The gradient
+    is this rank's times the ranks, as AnchorSums'.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, views: Tensor, pairs: Pairs, ranks: GlobalBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """views: [v, n, d]; returns positives [k, b], the two means, and the largest similarities [k, b]."""
+        own = views.new_empty((3, len(pairs.once), views.shape[1]))
+        for number, block in enumerate(pairs.once):
+            for rows, similarities in pairs.pieces(block):
+                pairs.fill_own(similarities, rows, block, 0.0)
+                total, norm = similarities.sum(1), torch.linalg.vector_norm(similarities, dim=1)
+                pairs.fill_own(similarities, rows, block, EXCLUDED)
+                own[:, number, block.local(rows)] = torch.stack([total, norm.square(), similarities.amax(1)])
+        positive, (sums,) = pairs.exchange(ranks, [own.flatten(0, 1)])
+        total, squares, peak = sums.chunk(3)
+        ctx.pairs, ctx.world, ctx.anchors = pairs, ranks.world, peak.numel()
+        ctx.mark_non_differentiable(peak)
+        return positive[: len(peak)].clone(), total.mean(), squares.mean(), peak
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, in_positive: Tensor, in_total: Tensor, in_squares: Tensor, _: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        pairs: Pairs = ctx.pairs
+        # Within all views, both rows of a pair are anchors.
+        share = (2 if pairs.mutual and len(pairs.once) == 2 else 1) / ctx.anchors
+
+        def weigh(similarities: Tensor, rows: slice, block: Block) -> None:
+            similarities.mul_(2 * share * in_squares).add_(share * in_total)
+            pairs.fill_own(similarities, rows, block, 0.0)
+
+        return pairs.gradients(weigh, in_positive).mul_(ctx.world), None, None
+
+
+class DoubtSettings(Settings, frozen=True):
+    doubt_after: int | None = Field(default=None, ge=1)
+    """Epochs, 1 or more, after which a pair's terms of the loss do not count while its log s, summed over both sides,
+    is above 0. Its temperature then stays, and its log s is still updated, so the pair may return. Unset: never. Mode
+    bimodal. Ours."""
+
+
+def is_doubted(log_s: Tensor) -> Tensor:
+    """Return which pairs may have a wrong caption, bool [b]; log_s, [2, b], before the step: -inf for an unseen pair.
+
+    A model learns right pairs long before it learns wrong pairs by heart. Until then a wrong pair's positive is random,
+    and the mean of its negatives' exp(h / tau) is above 1 more often than not.
+    """
+    return log_s.sum(0) > 0
 
 
 class Anchors(NamedTuple):
@@ -29,41 +185,29 @@ class Anchors(NamedTuple):
     """
 
     tau: Tensor
+    """Differentiable, if `temperature` is."""
     log_sum: Tensor
-    """log sum_j exp(h_ij / tau_i)."""
+    """log sum_j exp(h_ij / tau_i). Differentiable in the features and tau."""
     mean_exponent: Tensor
     """sum_j q_ij · h_ij / tau_i."""
     positive: Tensor
-    """S_ii."""
+    """S_ii. Differentiable."""
     margin: Tensor
     """S_ii - max_j S_ij."""
     candidates: int
     """Candidates per anchor."""
+    features: Tensor
+    """[2, b, d], of the global batch; differentiable, or the momentum encoder's keys."""
+    sides: int
+    """2 in mode bimodal, in which an anchor has its own row of state and term of the loss; 1 in mode unimodal."""
     weight: Tensor | None
     """Factors of the samples' terms, [b]; None: all are 1."""
     doubted: Tensor | None
     """Whether doubt has set a sample's factor to 0, bool [b]; None without `doubt_after`."""
 
-    def weighted(self, values: Tensor) -> Tensor:
-        """Return values of anchors or of sides, [k, b], times their samples' factors: the terms of a mean."""
-        return values if self.weight is None else values * self.weight
-
-
-@dataclass
-class Step:
-    """An objective's results from the anchors of a batch."""
-
-    value: Tensor
-    """Scalar: the reported loss."""
-    negative_weight: Tensor
-    """As anchors: the gradient on an anchor's candidates is dR/dS_ij = negative_weight_i · q_ij."""
-    positive_weight: Tensor | None = None
-    """As anchors: the gradient on its positive is dR/dS_ii = -positive_weight_i; None: negative_weight."""
-    rows: Rows = field(default_factory=dict)
-    """New state."""
-    parameter_gradients: list[Tensor] = field(default_factory=list)
-    """In the order of `parameters()`."""
-    metrics: dict[str, Tensor] = field(default_factory=dict)
+    def mean(self, values: Tensor) -> Tensor:
+        """Return the mean over samples of values [k, b] of anchors or sides, times their factors, summed over sides."""
+        return self.sides * (values if self.weight is None else values * self.weight).mean()
 
 
 class Contrastive(Objective):
@@ -75,12 +219,12 @@ class Contrastive(Objective):
     With keys, the candidates are the other samples' keys of the target; both anchors still share the sample's row.
 
     With several ranks, one exchange gathers the features or keys and a second the anchors' sums and states, a few
-    scalars per sample. Each rank then computes the same step, keeps its own samples' new state and forms its own
-    features' gradients, times the number of ranks, so that DDP's mean over ranks is the gradient on the global batch.
-    FastCLIP section 4.
+    scalars per sample. Each rank then computes the same loss, keeps its own samples' new state and forms its own
+    features' gradients.
     """
 
     takes_weights = True
+    is_whole = True
 
     doubt_keeps_mean: ClassVar[bool] = False
     """Whether other samples' factors rise when samples are doubted, so that the mean stays 1."""
@@ -91,34 +235,32 @@ class Contrastive(Objective):
     def __init__(self, mode: str, settings: Settings, **initial: float) -> None:
         """initial: as in Objective. With `doubt_after`, log g is kept if there is no log s.
 
-        Raises ValueError if `doubt_after` is set and the objective takes no weights, or the mode is unimodal.
+        Raises ValueError if `doubt_after` is set and the mode is unimodal.
         """
         self.doubt_after = settings.doubt_after if isinstance(settings, DoubtSettings) else None
         if self.doubt_after is not None and "log_s" not in initial:
             initial["log_g"] = -math.inf
         super().__init__(mode, settings, **initial)
-        if self.doubt_after is not None:
-            if not self.across:
-                raise ValueError(
-                    f"{self._name}: doubt_after is for pairs, mode bimodal; two views of a picture always "
-                    "belong together"
-                )
-            self.check_weights()
+        if self.doubt_after is not None and not self.across:
+            raise ValueError("doubt_after is for pairs, mode bimodal; two views of a picture always belong together")
 
     @abstractmethod
-    def temperature(self, rows: Rows, like: Tensor) -> Tensor:
-        """Return this step's temperatures, [sides, n] or a scalar, in the dtype and on the device of `like`."""
+    def temperature(self, rows: Rows, features: Tensor) -> Tensor:
+        """Return the temperatures of some samples, [sides, n] or a scalar, in the dtype and on the device of features.
+
+        rows: their state before the step; features: theirs, [2, n, d], without a graph. Called twice, for this rank's
+        samples and for the global batch's, and differentiated the second time.
+        """
 
     @abstractmethod
-    def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
-        """Return value, gradient weights, new state and metrics of a step, from the global batch's old state `rows`.
+    def loss(self, anchors: Anchors, rows: Rows, progress: Progress) -> Outcome:
+        """Return the loss of the global batch, its new state as `rows`, and metrics, from its old state `rows`.
 
-        `share` includes the samples' weights; `anchors.weighted` applies them to the terms of the value and of the
-        parameters' gradients. They do not affect state and metrics.
+        `anchors.mean` applies the samples' weights, which do not affect state and metrics.
         """
 
     def further_sums(self, pairs: Pairs) -> Rows:
-        """Return values of this rank's samples, [k, n] each; `compute_step` receives the global batch's, in `rows`."""
+        """Return values of this rank's samples, [k, n] each; `loss` receives the global batch's, in `rows`."""
         return {}
 
     def pool(self, of_anchors: Tensor) -> Tensor:
@@ -129,46 +271,44 @@ class Contrastive(Objective):
         """As `pool`, for values given as logarithms."""
         return of_anchors if len(self.sides) == 2 else of_anchors.logsumexp(0, keepdim=True) - math.log(2)
 
-    def share(self, anchors: Anchors) -> float | Tensor:
-        """Return the weight of one anchor that turns a sum over anchors into a mean over samples, summed over sides.
-
-        With sample weights, [b]: each times its factor.
-        """
-        share = len(self.sides) / anchors.tau.numel()
-        return share if anchors.weight is None else share * anchors.weight
-
-    def candidates(self, batch_size: int) -> int:
-        return (batch_size - 1) * (1 if self.across else 2)
-
-    def compute(self, pairs: Pairs, batch: GlobalBatch, state: Mapping[str, Tensor], progress: Progress) -> Computed:
-        features, own = pairs.features, pairs.own
-        rows = {
-            name: torch.stack([state[f"{side}/{name}"] for side in self.sides]).to(features.dtype)
-            for name in self.row_fields
-        }
-        if self.reads_visits:
-            rows["visits"] = state["visits"].to(features.dtype)[None]
-        if WEIGHT in state:
-            rows[WEIGHT] = state[WEIGHT].to(features.dtype)[None]
-        further = self.further_sums(pairs)
-        sums = accumulate(pairs, self.temperature(rows, features).expand(pairs.anchor_sets, own.stop - own.start))
-        positive, sums, rows = _gather(pairs, batch, sums, rows | further)
-        tau = self.temperature(rows, features)
-        weight, doubted, of_doubt = self._weights(rows, progress)
-        anchors = _anchors(pairs, positive, tau, sums, weight, doubted)
-        step = self.compute_step(anchors, rows, progress)
-        found = self.pool((anchors.margin > 0).to(features.dtype)).mean(1)
-        return Computed(
-            value=step.value,
-            feature_gradients=lambda: _feature_gradients(pairs, tau, sums, step).mul_(batch.world),
-            parameter_gradients=step.parameter_gradients,
-            state={
-                f"{side}/{name}": values[number, own].to(state[f"{side}/{name}"].dtype)
-                for name, values in step.rows.items()
-                for number, side in enumerate(self.sides)
-            },
-            metrics=step.metrics | self.by_side(retrieval_accuracy=found) | of_doubt,
+    def step(self, frame: Frame, state: Mapping[str, Tensor], progress: Progress) -> Outcome:
+        targets, own, pairs = frame.targets, frame.own, self.compared(frame)
+        with torch.no_grad():
+            rows = {
+                name: torch.stack([state[f"{side}/{name}"] for side in self.sides]).to(targets.dtype)
+                for name in self.row_fields
+            }
+            extra = {"visits": self.reads_visits, WEIGHT: WEIGHT in state}
+            rows |= {name: state[name].to(targets.dtype)[None] for name, is_there in extra.items() if is_there}
+            tau = self.temperature(rows, targets[:, own]).expand(pairs.sets, own.stop - own.start)
+            rows |= self.further_sums(pairs)
+            sums = accumulate(pairs, tau)
+            positive, whole = pairs.exchange(frame.ranks, [*sums, *rows.values()])
+            sums, rows = Sums(*whole[: len(sums)]), dict(zip(rows, whole[len(sums) :], strict=True))
+            weight, doubted, of_doubt = self._weights(rows, progress)
+        tau = self.temperature(rows, targets).expand_as(positive)
+        arguments = (frame.views, tau, pairs, frame.ranks.world, positive, sums)
+        log_sum, differentiable_positive, mean_exponent = AnchorSums.apply(*arguments)  # type: ignore[no-untyped-call]
+        margin = positive - pairs.of_directions(sums.peak)
+        anchors = Anchors(
+            tau=tau,
+            log_sum=log_sum,
+            mean_exponent=mean_exponent,
+            positive=differentiable_positive,
+            margin=margin,
+            candidates=pairs.negatives,
+            features=frame.features(),
+            sides=len(self.sides),
+            weight=None if weight is None else weight[0],
+            doubted=doubted,
         )
+        outcome = self.loss(anchors, rows, progress)
+        new = {
+            f"{side}/{name}": values[number, own].to(state[f"{side}/{name}"].dtype)
+            for name, values in outcome.state.items()
+            for number, side in enumerate(self.sides)
+        }
+        return Outcome(outcome.loss, new, outcome.metrics | self.retrieval(margin) | of_doubt)
 
     def _weights(self, rows: Rows, progress: Progress) -> tuple[Tensor | None, Tensor | None, dict[str, Tensor]]:
         """Take the samples' weights, [1, b], from `rows`; return them with doubted pairs' set to 0.
@@ -183,47 +323,6 @@ class Contrastive(Objective):
         factors = (~doubted).to(log_s.dtype)
         outweighed = (log_s > 0).to(log_s.dtype).mean(1)
         metrics = {"share_doubted": 1 - factors.mean()} | self.by_side(share_outweighed=outweighed)
-        if self.doubt_keeps_mean:
-            factors = with_mean_of_one(factors)
+        if self.doubt_keeps_mean:  # otherwise a learned temperature would follow fewer samples
+            factors = factors / factors.mean().clamp(min=LEAST_MEAN)
         return factors[None] if weight is None else weight * factors, doubted, metrics
-
-
-def _anchors(
-    pairs: Pairs, positive: Tensor, tau: Tensor, sums: Sums, weight: Tensor | None, doubted: Tensor | None
-) -> Anchors:
-    peak, total, spread = (pairs.of_directions(values) for values in sums)
-    tau, positive = tau.expand_as(peak), positive.expand_as(peak)
-    lift = (peak - positive) / tau
-    return Anchors(
-        tau=tau,
-        log_sum=total.log() + lift,
-        mean_exponent=spread / total + lift,
-        positive=positive,
-        margin=positive - peak,
-        candidates=pairs.negatives,
-        weight=None if weight is None else weight[0],
-        doubted=doubted,
-    )
-
-
-def _gather(pairs: Pairs, batch: GlobalBatch, sums: Sums, rows: Rows) -> tuple[Tensor, Sums, Rows]:
-    """Return the similarities of all positives, and the global batch's sums and rows from this rank's."""
-    positive, whole = pairs.exchange(batch, [*sums, *rows.values()])
-    return positive, Sums(*whole[: len(sums)]), dict(zip(rows, whole[len(sums) :], strict=True))
-
-
-def _feature_gradients(pairs: Pairs, tau: Tensor, sums: Sums, step: Step) -> Tensor:
-    """Return the gradients of this rank's features, [2, n, d] or [views, n, d]."""
-    on_positives = step.negative_weight if step.positive_weight is None else step.positive_weight
-    tau_ln2 = tau.expand_as(sums.peak) * LN2
-    if isinstance(pairs, Directed):
-        scale = pairs.summed_by_block(step.negative_weight) / sums.total
-        own = Weights(*(values[:, pairs.own].flatten() for values in (sums.peak, tau_ln2, scale)))
-        return pairs.gradients(
-            lambda similarities, rows, block: row_weights(similarities, rows, own), in_positives=-on_positives
-        )
-    weights = Weights(sums.peak.flatten(), tau_ln2.flatten(), (step.negative_weight / sums.total).flatten())
-    return pairs.gradients(
-        lambda similarities, rows, block: grad_weights(similarities, rows, block, weights),
-        in_positives=-on_positives.sum(0),
-    )

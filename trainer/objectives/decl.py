@@ -8,13 +8,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from .base import Progress, Settings
-from .contrastive import Anchors, Rows, Step
+from .base import Outcome, Progress, Settings
+from .contrastive import Anchors, DoubtSettings, Rows, accumulate
 from .distances import CosineOrDistance, SimilaritySettings
-from .doubt import DoubtSettings
-from .estimator import AverageSettings, log_g_rows, share_unseen, update_log_s
 from .pairs import Pairs
-from .softmax_sums import accumulate
+from .sogclr import AverageSettings, log_g_rows, share_unseen, update_log_s
 
 
 class DeclSettings(AverageSettings, SimilaritySettings, DoubtSettings, frozen=True):
@@ -69,7 +67,7 @@ class Decl(CosineOrDistance):
         if self.settings.rate == "momentum" and not keys:
             raise ValueError("objective 'decl': rate = 'momentum' needs the keys of a momentum encoder")
 
-    def temperature(self, rows: Rows, like: Tensor) -> Tensor:
+    def temperature(self, rows: Rows, features: Tensor) -> Tensor:
         return torch.full_like(rows["log_rate"], self.settings.tau)
 
     def further_sums(self, pairs: Pairs) -> Rows:
@@ -80,25 +78,18 @@ class Decl(CosineOrDistance):
         sums = accumulate(keys, tau)
         return {"log_rate_of_keys": sums.total.log() + sums.peak / tau - math.log(keys.negatives)}
 
-    def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
+    def loss(self, anchors: Anchors, rows: Rows, progress: Progress) -> Outcome:
         settings, positive = self.settings, anchors.positive / self.settings.tau
         log_r = anchors.log_sum + positive - math.log(anchors.candidates)
         if settings.rate == "momentum":
             log_rate = self.pool_log(rows["log_rate_of_keys"])
         else:
-            log_rate = update_log_s(rows["log_rate"], self.pool_log(log_r), settings.gamma_at(progress))
-        normalised = self._auxiliary(log_rate, progress) * (log_r - log_rate).exp()
+            log_rate = update_log_s(rows["log_rate"], self.pool_log(log_r.detach()), settings.gamma_at(progress))
         one = settings.share_of_loss1(progress)
-        loss1 = anchors.weighted(normalised - positive).mean(1).sum()
-        loss2 = anchors.weighted(anchors.log_sum).mean(1).sum()
-        unit = torch.full_like(positive, 1.0 / settings.tau) * self.share(anchors)
-        return Step(
-            value=(one * loss1 + (1.0 - one) * loss2) * len(self.sides) / 2,
-            negative_weight=(one * normalised + (1.0 - one)) * unit,
-            positive_weight=unit,
-            rows={"log_rate": log_rate, **log_g_rows(anchors, rows)},
-            metrics=self.by_side(log_rate_mean=log_rate.mean(1), share_unseen=share_unseen(rows["log_rate"])),
-        )
+        loss1 = anchors.mean(self._auxiliary(log_rate, progress) * (log_r - log_rate).exp() - positive)
+        loss2 = anchors.mean(anchors.log_sum)  # relative to the positive
+        metrics = self.by_side(log_rate_mean=log_rate.mean(1), share_unseen=share_unseen(rows["log_rate"]))
+        return Outcome(one * loss1 + (1 - one) * loss2, {"log_rate": log_rate, **log_g_rows(anchors, rows)}, metrics)
 
     def _auxiliary(self, log_rate: Tensor, progress: Progress) -> Tensor:
         """Return U_i · rate_i, [sides, b]; the same on every rank and after a resume."""

@@ -35,13 +35,13 @@ class Distances(Pairs):
         for piece_rows, piece in split(rows, similarities):
             piece.add_(self._squares[piece_rows].unsqueeze(1)).clamp_(min=0).sqrt_().neg_()
 
-    def gradients(self, grad_weights: Callable[[Tensor, slice, Block], None], in_positives: Tensor) -> Tensor:
+    def gradients(self, weigh: Callable[[Tensor, slice, Block], None], in_positives: Tensor) -> Tensor:
         """As for products. The gradient of -|x - y| in x is (y - x) / |x - y|, and 0 where x = y."""
         sums = torch.zeros_like(self.features[:, self.own, :1])
 
         def over_distances(similarities: Tensor, rows: slice, block: Block) -> None:
             distances = similarities.neg()
-            grad_weights(similarities, rows, block)
+            weigh(similarities, rows, block)
             _divide(similarities, distances)
             half = self.blocks.index(block)
             sums[half, block.local(rows)] += similarities.sum(1, keepdim=True)
@@ -50,7 +50,7 @@ class Distances(Pairs):
 
         of_candidates = super().gradients(over_distances, torch.zeros_like(in_positives))
         toward_second = self.features[1, self.own] - self.features[0, self.own]
-        toward_second *= _divide(in_positives.clone(), -self.positives)[self.own].unsqueeze(1)
+        toward_second *= _divide(in_positives.sum(0), -self.positives)[self.own].unsqueeze(1)
         of_positives = torch.stack([toward_second, -toward_second])
         return of_candidates.addcmul_(sums, self.features[:, self.own], value=-1).add_(of_positives)
 
@@ -84,7 +84,7 @@ class CosineOrDistance(Contrastive):
     def check_frame(self, keys: bool, local: int) -> None:
         super().check_frame(keys, local)
         if (keys or local) and not self.unit_norm:
-            raise ValueError(f"{self._name}: similarity = 'distance' takes neither keys nor local views; use 'cos'")
+            raise ValueError(f"{self._named}: similarity = 'distance' takes neither keys nor local views; use 'cos'")
 
     def check_values(self, features: Mapping[str, Tensor], *, first_step: bool) -> None:
         super().check_values(features, first_step=first_step)

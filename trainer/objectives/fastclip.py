@@ -11,12 +11,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from .base import Progress, Settings, TemperatureRate, scalar_parameter
-from .contrastive import Anchors, Rows, Step
-from .doubt import DoubtSettings
-from .estimator import BoundedTau, Estimate, EstimatorSettings, GlobalContrastive
+from .base import Outcome, Progress, Settings, TemperatureRate, scalar_parameter, slope
+from .contrastive import Anchors, DoubtSettings, Rows
 from .isogclr import IndividualTemperature, RobustSettings
-from .sogclr import Sogclr, SogclrSettings
+from .sogclr import BoundedTau, Estimate, EstimatorSettings, GlobalContrastive, Sogclr, SogclrSettings
 
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -82,13 +80,12 @@ class _GlobalTemperature(GlobalContrastive):
     def project(self) -> None:
         self.tau.clamp_(*self._bounds)
 
-    def temperature(self, rows: Rows, like: Tensor) -> Tensor:
-        return self.tau.to(like).expand_as(rows["log_s"])
+    def temperature(self, rows: Rows, features: Tensor) -> Tensor:
+        return self.tau.clone().to(features).expand_as(rows["log_s"])  # a copy, since `project` writes
 
-    def learn(self, value: Tensor, weight: Tensor, gradient: Tensor, est: Estimate) -> Step:
-        """Return the step that moves tau by `gradient`, a scalar."""
-        metrics = {"tau": self.tau.detach().clone(), "tau_gradient": gradient} | est.metrics
-        return Step(value, weight, rows={"log_s": est.log_s}, parameter_gradients=[gradient], metrics=metrics)
+    def metrics_of(self, est: Estimate, gradient: Tensor) -> dict[str, Tensor]:
+        """gradient: the temperature's, a scalar."""
+        return {"tau": self.tau.detach().clone(), "tau_gradient": gradient} | est.metrics
 
 
 class FastclipV0(_GlobalTemperature):
@@ -100,10 +97,12 @@ class FastclipV0(_GlobalTemperature):
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": FastclipV0Settings}
     settings: FastclipV0Settings
 
-    def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
+    def loss(self, anchors: Anchors, rows: Rows, progress: Progress) -> Outcome:
         est, tau = self.estimate(anchors, rows, progress), anchors.tau[0, 0]
-        value, exponent = (anchors.weighted(of_samples).mean(1).sum() for of_samples in (est.log_s_eps, est.exponent))
-        return self.learn(value, est.weight / tau, -exponent / tau, est)
+        pull = anchors.mean(est.ratio * anchors.log_sum)  # in tau: eq 8
+        gradient = -anchors.mean(est.exponent) / tau
+        loss = anchors.mean(est.log_s_eps) + slope(pull)
+        return Outcome(loss, {"log_s": est.log_s}, self.metrics_of(est, gradient))
 
 
 class FastclipV1(Sogclr):
@@ -154,11 +153,12 @@ class FastclipV3(_GlobalTemperature):
 
     slow_below = 0.03
 
-    def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
+    def loss(self, anchors: Anchors, rows: Rows, progress: Progress) -> Outcome:
         est, tau, rho = self.estimate(anchors, rows, progress), anchors.tau[0, 0], self.settings.rho
-        value = tau * (anchors.weighted(est.log_s_eps).mean(1).sum() + 2 * rho)
-        gradient = anchors.weighted(est.log_s_eps - est.exponent).mean(1).sum() + 2 * rho
-        return self.learn(value, est.weight, gradient, est)
+        pull = anchors.mean(est.ratio * tau.detach() * anchors.log_sum)
+        loss = tau * (anchors.mean(est.log_s_eps) + 2 * rho) + slope(pull)  # in tau: eq 10
+        gradient = anchors.mean(est.log_s_eps - est.exponent) + 2 * rho
+        return Outcome(loss, {"log_s": est.log_s}, self.metrics_of(est, gradient))
 
     def advice(self, batch_size: int, *, keys: bool = False) -> list[str]:
         return self.advice_on_rho(self.settings.rho, batch_size)

@@ -1,14 +1,16 @@
-"""Gather and sum values of all ranks, the only exchanges of objectives."""
+"""Gather and sum values of all ranks, the only exchanges of objectives, and the features of a step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 
@@ -59,6 +61,10 @@ class GlobalBatch:
                 dist.all_reduce(values)
         return values
 
+    def mean(self, values: Tensor) -> Tensor:
+        """Return the mean over ranks of values of one shape on all ranks; no gradient passes."""
+        return self.sum(values.clone(memory_format=torch.contiguous_format)) / self.world
+
     def check_alike(self, features: Tensor) -> None:
         """Raise ValueError unless the ranks' features have their shares' rows, one width and one dtype.
 
@@ -73,3 +79,60 @@ class GlobalBatch:
                 f"features: the ranks hold {held}; all must hold the same: "
                 "choose a global batch that the number of ranks divides, and one precision"
             )
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The features of a step: this rank's, and those of the global batch that they are compared with."""
+
+    views: Tensor
+    """[v, n, d], of this rank: first, second and local views, differentiable."""
+    targets: Tensor
+    """[2, b, d], of the global batch: the first two views, or the momentum encoder's keys; without a graph."""
+    has_keys: bool
+    ranks: GlobalBatch
+
+    @classmethod
+    def of(cls, views: Tensor, keys: Tensor | None, ranks: GlobalBatch) -> Frame:
+        """Gather the targets, the first of a step's exchanges; in the features' dtype, at least float32, from here on.
+
+        views: [v, n, d]; keys: [2, n, d], constants.
+        """
+        sent = views[:2].detach() if keys is None else keys
+        dtype = torch.promote_types(torch.promote_types(views.dtype, sent.dtype), torch.float32)
+        wide = views.to(dtype)
+        is_gathered = keys is None and ranks.world == 1
+        targets = wide[:2].detach() if is_gathered else ranks.gather(sent).to(dtype)
+        return cls(wide, targets, keys is not None, ranks)
+
+    @property
+    def own(self) -> slice:
+        """This rank's rows of the targets."""
+        return self.ranks.own(self.views.shape[1])
+
+    def features(self, *, summed: bool = False) -> Tensor:
+        """Return the targets, differentiable unless they are keys.
+
+        The gradient of this rank's features is then its own, times the ranks, because DDP averages over them: right if
+        all ranks compute the same loss from them. summed: it is the sum of the gradients that all ranks computed.
+        """
+        if self.has_keys:
+            return self.targets
+        if self.ranks.world == 1:
+            return self.views if len(self.views) == 2 else self.views[:2]
+        linked: Tensor = _Targets.apply(self.views[:2], self.targets, self, summed)  # type: ignore[no-untyped-call]
+        return linked
+
+
+class _Targets(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, views: Tensor, targets: Tensor, frame: Frame, summed: bool) -> Tensor:
+        ctx.ranks, ctx.own, ctx.summed = frame.ranks, frame.own, summed
+        return targets.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.summed:
+            return ctx.ranks.sum(gradients.clone())[:, ctx.own], None, None, None
+        return gradients[:, ctx.own] * ctx.ranks.world, None, None, None

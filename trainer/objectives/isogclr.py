@@ -10,10 +10,9 @@ from torch import Tensor
 
 from ...pipeline.dataset_index import Content
 from ..crowds import against_crowds
-from .base import Progress, Settings
-from .contrastive import Anchors, Rows, Step
-from .doubt import DoubtSettings
-from .estimator import BoundedTau, EstimatorSettings, GlobalContrastive
+from .base import Outcome, Progress, Settings, slope
+from .contrastive import Anchors, DoubtSettings, Rows
+from .sogclr import BoundedTau, EstimatorSettings, GlobalContrastive
 
 
 class IndividualTau(BoundedTau, frozen=True):
@@ -97,10 +96,10 @@ class IndividualTemperature(GlobalContrastive):
     def move(self, rows: Rows, gradient: Tensor, progress: Progress) -> Rows:
         """Return the new tau and its moving averages, [sides, b]; gradient: G, clipped."""
 
-    def temperature(self, rows: Rows, like: Tensor) -> Tensor:
+    def temperature(self, rows: Rows, features: Tensor) -> Tensor:
         return rows["tau"]
 
-    def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
+    def loss(self, anchors: Anchors, rows: Rows, progress: Progress) -> Outcome:
         """iSogCLR eq 13, 19 and 20; FastCLIP eq 9. The step uses the old temperatures."""
         settings = self.settings
         est = self.estimate(anchors, rows, progress)
@@ -118,8 +117,9 @@ class IndividualTemperature(GlobalContrastive):
             share_at_tau_max=(tau >= settings.tau_max).to(tau.dtype).mean(1),
             tau_gradient_mean_abs=gradient.abs().mean(1),
         )
-        value = anchors.weighted(rows["tau"] * (est.log_s_eps + settings.rho)).mean(1).sum()
-        return Step(value, est.weight, rows={"log_s": est.log_s, **moved}, metrics=metrics | est.metrics)
+        pull = anchors.mean(est.ratio * rows["tau"] * anchors.log_sum)  # eq 14, 21
+        loss = anchors.mean(rows["tau"] * (est.log_s_eps + settings.rho)) + slope(pull)  # eq 7
+        return Outcome(loss, {"log_s": est.log_s, **moved}, metrics | est.metrics)
 
     def advice(self, batch_size: int, *, keys: bool = False) -> list[str]:
         return self.advice_on_rho(self.settings.rho, batch_size, keys)

@@ -1,8 +1,7 @@
 """The similarities of a batch, and the matrix products that turn their gradients into the features'; O(b·b·d).
 
-All features form one table [2b, d]: rows of `first`, then rows of `second`; row i and row b + i belong to one sample.
-An anchor is identified by its row. A rank's own anchors and its own features' gradients need only the blocks
-[own rows, candidates].
+Similarities come in blocks, rows of anchors against rows of candidates, and a block in chunks and pieces, so that
+memory does not grow with the batch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .gathering import GlobalBatch
+from .gathering import Frame, GlobalBatch
 
 EXCLUDED = -1e30
 """Similarity of a pair that is not a candidate. Finite, because -inf would make exp(x)·x a NaN; for any temperature
@@ -35,11 +34,16 @@ class Block(NamedTuple):
 
 
 class Pairs:
-    """The similarities that a rank needs of a global batch.
+    """The similarities that a rank needs of a global batch whose candidates are all anchors too.
 
-    If all blocks fit into `budget` bytes they are computed once and kept. Otherwise each visit recomputes chunks of
-    rows within the budget.
+    All features form one table [2b, d]: rows of `first`, then rows of `second`; row i and row b + i belong to one
+    sample, and an anchor is identified by its row. A rank's own anchors and its own features' gradients need only the
+    blocks [own rows, candidates]. If all blocks fit into `budget` bytes they are computed once and kept. Otherwise each
+    visit recomputes chunks of rows within the budget.
     """
+
+    mutual = True
+    """Whether a pair's two rows are both anchors, so that its gradient has a part from each."""
 
     def __init__(self, features: Tensor, own: slice, *, across: bool, budget: int) -> None:
         """features: [2, b, d], float32 or float64, of the global batch; own: the slice of this rank's samples.
@@ -58,6 +62,9 @@ class Pairs:
         """The only block also holds the second half's similarities, in its columns."""
         if self.mirrored:
             del self.blocks[1]
+        self.once = self.blocks[:1] if across else self.blocks
+        """Blocks of all pairs; across, the second half's are the first's."""
+        self.sets, self.directions = 2, [(0, 1), (1, 0)]
         self._divide_budget()
 
     def _divide_budget(self) -> None:
@@ -80,11 +87,6 @@ class Pairs:
         return self.features.new_empty((0 if self._keep else self._chunk_rows, columns.stop - columns.start))
 
     @property
-    def anchor_sets(self) -> int:
-        """Sets of anchors, each with one anchor of every sample."""
-        return 2
-
-    @property
     def negatives(self) -> int:
         """Candidates per anchor."""
         columns = self.blocks[0].columns
@@ -92,21 +94,29 @@ class Pairs:
         return halves * (self.batch - 1)
 
     def exchange(self, ranks: GlobalBatch, own: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Return the similarities of all positives, [b] or [directions, b], and the global batch's values, [k, b] each.
+        """Return the similarities of all positives, [directions, b], and the global batch's values, [k, b] each.
 
         own: values of this rank's anchors or samples, [k, n] each. This is the second of a step's two exchanges.
         """
         whole = torch.split(ranks.gather(torch.cat(list(own))), [len(values) for values in own])
-        return self.positives, list(whole)
+        return self.positives.expand(2, -1), list(whole)
 
-    def of_directions(self, of_blocks: Tensor) -> Tensor:
-        """Return values of each set of anchors, [anchor_sets, b], once for each of an anchor's positives."""
-        return of_blocks
+    def of_directions(self, of_sets: Tensor) -> Tensor:
+        """Return values of each set of anchors, [sets, b], once for each of an anchor's positives."""
+        return of_sets
+
+    def of_sets(self, of_directions: Tensor) -> Tensor:
+        """Return the sums of values over the directions of each set of anchors: [directions, b] -> [sets, b]."""
+        return of_directions
+
+    def of_rows(self, of_sets: Tensor) -> Tensor:
+        """Return values of each set of anchors, [sets, b], for every row of `anchors`."""
+        return of_sets.flatten()
 
     def visit(self, block: Block) -> Iterator[tuple[slice, Tensor]]:
         """Yield chunks of the block: the anchors' rows and [rows, columns], EXCLUDED where a sample meets itself.
 
-        A chunk is valid until the next one. On the block's last visit the caller may overwrite it.
+        A chunk is valid until the next one.
         """
         for start in range(block.rows.start, block.rows.stop, self._chunk_rows):
             rows = slice(start, min(start + self._chunk_rows, block.rows.stop))
@@ -138,23 +148,103 @@ class Pairs:
         for rows, similarities in self.visit(block):
             yield from split(rows, similarities)
 
-    def gradients(self, grad_weights: Callable[[Tensor, slice, Block], None], in_positives: Tensor) -> Tensor:
+    def weights(self, block: Block, weigh: Callable[[Tensor, slice, Block], None]) -> Iterator[tuple[slice, Tensor]]:
+        """Yield chunks of the block as `visit`, overwritten by `weigh`; a later visit computes similarities again."""
+        for rows, similarities in self.visit(block):
+            self._kept.pop(rows.start, None)
+            for piece_rows, piece in split(rows, similarities):
+                weigh(piece, piece_rows, block)
+            yield rows, similarities
+
+    def gradients(self, weigh: Callable[[Tensor, slice, Block], None], in_positives: Tensor) -> Tensor:
         """Return gradients [2, n, d] of this rank's features, given the gradient W of the similarities.
 
-        grad_weights(similarities, rows, block) overwrites a piece of similarities with W, 0 where they are EXCLUDED;
-        in_positives [b] is W of each sample's positive. This is the last visit of every block.
+        weigh(similarities, rows, block) overwrites a piece of similarities with W, 0 where they are EXCLUDED;
+        in_positives [directions, b] is W of each direction's positives.
         """
         gradients = torch.empty_like(self.features[:, self.own])
         for half, block in enumerate(self.blocks):
-            for rows, weights in self.visit(block):
-                for piece_rows, piece in split(rows, weights):
-                    grad_weights(piece, piece_rows, block)
+            for rows, weights in self.weights(block, weigh):
                 torch.mm(weights, self.table[block.columns], out=gradients[half, block.local(rows)])
                 if self.mirrored:  # beta = 0 for the first chunk: the buffer is uninitialised
                     gradients[1].addmm_(weights.T, self.table[rows], beta=int(rows.start > block.rows.start))
         # A pair has one positive similarity, whichever of the two is the anchor.
+        of_own = in_positives.sum(0)[self.own].unsqueeze(1)
         for half in (0, 1):
-            gradients[half].addcmul_(in_positives[self.own].unsqueeze(1), self.features[1 - half, self.own])
+            gradients[half].addcmul_(of_own, self.features[1 - half, self.own])
+        return gradients
+
+
+class Directed(Pairs):
+    """The similarities of this rank's anchors with the targets of the global batch, which are other rows.
+
+    A direction is an anchor view v and a target a, v != a: a loss of its own. Targets are the keys of both global
+    views, or without a momentum encoder the global views themselves. Keys are constants; global views as targets are
+    differentiated. If candidates are one target's rows, every direction has a block; if they are both targets' rows,
+    every view has a block, and its directions differ only in their positives.
+    """
+
+    mutual = False
+
+    def __init__(self, frame: Frame, *, across: bool, budget: int) -> None:
+        """across: an anchor's candidates are the rows of its target instead of both."""
+        self.views, self.features, self.own, self.budget = frame.views.detach(), frame.targets, frame.own, budget
+        (count, rows), self.batch = self.views.shape[:2], self.features.shape[1]
+        self.table = self.features.flatten(0, 1)
+        self.directions = [(view, target) for view in range(count) for target in (0, 1) if view != target]
+        self._ranks, self._constant, self._across = frame.ranks, frame.has_keys, across
+        if across:
+            compared = [(view, slice(a * self.batch, (a + 1) * self.batch)) for view, a in self.directions]
+        else:
+            compared = [(view, slice(0, 2 * self.batch)) for view in range(count)]
+        self._view_of_block = [view for view, _ in compared]
+        self.anchors = torch.cat([self.views[view] for view in self._view_of_block])
+        self.once = self.blocks = [
+            Block(slice(number * rows, (number + 1) * rows), columns) for number, (_, columns) in enumerate(compared)
+        ]
+        self.mirrored, self.sets = False, len(self.blocks)
+        self._divide_budget()
+
+    def exchange(self, ranks: GlobalBatch, own: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        positives = torch.stack([(self.views[v] * self.features[a, self.own]).sum(1) for v, a in self.directions])
+        sent = [positives, *own]
+        positives, *whole = torch.split(ranks.gather(torch.cat(sent)), [len(values) for values in sent])
+        return positives, whole
+
+    def of_directions(self, of_sets: Tensor) -> Tensor:
+        return of_sets if self._across else torch.stack([of_sets[view] for view, _ in self.directions])
+
+    def of_sets(self, of_directions: Tensor) -> Tensor:
+        if self._across:
+            return of_directions
+        sums = of_directions.new_zeros((self.sets, *of_directions.shape[1:]))
+        for values, (view, _) in zip(of_directions, self.directions, strict=True):
+            sums[view] += values
+        return sums
+
+    def of_rows(self, of_sets: Tensor) -> Tensor:
+        return of_sets[:, self.own].flatten()
+
+    def gradients(self, weigh: Callable[[Tensor, slice, Block], None], in_positives: Tensor) -> Tensor:
+        """As Pairs', [v, n, d], of this rank's views.
+
+        If targets are differentiated, the ranks sum their contributions to the targets, [2, b, d]: fewer numbers than
+        all local views' features.
+        """
+        gradients, in_targets = torch.zeros_like(self.views), torch.zeros_like(self.table)
+        for view, block in zip(self._view_of_block, self.blocks, strict=True):
+            for rows, weights in self.weights(block, weigh):
+                gradients[view, block.local(rows)].addmm_(weights, self.table[block.columns])
+                if not self._constant:
+                    in_targets[block.columns].addmm_(weights.T, self.anchors[rows])
+        in_targets = in_targets.view_as(self.features)
+        of_own = in_positives[:, self.own].unsqueeze(2)
+        for (view, target), in_positive in zip(self.directions, of_own, strict=True):
+            gradients[view].addcmul_(in_positive, self.features[target, self.own])
+            if not self._constant:
+                in_targets[target, self.own].addcmul_(in_positive, self.views[view])
+        if not self._constant:
+            gradients[:2] += self._ranks.sum(in_targets)[:, self.own]
         return gradients
 
 

@@ -27,9 +27,9 @@ UNSEEN = 5
 """One sample in this many has not been seen before."""
 PATIENCE = timedelta(seconds=60)
 """After which a rank that waits for another gives up."""
-MODERATE = {"tau": 0.2, "tau_init": 0.2, "eta": 0.02, "mu": 0.5, "tau_max": 0.5, "width": WIDTH, "prototypes": 3}
+MODERATE = {"tau": 0.2, "tau_init": 0.2, "eta": 0.02, "mu": 0.5, "tau_max": 0.5}
 """Temperatures at which a wrong candidate moves the results, and does not drown in one that dominates; a ball that some
-features are in and some are not; and a small network."""
+features are in and some are not."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,8 @@ class Case:
         return create_objective(self.name, self.mode, **moderate | self.settings).double()
 
 
+sys.path.append(str(Path(__file__).parents[3] / "examples"))
+PREDICTED = "predicted_temperature:Predicted"
 OWN = "support.own_code:Weighted"
 """A loss that autograd differentiates."""
 KNOWN = [
@@ -80,7 +82,7 @@ TAKE_KEYS = [name for name, objective in OBJECTIVES.items() if objective.keys !=
 TAKE_LOCAL = [name for name, objective in OBJECTIVES.items() if objective.has_local and objective.keys != "always"]
 TAKE_BOTH = [name for name in TAKE_KEYS if OBJECTIVES[name].has_local]
 OF_EACH_KIND = [(name, "unimodal") for name in ("sogclr", "auc_cl", "spectral", "barlow_twins", "vicreg")]
-OF_EACH_KIND += [("isogclr", "bimodal"), ("tempnet", "bimodal")]
+OF_EACH_KIND += [("isogclr", "bimodal"), ("siglip", "bimodal"), ("cyclip", "bimodal")]
 CASES = {f"{name} {mode}": Case(name, mode) for name, mode in KNOWN}
 CASES |= {f"{name} {mode}, in chunks": Case(name, mode, {"similarity_budget": 200}) for name, mode in OF_EACH_KIND}
 CASES |= {f"{name} {mode}, uneven": Case(name, mode, uneven=True) for name, mode in KNOWN}
@@ -113,6 +115,8 @@ CASES |= {
     "simclr, local, weights, uneven": Case("simclr", "unimodal", local=3, weights=True, uneven=True),
     "moco_v3, keys, local, weights, uneven": Case("moco_v3", "unimodal", keys=True, local=3, weights=True, uneven=True),
     "own loss": Case(OWN, "bimodal"),
+    "predicted temperatures": Case(PREDICTED, "bimodal", {"width": WIDTH, "hidden": 3}),
+    "predicted temperatures, uneven": Case(PREDICTED, "unimodal", {"width": WIDTH, "hidden": 3}, uneven=True),
     "own loss, uneven": Case(OWN, "unimodal", uneven=True),
     "fastclip_v2 bimodal, float32": Case("fastclip_v2", "bimodal", dtype=torch.float32),
     "fastclip_v2 bimodal, bfloat16": Case("fastclip_v2", "bimodal", dtype=torch.bfloat16),

@@ -85,8 +85,7 @@ def relative(found, expected):
 @pytest.mark.parametrize("case", FRAMED, ids=lambda case: f"{case[0]}-{case[1]}{case[2]}")
 def test_gradients_and_state_are_those_of_the_batch_at_once(case, dtype, tolerance):
     name, mode, frame = case
-    own = {"width": 6} if name == "tempnet" else {}  # as build sets it
-    objective = create_objective(name, mode, **own).to(dtype)
+    objective = create_objective(name, mode).to(dtype)
     settings = model(momentum=0.9 if frame.keys else 0.0)
     torch.manual_seed(0)
     encoders = Encoders.create(settings, mode, 16, TOKENIZER, unit_norm=objective.unit_norm).to(dtype)

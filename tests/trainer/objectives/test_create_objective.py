@@ -38,9 +38,9 @@ def test_a_mode_that_the_objective_lacks_is_refused_with_the_ones_it_has(name, m
         create_objective(name, mode)
 
 
-def test_only_four_objectives_know_both_modes():
+def test_only_three_objectives_know_both_modes():
     both = [name for name, objective in OBJECTIVES.items() if set(objective.settings_of_mode) == set(MODES)]
-    assert both == ["sogclr", "isogclr", "tempnet", "decl"]
+    assert both == ["sogclr", "isogclr", "decl"]
     with pytest.raises(
         ValueError, match=r"'decl' has no mode 'bimodel' \(did you mean 'bimodal'\?\); valid: bimodal, uni"
     ):
@@ -72,11 +72,6 @@ OUT_OF_RANGE = {
         ("gamma", 0.0), ("gamma", 1.1), ("gamma_min", 0.0), ("gamma_decay_epochs", 0), ("eps", -1e-9), ("rho", -1.0),
         ("tau_min", 0.0), ("eta", -0.1), ("eta_min", -0.1), ("eta_decay_epochs", 0), ("beta_u", 0.0), ("beta_u", 1.5),
         ("grad_clip", 0.0), ("rho", float("nan")), ("rho", float("inf")), ("gamma", "fast"),
-    ],
-    "tempnet": [
-        ("rho", -1.0), ("tau_min", 0.0), ("tau_max", 0.0), ("tau_max", 101.0), ("prototypes", 1), ("dropout", 1.0),
-        ("dropout", -0.1), ("eta", -1.0), ("eta_decay", 0.0), ("eta_decay", 1.1), ("betas", (1.0, 0.9)), ("width", 0),
-        ("seed", -1), ("gamma", 0.0),
     ],
     "fastclip_v0": [("gamma", 0.0), ("tau_min", 0.0), ("eta", -1.0), ("betas", (1.0, 0.9)), ("betas", (0.9, -0.1))],
     "fastclip_v1": [("gamma", 2.0), ("tau", 0.0), ("eps", -1.0)],
@@ -117,11 +112,6 @@ def test_temperatures_out_of_order_are_refused_with_all_three_numbers(name, firs
     for settings in ({first: 0.001}, {first: 2.0}, {"tau_min": 0.9}, {"tau_max": 0.004}):
         with pytest.raises(ValueError, match=rf"tau_min [\d.]+ <= {first} [\d.]+ <= tau_max [\d.]+ does not hold"):
             create_objective(name, **settings)
-
-
-def test_a_predicted_range_that_is_empty_is_refused():
-    with pytest.raises(ValueError, match=r"tau_min 0\.2 is not below tau_max 0\.1; move one of them"):
-        create_objective("tempnet", tau_min=0.2, tau_max=0.1)
 
 
 def test_a_cosine_of_eta_that_would_rise_is_refused():

@@ -28,22 +28,16 @@ class Unbounded(thermopile.IndividualTemperature):
 
 
 class Halved(Unbounded):
-    """Its step is its own, and it does not say whether it takes weights."""
-
     def move(self, rows, gradient, progress):
         return {"tau": rows["tau"]}
 
-    def compute_step(self, anchors, rows, progress):
-        step = super().compute_step(anchors, rows, progress)
-        step.negative_weight.mul_(0.5)
-        return step
+    def loss(self, anchors, rows, progress):
+        outcome = super().loss(anchors, rows, progress)
+        return thermopile.Outcome((outcome.loss + outcome.loss.detach()) / 2, outcome.state, outcome.metrics)
 
 
-class Said(Unbounded):
-    takes_weights = True
-
-    def compute_step(self, anchors, rows, progress):
-        return super().compute_step(anchors, rows, progress)
+class Unweighted(Halved):
+    takes_weights = False
 
 
 @pytest.fixture(autouse=True)
@@ -96,8 +90,7 @@ def test_a_temperature_that_is_wrong_is_told_what_is(name, said):
         testing.check_temperature(f"wrong_temperature:{name}", "bimodal")
 
 
-def test_weights_need_a_step_that_is_known_to_take_them():
-    for name in ("Unbounded", "Said"):
-        create_objective(f"wrong_temperature:{name}", "bimodal").check_weights()
-    with pytest.raises(ValueError, match="'Halved' takes no weights of samples"):
-        create_objective("wrong_temperature:Halved", "bimodal").check_weights()
+def test_whether_weights_are_taken_is_inherited_unless_the_class_says_otherwise():
+    create_objective("wrong_temperature:Halved", "bimodal").check_weights()
+    with pytest.raises(ValueError, match="'wrong_temperature:Unweighted' takes no weights of samples"):
+        create_objective("wrong_temperature:Unweighted", "bimodal").check_weights()

@@ -76,6 +76,9 @@ def test_similarities_are_kept_if_all_fit_the_budget_and_else_come_in_chunks(lay
         for block in pairs.blocks:
             for _, similarities in pairs.visit(block):
                 assert (similarities == 7.0).all() == (budget == exact)
+            for _, weights in pairs.weights(block, lambda piece, rows, block: piece.fill_(9.0)):
+                assert (weights == 9.0).all()
+            assert all((similarities != 9.0).all() for _, similarities in pairs.visit(block))  # computed again
 
 
 @settings(max_examples=20)
@@ -96,6 +99,7 @@ def test_gradients_of_own_rows_are_the_weights_times_candidates_and_positives(la
     weights = torch.randn(2 * batch, 2 * batch, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     weights += weights.T.clone()
     in_positives = weights.diagonal(batch).clone()
+    of_directions = torch.stack([in_positives / 4, in_positives * 3 / 4])
     similarities = dense(features, across)
     weights[similarities.isnan() | (similarities == EXCLUDED)] = 0.0
 
@@ -104,7 +108,7 @@ def test_gradients_of_own_rows_are_the_weights_times_candidates_and_positives(la
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(module.PIECE, "cpu", piece)
-        gradients = Pairs(features, own, across=across, budget=budget).gradients(grad_weights, in_positives)
+        gradients = Pairs(features, own, across=across, budget=budget).gradients(grad_weights, of_directions)
     weights.diagonal(batch).copy_(in_positives)
     weights.diagonal(-batch).copy_(in_positives)
     expected = (weights @ features.flatten(0, 1)).unflatten(0, (2, batch))[:, own]

@@ -59,13 +59,12 @@ def unseen_state(objective, samples, dtype=torch.float32):
 @settings(max_examples=8)
 @given(data=st.data(), seed=st.integers(0, 2**31), samples=st.integers(2, 9))
 def test_the_order_of_the_batch_does_not_matter(case, data, seed, samples):
-    objective = make_objective(*case, auxiliary="mean", dropout=0.0)
+    objective = make_objective(*case, auxiliary="mean")
     features, state = make_features(samples, seed), make_state(objective, samples, seed)
     order = torch.tensor(data.draw(st.permutations(range(samples))))
-    later = Progress(step=1, steps_per_epoch=10)  # TempNet's prototypes start at the first samples of the first batch
-    outcome, first, second, *own = run_step(objective, features, state, later)
+    outcome, first, second, *own = run_step(objective, features, state)
     moved, moved_first, moved_second, *moved_own = run_step(
-        objective, [side[order] for side in features], {name: values[order] for name, values in state.items()}, later
+        objective, [side[order] for side in features], {name: values[order] for name, values in state.items()}
     )
     torch.testing.assert_close(moved.loss, outcome.loss, rtol=1e-11, atol=1e-13)
     torch.testing.assert_close(moved_own, own, rtol=1e-9, atol=1e-12)
@@ -363,7 +362,7 @@ def test_an_objective_inside_a_compiled_function_gives_the_step_of_a_plain_one(c
 @pytest.mark.parametrize("budget", [1, 2**28])
 def test_a_gpu_makes_the_step_of_the_cpu_with_tf32_and_autocast_on(case, budget, monkeypatch):
     monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")
-    objective = make_objective(*case, auxiliary="mean", dropout=0.0, similarity_budget=budget)
+    objective = make_objective(*case, auxiliary="mean", similarity_budget=budget)
     features, state = make_features(64, dtype=torch.float32), make_state(objective, 64, dtype=torch.float32)
     expected = run_step(objective, features, state)
     there = [side.detach().cuda() for side in features], {name: values.cuda() for name, values in state.items()}

@@ -202,7 +202,7 @@ def _weighed(
     rules: KindRules, rows: Rows, compared: Mapping[str, Compared], eps: float
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """Return which samples are silent on a side, bool [m], and their scores, float64 [m]; from the sides with tau."""
-    from ....trainer.objectives.estimator import SILENT
+    from ....trainer.objectives.sogclr import SILENT
 
     score = rules.score(rows)
     silent = np.zeros(len(score), np.bool_)

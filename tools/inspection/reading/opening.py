@@ -28,14 +28,6 @@ class TauSettings:
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """Where temperatures come from that were predicted, for a dataset that the run was not trained on."""
-
-    checkpoint: str
-    """step-N: of the encoders and the objective."""
-
-
-@dataclass(frozen=True)
 class Inspection:
     """A run as far as it could be opened. `notes` say why parts are missing."""
 
@@ -45,15 +37,11 @@ class Inspection:
     """The state of all samples at the requested snapshot."""
     dataset: Dataset | None
     notes: list[str]
-    prediction: Prediction | None = None
-    """Set if `reader` has predicted temperatures of another dataset, in place of the run's own."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns of the state to show: without its counters where no step has updated it."""
-        if self.reader is None:
-            return ()
-        return self.reader.fields if self.prediction else self.reader.columns
+        """Columns of the state."""
+        return self.reader.columns if self.reader else ()
 
     @property
     def sides(self) -> tuple[str, ...]:
@@ -124,9 +112,7 @@ def _open_dataset(
         if reader and fingerprint != reader.dataset_fingerprint:
             raise DatasetError(
                 f"{place} is not the dataset that the run was trained on: its fingerprint is {fingerprint[:12]}…, the "
-                f"state has {reader.dataset_fingerprint[:12]}…. Of a mixture, pass --data for each part, in order. "
-                "Temperatures of another dataset can only be predicted, by a run of tempnet, or of your own such "
-                "objective with --allow-code"
+                f"state has {reader.dataset_fingerprint[:12]}…. Of a mixture, pass --data for each part, in order"
             )
         if reader and dataset.n != reader.samples:
             raise DatasetError(f"{place} holds {dataset.n:,} samples, the state {reader.samples:,}: one is damaged")

@@ -37,7 +37,7 @@ class Sample:
     table: dict[str, Any]
     """Column of the samples table -> value: uri, key, caption, group, …; empty without the dataset."""
     history: list[StateAt] = field(default_factory=list)
-    """Oldest first; empty if the run has no snapshot, if only the inspected one was read, and for predictions."""
+    """Oldest first; empty if the run has no snapshot, if only the inspected one was read."""
     ranks: dict[str, float] = field(default_factory=dict)
     """Side -> share of the visited samples with a lower tau at the inspected snapshot, 0 … 1. Empty if the sample
     was not visited or no survey was given."""
@@ -79,7 +79,7 @@ def read_histories(inspection: Inspection, sample_ids: Sequence[int], survey: Su
     def read(reader: StateReader) -> tuple[Snapshot, dict[int, Row]]:
         return reader.snapshot, read_rows(reader, list(samples), reader.columns)
 
-    found = read_every_snapshot(inspection, read) if reader and not inspection.prediction else []
+    found = read_every_snapshot(inspection, read) if reader else []
     return [
         replace(
             sample,

@@ -101,7 +101,7 @@ class Survey:
     parts: Annotated[Groups | None, Shown(lambda parts: parts and parts.means())]
     """The parts of a mixture; None for a single dataset."""
     kinds: SampleKinds | None
-    """None if no sample was visited, or if the temperatures are predicted."""
+    """None if no sample was visited."""
     doubted: Doubted | None
     """None unless the run has `doubt_after` and all its snapshots were read."""
 
@@ -147,7 +147,7 @@ def survey(
         on_progress(reader.samples + block.stop)
     pool = Pool(second.pool, {name: np.concatenate(parts) for name, parts in second.pool_tau.items()})
     groups = second.groups(pool)
-    kinds = second.kinds.result() if first.staleness.count and not inspection.prediction else None
+    kinds = second.kinds.result() if first.staleness.count else None
     if kinds and kinds.worth_showing and kinds.unknown:
         notes.append(f"The objective keeps too little state to tell which samples are {' or '.join(kinds.unknown)}.")
     return Survey(

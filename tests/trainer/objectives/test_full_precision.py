@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import torch
 
-from thermopile.trainer.objectives.closed_form import full_precision
+from thermopile.trainer.objectives.base import full_precision
 
 BACKENDS = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from thermopile.trainer.objectives import create_objective
-from thermopile.trainer.objectives.estimator import log_with_eps, share_unseen, update_log_s
+from thermopile.trainer.objectives.sogclr import log_with_eps, share_unseen, update_log_s
 
 
 @pytest.mark.parametrize("gamma", [0.3, 1.0])

@@ -47,6 +47,8 @@ MAX_OF_A_KIND = 10
 """Findings of a kind that `check` prints."""
 FEW_SAMPLES = 20_000
 """Below, the preset `small` is meant for the dataset."""
+ENOUGH_TO_PLANT = 20_000
+"""Pairs, of which 1 % planted tell how many captions are wrong."""
 
 
 class _Kinds(click.Group):
@@ -183,9 +185,11 @@ def _run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOp
     if to_finish:
         click.echo("next: when all parts are done, the same command with --finish in place of --part")
     else:
-        preset = "glyphs" if kind.name == "glyphs" else "small" if read_index(out).n < FEW_SAMPLES else None
+        index = read_index(out)
+        preset = "glyphs" if kind.name == "glyphs" else "small" if index.n < FEW_SAMPLES else None
         named = f"--preset {preset} " if preset else ""
-        train = f"thermopile train {named}--data {out} --out runs/{out.name}"
+        planted = " --set data.planted=0.01" if index.mode == "pairs" and index.n >= ENOUGH_TO_PLANT else ""
+        train = f"thermopile train {named}--data {out} --out runs/{out.name}{planted}"
         click.echo(f"next: thermopile show {out} --out {out.name}.png; {train}")
 
 

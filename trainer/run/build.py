@@ -17,6 +17,7 @@ from ...pipeline.dataset import Dataset
 from ...pipeline.loading import Loader
 from ...pipeline.mixture import Mixture
 from ...pipeline.order import AnyOrder, Order, Pieces, Selected, Window
+from ...pipeline.planted import Planting
 from ...state_store.schema import Schema
 from ..config import DataConfig, RecipeConfig, TrainConfig, nearest
 from ..encoders import with_names
@@ -123,7 +124,25 @@ def _resolve_data(config: TrainConfig, dataset: Dataset, mode: str) -> DataConfi
             raise ConfigError("data.select, weights and without are for one dataset, not for a mixture; leave them out")
         parts = tuple(part.absolute for part in dataset.parts)
         update |= {"path": "", "parts": parts, "shares": data.shares or (1,) * len(parts)}
-    return data.model_copy(update=update | {option: pinned(getattr(data, option), option) for option in SELECTING})
+    update |= {option: pinned(getattr(data, option), option) for option in SELECTING}
+    data = data.model_copy(update=update)
+    return data.model_copy(update={"planted": _shares_planted(data, dataset, mode)})
+
+
+def _shares_planted(data: DataConfig, dataset: Dataset, mode: str) -> float | tuple[float, ...]:
+    """Return `data.planted` with numbers as shares of the samples that there are now: appended ones follow."""
+    if data.planted and mode != "bimodal":
+        raise ConfigError("data.planted is for pairs: it shows captions with other pictures; leave it out")
+    if isinstance(data.planted, tuple) and isinstance(dataset, Mixture):
+        return tuple(_share(each, part.n) for each, part in zip(data.planted, dataset.parts, strict=True))
+    return _share(data.planted, _samples(data, dataset)) if isinstance(data.planted, float) else data.planted
+
+
+def _share(planted: float, samples: int) -> float:
+    share = planted / samples if planted >= 1 else planted
+    if share > 0.5:
+        raise ConfigError(f"data.planted = {planted:,.0f} is more than half of {samples:,} samples; lower it")
+    return share
 
 
 def recipe_named(asked: str | RecipeConfig) -> Recipe:
@@ -307,6 +326,9 @@ def open_loader(
         "captions": config.captions,
         "device": device.type,
     }
+    if config.planted:
+        selection = order.selection if isinstance(order, Selected) else None
+        shared["planting"] = Planting(dataset, order.seed, config.planted, selection)
     try:
         if config.loader == "dali":
             from ...pipeline.loading.dali_loader import DALILoader

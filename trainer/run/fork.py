@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...pipeline.dataset import Dataset
+from ...pipeline.planted import Planting
 from ...state_store import StateStoreError, StoreLockedError, history
 from ...state_store.errors import DAMAGE, SnapshotError
 from ...state_store.forking import fork_state
@@ -91,6 +92,7 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
     recorded, asked = (resolve(as_recorded(each, recorded), dataset) for each in (recorded, asked))
     changes = differences(recorded, asked)
     may_change = {"data.weights", *(["data.without"] if asked.data.without else [])}  # holes are only added
+    may_change |= set() if asked.data.planted else {"data.planted"}
     if refused := [why for key, why in impossible(changes, recorded).items() if key not in may_change]:
         raise ConfigError(
             f"{origin.path} cannot be forked with other settings: {'; '.join(refused)}. Leave them out, or start a "
@@ -102,6 +104,9 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
     holes, new = _holes(origin, recorded, asked, dataset)
     if len(new):
         first = order.first_uses(new, asked.epochs)
+        if recorded.data.planted:
+            showing, whose = _showing(origin, recorded, dataset, new)
+            np.minimum.at(first, whose, order.first_uses(showing, asked.epochs))
         unaware = max(each for each in {0, *kept} if each <= first.min())
         if at is None and unaware < step:
             return plan_fork(origin, f"step-{unaware}", given)
@@ -133,6 +138,16 @@ def _holes(origin: RunDirectory, recorded: TrainConfig, asked: TrainConfig, data
             f"of them, also those of {recorded.data.without.rpartition('@')[0]}, in one file"
         )
     return holes, np.setdiff1d(holes, before)
+
+
+def _showing(origin: RunDirectory, recorded: TrainConfig, dataset: Dataset, new: Ids) -> tuple[Ids, Ids]:
+    """Return the positions of the planted samples that show captions of the samples at `new`, and whose, by place."""
+    own = Selection(origin.selection) if selects(recorded.data) else None
+    planted = Planting(dataset, recorded.seed, recorded.data.planted, own).all()
+    ids = own.ids_at(new) if own else new
+    shown = np.isin(planted.donors, ids)
+    showing, whose = planted.ids[shown], np.searchsorted(ids, planted.donors[shown])
+    return own.positions(showing, expected=new[:0]) if own else showing, whose
 
 
 def fork_run(origin: RunDirectory, at: str | None, given: Layers, into: RunDirectory) -> Fork:

@@ -112,8 +112,7 @@ def _lists(inspection: Inspection, seed: int) -> dict[str, Ids]:
         "log s of the last snapshot": _by_log_s(inspection),
         f"mean rank of log s over {MAX_SNAPSHOTS} snapshots or fewer": _by_rank(inspection),
         "the same, over the snapshots that the default settings keep": _by_rank(_as_kept_by_default(inspection)),
-        "misfits by a forward pass, by log s + log g": _confirmed(confirmation, -confirmation.score),
-        "the same, by margin": _confirmed(confirmation, confirmation.margin),
+        "misfits by a forward pass, by margin": _confirmed(confirmation, confirmation.margin),
         "lowest cosine of picture and caption": np.argsort(cosine, kind="stable"),
         "lowest cosine minus that of the hardest negative": np.argsort(margin, kind="stable"),
         "random": np.random.default_rng(seed).permutation(n),
@@ -156,7 +155,7 @@ def _sizes(inspection: Inspection, swapped: NDArray[np.bool_], duplicate: NDArra
     """How many samples are of each kind by the state alone, and how many of those were altered."""
     rules, reader = KindRules.of(inspection), inspection.reader
     assert reader is not None
-    kinds = rules.kinds(reader.rows(0, reader.samples, rules.columns))
+    kinds = rules.kinds(reader.rows(0, reader.samples, rules.columns), range(reader.samples))
     words = [f"{KIND_NAMES[kind]} {(of := kinds == kind).sum()} ({(of & swapped).sum()} swapped, "
              f"{(of & duplicate).sum()} near-duplicates)" for kind in (STUCK, MISFIT)]  # fmt: skip
     return f"{inspection.run.path.name}: n = {n}; {', '.join(words)}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,12 @@ from .inspection.reading.opening import Inspection
 from .inspection.reading.predicted import other_dataset
 from .inspection.reading.state_blocks import read_blocks
 from .inspection.rows_export import check_target, of_dataset
+from .inspection.said import how_to_plant
 from .inspection.temperatures.correlation import NO_GROUP
 from .inspection.temperatures.groups import CLASS_COLUMN, check_columns, codes_of
-from .inspection.temperatures.kinds import MIN_VISITS, MISFIT, NEAR_FLOOR, STUCK, TOO_FEW_VISITS, Codes, KindRules
-from .inspection.temperatures.whole_run import PRECISION, WholeRun
+from .inspection.temperatures.kinds import MIN_VISITS, NEAR_FLOOR, KindRules
+from .inspection.temperatures.wrong_captions import HALF as HALF
+from .inspection.temperatures.wrong_captions import Misfits
 from .progress import OnTask, task_bars
 
 KEPT, LISTED, IS_MISFIT, DUPLICATE, CLASS_FULL, NOT_TRAINED_ON = range(6)
@@ -43,12 +44,14 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class CurationRules:
-    """What to drop, in this order, and how to weigh what is kept; None and 0 leave a rule out, but for misfits."""
+    """What to drop, in this order, and how to weigh what is kept; None and 0 leave a rule out."""
 
     drop: Path | None = None
     """Parquet file with the ids of samples to drop."""
     misfits: int | None = None
-    """Drop this many samples, those with the highest log s over the whole run; 0: the misfits of the snapshot."""
+    """Drop this many samples, those with the highest log s over the whole run."""
+    precision: float | None = None
+    """Drop as many of these as have this expected precision instead, 0 … 1."""
     per_cluster: int | None = None
     """Keep at most this many samples of each cluster of duplicates: its representative, then those with the lowest
     log s, which fit their captions best. Samples with too few visits go first; without log s, the lowest ids stay."""
@@ -130,9 +133,11 @@ def curate(
     if rules.drop:
         listed = selected_ids(rules.drop, dataset, "drop")
         reasons[listed[reasons[listed] == KEPT]] = LISTED
-    may_be_misfit = ~np.isin(state.kinds, (TOO_FEW_VISITS, STUCK)) if rules.misfits else state.kinds == MISFIT
-    misfits = np.flatnonzero(may_be_misfit & (reasons == KEPT) & (rules.misfits is not None))
-    misfits = misfits[np.argsort(state.rank[misfits], kind="stable")][: rules.misfits or None]
+    notes = [*inspection.notes]
+    misfits = np.empty(0, np.int64)
+    if rules.misfits or rules.precision:
+        misfits = _misfits(inspection, rules, notes, on_progress)
+        misfits = misfits[reasons[misfits] == KEPT]
     reasons[misfits] = IS_MISFIT
     if rules.per_cluster:
         alive = reasons[clusters.sample_ids] == KEPT
@@ -153,16 +158,44 @@ def curate(
     weights = None
     if state.log_tau is not None:
         weights = _weights(np.where(state.is_at_floor, np.nan, state.log_tau)[kept], rules.tau_power)
-    notes = [*inspection.notes, *([PRECISION] if rules.misfits is not None else [])]
     if at_floor := int(state.is_at_floor[kept].sum()):
         notes.append(
             f"Samples at tau_min keep the weight 1: {at_floor:,}. A temperature at its bound tells nothing of a sample."
         )
     if few := int(state.is_new[kept].sum()):
-        notes.append(f"Kept samples with fewer than {MIN_VISITS} visits, too few to be judged: {few:,}.")
+        too = ", or planted captions" if inspection.config.data.planted else ""
+        notes.append(f"Kept samples with fewer than {MIN_VISITS} visits, too few to be judged{too}: {few:,}.")
     parts_of = dataset.parts_of if isinstance(dataset, Mixture) else lambda ids: {}
     fingerprint, tag = reader.dataset_fingerprint, reader.snapshot.tag
     return Curation(reasons, misfits, clusters, weights, notes, fingerprint, parts_of, tag)
+
+
+def _misfits(inspection: Inspection, rules: CurationRules, notes: list[str], on_progress: OnTask) -> Ids:
+    """Return the first samples of the order that the rules ask for, and note what is expected of them.
+
+    Raises ConfigError if there is no order, or not known how many captions are wrong.
+    """
+    name, kinds = inspection.config.objective.name, KindRules.of(inspection)
+    if not kinds.log_s:
+        raise ConfigError(f"the objective {name} keeps no log s, by which misfits are found; leave them in")
+    if kinds.why_none:
+        raise ConfigError(f"no misfits are told yet: {kinds.why_none}. Or leave --drop-misfits out")
+    order = Misfits.read(inspection, on_progress)
+    count = rules.misfits
+    if count is None and rules.precision is not None:
+        if order.wrong is None:
+            raise ConfigError(f"{how_to_plant(inspection)} Or give a number: --drop-misfits N")
+        if not (count := order.wrong.longest(rules.precision)):
+            raise ConfigError(
+                f"no list of misfits has an expected precision of {rules.precision:g}. Lower --precision, or give a "
+                "number: --drop-misfits N"
+            )
+    found = order.sample_ids[:count]
+    if order.wrong and len(found):
+        precision = order.wrong.precision(np.array([len(found)]))[0]
+        said = "too few to tell" if np.isnan(precision) else f"about {precision * len(found):,.0f}"
+        notes.append(f"Wrong captions among the first {len(found):,} misfits: {said}.")
+    return found
 
 
 @dataclass(frozen=True)
@@ -171,12 +204,8 @@ class _State:
 
     is_kept: NDArray[np.bool_]
     """bool [n]: the run trains on it."""
-    kinds: Codes
-    """int8 [n]: by the state alone."""
-    rank: NDArray[np.float32]
-    """float32 [n]: as `WholeRun.ranks`; 0 if the rules drop no misfits."""
     is_new: NDArray[np.bool_]
-    """bool [n]: with too few visits to be judged."""
+    """bool [n]: with too few visits to be judged, or planted."""
     score: NDArray[np.float32]
     """float32 [n]: sum of log s over the sides; 0 without log s, inf with too few visits."""
     is_at_floor: NDArray[np.bool_]
@@ -191,32 +220,25 @@ class _State:
         n, name = reader.samples, inspection.config.objective.name
         kinds = KindRules.of(inspection)
         taus = [f"{side}/tau" for side in inspection.sides] if rules.tau_power else []
-        if rules.misfits is not None and not kinds.log_s:
-            raise ConfigError(f"the objective {name} keeps no log s, by which misfits are found; leave them in")
-        if rules.misfits is not None and kinds.why_none:
-            raise ConfigError(f"no misfits are told yet: {kinds.why_none}. Or leave --drop-misfits out")
         if rules.tau_power and not taus:
             raise ConfigError(
                 f"the objective {name} keeps no temperature per sample to weigh by; leave --tau-power out"
             )
-        on_rows = partial(on_progress, "reading all snapshots")
-        over_run = None if rules.misfits is None else WholeRun(inspection, on_rows)
-        (is_kept, is_new, at_floor), codes = np.zeros((3, n), np.bool_), np.zeros(n, np.int8)
+        is_kept, is_new, at_floor = np.zeros((3, n), np.bool_)
         lowest = inspection.tau.lowest or np.inf
-        rank, score = np.zeros((2, n), np.float32)
+        score = np.zeros(n, np.float32)
         log_tau = np.zeros(n, np.float32) if taus else None
-        for block, rows in read_blocks(reader, list(dict.fromkeys([*kinds.columns, *taus]))):
+        for block, all_rows in read_blocks(reader, list(dict.fromkeys([*kinds.columns, *taus]))):
+            rows = kinds.judged(all_rows, block)
             here = slice(block.start, block.stop)
             is_kept[here] = reader.is_kept(block.start, block.stop)
-            codes[here], is_new[here] = kinds.kinds(rows), rows[VISITS] < MIN_VISITS
-            if over_run:
-                rank[here] = over_run.ranks(block)
+            is_new[here] = rows[VISITS] < MIN_VISITS
             score[here] = np.where(is_new[here], np.inf, kinds.score(rows))
             if log_tau is not None:
                 log_tau[here] = np.where(rows[VISITS] > 0, _mean_log([rows[tau] for tau in taus]), np.nan)
                 at_floor[here] = np.any([np.isclose(rows[tau], lowest, NEAR_FLOOR - 1) for tau in taus], axis=0)
             on_progress("reading the state", block.stop, n)
-        return cls(is_kept, codes, rank, is_new, score, at_floor, log_tau)
+        return cls(is_kept, is_new, score, at_floor, log_tau)
 
 
 def _mean_log(taus: list[NDArray[np.float32]]) -> NDArray[np.float64]:

@@ -29,6 +29,7 @@ NO_SURVEY: dict[str, Any] = {
     "parts": None,
     "kinds": None,
     "doubted": None,
+    "wrong_captions": None,
 }
 
 

@@ -21,7 +21,7 @@ from .features.embedding_map import EmbeddingMap, embedding_map
 from .json_fields import Hidden
 from .reading.opening import LATEST, Inspection, read_run
 from .reading.predicted import other_dataset, predict, refuse_other_dataset
-from .said import said_first
+from .said import said_first, said_of_misfits
 from .temperatures.drift import Drift, drift, in_order
 from .temperatures.groups import CLASS_COLUMN
 from .temperatures.kinds import COPIED, KIND_NAMES, MANY_AT_BOUND, MISFIT, NOT_TOLD_APART, STUCK, hardly_differs
@@ -45,8 +45,6 @@ SOME_AT_TOP = 0.05
 FEW_VISITED = 0.5
 MANY_STUCK = 0.01
 MANY_COPIED = 0.01
-MANY_MISFITS = 0.05
-"""Share of the samples. A run that has not learnt its pairs yet has as many."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +75,14 @@ class Findings:
     @property
     def notes(self) -> list[str]:
         return self.inspection.notes
+
+    @property
+    def of_misfits(self) -> list[str]:
+        """What is said of the list of misfits; empty without one."""
+        kinds = self.survey.kinds if self.survey else None
+        if self.survey is None or not (kinds and kinds.worth_showing and kinds.counts.get(KIND_NAMES[MISFIT])):
+            return []
+        return said_of_misfits(self.inspection, self.survey.wrong_captions)
 
 
 def look(
@@ -187,7 +193,7 @@ def confirm_with_progress(
     """Return the survey with the kinds of its suspects confirmed, and how, if there are to be any."""
     if not suspects or survey.kinds is None:
         return survey, None
-    embedded = len(np.union1d(*compared_ids(survey, survey.kinds)))
+    embedded = len(np.unique(np.concatenate(compared_ids(survey, survey.kinds, inspection))))
     with progress_bar("confirming kinds", embedded) as bar:
         found = confirm(
             inspection, survey, lambda done, total: bar.update(done), weights=weights, allow_code=allow_code
@@ -233,14 +239,6 @@ def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
             f"{stuck:.1%} of the samples are stuck at tau_min, where they hardly learn: tau moved too fast. "
             "Limit them with objective.tau_step, 0.1 for example, or lower eta."
         )
-    kinds = survey.kinds if survey.kinds and survey.kinds.worth_showing else None
-    if kinds and (share := kinds.counts.get(KIND_NAMES[MISFIT], 0) / survey.samples) >= MANY_MISFITS:
-        why, cure = "they have no feature of their own, or the run has not learnt it", ""
-        if len(survey.sides) > 1:
-            why = "as many captions are wrong, or the run has not learnt them"
-            if "doubt_after" not in inspection.config.objective.settings:
-                cure = " For wrong captions, objective.doubt_after = 4, for example, leaves such pairs out of the loss."
-        yield f"{share:.0%} of the samples are misfits: {why} yet. Train longer before you drop any.{cure}"
     if survey.sides and inspection.config.objective.settings.get("eta") == 0:
         yield "eta is 0: every tau keeps its initial value."
     else:

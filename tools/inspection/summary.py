@@ -193,10 +193,13 @@ def came_back(doubted: Doubted) -> str:
 
 def confirmation(found: Confirmation) -> str:
     """Describe a forward pass and what it found."""
+    how = "have a negative above their positive"
+    if found.below is not None:
+        how = f"have a margin of {found.below:.3f} or less, up to which half of the captions are expected to be wrong"
     return (
         f"{len(found.sample_ids):,} suspects compared with {found.negatives:,} random samples, by the "
-        f"{found.weights} weights of checkpoint {found.checkpoint}: {found.misfit.sum():,} have a negative above "
-        f"their positive, {found.silent.sum():,} are silent (w < 0.01)"
+        f"{found.weights} weights of checkpoint {found.checkpoint}: {found.misfit.sum():,} {how}, "
+        f"{found.silent.sum():,} are silent (w < 0.01)"
     )
 
 

@@ -130,7 +130,7 @@ class DataConfig(Section):
     changes a view in place: (pixels float32 [3, H, W] in 0 … 255, key uint64)."""
     captions: Literal["draw", "first"] = "draw"
     """For a sample with several captions: draw one per epoch, or always take the first."""
-    planted: NonNegativeFloat | tuple[NonNegativeFloat, ...] = 0.0
+    planted: float | tuple[float, ...] = 0.0
     """Samples of pairs to train with another sample's caption, by which `inspect` tells how many of the other captions
     are wrong: a share up to 0.5, or a whole number; of a mixture also a list, one for each part. 0: none.
     (docs/curate.md)"""
@@ -150,7 +150,7 @@ class DataConfig(Section):
     @classmethod
     def _a_share_or_a_number(cls, planted: float | tuple[float, ...]) -> float | tuple[float, ...]:
         for each in planted if isinstance(planted, tuple) else (planted,):
-            if each > 0.5 and not (each >= 1 and each.is_integer()):
+            if not 0 <= each <= 0.5 and not (each >= 1 and each.is_integer()):
                 raise ValueError("should be a share up to 0.5, such as 0.01, or a whole number of samples")
         return planted
 
@@ -175,7 +175,9 @@ class DataConfig(Section):
             of_parts = f"{len(self.shares)} shares for {given} parts of a mixture"
             raise ValueError(f"{of_parts}: give --data twice or more, and --share once for each")
         if isinstance(self.planted, tuple) and len(self.planted) != given:
-            raise ValueError(f"planted has {len(self.planted)} values for {given} parts of a mixture; give each part one")
+            raise ValueError(
+                f"planted has {len(self.planted)} values for {given} parts of a mixture; give each one"
+            )
         return self
 
     @model_validator(mode="after")

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ....pipeline.dataset import Dataset
 from ....pipeline.errors import DatasetError
@@ -14,6 +18,9 @@ from ....trainer.config import ObjectiveConfig, TrainConfig
 from ....trainer.errors import DamagedCheckpointError, RunError
 from ....trainer.run.own_dataset import growth, open_own
 from ....trainer.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from ....pipeline.planted import Planted
 
 LATEST = "latest"
 
@@ -66,6 +73,16 @@ class Inspection:
         settings = self.config.objective.settings
         return TauSettings(*(settings.get(name) for name in ("tau_init", "tau_min", "tau_max")))
 
+    @cached_property
+    def planted(self) -> Planted:
+        """The samples that the run trains with another sample's caption, by ascending id. Raises DatasetError."""
+        from ....pipeline.planted import Planted, Planting  # imports numba
+
+        data, reader = self.config.data, self.reader
+        if not data.planted or self.dataset is None or reader is None or self.prediction:
+            return Planted(*np.empty((2, 0), np.int64))
+        return Planting(self.dataset, self.config.seed, data.planted, reader.selection).all()
+
 
 def read_run(run: RunDirectory, *, at: str = LATEST, data: Places | None = None) -> Inspection:
     """Open a run's state at a tag, a snapshot id or `latest`, and its dataset.
@@ -79,6 +96,8 @@ def read_run(run: RunDirectory, *, at: str = LATEST, data: Places | None = None)
     notes: list[str] = []
     reader = _open_state(run, config.objective, at, notes)
     dataset = _open_dataset(run, config, reader, data, notes)
+    if dataset is None and config.data.planted:
+        notes.append("Samples with planted captions cannot be told without the dataset, and are among all others.")
     return Inspection(run, config, reader, dataset, notes)
 
 

@@ -22,6 +22,7 @@ from .distribution import Distribution, Figures, Smallest
 from .groups import CLASS_COLUMN, GroupCounts, Groups, Labels, TooManyGroupsError, check_columns
 from .kinds import KindCounts, KindRules, SampleKinds
 from .whole_run import Doubted, WholeRun
+from .wrong_captions import MisfitOrder, WrongCaptions
 
 SHEET_SAMPLES = 72
 POOL_SAMPLES = 1 << 20
@@ -78,7 +79,8 @@ class Survey:
     """Figures of one snapshot."""
 
     samples: int
-    """Samples that the run trains on: all of the dataset, or those selected. All figures are of them."""
+    """Samples that the run trains on: all of the dataset, or those selected, but for planted ones. All figures are of
+    them."""
     dataset_samples: int
     """All samples of the dataset."""
     share_visited: float
@@ -104,6 +106,8 @@ class Survey:
     """None if no sample was visited, or if the temperatures are predicted."""
     doubted: Doubted | None
     """None unless the run has `doubt_after` and all its snapshots were read."""
+    wrong_captions: WrongCaptions | None
+    """None unless enough samples are planted and all snapshots were read."""
 
     @property
     def visited(self) -> int:
@@ -131,9 +135,10 @@ def survey(
         return None
     if inspection.dataset:
         check_columns(inspection.dataset, by)
-    first = _FirstPass(reader, inspection)
+    rules, first = KindRules.of(inspection), _FirstPass(reader, inspection)
     for block, rows in read_blocks(reader, reader.columns):
-        first.add(block, rows, reader.is_kept(block.start, block.stop))
+        kept = reader.is_kept(block.start, block.stop) & ~rules.are_planted(block)
+        first.add(block, rules.judged(rows, block), kept)
         on_progress(block.stop)
     sides = first.sides(inspection.tau)
     if not first.staleness.count:
@@ -141,19 +146,24 @@ def survey(
     elif inspection.sides and not sides:
         notes.append("No visited sample has a finite tau. `thermopile state check` lists them.")
     parts = [PART] if isinstance(inspection.dataset, Mixture) else []
-    second = _SecondPass(first, sides, inspection, [*dict.fromkeys([*by, *parts])], suspects)
+    columns, order = [*dict.fromkeys([*by, *parts])], MisfitOrder(rules)
+    second = _SecondPass(first, sides, inspection, columns, KindCounts(rules, suspects))
     for block, rows in read_blocks(reader, second.columns) if first.staleness.count else ():
-        second.add(block, rows, reader.is_kept(block.start, block.stop), whole_run.ranks(block) if whole_run else None)
+        kept, ranks = reader.is_kept(block.start, block.stop), whole_run.ranks(block) if whole_run else None
+        second.add(block, rules.judged(rows, block), kept, ranks)
+        if ranks is not None:
+            order.add(block, rows, kept, ranks)
         on_progress(reader.samples + block.stop)
     pool = Pool(second.pool, {name: np.concatenate(parts) for name, parts in second.pool_tau.items()})
     groups = second.groups(pool)
     kinds = second.kinds.result() if first.staleness.count and not inspection.prediction else None
     if kinds and kinds.worth_showing and kinds.unknown:
         notes.append(f"The objective keeps too little state to tell which samples are {' or '.join(kinds.unknown)}.")
+    samples = reader.kept - len(rules.planted)
     return Survey(
-        reader.kept,
+        samples,
         reader.samples,
-        first.staleness.count / reader.kept,
+        first.staleness.count / samples,
         first.never_visited,
         first.visits,
         first.staleness,
@@ -166,6 +176,7 @@ def survey(
         next((each for each in groups if each.column in parts), None),
         kinds,
         whole_run.doubted() if whole_run and "doubt_after" in inspection.config.objective.settings else None,
+        order.judged(),
     )
 
 
@@ -232,12 +243,11 @@ class _SecondPass:
     """Figures from the second pass over all rows, which need those of the first."""
 
     def __init__(
-        self, first: _FirstPass, sides: list[Side], inspection: Inspection, by: Sequence[str], suspects: int
+        self, first: _FirstPass, sides: list[Side], inspection: Inspection, by: Sequence[str], kinds: KindCounts
     ) -> None:
         self._sides, self._notes = sides, inspection.notes
-        rules = KindRules.of(inspection)
-        self.kinds = KindCounts(rules, suspects)
-        self.columns = list(dict.fromkeys([*(f"{side.name}/tau" for side in sides), *rules.columns]))
+        self.kinds = kinds
+        self.columns = list(dict.fromkeys([*(f"{side.name}/tau" for side in sides), *kinds.rules.columns]))
         drawn = first.pool.chosen()[0]
         self.pool, self._random = np.sort(drawn), drawn[:SHEET_SAMPLES].tolist()
         self.pool_tau: dict[str, list[NDArray[np.float32]]] = {side.name: [] for side in sides}

@@ -8,7 +8,7 @@ kept: ranks, resumed runs, forks and grown datasets agree.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,115 +19,80 @@ from .augment import view_key
 from .dataset import Dataset
 from .mixture import Mixture
 from .rng import compiled, uniform
-from .row_records import RECORD
 
 NEAR = 1024
-"""A caption comes from one of the samples around: of a remote dataset, a window needs little more than its own."""
+"""A caption is of one of the samples around, so that windows of a remote dataset need little more than their own."""
 MAX_DRAWS = 64
-"""A sample that has met only equal captions after these keeps its own."""
-IDS_AT_ONCE = 1 << 16
+"""A sample keeps its own caption if it has drawn only equal ones so many times."""
 _NOT_A_VIEW = np.uint64(1 << 33)
-"""Replaces a view's number in the key; the epoch's is always 0."""
+"""Replaces a view's number in the key, whose epoch is 0."""
 Ids = NDArray[np.int64]
 
 
-class Planted(NamedTuple):
-    """Samples that are trained with another sample's caption."""
-
-    ids: Ids
-    """int64 [k]."""
-    donors: Ids
-    """int64 [k]: whose caption each shows; of the same shard."""
-
-
 class Planting:
-    """Says which samples are planted."""
+    """Says which samples are planted, and whose captions they show. Methods raise DatasetError and OSError."""
 
     def __init__(
         self, dataset: Dataset, seed: int, shares: float | Sequence[float], selection: Selection | None = None
     ) -> None:
         """shares: of the samples to plant, 0 … 1, or of those of each part of a mixture.
 
-        selection: the samples that the run trains on, which alone give captions; it is read when it is first needed.
+        selection: the samples that the run trains on, which alone give captions; read when it is first needed.
         """
         self._dataset, self._seed = dataset, np.uint64(seed)
         parts = dataset.parts if isinstance(dataset, Mixture) else (dataset,)
-        self._ends = np.cumsum([part.n for part in parts])
-        self._shares = np.broadcast_to(shares, len(parts))
+        self._ends, self._shares = np.cumsum([part.n for part in parts]), np.broadcast_to(shares, len(parts))
         self._selection = None if isinstance(selection, MixedRows) else selection
 
     def of(self, ids: Ids) -> tuple[Ids, Ids]:
-        """Return the places of planted samples among `ids`, int64 [b], and whose captions they show, int64 [k] each.
-
-        Raises DatasetError naming a damaged sample, OSError.
-        """
+        """Return the places of planted samples among `ids`, int64 [b], and whose captions they show, int64 [k] each."""
         share = self._shares[np.searchsorted(self._ends, ids, "right")]
         places = np.flatnonzero(_numbers(self._seed, ids, 0) < share)
-        donors = self._donors(ids[places])
+        donors, left = np.full(len(places), -1), np.arange(len(places))
+        for draw in range(1, MAX_DRAWS + 1):
+            if len(left):
+                others, fits = self._drawn(ids[places[left]], draw)
+                donors[left[fits]] = others[fits]
+                left = left[~fits]
         return places[donors >= 0], donors[donors >= 0]
 
-    def all(self) -> Planted:
-        """Return all planted samples that the run trains on, by ascending id. Raises as `of`."""
-        kept = self._selection.ids if self._selection else None
-        found = []
-        for start in range(0, self._dataset.n if kept is None else len(kept), IDS_AT_ONCE):
-            stop = start + IDS_AT_ONCE
-            ids = np.arange(start, min(stop, self._dataset.n)) if kept is None else kept[start:stop]
-            if self._selection:
-                ids = ids[self._selection.are_present(np.arange(start, start + len(ids)))]
-            places, donors = self.of(ids)
-            found.append(Planted(ids[places], donors))
-        return Planted(*map(np.concatenate, zip(*found, strict=True)))
-
-    def _donors(self, ids: Ids) -> Ids:
-        """Return whose caption each of these shows, int64 [k]; -1 where all captions drawn equal its own."""
-        found, left = np.full(len(ids), -1), np.arange(len(ids))
-        low, count = self._around(ids)
-        for draw in range(1, MAX_DRAWS + 1):
-            if not len(left):
-                break
-            places = low[left] + (_numbers(self._seed, ids[left], draw) * count[left]).astype(np.int64)
-            others = places if self._selection is None else self._selection.ids_at(places)
-            fits = self._differ(ids[left], others)
+    def all(self) -> tuple[Ids, Ids]:
+        """Return the ids of all planted samples that the run trains on, ascending, and whose captions they show."""
+        found = [(np.empty(0, np.int64),) * 2]
+        for start, stop in pairwise(self._dataset.first_id.tolist()):
+            ids = np.arange(start, stop)
             if self._selection is not None:
-                fits &= self._selection.are_present(places)
-            found[left[fits]] = others[fits]
-            left = left[~fits]
-        return found
+                ids = ids[self._gives(ids)]
+            places, donors = self.of(ids)
+            found.append((ids[places], donors))
+        ids, donors = map(np.concatenate, zip(*found, strict=True))
+        return ids, donors
 
-    def _around(self, ids: Ids) -> tuple[Ids, Ids]:
-        """Return the first of the samples around each, as a position among those selected, and their number."""
-        shard, _ = self._dataset.locate(ids)
-        kept = None if self._selection is None else self._selection.ids
-        place, start, stop = ids, self._dataset.first_id[shard], self._dataset.first_id[shard + 1]
-        if kept is not None:
-            place, start, stop = (np.searchsorted(kept, each) for each in (place, start, stop))
-        low = np.clip(place - NEAR // 2, start, np.maximum(start, stop - NEAR))
-        return low, np.minimum(stop - low, NEAR)
-
-    def _differ(self, ids: Ids, others: Ids) -> NDArray[np.bool_]:
-        """Return where no caption of the one sample is a caption of the other, bool [k]."""
+    def _drawn(self, ids: Ids, draw: int) -> tuple[Ids, NDArray[np.bool_]]:
+        """Return a sample of the same shard for each, int64 [k], and which of these can give their captions."""
+        shards, _ = self._dataset.locate(ids)
+        start, stop = self._dataset.first_id[shards], self._dataset.first_id[shards + 1]
+        low = np.clip(ids - NEAR // 2, start, np.maximum(start, stop - NEAR))
+        others = low + (_numbers(self._seed, ids, draw) * np.minimum(stop - low, NEAR)).astype(np.int64)
+        fits = self._gives(others)
         with self._dataset.files.hold(np.concatenate([ids, others])):
-            if self._dataset.index.captions_per_sample == 1:
-                return np.asarray(self._checksums(ids) != self._checksums(others))
-            pairs = zip(ids, others, strict=True)
-            return np.array([self._captions(a).isdisjoint(self._captions(b)) for a, b in pairs], np.bool_)
+            for number in np.unique(shards).tolist():
+                at, shard = np.flatnonzero(shards == number), self._dataset.shard(number)
+                own, other = (each[at] - start[at] for each in (ids, others))
+                fits[at] &= shard.captions_differ(own, other)
+        return others, fits
 
-    def _checksums(self, ids: Ids) -> NDArray[np.uint64]:
-        shards, rows = self._dataset.locate(ids)
-        records = np.empty(len(ids), RECORD)
-        for number in np.unique(shards).tolist():
-            records[shards == number] = self._dataset.shard(number).records(rows[shards == number])
-        return records["tokens_checksum"]
-
-    def _captions(self, sample_id: np.int64) -> set[bytes]:
-        shard, row = (int(at[0]) for at in self._dataset.locate(np.array([sample_id])))
-        return {tokens.tobytes() for tokens in self._dataset.shard(shard).tokens_of(row)}
+    def _gives(self, ids: Ids) -> NDArray[np.bool_]:
+        """Return which samples the run trains on, bool [k]."""
+        if (selection := self._selection) is None:
+            return np.ones(len(ids), np.bool_)
+        places = ids if selection.ids is None else np.searchsorted(selection.ids, ids).clip(max=len(selection.ids) - 1)
+        return np.asarray((selection.ids_at(places) == ids) & selection.are_present(places))
 
 
 @compiled
 def _numbers(seed: np.uint64, ids: NDArray[np.int64], draw: int) -> NDArray[np.float64]:
-    """Return a random number of each sample, float64 [b] in [0, 1): the `draw`-th."""
+    """Return the `draw`-th random number of each sample, float64 [b] in [0, 1)."""
     found = np.empty(len(ids))
     for i in range(len(ids)):
         found[i] = uniform(view_key(seed, np.uint64(0), np.uint64(ids[i]), _NOT_A_VIEW), np.uint64(draw))

@@ -120,14 +120,11 @@ def curate(
     """
     if not (drop or misfits or precision or per_cluster or per_class or tau_power):
         raise click.UsageError("no rule; give --drop, --drop-misfits, --precision, --thin, --cap or --tau-power")
-    if precision and misfits not in (None, ALL):
-        raise click.UsageError("--drop-misfits N and --precision both say how many to drop; leave out one of them")
     if class_column and not per_class:
         raise click.UsageError("--by has no effect without --cap")
     from .curation import HALF, CurationRules, curate_run
 
-    if misfits == ALL:
-        misfits, precision = None, precision or HALF
+    precision = precision or (HALF if misfits == ALL else None)
     rules = CurationRules(drop, misfits, precision, per_cluster, per_class, class_column or "group", tau_power)
     found, dropped = curate_run(run, keep, rules, at=at, data=data, overwrite=overwrite)
     counts = found.counts

@@ -31,7 +31,7 @@ from .inspection.temperatures.correlation import NO_GROUP
 from .inspection.temperatures.groups import CLASS_COLUMN, check_columns, codes_of
 from .inspection.temperatures.kinds import MIN_VISITS, NEAR_FLOOR, KindRules
 from .inspection.temperatures.wrong_captions import HALF as HALF
-from .inspection.temperatures.wrong_captions import Misfits
+from .inspection.temperatures.wrong_captions import misfits
 from .progress import OnTask, task_bars
 
 KEPT, LISTED, IS_MISFIT, DUPLICATE, CLASS_FULL, NOT_TRAINED_ON = range(6)
@@ -49,9 +49,9 @@ class CurationRules:
     drop: Path | None = None
     """Parquet file with the ids of samples to drop."""
     misfits: int | None = None
-    """Drop this many samples, those with the highest log s over the whole run."""
+    """Drop this many samples at most, those with the highest log s over the whole run."""
     precision: float | None = None
-    """Drop as many of these as have this expected precision instead, 0 … 1."""
+    """Drop them only as far as their expected precision, 0 … 1, is no lower."""
     per_cluster: int | None = None
     """Keep at most this many samples of each cluster of duplicates: its representative, then those with the lowest
     log s, which fit their captions best. Samples with too few visits go first; without log s, the lowest ids stay."""
@@ -133,12 +133,11 @@ def curate(
     if rules.drop:
         listed = selected_ids(rules.drop, dataset, "drop")
         reasons[listed[reasons[listed] == KEPT]] = LISTED
-    notes = [*inspection.notes]
-    misfits = np.empty(0, np.int64)
+    dropped, notes = np.empty(0, np.int64), inspection.notes[:]
     if rules.misfits or rules.precision:
-        misfits = _misfits(inspection, rules, notes, on_progress)
-        misfits = misfits[reasons[misfits] == KEPT]
-    reasons[misfits] = IS_MISFIT
+        dropped = _misfits(inspection, rules, on_progress)
+        dropped = dropped[reasons[dropped] == KEPT]
+    reasons[dropped] = IS_MISFIT
     if rules.per_cluster:
         alive = reasons[clusters.sample_ids] == KEPT
         ids, of = clusters.sample_ids[alive], clusters.cluster[alive]
@@ -163,39 +162,25 @@ def curate(
             f"Samples at tau_min keep the weight 1: {at_floor:,}. A temperature at its bound tells nothing of a sample."
         )
     if few := int(state.is_new[kept].sum()):
-        too = ", or planted captions" if inspection.config.data.planted else ""
-        notes.append(f"Kept samples with fewer than {MIN_VISITS} visits, too few to be judged{too}: {few:,}.")
+        notes.append(f"Kept samples with fewer than {MIN_VISITS} visits, too few to be judged, or planted: {few:,}.")
     parts_of = dataset.parts_of if isinstance(dataset, Mixture) else lambda ids: {}
     fingerprint, tag = reader.dataset_fingerprint, reader.snapshot.tag
-    return Curation(reasons, misfits, clusters, weights, notes, fingerprint, parts_of, tag)
+    return Curation(reasons, dropped, clusters, weights, notes, fingerprint, parts_of, tag)
 
 
-def _misfits(inspection: Inspection, rules: CurationRules, notes: list[str], on_progress: OnTask) -> Ids:
-    """Return the first samples of the order that the rules ask for, and note what is expected of them.
-
-    Raises ConfigError if there is no order, or not known how many captions are wrong.
-    """
+def _misfits(inspection: Inspection, rules: CurationRules, on_progress: OnTask) -> Ids:
+    """Return the misfits to drop. Raises ConfigError without an order, or if it is not known how many are wrong."""
     name, kinds = inspection.config.objective.name, KindRules.of(inspection)
     if not kinds.log_s:
         raise ConfigError(f"the objective {name} keeps no log s, by which misfits are found; leave them in")
     if kinds.why_none:
         raise ConfigError(f"no misfits are told yet: {kinds.why_none}. Or leave --drop-misfits out")
-    order = Misfits.read(inspection, on_progress)
-    count = rules.misfits
-    if count is None and rules.precision is not None:
-        if order.wrong is None:
-            raise ConfigError(f"{how_to_plant(inspection)} Or give a number: --drop-misfits N")
-        if not (count := order.wrong.longest(rules.precision)):
-            raise ConfigError(
-                f"no list of misfits has an expected precision of {rules.precision:g}. Lower --precision, or give a "
-                "number: --drop-misfits N"
-            )
-    found = order.sample_ids[:count]
-    if order.wrong and len(found):
-        precision = order.wrong.precision(np.array([len(found)]))[0]
-        said = "too few to tell" if np.isnan(precision) else f"about {precision * len(found):,.0f}"
-        notes.append(f"Wrong captions among the first {len(found):,} misfits: {said}.")
-    return found
+    order = misfits(inspection, on_progress)
+    if rules.precision is None:
+        return order.sample_ids[: rules.misfits]
+    if order.wrong is None:
+        raise ConfigError(f"{how_to_plant(inspection)} Or give a number: --drop-misfits N")
+    return order.sample_ids[: rules.misfits][: order.wrong.longest(rules.precision)]
 
 
 @dataclass(frozen=True)

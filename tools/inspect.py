@@ -31,6 +31,7 @@ from .inspection.findings import (
     by_features_with_progress,
     confirm_with_progress,
     look,
+    misfits_with_progress,
     read_again,
     survey_with_progress,
 )
@@ -40,7 +41,7 @@ from .inspection.rows_export import check_target, export_rows
 from .inspection.temperatures.kinds import KindRules
 from .inspection.temperatures.samples import Sample, read_histories, read_samples
 from .inspection.temperatures.survey import Survey
-from .inspection.temperatures.wrong_captions import Misfits
+from .inspection.temperatures.wrong_captions import exported
 from .printing import plain_text, print_facts, print_table
 from .progress import progress_bar, task_bars, working
 from .report.duplicates import duplicate_facts, write_duplicates_page
@@ -416,7 +417,7 @@ def write_rows(asked: InspectOptions) -> None:
     assert to is not None
 
     def write(inspection: Inspection) -> tuple[Inspection, int]:
-        samples, confirmation, told, misfits = inspection.reader.samples if inspection.reader else 0, None, None, None
+        samples, confirmation, told, more = inspection.reader.samples if inspection.reader else 0, None, None, None
         are_kept = any((inspection.run.report / name).exists() for name in (NAME, DRAWN))
         needed = asked.suspects or asked.features or are_kept  # else two passes over all rows for nothing
         if needed and (survey := survey_with_progress(inspection, (), asked.suspects, over_run=asked.suspects > 0)):
@@ -424,10 +425,9 @@ def write_rows(asked: InspectOptions) -> None:
             of = Asked(asked.features or 0, asked.weights, asked.allow_code)
             told = by_features_with_progress(inspection, survey, None, of, asked.rho)
         if samples and not inspection.prediction and (rules := KindRules.of(inspection)).log_s and not rules.why_none:
-            with task_bars(hidden=samples < ROWS_IN_TWO_SECONDS) as show:
-                misfits = Misfits.read(inspection, show)
+            more = exported(misfits_with_progress(inspection), inspection, samples)
         with progress_bar("exporting", samples) as bar:
-            export_rows(inspection, to, bar.update, confirmation, told, misfits)
+            export_rows(inspection, to, bar.update, confirmation, told, more)
         return inspection, samples
 
     check_target(to, overwrite=asked.overwrite)

@@ -18,8 +18,7 @@ from ..row_records import RECORD
 from ..shard import max_open_shards
 from ..stored_sample import NO_TOKEN, REASONS, SOUND, TOKENS_CHANGED, Located
 
-_OF_CAPTIONS = ("tokens_at", "captions", "tokens_checksum")
-"""Fields of RECORD."""
+_Captions = Literal["draw", "first"]
 
 
 class Reading(NamedTuple):
@@ -35,17 +34,10 @@ class Reader:
     """Locates a dataset's samples by id and reads them, with few files open at a time."""
 
     def __init__(
-        self,
-        dataset: Dataset,
-        threads: int,
-        captions: Literal["draw", "first"],
-        seed: int,
-        planting: Planting | None = None,
+        self, dataset: Dataset, threads: int, captions: _Captions, seed: int, planting: Planting | None = None
     ) -> None:
-        """captions: draw a sample's caption, from the seed, for each epoch, or always take its first.
-
-        planting: whose captions some samples show.
-        """
+        """captions: draw a sample's caption, from the seed, for each epoch, or always take its first, its own or one
+        that `planting` gives it."""
         self._dataset, self._threads, self._planting = dataset, threads, planting
         self._draws = captions == "draw" and dataset.index.captions_per_sample > 1
         self._seed = np.uint64(seed)
@@ -58,18 +50,16 @@ class Reader:
         Raises DatasetError naming the first sample with a damaged record.
         """
         places, donors = self._planted(ids)
-        shown = np.concatenate([ids, donors])
-        shards, rows = self._dataset.locate(shown)
+        shards, rows = self._dataset.locate(shown := np.concatenate([ids, donors]))
         records, tars = np.empty(len(shown), RECORD), np.empty(len(shown), np.int64)
         by_shard = np.argsort(shards, kind="stable")
         with self._dataset.files.hold(shown):
             for at in np.split(by_shard, np.flatnonzero(np.diff(shards[by_shard])) + 1):
                 shard = self._dataset.shard(int(shards[at[0]]))
                 records[at], tars[at] = shard.resolved(rows[at])
-        records, tars, of_donors = records[: len(ids)], tars[: len(ids)], records[len(ids) :]
-        for name in _OF_CAPTIONS:  # of the same shard, and so in the same file
-            records[name][places] = of_donors[name]
-        located = shard.located(records)._replace(tars=tars)
+        for name in ("tokens_at", "captions", "tokens_checksum"):  # in the same file, as donors are of the same shard
+            records[name][places] = records[name][len(ids) :]
+        located = shard.located(records[: len(ids)])._replace(tars=tars[: len(ids)])
         if not self._draws:
             return located
         return located._replace(caption=draw_captions(self._seed, np.uint64(epoch), ids, located.captions))

@@ -42,8 +42,8 @@ def tokens_by_id(dataset, planting, order=None, *, epoch=0, name="ffcv", caption
 
 def assert_served(dataset, planting, order=None, **more):
     """Assert that planted samples are served with their donors' captions, and all others with their own."""
-    planted, own = planting.all(), dict(enumerate(all_tokens(dataset)))
-    whose = dict(zip(planted.ids.tolist(), planted.donors.tolist(), strict=True))
+    own = dict(enumerate(all_tokens(dataset)))
+    whose = dict(zip(*(each.tolist() for each in planting.all()), strict=True))
     served = tokens_by_id(dataset, planting, order, **more)
     assert len(served.keys() & whose.keys()) > 20
     for id, tokens in served.items():
@@ -76,7 +76,7 @@ def test_nothing_is_planted_by_a_loader_that_is_not_told_to(pairs_dataset):
 
 
 def test_as_many_are_planted_as_asked_and_others_with_another_seed(noise_dataset):
-    found = [Planting(noise_dataset, seed, SHARE).all().ids for seed in (1, 2)]
+    found = [Planting(noise_dataset, seed, SHARE).all()[0] for seed in (1, 2)]
     assert [len(ids) for ids in found] == pytest.approx([SHARE * 4096] * 2, rel=0.1)
     assert len(np.intersect1d(*found)) == pytest.approx(SHARE**2 * 4096, rel=0.25)
 
@@ -116,7 +116,7 @@ def test_a_draw_that_gives_an_equal_caption_is_made_again(tmp_path):
 
 
 def test_where_all_captions_are_equal_none_is_planted(tmp_path):
-    assert len(Planting(pairs_of(tmp_path, ["one"] * 40), 0, 0.5).all().ids) == 0
+    assert len(Planting(pairs_of(tmp_path, ["one"] * 40), 0, 0.5).all()[0]) == 0
 
 
 @pytest.mark.parametrize("captions", ["draw", "first"])
@@ -147,8 +147,8 @@ def test_what_is_planted_stays_planted_when_samples_are_appended(pairs_dataset, 
     grown = shutil.copytree(pairs_dataset.path, tmp_path / "grown")
     append_glyphs(grown, np.arange(0, 10_847, 20))
     before, after = (Planting(dataset, 3, SHARE).all() for dataset in (pairs_dataset, Dataset(grown)))
-    assert [numbers[: len(before.ids)].tolist() for numbers in after] == [numbers.tolist() for numbers in before]
-    new = after.ids[len(before.ids) :]
+    assert [numbers[: len(before[0])].tolist() for numbers in after] == [numbers.tolist() for numbers in before]
+    new = after[0][len(before[0]) :]
     assert new.min() >= 2_000
     assert len(new) == pytest.approx(SHARE * 543, rel=0.3)
 
@@ -174,7 +174,7 @@ def test_samples_that_are_not_selected_or_left_out_give_no_caption(pairs_dataset
 
 def test_a_sample_whose_donor_is_forgotten_gets_another_and_all_others_keep_theirs(pairs_dataset, tmp_path):
     before = Planting(pairs_dataset, 1, SHARE).all()
-    gone = np.unique(before.donors[:10])
+    gone = np.unique(before[1][:10])
     after = Planting(pairs_dataset, 1, SHARE, selection(tmp_path / "selection", pairs_dataset, without=gone)).all()
     kept = dict(zip(*(each.tolist() for each in before), strict=True))
     for id, donor in zip(*(each.tolist() for each in after), strict=True):

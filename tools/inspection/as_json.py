@@ -29,7 +29,6 @@ NO_SURVEY: dict[str, Any] = {
     "parts": None,
     "kinds": None,
     "doubted": None,
-    "wrong_captions": None,
 }
 
 

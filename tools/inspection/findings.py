@@ -29,6 +29,7 @@ from .temperatures.samples import Sample, read_samples
 from .temperatures.survey import Side, Survey, survey
 from .temperatures.through_time import ThroughTime, through_time
 from .temperatures.whole_run import WholeRun
+from .temperatures.wrong_captions import Misfits, WrongCaptions, misfits
 from .told.by_features import ByFeatures, by_features
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Findings:
     drift: Drift | None = None
     map: EmbeddingMap | None = None
     by_features: ByFeatures | None = None
+    wrong_captions: WrongCaptions | None = None
     said_first: Sequence[str] = ()
     """What the lowest and highest temperatures go with, as far as that was measured, the strongest first."""
     samples: Hidden[Mapping[int, Sample]] = field(default_factory=dict)
@@ -82,7 +84,7 @@ class Findings:
         kinds = self.survey.kinds if self.survey else None
         if self.survey is None or not (kinds and kinds.worth_showing and kinds.counts.get(KIND_NAMES[MISFIT])):
             return []
-        return said_of_misfits(self.inspection, self.survey.wrong_captions)
+        return said_of_misfits(self.inspection, self.wrong_captions)
 
 
 def look(
@@ -131,7 +133,9 @@ def look(
         asked = Asked(features, weights, allow_code)
         told = by_features_with_progress(inspection, found, folder, asked, rho)
         samples = read_samples(inspection, shown_ids(found, moved, told))
+        wrong = misfits_with_progress(inspection)[1] if len(inspection.planted[0]) else None
         parts: dict[str, Any] = {"drift": moved, "confirmation": confirmation, "by_features": told}
+        parts["wrong_captions"] = wrong
         return Findings(inspection, found, samples=samples, said_first=said_first(told), **parts)
 
     findings = read_again(read, run, at, data, allow_code=allow_code)
@@ -185,6 +189,12 @@ def survey_with_progress(
             whole_run = WholeRun(inspection, partial(show, "reading all snapshots"))
     with progress_bar("reading the state", 2 * samples, hidden=hidden) as bar:
         return survey(inspection, by, bar.update, suspects=suspects, whole_run=whole_run)
+
+
+def misfits_with_progress(inspection: Inspection) -> Misfits:
+    """Order the samples of a snapshot whose state has log s."""
+    with task_bars(hidden=inspection.reader is None or inspection.reader.samples < ROWS_IN_TWO_SECONDS) as show:
+        return misfits(inspection, show)
 
 
 def confirm_with_progress(

@@ -22,16 +22,13 @@ from ...trainer.run_directory import refuse_in_run
 from .features.confirmation import Confirmation
 from .reading.opening import Inspection
 from .reading.state_blocks import read_blocks
-from .temperatures.kinds import BY_FEATURES, KIND, KIND_NAMES, PLANTED, Codes, KindRules
-from .temperatures.wrong_captions import Misfits
+from .temperatures.kinds import BY_FEATURES, KIND, KIND_NAMES, Codes, KindRules
 
 if TYPE_CHECKING:
     from .told.by_features import ByFeatures
 
 SAMPLE_ID, KIND_FROM, MARGIN = "sample_id", "kind_from", "margin"
-TAU_SOLVED = "tau_solved"
-OF_MISFITS = {"misfit_rank": pa.int64(), "expected_precision": pa.float32()}
-SHOWN_CAPTION = KIND_NAMES[PLANTED]
+TAU_SOLVED, OF_MISFITS = "tau_solved", ("misfit_rank", "expected_precision", "planted")
 LEVELS = ("state", "forward_pass", "features")
 """Values of kind_from."""
 
@@ -65,7 +62,7 @@ def export_rows(
     on_progress: Callable[[int], None] = lambda done: None,
     confirmation: Confirmation | None = None,
     told: ByFeatures | None = None,
-    misfits: Misfits | None = None,
+    more: pa.Table | None = None,
 ) -> None:
     """Write one row per sample, ordered by id, as Parquet or CSV by the suffix of `to`.
 
@@ -73,11 +70,8 @@ def export_rows(
     float32; visits and last_step, uint32; kind, kind_from, dataset_fingerprint, text. The file replaces `to` once it is
     complete and synced; on failure nothing is left behind. confirmation: kinds decided by a forward pass, and the
     column margin, float32, null elsewhere. told: kinds by features, and columns SIDE/tau_solved, float32, null where a
-    sample has no features, 0 where no temperature is low enough, infinite where none is high enough. misfits: the
-    columns misfit_rank, int64 from 1, null where a sample is not in the order, and expected_precision, float32, the
-    expected share of wrong captions up to it, null where that is not known. Where captions are planted, the column
-    planted, int64, is the id of the sample whose caption was shown, else null. Calls on_progress with the number of
-    rows written so far.
+    sample has no features, 0 where no temperature is low enough, infinite where none is high enough. more: a row
+    of other columns for each sample. Calls on_progress with the number of rows written so far.
     Raises RunError if the run has no snapshot yet, DamagedChunkError, SnapshotNotFoundError if the run deletes the
     snapshot meanwhile, DatasetError, OSError.
     """
@@ -86,11 +80,11 @@ def export_rows(
             f"{inspection.run.path} has no snapshot of its state yet, so there is nothing to export; "
             "the first checkpoint writes one"
         )
-    schema = _schema(inspection, inspection.reader, confirmation, told, misfits)
+    schema = _schema(inspection, inspection.reader, confirmation, told, more)
     rules = None if inspection.prediction else KindRules.of(inspection)
     with written_aside(to) as file, _WRITERS[to.suffix](file, schema) as writer:
         done = 0
-        for table in _tables(inspection, inspection.reader, schema, rules, confirmation, told, misfits):
+        for table in _tables(inspection, inspection.reader, schema, rules, confirmation, told, more):
             writer.write_table(table)
             done += len(table)
             on_progress(done)
@@ -106,8 +100,8 @@ def sample_columns(inspection: Inspection) -> list[str]:
     """Return the samples table's columns to export: all but the row in the shard; none without a dataset."""
     if inspection.reader is None or inspection.dataset is None:
         return []
-    own = {SAMPLE_ID, KIND, KIND_FROM, MARGIN, SHOWN_CAPTION, *OF_MISFITS, FINGERPRINT_COLUMN, *inspection.columns}
-    left_out = {PLACE_IN_SHARD, *own}
+    own = {SAMPLE_ID, KIND, KIND_FROM, MARGIN, *OF_MISFITS, FINGERPRINT_COLUMN}
+    left_out = {PLACE_IN_SHARD, *own, *inspection.columns}
     return [name for name in inspection.dataset.schema.names if name not in left_out]
 
 
@@ -116,7 +110,7 @@ def _schema(
     reader: StateReader,
     confirmation: Confirmation | None,
     told: ByFeatures | None,
-    misfits: Misfits | None,
+    more: pa.Table | None,
 ) -> pa.Schema:
     """Return the columns' names and types; metadata names snapshot and dataset."""
     dataset, snapshot = inspection.dataset, reader.snapshot
@@ -134,10 +128,8 @@ def _schema(
     kinds = [] if inspection.prediction else [(KIND, pa.string()), (KIND_FROM, pa.string())]
     margin = [(MARGIN, pa.float32())] if confirmation else []
     solved = [(f"{side}/{TAU_SOLVED}", pa.float32()) for side in (told.tau if told else ())]
-    order = [*OF_MISFITS.items()] if misfits else []
-    shown = [(SHOWN_CAPTION, pa.int64())] if len(inspection.planted.ids) else []
     last = (FINGERPRINT_COLUMN, pa.string())
-    columns = [(SAMPLE_ID, pa.int64()), *table, *state, *solved, *kinds, *margin, *order, *shown, last]
+    columns = [(SAMPLE_ID, pa.int64()), *table, *state, *solved, *kinds, *margin, *(more.schema if more else ()), last]
     return pa.schema(columns, metadata=metadata)
 
 
@@ -148,7 +140,7 @@ def _tables(
     rules: KindRules | None,
     confirmation: Confirmation | None,
     told: ByFeatures | None,
-    misfits: Misfits | None,
+    more: pa.Table | None,
 ) -> Iterator[pa.Table]:
     """Yield all rows of the export, block by block."""
     dataset, names = inspection.dataset, sample_columns(inspection)
@@ -163,14 +155,11 @@ def _tables(
             columns |= {name: found[name] for name in names}
         if rules:
             columns |= _kind_columns(block, rules.kinds(rows, block), confirmation, told)
-        if misfits:
-            columns |= dict(zip(OF_MISFITS, misfits.columns(block), strict=True))
-        here, shown = _within(inspection.planted.ids, block), np.full(len(block), -1)
-        shown[inspection.planted.ids[here] - block.start] = inspection.planted.donors[here]
-        columns[SHOWN_CAPTION] = pa.array(shown, mask=shown < 0)
+        if more:
+            columns |= {name: more[name].slice(block.start, len(block)) for name in more.column_names}
         if told:
             columns |= _solved_columns(block, told)
-        yield pa.table({name: columns[name] for name in schema.names}, schema=schema)
+        yield pa.table(columns, schema=schema)
 
 
 def _within(ids: NDArray[np.int64], block: range) -> slice:

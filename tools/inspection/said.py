@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
-from ...trainer.lineage import read_lineage
 from .reading.opening import Inspection
 from .summary import per_side
 from .temperatures.associations import Association
-from .temperatures.wrong_captions import LEAST_PLANTED, Interval, WrongCaptions
+from .temperatures.wrong_captions import LEAST_PLANTED, WrongCaptions
 from .told.by_features import ByFeatures
 from .told.properties import OF_FEATURES
 
@@ -56,37 +56,25 @@ def said_of_misfits(inspection: Inspection, found: WrongCaptions | None) -> list
     """Return what is said of the list of misfits: how many captions are wrong, or how to learn it."""
     if found is None:
         return [how_to_plant(inspection)]
-    share, low, high = (f"{100 * each:.2g}" for each in found.share)
-    lists = [
-        f"{'of' if said else 'Of'} the first {first:,}{'' if said else ' by log s over the run'}, about {number(wrong)}"
-        for said, (first, wrong) in enumerate(found.lists.items())
-    ]
-    of_lists = f"{', '.join(lists[:LISTS_SAID])} have a wrong caption, by {found.planted:,} planted ones."
-    of_all = f"About {share}% ({low} to {high}%) of all captions are as wrong as another sample's"
+    lists = [f"of the first {first:,}, about {_rounded(of)}" for first, of in [*found.lists.items()][:LISTS_SAID]]
+    of_lists = f"Wrong captions in the order of log s over the run: {'; '.join(lists)}."
+    of_all = f"About {_rounded(100 * each for each in found.share)}% of all captions are as wrong as another sample's"
     return [*([of_lists] if lists else []), f"{of_all}; those that are wrong in part come on top."]
 
 
-def number(of: Interval) -> str:
+def _rounded(interval: Iterable[float]) -> str:
     """Return `200 (150 to 260)`."""
-    value, low, high = (f"{float(f'{each:.2g}'):,.0f}" for each in of)
-    return f"{value} ({low} to {high})"
+    return "{} ({} to {})".format(*(f"{float(f'{each:.2g}'):,g}" for each in interval))
 
 
 def how_to_plant(inspection: Inspection) -> str:
     """Return why it is not known how many captions are wrong, and what to do."""
-    pairs, planted = inspection.reader.kept if inspection.reader else 1, len(inspection.planted.ids)
-    lineage, share = read_lineage(inspection.run.lineage_file), math.ceil(125 * LEAST_PLANTED / pairs) / 100
-    why = "This is an order, and tells no number of wrong captions."
-    if inspection.config.objective.mode != "bimodal":
-        return "This is an order, and tells no number of misfits."
-    if planted >= LEAST_PLANTED:
-        return f"{why} The {planted:,} planted samples have too few visits yet."
-    if lineage and any(change.startswith("data.planted") for origin in lineage.origins for change in origin.changed):
-        return f"{why} Captions were planted in a run that this was forked from: inspect that one."
-    if share > MOST_PLANTED:
-        return f"{why} For one, {LEAST_PLANTED} samples are planted, too many of {pairs:,} pairs."
-    few = f" {planted:,} samples are planted, {LEAST_PLANTED} are needed." if planted else ""
-    return f"{why}{few} For one, train with --set data.planted={share:g}."
+    pairs, planted = inspection.reader.kept if inspection.reader else 1, len(inspection.planted[0])
+    why, share = "This is an order, and tells no number of wrong captions", math.ceil(125 * LEAST_PLANTED / pairs) / 100
+    if inspection.config.objective.mode != "bimodal" or planted >= LEAST_PLANTED or share > MOST_PLANTED:
+        return f"{why}{', for planted samples have too few visits yet' if planted else ''}."
+    few = f": {planted:,} are planted, {LEAST_PLANTED} are needed" if planted else ""
+    return f"{why}{few}. To learn it, train with --set data.planted={share:g}."
 
 
 def in_words(side: str, each: Association) -> str:

@@ -146,14 +146,6 @@ class DataConfig(Section):
     ahead: int = Field(default=2, ge=1, le=1000)
     """Batches decoded ahead; pieces with `micro_batch`."""
 
-    @field_validator("planted")
-    @classmethod
-    def _a_share_or_a_number(cls, planted: float | tuple[float, ...]) -> float | tuple[float, ...]:
-        for each in planted if isinstance(planted, tuple) else (planted,):
-            if not 0 <= each <= 0.5 and not (each >= 1 and each.is_integer()):
-                raise ValueError("should be a share up to 0.5, such as 0.01, or a whole number of samples")
-        return planted
-
     @field_validator("image_size")
     @classmethod
     def _large_enough(cls, side: int) -> int:
@@ -174,10 +166,6 @@ class DataConfig(Section):
         if self.shares and len(self.shares) != given:
             of_parts = f"{len(self.shares)} shares for {given} parts of a mixture"
             raise ValueError(f"{of_parts}: give --data twice or more, and --share once for each")
-        if isinstance(self.planted, tuple) and len(self.planted) != given:
-            raise ValueError(
-                f"planted has {len(self.planted)} values for {given} parts of a mixture; give each one"
-            )
         return self
 
     @model_validator(mode="after")

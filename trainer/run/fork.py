@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ...pipeline.dataset import Dataset
-from ...pipeline.planted import Planting
 from ...state_store import StateStoreError, StoreLockedError, history
 from ...state_store.errors import DAMAGE, SnapshotError
 from ...state_store.forking import fork_state
@@ -105,8 +104,7 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
     if len(new):
         first = order.first_uses(new, asked.epochs)
         if recorded.data.planted:
-            showing, whose = _showing(origin, recorded, dataset, new)
-            np.minimum.at(first, whose, order.first_uses(showing, asked.epochs))
+            first[:] = 0  # their captions may have been shown with other pictures
         unaware = max(each for each in {0, *kept} if each <= first.min())
         if at is None and unaware < step:
             return plan_fork(origin, f"step-{unaware}", given)
@@ -138,16 +136,6 @@ def _holes(origin: RunDirectory, recorded: TrainConfig, asked: TrainConfig, data
             f"of them, also those of {recorded.data.without.rpartition('@')[0]}, in one file"
         )
     return holes, np.setdiff1d(holes, before)
-
-
-def _showing(origin: RunDirectory, recorded: TrainConfig, dataset: Dataset, new: Ids) -> tuple[Ids, Ids]:
-    """Return the positions of the planted samples that show captions of the samples at `new`, and whose, by place."""
-    own = Selection(origin.selection) if selects(recorded.data) else None
-    planted = Planting(dataset, recorded.seed, recorded.data.planted, own).all()
-    ids = own.ids_at(new) if own else new
-    shown = np.isin(planted.donors, ids)
-    showing, whose = planted.ids[shown], np.searchsorted(ids, planted.donors[shown])
-    return own.positions(showing, expected=new[:0]) if own else showing, whose
 
 
 def fork_run(origin: RunDirectory, at: str | None, given: Layers, into: RunDirectory) -> Fork:

@@ -132,7 +132,7 @@ def _confirmed(
             for of in ((others, others), (pictures, captions))
         )
         if judged := wrong_captions(np.searchsorted(random, wrong, "right"), len(random)):
-            below = float([-np.inf, *random][judged.longest(HALF)])
+            below = float([-2.0, *random][judged.longest(HALF)])  # cosines differ by no more
             misfit = margin <= below
     stuck = kinds.rules.is_stuck(rows) & silent
     return Confirmation(
@@ -151,10 +151,10 @@ def _confirmed(
 
 def compared_ids(survey: Survey, kinds: SampleKinds, inspection: Inspection) -> tuple[NDArray[np.int64], ...]:
     """Return ids: of the suspects, ascending; of random visited samples to compare with; of planted ones; of donors."""
-    pool, planted = survey.pool.sample_ids, inspection.planted
+    pool, (planted, donors) = survey.pool.sample_ids, inspection.planted
     drawn = np.random.default_rng(_SEED).choice(pool, min(MAX_NEGATIVES, len(pool)), replace=False)
-    some = np.random.default_rng(_SEED).permutation(len(planted.ids))[:MAX_PLANTED]
-    return np.sort(kinds.suspects), drawn, planted.ids[some], planted.donors[some]
+    some = np.random.default_rng(_SEED).permutation(len(planted))[:MAX_PLANTED]
+    return np.sort(kinds.suspects), drawn, planted[some], donors[some]
 
 
 def _features(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ....pipeline.dataset import Dataset
 from ....pipeline.errors import DatasetError
@@ -18,9 +18,6 @@ from ....trainer.config import ObjectiveConfig, TrainConfig
 from ....trainer.errors import DamagedCheckpointError, RunError
 from ....trainer.run.own_dataset import growth, open_own
 from ....trainer.run_directory import RunDirectory
-
-if TYPE_CHECKING:
-    from ....pipeline.planted import Planted
 
 LATEST = "latest"
 
@@ -74,13 +71,13 @@ class Inspection:
         return TauSettings(*(settings.get(name) for name in ("tau_init", "tau_min", "tau_max")))
 
     @cached_property
-    def planted(self) -> Planted:
-        """The samples that the run trains with another sample's caption, by ascending id. Raises DatasetError."""
-        from ....pipeline.planted import Planted, Planting  # imports numba
+    def planted(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Ids of the samples trained with another sample's caption, ascending, and of those samples, int64 [k] each."""
+        from ....pipeline.planted import Planting  # imports numba
 
         data, reader = self.config.data, self.reader
         if not data.planted or self.dataset is None or reader is None or self.prediction:
-            return Planted(*np.empty((2, 0), np.int64))
+            return np.empty(0, np.int64), np.empty(0, np.int64)
         return Planting(self.dataset, self.config.seed, data.planted, reader.selection).all()
 
 
@@ -96,8 +93,6 @@ def read_run(run: RunDirectory, *, at: str = LATEST, data: Places | None = None)
     notes: list[str] = []
     reader = _open_state(run, config.objective, at, notes)
     dataset = _open_dataset(run, config, reader, data, notes)
-    if dataset is None and config.data.planted:
-        notes.append("Samples with planted captions cannot be told without the dataset, and are among all others.")
     return Inspection(run, config, reader, dataset, notes)
 
 

@@ -84,7 +84,7 @@ def drift(inspection: Inspection, against: str | Inspection, on_progress: OnRows
     else:
         earlier, later = in_order(inspection, inspection.reader, against)
     counts = {name: _SideCounts() for name in names}
-    planted = inspection.planted.ids
+    planted = inspection.planted[0]
     for block, ids, before, after in _blocks(earlier, later, names, planted):
         for name, side in counts.items():
             side.add(ids, before[name], after[name])

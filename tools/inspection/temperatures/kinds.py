@@ -77,7 +77,7 @@ class KindRules:
         if why and log_s:
             note = f"No kinds of samples are told yet: {why}."
             inspection.notes[:] = dict.fromkeys([*inspection.notes, note])  # it may have been noted before
-        return cls(log_s, u, NEAR_FLOOR * (floor or 0.0), NEAR_CLIP * (clip or 0.0), why, inspection.planted.ids)
+        return cls(log_s, u, NEAR_FLOOR * (floor or 0.0), NEAR_CLIP * (clip or 0.0), why, inspection.planted[0])
 
     @property
     def columns(self) -> list[str]:

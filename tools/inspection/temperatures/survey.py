@@ -22,7 +22,6 @@ from .distribution import Distribution, Figures, Smallest
 from .groups import CLASS_COLUMN, GroupCounts, Groups, Labels, TooManyGroupsError, check_columns
 from .kinds import KindCounts, KindRules, SampleKinds
 from .whole_run import Doubted, WholeRun
-from .wrong_captions import MisfitOrder, WrongCaptions
 
 SHEET_SAMPLES = 72
 POOL_SAMPLES = 1 << 20
@@ -106,8 +105,6 @@ class Survey:
     """None if no sample was visited, or if the temperatures are predicted."""
     doubted: Doubted | None
     """None unless the run has `doubt_after` and all its snapshots were read."""
-    wrong_captions: WrongCaptions | None
-    """None unless enough samples are planted and all snapshots were read."""
 
     @property
     def visited(self) -> int:
@@ -146,13 +143,10 @@ def survey(
     elif inspection.sides and not sides:
         notes.append("No visited sample has a finite tau. `thermopile state check` lists them.")
     parts = [PART] if isinstance(inspection.dataset, Mixture) else []
-    columns, order = [*dict.fromkeys([*by, *parts])], MisfitOrder(rules)
-    second = _SecondPass(first, sides, inspection, columns, KindCounts(rules, suspects))
+    second = _SecondPass(first, sides, inspection, [*dict.fromkeys([*by, *parts])], KindCounts(rules, suspects))
     for block, rows in read_blocks(reader, second.columns) if first.staleness.count else ():
         kept, ranks = reader.is_kept(block.start, block.stop), whole_run.ranks(block) if whole_run else None
         second.add(block, rules.judged(rows, block), kept, ranks)
-        if ranks is not None:
-            order.add(block, rows, kept, ranks)
         on_progress(reader.samples + block.stop)
     pool = Pool(second.pool, {name: np.concatenate(parts) for name, parts in second.pool_tau.items()})
     groups = second.groups(pool)
@@ -176,7 +170,6 @@ def survey(
         next((each for each in groups if each.column in parts), None),
         kinds,
         whole_run.doubted() if whole_run and "doubt_after" in inspection.config.objective.settings else None,
-        order.judged(),
     )
 
 

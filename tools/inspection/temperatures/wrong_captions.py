@@ -78,11 +78,11 @@ def wrong_captions(beyond: Ids, others: int) -> WrongCaptions | None:
     for total, of_group in zip((planted, others), ends, strict=True):
         drawn = rng.multinomial(total, np.diff(of_group, prepend=0) / total, _DRAWS).cumsum(1)
         shares.append(np.concatenate([of_group[None], drawn]) / total)
-    f0, f = shares[0], np.maximum(shares[1], 1 / others)
-    with np.errstate(divide="ignore"):
+    f0, f = shares
+    with np.errstate(divide="ignore", invalid="ignore"):  # the least of many ratios: by chance too low, if anything
         share = np.min(f / f0, axis=1, where=f0 * planted > LEAST_IN_TAIL - 0.5, initial=1)
     at = np.searchsorted(ends[1], lists[in_lists >= LEAST_BEYOND], "right") - 1
-    wrong = np.minimum(1, share[:, None] * f0[:, at] / f[:, at]) * ends[1][at]
+    wrong = np.minimum(1, share[:, None] * f0[:, at] / np.maximum(f[:, at], 1 / others)) * ends[1][at]
     found = {int(ends[1][end]): _interval(each) for end, each in zip(at, wrong.T, strict=True)}
     return WrongCaptions(planted, others, _interval(share), found, beyond)
 

@@ -58,14 +58,12 @@ class Planting:
 
     def all(self) -> tuple[Ids, Ids]:
         """Return the ids of all planted samples that the run trains on, ascending, and whose captions they show."""
-        found = [(np.empty(0, np.int64),) * 2]
-        for start, stop in pairwise(self._dataset.first_id.tolist()):
-            ids = np.arange(start, stop)
-            if self._selection is not None:
-                ids = ids[self._gives(ids)]
-            places, donors = self.of(ids)
-            found.append((ids[places], donors))
-        ids, donors = map(np.concatenate, zip(*found, strict=True))
+        found = []
+        for shard in pairwise(self._dataset.first_id.tolist()):
+            ids = np.arange(*shard)
+            places, donors = self.of(ids := ids[self._gives(ids)])
+            found.append(np.stack([ids[places], donors]))
+        ids, donors = np.concatenate(found, axis=1)
         return ids, donors
 
     def _drawn(self, ids: Ids, draw: int) -> tuple[Ids, NDArray[np.bool_]]:

@@ -21,6 +21,7 @@ from ..trainer.errors import ConfigError, RunError
 from ..trainer.run.selection_files import SAMPLE_ID, WEIGHT, selected_ids
 from ..trainer.run_directory import RunDirectory
 from .inspection.duplicates.finding import DUPLICATES, NO_CLUSTERS, Clusters, read_clusters
+from .inspection.duplicates.representatives import read_scores
 from .inspection.findings import read_again
 from .inspection.reading.opening import Inspection
 from .inspection.reading.predicted import other_dataset
@@ -128,20 +129,18 @@ def curate(
     if reader is None or dataset is None:
         raise RunError(f"curating needs a snapshot and the run's dataset. {' '.join(inspection.notes)}")
     check_columns(dataset, [rules.class_column])
-    state = _State.read(inspection, rules, on_progress)
-    reasons = np.where(state.is_kept, np.int8(KEPT), np.int8(NOT_TRAINED_ON))
+    is_kept, is_new, at_floor, log_tau = _state(inspection, rules, on_progress)
+    reasons = np.where(is_kept, np.int8(KEPT), np.int8(NOT_TRAINED_ON))
     if rules.drop:
         listed = selected_ids(rules.drop, dataset, "drop")
         reasons[listed[reasons[listed] == KEPT]] = LISTED
-    dropped, notes = np.empty(0, np.int64), inspection.notes[:]
-    if rules.misfits or rules.precision:
-        dropped = _misfits(inspection, rules, on_progress)
-        dropped = dropped[reasons[dropped] == KEPT]
-    reasons[dropped] = IS_MISFIT
+    notes, dropped = inspection.notes[:], _misfits(inspection, rules, on_progress)
+    reasons[dropped := dropped[reasons[dropped] == KEPT]] = IS_MISFIT
     if rules.per_cluster:
         alive = reasons[clusters.sample_ids] == KEPT
         ids, of = clusters.sample_ids[alive], clusters.cluster[alive]
-        reasons[ids[_beyond(rules.per_cluster, of, np.where(ids == of, -np.inf, state.score[ids]))]] = DUPLICATE
+        score = np.where(ids == of, -np.inf, read_scores(inspection)[1][ids])
+        reasons[ids[_beyond(rules.per_cluster, of, score)]] = DUPLICATE
     if rules.per_class:
         codes, names = codes_of(
             dataset, rules.class_column, lambda done: on_progress("reading classes", done, dataset.n)
@@ -154,14 +153,12 @@ def curate(
     kept = reasons == KEPT
     if not kept.any():
         raise RunError("nothing would be kept; choose weaker rules")
-    weights = None
-    if state.log_tau is not None:
-        weights = _weights(np.where(state.is_at_floor, np.nan, state.log_tau)[kept], rules.tau_power)
-    if at_floor := int(state.is_at_floor[kept].sum()):
+    weights = _weights(np.where(at_floor, np.nan, log_tau)[kept], rules.tau_power) if rules.tau_power else None
+    if number := int(at_floor[kept].sum()):
         notes.append(
-            f"Samples at tau_min keep the weight 1: {at_floor:,}. A temperature at its bound tells nothing of a sample."
+            f"Samples at tau_min keep the weight 1: {number:,}. A temperature at its bound tells nothing of a sample."
         )
-    if few := int(state.is_new[kept].sum()):
+    if few := int(is_new[kept].sum()):
         notes.append(f"Kept samples with fewer than {MIN_VISITS} visits, too few to be judged, or planted: {few:,}.")
     parts_of = dataset.parts_of if isinstance(dataset, Mixture) else lambda ids: {}
     fingerprint, tag = reader.dataset_fingerprint, reader.snapshot.tag
@@ -170,60 +167,41 @@ def curate(
 
 def _misfits(inspection: Inspection, rules: CurationRules, on_progress: OnTask) -> Ids:
     """Return the misfits to drop. Raises ConfigError without an order, or if it is not known how many are wrong."""
+    if not rules.misfits and not rules.precision:
+        return np.empty(0, np.int64)
     name, kinds = inspection.config.objective.name, KindRules.of(inspection)
     if not kinds.log_s:
         raise ConfigError(f"the objective {name} keeps no log s, by which misfits are found; leave them in")
     if kinds.why_none:
         raise ConfigError(f"no misfits are told yet: {kinds.why_none}. Or leave --drop-misfits out")
-    order = misfits(inspection, on_progress)
+    order, wrong = misfits(inspection, on_progress)
     if rules.precision is None:
-        return order.sample_ids[: rules.misfits]
-    if order.wrong is None:
+        return order[: rules.misfits]
+    if wrong is None:
         raise ConfigError(f"{how_to_plant(inspection)} Or give a number: --drop-misfits N")
-    return order.sample_ids[: rules.misfits][: order.wrong.longest(rules.precision)]
+    return order[: rules.misfits][: wrong.longest(rules.precision)]
 
 
-@dataclass(frozen=True)
-class _State:
-    """What the rules need of the state of n samples."""
-
-    is_kept: NDArray[np.bool_]
-    """bool [n]: the run trains on it."""
-    is_new: NDArray[np.bool_]
-    """bool [n]: with too few visits to be judged, or planted."""
-    score: NDArray[np.float32]
-    """float32 [n]: sum of log s over the sides; 0 without log s, inf with too few visits."""
-    is_at_floor: NDArray[np.bool_]
-    """bool [n]: tau is at tau_min on a side; False if temperatures are not needed."""
-    log_tau: NDArray[np.float32] | None
-    """float32 [n]: mean of log tau over the sides, not finite without a usable tau; None if it is not needed."""
-
-    @classmethod
-    def read(cls, inspection: Inspection, rules: CurationRules, on_progress: OnTask) -> _State:
-        reader = inspection.reader
-        assert reader is not None
-        n, name = reader.samples, inspection.config.objective.name
-        kinds = KindRules.of(inspection)
-        taus = [f"{side}/tau" for side in inspection.sides] if rules.tau_power else []
-        if rules.tau_power and not taus:
-            raise ConfigError(
-                f"the objective {name} keeps no temperature per sample to weigh by; leave --tau-power out"
-            )
-        is_kept, is_new, at_floor = np.zeros((3, n), np.bool_)
-        lowest = inspection.tau.lowest or np.inf
-        score = np.zeros(n, np.float32)
-        log_tau = np.zeros(n, np.float32) if taus else None
-        for block, all_rows in read_blocks(reader, list(dict.fromkeys([*kinds.columns, *taus]))):
-            rows = kinds.judged(all_rows, block)
-            here = slice(block.start, block.stop)
-            is_kept[here] = reader.is_kept(block.start, block.stop)
-            is_new[here] = rows[VISITS] < MIN_VISITS
-            score[here] = np.where(is_new[here], np.inf, kinds.score(rows))
-            if log_tau is not None:
-                log_tau[here] = np.where(rows[VISITS] > 0, _mean_log([rows[tau] for tau in taus]), np.nan)
-                at_floor[here] = np.any([np.isclose(rows[tau], lowest, NEAR_FLOOR - 1) for tau in taus], axis=0)
-            on_progress("reading the state", block.stop, n)
-        return cls(is_kept, is_new, score, at_floor, log_tau)
+def _state(inspection: Inspection, rules: CurationRules, on_progress: OnTask) -> tuple[NDArray[Any], ...]:
+    """Return of n samples which the run trains on, which cannot be judged, with too few visits or planted, and which
+    have a tau at tau_min, bool [n] each, and the mean of log tau over the sides, float32 [n], not finite without a
+    usable one; the last two are 0 if no temperature is needed."""
+    reader, kinds = inspection.reader, KindRules.of(inspection)
+    assert reader is not None
+    taus = [f"{side}/tau" for side in inspection.sides] if rules.tau_power else []
+    if rules.tau_power and not taus:
+        name = inspection.config.objective.name
+        raise ConfigError(f"the objective {name} keeps no temperature per sample to weigh by; leave --tau-power out")
+    is_kept, is_new, at_floor = np.zeros((3, reader.samples), np.bool_)
+    lowest, log_tau = inspection.tau.lowest or np.inf, np.zeros(reader.samples, np.float32)
+    for block, rows in read_blocks(reader, [VISITS, *taus]):
+        here, visits = slice(block.start, block.stop), kinds.judged(rows, block)[VISITS]
+        is_kept[here], is_new[here] = reader.is_kept(block.start, block.stop), visits < MIN_VISITS
+        if taus:
+            log_tau[here] = np.where(visits > 0, _mean_log([rows[tau] for tau in taus]), np.nan)
+            at_floor[here] = np.any([np.isclose(rows[tau], lowest, NEAR_FLOOR - 1) for tau in taus], axis=0)
+        on_progress("reading the state", block.stop, reader.samples)
+    return is_kept, is_new, at_floor, log_tau
 
 
 def _mean_log(taus: list[NDArray[np.float32]]) -> NDArray[np.float64]:

@@ -425,7 +425,7 @@ def write_rows(asked: InspectOptions) -> None:
             of = Asked(asked.features or 0, asked.weights, asked.allow_code)
             told = by_features_with_progress(inspection, survey, None, of, asked.rho)
         if samples and not inspection.prediction and (rules := KindRules.of(inspection)).log_s and not rules.why_none:
-            more = exported(misfits_with_progress(inspection), inspection, samples)
+            more = exported(*misfits_with_progress(inspection), inspection, samples)
         with progress_bar("exporting", samples) as bar:
             export_rows(inspection, to, bar.update, confirmation, told, more)
         return inspection, samples

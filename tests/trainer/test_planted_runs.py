@@ -187,7 +187,7 @@ def test_what_cannot_be_planted_is_refused_in_one_line(pairs_dataset, tmp_path, 
 
 def test_pictures_alone_have_no_captions_to_plant(images_dataset, tmp_path):
     said = cli("train", "--data", images_dataset.path, "--out", tmp_path / "run", "--set", "data.planted=0.1")
-    assert_one_line(said, 2, "data.planted is for pairs")
+    assert_one_line(said, 2, "it is for pairs alone")
 
 
 def test_training_says_first_that_captions_are_planted(pairs_dataset, tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...state_store import SnapshotNotFoundError
 from ...state_store.durable import Repository
@@ -29,7 +30,7 @@ from .temperatures.samples import Sample, read_samples
 from .temperatures.survey import Side, Survey, survey
 from .temperatures.through_time import ThroughTime, through_time
 from .temperatures.whole_run import WholeRun
-from .temperatures.wrong_captions import Misfits, WrongCaptions, misfits
+from .temperatures.wrong_captions import WrongCaptions, misfits
 from .told.by_features import ByFeatures, by_features
 
 if TYPE_CHECKING:
@@ -82,9 +83,8 @@ class Findings:
     def of_misfits(self) -> list[str]:
         """What is said of the list of misfits; empty without one."""
         kinds = self.survey.kinds if self.survey else None
-        if self.survey is None or not (kinds and kinds.worth_showing and kinds.counts.get(KIND_NAMES[MISFIT])):
-            return []
-        return said_of_misfits(self.inspection, self.wrong_captions)
+        has_list = kinds and kinds.worth_showing and kinds.counts.get(KIND_NAMES[MISFIT])
+        return said_of_misfits(self.inspection, self.wrong_captions) if has_list else []
 
 
 def look(
@@ -191,8 +191,7 @@ def survey_with_progress(
         return survey(inspection, by, bar.update, suspects=suspects, whole_run=whole_run)
 
 
-def misfits_with_progress(inspection: Inspection) -> Misfits:
-    """Order the samples of a snapshot whose state has log s."""
+def misfits_with_progress(inspection: Inspection) -> tuple[NDArray[np.int64], WrongCaptions | None]:
     with task_bars(hidden=inspection.reader is None or inspection.reader.samples < ROWS_IN_TWO_SECONDS) as show:
         return misfits(inspection, show)
 

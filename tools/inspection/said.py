@@ -12,7 +12,7 @@ from .temperatures.wrong_captions import LEAST_PLANTED, WrongCaptions
 from .told.by_features import ByFeatures
 from .told.properties import OF_FEATURES
 
-MOST_SAID, LISTS_SAID = 4, 4
+MOST_SAID = 4
 MOST_PLANTED = 0.1
 """Share of the samples to plant at most."""
 SETTLED = 1.15
@@ -56,14 +56,13 @@ def said_of_misfits(inspection: Inspection, found: WrongCaptions | None) -> list
     """Return what is said of the list of misfits: how many captions are wrong, or how to learn it."""
     if found is None:
         return [how_to_plant(inspection)]
-    lists = [f"of the first {first:,}, about {_rounded(of)}" for first, of in [*found.lists.items()][:LISTS_SAID]]
-    of_lists = f"Wrong captions in the order of log s over the run: {'; '.join(lists)}."
+    lists = [f"of the first {first:,}, about {_rounded(of)}" for first, of in [*found.lists.items()][:MOST_SAID]]
     of_all = f"About {_rounded(100 * each for each in found.share)}% of all captions are as wrong as another sample's"
-    return [*([of_lists] if lists else []), f"{of_all}; those that are wrong in part come on top."]
+    of_lists = [f"Wrong captions in the order of log s over the run: {'; '.join(lists)}."] if lists else []
+    return [*of_lists, f"{of_all}; those that are wrong in part come on top."]
 
 
 def _rounded(interval: Iterable[float]) -> str:
-    """Return `200 (150 to 260)`."""
     return "{} ({} to {})".format(*(f"{float(f'{each:.2g}'):,g}" for each in interval))
 
 

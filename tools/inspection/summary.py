@@ -193,7 +193,7 @@ def came_back(doubted: Doubted) -> str:
 
 def confirmation(found: Confirmation) -> str:
     """Describe a forward pass and what it found."""
-    how = "have a negative above their positive"
+    how = "are misfits by the state alone"
     if found.below is not None:
         how = f"have a margin of {found.below:.3f} or less, up to which half of the captions are expected to be wrong"
     return (

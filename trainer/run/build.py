@@ -131,15 +131,15 @@ def _resolve_data(config: TrainConfig, dataset: Dataset, mode: str) -> DataConfi
 
 def _shares_planted(data: DataConfig, dataset: Dataset, mode: str) -> float | tuple[float, ...]:
     """Return `data.planted` with numbers as shares of the samples that there are now: appended ones follow."""
-    given, parts = np.atleast_1d(data.planted), dataset.parts if isinstance(dataset, Mixture) else ()
-    sizes = np.array([part.n for part in parts] if isinstance(data.planted, tuple) else [_samples(data, dataset)])
-    if given.any() and mode != "bimodal":
-        raise ConfigError("data.planted is for pairs: it shows captions with other pictures; leave it out")
+    given, in_parts = np.atleast_1d(data.planted), isinstance(data.planted, tuple) and isinstance(dataset, Mixture)
+    sizes = [part.n for part in getattr(dataset, "parts", ())] if in_parts else [_samples(data, dataset)]
     shares = np.where(given >= 1, given / sizes, given) if len(given) == len(sizes) else given + 1
-    if not ((shares >= 0) & (shares <= 0.5)).all():
-        what = "share up to 0.5, such as 0.01, or number up to half of the samples, or one for each part of a mixture"
-        raise ConfigError(f"data.planted = {data.planted} should be a {what}")
-    return tuple(shares.tolist()) if isinstance(data.planted, tuple) else float(shares[0])
+    if given.any() and (mode != "bimodal" or not ((shares >= 0) & (shares <= 0.5)).all()):
+        raise ConfigError(
+            f"data.planted = {data.planted} should be a share up to 0.5, such as 0.01, or a number up to half of the "
+            "samples, or one for each part of a mixture; it is for pairs alone"
+        )
+    return tuple(shares.tolist()) if in_parts else float(shares[0])
 
 
 def recipe_named(asked: str | RecipeConfig) -> Recipe:

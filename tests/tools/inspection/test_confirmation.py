@@ -78,7 +78,7 @@ def check(found, state, sides, anchors_of):
             silent |= np.exp(log_g - row["log_s"]) < 0.01
             margins.append(min(margin for _, margin in of_anchors))
         stuck = id % 3 == 0
-        is_misfit = max(margins) < -1e-5
+        is_misfit = sum(state[f"{side}/log_s"][id] for side in sides) > 0
         expected = "stuck" if stuck and silent else "misfit" if is_misfit else None
         name = KIND_NAMES[found.kinds[place]]
         assert (name == expected) if expected else name in ("rare", "ordinary")

@@ -33,8 +33,6 @@ MAX_NEGATIVES = 4096
 MIN_NEGATIVES, MAX_PLANTED = 16, 2048
 ROWS_AT_ONCE = 1024
 """Anchors compared with all negatives at once: 16 MB of similarities a view."""
-LEAST_LEAD = 1e-5
-"""Lead in cosine from which a negative counts as above the positive: equal captions differ by rounding."""
 _SEED = 2025
 
 
@@ -53,7 +51,7 @@ class Confirmation:
     below: float | None
     """Margin up to which half of the captions are expected to be wrong, by planted ones; None with too few of them."""
     misfit: Annotated[NDArray[np.bool_], HOW_MANY]
-    """bool [m]: the margin is not above `below`; without it, on every side a negative is above the positive."""
+    """bool [m]: the margin is not above `below`; without it, by the state alone."""
     silent: Annotated[NDArray[np.bool_], HOW_MANY]
     """bool [m]: on a side, the weights of the sample's negatives sum to less than 0.01, so its gradient is nothing."""
     state_kinds: Hidden[Codes]
@@ -90,9 +88,8 @@ def confirm(
 
     A stuck sample stays stuck if it is silent, w = g / (s + eps) < 0.01, with g as in training but against these
     negatives. What is not stuck is a misfit if its margin is so low that, by the margins of planted and random samples,
-    half of the captions up to it are expected to be wrong; with too few planted, if on every side a negative is above
-    the positive. The rest is ordinary. Pairs are shown without augmentation, images in two views as the run's recipe
-    draws them.
+    half of the captions up to it are expected to be wrong; with too few planted, by the state alone. The rest is
+    ordinary. Pairs are shown without augmentation, images in two views as the run's recipe draws them.
     weights: by default averaged ones, where the run has them. allow_code: as restore_encoders. Runs on the CPU, since
     the run may still be training on the GPU. Returns None if nothing can be confirmed; the notes get the reason.
     Raises DamagedChunkError, SnapshotNotFoundError. Source of g: iSogCLR (ICML 2023) eq 3, 11, 15, 16.
@@ -125,7 +122,7 @@ def _confirmed(
     compared = compare(places, places, rows=rows)
     silent = _silent(rows, compared, inspection.config.objective.settings.get("eps") or 0.0)
     below, margin = None, np.minimum.reduce([side.margin for side in compared.values()])
-    misfit = np.maximum.reduce([side.margin for side in compared.values()]) < -LEAST_LEAD
+    misfit = kinds.rules.score(rows) > 0
     if len(pictures):
         random, wrong = (
             np.sort(np.minimum.reduce([side.margin for side in compare(*of, rows={}).values()]))

@@ -73,12 +73,11 @@ class Inspection:
     @cached_property
     def planted(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Ids of the samples trained with another sample's caption, ascending, and of those samples, int64 [k] each."""
+        if not self.config.data.planted or self.dataset is None or self.reader is None or self.prediction:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
         from ....pipeline.planted import Planting  # imports numba
 
-        data, reader = self.config.data, self.reader
-        if not data.planted or self.dataset is None or reader is None or self.prediction:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
-        return Planting(self.dataset, self.config.seed, data.planted, reader.selection).all()
+        return Planting(self.dataset, self.config.seed, self.config.data.planted, self.reader.selection).all()
 
 
 def read_run(run: RunDirectory, *, at: str = LATEST, data: Places | None = None) -> Inspection:

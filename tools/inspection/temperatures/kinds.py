@@ -23,9 +23,10 @@ from ..reading.opening import Inspection, TauSettings
 from ..reading.state_blocks import Rows
 from .distribution import Distribution, Smallest
 
-PLANTED, TOO_FEW_VISITS, STUCK, MISFIT, CROWDED, COPIED, NOT_TOLD_APART, RARE, ORDINARY = range(9)
-KIND_NAMES = ("planted", "too_few_visits", "stuck", "misfit", "crowded", "copied", "not_told_apart", "rare", "ordinary")
-"""By code. A sample has the first kind that applies; the four before `ordinary` need features."""
+TOO_FEW_VISITS, STUCK, MISFIT, CROWDED, COPIED, NOT_TOLD_APART, RARE, ORDINARY, PLANTED = range(9)
+KIND_NAMES = ("too_few_visits", "stuck", "misfit", "crowded", "copied", "not_told_apart", "rare", "ordinary", "planted")
+"""By code. A sample has the first kind that applies, a planted one only that; the four before `ordinary` need features.
+"""
 BY_FEATURES = (CROWDED, COPIED, NOT_TOLD_APART, RARE)
 KIND = "kind"
 """Name of the column."""
@@ -94,11 +95,9 @@ class KindRules:
     def kinds(self, rows: Rows, ids: NDArray[np.int64] | range) -> Codes:
         """Return the kinds of m samples, given `columns` [m] each."""
         kinds = self.first_kind(rows, self.is_stuck(rows), self.score(rows) > 0)
-        kinds[self.are_planted(ids)] = PLANTED
-        return kinds
+        return np.where(self.are_planted(ids), np.int8(PLANTED), kinds)
 
     def are_planted(self, ids: NDArray[np.int64] | range) -> NDArray[np.bool_]:
-        """Return which samples are planted, bool [m]."""
         return np.isin(np.asarray(ids), self.planted)
 
     def judged(self, rows: Rows, ids: NDArray[np.int64] | range) -> Rows:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -41,7 +40,7 @@ class WrongCaptions:
     planted: int
     others: int
     share: Interval
-    """Share of the others whose caption is as wrong as another sample's, 0 … 1; more may be wrong in part."""
+    """Of the others, 0 … 1, whose caption is as wrong as another sample's; more may be wrong in part."""
     lists: dict[int, Interval]
     """Number of samples from the first on -> how many of their captions are wrong."""
     beyond: Hidden[Ids]
@@ -93,17 +92,9 @@ def _interval(draws: Floats) -> Interval:
     return float(draws[0]), float(min(low, draws[0])), float(max(high, draws[0]))
 
 
-class Misfits(NamedTuple):
-    """A run's samples by log s over the run, but planted and stuck ones and those with too few visits."""
-
-    sample_ids: Ids
-    """int64 [m], the most suspicious first."""
-    wrong: WrongCaptions | None
-    """What the planted samples say of them."""
-
-
-def misfits(inspection: Inspection, on_progress: OnTask) -> Misfits:
-    """Read all snapshots; takes 12 bytes of memory for each sample. Raises as `WholeRun`."""
+def misfits(inspection: Inspection, on_progress: OnTask) -> tuple[Ids, WrongCaptions | None]:
+    """Return all samples but planted and stuck ones and those with too few visits, by log s over the run, the highest
+    first, int64 [m], and what the planted ones say of them. Takes 12 bytes of memory a sample. Raises as `WholeRun`."""
     reader, rules = inspection.reader, KindRules.of(inspection)
     assert reader is not None
     over_run = WholeRun(inspection, partial(on_progress, "reading all snapshots"))
@@ -115,15 +106,14 @@ def misfits(inspection: Inspection, on_progress: OnTask) -> Misfits:
     planted, scores[rules.planted] = scores[rules.planted], np.inf
     ids = np.argsort(scores, kind="stable")[: np.isfinite(scores).sum()]
     beyond = np.searchsorted(scores[ids], planted[np.isfinite(planted)], "right")
-    return Misfits(ids, wrong_captions(beyond, len(ids)))
+    return ids, wrong_captions(beyond, len(ids))
 
 
-def exported(found: Misfits, inspection: Inspection, samples: int) -> pa.Table:
+def exported(order: Ids, wrong: WrongCaptions | None, inspection: Inspection, samples: int) -> pa.Table:
     """Return a row for each sample, null where it has none: misfit_rank, int64 from 1; expected_precision, float32, the
     share of wrong captions up to it; planted, int64, the sample whose caption it was trained with."""
     ranks, precision, shown = np.zeros(samples, np.int64), np.full(samples, np.nan, np.float32), np.full(samples, -1)
-    ranks[found.sample_ids] = np.arange(1, len(found.sample_ids) + 1)
-    precision[found.sample_ids] = found.wrong.precision() if found.wrong else np.nan
+    ranks[order], precision[order] = np.arange(1, len(order) + 1), wrong.precision() if wrong else np.nan
     shown[inspection.planted[0]] = inspection.planted[1]
     columns = {"misfit_rank": pa.array(ranks, mask=ranks == 0), "planted": pa.array(shown, mask=shown < 0)}
     return pa.table(columns | {"expected_precision": pa.array(precision, from_pandas=True)})

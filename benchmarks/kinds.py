@@ -359,7 +359,8 @@ def make(folder: Path, run: Run) -> Path:
 def settings_of(run: Run, samples: int) -> dict[str, object]:
     """Return the settings of a run, which keeps its checkpoint after every SNAPSHOT_EPOCHS epochs, at most."""
     steps = min(SNAPSHOT_EPOCHS, run.of.epochs) * (samples // BATCH)
-    kept = {"checkpoint.every_steps": steps, "checkpoint.keep_every": steps, "checkpoint.every_minutes": 5}
+    kept: dict[str, object] = {"checkpoint.every_steps": steps, "checkpoint.keep_every": steps}
+    kept["checkpoint.every_minutes"] = 5
     kept |= {"data.planted": run.planted} if run.planted else {}
     return {"seed": run.seed, "epochs": run.of.epochs, "batch_size": BATCH, **kept, **run.of.settings}
 

@@ -20,10 +20,9 @@ from .dataset import Dataset
 from .mixture import Mixture
 from .rng import compiled, uniform
 
-NEAR = 1024
-"""A caption is of one of the samples around, so that windows of a remote dataset need little more than their own."""
-MAX_DRAWS = 64
-"""A sample keeps its own caption if it has drawn only equal ones so many times."""
+NEAR, MAX_DRAWS = 1024, 64
+"""A caption is of one of so many samples around, so that windows of a remote dataset need little more than their own; a
+sample that has drawn only equal ones so many times keeps its own."""
 _NOT_A_VIEW = np.uint64(1 << 33)
 """Replaces a view's number in the key, whose epoch is 0."""
 Ids = NDArray[np.int64]
@@ -35,10 +34,8 @@ class Planting:
     def __init__(
         self, dataset: Dataset, seed: int, shares: float | Sequence[float], selection: Selection | None = None
     ) -> None:
-        """shares: of the samples to plant, 0 … 1, or of those of each part of a mixture.
-
-        selection: the samples that the run trains on, which alone give captions; read when it is first needed.
-        """
+        """shares: of the samples to plant, 0 … 1, or of those of each part of a mixture. selection: the samples that
+        the run trains on, which alone give captions; read when it is first needed."""
         self._dataset, self._seed = dataset, np.uint64(seed)
         parts = dataset.parts if isinstance(dataset, Mixture) else (dataset,)
         self._ends, self._shares = np.cumsum([part.n for part in parts]), np.broadcast_to(shares, len(parts))
@@ -48,12 +45,11 @@ class Planting:
         """Return the places of planted samples among `ids`, int64 [b], and whose captions they show, int64 [k] each."""
         share = self._shares[np.searchsorted(self._ends, ids, "right")]
         places = np.flatnonzero(_numbers(self._seed, ids, 0) < share)
-        donors, left = np.full(len(places), -1), np.arange(len(places))
-        for draw in range(1, MAX_DRAWS + 1):
-            if len(left):
-                others, fits = self._drawn(ids[places[left]], draw)
-                donors[left[fits]] = others[fits]
-                left = left[~fits]
+        donors, left, draw = np.full(len(places), -1), np.arange(len(places)), 0
+        while len(left) and (draw := draw + 1) <= MAX_DRAWS:
+            others, fits = self._drawn(ids[places[left]], draw)
+            donors[left[fits]] = others[fits]
+            left = left[~fits]
         return places[donors >= 0], donors[donors >= 0]
 
     def all(self) -> tuple[Ids, Ids]:

@@ -12,9 +12,8 @@ from .temperatures.wrong_captions import LEAST_PLANTED, WrongCaptions
 from .told.by_features import ByFeatures
 from .told.properties import OF_FEATURES
 
-MOST_SAID = 4
-MOST_PLANTED = 0.1
-"""Share of the samples to plant at most."""
+MOST_SAID, MOST_PLANTED = 4, 0.1
+"""Sentences, or lists; and share of the samples to plant."""
 SETTLED = 1.15
 """Factor within which the update rule may still move the median temperature of a side that has settled."""
 NAMES = {

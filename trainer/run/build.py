@@ -135,10 +135,8 @@ def _shares_planted(data: DataConfig, dataset: Dataset, mode: str) -> float | tu
     sizes = [part.n for part in getattr(dataset, "parts", ())] if in_parts else [_samples(data, dataset)]
     shares = np.where(given >= 1, given / sizes, given) if len(given) == len(sizes) else given + 1
     if given.any() and (mode != "bimodal" or not ((shares >= 0) & (shares <= 0.5)).all()):
-        raise ConfigError(
-            f"data.planted = {data.planted} should be a share up to 0.5, such as 0.01, or a number up to half of the "
-            "samples, or one for each part of a mixture; it is for pairs alone"
-        )
+        what = "be a share up to 0.5, or a number up to half of the samples, or one for each part of a mixture"
+        raise ConfigError(f"data.planted = {data.planted} should {what}; it is for pairs alone")
     return tuple(shares.tolist()) if in_parts else float(shares[0])
 
 

@@ -124,10 +124,8 @@ def _confirmed(
     below, margin = None, np.minimum.reduce([side.margin for side in compared.values()])
     misfit = kinds.rules.score(rows) > 0
     if len(pictures):
-        random, wrong = (
-            np.sort(np.minimum.reduce([side.margin for side in compare(*of, rows={}).values()]))
-            for of in ((others, others), (pictures, captions))
-        )
+        each = (compare(*of, rows={}).values() for of in ((others, others), (pictures, captions)))
+        random, wrong = (np.sort(np.minimum.reduce([side.margin for side in sides])) for sides in each)
         if judged := wrong_captions(np.searchsorted(random, wrong, "right"), len(random)):
             below = float([-2.0, *random][judged.longest(HALF)])  # cosines differ by no more
             misfit = margin <= below

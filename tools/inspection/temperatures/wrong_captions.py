@@ -61,9 +61,8 @@ class WrongCaptions:
 def wrong_captions(beyond: Ids, others: int) -> WrongCaptions | None:
     """Judge `others` samples by the planted ones; None if these are too few.
 
-    beyond: int64 [planted], in any order: how many of the others are as suspicious as each, or more. The share of wrong
-    captions is the least F / F0 over the tail, the expected precision of a list the share times F0 / F at its end. The
-    intervals are of a bootstrap over both groups.
+    beyond: int64 [planted], in any order, as WrongCaptions. The share is the least F / F0 over the tail, the expected
+    precision of a list the share times F0 / F at its end; the intervals are of a bootstrap over both groups.
     """
     beyond, planted = np.sort(beyond), len(beyond)
     if planted < LEAST_PLANTED or not others:

@@ -125,7 +125,7 @@ def wrong_judged(folder: Path, run: Run, at: str) -> dict[str, Any]:
         found = wrong_captions(np.searchsorted(score[order], score[of_score & is_planted], "right"), len(order))
         if found is None:
             continue
-        precision, hits = found.precision(), np.cumsum(is_wrong[order])
+        precision, hits = found.precision, np.cumsum(is_wrong[order])
         line[name] = {
             "share": [float(is_wrong[order].mean()), *found.share],
             "true": {first: float(hits[first - 1] / first) for first in FIRST if first <= len(order)},

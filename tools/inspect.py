@@ -31,7 +31,6 @@ from .inspection.findings import (
     by_features_with_progress,
     confirm_with_progress,
     look,
-    misfits_with_progress,
     read_again,
     survey_with_progress,
 )
@@ -41,7 +40,7 @@ from .inspection.rows_export import check_target, export_rows
 from .inspection.temperatures.kinds import KindRules
 from .inspection.temperatures.samples import Sample, read_histories, read_samples
 from .inspection.temperatures.survey import Survey
-from .inspection.temperatures.wrong_captions import exported
+from .inspection.temperatures.wrong_captions import exported, misfits
 from .printing import plain_text, print_facts, print_table
 from .progress import progress_bar, task_bars, working
 from .report.duplicates import duplicate_facts, write_duplicates_page
@@ -425,7 +424,8 @@ def write_rows(asked: InspectOptions) -> None:
             of = Asked(asked.features or 0, asked.weights, asked.allow_code)
             told = by_features_with_progress(inspection, survey, None, of, asked.rho)
         if samples and not inspection.prediction and (rules := KindRules.of(inspection)).log_s and not rules.why_none:
-            more = exported(*misfits_with_progress(inspection), inspection, samples)
+            with task_bars() as show:
+                more = exported(*misfits(inspection, show), inspection, samples)
         with progress_bar("exporting", samples) as bar:
             export_rows(inspection, to, bar.update, confirmation, told, more)
         return inspection, samples

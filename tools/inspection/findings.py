@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...state_store import SnapshotNotFoundError
 from ...state_store.durable import Repository
@@ -133,9 +132,9 @@ def look(
         asked = Asked(features, weights, allow_code)
         told = by_features_with_progress(inspection, found, folder, asked, rho)
         samples = read_samples(inspection, shown_ids(found, moved, told))
-        wrong = misfits_with_progress(inspection)[1] if len(inspection.planted[0]) else None
         parts: dict[str, Any] = {"drift": moved, "confirmation": confirmation, "by_features": told}
-        parts["wrong_captions"] = wrong
+        with task_bars() as show:
+            parts["wrong_captions"] = misfits(inspection, show)[1] if len(inspection.planted[0]) else None
         return Findings(inspection, found, samples=samples, said_first=said_first(told), **parts)
 
     findings = read_again(read, run, at, data, allow_code=allow_code)
@@ -189,11 +188,6 @@ def survey_with_progress(
             whole_run = WholeRun(inspection, partial(show, "reading all snapshots"))
     with progress_bar("reading the state", 2 * samples, hidden=hidden) as bar:
         return survey(inspection, by, bar.update, suspects=suspects, whole_run=whole_run)
-
-
-def misfits_with_progress(inspection: Inspection) -> tuple[NDArray[np.int64], WrongCaptions | None]:
-    with task_bars(hidden=inspection.reader is None or inspection.reader.samples < ROWS_IN_TWO_SECONDS) as show:
-        return misfits(inspection, show)
 
 
 def confirm_with_progress(

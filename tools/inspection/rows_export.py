@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 SAMPLE_ID, KIND_FROM, MARGIN = "sample_id", "kind_from", "margin"
 TAU_SOLVED, OF_MISFITS = "tau_solved", ("misfit_rank", "expected_precision", "planted")
+_Found: TypeAlias = "tuple[Confirmation | None, ByFeatures | None, pa.Table | None]"
 LEVELS = ("state", "forward_pass", "features")
 """Values of kind_from."""
 
@@ -80,11 +81,11 @@ def export_rows(
             f"{inspection.run.path} has no snapshot of its state yet, so there is nothing to export; "
             "the first checkpoint writes one"
         )
-    schema = _schema(inspection, inspection.reader, confirmation, told, more)
+    schema = _schema(inspection, inspection.reader, found := (confirmation, told, more))
     rules = None if inspection.prediction else KindRules.of(inspection)
     with written_aside(to) as file, _WRITERS[to.suffix](file, schema) as writer:
         done = 0
-        for table in _tables(inspection, inspection.reader, schema, rules, confirmation, told, more):
+        for table in _tables(inspection, inspection.reader, schema, rules, found):
             writer.write_table(table)
             done += len(table)
             on_progress(done)
@@ -105,15 +106,9 @@ def sample_columns(inspection: Inspection) -> list[str]:
     return [name for name in inspection.dataset.schema.names if name not in left_out]
 
 
-def _schema(
-    inspection: Inspection,
-    reader: StateReader,
-    confirmation: Confirmation | None,
-    told: ByFeatures | None,
-    more: pa.Table | None,
-) -> pa.Schema:
+def _schema(inspection: Inspection, reader: StateReader, found: _Found) -> pa.Schema:
     """Return the columns' names and types; metadata names snapshot and dataset."""
-    dataset, snapshot = inspection.dataset, reader.snapshot
+    dataset, snapshot, (confirmation, told, more) = inspection.dataset, reader.snapshot, found
     table = [dataset.schema.field(name) for name in sample_columns(inspection)] if dataset else []
     state = [(name, pa.float32() if name in reader.fields else pa.uint32()) for name in inspection.columns]
     metadata = {
@@ -134,16 +129,10 @@ def _schema(
 
 
 def _tables(
-    inspection: Inspection,
-    reader: StateReader,
-    schema: pa.Schema,
-    rules: KindRules | None,
-    confirmation: Confirmation | None,
-    told: ByFeatures | None,
-    more: pa.Table | None,
+    inspection: Inspection, reader: StateReader, schema: pa.Schema, rules: KindRules | None, found: _Found
 ) -> Iterator[pa.Table]:
     """Yield all rows of the export, block by block."""
-    dataset, names = inspection.dataset, sample_columns(inspection)
+    dataset, names, (confirmation, told, more) = inspection.dataset, sample_columns(inspection), found
     samples: Iterator[pa.Table] | None = None
     for block, rows in read_blocks(reader, inspection.columns):
         columns = {SAMPLE_ID: np.arange(block.start, block.stop, dtype=np.int64), **rows}
@@ -151,8 +140,8 @@ def _tables(
         if dataset:
             # Every block but the last is as long as the first, so pieces of the table line up with blocks.
             samples = samples or dataset.tables(names, len(block))
-            found = next(samples)
-            columns |= {name: found[name] for name in names}
+            table = next(samples)
+            columns |= {name: table[name] for name in names}
         if rules:
             columns |= _kind_columns(block, rules.kinds(rows, block), confirmation, told)
         if more:

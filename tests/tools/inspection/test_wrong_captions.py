@@ -41,7 +41,7 @@ def by_definition(planted, scores, first):
 @pytest.mark.parametrize("seed", range(4))
 def test_share_and_precision_are_those_of_the_definition(seed):
     planted, scores, _ = drawn(seed)
-    found, precision = judged(planted, scores), judged(planted, scores).precision()
+    found, precision = judged(planted, scores), judged(planted, scores).precision
     for first in (200, 500, 1_000, 5_000, OTHERS):
         share, expected = by_definition(planted, scores, first)
         assert found.share[0] == pytest.approx(share, rel=1e-3)
@@ -83,8 +83,8 @@ def test_nothing_is_said_of_a_list_beyond_which_fewer_than_five_planted_lie():
     found = judged(planted, scores)
     in_order = np.sort(planted)
     fifth = int(np.searchsorted(scores, in_order[4], "right"))
-    assert np.isnan(found.precision()[: fifth - 1]).all()
-    assert np.isfinite(found.precision()[fifth - 1 :]).all()
+    assert np.isnan(found.precision[: fifth - 1]).all()
+    assert np.isfinite(found.precision[fifth - 1 :]).all()
     assert set(found.lists) == {first for first in LISTS if fifth <= first < OTHERS}
 
 
@@ -93,8 +93,8 @@ def test_the_longest_list_of_a_precision_is_the_last_that_has_it():
     found = judged(planted, scores)
     for precision in (0.8, 0.5, 0.2):
         length = found.longest(precision)
-        assert (found.precision()[length:] < precision).all()
-        assert found.precision()[length - 1] >= precision
+        assert (found.precision[length:] < precision).all()
+        assert found.precision[length - 1] >= precision
         assert wrong[:length].mean() > precision - 0.05
     assert found.longest(1.1) == 0
 
@@ -104,7 +104,7 @@ def test_many_planted_samples_are_judged_in_bins_as_they_are_one_by_one():
     found = judged(planted, scores)
     assert 0.8 * wrong.mean() < found.share[0] < 1.1 * wrong.mean()
     assert found.share[2] - found.share[1] < 0.02
-    assert np.isfinite(found.precision()[99:]).all()
+    assert np.isfinite(found.precision[99:]).all()
 
 
 def test_equal_scores_say_that_nothing_is_known():

@@ -187,7 +187,7 @@ class KindCounts:
 
     def __init__(self, rules: KindRules, suspects: int) -> None:
         """suspects: how many to keep for a forward pass."""
-        self.rules = rules
+        self._rules = rules
         self._counts = np.zeros(len(KIND_NAMES), np.int64)
         self._shown = [Smallest(KIND_SHEET_SAMPLES) for _ in KIND_NAMES]
         self._suspects = Smallest(suspects)
@@ -197,7 +197,7 @@ class KindCounts:
 
         ranks: float32 [m], as `WholeRun.ranks`, to sort stuck samples and misfits by; None: by score.
         """
-        kinds, score = self.rules.kinds(rows, block), self.rules.score(rows)
+        kinds, score = self._rules.kinds(rows, block), self._rules.score(rows)
         suspicion = -score if ranks is None else ranks
         kinds[~kept] = -1
         self._counts += np.bincount(kinds[kept], minlength=len(KIND_NAMES))
@@ -213,9 +213,9 @@ class KindCounts:
             name: (int(count), shown.chosen()[0].tolist())
             for name, count, shown in zip(KIND_NAMES, self._counts, self._shown, strict=True)
         }
-        told = self.rules.decidable
+        told = self._rules.decidable
         return SampleKinds(
-            self.rules,
+            self._rules,
             {name: found[name][0] for name in told},
             {name: found[name][1] for name in told},
             self._suspects.chosen()[0],

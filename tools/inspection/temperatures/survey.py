@@ -143,7 +143,7 @@ def survey(
     elif inspection.sides and not sides:
         notes.append("No visited sample has a finite tau. `thermopile state check` lists them.")
     parts = [PART] if isinstance(inspection.dataset, Mixture) else []
-    second = _SecondPass(first, sides, inspection, [*dict.fromkeys([*by, *parts])], KindCounts(rules, suspects))
+    second = _SecondPass(first, sides, inspection, [*dict.fromkeys([*by, *parts])], suspects)
     for block, rows in read_blocks(reader, second.columns) if first.staleness.count else ():
         kept, ranks = reader.is_kept(block.start, block.stop), whole_run.ranks(block) if whole_run else None
         second.add(block, rules.judged(rows, block), kept, ranks)
@@ -236,11 +236,12 @@ class _SecondPass:
     """Figures from the second pass over all rows, which need those of the first."""
 
     def __init__(
-        self, first: _FirstPass, sides: list[Side], inspection: Inspection, by: Sequence[str], kinds: KindCounts
+        self, first: _FirstPass, sides: list[Side], inspection: Inspection, by: Sequence[str], suspects: int
     ) -> None:
         self._sides, self._notes = sides, inspection.notes
-        self.kinds = kinds
-        self.columns = list(dict.fromkeys([*(f"{side.name}/tau" for side in sides), *kinds.rules.columns]))
+        rules = KindRules.of(inspection)
+        self.kinds = KindCounts(rules, suspects)
+        self.columns = list(dict.fromkeys([*(f"{side.name}/tau" for side in sides), *rules.columns]))
         drawn = first.pool.chosen()[0]
         self.pool, self._random = np.sort(drawn), drawn[:SHEET_SAMPLES].tolist()
         self.pool_tau: dict[str, list[NDArray[np.float32]]] = {side.name: [] for side in sides}

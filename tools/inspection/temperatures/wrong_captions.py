@@ -25,70 +25,63 @@ LEAST_PLANTED, LEAST_IN_TAIL, LEAST_BEYOND = 200, 30, 5
 """Planted samples for any number, beyond a score that tells the share of wrong captions, beyond the end of a list."""
 HALF = 0.5
 """Expected precision down to which a list of misfits is worth dropping."""
-LISTS = tuple(first * 10**power for power in range(2, 9) for first in (1, 2, 5))
+LISTS = [first * 10**power for power in range(2, 9) for first in (1, 2, 5)]
 LEVEL, _DRAWS, _MOST_BINS, _SEED = 0.9, 500, 1000, 2031
-Interval = tuple[float, float, float]
-"""An estimate, with the ends of its interval at LEVEL."""
 Ids = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class WrongCaptions:
-    """What planted samples say of the others, ordered by a score, the most suspicious first."""
+    """What planted samples say of the others, ordered by a score, the most suspicious first.
+
+    Estimates have the ends of their interval at LEVEL.
+    """
 
     planted: int
     others: int
-    share: Interval
+    share: tuple[float, float, float]
     """Of the others, 0 … 1, whose caption is as wrong as another sample's; more may be wrong in part."""
-    lists: dict[int, Interval]
+    lists: dict[int, tuple[float, float, float]]
     """Number of samples from the first on -> how many of their captions are wrong."""
-    beyond: Hidden[Ids]
-    """int64 [planted], ascending: how many of the others are as suspicious as each planted one, or more."""
-
-    def precision(self) -> Floats:
-        """Return the expected share of wrong captions up to each of the others, float64 [others]; NaN where unknown."""
-        first = np.arange(1, self.others + 1)
-        planted = np.searchsorted(self.beyond, first, "right")
-        found = np.minimum(1, self.share[0] * (planted / self.planted) / (first / self.others))
-        return np.where(planted < LEAST_BEYOND, np.nan, found)
+    precision: Hidden[NDArray[np.float64]]
+    """float64 [others]: the expected share of wrong captions up to each; NaN with fewer than LEAST_BEYOND planted."""
 
     def longest(self, precision: float) -> int:
         """Return the number of samples of the longest list that has this expected precision; 0 if none has."""
-        return int(np.flatnonzero(self.precision() >= precision).max(initial=-1)) + 1
+        return int(np.flatnonzero(self.precision >= precision).max(initial=-1)) + 1
 
 
 def wrong_captions(beyond: Ids, others: int) -> WrongCaptions | None:
     """Judge `others` samples by the planted ones; None if these are too few.
 
-    beyond: int64 [planted], in any order, as WrongCaptions. The share is the least F / F0 over the tail, the expected
-    precision of a list the share times F0 / F at its end; the intervals are of a bootstrap over both groups.
+    beyond: int64 [planted]: how many of the others are as suspicious as each, or more. The share is the least F / F0
+    over the tail, the expected precision of a list the share times F0 / F at its end; the intervals are of a bootstrap
+    over both groups.
     """
     beyond, planted = np.sort(beyond), len(beyond)
     if planted < LEAST_PLANTED or not others:
         return None
     places = np.unique(np.linspace(1, planted, min(planted, _MOST_BINS)).astype(int))
-    lists = np.array([first for first in LISTS if first < others], np.int64)
-    in_lists = np.searchsorted(beyond, lists, "right")
-    ends = np.stack([np.append(places, in_lists), np.append(beyond[places - 1], lists)])
+    inside = np.searchsorted(beyond, np.arange(1, others + 1), "right")
+    lists = np.array([first for first in LISTS if first < others and inside[first - 1] >= LEAST_BEYOND], np.int64)
+    ends = np.stack([np.append(places, inside[lists - 1]), np.append(beyond[places - 1], lists)])
     ends = np.append(ends[:, np.lexsort(ends)], [[planted], [others]], axis=1)  # of planted, and of others
-    rng, shares = np.random.default_rng(_SEED), list[Floats]()
+    rng, shares = np.random.default_rng(_SEED), list[NDArray[np.float64]]()
     for total, of_group in zip((planted, others), ends, strict=True):
         drawn = rng.multinomial(total, np.diff(of_group, prepend=0) / total, _DRAWS).cumsum(1)
         shares.append(np.concatenate([of_group[None], drawn]) / total)
     f0, f = shares
     with np.errstate(divide="ignore", invalid="ignore"):  # the least of many ratios: by chance too low, if anything
         share = np.min(f / f0, axis=1, where=f0 * planted > LEAST_IN_TAIL - 0.5, initial=1)
-    at = np.searchsorted(ends[1], lists[in_lists >= LEAST_BEYOND], "right") - 1
-    wrong = np.minimum(1, share[:, None] * f0[:, at] / np.maximum(f[:, at], 1 / others)) * ends[1][at]
-    found = {int(ends[1][end]): _interval(each) for end, each in zip(at, wrong.T, strict=True)}
-    return WrongCaptions(planted, others, _interval(share), found, beyond)
-
-
-def _interval(draws: Floats) -> Interval:
-    """Return the first as the value, with the interval of the others, widened to hold it."""
-    low, high = np.quantile(draws[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(draws[0]), float(min(low, draws[0])), float(max(high, draws[0]))
+    at = np.searchsorted(ends[1], lists, "right") - 1
+    wrong = np.minimum(1, share[:, None] * f0[:, at] / np.maximum(f[:, at], 1 / others)) * lists
+    draws = np.column_stack([share, wrong])
+    low, high = np.quantile(draws[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    bounds = np.minimum(low, draws[0]), np.maximum(high, draws[0])
+    of_all, *of_lists = zip(*(each.tolist() for each in (draws[0], *bounds)), strict=True)
+    precision = np.minimum(1, share[0] * (inside / planted) / (np.arange(1, others + 1) / others))
+    precision[inside < LEAST_BEYOND] = np.nan
+    return WrongCaptions(planted, others, of_all, dict(zip(lists.tolist(), of_lists, strict=True)), precision)
 
 
 def misfits(inspection: Inspection, on_progress: OnTask) -> tuple[Ids, WrongCaptions | None]:
@@ -112,7 +105,7 @@ def exported(order: Ids, wrong: WrongCaptions | None, inspection: Inspection, sa
     """Return a row for each sample, null where it has none: misfit_rank, int64 from 1; expected_precision, float32, the
     share of wrong captions up to it; planted, int64, the sample whose caption it was trained with."""
     ranks, precision, shown = np.zeros(samples, np.int64), np.full(samples, np.nan, np.float32), np.full(samples, -1)
-    ranks[order], precision[order] = np.arange(1, len(order) + 1), wrong.precision() if wrong else np.nan
+    ranks[order], precision[order] = np.arange(1, len(order) + 1), wrong.precision if wrong else np.nan
     shown[inspection.planted[0]] = inspection.planted[1]
     columns = {"misfit_rank": pa.array(ranks, mask=ranks == 0), "planted": pa.array(shown, mask=shown < 0)}
     return pa.table(columns | {"expected_precision": pa.array(precision, from_pandas=True)})

@@ -46,8 +46,19 @@ class Planting:
         share = self._shares[np.searchsorted(self._ends, ids, "right")]
         places = np.flatnonzero(_numbers(self._seed, ids, 0) < share)
         donors, left, draw = np.full(len(places), -1), np.arange(len(places)), 0
+        first_id = self._dataset.first_id
         while len(left) and (draw := draw + 1) <= MAX_DRAWS:
-            others, fits = self._drawn(ids[places[left]], draw)
+            own = ids[places[left]]
+            shards, _ = self._dataset.locate(own)
+            low = np.clip(own - NEAR // 2, first_id[shards], np.maximum(first_id[shards], first_id[shards + 1] - NEAR))
+            count = np.minimum(first_id[shards + 1] - low, NEAR)
+            others = low + (_numbers(self._seed, own, draw) * count).astype(np.int64)
+            fits = self._gives(others)
+            with self._dataset.files.hold(np.concatenate([own, others])):
+                for number in np.unique(shards).tolist():
+                    at = np.flatnonzero(shards == number)
+                    rows, of_others = (each[at] - first_id[number] for each in (own, others))
+                    fits[at] &= self._dataset.shard(number).captions_differ(rows, of_others)
             donors[left[fits]] = others[fits]
             left = left[~fits]
         return places[donors >= 0], donors[donors >= 0]
@@ -61,20 +72,6 @@ class Planting:
             found.append(np.stack([ids[places], donors]))
         ids, donors = np.concatenate(found, axis=1)
         return ids, donors
-
-    def _drawn(self, ids: Ids, draw: int) -> tuple[Ids, NDArray[np.bool_]]:
-        """Return a sample of the same shard for each, int64 [k], and which of these can give their captions."""
-        shards, _ = self._dataset.locate(ids)
-        start, stop = self._dataset.first_id[shards], self._dataset.first_id[shards + 1]
-        low = np.clip(ids - NEAR // 2, start, np.maximum(start, stop - NEAR))
-        others = low + (_numbers(self._seed, ids, draw) * np.minimum(stop - low, NEAR)).astype(np.int64)
-        fits = self._gives(others)
-        with self._dataset.files.hold(np.concatenate([ids, others])):
-            for number in np.unique(shards).tolist():
-                at, shard = np.flatnonzero(shards == number), self._dataset.shard(number)
-                own, other = (each[at] - start[at] for each in (ids, others))
-                fits[at] &= shard.captions_differ(own, other)
-        return others, fits
 
     def _gives(self, ids: Ids) -> NDArray[np.bool_]:
         """Return which samples the run trains on, bool [k]."""

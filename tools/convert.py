@@ -46,9 +46,7 @@ SECONDS_UNTIL_TOLD = 2.0
 MAX_OF_A_KIND = 10
 """Findings of a kind that `check` prints."""
 FEW_SAMPLES = 20_000
-"""Below, the preset `small` is meant for the dataset."""
-ENOUGH_TO_PLANT = 20_000
-"""Pairs, of which 1 % planted tell how many captions are wrong."""
+"""Below, the preset `small` is meant for the dataset; from so many pairs on, 1 % are enough to plant."""
 
 
 class _Kinds(click.Group):
@@ -188,7 +186,7 @@ def _run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOp
         index = read_index(out)
         preset = "glyphs" if kind.name == "glyphs" else "small" if index.n < FEW_SAMPLES else None
         named = f"--preset {preset} " if preset else ""
-        planted = " --set data.planted=0.01" if index.mode == "pairs" and index.n >= ENOUGH_TO_PLANT else ""
+        planted = " --set data.planted=0.01" if index.mode == "pairs" and index.n >= FEW_SAMPLES else ""
         train = f"thermopile train {named}--data {out} --out runs/{out.name}{planted}"
         click.echo(f"next: thermopile show {out} --out {out.name}.png; {train}")
 

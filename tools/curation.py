@@ -27,7 +27,7 @@ from .inspection.reading.opening import Inspection
 from .inspection.reading.predicted import other_dataset
 from .inspection.reading.state_blocks import read_blocks
 from .inspection.rows_export import check_target, of_dataset
-from .inspection.said import how_to_plant
+from .inspection.said import said_of_misfits
 from .inspection.temperatures.correlation import NO_GROUP
 from .inspection.temperatures.groups import CLASS_COLUMN, check_columns, codes_of
 from .inspection.temperatures.kinds import MIN_VISITS, NEAR_FLOOR, KindRules
@@ -178,7 +178,7 @@ def _misfits(inspection: Inspection, rules: CurationRules, on_progress: OnTask) 
     if rules.precision is None:
         return order[: rules.misfits]
     if wrong is None:
-        raise ConfigError(f"{how_to_plant(inspection)} Or give a number: --drop-misfits N")
+        raise ConfigError(f"{said_of_misfits(inspection, None)[0]} Or give a number: --drop-misfits N")
     return order[: rules.misfits][: wrong.longest(rules.precision)]
 
 

@@ -345,9 +345,7 @@ def _in_words(trainer: Trainer) -> str:
     tars = f", pictures in {dataset.tars.root}" if dataset.tars else ""
     left_out = trainer.order.samples - trainer.order.steps_per_epoch * config.batch_size
     left = "" if config.data.parts or not left_out else f", {left_out:,} samples not drawn in an epoch"
-    shares = config.data.planted if isinstance(config.data.planted, tuple) else (config.data.planted,)
-    of_parts = " : ".join(f"{100 * share:.3g}%" for share in shares)
-    wrong = f", {of_parts} of them with another one's caption (data.planted)" if any(shares) else ""
+    wrong = f", {config.data.planted} of them with another one's caption (data.planted)" if config.data.planted else ""
     return (
         f"{selected}{dataset.n:,} {kind} from {dataset.place}{tars}{weighted}{wrong}, "
         f"{trainer.device}{speed}{ranks}, {parameters:,} encoder parameters, {trainer.total_steps:,} steps in "

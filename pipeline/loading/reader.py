@@ -104,9 +104,9 @@ class Reader:
 
     def damaged(self, sample_id: int, fault: int) -> DatasetError:
         """Return the error to raise for a damaged sample; fault: a key of REASONS."""
-        own, donors = (ids := np.array([sample_id])), self._planted(ids)[1]
-        of_caption = fault in (TOKENS_CHANGED, NO_TOKEN) and len(donors) > 0
-        shard, row = (int(at[0]) for at in self._dataset.locate(donors if of_caption else own))
+        ids = np.array([sample_id])
+        donors = self._planted(ids)[1] if fault in (TOKENS_CHANGED, NO_TOKEN) else ids[:0]
+        shard, row = (int(at[-1]) for at in self._dataset.locate(np.concatenate([ids, donors])))
         return self._dataset.shard(shard).damaged(row, REASONS[fault])
 
     def _planted(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -8,14 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from ...state_store import SnapshotNotFoundError
 from ...state_store.durable import Repository
 from ...storage.place import Place, Places
 from ...trainer.run_directory import RunDirectory
 from ..progress import progress_bar, task_bars, working
-from .features.confirmation import Confirmation, compared_ids, confirm, with_confirmed
+from .features.confirmation import Confirmation, confirm, with_confirmed
 from .features.drawn import Asked
 from .features.embedding_map import EmbeddingMap, embedding_map
 from .json_fields import Hidden
@@ -196,11 +194,9 @@ def confirm_with_progress(
     """Return the survey with the kinds of its suspects confirmed, and how, if there are to be any."""
     if not suspects or survey.kinds is None:
         return survey, None
-    embedded = len(np.unique(np.concatenate(compared_ids(survey, survey.kinds, inspection))))
-    with progress_bar("confirming kinds", embedded) as bar:
-        found = confirm(
-            inspection, survey, lambda done, total: bar.update(done), weights=weights, allow_code=allow_code
-        )
+    with task_bars() as show:
+        confirming = partial(show, "confirming kinds")
+        found = confirm(inspection, survey, confirming, weights=weights, allow_code=allow_code)
     return (replace(survey, kinds=with_confirmed(survey.kinds, found)) if found else survey), found
 
 

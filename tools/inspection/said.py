@@ -52,27 +52,24 @@ def said_first(found: ByFeatures | None) -> list[str]:
 
 
 def said_of_misfits(inspection: Inspection, found: WrongCaptions | None) -> list[str]:
-    """Return what is said of the list of misfits: how many captions are wrong, or how to learn it."""
-    if found is None:
-        return [how_to_plant(inspection)]
-    lists = [f"of the first {first:,}, about {_rounded(of)}" for first, of in [*found.lists.items()][:MOST_SAID]]
-    of_all = f"About {_rounded(100 * each for each in found.share)}% of all captions are as wrong as another sample's"
-    of_lists = [f"Wrong captions in the order of log s over the run: {'; '.join(lists)}."] if lists else []
-    return [*of_lists, f"{of_all}; those that are wrong in part come on top."]
+    """Return what is said of the list of misfits: how many captions are wrong, or what it takes to learn that."""
+    if found is not None:
+        lists = [f"of the first {first:,}, about {_rounded(of)}" for first, of in [*found.lists.items()][:MOST_SAID]]
+        of_all = (
+            f"About {_rounded(100 * each for each in found.share)}% of the captions are as wrong as another sample's"
+        )
+        of_lists = [f"Wrong captions in the order of log s over the run: {'; '.join(lists)}."] if lists else []
+        return [*of_lists, f"{of_all}; those that are wrong in part come on top."]
+    pairs, planted = inspection.reader.kept if inspection.reader else 1, len(inspection.planted[0])
+    why, share = "This is an order, and tells no number of wrong captions", math.ceil(125 * LEAST_PLANTED / pairs) / 100
+    if inspection.config.objective.mode != "bimodal" or planted >= LEAST_PLANTED or share > MOST_PLANTED:
+        return [f"{why}{', for planted samples have too few visits yet' if planted else ''}."]
+    few = f": {planted:,} are planted, {LEAST_PLANTED} are needed" if planted else ""
+    return [f"{why}{few}. To learn it, train with --set data.planted={share:g}."]
 
 
 def _rounded(interval: Iterable[float]) -> str:
     return "{} ({} to {})".format(*(f"{float(f'{each:.2g}'):,g}" for each in interval))
-
-
-def how_to_plant(inspection: Inspection) -> str:
-    """Return why it is not known how many captions are wrong, and what to do."""
-    pairs, planted = inspection.reader.kept if inspection.reader else 1, len(inspection.planted[0])
-    why, share = "This is an order, and tells no number of wrong captions", math.ceil(125 * LEAST_PLANTED / pairs) / 100
-    if inspection.config.objective.mode != "bimodal" or planted >= LEAST_PLANTED or share > MOST_PLANTED:
-        return f"{why}{', for planted samples have too few visits yet' if planted else ''}."
-    few = f": {planted:,} are planted, {LEAST_PLANTED} are needed" if planted else ""
-    return f"{why}{few}. To learn it, train with --set data.planted={share:g}."
 
 
 def in_words(side: str, each: Association) -> str:

@@ -193,12 +193,14 @@ def came_back(doubted: Doubted) -> str:
 
 def confirmation(found: Confirmation) -> str:
     """Describe a forward pass and what it found."""
-    how = "are misfits by the state alone"
-    if found.below is not None:
-        how = f"have a margin of {found.below:.3f} or less, up to which half of the captions are expected to be wrong"
+    by = (
+        "by the state alone"
+        if found.below is None
+        else f"by margins up to {found.below:.3f}, of which half are expected"
+    )
     return (
         f"{len(found.sample_ids):,} suspects compared with {found.negatives:,} random samples, by the "
-        f"{found.weights} weights of checkpoint {found.checkpoint}: {found.misfit.sum():,} {how}, "
+        f"{found.weights} weights of checkpoint {found.checkpoint}: {found.misfit.sum():,} are misfits {by}, "
         f"{found.silent.sum():,} are silent (w < 0.01)"
     )
 

@@ -322,8 +322,7 @@ def open_loader(
         "device": device.type,
     }
     if config.planted:
-        selection = order.selection if isinstance(order, Selected) else None
-        shared["planting"] = Planting(dataset, order.seed, config.planted, selection)
+        shared["planting"] = Planting(dataset, order.seed, config.planted, getattr(order, "selection", None))
     try:
         if config.loader == "dali":
             from ...pipeline.loading.dali_loader import DALILoader

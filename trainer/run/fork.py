@@ -103,8 +103,7 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
     holes, new = _holes(origin, recorded, asked, dataset)
     if len(new):
         first = order.first_uses(new, asked.epochs)
-        if recorded.data.planted:
-            first[:] = 0  # their captions may have been shown with other pictures
+        first *= not recorded.data.planted  # else their captions may have been shown with other pictures
         unaware = max(each for each in {0, *kept} if each <= first.min())
         if at is None and unaware < step:
             return plan_fork(origin, f"step-{unaware}", given)

@@ -34,6 +34,7 @@ MIN_NEGATIVES, MAX_PLANTED = 16, 2048
 ROWS_AT_ONCE = 1024
 """Anchors compared with all negatives at once: 16 MB of similarities a view."""
 _SEED = 2025
+Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Confirmation:
     """`averaged` or `raw`."""
     negatives: int
     """Number of samples that each was compared with."""
-    sample_ids: Annotated[NDArray[np.int64], Shown(len), named("suspects")]
+    sample_ids: Annotated[Ids, Shown(len), named("suspects")]
     """int64 [m], ascending; the next six are in this order."""
     below: float | None
     """Margin up to which half of the captions are expected to be wrong, by planted ones; None with too few of them."""
@@ -144,7 +145,7 @@ def _confirmed(
     )
 
 
-def compared_ids(survey: Survey, kinds: SampleKinds, inspection: Inspection) -> tuple[NDArray[np.int64], ...]:
+def compared_ids(survey: Survey, kinds: SampleKinds, inspection: Inspection) -> tuple[Ids, ...]:
     """Return ids: of the suspects, ascending; of random visited samples to compare with; of planted ones; of donors."""
     pool, (planted, donors) = survey.pool.sample_ids, inspection.planted
     drawn = np.random.default_rng(_SEED).choice(pool, min(MAX_NEGATIVES, len(pool)), replace=False)
@@ -152,9 +153,7 @@ def compared_ids(survey: Survey, kinds: SampleKinds, inspection: Inspection) -> 
     return np.sort(kinds.suspects), drawn, planted[some], donors[some]
 
 
-def _features(
-    inspection: Inspection, encoders: Encoders, sample_ids: NDArray[np.int64], on_progress: OnDone
-) -> list[Tensor]:
+def _features(inspection: Inspection, encoders: Encoders, sample_ids: Ids, on_progress: OnDone) -> list[Tensor]:
     """Return the features of pictures and captions, or of two views, float32 [m, d] each, rows of norm 1."""
     import torch
 
@@ -168,13 +167,7 @@ def _features(
 
 
 def _compare(
-    features: list[Tensor],
-    places: NDArray[np.int64],
-    captions: NDArray[np.int64],
-    *,
-    others: NDArray[np.int64],
-    rows: Rows,
-    paired: bool,
+    features: list[Tensor], places: Ids, captions: Ids, *, others: Ids, rows: Rows, paired: bool
 ) -> dict[str, Compared]:
     """Compare samples with negatives, both given as rows of `features`, by side of the state. rows: the samples' state.
 

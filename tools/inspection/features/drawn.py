@@ -58,8 +58,8 @@ class VisitedFeatures:
     def __init__(self, file: FeaturesFile, reader: StateReader, planted: ArrayLike = ()) -> None:
         """planted: ids of samples to leave out, whose state is of other captions."""
         ids = np.arange(file.samples) if file.drawn is None else file.drawn
-        visited = reader.rows_at(ids, [VISITS])[VISITS] > 0
-        self._file, self._rows = file, np.flatnonzero(visited & ~np.isin(ids, planted))
+        seen = (reader.rows_at(ids, [VISITS])[VISITS] > 0) & ~np.isin(ids, planted)
+        self._file, self._rows = file, np.flatnonzero(seen)
         self.of = file.of
         self.sample_ids: NDArray[np.int64] = ids[self._rows]
         """int64 [m], ascending."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ....pipeline.dataset import Dataset
 from ....pipeline.errors import DatasetError
+from ....pipeline.planted import Planting
 from ....state_store import StateReader, StoreNotFoundError
 from ....state_store.durable import Repository
 from ....storage.place import Places
@@ -75,8 +76,6 @@ class Inspection:
         """Ids of the samples trained with another sample's caption, ascending, and of those samples, int64 [k] each."""
         if not self.config.data.planted or self.dataset is None or self.reader is None or self.prediction:
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        from ....pipeline.planted import Planting  # imports numba
-
         return Planting(self.dataset, self.config.seed, self.config.data.planted, self.reader.selection).all()
 
 

@@ -84,8 +84,7 @@ def drift(inspection: Inspection, against: str | Inspection, on_progress: OnRows
     else:
         earlier, later = in_order(inspection, inspection.reader, against)
     counts = {name: _SideCounts() for name in names}
-    planted = inspection.planted[0]
-    for block, ids, before, after in _blocks(earlier, later, names, planted):
+    for block, ids, before, after in _blocks(earlier, later, names, inspection.planted[0]):
         for name, side in counts.items():
             side.add(ids, before[name], after[name])
         on_progress(block.stop)
@@ -97,7 +96,7 @@ def drift(inspection: Inspection, against: str | Inspection, on_progress: OnRows
         )
         return None
     joints = {name: JointCounts(side.before, side.after) for name, side in counts.items()}
-    for block, _, before, after in _blocks(earlier, later, names, planted):
+    for block, _, before, after in _blocks(earlier, later, names, inspection.planted[0]):
         for name, joint in joints.items():
             joint.add(before[name], after[name])
         on_progress(earlier.samples + block.stop)

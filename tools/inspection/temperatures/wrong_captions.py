@@ -32,10 +32,7 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class WrongCaptions:
-    """What planted samples say of the others, ordered by a score, the most suspicious first.
-
-    Estimates have the ends of their interval at LEVEL.
-    """
+    """What planted samples say of the others, the most suspicious first. Estimates have an interval at LEVEL."""
 
     planted: int
     others: int
@@ -77,8 +74,8 @@ def wrong_captions(beyond: Ids, others: int) -> WrongCaptions | None:
     wrong = np.minimum(1, share[:, None] * f0[:, at] / np.maximum(f[:, at], 1 / others)) * lists
     draws = np.column_stack([share, wrong])
     low, high = np.quantile(draws[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-    bounds = np.minimum(low, draws[0]), np.maximum(high, draws[0])
-    of_all, *of_lists = zip(*(each.tolist() for each in (draws[0], *bounds)), strict=True)
+    bounds = draws[0], np.minimum(low, draws[0]), np.maximum(high, draws[0])
+    of_all, *of_lists = zip(*(each.tolist() for each in bounds), strict=True)
     precision = np.minimum(1, share[0] * (inside / planted) / (np.arange(1, others + 1) / others))
     precision[inside < LEAST_BEYOND] = np.nan
     return WrongCaptions(planted, others, of_all, dict(zip(lists.tolist(), of_lists, strict=True)), precision)
@@ -107,5 +104,5 @@ def exported(order: Ids, wrong: WrongCaptions | None, inspection: Inspection, sa
     ranks, precision, shown = np.zeros(samples, np.int64), np.full(samples, np.nan, np.float32), np.full(samples, -1)
     ranks[order], precision[order] = np.arange(1, len(order) + 1), wrong.precision if wrong else np.nan
     shown[inspection.planted[0]] = inspection.planted[1]
-    columns = {"misfit_rank": pa.array(ranks, mask=ranks == 0), "planted": pa.array(shown, mask=shown < 0)}
-    return pa.table(columns | {"expected_precision": pa.array(precision, from_pandas=True)})
+    columns = [pa.array(ranks, mask=ranks == 0), pa.array(precision, from_pandas=True), pa.array(shown, mask=shown < 0)]
+    return pa.table(columns, ["misfit_rank", "expected_precision", "planted"])

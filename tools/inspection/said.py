@@ -55,9 +55,7 @@ def said_of_misfits(inspection: Inspection, found: WrongCaptions | None) -> list
     """Return what is said of the list of misfits: how many captions are wrong, or what it takes to learn that."""
     if found is not None:
         lists = [f"of the first {first:,}, about {_rounded(of)}" for first, of in [*found.lists.items()][:MOST_SAID]]
-        of_all = (
-            f"About {_rounded(100 * each for each in found.share)}% of the captions are as wrong as another sample's"
-        )
+        of_all = f"About {_rounded(100 * each for each in found.share)}% of captions are as wrong as another sample's"
         of_lists = [f"Wrong captions in the order of log s over the run: {'; '.join(lists)}."] if lists else []
         return [*of_lists, f"{of_all}; those that are wrong in part come on top."]
     pairs, planted = inspection.reader.kept if inspection.reader else 1, len(inspection.planted[0])

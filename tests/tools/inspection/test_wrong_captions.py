@@ -153,7 +153,7 @@ def test_a_report_says_how_many_captions_of_the_list_and_of_all_are_wrong(run, l
         done.stdout,
     )
     of_all = re.search(
-        r"About ([\d.]+) \(([\d.]+) to ([\d.]+)\)% of the captions are as wrong as another sample's", done.stdout
+        r"About ([\d.]+) \(([\d.]+) to ([\d.]+)\)% of captions are as wrong as another sample's", done.stdout
     )
     for found, true in ((lists, 100), (of_all, 100 * 400 / (N - len(log_s[1])))):
         value, low, high = map(float, found.groups())

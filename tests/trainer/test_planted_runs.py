@@ -197,7 +197,7 @@ def test_training_says_first_that_captions_are_planted(pairs_dataset, tmp_path):
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("budget", ["none", "20KB"])
+@pytest.mark.parametrize("budget", ["none", "33KB"])
 def test_ranks_killed_at_many_moments_and_resumed_by_others_have_the_same_samples_planted(
     start_ranks, pairs_dataset, tmp_path, budget
 ):

@@ -59,7 +59,8 @@ def selections(folder: Path, data: Path, raw: Path, seed: int) -> dict[str, Path
     curated, random, unaltered = files.values()
     if not curated.exists():
         thermopile("inspect", raw, "--duplicates")
-        thermopile("curate", raw, "--keep", curated, "--drop-misfits", "--thin", 1)
+        misfits = json.loads(thermopile("inspect", raw, "--features", "none", "--json"))["kinds"]["misfit"]["samples"]
+        thermopile("curate", raw, "--keep", curated, *(("--drop-misfits", misfits) if misfits else ()), "--thin", 1)
     altered = np.array([told is not None for told in Dataset(data).column("altered").to_pylist()])
     drawn = np.random.default_rng(seed).permutation(len(altered))[: pq.read_metadata(curated).num_rows]
     pq.write_table(pa.table({"sample_id": np.sort(drawn)}), random)

@@ -10,11 +10,19 @@ missing, and resumes the run that was stopped. Checkpoints at every fourth epoch
            darker, half of the heaps with the same caption, half with numbered captions
   tail     some classes are cut to 5 to 50 samples; without classes, the samples with some words
 
+With --wrong, other runs are made instead, in which some captions are exchanged and some are planted (data.planted):
+
+\b
+  wrong-random-S   S % of the captions, among themselves
+  wrong-class-S    the same, each with a sample of its class or set; not of emoji, which have none
+  wrong-word-S     the same, each with a sample whose caption shares a word
+
 \b
 Examples:
   PYTHONPATH=build/resvg nice python -m benchmarks.kinds kinds     # icons need resvg: python -m benchmarks.icons --help
   python -m benchmarks.kinds kinds --plan                          # every run with its steps and hours; makes nothing
   python -m benchmarks.kinds kinds --only glyphs --only fashion    # only the runs whose names begin so
+  python -m benchmarks.kinds kinds --wrong --plan
 """
 
 from __future__ import annotations
@@ -109,7 +117,9 @@ class Planted(NamedTuple):
     copy: Ids
     """int64 [n]: 0 for the sample itself, else the number of the copy, from 1."""
     told: dict[int, str]
-    """What was planted, `crowd NAME` or `tail NAME`, by place in ids."""
+    """What was planted, `crowd NAME`, `tail NAME` or `wrong HOW`, by place in ids."""
+    captions: Ids | None = None
+    """int64 [n]: the sample whose caption each has; None: its own."""
 
 
 def crowds(dataset: Dataset, share: float) -> Planted:
@@ -154,6 +164,27 @@ def tail(dataset: Dataset, classes: Mapping[str, Ids]) -> Planted:
     return Planted(ids, np.zeros(len(ids), np.int64), told)
 
 
+def wrong(dataset: Dataset, share: float, how: str, classes: Mapping[str, Ids]) -> Planted:
+    """Exchange the captions of some samples: `random` among all of them, or with any sample of a class of theirs.
+
+    A sample of no such class, and one that would get an equal caption, keeps its own.
+    """
+    rng, n = np.random.default_rng([SEED, 4]), dataset.n
+    chosen, texts, captions = rng.permutation(n)[: round(share * n)], dataset.column(CAPTION).to_pylist(), np.arange(n)
+    if how == "random":
+        captions[chosen] = np.roll(chosen, 1)
+    else:
+        of_sample: dict[int, list[str]] = {}
+        for name, ids in classes.items():
+            for sample_id in ids.tolist() if len(ids) > 1 else ():
+                of_sample.setdefault(sample_id, []).append(name)
+        for sample_id in chosen.tolist():
+            if names := of_sample.get(sample_id):
+                captions[sample_id] = rng.choice(classes[names[rng.integers(len(names))]])
+    told = {place: f"wrong {how}" for place in chosen.tolist() if texts[captions[place]] != texts[place]}
+    return Planted(np.arange(n), np.zeros(n, np.int64), told, captions)
+
+
 def members(dataset: Dataset, by: Literal["group", "word"]) -> dict[str, Ids]:
     """Return the ids of each class, or of each word of three letters or more in the captions."""
     if by == "group":
@@ -189,6 +220,8 @@ class PlantedSource(Source):
     def caption(self, index: int) -> str | None:
         """Return the original's caption; the copies of every other original have numbered ones."""
         original, number = int(self.planted.ids[index]), int(self.planted.copy[index])
+        if self.planted.captions is not None:
+            original = int(self.planted.captions[index])
         caption: str | None = self.columns[CAPTION][original].as_py()
         return f"{caption} {number}" if caption is not None and number and original % 2 else caption
 
@@ -244,6 +277,11 @@ class Run:
         return round(self.of.samples / (1 - float(percent) / 100)) if kind == "crowd" else self.of.samples
 
     @property
+    def planted(self) -> float:
+        """Setting data.planted: 1 % from 20,000 samples on, else as many as make 280."""
+        return max(0.01, round(280 / self.of.samples, 2)) if self.variant.startswith("wrong") else 0.0
+
+    @property
     def hours(self) -> float:
         """On one core."""
         return self.samples * self.of.epochs / self.of.rate / 3600
@@ -254,13 +292,25 @@ SEEDS = {"plain": (0, 1), "crowd-1": (0,), "crowd-5": (0,), "crowd-20": (0,), "t
 RUNS = [Run(data, variant, seed) for data in DATA for variant, seeds in SEEDS.items() for seed in seeds]
 
 
+WRONG = [f"wrong-{how}-{percent}" for how in ("random", "class", "word") for percent in (0, 1, 5, 20)]
+WRONG_RUNS = [
+    Run(data, variant, seed)
+    for data in ("emoji", "openclipart", "icons-40000")
+    for variant in WRONG
+    for seed in range(3)
+    if not variant.endswith(("class-0", "word-0")) and (data, variant.split("-")[1]) != ("emoji", "class")
+]
+"""The half of openclipart is judged on; seeds 1 and 2 of the others too."""
+
+
 @click.command(help=__doc__)
 @click.argument("folder", metavar="FOLDER", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--plan", is_flag=True, help="Print the runs with their hours on one core, and make nothing.")
 @click.option("--only", multiple=True, metavar="TEXT", help="Only runs whose names begin so. Repeatable.")
-def main(folder: Path, plan: bool, only: tuple[str, ...]) -> None:
+@click.option("--wrong", "with_wrong", is_flag=True, help="The runs with wrong captions instead.")
+def main(folder: Path, plan: bool, only: tuple[str, ...], with_wrong: bool) -> None:
     folder = folder.absolute()
-    runs = [run for run in RUNS if run.name.startswith(only or "")]
+    runs = [run for run in (WRONG_RUNS if with_wrong else RUNS) if run.name.startswith(only or "")]
     if plan:
         click.echo(plan_of(folder, runs))
         return
@@ -309,7 +359,9 @@ def make(folder: Path, run: Run) -> Path:
 def settings_of(run: Run, samples: int) -> dict[str, object]:
     """Return the settings of a run, which keeps its checkpoint after every SNAPSHOT_EPOCHS epochs, at most."""
     steps = min(SNAPSHOT_EPOCHS, run.of.epochs) * (samples // BATCH)
-    kept = {"checkpoint.every_steps": steps, "checkpoint.keep_every": steps, "checkpoint.every_minutes": 5}
+    kept: dict[str, object] = {"checkpoint.every_steps": steps, "checkpoint.keep_every": steps}
+    kept["checkpoint.every_minutes"] = 5
+    kept |= {"data.planted": run.planted} if run.planted else {}
     return {"seed": run.seed, "epochs": run.of.epochs, "batch_size": BATCH, **kept, **run.of.settings}
 
 
@@ -328,7 +380,14 @@ def planted_data(folder: Path, run: Run) -> Path:
     if not out.exists():
         kind, _, percent = run.variant.partition("-")
         is_tail = kind == "tail"
-        planted = tail(dataset, members(dataset, run.of.classes)) if is_tail else crowds(dataset, float(percent) / 100)
+        if kind == "wrong":
+            how, _, percent = percent.partition("-")
+            classes = members(dataset, "group" if how == "class" else "word")
+            planted = wrong(dataset, float(percent) / 100, how, classes)
+        elif is_tail:
+            planted = tail(dataset, members(dataset, run.of.classes))
+        else:
+            planted = crowds(dataset, float(percent) / 100)
         told = dataset.index.tokenizer
         settings = ConvertSettings(context_length=told.context_length) if told else ConvertSettings()
         tokenizer = dataset.tokenizer_path if told else None

@@ -5,6 +5,9 @@ benchmarks/kinds_judged.jsonl, so that the runs can be made, judged and removed 
 cards is recomputed by code that shares nothing with the product: features are read from their file as its
 documentation says, words and classes from the dataset's tables.
 
+With --wrong, the runs with wrong captions are judged instead, with a line for each snapshot in
+benchmarks/wrong_judged.jsonl: by each score, the true and the expected number of wrong captions of the first samples.
+
 \b
 Examples:
   python -m benchmarks.kinds_judged kinds                    # judge what is there; a Markdown page of all lines
@@ -43,11 +46,13 @@ from thermopile.tools.inspection.told.by_features import NEAR_OF, by_features
 from thermopile.tools.inspection.told.properties import OF_FEATURES, properties
 from thermopile.trainer.run_directory import RunDirectory
 
-from .kinds import RUNS, Run, is_finished
+from .kinds import RUNS, WRONG_RUNS, Run, is_finished
 from .markdown import table
+from .misfits import said_of_wrong, wrong_judged
 from .reproduction.running import commit
 
 LINES = Path(__file__).with_suffix(".jsonl")
+WRONG_LINES = Path(__file__).with_name("wrong_judged.jsonl")
 WORD = re.compile(r"\w+")
 EXACT, ALL = 1000, 1 << 40
 
@@ -57,15 +62,20 @@ EXACT, ALL = 1000, 1 << 40
 @click.option("--only", multiple=True, metavar="TEXT", help="Only runs whose names begin so. Repeatable.")
 @click.option("--sentences", is_flag=True, help="Print the first sentences of every snapshot instead.")
 @click.option("--solved", "is_solved", is_flag=True, help="Compare solved temperatures with exact ones instead.")
-def main(folder: Path, only: tuple[str, ...], sentences: bool, is_solved: bool) -> None:
+@click.option("--wrong", is_flag=True, help="Judge the runs with wrong captions instead.")
+def main(folder: Path, only: tuple[str, ...], sentences: bool, is_solved: bool, wrong: bool) -> None:
+    folder = folder.absolute()
     if is_solved:
         runs = [run for run in RUNS if run.name.startswith(only or "") and is_finished(folder / "runs" / run.name)]
         heading = ("run", "side", "rank correlation", "median deviation of the log ratio", "bias")
         click.echo(table(heading, [row for run in runs for row in beside_all(folder, run)]))
         return
-    lines = [json.loads(line) for line in LINES.read_text("utf-8").splitlines()] if LINES.exists() else []
+    runs, file_of_lines, judge = (WRONG_RUNS, WRONG_LINES, wrong_judged) if wrong else (RUNS, LINES, judged)
+    lines = (
+        [json.loads(line) for line in file_of_lines.read_text("utf-8").splitlines()] if file_of_lines.exists() else []
+    )
     found: dict[str, dict[str, Any]] = {line.pop("snapshot"): line for line in lines}
-    for run in RUNS:
+    for run in runs:
         path = folder / "runs" / run.name
         if not run.name.startswith(only or "") or not is_finished(path):
             continue
@@ -74,10 +84,13 @@ def main(folder: Path, only: tuple[str, ...], sentences: bool, is_solved: bool) 
         for snapshot in list_snapshots(directory.state):
             name = f"{run.name}@{snapshot.tag}"
             if name not in found and snapshot.step and snapshot.step % every == 0:  # those that are kept for this
-                found[name] = judged(folder, run, snapshot.tag)
-                with LINES.open("a", encoding="utf-8") as file:
+                found[name] = judge(folder, run, snapshot.tag)
+                with file_of_lines.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"snapshot": name, "commit": commit(), **found[name]}) + "\n")
     found = {name: told for name, told in sorted(found.items()) if name.startswith(only or "")}
+    if wrong:
+        click.echo(said_of_wrong(found))
+        return
     if sentences:
         for name, told in found.items():
             click.echo("\n".join([f"{name}:", *(f"  {sentence}" for sentence in told["sentences"])]))

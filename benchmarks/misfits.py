@@ -16,11 +16,14 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import click
 import numpy as np
+import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
+from scipy.stats import rankdata
 
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource
@@ -34,12 +37,14 @@ from thermopile.tools.inspection.reading.opening import Inspection, read_run
 from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES, MISFIT, STUCK, KindRules
 from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.tools.inspection.temperatures.whole_run import MAX_SNAPSHOTS, WholeRun
+from thermopile.tools.inspection.temperatures.wrong_captions import wrong_captions
 from thermopile.trainer.config import CheckpointConfig
 from thermopile.trainer.evaluation.features import sample_features
 from thermopile.trainer.run.build import recipe_named
 from thermopile.trainer.run_directory import RunDirectory
 
 from .glyph_runs import converted, trained
+from .kinds import Run
 from .markdown import table
 
 DUPLICATES = 0.02
@@ -90,6 +95,69 @@ def main(folder: Path, seeds: tuple[int, ...], share: float, changes: tuple[str,
     click.echo(table(("snapshot", "visits, median", "first n by log s that are swapped"), then_rows))
 
 
+FIRST = (36, 100, 200, 500, 1_000, 2_000, 4_000)
+
+
+def wrong_judged(folder: Path, run: Run, at: str) -> dict[str, Any]:
+    """Compare the expected with the true number of wrong captions, by each score, at a snapshot of a run of kinds."""
+    inspection = read_run(RunDirectory(LocalPath(folder / "runs" / run.name)), at=at)
+    dataset, reader, rules = _dataset(inspection), inspection.reader, KindRules.of(inspection)
+    assert reader is not None
+    n, (planted, _) = dataset.n, inspection.planted
+    rows = reader.rows(0, n, rules.columns)
+    is_wrong = np.zeros(n, np.bool_)
+    is_wrong[pq.read_table(folder / "runs" / f"{run.name}.parquet")["sample_id"].to_numpy()] = True
+    is_planted = rules.are_planted(range(n))
+    usable = ~rules.is_stuck(rows) & (rows["visits"] > 0)
+    cosine, margin = _cosines(inspection)
+    scores: dict[str, NDArray[Any]] = {
+        "log s": -rules.score(rows),
+        "log s over the run": WholeRun(inspection).ranks(range(n)),
+        "cosine": cosine,
+        "margin": margin,
+    }
+    scores["cosine and log s"] = (rankdata(scores["cosine"]) + rankdata(scores["log s over the run"])) / n
+    line: dict[str, Any] = {"samples": n, "planted": len(planted), "wrong": int((is_wrong & ~is_planted).sum())}
+    for name, score in scores.items():
+        of_score = usable & np.isfinite(score)
+        order = np.flatnonzero(of_score & ~is_planted)
+        order = order[np.argsort(score[order], kind="stable")]
+        found = wrong_captions(np.searchsorted(score[order], score[of_score & is_planted], "right"), len(order))
+        if found is None:
+            continue
+        precision, hits = found.precision, np.cumsum(is_wrong[order])
+        line[name] = {
+            "share": [float(is_wrong[order].mean()), *found.share],
+            "true": {first: float(hits[first - 1] / first) for first in FIRST if first <= len(order)},
+            "expected": {first: float(precision[first - 1]) for first in FIRST if first <= len(order)},
+            "lists": {first: [float(hits[first - 1]), *of] for first, of in found.lists.items()},
+        }
+    return line
+
+
+def said_of_wrong(found: dict[str, dict[str, Any]]) -> str:
+    """Return a table of each score's errors, and the true and expected precision of every snapshot by log s."""
+    names = dict.fromkeys(name for line in found.values() for name in line if isinstance(line[name], dict))
+    rows, shown = [], []
+    for name in names:
+        lines = [line[name] for line in found.values() if name in line]
+        lists = [(int(first), *of) for line in lines for first, of in line["lists"].items() if int(first) <= 2_000]
+        errors = [(value - true) / first for first, true, value, _, _ in lists]
+        inside = [low <= true <= high for _, true, _, low, high in lists]
+        shares = [low <= true <= high for true, _, low, high in (line["share"] for line in lines)]
+        bias = [value - true for true, value, _, _ in (line["share"] for line in lines)]
+        if errors:
+            width = fmean([(high - low) / 2 / first for first, _, _, low, high in lists if first == 500] or [np.nan])
+            figures = (fmean(errors), fmean(map(abs, errors)), fmean(inside), width, fmean(bias), fmean(shares))
+            rows.append((name, str(len(lines)), *(f"{value:+.3f}" for value in figures)))
+    for snapshot, line in found.items():
+        if of := line.get("log s over the run"):
+            pairs = (f"{true:.2f} {of['expected'][first]:.2f}" for first, true in of["true"].items())
+            shown.append(f"{snapshot}: true and expected, first {', '.join(map(str, of['true']))}: {'; '.join(pairs)}")
+    heading = ("score", "snapshots", "error", "its size", "inside", "half-width at 500", "share's error", "inside")
+    return "\n".join([table(heading, rows), "", *shown])
+
+
 def _told(inspection: Inspection) -> NDArray[np.str_]:
     """How each sample was altered; empty if it was not."""
     return np.array([altered or "" for altered in _dataset(inspection).column("altered").to_pylist()])
@@ -112,8 +180,7 @@ def _lists(inspection: Inspection, seed: int) -> dict[str, Ids]:
         "log s of the last snapshot": _by_log_s(inspection),
         f"mean rank of log s over {MAX_SNAPSHOTS} snapshots or fewer": _by_rank(inspection),
         "the same, over the snapshots that the default settings keep": _by_rank(_as_kept_by_default(inspection)),
-        "misfits by a forward pass, by log s + log g": _confirmed(confirmation, -confirmation.score),
-        "the same, by margin": _confirmed(confirmation, confirmation.margin),
+        "misfits by a forward pass, by margin": _confirmed(confirmation, confirmation.margin),
         "lowest cosine of picture and caption": np.argsort(cosine, kind="stable"),
         "lowest cosine minus that of the hardest negative": np.argsort(margin, kind="stable"),
         "random": np.random.default_rng(seed).permutation(n),
@@ -156,15 +223,15 @@ def _sizes(inspection: Inspection, swapped: NDArray[np.bool_], duplicate: NDArra
     """How many samples are of each kind by the state alone, and how many of those were altered."""
     rules, reader = KindRules.of(inspection), inspection.reader
     assert reader is not None
-    kinds = rules.kinds(reader.rows(0, reader.samples, rules.columns))
+    kinds = rules.kinds(reader.rows(0, reader.samples, rules.columns), range(reader.samples))
     words = [f"{KIND_NAMES[kind]} {(of := kinds == kind).sum()} ({(of & swapped).sum()} swapped, "
              f"{(of & duplicate).sum()} near-duplicates)" for kind in (STUCK, MISFIT)]  # fmt: skip
     return f"{inspection.run.path.name}: n = {n}; {', '.join(words)}"
 
 
 def _cosines(inspection: Inspection) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """By the trained encoders, float32 [n]: the cosine of every sample's picture and caption; and that minus the
-    largest of its picture with another caption, or of its caption with another picture."""
+    """By the trained encoders, float32 [n]: the cosine of every sample's picture and caption, of planted ones the
+    caption that they show; and that minus the largest with 4,096 drawn captions and pictures."""
     dataset, data, reader = _dataset(inspection), inspection.config.data, inspection.reader
     assert reader is not None
     encoders = load_encoders(inspection, reader.snapshot, dataset, None, False, "margins are by").encoders
@@ -172,9 +239,15 @@ def _cosines(inspection: Inspection) -> tuple[NDArray[np.float32], NDArray[np.fl
         encoders, dataset, np.arange(dataset.n), recipe_named(data.recipe), data.image_size, torch.device("cpu"),
         lambda done, total: None,
     )  # fmt: skip
-    cosine = (pictures * captions).sum(1)
-    every = (pictures @ captions.T).fill_diagonal_(-1)
-    hardest = torch.maximum(every.amax(0), every.amax(1))
+    shown, (planted, donors) = np.arange(dataset.n), inspection.planted
+    shown[planted] = donors
+    cosine, hardest = (pictures * captions[shown]).sum(1), torch.full((dataset.n,), -1.0)
+    drawn = torch.from_numpy(np.random.default_rng(0).permutation(dataset.n)[:4096])
+    for first in range(0, dataset.n, 4096):
+        rows, own = torch.arange(dataset.n)[first : first + 4096], torch.from_numpy(shown)[first : first + 4096]
+        is_own = (rows[:, None] == drawn) | (own[:, None] == drawn)
+        for one, other in ((pictures[rows], captions[drawn]), (captions[own], pictures[drawn])):
+            hardest[rows] = torch.maximum(hardest[rows], (one @ other.T).masked_fill(is_own, -1).amax(1))
     return cosine.numpy(), (cosine - hardest).numpy()
 
 

@@ -104,6 +104,14 @@ class Shard:
             raise self.damaged(row, REASONS[fault])
         return located.tokens
 
+    def captions_differ(self, rows: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return where two rows, int64 [k] each, have no caption in common, bool [k]. Raises as `jpeg` does."""
+        one, two = self.records(rows), self.records(others)
+        if max(*one["captions"], *two["captions"]) == 1:
+            return np.asarray(one["tokens_checksum"] != two["tokens_checksum"])
+        own, theirs = ([{*map(bytes, self.tokens_of(row))} for row in each.tolist()] for each in (rows, others))
+        return np.array([a.isdisjoint(b) for a, b in zip(own, theirs, strict=True)])
+
     def damaged(self, row: int, what: str) -> DatasetError:
         """Return the error to raise for a row: "sample N" followed by `what`."""
         record, where = np.empty(1, RECORD), f"row {row} of shard {self._number} of {self._path}"

@@ -15,8 +15,8 @@ from .printing import plain_text, print_facts, print_table
 ALL = 1 << 62
 
 
-def _number(context: click.Context, parameter: click.Parameter, value: float) -> float:
-    if math.isnan(value):
+def _number(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    if value is not None and math.isnan(value):
         raise click.BadParameter("nan is not a number")
     return value
 
@@ -54,8 +54,15 @@ def _number(context: click.Context, parameter: click.Parameter, value: float) ->
     flag_value=ALL,
     default=None,
     metavar="[N]",
-    help="Drop the N samples with the highest log s over the whole run; without N, all "
-    "that are misfits now. RUN comes first.",
+    help="Drop the N samples with the highest log s over the whole run; without N, as many as --precision 0.5 does. "
+    "RUN comes first.",
+)
+@click.option(
+    "--precision",
+    type=click.FloatRange(0, 1, min_open=True),
+    metavar="P",
+    callback=_number,
+    help="Drop as many misfits as are expected to have this share of wrong captions. Needs a run with data.planted.",
 )
 @click.option(
     "--thin",
@@ -96,6 +103,7 @@ def curate(
     keep: Path,
     drop: Path | None,
     misfits: int | None,
+    precision: float | None,
     per_cluster: int | None,
     per_class: int | None,
     class_column: str | None,
@@ -110,15 +118,14 @@ def curate(
     The rules apply in the order of the options; a sample has one reason at most to be dropped. Works while the run
     trains and changes nothing in it.
     """
-    if not (drop or misfits or per_cluster or per_class or tau_power):
-        raise click.UsageError("no rule; give --drop, --drop-misfits, --thin, --cap or --tau-power")
+    if not (drop or misfits or precision or per_cluster or per_class or tau_power):
+        raise click.UsageError("no rule; give --drop, --drop-misfits, --precision, --thin, --cap or --tau-power")
     if class_column and not per_class:
         raise click.UsageError("--by has no effect without --cap")
-    from .curation import CurationRules, curate_run
+    from .curation import HALF, CurationRules, curate_run
 
-    rules = CurationRules(
-        drop, 0 if misfits == ALL else misfits, per_cluster, per_class, class_column or "group", tau_power
-    )
+    precision = precision or (HALF if misfits == ALL else None)
+    rules = CurationRules(drop, misfits, precision, per_cluster, per_class, class_column or "group", tau_power)
     found, dropped = curate_run(run, keep, rules, at=at, data=data, overwrite=overwrite)
     counts = found.counts
     if as_json:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,17 @@ from ..storage.place import Place, Places
 from ..trainer.errors import ConfigError, RunError
 from ..trainer.run.selection_files import SAMPLE_ID, WEIGHT, selected_ids
 from .inspection.duplicates.finding import DUPLICATES, NO_CLUSTERS, Clusters, read_clusters
+from .inspection.duplicates.representatives import read_scores
 from .inspection.findings import read_again
 from .inspection.reading.opening import Inspection
 from .inspection.reading.state_blocks import read_blocks
 from .inspection.rows_export import check_target, of_dataset
+from .inspection.said import said_of_misfits
 from .inspection.temperatures.correlation import NO_GROUP
 from .inspection.temperatures.groups import CLASS_COLUMN, check_columns, codes_of
-from .inspection.temperatures.kinds import MIN_VISITS, MISFIT, NEAR_FLOOR, STUCK, TOO_FEW_VISITS, Codes, KindRules
-from .inspection.temperatures.whole_run import PRECISION, WholeRun
+from .inspection.temperatures.kinds import MIN_VISITS, NEAR_FLOOR, KindRules
+from .inspection.temperatures.wrong_captions import HALF as HALF
+from .inspection.temperatures.wrong_captions import misfits
 from .progress import OnTask, task_bars
 
 KEPT, LISTED, IS_MISFIT, DUPLICATE, CLASS_FULL, NOT_TRAINED_ON = range(6)
@@ -41,12 +43,14 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class CurationRules:
-    """What to drop, in this order, and how to weigh what is kept; None and 0 leave a rule out, but for misfits."""
+    """What to drop, in this order, and how to weigh what is kept; None and 0 leave a rule out."""
 
     drop: Path | None = None
     """Parquet file with the ids of samples to drop."""
     misfits: int | None = None
-    """Drop this many samples, those with the highest log s over the whole run; 0: the misfits of the snapshot."""
+    """Drop this many samples at most, those with the highest log s over the whole run."""
+    precision: float | None = None
+    """Drop them only as far as their expected precision, 0 … 1, is no lower."""
     per_cluster: int | None = None
     """Keep at most this many samples of each cluster of duplicates: its representative, then those with the lowest
     log s, which fit their captions best. Samples with too few visits go first; without log s, the lowest ids stay."""
@@ -121,19 +125,18 @@ def curate(
     if reader is None or dataset is None:
         raise RunError(f"curating needs a snapshot and the run's dataset. {' '.join(inspection.notes)}")
     check_columns(dataset, [rules.class_column])
-    state = _State.read(inspection, rules, on_progress)
-    reasons = np.where(state.is_kept, np.int8(KEPT), np.int8(NOT_TRAINED_ON))
+    is_kept, is_new, at_floor, log_tau = _state(inspection, rules, on_progress)
+    reasons = np.where(is_kept, np.int8(KEPT), np.int8(NOT_TRAINED_ON))
     if rules.drop:
         listed = selected_ids(rules.drop, dataset, "drop")
         reasons[listed[reasons[listed] == KEPT]] = LISTED
-    may_be_misfit = ~np.isin(state.kinds, (TOO_FEW_VISITS, STUCK)) if rules.misfits else state.kinds == MISFIT
-    misfits = np.flatnonzero(may_be_misfit & (reasons == KEPT) & (rules.misfits is not None))
-    misfits = misfits[np.argsort(state.rank[misfits], kind="stable")][: rules.misfits or None]
-    reasons[misfits] = IS_MISFIT
+    notes, dropped = inspection.notes[:], _misfits(inspection, rules, on_progress)
+    reasons[dropped := dropped[reasons[dropped] == KEPT]] = IS_MISFIT
     if rules.per_cluster:
         alive = reasons[clusters.sample_ids] == KEPT
         ids, of = clusters.sample_ids[alive], clusters.cluster[alive]
-        reasons[ids[_beyond(rules.per_cluster, of, np.where(ids == of, -np.inf, state.score[ids]))]] = DUPLICATE
+        score = np.where(ids == of, -np.inf, read_scores(inspection)[1][ids])
+        reasons[ids[_beyond(rules.per_cluster, of, score)]] = DUPLICATE
     if rules.per_class:
         codes, names = codes_of(
             dataset, rules.class_column, lambda done: on_progress("reading classes", done, dataset.n)
@@ -146,73 +149,55 @@ def curate(
     kept = reasons == KEPT
     if not kept.any():
         raise RunError("nothing would be kept; choose weaker rules")
-    weights = None
-    if state.log_tau is not None:
-        weights = _weights(np.where(state.is_at_floor, np.nan, state.log_tau)[kept], rules.tau_power)
-    notes = [*inspection.notes, *([PRECISION] if rules.misfits is not None else [])]
-    if at_floor := int(state.is_at_floor[kept].sum()):
+    weights = _weights(np.where(at_floor, np.nan, log_tau)[kept], rules.tau_power) if rules.tau_power else None
+    if number := int(at_floor[kept].sum()):
         notes.append(
-            f"Samples at tau_min keep the weight 1: {at_floor:,}. A temperature at its bound tells nothing of a sample."
+            f"Samples at tau_min keep the weight 1: {number:,}. A temperature at its bound tells nothing of a sample."
         )
-    if few := int(state.is_new[kept].sum()):
-        notes.append(f"Kept samples with fewer than {MIN_VISITS} visits, too few to be judged: {few:,}.")
+    if few := int(is_new[kept].sum()):
+        notes.append(f"Kept samples with fewer than {MIN_VISITS} visits, too few to be judged, or planted: {few:,}.")
     parts_of = dataset.parts_of if isinstance(dataset, Mixture) else lambda ids: {}
     fingerprint, tag = reader.dataset_fingerprint, reader.snapshot.tag
-    return Curation(reasons, misfits, clusters, weights, notes, fingerprint, parts_of, tag)
+    return Curation(reasons, dropped, clusters, weights, notes, fingerprint, parts_of, tag)
 
 
-@dataclass(frozen=True)
-class _State:
-    """What the rules need of the state of n samples."""
+def _misfits(inspection: Inspection, rules: CurationRules, on_progress: OnTask) -> Ids:
+    """Return the misfits to drop. Raises ConfigError without an order, or if it is not known how many are wrong."""
+    if not rules.misfits and not rules.precision:
+        return np.empty(0, np.int64)
+    name, kinds = inspection.config.objective.name, KindRules.of(inspection)
+    if not kinds.log_s:
+        raise ConfigError(f"the objective {name} keeps no log s, by which misfits are found; leave them in")
+    if kinds.why_none:
+        raise ConfigError(f"no misfits are told yet: {kinds.why_none}. Or leave --drop-misfits out")
+    order, wrong = misfits(inspection, on_progress)
+    if rules.precision is None:
+        return order[: rules.misfits]
+    if wrong is None:
+        raise ConfigError(f"{said_of_misfits(inspection, None)[0]} Or give a number: --drop-misfits N")
+    return order[: rules.misfits][: wrong.longest(rules.precision)]
 
-    is_kept: NDArray[np.bool_]
-    """bool [n]: the run trains on it."""
-    kinds: Codes
-    """int8 [n]: by the state alone."""
-    rank: NDArray[np.float32]
-    """float32 [n]: as `WholeRun.ranks`; 0 if the rules drop no misfits."""
-    is_new: NDArray[np.bool_]
-    """bool [n]: with too few visits to be judged."""
-    score: NDArray[np.float32]
-    """float32 [n]: sum of log s over the sides; 0 without log s, inf with too few visits."""
-    is_at_floor: NDArray[np.bool_]
-    """bool [n]: tau is at tau_min on a side; False if temperatures are not needed."""
-    log_tau: NDArray[np.float32] | None
-    """float32 [n]: mean of log tau over the sides, not finite without a usable tau; None if it is not needed."""
 
-    @classmethod
-    def read(cls, inspection: Inspection, rules: CurationRules, on_progress: OnTask) -> _State:
-        reader = inspection.reader
-        assert reader is not None
-        n, name = reader.samples, inspection.config.objective.name
-        kinds = KindRules.of(inspection)
-        taus = [f"{side}/tau" for side in inspection.sides] if rules.tau_power else []
-        if rules.misfits is not None and not kinds.log_s:
-            raise ConfigError(f"the objective {name} keeps no log s, by which misfits are found; leave them in")
-        if rules.misfits is not None and kinds.why_none:
-            raise ConfigError(f"no misfits are told yet: {kinds.why_none}. Or leave --drop-misfits out")
-        if rules.tau_power and not taus:
-            raise ConfigError(
-                f"the objective {name} keeps no temperature per sample to weigh by; leave --tau-power out"
-            )
-        on_rows = partial(on_progress, "reading all snapshots")
-        over_run = None if rules.misfits is None else WholeRun(inspection, on_rows)
-        (is_kept, is_new, at_floor), codes = np.zeros((3, n), np.bool_), np.zeros(n, np.int8)
-        lowest = inspection.tau.lowest or np.inf
-        rank, score = np.zeros((2, n), np.float32)
-        log_tau = np.zeros(n, np.float32) if taus else None
-        for block, rows in read_blocks(reader, list(dict.fromkeys([*kinds.columns, *taus]))):
-            here = slice(block.start, block.stop)
-            is_kept[here] = reader.is_kept(block.start, block.stop)
-            codes[here], is_new[here] = kinds.kinds(rows), rows[VISITS] < MIN_VISITS
-            if over_run:
-                rank[here] = over_run.ranks(block)
-            score[here] = np.where(is_new[here], np.inf, kinds.score(rows))
-            if log_tau is not None:
-                log_tau[here] = np.where(rows[VISITS] > 0, _mean_log([rows[tau] for tau in taus]), np.nan)
-                at_floor[here] = np.any([np.isclose(rows[tau], lowest, NEAR_FLOOR - 1) for tau in taus], axis=0)
-            on_progress("reading the state", block.stop, n)
-        return cls(is_kept, codes, rank, is_new, score, at_floor, log_tau)
+def _state(inspection: Inspection, rules: CurationRules, on_progress: OnTask) -> tuple[NDArray[Any], ...]:
+    """Return of n samples which the run trains on, which cannot be judged, with too few visits or planted, and which
+    have a tau at tau_min, bool [n] each, and the mean of log tau over the sides, float32 [n], not finite without a
+    usable one; the last two are 0 if no temperature is needed."""
+    reader, kinds = inspection.reader, KindRules.of(inspection)
+    assert reader is not None
+    taus = [f"{side}/tau" for side in inspection.sides] if rules.tau_power else []
+    if rules.tau_power and not taus:
+        name = inspection.config.objective.name
+        raise ConfigError(f"the objective {name} keeps no temperature per sample to weigh by; leave --tau-power out")
+    is_kept, is_new, at_floor = np.zeros((3, reader.samples), np.bool_)
+    lowest, log_tau = inspection.tau.lowest or np.inf, np.zeros(reader.samples, np.float32)
+    for block, rows in read_blocks(reader, [VISITS, *taus]):
+        here, visits = slice(block.start, block.stop), kinds.judged(rows, block)[VISITS]
+        is_kept[here], is_new[here] = reader.is_kept(block.start, block.stop), visits < MIN_VISITS
+        if taus:
+            log_tau[here] = np.where(visits > 0, _mean_log([rows[tau] for tau in taus]), np.nan)
+            at_floor[here] = np.any([np.isclose(rows[tau], lowest, NEAR_FLOOR - 1) for tau in taus], axis=0)
+        on_progress("reading the state", block.stop, reader.samples)
+    return is_kept, is_new, at_floor, log_tau
 
 
 def _mean_log(taus: list[NDArray[np.float32]]) -> NDArray[np.float64]:

@@ -36,10 +36,10 @@ from .inspection.findings import (
 )
 from .inspection.reading.opening import Inspection
 from .inspection.rows_export import check_target, export_rows
-from .inspection.temperatures.kinds import KIND_NAMES, MISFIT
+from .inspection.temperatures.kinds import KindRules
 from .inspection.temperatures.samples import Sample, read_histories, read_samples
 from .inspection.temperatures.survey import Survey
-from .inspection.temperatures.whole_run import PRECISION
+from .inspection.temperatures.wrong_captions import exported, misfits
 from .printing import plain_text, print_facts, print_table
 from .progress import progress_bar, task_bars, working
 from .report.duplicates import duplicate_facts, write_duplicates_page
@@ -315,8 +315,7 @@ def _print_summary(findings: Findings) -> None:
     print_table([head[0], *(f">{title}" for title in head[1:])], rows)
     if kinds is None:
         return
-    if kinds.counts.get(KIND_NAMES[MISFIT]) and len(survey.sides) > 1:
-        print_facts([("misfits", PRECISION)])
+    print_facts([("" if place else "misfits", said) for place, said in enumerate(findings.of_misfits)])
     if survey.doubted:
         print_facts([("doubted", summary.came_back(survey.doubted))])
     if found := findings.confirmation:
@@ -409,15 +408,18 @@ def write_rows(asked: InspectOptions) -> None:
     assert to is not None
 
     def write(inspection: Inspection) -> tuple[Inspection, int]:
-        samples, confirmation, told = inspection.reader.samples if inspection.reader else 0, None, None
+        samples, confirmation, told, more = inspection.reader.samples if inspection.reader else 0, None, None, None
         are_kept = any((inspection.run.report / name).exists() for name in (NAME, DRAWN))
         needed = asked.suspects or asked.features or are_kept  # else two passes over all rows for nothing
         if needed and (survey := survey_with_progress(inspection, (), asked.suspects, over_run=asked.suspects > 0)):
             _, confirmation = confirm_with_progress(inspection, survey, asked.suspects, asked.weights, asked.allow_code)
             of = Asked(asked.features or 0, asked.weights, asked.allow_code)
             told = by_features_with_progress(inspection, survey, None, of, asked.rho)
+        if samples and (rules := KindRules.of(inspection)).log_s and not rules.why_none:
+            with task_bars() as show:
+                more = exported(*misfits(inspection, show), inspection, samples)
         with progress_bar("exporting", samples) as bar:
-            export_rows(inspection, to, bar.update, confirmation, told)
+            export_rows(inspection, to, bar.update, confirmation, told, more)
         return inspection, samples
 
     check_target(to, overwrite=asked.overwrite)

@@ -280,8 +280,9 @@ def _in_words(run: Run) -> str:
     tars = f", pictures in {dataset.tars.root}" if dataset.tars else ""
     left_out = run.order.samples - run.order.steps_per_epoch * run.config.batch_size
     left = "" if data.parts or not left_out else f", {left_out:,} samples not drawn in an epoch"
+    wrong = f", {data.planted} of them with another one's caption (data.planted)" if data.planted else ""
     return (
-        f"{selected}{dataset.n:,} {kind} from {dataset.place}{tars}{weighted}, "
+        f"{selected}{dataset.n:,} {kind} from {dataset.place}{tars}{weighted}{wrong}, "
         f"{run.device}{speed}{ranks}, {parameters:,} encoder parameters, {run.total_steps:,} steps in "
         f"{epochs:,} {'epoch' if epochs == 1 else 'epochs'}{left}"
     )

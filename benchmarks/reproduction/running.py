@@ -232,7 +232,10 @@ def _kept_of_first(run: Run, sets: Sets, directory: RunDirectory) -> str:
     """Make a run like this one on all samples; return the file of those that `curate` keeps by it."""
     first, kept = directory.path.with_name("first"), directory.path.with_name("kept.parquet")
     _train_by(train_words(run, sets, RunDirectory(first)), run)
-    command_line(["curate", str(first), "--keep", str(kept), "--drop-misfits"], standalone_mode=False)
+    found = survey(read_run(RunDirectory(first)))
+    misfits = found.kinds.counts["misfit"] if found and found.kinds else 0
+    words = ["--drop-misfits", str(max(1, misfits))]
+    command_line(["curate", str(first), "--keep", str(kept), *words], standalone_mode=False)
     return str(kept)
 
 

@@ -24,6 +24,7 @@ from ..batch import Batch
 from ..cores import cores
 from ..dataset import Dataset
 from ..order import AnyOrder
+from ..planted import Planting
 from ..stored_sample import UNDECODABLE, read_samples
 from . import refuse_other_samples
 from .dali_graph import inputs_of_view, views_of_jpegs
@@ -68,6 +69,7 @@ class DALILoader:
         device: Literal["cpu", "cuda"] = "cpu",
         hardware_load: float = 0.65,
         captions: Literal["draw", "first"] = "draw",
+        planting: Planting | None = None,
     ) -> None:
         """Open a loader.
 
@@ -85,7 +87,7 @@ class DALILoader:
         self._sides = sides_of_views(image_size, views, local_size, local_views)
         self._rank, self._world, self._hardware_load = rank, world, hardware_load
         self._workers, self._ahead = workers or cores() + 1, max(1, ahead)
-        self._reader = Reader(dataset, self._workers, captions, order.seed)
+        self._reader = Reader(dataset, self._workers, captions, order.seed, planting)
         self._device_id = torch.cuda.current_device() if device == "cuda" else None
         self._copies = None if self._device_id is None else Copies(CudaDevice(torch.device("cuda", self._device_id)))
         self._thread = own_thread(self._device_id)

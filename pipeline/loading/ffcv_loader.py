@@ -21,6 +21,7 @@ from ..cores import cores
 from ..dataset import Dataset
 from ..jpeg import decode
 from ..order import AnyOrder
+from ..planted import Planting
 from ..rng import compiled
 from ..stored_sample import SOUND, UNDECODABLE, Located, fetch
 from . import refuse_other_samples
@@ -82,6 +83,7 @@ class ViewMaker:
         spare: int = 1,
         augment: Augmentation | None = None,
         captions: Literal["draw", "first"] = "first",
+        planting: Planting | None = None,
     ) -> None:
         """Make views of a dataset of any size; a sample's views depend on seed, epoch, id and recipe.
 
@@ -90,13 +92,14 @@ class ViewMaker:
         workers: decoding threads; None: one per core. spare: number of batches whose memory is kept for reuse.
         augment: custom augmentation, applied after the recipe's operations and before normalisation.
         captions: for a sample with several captions, draw one per epoch, or always take the first.
+        planting: whose captions some samples show; None: all show their own.
         """
         self._recipe, self._seed, self._augment = recipe, seed, augment
         self._gain = (1 / (255 * np.array(recipe.std))).astype(np.float32)
         self._offset = (-np.array(recipe.mean) / np.array(recipe.std)).astype(np.float32)
         self._sides = sides_of_views(image_size, views, local_size, local_views)
         self._shapes = (views, 3, image_size, image_size), (local_views, 3, local_size, local_size)
-        self._reader = Reader(dataset, workers or cores(), captions, seed)
+        self._reader = Reader(dataset, workers or cores(), captions, seed, planting)
         self._memory = ViewMemory(spare)
 
     def make(self, sample_ids: NDArray[np.int64], epoch: int) -> Batch:
@@ -170,6 +173,7 @@ class FFCVLoader(ViewMaker):
         device: Literal["cpu", "cuda"] = "cpu",
         augment: Augmentation | None = None,
         captions: Literal["draw", "first"] = "draw",
+        planting: Planting | None = None,
     ) -> None:
         """Open a loader.
 
@@ -189,6 +193,7 @@ class FFCVLoader(ViewMaker):
             workers=workers,
             augment=augment,
             captions=captions,
+            planting=planting,
             spare=ahead + 2,  # batches ahead, the one in use, the next one
         )
         self.order, self._rank, self._world, self._ahead = order, rank, world, ahead

@@ -13,9 +13,12 @@ from ..caption_draws import draw_captions
 from ..dataset import Dataset
 from ..dataset_files import Held
 from ..errors import DatasetError
+from ..planted import Planting
 from ..row_records import RECORD
 from ..shard import max_open_shards
-from ..stored_sample import REASONS, SOUND, Located
+from ..stored_sample import NO_TOKEN, REASONS, SOUND, TOKENS_CHANGED, Located
+
+_Captions = Literal["draw", "first"]
 
 
 class Reading(NamedTuple):
@@ -30,9 +33,12 @@ class Reading(NamedTuple):
 class Reader:
     """Locates a dataset's samples by id and reads them, with few files open at a time."""
 
-    def __init__(self, dataset: Dataset, threads: int, captions: Literal["draw", "first"], seed: int) -> None:
-        """captions: draw a sample's caption, from the seed, for each epoch, or always take its first."""
-        self._dataset, self._threads = dataset, threads
+    def __init__(
+        self, dataset: Dataset, threads: int, captions: _Captions, seed: int, planting: Planting | None = None
+    ) -> None:
+        """captions: draw a sample's caption, from the seed, for each epoch, or always take its first, its own or one
+        that `planting` gives it."""
+        self._dataset, self._threads, self._planting = dataset, threads, planting
         self._draws = captions == "draw" and dataset.index.captions_per_sample > 1
         self._seed = np.uint64(seed)
         self._max_run = max(1, max_open_shards() // threads)
@@ -43,14 +49,17 @@ class Reader:
 
         Raises DatasetError naming the first sample with a damaged record.
         """
-        shards, rows = self._dataset.locate(ids)
-        records, tars = np.empty(len(ids), RECORD), np.empty(len(ids), np.int64)
+        places, donors = self._planted(ids)
+        shards, rows = self._dataset.locate(shown := np.concatenate([ids, donors]))
+        records, tars = np.empty(len(shown), RECORD), np.empty(len(shown), np.int64)
         by_shard = np.argsort(shards, kind="stable")
-        with self._dataset.files.hold(ids):
+        with self._dataset.files.hold(shown):
             for at in np.split(by_shard, np.flatnonzero(np.diff(shards[by_shard])) + 1):
                 shard = self._dataset.shard(int(shards[at[0]]))
                 records[at], tars[at] = shard.resolved(rows[at])
-        located = shard.located(records)._replace(tars=tars)
+        for name in ("tokens_at", "captions", "tokens_checksum"):  # in the same file, as donors are of the same shard
+            records[name][places] = records[name][len(ids) :]
+        located = shard.located(records[: len(ids)])._replace(tars=tars[: len(ids)])
         if not self._draws:
             return located
         return located._replace(caption=draw_captions(self._seed, np.uint64(epoch), ids, located.captions))
@@ -62,7 +71,7 @@ class Reader:
         its fault, or (high, SOUND).
         """
         shards, _ = self._dataset.locate(ids)
-        held = self._dataset.files.hold(ids)
+        held = self._dataset.files.hold(np.concatenate([ids, self._planted(ids)[1]]) if self._dataset.fetches else ids)
         cuts = np.linspace(0, len(ids), self._threads + 1).astype(int).tolist()
         parts = [self._pool.submit(self._run, located, shards, *cut, kernel, given) for cut in pairwise(cuts)]
         return Reading(ids, located, parts, held)
@@ -95,8 +104,13 @@ class Reader:
 
     def damaged(self, sample_id: int, fault: int) -> DatasetError:
         """Return the error to raise for a damaged sample; fault: a key of REASONS."""
-        shard, row = (int(at[0]) for at in self._dataset.locate(np.array([sample_id])))
+        ids = np.array([sample_id])
+        donors = self._planted(ids)[1] if fault in (TOKENS_CHANGED, NO_TOKEN) else ids[:0]
+        shard, row = (int(at[-1]) for at in self._dataset.locate(np.concatenate([ids, donors])))
         return self._dataset.shard(shard).damaged(row, REASONS[fault])
+
+    def _planted(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        return self._planting.of(ids) if self._planting else (ids[:0], ids[:0])
 
     def close(self) -> None:
         """Stop the threads after their current batch."""

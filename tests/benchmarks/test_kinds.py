@@ -1,10 +1,12 @@
 """What is planted in a dataset to judge what is said of it, and how the record tells it."""
 
+import json
 from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from PIL import Image
@@ -16,6 +18,7 @@ from thermopile.benchmarks.kinds import (
     HEAP_SHARE,
     MOST,
     RUNS,
+    WRONG_RUNS,
     PlantedSource,
     Run,
     crowds,
@@ -25,10 +28,15 @@ from thermopile.benchmarks.kinds import (
     settings_of,
     tail,
     what_was_planted,
+    wrong,
 )
+from thermopile.benchmarks.misfits import said_of_wrong, wrong_judged
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.planted import Planting
 from thermopile.pipeline.sources import Sample, Source
+
+from support.runs import small, train
 
 SIDE = 24
 
@@ -170,6 +178,44 @@ def test_members_are_those_of_a_class_or_of_a_word_that_pictures_show():
     assert {name: ids.tolist() for name, ids in members(dataset, "group").items()} == {"x": [0, 2]}
     by_word = {name: ids.tolist() for name, ids in members(dataset, "word").items()}
     assert by_word == {"frog": [0, 1], "like": [1], "toad": [2]}
+
+
+@pytest.mark.parametrize("how", ["random", "class", "word"])
+def test_captions_are_exchanged_as_asked_and_the_record_names_those_that_are_wrong(blocks, tmp_path, how):
+    planted = wrong(blocks, 0.5, how, members(blocks, "group" if how == "class" else "word"))
+    convert(PlantedSource(blocks, f"wrong-{how}-50", planted), tmp_path / "data", ConvertSettings(), workers=1)
+    made = Dataset(tmp_path / "data").take(np.arange(40), ["key", "group", "caption"]).to_pydict()
+    is_wrong = {id for id in range(40) if made["caption"][id] != f"block {made['key'][id]}"}
+    assert set(what_was_planted(Dataset(tmp_path / "data"))["sample_id"].to_pylist()) == is_wrong
+    assert 15 <= len(is_wrong) <= 20
+    if how == "class":
+        assert all((int(made["caption"][id].split()[1]) % 2 == 1) == (made["group"][id] == "odd") for id in is_wrong)
+
+
+def test_runs_with_wrong_captions_plant_enough_and_without_any_are_made_once():
+    assert all(run.planted * run.samples >= 250 for run in WRONG_RUNS)
+    assert all(settings_of(run, run.samples)["data.planted"] == run.planted for run in WRONG_RUNS)
+    assert len([run for run in WRONG_RUNS if run.variant.endswith("-0")]) == 9
+    assert len({run.name for run in WRONG_RUNS}) == len(WRONG_RUNS)
+
+
+@pytest.mark.wide
+def test_a_run_with_wrong_captions_is_judged_by_every_score(pairs_dataset, tmp_path):
+    run = WRONG_RUNS[0]
+    (tmp_path / "runs").mkdir()
+    data = {"path": str(pairs_dataset.path), "image_size": 16, "planted": 0.4}
+    done = train(small(pairs_dataset, data=data, epochs=8, batch_size=128), tmp_path / "runs" / run.name)
+    wrong_ids = np.arange(0, 2_000, 20)
+    pq.write_table(pa.table({"sample_id": wrong_ids}), tmp_path / "runs" / f"{run.name}.parquet")
+    line = wrong_judged(tmp_path, run, "latest")
+    assert (line["samples"], line["planted"]) == (2_000, len(Planting(pairs_dataset, 0, 0.4).all()[0]))
+    others = np.setdiff1d(np.arange(2_000), Planting(pairs_dataset, 0, 0.4).all()[0])
+    assert {"cosine", "margin"} <= line.keys()
+    for score in line.keys() & {"log s", "log s over the run", "cosine", "margin", "cosine and log s"}:
+        assert set(line[score]["true"]) <= {36, 100, 200, 500, 1_000}
+        assert line[score]["share"][0] == pytest.approx(np.isin(wrong_ids, others).sum() / len(others), rel=0.3)
+    assert "true and expected" in said_of_wrong({"one": json.loads(json.dumps(line))})
+    assert done.path == tmp_path / "runs" / run.name
 
 
 def test_a_plain_dataset_has_an_empty_record(blocks):

@@ -12,10 +12,10 @@ from thermopile.trainer.run_directory import RunDirectory
 STEP = 5
 
 
-def run_without_state(path, dataset, **objective):
+def run_without_state(path, dataset, planted=0.0, **objective):
     """Write the settings of a run; return its directory and the objective's fields."""
     run = RunDirectory(path)
-    data = {"path": str(dataset.path), "image_size": 32}
+    data = {"path": str(dataset.path), "image_size": 32, "planted": planted}
     config = resolve(load_config({"batch_size": 16, "data": data, "objective": objective}), dataset)
     run.create(config)
     return run, create_objective(config.objective.name, mode=config.objective.mode, **config.objective.settings).fields
@@ -48,7 +48,7 @@ def write_run(path, dataset, taus, *, visited=None, objective="isogclr", snapsho
 def write_state(path, dataset, columns, visits, block_rows=64, **objective):
     """Write a run of `dataset` whose rows are given: `columns` maps fields to float32 [n], the others are 0.
 
-    visits: int [n]. objective: its name and settings.
+    visits: int [n]. objective: its name and settings, and `planted`, as data.planted.
     """
     run, fields = run_without_state(path, dataset, **{"name": "isogclr"} | objective)
     identity = {"fields": fields, "dataset_fingerprint": dataset.index.fingerprint}

@@ -32,7 +32,7 @@ COMMANDS = {
     "inspect --sample": ("inspect {run} --sample 3 --json {data}", None),
     "inspect --export": ("inspect {run} --export {out} {data}", None),
     "inspect --neighbours": ("inspect {run} --sample 3 --neighbours 2 --json {data}", "pass its path with --data"),
-    "curate": ("curate {run} --keep {out} --drop-misfits {data}", MOVED),
+    "curate": ("curate {run} --keep {out} --drop-misfits 5 {data}", MOVED),
     "eval": ("eval {run} --test {other} --json {data}", OR_TRAIN),
     "eval --train": ("eval {run} --train {other} --test {other} --json {data}", None),
     "effect": ("effect {run} {run} --test {other} --json {data}", OR_TRAIN),

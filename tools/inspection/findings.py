@@ -8,19 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from ...state_store import SnapshotNotFoundError
 from ...state_store.durable import Repository
 from ...storage.place import Place, Places
 from ...trainer.run_directory import RunDirectory
 from ..progress import progress_bar, task_bars, working
-from .features.confirmation import Confirmation, compared_ids, confirm, with_confirmed
+from .features.confirmation import Confirmation, confirm, with_confirmed
 from .features.drawn import Asked
 from .features.embedding_map import EmbeddingMap, embedding_map
 from .json_fields import Hidden
 from .reading.opening import LATEST, Inspection, read_run
-from .said import said_first
+from .said import said_first, said_of_misfits
 from .temperatures.drift import Drift, drift, in_order
 from .temperatures.groups import CLASS_COLUMN
 from .temperatures.kinds import COPIED, KIND_NAMES, MANY_AT_BOUND, MISFIT, NOT_TOLD_APART, STUCK, hardly_differs
@@ -28,6 +26,7 @@ from .temperatures.samples import Sample, read_samples
 from .temperatures.survey import Side, Survey, survey
 from .temperatures.through_time import ThroughTime, through_time
 from .temperatures.whole_run import WholeRun
+from .temperatures.wrong_captions import WrongCaptions, misfits
 from .told.by_features import ByFeatures, by_features
 
 if TYPE_CHECKING:
@@ -44,8 +43,6 @@ SOME_AT_TOP = 0.05
 FEW_VISITED = 0.5
 MANY_STUCK = 0.01
 MANY_COPIED = 0.01
-MANY_MISFITS = 0.05
-"""Share of the samples. A run that has not learnt its pairs yet has as many."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +57,7 @@ class Findings:
     drift: Drift | None = None
     map: EmbeddingMap | None = None
     by_features: ByFeatures | None = None
+    wrong_captions: WrongCaptions | None = None
     said_first: Sequence[str] = ()
     """What the lowest and highest temperatures go with, as far as that was measured, the strongest first."""
     samples: Hidden[Mapping[int, Sample]] = field(default_factory=dict)
@@ -76,6 +74,13 @@ class Findings:
     @property
     def notes(self) -> list[str]:
         return self.inspection.notes
+
+    @property
+    def of_misfits(self) -> list[str]:
+        """What is said of the list of misfits; empty without one."""
+        kinds = self.survey.kinds if self.survey else None
+        has_list = kinds and kinds.worth_showing and kinds.counts.get(KIND_NAMES[MISFIT])
+        return said_of_misfits(self.inspection, self.wrong_captions) if has_list else []
 
 
 def look(
@@ -120,6 +125,8 @@ def look(
         told = by_features_with_progress(inspection, found, folder, asked, rho)
         samples = read_samples(inspection, shown_ids(found, moved, told))
         parts: dict[str, Any] = {"drift": moved, "confirmation": confirmation, "by_features": told}
+        with task_bars() as show:
+            parts["wrong_captions"] = misfits(inspection, show)[1] if len(inspection.planted[0]) else None
         return Findings(inspection, found, samples=samples, said_first=said_first(told), **parts)
 
     findings = read_again(read, run, at, data)
@@ -174,11 +181,9 @@ def confirm_with_progress(
     """Return the survey with the kinds of its suspects confirmed, and how, if there are to be any."""
     if not suspects or survey.kinds is None:
         return survey, None
-    embedded = len(np.union1d(*compared_ids(survey, survey.kinds)))
-    with progress_bar("confirming kinds", embedded) as bar:
-        found = confirm(
-            inspection, survey, lambda done, total: bar.update(done), weights=weights, allow_code=allow_code
-        )
+    with task_bars() as show:
+        confirming = partial(show, "confirming kinds")
+        found = confirm(inspection, survey, confirming, weights=weights, allow_code=allow_code)
     return (replace(survey, kinds=with_confirmed(survey.kinds, found)) if found else survey), found
 
 
@@ -220,14 +225,6 @@ def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
             f"{stuck:.1%} of the samples are stuck at tau_min, where they hardly learn: tau moved too fast. "
             "Limit them with objective.tau_step, 0.1 for example, or lower eta."
         )
-    kinds = survey.kinds if survey.kinds and survey.kinds.worth_showing else None
-    if kinds and (share := kinds.counts.get(KIND_NAMES[MISFIT], 0) / survey.samples) >= MANY_MISFITS:
-        why, cure = "they have no feature of their own, or the run has not learnt it", ""
-        if len(survey.sides) > 1:
-            why = "as many captions are wrong, or the run has not learnt them"
-            if "doubt_after" not in inspection.config.objective.settings:
-                cure = " For wrong captions, objective.doubt_after = 4, for example, leaves such pairs out of the loss."
-        yield f"{share:.0%} of the samples are misfits: {why} yet. Train longer before you drop any.{cure}"
     if survey.sides and inspection.config.objective.settings.get("eta") == 0:
         yield "eta is 0: every tau keeps its initial value."
     else:

@@ -116,7 +116,7 @@ class Temperatures:
         state = self._reader.rows_at(ids, dict.fromkeys([*needed, *(set(names) & {*self._reader.columns})]))
         frame = pd.DataFrame(state, index=pd.RangeIndex(len(ids)))
         if KIND in names:
-            frame[KIND] = names_of(self._rules.kinds(state))
+            frame[KIND] = names_of(self._rules.kinds(state, ids))
         from_table = [name for name in names if name in self._sample_columns]
         if self._dataset and from_table:
             frame = frame.join(self._dataset.take(ids, from_table).to_pandas())

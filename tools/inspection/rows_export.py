@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from .told.by_features import ByFeatures
 
 SAMPLE_ID, KIND_FROM, MARGIN = "sample_id", "kind_from", "margin"
-TAU_SOLVED = "tau_solved"
+TAU_SOLVED, OF_MISFITS = "tau_solved", ("misfit_rank", "expected_precision", "planted")
+_Found: TypeAlias = "tuple[Confirmation | None, ByFeatures | None, pa.Table | None]"
 LEVELS = ("state", "forward_pass", "features")
 """Values of kind_from."""
 
@@ -62,6 +63,7 @@ def export_rows(
     on_progress: Callable[[int], None] = lambda done: None,
     confirmation: Confirmation | None = None,
     told: ByFeatures | None = None,
+    more: pa.Table | None = None,
 ) -> None:
     """Write one row per sample, ordered by id, as Parquet or CSV by the suffix of `to`.
 
@@ -69,8 +71,8 @@ def export_rows(
     float32; visits and last_step, uint32; kind, kind_from, dataset_fingerprint, text. The file replaces `to` once it is
     complete and synced; on failure nothing is left behind. confirmation: kinds decided by a forward pass, and the
     column margin, float32, null elsewhere. told: kinds by features, and columns SIDE/tau_solved, float32, null where a
-    sample has no features, 0 where no temperature is low enough, infinite where none is high enough. Calls
-    on_progress with the number of rows written so far.
+    sample has no features, 0 where no temperature is low enough, infinite where none is high enough. more: a row
+    of other columns for each sample. Calls on_progress with the number of rows written so far.
     Raises RunError if the run has no snapshot yet, DamagedChunkError, SnapshotNotFoundError if the run deletes the
     snapshot meanwhile, DatasetError, OSError.
     """
@@ -79,11 +81,11 @@ def export_rows(
             f"{inspection.run.path} has no snapshot of its state yet, so there is nothing to export; "
             "the first checkpoint writes one"
         )
-    schema = _schema(inspection, inspection.reader, confirmation, told)
+    schema = _schema(inspection, inspection.reader, found := (confirmation, told, more))
     rules = KindRules.of(inspection)
     with written_aside(to) as file, _WRITERS[to.suffix](file, schema) as writer:
         done = 0
-        for table in _tables(inspection, inspection.reader, schema, rules, confirmation, told):
+        for table in _tables(inspection, inspection.reader, schema, rules, found):
             writer.write_table(table)
             done += len(table)
             on_progress(done)
@@ -99,15 +101,14 @@ def sample_columns(inspection: Inspection) -> list[str]:
     """Return the samples table's columns to export: all but the row in the shard; none without a dataset."""
     if inspection.reader is None or inspection.dataset is None:
         return []
-    left_out = {PLACE_IN_SHARD, SAMPLE_ID, KIND, KIND_FROM, MARGIN, FINGERPRINT_COLUMN, *inspection.columns}
+    own = {SAMPLE_ID, KIND, KIND_FROM, MARGIN, *OF_MISFITS, FINGERPRINT_COLUMN}
+    left_out = {PLACE_IN_SHARD, *own, *inspection.columns}
     return [name for name in inspection.dataset.schema.names if name not in left_out]
 
 
-def _schema(
-    inspection: Inspection, reader: StateReader, confirmation: Confirmation | None, told: ByFeatures | None
-) -> pa.Schema:
+def _schema(inspection: Inspection, reader: StateReader, found: _Found) -> pa.Schema:
     """Return the columns' names and types; metadata names snapshot and dataset."""
-    dataset, snapshot = inspection.dataset, reader.snapshot
+    dataset, snapshot, (confirmation, told, more) = inspection.dataset, reader.snapshot, found
     table = [dataset.schema.field(name) for name in sample_columns(inspection)] if dataset else []
     state = [(name, pa.float32() if name in reader.fields else pa.uint32()) for name in inspection.columns]
     metadata = {
@@ -119,20 +120,16 @@ def _schema(
     kinds = [(KIND, pa.string()), (KIND_FROM, pa.string())]
     margin = [(MARGIN, pa.float32())] if confirmation else []
     solved = [(f"{side}/{TAU_SOLVED}", pa.float32()) for side in (told.tau if told else ())]
-    columns = [(SAMPLE_ID, pa.int64()), *table, *state, *solved, *kinds, *margin, (FINGERPRINT_COLUMN, pa.string())]
+    last = (FINGERPRINT_COLUMN, pa.string())
+    columns = [(SAMPLE_ID, pa.int64()), *table, *state, *solved, *kinds, *margin, *(more.schema if more else ()), last]
     return pa.schema(columns, metadata=metadata)
 
 
 def _tables(
-    inspection: Inspection,
-    reader: StateReader,
-    schema: pa.Schema,
-    rules: KindRules,
-    confirmation: Confirmation | None,
-    told: ByFeatures | None,
+    inspection: Inspection, reader: StateReader, schema: pa.Schema, rules: KindRules, found: _Found
 ) -> Iterator[pa.Table]:
     """Yield all rows of the export, block by block."""
-    dataset, names = inspection.dataset, sample_columns(inspection)
+    dataset, names, (confirmation, told, more) = inspection.dataset, sample_columns(inspection), found
     samples: Iterator[pa.Table] | None = None
     for block, rows in read_blocks(reader, inspection.columns):
         columns = {SAMPLE_ID: np.arange(block.start, block.stop, dtype=np.int64), **rows}
@@ -140,9 +137,11 @@ def _tables(
         if dataset:
             # Every block but the last is as long as the first, so pieces of the table line up with blocks.
             samples = samples or dataset.tables(names, len(block))
-            found = next(samples)
-            columns |= {name: found[name] for name in names}
-        columns |= _kind_columns(block, rules.kinds(rows), confirmation, told)
+            table = next(samples)
+            columns |= {name: table[name] for name in names}
+        columns |= _kind_columns(block, rules.kinds(rows, block), confirmation, told)
+        if more:
+            columns |= {name: more[name].slice(block.start, len(block)) for name in more.column_names}
         if told:
             columns |= _solved_columns(block, told)
         yield pa.table(columns, schema=schema)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+
+from .reading.opening import Inspection
 from .summary import per_side
 from .temperatures.associations import Association
+from .temperatures.wrong_captions import LEAST_PLANTED, WrongCaptions
 from .told.by_features import ByFeatures
 from .told.properties import OF_FEATURES
 
-MOST_SAID = 4
+MOST_SAID, MOST_PLANTED = 4, 0.1
+"""Sentences, or lists; and share of the samples to plant."""
 SETTLED = 1.15
 """Factor within which the update rule may still move the median temperature of a side that has settled."""
 NAMES = {
@@ -43,6 +49,25 @@ def said_first(found: ByFeatures | None) -> list[str]:
             f"their median by {per_side(moves)}. Train longer."
         )
     return sentences
+
+
+def said_of_misfits(inspection: Inspection, found: WrongCaptions | None) -> list[str]:
+    """Return what is said of the list of misfits: how many captions are wrong, or what it takes to learn that."""
+    if found is not None:
+        lists = [f"of the first {first:,}, about {_rounded(of)}" for first, of in [*found.lists.items()][:MOST_SAID]]
+        of_all = f"About {_rounded(100 * each for each in found.share)}% of captions are as wrong as another sample's"
+        of_lists = [f"Wrong captions in the order of log s over the run: {'; '.join(lists)}."] if lists else []
+        return [*of_lists, f"{of_all}; those that are wrong in part come on top."]
+    pairs, planted = inspection.reader.kept if inspection.reader else 1, len(inspection.planted[0])
+    why, share = "This is an order, and tells no number of wrong captions", math.ceil(125 * LEAST_PLANTED / pairs) / 100
+    if inspection.config.objective.mode != "bimodal" or planted >= LEAST_PLANTED or share > MOST_PLANTED:
+        return [f"{why}{', for planted samples have too few visits yet' if planted else ''}."]
+    few = f": {planted:,} are planted, {LEAST_PLANTED} are needed" if planted else ""
+    return [f"{why}{few}. To learn it, train with --set data.planted={share:g}."]
+
+
+def _rounded(interval: Iterable[float]) -> str:
+    return "{} ({} to {})".format(*(f"{float(f'{each:.2g}'):,g}" for each in interval))
 
 
 def in_words(side: str, each: Association) -> str:

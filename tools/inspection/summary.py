@@ -180,10 +180,11 @@ def came_back(doubted: Doubted) -> str:
 
 def confirmation(found: Confirmation) -> str:
     """Describe a forward pass and what it found."""
+    by = "by the state alone" if found.below is None else f"by margins to {found.below:.3f} (half expected wrong)"
     return (
         f"{len(found.sample_ids):,} suspects compared with {found.negatives:,} random samples, by the "
-        f"{found.weights} weights of checkpoint {found.checkpoint}: {found.misfit.sum():,} have a negative above "
-        f"their positive, {found.silent.sum():,} are silent (w < 0.01)"
+        f"{found.weights} weights of checkpoint {found.checkpoint}: {found.misfit.sum():,} are misfits {by}, "
+        f"{found.silent.sum():,} are silent (w < 0.01)"
     )
 
 

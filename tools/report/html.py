@@ -15,7 +15,6 @@ from markupsafe import Markup, escape
 from ..inspection import summary
 from ..inspection.temperatures.kinds import MIN_VISITS
 from ..inspection.temperatures.through_time import QUANTILES
-from ..inspection.temperatures.whole_run import PRECISION
 from ..printing import plain_text
 from . import grouping, neighbourhood, sheets
 from .figures import by_group, embedding_map, histograms, over_time
@@ -114,7 +113,6 @@ def _environment() -> Environment:
         "over_time": over_time,
         "MIN_VISITS": MIN_VISITS,
         "QUANTILES": QUANTILES,
-        "PRECISION": PRECISION,
     }
     return made
 

@@ -115,7 +115,7 @@ def _sheets(findings: Findings, room: int) -> tuple[Markup, Markup, Markup]:
         cards, section = Cards(findings.samples, pictures, longest), partial(part, "sections.html")
         ends, movers = section("ends", survey, cards), section("movers", drift, cards)
         told = findings.by_features and findings.by_features.kinds
-        return ends, section("of_kinds", survey.kinds, findings.confirmation, told, cards), movers
+        return ends, section("of_kinds", survey.kinds, findings.confirmation, told, cards, findings.of_misfits), movers
 
     for longest in LONGEST_TEXTS:
         size = sum(len(sheets.encode()) for sheets in built({}, longest))

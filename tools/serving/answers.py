@@ -27,7 +27,6 @@ from ..inspection.reading.opening import Inspection
 from ..inspection.rows_export import of_dataset
 from ..inspection.temperatures.samples import Row, Sample
 from ..inspection.temperatures.through_time import read_every_snapshot
-from ..inspection.temperatures.whole_run import PRECISION
 from ..printing import plain_text
 from ..report.neighbourhood import Listing, figures, listings
 from .catalogue import SERVED_KINDS, Catalogue
@@ -79,8 +78,7 @@ class Answers:
             "negatives": 0 if index.margin is None else min(MAX_NEGATIVES, index.samples),
             "pictures": self._inspection.dataset is not None,
             "neighbours": self._features is not None,
-            "notes": [plain_text(note, 1000) for note in self._inspection.notes]
-            + ([f"Highest log s first: {PRECISION}"] if len(index.misfits) else []),
+            "notes": [plain_text(note, 1000) for note in self._inspection.notes],
         }
 
     def samples(self, query: Query, start: int) -> Json:

@@ -35,8 +35,8 @@ from .texts import Texts, damaged, write_texts
 
 INDEX = "index"
 _FORMAT = 1
-_STATE = "state-3"
-"""3: kinds by the state alone, among them none that need features."""
+_STATE = "state-4"
+"""4: kinds by the state alone, and planted samples."""
 _TEXTS, _GROUPS, _ABOUT, _KIND, _MISFITS = "texts.sqlite", "class.npy", "about.json", "kind.npy", "misfits.npy"
 _MARGIN, _BY_MARGIN = "margin.npy", "by-margin.npy"
 _NOT_SELECTED = len(KIND_NAMES)
@@ -175,8 +175,8 @@ def _index_state(inspection: Inspection, folder: Path, on_progress: OnTask) -> N
         for name, values in rows.items():
             new[name][block.start : block.stop] = values
         kept = reader.is_kept(block.start, block.stop)
-        kinds[block.start : block.stop] = np.where(kept, rules.kinds(rows), _NOT_SELECTED)
-        ranks[block.start : block.stop] = whole_run.ranks(block)
+        kinds[block.start : block.stop] = np.where(kept, rules.kinds(rows, block), _NOT_SELECTED)
+        ranks[block.start : block.stop] = np.where(rules.are_planted(block), np.inf, whole_run.ranks(block))
         on_progress("indexing the state", block.stop, count)
     for done, side in enumerate(inspection.sides):
         on_progress("ranking by tau", done * count, len(inspection.sides) * count)

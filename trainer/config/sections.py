@@ -130,6 +130,9 @@ class DataConfig(Section):
     changes a view in place: (pixels float32 [3, H, W] in 0 … 255, key uint64)."""
     captions: Literal["draw", "first"] = "draw"
     """For a sample with several captions: draw one per epoch, or always take the first."""
+    planted: float | tuple[float, ...] = 0.0
+    """Pairs to train with another one's caption, by which `inspect` tells how many of the others are wrong: a share up
+    to 0.5, or a number; of a mixture also a list, one for each part. 0: none (docs/curate.md)."""
     image_size: int = Field(default=0, ge=0)
     """Side length of a view in pixels, 8 or more; 0 chooses the median shorter side of the dataset's pictures, rounded
     down to a multiple of 16 from 32 to 224."""

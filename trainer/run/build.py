@@ -17,6 +17,7 @@ from ...pipeline.dataset import Dataset
 from ...pipeline.loading import Loader
 from ...pipeline.mixture import Mixture
 from ...pipeline.order import AnyOrder, Order, Pieces, Selected, Window
+from ...pipeline.planted import Planting
 from ...state_store.schema import Schema
 from ..config import DataConfig, RecipeConfig, TrainConfig, nearest
 from ..encoders import with_names
@@ -122,7 +123,20 @@ def _resolve_data(data: DataConfig, dataset: Dataset, mode: str) -> DataConfig:
             raise ConfigError("data.select, weights and without are for one dataset, not for a mixture; leave them out")
         parts = tuple(part.absolute for part in dataset.parts)
         update |= {"path": "", "parts": parts, "shares": data.shares or (1,) * len(parts)}
-    return data.model_copy(update=update | {option: pinned(getattr(data, option), option) for option in SELECTING})
+    update |= {option: pinned(getattr(data, option), option) for option in SELECTING}
+    data = data.model_copy(update=update)
+    return data.model_copy(update={"planted": _shares_planted(data, dataset, mode)})
+
+
+def _shares_planted(data: DataConfig, dataset: Dataset, mode: str) -> float | tuple[float, ...]:
+    """Return `data.planted` with numbers as shares of the samples that there are now: appended ones follow."""
+    given, of_parts = np.atleast_1d(data.planted), isinstance(data.planted, tuple)
+    sizes = [part.n for part in getattr(dataset, "parts", ())] if of_parts else [_samples(data, dataset)]
+    shares = np.where(given >= 1, given / sizes, given) if len(given) == len(sizes) else given + 1
+    if given.any() and (mode != "bimodal" or not ((shares >= 0) & (shares <= 0.5)).all()):
+        what = "be a share up to 0.5, or a number up to half of the samples, or one for each part of a mixture"
+        raise ConfigError(f"data.planted = {data.planted} should {what}; it is for pairs alone")
+    return tuple(shares.tolist()) if of_parts else float(shares[0])
 
 
 def recipe_named(asked: str | RecipeConfig) -> Recipe:
@@ -306,6 +320,8 @@ def open_loader(
         "captions": config.captions,
         "device": device.type,
     }
+    if config.planted:
+        shared["planting"] = Planting(dataset, order.seed, config.planted, getattr(order, "selection", None))
     try:
         if config.loader == "dali":
             from ...pipeline.loading.dali_loader import DALILoader

@@ -94,6 +94,7 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
     recorded, asked = (complete(each, dataset, recorded=recorded) for each in (recorded, asked))
     changes = differences(recorded, asked)
     may_change = {"data.weights", *(["data.without"] if asked.data.without else [])}  # holes are only added
+    may_change |= set() if asked.data.planted else {"data.planted"}
     if refused := [why for key, why in impossible(changes, recorded).items() if key not in may_change]:
         raise ConfigError(
             f"{origin.path} cannot be forked with other settings: {'; '.join(refused)}. Leave them out, or start a "
@@ -105,6 +106,7 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
     holes, new = _holes(origin, recorded, asked, dataset)
     if len(new):
         first = order.first_uses(new, asked.epochs)
+        first *= not recorded.data.planted  # else their captions may have been shown with other pictures
         unaware = max(each for each in {0, *kept} if each <= first.min())
         if at is None and unaware < step:
             return plan_fork(origin, f"step-{unaware}", given)

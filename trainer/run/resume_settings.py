@@ -26,6 +26,7 @@ FIXED = {
         "the checkpoint's weights and state depend on it",
     ),
     **dict.fromkeys((f"data.{name}" for name in SELECTING), "the run has its own copy; leave the option out"),
+    "data.planted": "other samples were trained with their captions; a fork can set it to 0",
     "data.without": "the run has its own copy; to forget samples: thermopile fork RUN --out NEW --without FILE",
     "objective.learn_b": "it decides whether the checkpoint holds b",
     "objective.similarity": "the weights were trained for it",

@@ -15,7 +15,6 @@ from thermopile.tools.inspection.features.confirmation import compared_ids, conf
 from thermopile.tools.inspection.reading.opening import read_run
 from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES
 from thermopile.tools.inspection.temperatures.survey import survey
-from thermopile.tools.inspection.temperatures.whole_run import PRECISION
 from thermopile.trainer.evaluation.features import sample_features
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -71,22 +70,20 @@ def check(found, state, sides, anchors_of):
     """Compare a confirmation with loops; anchors_of(place, side) yields (similarities, positive, own) per anchor."""
     kinds = set()
     for place, id in enumerate(found.sample_ids.tolist()):
-        silent, margins, score = False, [], 0.0
+        silent, margins = False, []
         for side in sides:
             row = {name: float(state[f"{side}/{name}"][id]) for name in ("tau", "log_s")}
             of_anchors = [slowly_by_side(*anchor, row["tau"]) for anchor in anchors_of(id, side)]
             log_g = np.log(np.mean(np.exp([log_g for log_g, _ in of_anchors])))
             silent |= np.exp(log_g - row["log_s"]) < 0.01
             margins.append(min(margin for _, margin in of_anchors))
-            score += (log_g + row["log_s"]) / 2
         stuck = id % 3 == 0
-        is_misfit = max(margins) < -1e-5
+        is_misfit = sum(state[f"{side}/log_s"][id] for side in sides) > 0
         expected = "stuck" if stuck and silent else "misfit" if is_misfit else None
         name = KIND_NAMES[found.kinds[place]]
         assert (name == expected) if expected else name in ("rare", "ordinary")
         assert (found.silent[place], found.misfit[place]) == (silent, is_misfit)
         assert found.margin[place] == pytest.approx(min(margins), abs=1e-5)
-        assert found.score[place] == pytest.approx(score, rel=1e-4, abs=1e-4)
         kinds.add(name if stuck else f"not stuck, {name}")
     return kinds
 
@@ -94,7 +91,9 @@ def check(found, state, sides, anchors_of):
 def test_pairs_are_compared_with_the_other_side_of_the_negatives(pairs_run, hostile_dataset):
     run, encoders = pairs_run
     found, surveyed, notes = confirmed(run)
-    suspects, negatives = compared_ids(surveyed, surveyed.kinds)
+    suspects, negatives, *planted = compared_ids(surveyed, surveyed.kinds, read_run(run))
+    assert [len(ids) for ids in planted] == [0, 0]
+    assert found.below is None
     assert (found.sample_ids.tolist(), found.negatives, notes) == (suspects.tolist(), 66, [])
     view = (RECIPES[run.config().data.recipe], IMAGE_SIZE, torch.device("cpu"))
     pictures, captions = sample_features(encoders, hostile_dataset, np.arange(66), *view, lambda *at: None)
@@ -106,13 +105,12 @@ def test_pairs_are_compared_with_the_other_side_of_the_negatives(pairs_run, host
 
     kinds = check(found, inspection.reader.rows(0, 66), ("image", "text"), anchors_of)
     assert {"stuck", "misfit", "not stuck, misfit"} <= kinds
-    assert any(name in kinds for name in ("ordinary", "not stuck, ordinary", "not stuck, rare"))
 
 
 def test_images_are_compared_in_two_views_as_training_draws_them(images_run, images_dataset):
     run, encoders = images_run
     found, surveyed, notes = confirmed(run, suspects=40)
-    _, negatives = compared_ids(surveyed, surveyed.kinds)
+    _, negatives, *_ = compared_ids(surveyed, surveyed.kinds, read_run(run))
     assert (len(found.sample_ids), found.negatives) == (40, 300)
     assert [note for note in notes if "forward pass" in note or "checkpoint" in note] == []
     view = (RECIPES[run.config().data.recipe], IMAGE_SIZE, torch.device("cpu"))
@@ -133,21 +131,20 @@ def test_confirmed_kinds_replace_those_of_the_state_and_the_others_stay(pairs_ru
     assert after.confirmed == {
         name: int((found.kinds == code).sum()) for code, name in enumerate(KIND_NAMES) if (found.kinds == code).any()
     }
-    for code in (1, 2):
+    for code in map(KIND_NAMES.index, ("stuck", "misfit")):
         own = found.sample_ids[found.kinds == code]
-        score = dict(zip(found.sample_ids.tolist(), found.score, strict=True))
-        by_score = sorted(own.tolist(), key=lambda id: -score[id])
+        by_margin = sorted(own.tolist(), key=lambda id: found.margins[id])
         sheet = after.sheets[KIND_NAMES[code]]
-        others = [id for id in before.sheets[KIND_NAMES[code]] if id not in score]
-        assert sheet == (by_score + others)[: module.KIND_SHEET_SAMPLES]
+        others = [id for id in before.sheets[KIND_NAMES[code]] if id not in found.margins]
+        assert sheet == (by_margin + others)[: module.KIND_SHEET_SAMPLES]
 
 
 def test_negatives_are_drawn_alike_each_time_and_only_so_many(pairs_run, monkeypatch):
     monkeypatch.setattr(module, "MAX_NEGATIVES", 20)
     (one, surveyed, _), (again, *_) = confirmed(pairs_run[0]), confirmed(pairs_run[0])
     assert one.negatives == 20
-    np.testing.assert_array_equal(one.score, again.score)
-    assert len(set(compared_ids(surveyed, surveyed.kinds)[1].tolist())) == 20
+    np.testing.assert_array_equal(one.margin, again.margin)
+    assert len(set(compared_ids(surveyed, surveyed.kinds, read_run(pairs_run[0]))[1].tolist())) == 20
 
 
 def test_without_a_temperature_per_sample_none_is_silent_but_misfits_are_told(hostile_dataset, tmp_path):
@@ -157,8 +154,7 @@ def test_without_a_temperature_per_sample_none_is_silent_but_misfits_are_told(ho
     found, surveyed, _ = confirmed(run)
     assert found.sample_ids.tolist() == list(range(9))
     assert not found.silent.any()
-    assert found.score.tolist() == [6.0] * 9
-    assert {KIND_NAMES[code] for code in found.kinds} == {"misfit", "ordinary"}
+    assert {KIND_NAMES[code] for code in found.kinds} == {"misfit"}  # as nothing is planted
     assert set(with_confirmed(surveyed.kinds, found).counts) == {"too_few_visits", "misfit", "ordinary"}
 
 
@@ -206,8 +202,9 @@ def test_the_report_the_terminal_and_json_tell_who_decided(pairs_run, tmp_path):
     page = (tmp_path / "report.html").read_text("utf-8")
     assert "by a forward pass: 20 suspects compared with 66 random samples" in page
     assert len(re.findall(r"log s [^<]*, margin [+-]0\.\d{3}</b>", page)) >= 10
-    assert PRECISION in page
-    assert PRECISION in " ".join(shown.stdout.split())
+    said = "This is an order, and tells no number of wrong captions."
+    assert said in page
+    assert said in " ".join(shown.stdout.split())
     seen = answer("inspect", pairs_run[0].path, "--confirm", 20)
     assert seen["confirmation"]["suspects"] == 20
     assert (seen["confirmation"]["checkpoint"], seen["confirmation"]["weights"]) == ("step-5", "raw")

@@ -187,7 +187,7 @@ def test_only_the_kinds_that_the_fields_allow_are_told(pairs_dataset, tmp_path, 
     assert kinds.counts["too_few_visits"] == 1
     if "misfit" not in missing:
         assert kinds.sheets["misfit"] == [3]
-    assert set(names_of(KindRules.of(found.inspection).kinds(found.inspection.reader.rows(0, n)))) == {
+    assert set(names_of(KindRules.of(found.inspection).kinds(found.inspection.reader.rows(0, n), range(n)))) == {
         name for name, count in kinds.counts.items() if count
     }
 

@@ -29,7 +29,8 @@ def read_scores(inspection: Inspection) -> tuple[Inspection, NDArray[np.float32]
     scores = [np.empty(0, np.float32)]
     if inspection.reader is not None:
         rules = KindRules.of(inspection)
-        for _, rows in read_blocks(inspection.reader, [VISITS, *(f"{side}/log_s" for side in rules.log_s)]):
+        for block, all_rows in read_blocks(inspection.reader, [VISITS, *(f"{side}/log_s" for side in rules.log_s)]):
+            rows = rules.judged(all_rows, block)
             scores.append(np.where(rows[VISITS] < MIN_VISITS, np.inf, rules.score(rows)).astype(np.float32))
     return inspection, np.concatenate(scores)
 

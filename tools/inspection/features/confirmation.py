@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ....pipeline.errors import DatasetError
+from ....state_store.schema import VISITS
 from ....trainer.errors import ConfigError, RunError
 from ...progress import OnDone
 from ..json_fields import HOW_MANY, Hidden, Shown, named
 from ..reading.opening import Inspection
 from ..reading.state_blocks import Rows
-from ..temperatures.kinds import KIND_NAMES, KIND_SHEET_SAMPLES, MISFIT, STUCK, Codes, KindRules, SampleKinds
+from ..temperatures.kinds import KIND_NAMES, KIND_SHEET_SAMPLES, MISFIT, STUCK, Codes, SampleKinds
 from ..temperatures.survey import Survey
+from ..temperatures.wrong_captions import HALF, wrong_captions
 from .checkpoint_encoders import load_encoders
 
 if TYPE_CHECKING:
@@ -27,12 +30,11 @@ if TYPE_CHECKING:
     from ....trainer.encoders import Encoders
 
 MAX_NEGATIVES = 4096
-MIN_NEGATIVES = 16
+MIN_NEGATIVES, MAX_PLANTED = 16, 2048
 ROWS_AT_ONCE = 1024
 """Anchors compared with all negatives at once: 16 MB of similarities a view."""
-LEAST_LEAD = 1e-5
-"""Lead in cosine from which a negative counts as above the positive: equal captions differ by rounding."""
 _SEED = 2025
+Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -45,18 +47,18 @@ class Confirmation:
     """`averaged` or `raw`."""
     negatives: int
     """Number of samples that each was compared with."""
-    sample_ids: Annotated[NDArray[np.int64], Shown(len), named("suspects")]
+    sample_ids: Annotated[Ids, Shown(len), named("suspects")]
     """int64 [m], ascending; the next six are in this order."""
+    below: float | None
+    """Margin up to which half of the captions are expected to be wrong, by planted ones; None with too few of them."""
     misfit: Annotated[NDArray[np.bool_], HOW_MANY]
-    """bool [m]: on every side, a negative is above the positive."""
+    """bool [m]: the margin is not above `below`; without it, by the state alone."""
     silent: Annotated[NDArray[np.bool_], HOW_MANY]
     """bool [m]: on a side, the weights of the sample's negatives sum to less than 0.01, so its gradient is nothing."""
     state_kinds: Hidden[Codes]
     """int8 [m]: their kinds by the state alone."""
     kinds: Hidden[Codes]
     """int8 [m]: their kinds by the forward pass."""
-    score: Hidden[NDArray[np.float64]]
-    """float64 [m]: mean of log s and log g, summed over the sides; the state's alone without tau."""
     margin: Hidden[NDArray[np.float32]]
     """float32 [m]: cosine of the pair minus that of its hardest negative, on the side where that is lowest."""
 
@@ -86,7 +88,8 @@ def confirm(
     """Embed the survey's suspects and up to 4,096 random visited samples, and decide the suspects' kinds again.
 
     A stuck sample stays stuck if it is silent, w = g / (s + eps) < 0.01, with g as in training but against these
-    negatives. What is not stuck is a misfit if on every side a negative is above the positive. The rest is
+    negatives. What is not stuck is a misfit if its margin is so low that, by the margins of planted and random samples,
+    half of the captions up to it are expected to be wrong; with too few planted, by the state alone. The rest is
     ordinary. Pairs are shown without augmentation, images in two views as the run's recipe draws them.
     weights: by default averaged ones, where the run has them. allow_code: as restore_encoders. Runs on the CPU, since
     the run may still be training on the GPU. Returns None if nothing can be confirmed; the notes get the reason.
@@ -107,44 +110,50 @@ def _confirmed(
         raise RunError("no sample looks stuck or like a misfit")
     if dataset is None:
         raise RunError("it needs the run's dataset; pass its path with --data")
-    suspects, negatives = compared_ids(survey, kinds)
+    suspects, negatives, *_ = ids = compared_ids(survey, kinds, inspection)
     if len(negatives) < MIN_NEGATIVES:
         raise RunError(f"it needs {MIN_NEGATIVES} visited samples, but there are only {len(negatives)}; try later")
     use = "its kinds are confirmed by the encoders of"
     found = load_encoders(inspection, reader.snapshot, dataset, weights, allow_code, use)
     rows = reader.rows_at(suspects, kinds.rules.columns)
-    shown = np.union1d(suspects, negatives)
+    shown = np.unique(np.concatenate(ids))
     features = _features(inspection, found.encoders, shown, on_progress)
-    places, others = np.searchsorted(shown, suspects), np.searchsorted(shown, negatives)
-    compared = _compare(features, places, others, rows, paired=found.encoders.text is not None)
-    silent, score = _weighed(kinds.rules, rows, compared, inspection.config.objective.settings.get("eps") or 0.0)
-    margins = [side.margin for side in compared.values()]
-    misfit = np.maximum.reduce(margins) < -LEAST_LEAD
+    places, others, pictures, captions = (np.searchsorted(shown, each) for each in ids)
+    compare = partial(_compare, features, others=others, paired=found.encoders.text is not None)
+    compared = compare(places, places, rows=rows)
+    silent = _silent(rows, compared, inspection.config.objective.settings.get("eps") or 0.0)
+    below, margin = None, np.minimum.reduce([side.margin for side in compared.values()])
+    misfit = kinds.rules.score(rows) > 0
+    if len(pictures):
+        each = (compare(*of, rows={}).values() for of in ((others, others), (pictures, captions)))
+        random, wrong = (np.sort(np.minimum.reduce([side.margin for side in sides])) for sides in each)
+        if judged := wrong_captions(np.searchsorted(random, wrong, "right"), len(random)):
+            below = float([-2.0, *random][judged.longest(HALF)])  # cosines differ by no more
+            misfit = margin <= below
     stuck = kinds.rules.is_stuck(rows) & silent
     return Confirmation(
         checkpoint=found.checkpoint.name,
         weights=found.weights,
         negatives=len(negatives),
+        below=below,
         sample_ids=suspects,
         misfit=misfit,
         silent=silent,
-        state_kinds=kinds.rules.kinds(rows),
+        state_kinds=kinds.rules.kinds(rows, suspects),
         kinds=kinds.rules.first_kind(rows, stuck, misfit),
-        score=score,
-        margin=np.minimum.reduce(margins),
+        margin=margin,
     )
 
 
-def compared_ids(survey: Survey, kinds: SampleKinds) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the ids of the suspects, ascending, and of the random visited samples that they are compared with."""
-    pool = survey.pool.sample_ids
+def compared_ids(survey: Survey, kinds: SampleKinds, inspection: Inspection) -> tuple[Ids, ...]:
+    """Return ids: of the suspects, ascending; of random visited samples to compare with; of planted ones; of donors."""
+    pool, (planted, donors) = survey.pool.sample_ids, inspection.planted
     drawn = np.random.default_rng(_SEED).choice(pool, min(MAX_NEGATIVES, len(pool)), replace=False)
-    return np.sort(kinds.suspects), drawn
+    some = np.random.default_rng(_SEED).permutation(len(planted))[:MAX_PLANTED]
+    return np.sort(kinds.suspects), drawn, planted[some], donors[some]
 
 
-def _features(
-    inspection: Inspection, encoders: Encoders, sample_ids: NDArray[np.int64], on_progress: OnDone
-) -> list[Tensor]:
+def _features(inspection: Inspection, encoders: Encoders, sample_ids: Ids, on_progress: OnDone) -> list[Tensor]:
     """Return the features of pictures and captions, or of two views, float32 [m, d] each, rows of norm 1."""
     import torch
 
@@ -158,22 +167,23 @@ def _features(
 
 
 def _compare(
-    features: list[Tensor], places: NDArray[np.int64], others: NDArray[np.int64], rows: Rows, *, paired: bool
+    features: list[Tensor], places: Ids, captions: Ids, *, others: Ids, rows: Rows, paired: bool
 ) -> dict[str, Compared]:
     """Compare samples with negatives, both given as rows of `features`, by side of the state. rows: the samples' state.
 
+    captions: rows with the samples' captions, their own or those that they show.
     Pairs: a side's candidates are the negatives' features of the other side. Images: both views are anchors, and both
     views of the negatives candidates.
     """
     import torch
 
     first, second = features
-    positives = (first[places] * second[places]).sum(1)
-    is_own = torch.from_numpy(places[:, None] == others)
+    positives = (first[places] * second[captions]).sum(1)
+    is_own = torch.from_numpy((places[:, None] == others) | (captions[:, None] == others))
 
     def against(side: str, view: Tensor, candidates: Tensor, is_own: Tensor) -> Compared:
         tau = torch.from_numpy(rows.get(f"{side}/tau", np.ones(len(places))))
-        return _against(view[places], candidates, positives, is_own, tau)
+        return _against(view[captions if side == "text" else places], candidates, positives, is_own, tau)
 
     if paired:
         return {
@@ -198,20 +208,16 @@ def _against(anchors: Tensor, candidates: Tensor, positives: Tensor, is_own: Ten
     return Compared(log_g, margin)
 
 
-def _weighed(
-    rules: KindRules, rows: Rows, compared: Mapping[str, Compared], eps: float
-) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Return which samples are silent on a side, bool [m], and their scores, float64 [m]; from the sides with tau."""
+def _silent(rows: Rows, compared: Mapping[str, Compared], eps: float) -> NDArray[np.bool_]:
+    """Return which samples are silent on a side with tau, bool [m]."""
     from ....trainer.objectives.sogclr import SILENT
 
-    score = rules.score(rows)
-    silent = np.zeros(len(score), np.bool_)
+    silent = np.zeros(len(rows[VISITS]), np.bool_)
     for side, (log_g, _) in compared.items():
         if f"{side}/tau" in rows:
             log_s = rows[f"{side}/log_s"]
             silent |= log_g - np.logaddexp(log_s, math.log(eps) if eps else -np.inf) < math.log(SILENT)
-            score += (log_g - log_s) / 2
-    return silent, score
+    return silent
 
 
 def with_confirmed(kinds: SampleKinds, found: Confirmation) -> SampleKinds:
@@ -226,7 +232,7 @@ def with_confirmed(kinds: SampleKinds, found: Confirmation) -> SampleKinds:
     for code in (STUCK, MISFIT):
         if (name := KIND_NAMES[code]) in sheets:
             own = np.flatnonzero(found.kinds == code)
-            first = found.sample_ids[own[np.argsort(-found.score[own], kind="stable")]].tolist()
+            first = found.sample_ids[own[np.argsort(found.margin[own], kind="stable")]].tolist()
             others = [id for id in sheets[name] if id not in checked]
             sheets[name] = (first + others)[:KIND_SHEET_SAMPLES]
     confirmed = {name: int(after[code]) for code, name in enumerate(KIND_NAMES) if after[code]}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ....pipeline.dataset import Dataset
 from ....pipeline.errors import DatasetError
@@ -55,9 +55,11 @@ class Asked(NamedTuple):
 class VisitedFeatures:
     """The features of m visited samples, from a file that may hold others too."""
 
-    def __init__(self, file: FeaturesFile, reader: StateReader) -> None:
+    def __init__(self, file: FeaturesFile, reader: StateReader, planted: ArrayLike = ()) -> None:
+        """planted: ids of samples to leave out, whose state is of other captions."""
         ids = np.arange(file.samples) if file.drawn is None else file.drawn
-        self._file, self._rows = file, np.flatnonzero(reader.rows_at(ids, [VISITS])[VISITS] > 0)
+        seen = (reader.rows_at(ids, [VISITS])[VISITS] > 0) & ~np.isin(ids, planted)
+        self._file, self._rows = file, np.flatnonzero(seen)
         self.of = file.of
         self.sample_ids: NDArray[np.int64] = ids[self._rows]
         """int64 [m], ascending."""

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ....pipeline.dataset import Dataset
 from ....pipeline.errors import DatasetError
+from ....pipeline.planted import Planting
 from ....state_store import StateReader, StoreNotFoundError
 from ....state_store.durable import Repository
 from ....storage.place import Places
@@ -53,6 +58,13 @@ class Inspection:
     def tau(self) -> TauSettings:
         settings = self.config.objective.settings
         return TauSettings(*(settings.get(name) for name in ("tau_init", "tau_min", "tau_max")))
+
+    @cached_property
+    def planted(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Ids of the samples trained with another sample's caption, ascending, and of those samples, int64 [k] each."""
+        if not self.config.data.planted or self.dataset is None or self.reader is None:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        return Planting(self.dataset, self.config.seed, self.config.data.planted, self.reader.selection).all()
 
 
 def read_run(run: RunDirectory, *, at: str = LATEST, data: Places | None = None) -> Inspection:

@@ -84,7 +84,7 @@ def drift(inspection: Inspection, against: str | Inspection, on_progress: OnRows
     else:
         earlier, later = in_order(inspection, inspection.reader, against)
     counts = {name: _SideCounts() for name in names}
-    for block, ids, before, after in _blocks(earlier, later, names):
+    for block, ids, before, after in _blocks(earlier, later, names, inspection.planted[0]):
         for name, side in counts.items():
             side.add(ids, before[name], after[name])
         on_progress(block.stop)
@@ -96,7 +96,7 @@ def drift(inspection: Inspection, against: str | Inspection, on_progress: OnRows
         )
         return None
     joints = {name: JointCounts(side.before, side.after) for name, side in counts.items()}
-    for block, _, before, after in _blocks(earlier, later, names):
+    for block, _, before, after in _blocks(earlier, later, names, inspection.planted[0]):
         for name, joint in joints.items():
             joint.add(before[name], after[name])
         on_progress(earlier.samples + block.stop)
@@ -127,13 +127,13 @@ def in_order(inspection: Inspection, reader: StateReader, against: str) -> tuple
 
 
 def _blocks(
-    earlier: StateReader, later: StateReader, sides: Sequence[str]
+    earlier: StateReader, later: StateReader, sides: Sequence[str], planted: NDArray[np.int64]
 ) -> Iterator[tuple[range, NDArray[np.int64], Tau, Tau]]:
-    """Yield per block the samples visited by both: ids, int64 [m], and tau at each snapshot."""
+    """Yield per block the samples visited by both, but planted ones: ids, int64 [m], and tau at each snapshot."""
     columns = [*(f"{side}/tau" for side in sides), VISITS]
     for block, before in read_blocks(earlier, columns):
         after = later.rows(block.start, block.stop, columns)  # of another run, its blocks may be of another size
-        seen = with_tau(before, sides) & with_tau(after, sides)
+        seen = with_tau(before, sides) & with_tau(after, sides) & ~np.isin(np.asarray(block), planted)
         tau_before, tau_after = ({side: rows[f"{side}/tau"][seen] for side in sides} for rows in (before, after))
         yield block, np.flatnonzero(seen) + block.start, tau_before, tau_after
 

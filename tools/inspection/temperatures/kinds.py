@@ -23,9 +23,10 @@ from ..reading.opening import Inspection, TauSettings
 from ..reading.state_blocks import Rows
 from .distribution import Distribution, Smallest
 
-TOO_FEW_VISITS, STUCK, MISFIT, CROWDED, COPIED, NOT_TOLD_APART, RARE, ORDINARY = range(8)
-KIND_NAMES = ("too_few_visits", "stuck", "misfit", "crowded", "copied", "not_told_apart", "rare", "ordinary")
-"""By code. A sample has the first kind that applies; the four before `ordinary` need features."""
+TOO_FEW_VISITS, STUCK, MISFIT, CROWDED, COPIED, NOT_TOLD_APART, RARE, ORDINARY, PLANTED = range(9)
+KIND_NAMES = ("too_few_visits", "stuck", "misfit", "crowded", "copied", "not_told_apart", "rare", "ordinary", "planted")
+"""By code. A sample has the first kind that applies, a planted one only that; the four before `ordinary` need features.
+"""
 BY_FEATURES = (CROWDED, COPIED, NOT_TOLD_APART, RARE)
 KIND = "kind"
 """Name of the column."""
@@ -59,6 +60,8 @@ class KindRules:
     """Bound of |u| · NEAR_CLIP."""
     why_none: str = ""
     """Why kinds would mean nothing yet; empty if they do."""
+    planted: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """Ids of the samples trained with another sample's caption."""
 
     @classmethod
     def of(cls, inspection: Inspection) -> KindRules:
@@ -75,7 +78,7 @@ class KindRules:
         if why and log_s:
             note = f"No kinds of samples are told yet: {why}."
             inspection.notes[:] = dict.fromkeys([*inspection.notes, note])  # it may have been noted before
-        return cls(log_s, u, NEAR_FLOOR * (floor or 0.0), NEAR_CLIP * (clip or 0.0), why)
+        return cls(log_s, u, NEAR_FLOOR * (floor or 0.0), NEAR_CLIP * (clip or 0.0), why, inspection.planted[0])
 
     @property
     def columns(self) -> list[str]:
@@ -86,12 +89,20 @@ class KindRules:
     @property
     def decidable(self) -> list[str]:
         """Names of the kinds that the state's fields allow, in order."""
-        needed = {STUCK: self.u, MISFIT: self.log_s} | dict.fromkeys(BY_FEATURES)
+        needed = {PLANTED: self.planted.tolist(), STUCK: self.u, MISFIT: self.log_s} | dict.fromkeys(BY_FEATURES)
         return [name for code, name in enumerate(KIND_NAMES) if needed.get(code, True)]
 
-    def kinds(self, rows: Rows) -> Codes:
+    def kinds(self, rows: Rows, ids: NDArray[np.int64] | range) -> Codes:
         """Return the kinds of m samples, given `columns` [m] each."""
-        return self.first_kind(rows, self.is_stuck(rows), self.score(rows) > 0)
+        kinds = self.first_kind(rows, self.is_stuck(rows), self.score(rows) > 0)
+        return np.where(self.are_planted(ids), np.int8(PLANTED), kinds)
+
+    def are_planted(self, ids: NDArray[np.int64] | range) -> NDArray[np.bool_]:
+        return np.isin(np.asarray(ids), self.planted)
+
+    def judged(self, rows: Rows, ids: NDArray[np.int64] | range) -> Rows:
+        """Return rows of samples, without the visits of the planted ones, of which their state tells nothing."""
+        return rows | {VISITS: np.where(self.are_planted(ids), np.uint32(0), rows[VISITS])}
 
     def first_kind(self, rows: Rows, stuck: NDArray[np.bool_], misfit: NDArray[np.bool_]) -> Codes:
         """Return the first kind that applies, int8 [m]; stuck and misfit are decided, bool [m]."""
@@ -100,11 +111,11 @@ class KindRules:
             kinds[applies] = code
         return kinds
 
-    def kind(self, row: Mapping[str, float | int]) -> str:
+    def kind(self, row: Mapping[str, float | int], sample_id: int) -> str:
         """Return the name of one sample's kind, given its `columns`."""
         dtypes = {name: np.uint32 if name == VISITS else np.float32 for name in self.columns}
         rows: Rows = {name: np.array([row[name]], dtype) for name, dtype in dtypes.items()}
-        return KIND_NAMES[self.kinds(rows)[0]]
+        return KIND_NAMES[self.kinds(rows, range(sample_id, sample_id + 1))[0]]
 
     def too_few_visits(self, rows: Rows) -> NDArray[np.bool_]:
         few: NDArray[np.bool_] = (rows[VISITS] < MIN_VISITS) | bool(self.why_none)
@@ -186,7 +197,7 @@ class KindCounts:
 
         ranks: float32 [m], as `WholeRun.ranks`, to sort stuck samples and misfits by; None: by score.
         """
-        kinds, score = self._rules.kinds(rows), self._rules.score(rows)
+        kinds, score = self._rules.kinds(rows, block), self._rules.score(rows)
         suspicion = -score if ranks is None else ranks
         kinds[~kept] = -1
         self._counts += np.bincount(kinds[kept], minlength=len(KIND_NAMES))

@@ -89,9 +89,9 @@ def read_histories(inspection: Inspection, sample_ids: Sequence[int], survey: Su
                 for side in (survey.sides if survey else ())
                 if sample.state.get(VISITS, 1)
             },
-            kind=rules.kind(sample.state) if rules and _is_kept(inspection, sample.sample_id) else None,
+            kind=rules.kind(sample.state, id) if rules and _is_kept(inspection, id) else None,
         )
-        for sample in map(samples.__getitem__, dict.fromkeys(sample_ids))
+        for id, sample in ((id, samples[id]) for id in dict.fromkeys(sample_ids))
     ]
 
 

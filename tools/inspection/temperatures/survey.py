@@ -78,7 +78,8 @@ class Survey:
     """Figures of one snapshot."""
 
     samples: int
-    """Samples that the run trains on: all of the dataset, or those selected. All figures are of them."""
+    """Samples that the run trains on: all of the dataset, or those selected, but for planted ones. All figures are of
+    them."""
     dataset_samples: int
     """All samples of the dataset."""
     share_visited: float
@@ -131,9 +132,10 @@ def survey(
         return None
     if inspection.dataset:
         check_columns(inspection.dataset, by)
-    first = _FirstPass(reader, inspection)
+    rules, first = KindRules.of(inspection), _FirstPass(reader, inspection)
     for block, rows in read_blocks(reader, reader.columns):
-        first.add(block, rows, reader.is_kept(block.start, block.stop))
+        kept = reader.is_kept(block.start, block.stop) & ~rules.are_planted(block)
+        first.add(block, rules.judged(rows, block), kept)
         on_progress(block.stop)
     sides = first.sides(inspection.tau)
     if not first.staleness.count:
@@ -143,17 +145,19 @@ def survey(
     parts = [PART] if isinstance(inspection.dataset, Mixture) else []
     second = _SecondPass(first, sides, inspection, [*dict.fromkeys([*by, *parts])], suspects)
     for block, rows in read_blocks(reader, second.columns) if first.staleness.count else ():
-        second.add(block, rows, reader.is_kept(block.start, block.stop), whole_run.ranks(block) if whole_run else None)
+        kept, ranks = reader.is_kept(block.start, block.stop), whole_run.ranks(block) if whole_run else None
+        second.add(block, rules.judged(rows, block), kept, ranks)
         on_progress(reader.samples + block.stop)
     pool = Pool(second.pool, {name: np.concatenate(parts) for name, parts in second.pool_tau.items()})
     groups = second.groups(pool)
     kinds = second.kinds.result() if first.staleness.count else None
     if kinds and kinds.worth_showing and kinds.unknown:
         notes.append(f"The objective keeps too little state to tell which samples are {' or '.join(kinds.unknown)}.")
+    samples = reader.kept - len(rules.planted)
     return Survey(
-        reader.kept,
+        samples,
         reader.samples,
-        first.staleness.count / reader.kept,
+        first.staleness.count / samples,
         first.never_visited,
         first.visits,
         first.staleness,

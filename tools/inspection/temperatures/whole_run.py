@@ -18,11 +18,6 @@ from .through_time import read_every_snapshot
 
 MAX_SNAPSHOTS = 16
 """Of more, one in two is read, or one in three and so on, the last among them."""
-PRECISION = (
-    "In a test on glyphs with 2% of the captions swapped, 88% of the first ones by log s over the run were swapped; "
-    "expect fewer on real data, and where a model learns its samples by heart."
-)
-"""What readers of a list of misfits are told about it."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +53,7 @@ class WholeRun:
                 return None
             scores, samples = Distribution(), reader.samples
             for block, rows in read_blocks(reader, self._columns):
-                scores.add(self._scores(rows)[0])
+                scores.add(self._scores(self._rules.judged(rows, block))[0])
                 on_progress(wanted.index(step) * samples + block.stop, len(wanted) * samples)
             return reader, scores
 
@@ -75,12 +70,14 @@ class WholeRun:
     def ranks(self, block: range) -> NDArray[np.float32]:
         """Return each sample's mean rank by log s, summed over the sides; float32 [m].
 
-        0 is the highest log s, 1 the lowest: ranks, since snapshots differ in scale. The mean is over the snapshots at
-        which the sample had MIN_VISITS visits, among those that had; without any, inf. A snapshot that the run deletes
-        meanwhile is left out from this block on, and noted. Raises DamagedChunkError.
+        0 is the highest log s of samples that are not planted, 1 the lowest: ranks, since snapshots differ in scale.
+        The mean is over the snapshots at which the sample had MIN_VISITS visits, among those that had; without any,
+        inf. A snapshot that the run deletes meanwhile is left out from this block on, and noted. Raises
+        DamagedChunkError.
         """
         total, times = np.zeros((2, len(block)))
         ever, outweighed = np.zeros((2, len(block)), np.bool_)
+        planted = self._rules.are_planted(block)
         for reader, scores in list(self._snapshots):
             try:
                 of, seen = self._scores(reader.rows(block.start, block.stop, self._columns))
@@ -95,6 +92,7 @@ class WholeRun:
             times += seen
             outweighed = np.zeros(len(block), np.bool_)
             outweighed[seen] = of > 0
+            outweighed &= ~planted
             self._outweighed[reader.snapshot.step] += int(outweighed.sum())
             ever |= outweighed
         self._came_back += int((ever & ~outweighed).sum())

@@ -72,7 +72,7 @@ def by_features(
         return None
     try:
         file = drawn_features(inspection, folder, asked, lambda *done: on_progress("features", *done))
-        features = VisitedFeatures(file, inspection.reader)
+        features = VisitedFeatures(file, inspection.reader, inspection.planted[0])
         if len(features) < LEAST:
             raise RunError(f"it needs {LEAST} visited samples with features, but there are only {len(features)}")
         return _measured(inspection, survey, features, rho, on_progress)
@@ -101,7 +101,7 @@ def _measured(
         for side, of_side in tau.items()
     }
     kinds = evident_kinds(
-        found, tau, goes_with, rules.kinds(inspection.reader.rows_at(found.sample_ids, rules.columns))
+        found, tau, goes_with, rules.kinds(inspection.reader.rows_at(found.sample_ids, rules.columns), found.sample_ids)
     )
     return ByFeatures(
         solved,

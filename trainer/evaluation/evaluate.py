@@ -261,7 +261,7 @@ def _forgotten(run: RunDirectory, data: DataConfig, dataset: Dataset) -> NDArray
 
 
 def tokenizer_of(
-    run: RunDirectory, info: CheckpointInfo, recorded: Places, data: Places | None = None, advice: str = _MOVED
+    run: RunDirectory, info: CheckpointInfo, recorded: Places, data: Places | None = None
 ) -> tuple[Tokenizer, TokenizerInfo, bytes]:
     """Load the run's own tokenizer, and its file; another dataset's may assign other ids to the same words.
 
@@ -278,7 +278,7 @@ def tokenizer_of(
         before = known.fingerprints if known else [info.dataset_fingerprint]
         dataset = open_dataset(data or recorded, pictures=False, before=before)
     except DatasetError as error:
-        raise DatasetError(f"the tokenizer of the run's dataset is needed: {error} {advice}") from error
+        raise DatasetError(f"the tokenizer of the run's dataset is needed: {error} {_MOVED}") from error
     if dataset.index.fingerprint != info.dataset_fingerprint or dataset.index.tokenizer is None:
         raise DatasetError(
             f"{dataset.place} is not the dataset that the run was trained on, whose tokenizer is needed: its "

@@ -231,20 +231,20 @@ class Directed(Pairs):
         If targets are differentiated, the ranks sum their contributions to the targets, [2, b, d]: fewer numbers than
         all local views' features.
         """
-        gradients, in_targets = torch.zeros_like(self.views), torch.zeros_like(self.table)
+        gradients = torch.zeros_like(self.views)
+        in_targets = None if self._constant else torch.zeros_like(self.table)
         for view, block in zip(self._view_of_block, self.blocks, strict=True):
             for rows, weights in self.weights(block, weigh):
                 gradients[view, block.local(rows)].addmm_(weights, self.table[block.columns])
-                if not self._constant:
+                if in_targets is not None:
                     in_targets[block.columns].addmm_(weights.T, self.anchors[rows])
-        in_targets = in_targets.view_as(self.features)
         of_own = in_positives[:, self.own].unsqueeze(2)
         for (view, target), in_positive in zip(self.directions, of_own, strict=True):
             gradients[view].addcmul_(in_positive, self.features[target, self.own])
-            if not self._constant:
-                in_targets[target, self.own].addcmul_(in_positive, self.views[view])
-        if not self._constant:
-            gradients[:2] += self._ranks.sum(in_targets)[:, self.own]
+            if in_targets is not None:
+                in_targets.view_as(self.features)[target, self.own].addcmul_(in_positive, self.views[view])
+        if in_targets is not None:
+            gradients[:2] += self._ranks.sum(in_targets).view_as(self.features)[:, self.own]
         return gradients
 
 

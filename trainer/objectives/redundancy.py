@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -47,7 +48,7 @@ class Vicreg(Objective):
         of_views = torch.stack([_off_diagonal(view.detach().T @ view) for view in views])
         covariance = of_views.sum() / (samples - 1) ** 2 / width
         covariance = covariance + slope(covariance)
-        invariance = (first - second).square().mean()  # eq 5
+        invariance = F.mse_loss(first, second)  # eq 5
         loss = settings.invariance * invariance + settings.variance * variance + settings.covariance * covariance
         return Outcome(loss, {}, {"deviation_mean": deviations.mean()})
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from thermopile.trainer.objectives import Progress, create_objective
+from thermopile.trainer.objectives import OBJECTIVES, Progress
 
 from support.objectives import (
     FRAMED,
@@ -71,25 +71,20 @@ def numbers_of(step, weighted, dtype=torch.float64):
     return torch.cat([part.detach().double().flatten() for part in parts]).numpy()
 
 
-def takes_weights(step):
-    return create_objective(step[0], step[1]).takes_weights
+CASES = [(step, weighted) for step in STEPS for weighted in (False, True)[: 1 + OBJECTIVES[step[0]].takes_weights]]
+NAMES = [f"{name_of(step)}{', weighted' * weighted}" for step, weighted in CASES]
 
 
 def golden():
     if not GOLDEN.exists():
-        found = {f"{name_of(step)}{', weighted' * weighted}": numbers_of(step, weighted)
-                 for step in STEPS for weighted in (False, True)[: 1 + takes_weights(step)]}  # fmt: skip
-        np.savez_compressed(GOLDEN, **found)
+        np.savez_compressed(GOLDEN, **{name: numbers_of(*case) for name, case in zip(NAMES, CASES, strict=True)})
         pytest.fail(f"wrote {GOLDEN}; run this again")
     return np.load(GOLDEN)
 
 
-@pytest.mark.parametrize("step", STEPS, ids=name_of)
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("step", "weighted"), CASES, ids=NAMES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5)], ids=str)
 def test_a_step_is_that_of_the_golden_file(step, weighted, dtype, tolerance):
-    if weighted and not takes_weights(step):
-        pytest.skip("takes no weights")
     expected = golden()[f"{name_of(step)}{', weighted' * weighted}"]
     found = numbers_of(step, weighted, dtype)
     assert found.shape == expected.shape
@@ -97,9 +92,7 @@ def test_a_step_is_that_of_the_golden_file(step, weighted, dtype, tolerance):
 
 
 def test_the_golden_file_has_no_other_steps():
-    names = {f"{name_of(step)}{', weighted' * weighted}"
-             for step in STEPS for weighted in (False, True)[: 1 + takes_weights(step)]}  # fmt: skip
-    assert set(golden().files) == names
+    assert set(golden().files) == set(NAMES)
 
 
 @pytest.mark.parametrize("case", [case for case in FRAMED if case[0] not in HELD], ids=str)

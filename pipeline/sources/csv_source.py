@@ -10,7 +10,7 @@ import io
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -233,17 +233,17 @@ def _blocks(file: Place, opened: io.RawIOBase, separator: str) -> Iterator[list[
     rest, row, line = "", 1, 1
     """What was read and not used, and the numbers of its first row and line."""
 
-    def refuse(raw: str, before: str = "") -> None:
+    def refuse(raw: str, before: Sequence[str] = ()) -> None:
         if (at := _unclosed_quote(raw, separator)) is not None:
-            opens = line + before.count("\n") + raw.count("\n", 0, at)
+            opens = line + "".join(before).count("\n") + raw.count("\n", 0, at)
             raise SourceError(
                 f"{file}: the quote opened in line {opens:,} is not closed, so the lines below would become part of "
                 "its text. Close it; inside quoted text, double every quote"
             )
 
-    limit = csv.field_size_limit(MAX_ROW_BYTES + BLOCK_CHARACTERS)
+    limit = csv.field_size_limit(2 * MAX_ROW_BYTES + BLOCK_CHARACTERS)
     try:
-        while (piece := text.read(BLOCK_CHARACTERS)) or rest:
+        while (piece := text.read(max(BLOCK_CHARACTERS, len(rest)))) or rest:
             lines = [*io.StringIO(rest + piece, newline="")]
             last = lines.pop() if piece else ""  # may go on in the next piece
             rows, used = _rows_of(lines, separator, refuse)
@@ -260,7 +260,9 @@ def _blocks(file: Place, opened: io.RawIOBase, separator: str) -> Iterator[list[
         csv.field_size_limit(limit)
 
 
-def _rows_of(lines: list[str], separator: str, refuse: Callable[[str, str], None]) -> tuple[list[list[str]], int]:
+def _rows_of(
+    lines: list[str], separator: str, refuse: Callable[[str, Sequence[str]], None]
+) -> tuple[list[list[str]], int]:
     """Return the rows that end in these lines, and the number of their lines. refuse: see _blocks."""
     rows = [*csv.reader([*lines, _END], delimiter=separator)]
     if len(rows) == len(lines) + 1:
@@ -270,7 +272,7 @@ def _rows_of(lines: list[str], separator: str, refuse: Callable[[str, str], None
         if reader.line_num > len(lines):  # the end itself, or a row that it became part of
             return rows[:number], used
         if reader.line_num > used + 1:
-            refuse("".join(lines[used : reader.line_num]), "".join(lines[:used]))
+            refuse("".join(lines[used : reader.line_num]), lines[:used])
         used = reader.line_num
     return rows, used
 

@@ -10,7 +10,7 @@ import io
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,12 @@ from .source_file import SourceFile
 MAX_ROW_BYTES = 16 << 20
 MAX_MALFORMED = 10_000
 """Limit of rows with a wrong number of columns; beyond it the separator must be wrong."""
-ROWS_AT_ONCE = 1 << 16
+BLOCK_CHARACTERS = 1 << 16
+"""Characters that are read at once: of more rows, Python's garbage collector takes more time than its csv reader."""
+BLOCKS_AT_ONCE = 64
+"""Blocks that are written at once."""
+_END = "the end\n"
+"""A row after the lines of a block: it is one of its own unless a quote is open."""
 _TRIED_PICTURES = 100
 _SCHEMA = pa.schema([(name, pa.large_binary()) for name in ("image", "caption", "group", "problem")])
 
@@ -173,85 +178,103 @@ def _read_once(opened: SourceFile, names: dict[str, str | None], separator: str 
     """Return the rows, mapped from a file, and the sha256 of the list."""
     wanted = {option: name for option, name in names.items() if name is not None}
     header, separator = _header(opened, wanted, separator)
-    file = _Hashed(opened)
+    places = [header.index(wanted[name]) if name in wanted else None for name in _SCHEMA.names]
+    file, number = _Hashed(opened), 0
+    batches, malformed = list[pa.RecordBatch](), list[dict[str, bytes]]()
     with tempfile.NamedTemporaryFile(prefix="thermopile-rows-") as kept:
         with pa.OSFile(kept.name, "wb") as written, pa.ipc.new_file(written, _SCHEMA) as writer:
-            for batch in _batches(opened.place, _records(opened.place, file, separator), header, wanted):
-                writer.write_batch(batch)
+            for rows in _blocks(opened.place, file, separator):
+                sound = [row for row in rows if len(row) == len(header)]
+                if len(sound) < len(rows):
+                    for place, row in enumerate(rows, start=number + 1):
+                        if len(row) != len(header) and place > 1:
+                            malformed.append(_malformed(opened.place, place, len(row), len(header)))
+                            _refuse_many(opened.place, malformed)
+                if number == 0 and rows and len(rows[0]) == len(header):
+                    del sound[0]
+                batches.append(pa.record_batch([_column(sound, place) for place in places], schema=_SCHEMA))
+                number += len(rows)
+                if len(batches) == BLOCKS_AT_ONCE:
+                    writer.write_table(pa.Table.from_batches(batches).combine_chunks())
+                    batches.clear()
+            batches.append(pa.RecordBatch.from_pylist(malformed, _SCHEMA))
+            writer.write_table(pa.Table.from_batches(batches).combine_chunks())
         return pa.ipc.open_file(pa.memory_map(kept.name)).read_all(), file.sha256.hexdigest()
 
 
-def _batches(
-    file: Place, records: Iterator[list[str]], header: list[str], wanted: dict[str, str]
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows below the header, then the malformed ones."""
-    rows, malformed = list[list[str]](), list[dict[str, bytes]]()
-
-    def batch() -> pa.RecordBatch:
-        columns = []
-        for name in _SCHEMA.names:
-            place = header.index(wanted[name]) if name in wanted else None
-            values = [None if place is None else row[place].encode("utf-8", "surrogateescape") for row in rows]
-            columns.append(pa.array(values, pa.large_binary()))
-        return pa.record_batch(columns, schema=_SCHEMA)
-
-    for number, record in enumerate(records, start=1):
-        if number == 1:  # the header
-            continue
-        if len(record) != len(header):
-            problem = f"row {number} of the file, counting the header as row 1, has {len(record)} columns"
-            problem += f", the header has {len(header)}"
-            if len(malformed) == MAX_MALFORMED:
-                raise SourceError(f"{file}: over {MAX_MALFORMED:,} malformed rows, the last: {problem}")
-            malformed.append({"image": os.fsencode(str(file)), "group": b"", "problem": problem.encode()})
-        else:
-            rows.append(record)
-        if len(rows) == ROWS_AT_ONCE:
-            yield batch()
-            rows.clear()
-    yield batch()
-    yield pa.RecordBatch.from_pylist(malformed, _SCHEMA)
+def _malformed(file: Place, number: int, columns: int, of_header: int) -> dict[str, bytes]:
+    problem = f"row {number} of the file, counting the header as row 1, has {columns} columns"
+    problem += f", the header has {of_header}"
+    return {"image": os.fsencode(str(file)), "group": b"", "problem": problem.encode()}
 
 
-def _records(file: Place, opened: io.RawIOBase, separator: str) -> Iterator[list[str]]:
-    """Yield the rows that are not empty, the header first. Raises SourceError for an unclosed quote or a long row."""
+def _refuse_many(file: Place, malformed: list[dict[str, bytes]]) -> None:
+    if len(malformed) > MAX_MALFORMED:
+        last = malformed[-1]["problem"].decode()
+        raise SourceError(f"{file}: over {MAX_MALFORMED:,} malformed rows, the last: {last}")
+
+
+def _column(rows: list[list[str]], place: int | None) -> pa.LargeBinaryArray:
+    if place is None:
+        return pa.nulls(len(rows), pa.large_binary())
+    values = [row[place] for row in rows]
+    try:
+        return pa.array(values, pa.large_string()).view(pa.large_binary())
+    except UnicodeEncodeError:  # bytes that are not UTF-8
+        return pa.array([value.encode("utf-8", "surrogateescape") for value in values], pa.large_binary())
+
+
+def _blocks(file: Place, opened: io.RawIOBase, separator: str) -> Iterator[list[list[str]]]:
+    """Yield the rows that are not empty, the header first, by the list, as a loop over single rows takes twice as long.
+
+    Raises SourceError for an unclosed quote or a long row.
+    """
     text = io.TextIOWrapper(io.BufferedReader(opened, 1 << 20), "utf-8-sig", "surrogateescape", newline="")
-    held, rows = list[str](), 0
+    rest, row, line = "", 1, 1
+    """What was read and not used, and the numbers of its first row and line."""
 
-    def lines() -> Iterator[str]:
-        while line := text.readline(MAX_ROW_BYTES):
-            if len(line) == MAX_ROW_BYTES:
-                raise too_long()
-            held.append(line)
-            yield line
-        if held:  # the file ends in the middle of a row
-            refuse_unclosed_quote()
-
-    def too_long() -> SourceError:
-        return SourceError(f"{file}: row {rows + 1:,} has more than {MAX_ROW_BYTES:,} bytes; shorten it")
-
-    def refuse_unclosed_quote() -> None:
-        if (at := _unclosed_quote(whole := "".join(held), separator)) is not None:
-            line = reader.line_num - len(held) + 1 + whole.count("\n", 0, at)
+    def refuse(raw: str, before: Sequence[str] = ()) -> None:
+        if (at := _unclosed_quote(raw, separator)) is not None:
+            opens = line + "".join(before).count("\n") + raw.count("\n", 0, at)
             raise SourceError(
-                f"{file}: the quote opened in line {line:,} is not closed, so the lines below would become part of its "
-                "text. Close it; inside quoted text, double every quote"
+                f"{file}: the quote opened in line {opens:,} is not closed, so the lines below would become part of "
+                "its text. Close it; inside quoted text, double every quote"
             )
 
-    reader, limit = csv.reader(lines(), delimiter=separator), csv.field_size_limit(MAX_ROW_BYTES)
+    limit = csv.field_size_limit(2 * MAX_ROW_BYTES + BLOCK_CHARACTERS)
     try:
-        for record in reader:
-            if len(held) > 1:
-                refuse_unclosed_quote()
-            held.clear()
-            if record:
-                rows += 1
-                yield record
-    except csv.Error:  # a field above the limit
-        refuse_unclosed_quote()
-        raise too_long() from None
+        while (piece := text.read(max(BLOCK_CHARACTERS, len(rest)))) or rest:
+            lines = [*io.StringIO(rest + piece, newline="")]
+            last = lines.pop() if piece else ""  # may go on in the next piece
+            rows, used = _rows_of(lines, separator, refuse)
+            yield (sound := [each for each in rows if each])
+            row, line = row + len(sound), line + "".join(lines[:used]).count("\n")
+            rest = "".join([*lines[used:], last])
+            if not piece or len(rest) > MAX_ROW_BYTES:
+                if rest:
+                    refuse(rest)
+                if not piece:
+                    break
+                raise SourceError(f"{file}: row {row:,} has more than {MAX_ROW_BYTES:,} bytes; shorten it")
     finally:
         csv.field_size_limit(limit)
+
+
+def _rows_of(
+    lines: list[str], separator: str, refuse: Callable[[str, Sequence[str]], None]
+) -> tuple[list[list[str]], int]:
+    """Return the rows that end in these lines, and the number of their lines. refuse: see _blocks."""
+    rows = [*csv.reader([*lines, _END], delimiter=separator)]
+    if len(rows) == len(lines) + 1:
+        return rows[:-1], len(lines)
+    reader, used = csv.reader([*lines, _END], delimiter=separator), 0
+    for number, _ in enumerate(reader):
+        if reader.line_num > len(lines):  # the end itself, or a row that it became part of
+            return rows[:number], used
+        if reader.line_num > used + 1:
+            refuse("".join(lines[used : reader.line_num]), lines[:used])
+        used = reader.line_num
+    return rows, used
 
 
 def _unclosed_quote(row: str, separator: str) -> int | None:

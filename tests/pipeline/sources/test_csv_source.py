@@ -35,7 +35,7 @@ def test_paths_are_relative_to_the_list_and_captions_may_be_quoted_and_of_many_l
 
 
 def test_captions_of_many_lines_are_whole_wherever_the_file_is_cut_into_blocks(listed, monkeypatch):
-    monkeypatch.setattr(csv_source, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(csv_source, "BLOCK_CHARACTERS", 64)
     captions = [f"line one of {n}\nline two, {n}" for n in range(30)]
     source = listed("filepath,title\n" + "".join(f'a.jpg,"{caption}"\n' for caption in captions))
     assert list(source.captions(np.arange(30))) == captions
@@ -176,7 +176,7 @@ texts = st.text(st.sampled_from('ab,;"\n\r\t é'), max_size=8)
        st.sampled_from(["\n", "\r\n", "\r"]), st.integers(1, 50), st.booleans())  # fmt: skip
 def test_rows_are_those_of_pythons_own_reader_wherever_the_file_is_cut(rows, separator, line_end, piece, has_bom):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as small:
-        small.setattr(csv_source, "ROWS_AT_ONCE", piece)
+        small.setattr(csv_source, "BLOCK_CHARACTERS", piece)
         file = Path(folder) / "list.csv"
         with file.open("w", newline="", encoding="utf-8-sig" if has_bom else "utf-8") as opened:
             writer = csv.writer(opened, delimiter=separator, lineterminator=line_end)
@@ -196,6 +196,7 @@ def test_a_list_that_is_changed_after_it_was_read_changes_no_sample(listed, tmp_
 
 def test_a_row_or_a_field_that_is_too_long_is_refused_with_its_number(listed, monkeypatch):
     monkeypatch.setattr(csv_source, "MAX_ROW_BYTES", 100)
+    monkeypatch.setattr(csv_source, "BLOCK_CHARACTERS", 20)
     for row in ("a.jpg," + "x" * 100, 'a.jpg,"' + "two\nlines " * 20 + '"'):
         with pytest.raises(SourceError, match=r"row 3 has more than 100 bytes|quote opened in line 3"):
             listed(f"filepath,title\na.jpg,x\n{row}\n")

@@ -141,7 +141,7 @@ def test_row_groups_read_long_ago_are_let_go(write, monkeypatch):
     source = ParquetSource([write(rows=1, image=big)])
     for index in range(8):
         assert len(source[index].picture) == 600
-        assert len(source._parquet._kept) <= 3
+        assert len(source._row_groups._kept) <= 3
     assert len(pickle.dumps(source)) < 2000
 
 
@@ -156,7 +156,7 @@ def test_a_row_group_of_few_bytes_that_unpacks_to_many_is_given_up(write, monkey
     monkeypatch.setattr(parquet, "MAX_BYTES", 1_000_000)
     source = ParquetSource([write(rows=5000, image=[b"x" * 10_000] * 5000)])
     unpacked = []
-    batches = source._parquet.batches
+    batches = source._row_groups.batches
     monkeypatch.setattr(source._row_groups, "batches",
                         lambda *args: (unpacked.append(batch.nbytes) or batch for batch in batches(*args)))  # fmt: skip
     for index in (0, 4999):

@@ -255,7 +255,8 @@ class Objective(nn.Module):
         """
         first, second = frame.features(summed=not self.is_whole)
         rows, ranks = frame.own.stop - frame.own.start, frame.ranks
-        outcome = self.loss(first, second, frame.own, state, progress)
+        with torch.enable_grad():  # a loss may itself differentiate something, also where nobody asks for gradients
+            outcome = self.loss(first, second, frame.own, state, progress)
         check_state(outcome.state, self.fields, rows, visits=False)
         if self.is_whole or ranks.world == 1:
             return outcome

@@ -13,9 +13,8 @@ from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run.build import create_order, objective_of, resolve
-from thermopile.trainer.run.resume_settings import resolved_changes
+from thermopile.trainer.run.starting import compare
 from thermopile.trainer.run_directory import RunDirectory
-from thermopile.trainer.world import ALONE
 
 from support.cli import assert_one_line, cli, sets, succeed
 from support.conversions import append_glyphs
@@ -96,7 +95,7 @@ def test_a_fork_goes_on_with_the_same_and_one_without_gives_the_right_captions_b
     resumed(back.config(), back, from_step=8)
     assert losses(back)[8] == losses(whole)[8]
     assert losses(back)[9] != losses(whole)[9]
-    with Trainer(back.config(), RunDirectory(tmp_path / "other")) as trainer:
+    with Trainer.open(back.config(), RunDirectory(tmp_path / "other")) as trainer:
         batch = next(iter(trainer.loader.epoch(1)))
     np.testing.assert_array_equal(batch.tokens, pairs_dataset.shard(0).tokens(batch.sample_ids.numpy()))
     # From the start without any, a fork is the run that never had them.
@@ -108,16 +107,16 @@ def test_a_fork_goes_on_with_the_same_and_one_without_gives_the_right_captions_b
 @pytest.mark.parametrize("share", [0.05, 0.2])
 def test_neither_resuming_nor_forking_plants_others(pairs_dataset, whole, plain, tmp_path, share):
     with pytest.raises(ConfigError, match=r"data.planted: the run has 0.1, asked for .* a fork can set it to 0"):
-        train_again(whole, pairs_dataset, share)
+        train_again(whole, share)
     for run in (whole, plain):
         said = cli("fork", run.path, "--out", tmp_path / "fork", "--set", f"data.planted={share}")
         assert_one_line(said, 2, "data.planted")
 
 
-def train_again(run, dataset, share):
+def train_again(run, share):
     asked = load_config({**run.config().model_dump(mode="json", exclude_none=True)})
     asked = asked.model_copy(update={"data": asked.data.model_copy(update={"planted": share})})
-    resolved_changes(run.path, run.config(), asked, dataset, ALONE, ["data.planted"])
+    compare(run.path, run.config(), asked, ["data.planted"])
 
 
 def test_a_forgotten_sample_is_forgotten_with_its_caption(pairs_dataset, whole, tmp_path):

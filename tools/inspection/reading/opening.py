@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from ....pipeline.dataset import Dataset
 from ....pipeline.errors import DatasetError
-from ....pipeline.planted import Planting
 from ....state_store import StateReader, StoreNotFoundError
 from ....state_store.durable import Repository
 from ....storage.place import Places
@@ -64,6 +63,8 @@ class Inspection:
         """Ids of the samples trained with another sample's caption, ascending, and of those samples, int64 [k] each."""
         if not self.config.data.planted or self.dataset is None or self.reader is None:
             return np.empty(0, np.int64), np.empty(0, np.int64)
+        from ....pipeline.planted import Planting  # numba takes a second to import
+
         return Planting(self.dataset, self.config.seed, self.config.data.planted, self.reader.selection).all()
 
 

@@ -88,7 +88,7 @@ def _draw_few(axes: Axes, groups: Groups, side: str, look: dict[str, Any]) -> No
 
 def _name_dots(axes: Axes, groups: Groups, means: NDArray[np.float64], style: Style) -> None:
     """Write each group's name beside its dot: left and right in turn, so that neighbours in height stay apart."""
-    axes.margins(x=0.25)
+    axes.margins(x=0.3)
     look: dict[str, Any] = {
         "textcoords": "offset points",
         "va": "center",
@@ -99,7 +99,8 @@ def _name_dots(axes: Axes, groups: Groups, means: NDArray[np.float64], style: St
     for turn, place in enumerate(np.argsort(means)):
         if not np.isnan(means[place]):
             at, (aside, side) = (groups.sizes[place], means[place]), ((-6, "right"), (6, "left"))[turn % 2]
-            axes.annotate(plain_text(groups.names[place], _LONGEST_WORD), at, (aside, 0), ha=side, **look)
+            name = axes.annotate(plain_text(groups.names[place], _LONGEST_WORD), at, (aside, 0), ha=side, **look)
+            name.set_in_layout(False)  # long names would leave no room for the axes
 
 
 def _draw_many(

@@ -76,8 +76,8 @@ def test_windows_and_micro_batches_have_the_same_samples_planted(pairs_dataset, 
     assert_same_run(resumed(config, stopped(config, tmp_path / "run", 9), from_step=8), whole)
     own = Planting(pairs_dataset, 0, 0.1).all()[0]
     met = dict[int, np.ndarray]()
-    with Trainer(config, RunDirectory(tmp_path / "other")) as trainer:
-        for batch in trainer.loader.epoch(0):
+    with Trainer.open(config, RunDirectory(tmp_path / "other")) as trainer:
+        for batch in trainer.run.loader.epoch(0):
             met |= dict(zip(batch.sample_ids.tolist(), batch.tokens.numpy(), strict=True))
     shard = pairs_dataset.shard(0)
     wrong = [id for id, tokens in met.items() if (tokens != shard.tokens(np.array([id]))[0]).any()]
@@ -96,7 +96,7 @@ def test_a_fork_goes_on_with_the_same_and_one_without_gives_the_right_captions_b
     assert losses(back)[8] == losses(whole)[8]
     assert losses(back)[9] != losses(whole)[9]
     with Trainer.open(back.config(), RunDirectory(tmp_path / "other")) as trainer:
-        batch = next(iter(trainer.loader.epoch(1)))
+        batch = next(iter(trainer.run.loader.epoch(1)))
     np.testing.assert_array_equal(batch.tokens, pairs_dataset.shard(0).tokens(batch.sample_ids.numpy()))
     # From the start without any, a fork is the run that never had them.
     succeed("fork", f"{whole.path}@step-0", "--out", tmp_path / "anew", "--set", "data.planted=0")
@@ -152,8 +152,8 @@ def test_a_mixture_with_one_part_planted_is_stopped_and_goes_on_with_the_same(pa
         mixed([0, 0.1])
     mixture, planted_ids = Mixture(parts), Planting(Mixture(parts), 0, config.data.planted).all()[0]
     tokens = np.concatenate([part.shard(0).tokens(np.arange(part.n)) for part in parts])
-    with Trainer(config, RunDirectory(tmp_path / "other")) as trainer:
-        for batch in trainer.loader.epoch(0):
+    with Trainer.open(config, RunDirectory(tmp_path / "other")) as trainer:
+        for batch in trainer.run.loader.epoch(0):
             ids = batch.sample_ids.numpy()
             wrong = (batch.tokens.numpy() != tokens[ids]).any(1)
             np.testing.assert_array_equal(np.sort(ids[wrong]), np.intersect1d(ids, planted_ids))

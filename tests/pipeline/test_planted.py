@@ -65,7 +65,7 @@ def selection(folder, dataset, ids=None, without=None):
     return Selection(folder)
 
 
-@pytest.mark.parametrize("name", ["ffcv", "dali"])
+@pytest.mark.parametrize("name", ["ffcv", pytest.param("dali", marks=pytest.mark.wide)])
 def test_a_planted_sample_is_served_with_another_ones_caption_and_all_others_with_their_own(pairs_dataset, name):
     assert_served(pairs_dataset, Planting(pairs_dataset, 5, SHARE), name=name)
 
@@ -143,6 +143,7 @@ def test_a_sample_that_shares_one_of_several_captions_gives_none(tmp_path):
     assert all(set(texts[id]).isdisjoint(texts[donor]) for id, donor in zip(ids, donors, strict=True))
 
 
+@pytest.mark.wide
 def test_what_is_planted_stays_planted_when_samples_are_appended(pairs_dataset, tmp_path):
     grown = shutil.copytree(pairs_dataset.path, tmp_path / "grown")
     append_glyphs(grown, np.arange(0, 10_847, 20))
@@ -182,6 +183,7 @@ def test_a_sample_whose_donor_is_forgotten_gets_another_and_all_others_keep_thei
         assert kept[id] in gone or donor == kept[id]
 
 
+@pytest.mark.wide
 def test_a_remote_dataset_with_little_room_serves_the_same(s3, noise_dataset, tmp_path, monkeypatch):
     monkeypatch.setenv("THERMOPILE_CACHE", str(tmp_path / "cache"))
     remote = Dataset(uploaded(noise_dataset.path, Address("bucket", "planted")))

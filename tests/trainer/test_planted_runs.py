@@ -69,6 +69,7 @@ def test_a_run_stopped_anywhere_goes_on_with_the_same(pairs_dataset, whole, tmp_
         assert_same_run(resumed(planted(pairs_dataset), run, from_step=step // 2 * 2), whole)
 
 
+@pytest.mark.wide
 def test_windows_and_micro_batches_have_the_same_samples_planted(pairs_dataset, tmp_path):
     order = {"batch_size": 128, "blocks_per_shard": 4, "window_blocks": 1, "micro_batch": 32}
     config = planted(pairs_dataset, **order)
@@ -119,6 +120,7 @@ def train_again(run, share):
     compare(run.path, run.config(), asked, ["data.planted"])
 
 
+@pytest.mark.wide
 def test_a_forgotten_sample_is_forgotten_with_its_caption(pairs_dataset, whole, tmp_path):
     """From step 0, as its caption may have been shown with another picture long before it was used itself."""
     config = whole.config()
@@ -136,6 +138,7 @@ def test_a_forgotten_sample_is_forgotten_with_its_caption(pairs_dataset, whole, 
     assert_same_run(forked, train(small(pairs_dataset, **KEEPING, data=data), tmp_path / "never"))
 
 
+@pytest.mark.wide
 def test_a_mixture_with_one_part_planted_is_stopped_and_goes_on_with_the_same(pairs_dataset, tmp_path):
     parts = made_parts(pairs_dataset, tmp_path, 900, 400, 300)
 

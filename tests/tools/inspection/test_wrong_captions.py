@@ -215,6 +215,7 @@ def test_a_number_and_a_precision_both_limit_what_is_dropped(run, tmp_path):
         assert found["samples"]["misfit"] == dropped
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("share", "said"),
     [
@@ -262,6 +263,7 @@ def trained(pairs_dataset, tmp_path_factory):
     return train(config, tmp_path_factory.mktemp("trained") / "run")
 
 
+@pytest.mark.wide
 def test_confirming_decides_by_the_margins_of_planted_samples_and_sorts_by_margin(trained, tmp_path):
     found = answer("inspect", trained.path, "--confirm", 300, "--features", "none")
     confirmation = found["confirmation"]

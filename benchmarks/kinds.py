@@ -106,7 +106,7 @@ DATA = {
     "icons": Data("judged on", 376_693, 750, ("parquet {source}/icons.parquet {out} --group set --holdout 2000",),
                   icons.make, classes="word", epochs=2, settings=SMALL_SIDE),
 }  # fmt: skip
-"""Of larger data fewer epochs: 20 of all would take 25 core-hours; 2 of all icons are as many steps as 20 of 40,000."""
+"""Larger data are trained for fewer epochs, as 20 epochs of all would take 25 core-hours."""
 
 
 class Planted(NamedTuple):

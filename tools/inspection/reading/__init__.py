@@ -1,1 +1,1 @@
-"""Open a run, or what it predicts for another dataset, and read its state piece by piece."""
+"""Open a run, and read its state piece by piece."""

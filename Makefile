@@ -47,7 +47,7 @@ test-wide: .venv/ready link browser slurm azurite
 	PATH="$(CURDIR)/build/azurite/node_modules/.bin:$$PATH" $(COUNTED) --budget inf --budget-a-file inf $(PYTEST) -m "wide and not soak" $(SHARED_OUT) 4
 
 # What the tests find: breaks chosen and drawn lines one at a time, in a copy of the tree, and names the tests that fail.
-# Takes about half an hour on an idle core. Only some: make mutants MUTANTS=chosen, or MUTANTS='--drawn 60 pipeline/order.py'.
+# Takes about half an hour on an idle core. Only some: make mutants MUTANTS=chosen, or MUTANTS='--drawn 60 pipeline/order/order.py'.
 mutants: .venv/ready
 	$(PIP) cosmic-ray==8.7.0
 	nice -n 19 .venv/bin/python tests/mutants $(MUTANTS)

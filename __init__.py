@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__
 
 if TYPE_CHECKING:
-    from .pipeline.augment import Recipe as Recipe
     from .pipeline.conversion.conversion import Conversion as Conversion
     from .pipeline.conversion.conversion import ConvertSettings as ConvertSettings
     from .pipeline.conversion.conversion import convert as convert
-    from .pipeline.dataset import Dataset as Dataset
-    from .pipeline.order import Order as Order
+    from .pipeline.opening import Dataset as Dataset
+    from .pipeline.order.order import Order as Order
     from .pipeline.sources import Sample as Sample
     from .pipeline.sources import Source as Source
+    from .pipeline.views.recipes import Recipe as Recipe
     from .state_store import StateReader as StateReader
     from .state_store import StateStore as StateStore
     from .state_store import list_snapshots as list_snapshots
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from .trainer.world import joined_world as joined_world
 
 _NAMES = {
-    "pipeline.augment": "Recipe",
+    "pipeline.views.recipes": "Recipe",
     "pipeline.conversion.conversion": "Conversion ConvertSettings convert",
-    "pipeline.dataset": "Dataset",
-    "pipeline.order": "Order",
+    "pipeline.opening": "Dataset",
+    "pipeline.order.order": "Order",
     "pipeline.sources": "Sample Source",
     "state_store": "StateReader StateStore list_snapshots",
     "tools.inspection.opened_run": "open_run",

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .pipeline.dataset_index import TokenizerInfo
+from .pipeline.dataset.index import TokenizerInfo
 from .trainer.config import EncoderConfig
 from .trainer.encoders.own_backbone import own_backbone
 from .trainer.objectives import Objective, Outcome, Progress, create_objective

@@ -23,7 +23,7 @@ from PIL import Image
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
 from thermopile.pipeline.conversion.images import decodes
 from thermopile.pipeline.cores import cores
-from thermopile.pipeline.dataset_index import ImagePolicy
+from thermopile.pipeline.dataset.index import ImagePolicy
 from thermopile.pipeline.sources.webdataset import WebDatasetSource
 
 from .harness import Figure, Measured, Part, script, take_turns, timed

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.tools.inspection.duplicates.finding import Thumbnails
 from thermopile.tools.inspection.duplicates.picture_agreement import MIN_CORRELATION, Agreement, agreement

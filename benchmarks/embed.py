@@ -17,11 +17,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.dataset.tokenizer import load_tokenizer
+from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources import Sample
-from thermopile.pipeline.tokenizer import load_tokenizer
+from thermopile.pipeline.views.recipes import RECIPES
 from thermopile.tools.embed import NUMPY_TYPES, write_features
 from thermopile.trainer.config import EncoderConfig, ModelConfig
 from thermopile.trainer.encoders import Encoders

@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import linear, normalize
 
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.opening import Dataset
 from thermopile.trainer.evaluation.scoring import Vote, knn, retrieval_ranks
 
 from .glyph_runs import thermopile

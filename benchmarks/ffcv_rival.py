@@ -20,9 +20,9 @@ from ffcv.pipeline.pipeline_spec import PipelineSpec
 from ffcv.transforms import NormalizeImage, RandomHorizontalFlip, ToTensor, ToTorchImage
 from ffcv.traversal_order.base import TraversalOrder
 
-from thermopile.pipeline.augment import RECIPES, Recipe
 from thermopile.pipeline.cores import cores
-from thermopile.pipeline.dataset_index import SHARD_FOLDER, shard_name
+from thermopile.pipeline.dataset.index import SHARD_FOLDER, shard_name
+from thermopile.pipeline.views.recipes import RECIPES, Recipe
 from thermopile.tools.bench.work import AHEAD, WARM_UP, Serve, Work
 
 from .ffcv_types import leave_shared_types

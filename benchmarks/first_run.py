@@ -25,7 +25,7 @@ import numpy as np
 from PIL import Image
 from sklearn.neighbors import KNeighborsClassifier
 
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.opening import Dataset
 from thermopile.tools.bench.machine import describe_machine, words_of
 
 from . import noto_emoji, openclipart

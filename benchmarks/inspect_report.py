@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from .harness import Figure, Measured, Part, counted, isolated, peak_memory, script, timed
 
 if TYPE_CHECKING:
-    from thermopile.pipeline.dataset import Dataset
+    from thermopile.pipeline.opening import Dataset
 
 SNAPSHOTS = 3
 ENDS = 72

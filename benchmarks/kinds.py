@@ -45,7 +45,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageChops
 
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
-from thermopile.pipeline.dataset import CAPTION, Dataset
+from thermopile.pipeline.dataset.samples_table import CAPTION
+from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources import Sample, Source
 
 from . import fashion, icons, noto_emoji, openclipart

@@ -32,7 +32,7 @@ from scipy.optimize import brentq
 from scipy.special import logsumexp
 from scipy.stats import spearmanr
 
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.opening import Dataset
 from thermopile.state_store import list_snapshots
 from thermopile.storage.local import LocalPath
 from thermopile.tools.inspection.features.drawn import Asked, VisitedFeatures, drawn_features

@@ -24,7 +24,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import normalize, sigmoid, softmax
 
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.trainer.checkpoints.checkpoint_files import LATEST, load_checkpoint
 from thermopile.trainer.config import load_config

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import linear, normalize
 
-from thermopile.pipeline.tokenizer import encode, load_tokenizer
+from thermopile.pipeline.dataset.tokenizer import encode, load_tokenizer
 from thermopile.trainer.encoders import Encoders
 
 from .exported import load_facts

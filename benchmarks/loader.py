@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.cores import cores
-from thermopile.pipeline.dataset import Dataset
-from thermopile.pipeline.order import Order
+from thermopile.pipeline.opening import Dataset
+from thermopile.pipeline.order.order import Order
+from thermopile.pipeline.views.recipes import RECIPES
 
 from .harness import Figure, Measured, Part, isolated, memory_in_use, script
 from .made import make_pairs

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset
-from thermopile.pipeline.dataset_index import (
+from thermopile.pipeline.dataset.index import (
     INDEX_FILE,
     SHARD_FOLDER,
     SHARD_SUFFIXES,
@@ -20,6 +19,7 @@ from thermopile.pipeline.dataset_index import (
     seal_index,
     shard_name,
 )
+from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources import Groups, Sample, Source
 from thermopile.storage.files import write_atomically
 

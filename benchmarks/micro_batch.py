@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource
 
 from .harness import Figure, Measured, Part, counted, isolated, peak_memory, script

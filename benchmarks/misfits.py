@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.state_store import list_snapshots
 from thermopile.state_store.durable import Repository

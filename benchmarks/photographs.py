@@ -14,7 +14,7 @@ from PIL import Image
 
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
 from thermopile.pipeline.cores import cores
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources.folder import FolderSource
 
 HEIGHT, WIDTH = 300, 400

@@ -13,9 +13,9 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from thermopile.pipeline.augment import RECIPES, Recipe, ViewParameters, view_parameters
 from thermopile.pipeline.cores import cores
-from thermopile.pipeline.order import Order
+from thermopile.pipeline.order.order import Order
+from thermopile.pipeline.views.recipes import RECIPES, Recipe, ViewParameters, view_parameters
 from thermopile.tools.bench.work import AHEAD, WARM_UP, Serve, Work
 
 from .photographs import HEIGHT, WIDTH

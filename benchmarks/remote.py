@@ -17,12 +17,12 @@ from statistics import mean
 import numpy as np
 from PIL import Image
 
-from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
-from thermopile.pipeline.order import Order
+from thermopile.pipeline.opening import Dataset
+from thermopile.pipeline.order.order import Order
 from thermopile.pipeline.sources import Sample
+from thermopile.pipeline.views.recipes import RECIPES
 from thermopile.storage.bucket import Address
 from thermopile.trainer.config import DataConfig
 from thermopile.trainer.run.build import windows_from

@@ -21,8 +21,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from thermopile.pipeline.dataset import Dataset
-from thermopile.pipeline.order import Order
+from thermopile.pipeline.opening import Dataset
+from thermopile.pipeline.order.order import Order
 from thermopile.pipeline.remote.samples import REQUEST_BYTES
 from thermopile.pipeline.sources.shards import MAX_SHARD_ROWS
 from thermopile.state_store import StateStore

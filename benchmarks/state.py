@@ -24,7 +24,7 @@ import torch
 import zarr
 from torch import Tensor
 
-from thermopile.pipeline.order import Order, Window
+from thermopile.pipeline.order.order import Order, Window
 from thermopile.state_store import StateStore
 from thermopile.state_store.schema import Schema
 

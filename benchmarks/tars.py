@@ -30,18 +30,18 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.conversion.content import content_of
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
 from thermopile.pipeline.cores import cores
-from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
-from thermopile.pipeline.order import Order
+from thermopile.pipeline.opening import Dataset
+from thermopile.pipeline.order.order import Order
 from thermopile.pipeline.sources import Piece
 from thermopile.pipeline.sources import webdataset as webdataset_source
 from thermopile.pipeline.sources.shards import MAX_SHARD_ROWS
 from thermopile.pipeline.sources.source_file import AHEAD_BYTES, Version
 from thermopile.pipeline.sources.webdataset import TarWork, WebDatasetSource
+from thermopile.pipeline.views.recipes import RECIPES
 from thermopile.storage.bucket import Address
 from thermopile.storage.local import LocalPath
 from thermopile.storage.place import Place, place_of

@@ -13,12 +13,12 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from ..storage.kernels import kernel
 from ..storage.mixed_rows import MixedRows
 from ..storage.selection import Selection
-from .augment import view_key
-from .dataset import Dataset
-from .mixture import Mixture
-from .rng import compiled, uniform
+from .opening import Dataset, Mixture
+from .rng import uniform
+from .views.draws import view_key
 
 NEAR, MAX_DRAWS = 1024, 64
 """A caption is of one of so many samples around, so that windows of a remote dataset need little more than their own; a
@@ -81,7 +81,7 @@ class Planting:
         return np.asarray((selection.ids_at(places) == ids) & selection.are_present(places))
 
 
-@compiled
+@kernel()
 def _numbers(seed: np.uint64, ids: NDArray[np.int64], draw: int) -> NDArray[np.float64]:
     """Return the `draw`-th random number of each sample, float64 [b] in [0, 1)."""
     found = np.empty(len(ids))

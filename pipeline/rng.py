@@ -17,10 +17,8 @@ _S11, _S27, _S30, _S31 = np.uint64(11), np.uint64(27), np.uint64(30), np.uint64(
 _S16, _S32, _S48, _LOW_16 = np.uint64(16), np.uint64(32), np.uint64(48), np.uint64(0xFFFF)
 _MEAN_OF_SUM, _DEVIATION_OF_SUM = 2.0 * 65535, math.sqrt((2.0**32 - 1) / 3)
 
-compiled = kernel()
 
-
-@compiled
+@kernel()
 def mix(x: np.uint64) -> np.uint64:
     """Mix 64 bits bijectively. Source: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
     x = (x ^ (x >> _S30)) * _MIX_1
@@ -28,19 +26,19 @@ def mix(x: np.uint64) -> np.uint64:
     return x ^ (x >> _S31)
 
 
-@compiled
+@kernel()
 def fold(key: np.uint64, value: np.uint64) -> np.uint64:
     """Derive a key for `value`."""
     return mix(key ^ mix(value + GOLDEN))
 
 
-@compiled
+@kernel()
 def uniform(key: np.uint64, draw: np.uint64) -> float:
     """Return the draw-th number of a key, in [0, 1)."""
     return np.float64(fold(key, draw) >> _S11) * 2.0**-53
 
 
-@compiled
+@kernel()
 def nearly_normal(key: np.uint64, index: np.uint64) -> float:
     """Return the index-th number of a key's stream, of mean 0 and variance 1, within ±3.47.
 

@@ -4,13 +4,12 @@ A record is `row_words` uint32 words: the float32 fields, visits, last_step, the
 array of records, not row numbers; see rows.py.
 """
 
-from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ..storage.kernels import F, kernel
+from ..storage.kernels import kernel
 
 IdArray: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
@@ -18,7 +17,8 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Words: TypeAlias = npt.NDArray[np.uint32]
 
 RECORDS, IDS, FLAGS = "uint32[:,::1]", "int64[::1]", "bool_[::1]"
-"""Types of compiled arguments."""
+"""Types of a loop's arguments. It is compiled at import, since compiling at the first call would stall the training
+thread; without fastmath, which would let the compiler assume that all values are finite."""
 
 _CACHE_LINE_BYTES = 64
 _TILE = 128
@@ -33,13 +33,7 @@ def aligned_words(rows: int, row_words: int) -> Words:
     return memory[skip : skip + size].view(np.uint32).reshape(rows, row_words)
 
 
-def compiled(result: str, *arguments: str) -> Callable[[F], F]:
-    """Compile a loop for these types at import; compiling at the first call would stall the training thread."""
-    # No fastmath: it would let the compiler assume that all values are finite.
-    return kernel(f"{result}({', '.join(arguments)})")
-
-
-@compiled("void", RECORDS, IDS, "float32[:,::1]", "int32[::1]")
+@kernel(f"void({RECORDS}, {IDS}, float32[:,::1], int32[::1])")
 def gather(words: Words, places: IdArray, values: Floats, visits: npt.NDArray[np.int32]) -> None:
     """Read the records at `places` [b] into `values`, field-major [fields, b], and `visits` [b]."""
     fields = values.shape[0]
@@ -56,7 +50,7 @@ def gather(words: Words, places: IdArray, values: Floats, visits: npt.NDArray[np
                 values[field, i] = record[field]
 
 
-@compiled("void", RECORDS, IDS, "float32[:,::1]", FLAGS, "uint32")
+@kernel(f"void({RECORDS}, {IDS}, float32[:,::1], {FLAGS}, uint32)")
 def scatter(words: Words, places: IdArray, values: Floats, accepted: Flags, step: np.uint32) -> None:
     """Write `values` [fields, b] into the records at `places` [b] where `accepted`; update visits and last_step."""
     fields = values.shape[0]
@@ -75,7 +69,7 @@ def scatter(words: Words, places: IdArray, values: Floats, accepted: Flags, step
                     record[field] = values[field, i]
 
 
-@compiled("void", RECORDS, "uint32[:,:]")
+@kernel(f"void({RECORDS}, uint32[:,:])")
 def to_columns(words: Words, columns: Words) -> None:
     """Transpose the first words of the records [rows, row_words] into `columns`, [columns, rows]; faster than numpy."""
     for start in range(0, words.shape[0], _TILE):

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ..storage.kernels import kernel
 from .commit import ColumnPart
 from .history import Snapshot
 from .records import (
@@ -22,7 +23,6 @@ from .records import (
     IdArray,
     Words,
     aligned_words,
-    compiled,
     gather,
     scatter,
     to_columns,
@@ -271,7 +271,7 @@ class BeforeImages:
         self._free_records += added
 
 
-@compiled("int64", RECORDS, IDS, IDS, FLAGS, "int64", IDS, IDS, IDS, RECORDS, "int64")
+@kernel(f"int64({RECORDS}, {IDS}, {IDS}, {FLAGS}, int64, {IDS}, {IDS}, {IDS}, {RECORDS}, int64)")
 def _save(
     words: Words,
     places: IdArray,
@@ -296,7 +296,7 @@ def _save(
     return free
 
 
-@compiled("UniTuple(int64, 2)", "uint32[:,:]", "int64", "int64", IDS, IDS, RECORDS, "int64")
+@kernel(f"UniTuple(int64, 2)(uint32[:,:], int64, int64, {IDS}, {IDS}, {RECORDS}, int64)")
 def _restore(
     columns: Words, first_row: int, newest: int, older: IdArray, saved_row: IdArray, saved_words: Words, free: int
 ) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..gpu_copies import Arriving, Copies, CudaDevice
+from ..storage.gpu_copies import Arriving, Copies, CudaDevice
 from .errors import FieldError
 from .schema import VISITS, Schema
 

@@ -13,11 +13,12 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 import torch
 
-from ..gpu_copies import wait_for
+from ..storage.gpu_copies import wait_for
+from ..storage.kernels import kernel
 from ..storage.selection import Selection
 from .background import BackgroundThread
 from .errors import DuplicateIdError, SampleIdError
-from .records import IDS, IdArray, compiled
+from .records import IDS, IdArray
 from .rows import Rows
 from .staging import StagedRows, Staging
 
@@ -171,7 +172,7 @@ class Transfer:
         return future.result()
 
 
-@compiled("bool_", IDS, IDS)
+@kernel(f"bool_({IDS}, {IDS})")
 def _meet(ascending: IdArray, other: IdArray) -> bool:
     """Return whether two ascending vectors share an id. Most batches share none, so a take usually costs only this."""
     i, j = 0, 0

@@ -35,7 +35,7 @@ import pyarrow.parquet as pq  # noqa: E402
 import pytest  # noqa: E402
 
 from thermopile.benchmarks.object_server import Server, object_server  # noqa: E402
-from thermopile.pipeline.dataset import Dataset  # noqa: E402
+from thermopile.pipeline.opening import Dataset  # noqa: E402
 from thermopile.pipeline.sources import Source  # noqa: E402
 from thermopile.pipeline.sources.folder import FolderSource  # noqa: E402
 from thermopile.pipeline.sources.glyphs import GlyphSource  # noqa: E402

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from thermopile.pipeline.augment import RECIPES
-from thermopile.pipeline.order import Order
+from thermopile.pipeline.order.order import Order
+from thermopile.pipeline.views.recipes import RECIPES
 from thermopile.trainer.config import DataConfig
 from thermopile.trainer.run.build import open_loader
 

@@ -96,6 +96,19 @@ def test_every_folder_of_modules_is_a_package_that_is_installed():
     assert sorted(listed) == sorted(["thermopile", *(".".join(("thermopile", *folder.parts)) for folder in found)])
 
 
+def test_the_tests_of_a_module_have_its_name_and_stand_where_it_stands_and_others_tell_a_story():
+    rooms = ("storage", "pipeline", "state_store", "trainer")
+    modules = {room: [path.relative_to(ROOT) for path in (ROOT / room).rglob("*.py")] for room in rooms}
+    misplaced = [
+        path
+        for room in rooms
+        for path in (ROOT / "tests" / room).rglob("test_*.py")
+        if (homes := [each.parent for each in modules[room] if f"test_{each.name}" == path.name])
+        and path.parent.relative_to(ROOT / "tests") not in homes
+    ]
+    assert misplaced == []
+
+
 @pytest.mark.wide
 def test_the_wheel_holds_every_module_of_the_package_and_nothing_else(tmp_path):
     # A copy: setuptools takes what an earlier build left behind in build/lib as well.

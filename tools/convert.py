@@ -20,14 +20,14 @@ from ..pipeline.conversion.conversion import Conversion, Summary, lengths_of
 from ..pipeline.conversion.partial import Partial
 from ..pipeline.conversion.plan import ConvertSettings
 from ..pipeline.conversion.shard_pool import processes, start_workers_early
-from ..pipeline.dataset_index import TOKENIZER_FILE, DatasetIndex, read_index
+from ..pipeline.dataset.index import TOKENIZER_FILE, DatasetIndex, read_index
+from ..pipeline.dataset.tokenizer import MAX_FILE_BYTES
 from ..pipeline.errors import DatasetExistsError, SourceError
 from ..pipeline.sources import Groups, Source
 from ..pipeline.sources.csv_source import CsvSource
 from ..pipeline.sources.dataset_source import DatasetSource
 from ..pipeline.sources.splits import Drawn
 from ..pipeline.sources.webdataset import nobody_has
-from ..pipeline.tokenizer import MAX_FILE_BYTES
 from ..storage.local import LocalPath
 from ..storage.place import Place
 from ..trainer.run.selection_files import selected_ids

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import click
 
 from ..pipeline.conversion.plan import ConvertSettings
-from ..pipeline.dataset_index import MAX_PIXELS, TOKENIZER_FILE, ImagePolicy
+from ..pipeline.dataset.index import MAX_PIXELS, TOKENIZER_FILE, ImagePolicy
+from ..pipeline.dataset.tokenizer import model_context
 from ..pipeline.sources.caption_lengths import CONTEXTS
-from ..pipeline.tokenizer import model_context
 from .arguments import defaulting, flag
 from .convert_sources import Kind
 

@@ -16,8 +16,9 @@ from ..pipeline.conversion.dataset_size import dataset_bytes
 from ..pipeline.conversion.marker import Counts
 from ..pipeline.conversion.partial import Partial
 from ..pipeline.conversion.plan import ConvertSettings
-from ..pipeline.dataset import CAPTION, Dataset
-from ..pipeline.dataset_index import ERRORS_FILE, Content
+from ..pipeline.dataset.index import ERRORS_FILE, Content
+from ..pipeline.dataset.samples_table import CAPTION
+from ..pipeline.opening import Dataset
 from ..pipeline.sources import Groups, Selection, Source
 from ..pipeline.sources.shards import shard_count
 from ..storage.bucket import is_address
@@ -181,9 +182,9 @@ def say_summary(
 
 def _cost_of_reading(dataset: Dataset) -> str:
     """Say what training in windows reads of tars in a bucket, by the first rows of a shard in the middle."""
+    from ..pipeline.dataset.row_records import picture_places
     from ..pipeline.remote.plan import MAX_TAR_GAP, requests
     from ..pipeline.remote.samples import REQUEST_BYTES
-    from ..pipeline.row_records import picture_places
 
     records = dataset.records(dataset.shards // 2)[:ROWS_OF_A_BLOCK]
     tars, at = picture_places(records, in_place=True)

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ..pipeline.dataset_index import FINGERPRINT, FINGERPRINT_COLUMN
-from ..pipeline.mixture import Mixture
+from ..pipeline.dataset.index import FINGERPRINT, FINGERPRINT_COLUMN
+from ..pipeline.opening import Mixture
 from ..state_store.schema import VISITS
 from ..storage.files import written_aside
 from ..storage.place import Place, Places

@@ -10,7 +10,7 @@ import click
 from markupsafe import Markup
 from pydantic import TypeAdapter
 
-from ..pipeline.mixture import opened
+from ..pipeline.opening import opened
 from ..storage.files import write_atomically
 from ..storage.place import Place, Places, place_of
 from ..trainer.errors import RunError

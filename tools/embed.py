@@ -16,7 +16,7 @@ from .progress import progress_bar
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..pipeline.dataset import Dataset
+    from ..pipeline.opening import Dataset
     from ..trainer.config.sections import Weights
 
 NUMPY_TYPES = {"half": "f2", "float": "f4"}
@@ -57,8 +57,8 @@ def embed(
 
     Those of the pictures and, for pairs, of the first captions. Works while the run trains and changes nothing in it.
     """
-    from ..pipeline.dataset_index import FINGERPRINT
-    from ..pipeline.mixture import opened
+    from ..pipeline.dataset.index import FINGERPRINT
+    from ..pipeline.opening import opened
     from ..trainer.run_directory import RunDirectory, find_checkpoint, load_found
     from .inspection.rows_export import check_target
 

@@ -13,7 +13,7 @@ from .printing import print_facts, print_table
 from .progress import task_bars
 
 if TYPE_CHECKING:
-    from ..pipeline.dataset import Dataset
+    from ..pipeline.opening import Dataset
     from ..trainer.evaluation.evaluate import Evaluation, Network
     from ..trainer.run_directory import RunDirectory
 
@@ -85,7 +85,7 @@ def eval_(run: Place, train: Place | None, test: Place, tars: Place | None, as_j
     Classes are the datasets' groups. Scores are given for all test samples and for head, medium and tail: the thirds of
     the classes by number of training samples. Works while the run trains and changes nothing.
     """
-    from ..pipeline.mixture import opened
+    from ..pipeline.opening import opened
     from ..trainer.run_directory import RunDirectory
 
     trained = training_set(RunDirectory(run), train, tars, asked["data"])
@@ -99,7 +99,7 @@ def eval_(run: Place, train: Place | None, test: Place, tars: Place | None, as_j
 
 def training_set(run: RunDirectory, train: Place | None, tars: Place | None, data: Places | None) -> Dataset:
     """Open `train`, or the dataset that a run was trained on. data: its present place; None: the recorded one."""
-    from ..pipeline.mixture import opened
+    from ..pipeline.opening import opened
     from ..trainer.run.own_dataset import open_own
 
     own = run.config().data

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from ..pipeline.augment import RECIPES, Recipe, view_parameters
-from ..pipeline.dataset import Dataset
 from ..pipeline.loading.ffcv_loader import ViewMaker
+from ..pipeline.opening import Dataset
+from ..pipeline.views.recipes import RECIPES, Recipe, view_parameters
 from .printing import plain_text
 from .report.figures.lettering import Lettering
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..storage.place import Place
 
 RECIPE_NAMES = ("clip", "crop_flip", "simclr", "simclr_cifar", "moco_v3", "vicreg", "glyphs")
-"""Names from pipeline/augment.py, repeated here because importing it loads numba and would slow `--help`."""
+"""Names from pipeline/views/recipes.py, repeated here because importing it loads numba and would slow `--help`."""
 MAX_SAMPLES = 200
 
 
@@ -75,7 +75,7 @@ def show(
     """
     import numpy as np
 
-    from ..pipeline.dataset import Dataset
+    from ..pipeline.opening import Dataset
     from ..storage.files import write_atomically
     from ..storage.place import place_of
     from ..trainer.run_directory import refuse_in_run

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from .._version import __version__
-from ..pipeline.dataset_index import TOKENIZER_FILE
+from ..pipeline.dataset.index import TOKENIZER_FILE
 from ..storage.files import sync, writer_name, written_through
 from ..storage.place import Places, place_of
 from .checkpoints.checkpoint_files import LATEST

@@ -10,7 +10,7 @@ from contextlib import suppress
 from os import PathLike
 from typing import Any
 
-from ..pipeline.dataset_index import TOKENIZER_FILE
+from ..pipeline.dataset.index import TOKENIZER_FILE
 from ..storage.bucket import Address
 from ..storage.bucket_errors import MissingBucketError
 from ..storage.files import may_make

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from thermopile.pipeline.dataset import Dataset
-from thermopile.pipeline.order import Order
+from thermopile.pipeline.opening import Dataset
+from thermopile.pipeline.order.order import Order
 from thermopile.tools.bench.loader import dali as dali_loader
 from thermopile.tools.bench.loader import ffcv, rates
 from thermopile.tools.bench.step import is_out_of_memory, step_cost

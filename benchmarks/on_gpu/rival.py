@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import CLIPConfig, CLIPModel, get_cosine_schedule_with_warmup
 
-from thermopile.pipeline.augment import CLIP_MEAN, CLIP_STD, RECIPES
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
 from thermopile.pipeline.cores import cores
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.dataset.tokenizer import encode, load_tokenizer
+from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources.csv_source import CsvSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
-from thermopile.pipeline.tokenizer import encode, load_tokenizer
+from thermopile.pipeline.views.recipes import CLIP_MEAN, CLIP_STD, RECIPES
 from thermopile.trainer.evaluation.features import sample_features
 from thermopile.trainer.loop import Trainer
 

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from thermopile.pipeline.augment import RECIPES
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.opening import Dataset
+from thermopile.pipeline.views.recipes import RECIPES
 from thermopile.state_store.ranks import TorchRanks
 from thermopile.tools.bench.step import open_trainer
 from thermopile.tools.bench.synthetic_dataset import synthetic_dataset

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.opening import Dataset
 
 from .plan import BATCH, EPOCHS, FORKED_AT, FORKED_WITHOUT, SAMPLES, Run, base_of
 from .results import Results

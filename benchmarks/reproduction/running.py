@@ -22,7 +22,7 @@ from scipy.stats import kurtosis, skew, spearmanr
 
 import thermopile
 from thermopile import __version__
-from thermopile.pipeline.tokenizer import load_tokenizer
+from thermopile.pipeline.dataset.tokenizer import load_tokenizer
 from thermopile.tools.bench.machine import describe_machine
 from thermopile.tools.cli import main as command_line
 from thermopile.tools.inspection.reading.opening import read_run

@@ -14,7 +14,7 @@ from scipy.stats import spearmanr
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.opening import Dataset
 from thermopile.trainer.config import DataConfig
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.encoders.backbones import Backbone

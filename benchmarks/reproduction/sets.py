@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources import Source
 from thermopile.pipeline.sources.csv_source import CsvSource
 from thermopile.pipeline.sources.glyphs import CHARACTERS, TEST_PER_CLASS, GlyphSource

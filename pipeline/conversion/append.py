@@ -22,7 +22,7 @@ from ...storage.files import (
     written_aside,
 )
 from ...storage.local import LocalPath
-from ..dataset_index import (
+from ..dataset.index import (
     ERRORS_FILE,
     INDEX_FILE,
     SHARD_FOLDER,

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..row_records import MAX_BYTES
+from ..dataset.row_records import MAX_BYTES
 
 # Importing ffcv sets torch and numba to one thread for the whole process, and puts two constants into a typed dict,
 # which numba compiles for five seconds; FFCV reads them from Python only, for which a plain dict will do.

@@ -13,11 +13,12 @@ from tokenizers import Tokenizer
 from ...storage.files import sha256_of
 from ...storage.place import AnyPlace, Place
 from ..cores import cores
-from ..dataset import CAPTIONS, PLACE_IN_SHARD, Dataset, SamplesTable
-from ..dataset_index import INDEX_FILE, SHARD_FOLDER, TOKENIZER_FILE, ShardSuffix, TokenizerInfo
+from ..dataset.index import INDEX_FILE, SHARD_FOLDER, TOKENIZER_FILE, ShardSuffix, TokenizerInfo
+from ..dataset.samples_table import CAPTIONS, PLACE_IN_SHARD, SamplesTable
+from ..dataset.shard import Shard
+from ..dataset.tokenizer import encode, end_id_of, load_tokenizer, vocab_size_of
 from ..errors import DatasetError
-from ..shard import Shard
-from ..tokenizer import encode, end_id_of, load_tokenizer, vocab_size_of
+from ..opening import Dataset
 from .images import decodes
 
 ROWS_AT_ONCE = 256

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...storage.place import Place
-from ..dataset_index import Content
+from ..dataset.index import Content
 from ..errors import DatasetError
 
 FILES_AT_ONCE = 16

@@ -19,11 +19,11 @@ import numpy as np
 
 from ...storage.files import read_regular, sha256_of
 from ...storage.place import AnyPlace, Place, place_of
-from ..dataset_index import ERRORS_FILE, DatasetIndex, TokenizerInfo, read_index, seal_index
+from ..dataset.index import ERRORS_FILE, DatasetIndex, TokenizerInfo, read_index, seal_index
+from ..dataset.tokenizer import MAX_FILE_BYTES, end_id_of, load_tokenizer, train_tokenizer, vocab_size_of
 from ..errors import DatasetError, DatasetExistsError, SourceChangedError, SourceError
 from ..sources import NEVER, Asked, Selection, Source
 from ..sources.caption_lengths import CONTEXTS
-from ..tokenizer import MAX_FILE_BYTES, end_id_of, load_tokenizer, train_tokenizer, vocab_size_of
 from .content import content_of
 from .marker import Counts, Found, PartResult, count_reasons, read_bad_samples, stem
 from .partial import Partial, claimed

@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import numpy as np
 
+from ..dataset.row_records import MAX_BYTES, RECORD
 from ..errors import BadSampleError
-from ..row_records import MAX_BYTES, RECORD
 from ..sources import Sample, Selection, Source
 from ..sources.caption_lengths import CONTEXTS
 from ..sources.shards import MAX_SHARD_ROWS, shard_count

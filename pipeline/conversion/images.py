@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from ..dataset_index import MAX_PIXELS, ImagePolicy
+from ...storage.kernels import kernel
+from ..dataset.index import MAX_PIXELS, ImagePolicy
+from ..dataset.jpeg import decode
+from ..dataset.jpeg_header import size_in_header
+from ..dataset.raw_bytes import writable
+from ..dataset.row_records import MAX_JPEG_BYTES
 from ..errors import BadSampleError
-from ..jpeg import decode
-from ..jpeg_header import size_in_header
-from ..raw_bytes import writable
-from ..rng import compiled
-from ..row_records import MAX_JPEG_BYTES
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """Other formats are refused: Pillow starts other programs for some. MPO is a JPEG followed by more pictures."""
@@ -123,7 +123,7 @@ def decodes(jpeg: bytes, height: int, width: int) -> bool:
     return bool(_decodes(writable(jpeg), height, width, 1)[0])
 
 
-@compiled
+@kernel()
 def _decodes(jpeg: NDArray[np.uint8], height: int, width: int, reduced: int) -> tuple[bool, bool]:
     """Return whether the decoder accepts the bytes, and whether all decoded pixels have one colour."""
     pixels = np.empty(3 * height * width, np.uint8)

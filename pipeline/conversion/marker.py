@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from ..._version import __version__
 from ...storage.place import Place
 from ...storage.sealed_json import DamagedJSONError, parse, seal_line, unseal
-from ..dataset_index import SHARD_SUFFIXES, ShardSuffix
+from ..dataset.index import SHARD_SUFFIXES, ShardSuffix
 from ..errors import DatasetError
 from ..sources import BadSample
 

@@ -41,7 +41,7 @@ from ...storage.local import LocalPath
 from ...storage.lock import FileLock, LockedError, TakenOverError
 from ...storage.place import Place, made_for
 from ..cores import cores
-from ..dataset_index import (
+from ..dataset.index import (
     ERRORS_FILE,
     INDEX_FILE,
     SHARD_FOLDER,
@@ -50,9 +50,9 @@ from ..dataset_index import (
     read_index,
     shard_name,
 )
+from ..dataset.tokenizer import MAX_FILE_BYTES
 from ..errors import DatasetError, DatasetExistsError
 from ..sources import BadSample, Facts
-from ..tokenizer import MAX_FILE_BYTES
 from .marker import PART_SUFFIXES, PartResult, PartSuffix, read_bad_samples, read_marker, stem
 from .plan import Plan
 

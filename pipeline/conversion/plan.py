@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field
 
 from ...storage.files import sha256_of
-from ..dataset_index import ImagePolicy
+from ..dataset.index import ImagePolicy
 from ..sources import Asked, Facts, Source
 
 _CHOSEN = ("vocab_size", "context_length", "tokenizer")

@@ -8,7 +8,7 @@ import pandas  # noqa: F401  pyarrow imports it when it makes its first array
 # the pipe from which a caller reads the conversion's output.
 numba.config.THREADING_LAYER = "workqueue"  # set when numba is imported
 
-from ..stored_sample import checksum  # noqa: E402
+from ..dataset.stored_sample import checksum  # noqa: E402
 from . import shard_writer as shard_writer  # noqa: E402
 
 checksum(np.empty(0, np.uint8))  # numba reads most of its own modules with the first compiled function

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..cores import cores
+from ..dataset.tokenizer import load_tokenizer
 from ..errors import DatasetError
 from ..sources import Source
-from ..tokenizer import load_tokenizer
 from .marker import Counts
 from .partial import PartFiles
 from .plan import ConvertSettings

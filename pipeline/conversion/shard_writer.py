@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from ...storage.files import sha256_of, sync
-from ..dataset_index import SHARD_SUFFIXES
+from ..dataset.ffcv_table import FFCVTable
+from ..dataset.index import SHARD_SUFFIXES
+from ..dataset.raw_bytes import Descriptor, writable
+from ..dataset.row_records import IN_BETON, MAX_BYTES, RECORD, Extent, RowRecords, picture_places, write_row_records
+from ..dataset.stored_sample import SOUND, Located, checksum, read_samples, read_tokens
+from ..dataset.tokenizer import encode, vocab_size_of
 from ..errors import BadSampleError, DatasetError, SourceError
-from ..ffcv_table import FFCVTable
-from ..raw_bytes import Descriptor, writable
-from ..row_records import IN_BETON, MAX_BYTES, RECORD, Extent, RowRecords, picture_places, write_row_records
 from ..sources import BadSample, Read, Sample, Source
-from ..stored_sample import SOUND, Located, checksum, read_samples, read_tokens
-from ..tokenizer import encode, vocab_size_of
 from .beton import BetonRow, write_beton
 from .images import to_stored
 from .marker import Counts, Found, PartResult, ShardResult, line_of

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Protocol, Self
 
 from ..batch import Batch
-from ..dataset import Dataset
 from ..errors import DatasetError
-from ..order import AnyOrder
+from ..opening import Dataset
+from ..order.order import AnyOrder
 
 
 class Loader(Protocol):

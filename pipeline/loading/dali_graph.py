@@ -12,9 +12,9 @@ import nvidia.dali
 import nvidia.dali.math
 from numpy.typing import NDArray
 
-from ..augment import Recipe, ViewParameters
-from ..rng import compiled
-from .pixels import noise_at
+from ...storage.kernels import kernel
+from ..views.pixels import noise_at
+from ..views.recipes import Recipe, ViewParameters
 
 dali: Any = nvidia.dali  # its own types lack its constants and conditionals
 fn, types = dali.fn, dali.types
@@ -127,7 +127,7 @@ def _affine_in_pixels(affine: NDArray[np.float32], flip: NDArray[np.bool_], side
     return maps
 
 
-@compiled
+@kernel()
 def _fill_noise(out: NDArray[np.float32], deviations: NDArray[np.float32], keys: NDArray[np.uint64]) -> None:
     rows, side = out.shape[:2]
     for row in range(rows):

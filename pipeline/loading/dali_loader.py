@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from ...gpu_copies import Arriving, Copies, CudaDevice
-from ..augment import Recipe, sides_of_views, view_parameters
+from ...storage.gpu_copies import Arriving, Copies, CudaDevice
 from ..batch import Batch
 from ..cores import cores
-from ..dataset import Dataset
-from ..order import AnyOrder
+from ..dataset.stored_sample import UNDECODABLE, read_samples
+from ..opening import Dataset
+from ..order.order import AnyOrder
 from ..planted import Planting
-from ..stored_sample import UNDECODABLE, read_samples
+from ..views.recipes import Recipe, sides_of_views, view_parameters
 from . import refuse_other_samples
 from .dali_graph import inputs_of_view, views_of_jpegs
 from .reader import Reader, own_thread

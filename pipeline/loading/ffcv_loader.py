@@ -14,20 +14,21 @@ from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...gpu_copies import Copies, CudaDevice
-from ..augment import Recipe, ViewParameters, sides_of_views, view_key, view_parameters
+from ...storage.gpu_copies import Copies, CudaDevice
+from ...storage.kernels import kernel
 from ..batch import Batch
 from ..cores import cores
-from ..dataset import Dataset
-from ..jpeg import decode
-from ..order import AnyOrder
+from ..dataset.jpeg import decode
+from ..dataset.stored_sample import SOUND, UNDECODABLE, Located, fetch
+from ..opening import Dataset
+from ..order.order import AnyOrder
 from ..planted import Planting
-from ..rng import compiled
-from ..stored_sample import SOUND, UNDECODABLE, Located, fetch
+from ..views.draws import view_key
+from ..views.pixels import Pixels, add_noise, affine, gaussian_blur, recolour, solarise, store
+from ..views.recipes import Recipe, ViewParameters, sides_of_views, view_parameters
+from ..views.resample import resample_into
 from . import refuse_other_samples
-from .pixels import Pixels, add_noise, affine, gaussian_blur, recolour, solarise, store
 from .reader import Reader, Reading, own_thread
-from .resample import resample_into
 
 Augmentation = Callable[[NDArray[np.float32], np.uint64], None]
 """A numba-compiled function that changes a view in place. It receives pixels, float32 [3, H, W] in 0 … 255, and the
@@ -296,14 +297,14 @@ def _augment_rows(
             store(view, view, gain, offset)
 
 
-@compiled
+@kernel()
 def _view_at(views: Pixels, local: Pixels, place: int, row: int) -> Any:
     """Return a row's view at this place, global views first: [3, side, side]."""
     view = views[place, row] if place < len(views) else local[place - len(views), row]
     return view
 
 
-@compiled
+@kernel()
 def _make_rows(
     located: Located,
     low: int,
@@ -341,7 +342,7 @@ def _make_rows(
     return high, SOUND
 
 
-@compiled
+@kernel()
 def _make_view(
     view: NDArray[np.float32],
     picture: NDArray[np.uint8],
@@ -366,7 +367,7 @@ def _make_view(
         add_noise(view, drawn.noise[place, row], drawn.noise_key[place, row])
 
 
-@compiled
+@kernel()
 def _reduction(boxes: NDArray[np.int64], row: int, views: Pixels, local: Pixels) -> int:
     """Return the decoder's reduction, 1, 2, 4 or 8: the largest that keeps every crop at least as large as its view."""
     reduced = 8

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..caption_draws import draw_captions
-from ..dataset import Dataset
-from ..dataset_files import Held
+from ..dataset.files import Held
+from ..dataset.row_records import RECORD
+from ..dataset.shard import max_open_shards
+from ..dataset.stored_sample import NO_TOKEN, REASONS, SOUND, TOKENS_CHANGED, Located
 from ..errors import DatasetError
+from ..opening import Dataset
 from ..planted import Planting
-from ..row_records import RECORD
-from ..shard import max_open_shards
-from ..stored_sample import NO_TOKEN, REASONS, SOUND, TOKENS_CHANGED, Located
+from ..views.draws import draw_captions
 
 _Captions = Literal["draw", "first"]
 

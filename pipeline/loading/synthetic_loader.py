@@ -6,8 +6,8 @@ from typing import Self
 import torch
 
 from ..batch import Batch
-from ..dataset import Dataset
-from ..order import AnyOrder
+from ..opening import Dataset
+from ..order.order import AnyOrder
 from . import refuse_other_samples
 
 ADVICE = "data.loader = 'synthetic': the views and tokens are random, so this run measures speed and learns nothing"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..order import Order, Selected
+from ..order.order import Order, Selected
 from .plan import Ids
 
 ROWS_WITHOUT_ORDER = 1024

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from ...storage.bucket import Address
 from ...storage.files import written_aside
-from ..dataset_files import Held, LocalFiles
-from ..dataset_index import SHARD_FOLDER, SHARD_SUFFIXES, DatasetIndex
-from ..order import Order, Selected, Window
-from ..tar_files import TarFiles, listed
+from ..dataset.files import Held, LocalFiles
+from ..dataset.index import SHARD_FOLDER, SHARD_SUFFIXES, DatasetIndex
+from ..dataset.tar_files import TarFiles, listed
+from ..order.order import Order, Selected, Window
 from . import sparse
 from .blocks import Blocks
 from .cache_folder import CacheFolder
@@ -28,7 +28,7 @@ from .samples import TARS, CachedSamples
 from .schedule import Schedule
 
 if TYPE_CHECKING:
-    from ..shard import Shard
+    from ..dataset.shard import Shard
 
 _MAX_SCHEDULED = 1 << 17
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..row_records import MAX_BYTES, RECORD
+from ..dataset.row_records import MAX_BYTES, RECORD
 
 PAGE = 4096
 """Allocation unit of a file system, in bytes."""

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ...storage.bucket import Address
-from ..dataset_files import Held
-from ..dataset_index import MAX_TAR_BYTES, SHARD_FOLDER, DatasetIndex, ShardSuffix
+from ..dataset.files import Held
+from ..dataset.index import MAX_TAR_BYTES, SHARD_FOLDER, DatasetIndex, ShardSuffix
+from ..dataset.tar_files import TarFiles
 from ..errors import DatasetError
-from ..tar_files import TarFiles
 from . import sparse
 from .blocks import Blocks
 from .fetching import CachedFile, Fetch, Fetcher, WaitClock
@@ -25,7 +25,7 @@ from .room import Room
 from .schedule import Schedule
 
 if TYPE_CHECKING:
-    from ..shard import Shard
+    from ..dataset.shard import Shard
 
 DEFAULT_BYTES = 1 << 30
 """Disk space for samples read without an order; samples in use at once may take more."""

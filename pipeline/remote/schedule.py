@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from itertools import chain, islice
 from typing import NamedTuple
 
-from ..order import Window
+from ..order.order import Window
 
 NEVER = 1 << 62
 """A step that is never reached."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import BaseModel
 
-from ..dataset_index import Tars
+from ..dataset.index import Tars
 from ..errors import BadSampleError
 from .caption_lengths import MEASURED_ON, CaptionLengths, measure
 from .shards import Listings, in_runs, shard_count

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from ..dataset.tokenizer import load_tokenizer, model_context, train_tokenizer
 from ..errors import DatasetError
-from ..tokenizer import load_tokenizer, model_context, train_tokenizer
 
 MEASURED_ON = 20_000
 """Samples whose captions are measured."""

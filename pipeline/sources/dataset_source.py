@@ -9,8 +9,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...storage.place import Place
-from ..dataset import CAPTIONS, Dataset
+from ..dataset.samples_table import CAPTIONS
 from ..errors import BadSampleError, DatasetError, SourceError
+from ..opening import Dataset
 from . import Groups, Sample, Source
 from .listing import resolved_text, says_nothing_about_the_file
 

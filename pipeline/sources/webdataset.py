@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ...storage.bucket import Address
 from ...storage.local import LocalPath
 from ...storage.place import AnyPlace, Place, common_folder, place_of
-from ..dataset_index import Tar, Tars, is_plain_name
+from ..dataset.index import Tar, Tars, is_plain_name
 from ..errors import BadSampleError, SourceChangedError, SourceError
 from . import Asked, BadSample, Draw, Facts, Groups, Piece, Read, Sample, Selection, Source, marks_of
 from .caption_lengths import MEASURED_ON, measure

@@ -32,7 +32,7 @@ from thermopile.benchmarks.kinds import (
 )
 from thermopile.benchmarks.misfits import said_of_wrong, wrong_judged
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.planted import Planting
 from thermopile.pipeline.sources import Sample, Source
 

@@ -8,9 +8,9 @@ import pytest
 from thermopile.benchmarks.made import PairSource, repeat_shard
 from thermopile.benchmarks.photographs import HEIGHT, WIDTH, jpegs, photographs
 from thermopile.benchmarks.pillow_views import PillowViews
-from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
-from thermopile.pipeline.order import Order
+from thermopile.pipeline.order.order import Order
+from thermopile.pipeline.views.recipes import RECIPES
 
 
 @pytest.mark.soak

@@ -28,10 +28,10 @@ CHOSEN = (
         ("state_store/test_disk.py", "storage/test_files.py"),
     ),
     Chosen(
-        "order off by one", "pipeline/order.py",
+        "order off by one", "pipeline/order/order.py",
         "            step * len(row),",
         "            max(step * len(row) - 1, 0),",
-        ("pipeline/test_order.py", "pipeline/test_served_orders.py"),
+        ("pipeline/order/test_order.py", "pipeline/order/test_served_orders.py"),
     ),
     Chosen(
         "ratio inverted in the estimator", "trainer/objectives/sogclr.py",
@@ -40,16 +40,16 @@ CHOSEN = (
         ("trainer/objectives/test_isogclr.py", "trainer/objectives/test_reference_vectors.py"),
     ),
     Chosen(
-        "picture checksum skipped", "pipeline/stored_sample.py",
+        "picture checksum skipped", "pipeline/dataset/stored_sample.py",
         "if checksum(jpeg) != located.jpeg_checksum[row]:",
         "if False:",
-        ("pipeline/test_stored_sample.py",),
+        ("pipeline/dataset/test_stored_sample.py",),
     ),
     Chosen(
-        "token checksum skipped", "pipeline/stored_sample.py",
+        "token checksum skipped", "pipeline/dataset/stored_sample.py",
         "if checksum(data) != located.tokens_checksum[row]:",
         "if False:",
-        ("pipeline/test_stored_sample.py",),
+        ("pipeline/dataset/test_stored_sample.py",),
     ),
     Chosen(
         "directory sync dropped", "storage/files.py",
@@ -76,10 +76,10 @@ CHOSEN = (
         ("storage/test_bucket_lock.py",),
     ),
     Chosen(
-        "window's last block forgotten", "pipeline/order.py",
+        "window's last block forgotten", "pipeline/order/order.py",
         "np.sort(members))",
         "np.sort(members)[:-1])",
-        ("pipeline/test_order_windows.py",),
+        ("pipeline/order/test_order_windows.py",),
     ),
     Chosen(
         "tau clipped at the wrong end", "trainer/objectives/isogclr.py",

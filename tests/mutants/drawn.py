@@ -15,10 +15,10 @@ from cosmic_ray.plugins import get_operator
 from cosmic_ray.work_db import WorkDB
 
 SEED = 1
-ORDER_TESTS = ("pipeline/test_order.py", "pipeline/test_order_windows.py")
+ORDER_TESTS = ("pipeline/order/test_order.py", "pipeline/order/test_order_windows.py")
 MODULES = {
-    "pipeline/order.py": ("pipeline/test_served_orders.py", *ORDER_TESTS),
-    "pipeline/bijection.py": ("pipeline/test_bijection.py", *ORDER_TESTS),
+    "pipeline/order/order.py": ("pipeline/order/test_served_orders.py", *ORDER_TESTS),
+    "pipeline/order/bijection.py": ("pipeline/order/test_bijection.py", *ORDER_TESTS),
     "trainer/objectives/sogclr.py": (
         "trainer/objectives/test_sogclr.py", "trainer/objectives/test_isogclr.py",
         "trainer/objectives/test_create_objective.py", "trainer/objectives/test_fastclip.py",

@@ -11,10 +11,10 @@ from broken_copy import CHECKOUT, BrokenCopy
 from drawn import mutants
 
 MODULES = (
-    "pipeline/rng.py", "pipeline/bijection.py", "pipeline/raw_bytes.py", "pipeline/stored_sample.py",
-    "pipeline/jpeg_header.py", "pipeline/row_records.py", "pipeline/view_draws.py", "pipeline/augment.py",
-    "pipeline/loading/pixels.py", "pipeline/loading/resample.py", "pipeline/loading/ffcv_loader.py",
-    "state_store/records.py",
+    "pipeline/rng.py", "pipeline/order/bijection.py", "pipeline/dataset/raw_bytes.py",
+    "pipeline/dataset/stored_sample.py", "pipeline/dataset/jpeg_header.py", "pipeline/dataset/row_records.py",
+    "pipeline/views/draws.py", "pipeline/views/recipes.py", "pipeline/views/pixels.py", "pipeline/views/resample.py",
+    "pipeline/loading/ffcv_loader.py", "state_store/records.py",
 )  # fmt: skip
 EACH = 3
 SECONDS = 300

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from thermopile.pipeline.augment import RECIPES
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.dataset.row_records import RECORD, write_row_records
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
-from thermopile.pipeline.order import Order
-from thermopile.pipeline.row_records import RECORD, write_row_records
+from thermopile.pipeline.opening import Dataset
+from thermopile.pipeline.order.order import Order
 from thermopile.pipeline.sources.glyphs import GlyphSource
+from thermopile.pipeline.views.recipes import RECIPES
 
 from support.conversions import dataset_of
 from support.programs import program

@@ -8,17 +8,16 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from thermopile.pipeline import shard
-from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.conversion.check import check_dataset
-from thermopile.pipeline.dataset import Dataset
-from thermopile.pipeline.dataset_index import read_index
+from thermopile.pipeline.dataset import shard
+from thermopile.pipeline.dataset.index import read_index
+from thermopile.pipeline.dataset.row_records import write_row_records
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.loading import reader
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
-from thermopile.pipeline.mixture import Mixture, open_dataset
-from thermopile.pipeline.order import Order
-from thermopile.pipeline.row_records import write_row_records
+from thermopile.pipeline.opening import Dataset, Mixture, open_dataset
+from thermopile.pipeline.order.order import Order
+from thermopile.pipeline.views.recipes import RECIPES
 from thermopile.storage.local import LocalPath
 
 from support.damage import flip

@@ -10,11 +10,11 @@ import pytest
 
 from thermopile.benchmarks.object_server import uploaded
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
-from thermopile.pipeline.dataset import CAPTION, CAPTIONS, Dataset
+from thermopile.pipeline.dataset.samples_table import CAPTION, CAPTIONS
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
-from thermopile.pipeline.mixture import Mixture
-from thermopile.pipeline.order import Order, Selected
+from thermopile.pipeline.opening import Dataset, Mixture
+from thermopile.pipeline.order.order import Order, Selected
 from thermopile.pipeline.planted import MAX_DRAWS, NEAR, Planting
 from thermopile.pipeline.sources.parquet import ParquetSource
 from thermopile.storage.bucket import Address

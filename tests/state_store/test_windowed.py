@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from thermopile.pipeline.order import Order
+from thermopile.pipeline.order.order import Order
 from thermopile.state_store import BackgroundError, DamagedChunkError, MemoryBudgetError, StateReader, StateStore
 from thermopile.storage.files import NotRegularFileError
 

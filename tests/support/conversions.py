@@ -4,7 +4,7 @@ import hashlib
 
 from thermopile.pipeline.conversion.conversion import Conversion, ConvertSettings, convert
 from thermopile.pipeline.conversion.shard_pool import processes
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.storage.place import place_of
 

@@ -4,8 +4,8 @@ import shutil
 
 import numpy as np
 
-from thermopile.pipeline.dataset import Dataset
-from thermopile.pipeline.row_records import RECORD
+from thermopile.pipeline.dataset.row_records import RECORD
+from thermopile.pipeline.opening import Dataset
 
 
 def cut_short(file, keep=20):

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from thermopile.pipeline.dataset import Dataset
-from thermopile.pipeline.dataset_index import FINGERPRINT, SHARD_SUFFIXES, read_index, seal_index, shard_name
+from thermopile.pipeline.dataset.index import FINGERPRINT, SHARD_SUFFIXES, read_index, seal_index, shard_name
+from thermopile.pipeline.opening import Dataset
 from thermopile.storage.files import sha256_of
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from thermopile.pipeline.dataset import Dataset
-from thermopile.pipeline.dataset_index import read_index, seal_index
-from thermopile.pipeline.row_records import write_row_records
+from thermopile.pipeline.dataset.index import read_index, seal_index
+from thermopile.pipeline.dataset.row_records import write_row_records
+from thermopile.pipeline.opening import Dataset
 from thermopile.storage.files import sha256_of
 
 IN_BETON = 1 << 63

@@ -1,6 +1,6 @@
 """Recipes and batches of loaders."""
 
-from thermopile.pipeline.augment import Recipe
+from thermopile.pipeline.views.recipes import Recipe
 
 PLAIN = Recipe(mean=(0, 0, 0), std=(1, 1, 1))
 """A crop whose pixels lie in [0, 1]."""

@@ -3,7 +3,7 @@
 import numpy as np
 
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources.dataset_source import DatasetSource
 
 

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from thermopile.pipeline.order import Order
+from thermopile.pipeline.order.order import Order
 
 SOME, MANY = (settings(deadline=None, max_examples=examples) for examples in (30, 100))  # the first example compiles
 SHARDS = st.sampled_from([1, 2, 3, 4, 8])

@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 from PIL import Image
 
-from thermopile.pipeline.dataset_index import ImagePolicy
+from thermopile.pipeline.dataset.index import ImagePolicy
 
 POLICY = ImagePolicy(max_size=64, quality=90)
 

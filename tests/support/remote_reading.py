@@ -7,9 +7,9 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
-from thermopile.pipeline.order import Selected
+from thermopile.pipeline.order.order import Selected
+from thermopile.pipeline.views.recipes import RECIPES
 from thermopile.trainer.run.build import windows_from
 
 

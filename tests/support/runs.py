@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.opening import Dataset
 from thermopile.state_store import StateReader, list_snapshots
 from thermopile.storage.bucket import Address
 from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint

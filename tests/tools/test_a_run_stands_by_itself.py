@@ -9,8 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from thermopile.benchmarks.object_server import uploaded
-from thermopile.pipeline.dataset import Dataset
-from thermopile.pipeline.mixture import Mixture, open_dataset
+from thermopile.pipeline.opening import Dataset, Mixture, open_dataset
 from thermopile.state_store import StateReader
 from thermopile.storage.bucket import Address
 from thermopile.trainer.run_directory import RunDirectory

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.opening import Dataset
 from thermopile.tools.inspection.features import embedding_map
 from thermopile.trainer.config.own_code import CODE
 from thermopile.trainer.run_directory import RunDirectory

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from thermopile.pipeline.dataset_index import seal_index
+from thermopile.pipeline.dataset.index import seal_index
 from thermopile.state_store import SnapshotError
 from thermopile.storage.sealed_json import seal_document, unseal
 from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint, save_checkpoint

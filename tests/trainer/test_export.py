@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
 
 from thermopile._version import __version__
-from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.batch import Batch
+from thermopile.pipeline.views.recipes import RECIPES
 from thermopile.trainer import export as export_module
 from thermopile.trainer.checkpoints.checkpoint_files import load_checkpoint, save_checkpoint
 from thermopile.trainer.config import load_config

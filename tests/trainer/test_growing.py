@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.opening import Dataset
 from thermopile.state_store import StateReader
 from thermopile.trainer.run_directory import RunDirectory
 

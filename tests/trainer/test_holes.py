@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from thermopile.pipeline.order import Order
+from thermopile.pipeline.order.order import Order
 from thermopile.state_store import StateReader
 from thermopile.storage.local import LocalPath
 from thermopile.storage.selection import ABOUT, WITHOUT, Selection, SelectionError, SelectionWriter

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from thermopile.benchmarks.object_server import uploaded
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.opening import Dataset
 from thermopile.storage.bucket import Address
 from thermopile.trainer.config import load_config
 from thermopile.trainer.run.build import resolve

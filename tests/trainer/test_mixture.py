@@ -9,8 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset
-from thermopile.pipeline.mixture import Mixture
+from thermopile.pipeline.opening import Dataset, Mixture
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.state_store import StateReader
 from thermopile.tools.inspection.opened_run import open_run

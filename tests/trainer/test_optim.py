@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from thermopile.pipeline.dataset_index import TokenizerInfo
+from thermopile.pipeline.dataset.index import TokenizerInfo
 from thermopile.trainer.config import OPTIMIZERS, ModelConfig, OptimizerConfig
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.objectives import create_objective

@@ -6,8 +6,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from thermopile.pipeline.dataset import Dataset
-from thermopile.pipeline.mixture import Mixture
+from thermopile.pipeline.opening import Dataset, Mixture
 from thermopile.pipeline.planted import Planting
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError

@@ -7,8 +7,8 @@ import re
 import pytest
 import torch
 
-from thermopile.pipeline.augment import RECIPES
-from thermopile.pipeline.dataset_index import TokenizerInfo
+from thermopile.pipeline.dataset.index import TokenizerInfo
+from thermopile.pipeline.views.recipes import RECIPES
 from thermopile.trainer.config import layers, load_config
 from thermopile.trainer.config.layers import PRESETS, apply_overrides, preset_names, read_preset
 from thermopile.trainer.encoders import Encoders, with_names

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from thermopile.benchmarks.object_server import uploaded
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.remote import cache_folder
 from thermopile.storage import bucket
 from thermopile.storage.bucket import Address

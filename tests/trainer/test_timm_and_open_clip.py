@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from thermopile.pipeline.tokenizer import encode, load_tokenizer
+from thermopile.pipeline.dataset.tokenizer import encode, load_tokenizer
 from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.config.own_code import code_in

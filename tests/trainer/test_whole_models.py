@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
 
 from thermopile.benchmarks.library_models import clip_tokenizer
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.dataset.tokenizer import model_context
+from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource
-from thermopile.pipeline.tokenizer import model_context
 from thermopile.trainer.checkpoints.checkpoint_files import LATEST
 from thermopile.trainer.config import load_config, to_tree
 from thermopile.trainer.dry_run import dry_run

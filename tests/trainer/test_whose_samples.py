@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.opening import Dataset
 from thermopile.tools.inspection.reading.opening import read_run
 from thermopile.tools.inspection.rows_export import export_rows
 from thermopile.trainer.config import DataConfig

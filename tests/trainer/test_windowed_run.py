@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from thermopile.pipeline.order import Order
+from thermopile.pipeline.order.order import Order
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run.build import resolve, windows_from

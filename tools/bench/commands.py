@@ -80,7 +80,7 @@ def step(
     The trainer takes real steps, objective, optimizer and state store included, on random batches that lie on the
     device. With --data it takes them on that dataset's batches as well. Let nothing else run meanwhile.
     """
-    from ...pipeline.dataset import Dataset
+    from ...pipeline.opening import Dataset
     from ...trainer.config import load_config
     from ...trainer.config.layers import apply_overrides, merge, read_preset
     from ...trainer.run.build import device_named
@@ -171,8 +171,8 @@ def loader(
     The loaders take turns, and so does libjpeg-turbo that only decodes, the limit on a CPU. Let nothing else run
     meanwhile.
     """
-    from ...pipeline.augment import RECIPES
-    from ...pipeline.dataset import Dataset
+    from ...pipeline.opening import Dataset
+    from ...pipeline.views.recipes import RECIPES
     from ...trainer.run.build import device_named
     from .loader import LOADERS, NEEDS, missing, rates
     from .machine import describe_machine, words_of

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...pipeline.cores import cores
-from ...pipeline.jpeg import decode
-from ...pipeline.raw_bytes import read_at
-from ...pipeline.rng import compiled
-from ...pipeline.shard import Shard
+from ...pipeline.dataset.jpeg import decode
+from ...pipeline.dataset.raw_bytes import read_at
+from ...pipeline.dataset.shard import Shard
+from ...storage.kernels import kernel
 from .work import WARM_UP, Serve, Work
 
 
@@ -42,7 +42,7 @@ def decode_rows(shard: Shard, rows: NDArray[np.int64]) -> int:
     return damaged
 
 
-@compiled
+@kernel()
 def _decode_rows(
     file: NDArray[np.int64],
     at: NDArray[np.int64],

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...pipeline.dataset import Dataset
+from ...pipeline.opening import Dataset
 from ...trainer.config import load_config
 from ...trainer.config.layers import merge
 from ...trainer.errors import ConfigError

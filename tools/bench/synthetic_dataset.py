@@ -6,8 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from ...pipeline.dataset import Dataset
-from ...pipeline.dataset_index import (
+from ...pipeline.dataset.index import (
     INDEX_FILE,
     SHARD_FOLDER,
     SHARD_SUFFIXES,
@@ -16,6 +15,7 @@ from ...pipeline.dataset_index import (
     seal_index,
     shard_name,
 )
+from ...pipeline.opening import Dataset
 
 TOKENIZER = TokenizerInfo(vocab_size=49_408, context_length=32, end_id=49_407)
 """CLIP's vocabulary, and the length of captions that a conversion has by default."""

@@ -10,9 +10,9 @@ from typing import Any
 import click
 import torch
 
-from ...pipeline.augment import RECIPES
-from ...pipeline.dataset import Dataset
-from ...pipeline.order import Order
+from ...pipeline.opening import Dataset
+from ...pipeline.order.order import Order
+from ...pipeline.views.recipes import RECIPES
 
 AHEAD = 2
 """Batches that a loader makes before they are asked for."""

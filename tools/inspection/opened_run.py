@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ...pipeline.dataset import Dataset
+from ...pipeline.opening import Dataset
 from ...state_store import Snapshot, StateReader, StoreNotFoundError, list_snapshots
 from ...state_store.errors import FieldError, SampleIdError
 from ...storage.place import AnyPlace, Place, Places, place_of

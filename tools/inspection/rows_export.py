@@ -12,8 +12,8 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ...pipeline.dataset import PLACE_IN_SHARD
-from ...pipeline.dataset_index import FINGERPRINT, FINGERPRINT_COLUMN
+from ...pipeline.dataset.index import FINGERPRINT, FINGERPRINT_COLUMN
+from ...pipeline.dataset.samples_table import PLACE_IN_SHARD
 from ...state_store import StateReader
 from ...storage.files import written_aside
 from ...storage.place import place_of

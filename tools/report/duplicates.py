@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...pipeline.dataset import Dataset
+from ...pipeline.opening import Dataset
 from ...storage.files import write_atomically
 from ..inspection.duplicates.finding import NEAR, THRESHOLDS, Duplicates
 from ..inspection.reading.opening import Inspection

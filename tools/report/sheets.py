@@ -10,8 +10,8 @@ from io import BytesIO
 from markupsafe import Markup
 from PIL import Image, UnidentifiedImageError
 
-from ...pipeline.dataset import Dataset
 from ...pipeline.errors import DatasetError
+from ...pipeline.opening import Dataset
 from ...state_store.schema import VISITS
 from ..inspection.summary import kind_words, per_side, share
 from ..inspection.temperatures.samples import Sample

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...pipeline.augment import RECIPES
-from ...pipeline.dataset import Dataset
-from ...pipeline.dataset_index import FINGERPRINT
+from ...pipeline.dataset.index import FINGERPRINT
 from ...pipeline.errors import DatasetError
+from ...pipeline.opening import Dataset
+from ...pipeline.views.recipes import RECIPES
 from ...state_store import StateReader
 from ...trainer.errors import ConfigError
 from ..inspection.features.confirmation import MAX_NEGATIVES

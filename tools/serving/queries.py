@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ...pipeline.rng import compiled
 from ...state_store.schema import VISITS
+from ...storage.kernels import kernel
 from ...trainer.errors import ConfigError
 from .catalogue import SERVED_KINDS, Catalogue, Ids
 from .texts import MAX_MATCHES
@@ -129,7 +129,7 @@ class Finder:
         return (reduce(np.logical_and, conditions) if conditions else None), has_more
 
 
-@compiled
+@kernel()
 def _among(order: Ids, wanted: NDArray[np.bool_]) -> Ids:
     """Return the ids of `order` that are wanted, in its order; wanted: bool by id. Other ids lie in a damaged index."""
     found, count = np.empty(len(order), np.uint32), 0

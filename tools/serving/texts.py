@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...pipeline.dataset import CAPTION, CAPTIONS, Dataset
+from ...pipeline.dataset.samples_table import CAPTION, CAPTIONS
+from ...pipeline.opening import Dataset
 from ...trainer.errors import RunError
 
 MAX_MATCHES = 50_000

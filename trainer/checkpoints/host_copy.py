@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...gpu_copies import wait_for
+from ...storage.gpu_copies import wait_for
 
 _ALIGNED = 16
 """Bytes: a multiple of every dtype's size."""

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from ...pipeline.batch import Batch
-from ...pipeline.dataset_index import TokenizerInfo
+from ...pipeline.dataset.index import TokenizerInfo
 from ..config import ModelConfig
 from ..errors import ConfigError
 from ..plugins import HF, OPEN_CLIP, TIMM, is_directory, is_own_encoder

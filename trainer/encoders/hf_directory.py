@@ -16,8 +16,8 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedConfig
 from transformers.models.auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
 from transformers.utils import logging as transformers_logging
 
-from ...pipeline.dataset_index import TOKENIZER_FILE
-from ...pipeline.tokenizer import is_same_tokenizer, read_tokenizer
+from ...pipeline.dataset.index import TOKENIZER_FILE
+from ...pipeline.dataset.tokenizer import is_same_tokenizer, read_tokenizer
 from ...storage.files import read_regular
 from ...storage.sealed_json import parse
 from ..config import EncoderConfig

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoConfig
 
-from ...pipeline.dataset_index import TokenizerInfo
+from ...pipeline.dataset.index import TokenizerInfo
 from ..errors import ConfigError, one_line
 from ..plugins import HF
 from .backbones import Backbone, caption_mask, recompute_alone

@@ -8,7 +8,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from ...pipeline.dataset_index import TokenizerInfo
+from ...pipeline.dataset.index import TokenizerInfo
 from ..errors import ConfigError, one_line
 from .bounds import refuse_absurd, refuse_too_large
 from .timm_encoders import LibraryBackbone, imported

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...pipeline.dataset_index import TokenizerInfo
+from ...pipeline.dataset.index import TokenizerInfo
 from ..config import EncoderConfig
 from ..errors import ConfigError
 from ..plugins import PluginError, load_plugin

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from ...pipeline.dataset import CAPTIONS, Dataset
-from ...pipeline.dataset_index import TOKENIZER_FILE, TokenizerInfo
+from ...pipeline.dataset.index import TOKENIZER_FILE, TokenizerInfo
+from ...pipeline.dataset.samples_table import CAPTIONS
+from ...pipeline.dataset.tokenizer import load_tokenizer
 from ...pipeline.errors import DatasetError
-from ...pipeline.mixture import open_dataset
-from ...pipeline.tokenizer import load_tokenizer
+from ...pipeline.opening import Dataset, open_dataset
 from ...storage.files import sha256_of
 from ...storage.place import Places
 from ...storage.selection import Selection, SelectionError

@@ -14,13 +14,14 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...gpu_copies import Arriving, Copies, CudaDevice
-from ...pipeline.augment import Recipe
 from ...pipeline.batch import Batch
-from ...pipeline.dataset import CAPTION, Dataset
-from ...pipeline.dataset_index import TokenizerInfo
-from ...pipeline.tokenizer import encode
+from ...pipeline.dataset.index import TokenizerInfo
+from ...pipeline.dataset.samples_table import CAPTION
+from ...pipeline.dataset.tokenizer import encode
+from ...pipeline.opening import Dataset
+from ...pipeline.views.recipes import Recipe
 from ...state_store.ranks import agreement
+from ...storage.gpu_copies import Arriving, Copies, CudaDevice
 from ...storage.place import Place
 from ..config import TrainConfig
 from ..config.own_code import CODE_OF_FEATURES, announce_code, code_in, refuse_code

@@ -8,10 +8,9 @@ from typing import Any, Self
 import torch
 from tokenizers import Tokenizer
 
-from ...pipeline.dataset import Dataset
+from ...pipeline.dataset.tokenizer import load_tokenizer
 from ...pipeline.errors import DatasetError
-from ...pipeline.mixture import opened
-from ...pipeline.tokenizer import load_tokenizer
+from ...pipeline.opening import Dataset, opened
 from ...storage.selection import Selection
 from ..config import DataConfig, EvaluationConfig
 from ..encoders import Encoders

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ...pipeline.dataset import Dataset
+from ...pipeline.opening import Dataset
 from .bands import BANDS
 from .evaluate import Evaluation, all_captions
 

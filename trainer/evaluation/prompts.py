@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...pipeline.dataset import Dataset
+from ...pipeline.opening import Dataset
 from ...storage.files import read_regular
 from ..config import checked_template
 from ..errors import ConfigError

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ...pipeline.dataset import Dataset
+from ...pipeline.opening import Dataset
 from ...state_store import StateReader
 
 EDGES = np.geomspace(1e-3, 10, 257)

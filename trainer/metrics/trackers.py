@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Protocol
 
-from ...pipeline.dataset import Dataset
+from ...pipeline.opening import Dataset
 from ...state_store import StateReader
 from ...storage.files import own_directory
 from ...storage.log import FileLog

@@ -8,8 +8,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from ...pipeline.dataset_index import Content
-from ..crowds import against_crowds
+from ...pipeline.dataset.index import Content
 from .base import Outcome, Progress, Settings, slope
 from .contrastive import Anchors, DoubtSettings, Rows
 from .sogclr import BoundedTau, EstimatorSettings, GlobalContrastive
@@ -136,10 +135,19 @@ class IndividualTemperature(GlobalContrastive):
         return [
             f"{count / content.samples:.1%} of the dataset's samples have {what}, more than exp(-rho) = {bound:.1%}: "
             "rho cannot bind for them, so their temperatures fall to tau_min, and they will be called crowded. "
-            + against_crowds(count / content.samples, pairs=self.across)
+            + _against_crowds(count / content.samples, pairs=self.across)
             for what, count in found.items()
             if count > bound * content.samples
         ]
+
+
+def _against_crowds(share: float, *, pairs: bool) -> str:
+    """Return advice for when this share of the negatives, above exp(-rho), is as close as the positive."""
+    ways = ["thin copies of a picture (`thermopile inspect --duplicates`, then `curate --thin`)"]
+    ways += ["give different pictures captions of their own"] * pairs
+    if (limit := -math.log(share)) >= 0.05:  # below, weights are nearly uniform, so such a rho is not recommended
+        ways.append(f"set objective.rho below log(1/share) = {limit:.2f}")
+    return f"What helps: {', or '.join(ways)}."
 
 
 class Isogclr(IndividualTemperature):

@@ -12,12 +12,11 @@ import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from ...pipeline.augment import RECIPES, Recipe
-from ...pipeline.dataset import Dataset
 from ...pipeline.loading import Loader
-from ...pipeline.mixture import Mixture
-from ...pipeline.order import AnyOrder, Order, Pieces, Selected, Window
+from ...pipeline.opening import Dataset, Mixture
+from ...pipeline.order.order import AnyOrder, Order, Pieces, Selected, Window
 from ...pipeline.planted import Planting
+from ...pipeline.views.recipes import RECIPES, Recipe
 from ...state_store.schema import Schema
 from ..config import DataConfig, RecipeConfig, TrainConfig, nearest
 from ..encoders import with_names

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...pipeline.order import ORDER_VERSION
+from ...pipeline.order.order import ORDER_VERSION
 from ...state_store import Snapshot, SnapshotError, StateStore, StateStoreError, StoreLockedError, list_snapshots
 from ..checkpoints.checkpoint_files import (
     CheckpointInfo,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...pipeline.dataset import Dataset
-from ...pipeline.order import Order
+from ...pipeline.opening import Dataset
+from ...pipeline.order.order import Order
 from ..config import DataConfig
 from ..errors import ConfigError
 from ..world import World

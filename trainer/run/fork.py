@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...pipeline.dataset import Dataset
+from ...pipeline.opening import Dataset
 from ...state_store import StateStoreError, StoreLockedError, history
 from ...state_store.errors import DAMAGE, SnapshotError
 from ...state_store.forking import fork_state

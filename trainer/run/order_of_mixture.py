@@ -4,9 +4,9 @@ import math
 from contextlib import suppress
 from functools import partial
 
-from ...pipeline.mixed_order import MixedOrder
-from ...pipeline.mixture import Mixture
-from ...pipeline.order import FEW_SHARDS, MIN_ROWS_PER_STEP, Order, usual_shards
+from ...pipeline.opening import Mixture
+from ...pipeline.order.mixed_order import MixedOrder
+from ...pipeline.order.order import FEW_SHARDS, MIN_ROWS_PER_STEP, Order, usual_shards
 from ..config import DataConfig, TrainConfig
 from ..errors import ConfigError
 from ..world import World

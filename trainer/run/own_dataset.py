@@ -5,10 +5,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from ...pipeline.dataset import Dataset
-from ...pipeline.dataset_index import TokenizerInfo
+from ...pipeline.dataset.index import TokenizerInfo
 from ...pipeline.errors import DatasetError
-from ...pipeline.mixture import Mixture, open_dataset
+from ...pipeline.opening import Dataset, Mixture, open_dataset
 from ...storage.place import AnyPlace, Places
 from ...storage.sealed_json import seal_document
 from ..checkpoints.checkpoint_files import latest_checkpoint, read_info

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from ..._version import __version__
-from ...pipeline.dataset import Dataset
 from ...pipeline.errors import DatasetError
-from ...pipeline.mixed_order import MixedOrder
-from ...pipeline.mixture import open_dataset
-from ...pipeline.order import ORDER_VERSION, Order
+from ...pipeline.opening import Dataset, open_dataset
+from ...pipeline.order.mixed_order import MixedOrder
+from ...pipeline.order.order import ORDER_VERSION, Order
 from ...state_store import DamagedChunkError, SnapshotNotFoundError, StateReader, StateStore, StoreLockedError
 from ...state_store.ranks import agreement
 from ...state_store.shares import writer_lock

@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...gpu_copies import CudaDevice, Pace
 from ...pipeline.batch import Batch
-from ...pipeline.mixed_order import MixedOrder
-from ...pipeline.order import Selected
+from ...pipeline.order.mixed_order import MixedOrder
+from ...pipeline.order.order import Selected
 from ...state_store.ranks import agreement
+from ...storage.gpu_copies import CudaDevice, Pace
 from ...storage.mixed_rows import MIXTURE, MixedRows
 from ...storage.place import AnyPlace, Places, place_of
 from ...storage.selection import ABOUT, Selection

@@ -242,7 +242,7 @@ def _read_state(run: RunDirectory, data: DataConfig, notes: list[str]) -> StateS
         return None  # not created yet
     from icechunk import IcechunkError
 
-    from ...pipeline.mixture import part_names
+    from ...pipeline.opening import part_names
     from ...state_store.durable import Repository
     from ...state_store.history import Snapshot
     from ...state_store.reader import StateReader
@@ -281,8 +281,8 @@ def _coverage(reader: StateReader, selection: Selection | None) -> float:
 
 
 def _total_steps(config: TrainConfig, state: StateStatus | None, notes: list[str]) -> int | None:
-    from ...pipeline.mixed_order import MixedOrder
-    from ...pipeline.order import Order
+    from ...pipeline.order.mixed_order import MixedOrder
+    from ...pipeline.order.order import Order
 
     if state is None:
         return None

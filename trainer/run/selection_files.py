@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ...pipeline.dataset import Dataset
-from ...pipeline.dataset_index import FINGERPRINT, FINGERPRINT_COLUMN
+from ...pipeline.dataset.index import FINGERPRINT, FINGERPRINT_COLUMN
+from ...pipeline.opening import Dataset
 from ...storage.files import open_regular, sha256_of
 from ...storage.place import Place
 from ...storage.selection import IDS, WEIGHTS, WITHOUT, Selection, SelectionError, SelectionWriter

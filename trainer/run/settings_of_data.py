@@ -10,10 +10,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from ...pipeline.dataset import Dataset
-from ...pipeline.dataset_index import TokenizerInfo
-from ...pipeline.mixture import Mixture
-from ...pipeline.order import MIN_ROWS_PER_STEP
+from ...pipeline.dataset.index import TokenizerInfo
+from ...pipeline.opening import Dataset, Mixture
+from ...pipeline.order.order import MIN_ROWS_PER_STEP
 from ..config import ModelConfig, TrainConfig
 from ..errors import ConfigError
 from ..objectives import objective_class

@@ -3,7 +3,7 @@
 import math
 from math import inf
 
-from ...pipeline.augment import RECIPES
+from ...pipeline.views.recipes import RECIPES
 from ..config import ModelConfig, RecipeConfig, TrainConfig
 from ..encoders import open_clip_encoders
 from ..encoders.locking import starts_trained

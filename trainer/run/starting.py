@@ -10,8 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ...pipeline.dataset import Dataset
-from ...pipeline.mixture import open_dataset
+from ...pipeline.opening import Dataset, open_dataset
 from ...state_store.ranks import agreement
 from ...storage.place import Place, Places
 from ..config import EncoderConfig, TrainConfig, to_tree

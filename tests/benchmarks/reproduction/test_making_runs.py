@@ -30,10 +30,10 @@ from thermopile.benchmarks.reproduction.sets import (
     train_source,
     with_wrong_titles,
 )
-from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource, class_sizes
+from thermopile.pipeline.views.recipes import RECIPES
 from thermopile.trainer.config import load_config
 from thermopile.trainer.encoders import Encoders, with_names
 from thermopile.trainer.evaluation.features import image_features

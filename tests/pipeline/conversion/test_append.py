@@ -11,9 +11,9 @@ import pytest
 
 from thermopile.pipeline.conversion import append
 from thermopile.pipeline.conversion.check import check_dataset
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.dataset.tokenizer import encode, load_tokenizer
 from thermopile.pipeline.errors import DatasetExistsError
-from thermopile.pipeline.tokenizer import encode, load_tokenizer
+from thermopile.pipeline.opening import Dataset
 
 from support.cli import cli
 from support.conversions import digests

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from thermopile.pipeline.conversion.images import MAX_PIXELS, to_stored
-from thermopile.pipeline.dataset_index import ImagePolicy
+from thermopile.pipeline.dataset.index import ImagePolicy
 from thermopile.pipeline.errors import BadSampleError
 
 from support.pictures import POLICY, as_bytes, chunk, draw, png

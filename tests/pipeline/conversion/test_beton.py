@@ -13,11 +13,11 @@ from thermopile.pipeline import conversion
 from thermopile.pipeline.conversion import beton
 from thermopile.pipeline.conversion.beton import BetonRow, write_beton
 from thermopile.pipeline.conversion.images import to_stored
-from thermopile.pipeline.dataset_index import ImagePolicy
+from thermopile.pipeline.dataset.ffcv_table import FFCVTable
+from thermopile.pipeline.dataset.index import ImagePolicy
+from thermopile.pipeline.dataset.raw_bytes import Descriptor
+from thermopile.pipeline.dataset.row_records import MAX_JPEG_BYTES, RECORD, Extent
 from thermopile.pipeline.errors import DatasetError
-from thermopile.pipeline.ffcv_table import FFCVTable
-from thermopile.pipeline.raw_bytes import Descriptor
-from thermopile.pipeline.row_records import MAX_JPEG_BYTES, RECORD, Extent
 
 from support.pictures import draw
 from support.programs import program

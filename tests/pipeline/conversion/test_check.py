@@ -10,15 +10,15 @@ import pytest
 from thermopile.pipeline.conversion.beton import BetonRow, write_beton
 from thermopile.pipeline.conversion.check import check_dataset
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset
-from thermopile.pipeline.dataset_index import seal_index, shard_name
+from thermopile.pipeline.dataset.ffcv_table import FFCVTable
+from thermopile.pipeline.dataset.index import seal_index, shard_name
+from thermopile.pipeline.dataset.raw_bytes import Descriptor
+from thermopile.pipeline.dataset.row_records import Extent, write_row_records
+from thermopile.pipeline.dataset.stored_sample import checksum
+from thermopile.pipeline.dataset.tokenizer import train_tokenizer
 from thermopile.pipeline.errors import DatasetError
-from thermopile.pipeline.ffcv_table import FFCVTable
-from thermopile.pipeline.raw_bytes import Descriptor
-from thermopile.pipeline.row_records import Extent, write_row_records
+from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource
-from thermopile.pipeline.stored_sample import checksum
-from thermopile.pipeline.tokenizer import train_tokenizer
 from thermopile.storage.files import sha256_of
 
 

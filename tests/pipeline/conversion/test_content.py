@@ -9,10 +9,10 @@ from PIL import Image
 
 from thermopile.pipeline.conversion import content
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset
-from thermopile.pipeline.dataset_index import Content, read_index
+from thermopile.pipeline.dataset.index import Content, read_index
+from thermopile.pipeline.dataset.row_records import RECORD
 from thermopile.pipeline.errors import DatasetError
-from thermopile.pipeline.row_records import RECORD
+from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources.csv_source import CsvSource
 
 from support.cli import succeed

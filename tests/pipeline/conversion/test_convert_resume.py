@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetExistsError
+from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
 

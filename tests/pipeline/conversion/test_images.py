@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from thermopile.pipeline.conversion.images import decodes, to_stored
+from thermopile.pipeline.dataset.row_records import MAX_JPEG_BYTES
 from thermopile.pipeline.errors import BadSampleError
-from thermopile.pipeline.row_records import MAX_JPEG_BYTES
 
 from support.pictures import POLICY, as_bytes, chunk, draw, png
 

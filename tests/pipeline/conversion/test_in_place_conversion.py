@@ -9,8 +9,9 @@ from PIL import Image
 
 from thermopile.pipeline.conversion.check import check_dataset
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
-from thermopile.pipeline.dataset import CAPTIONS, Dataset
+from thermopile.pipeline.dataset.samples_table import CAPTIONS
 from thermopile.pipeline.errors import SourceError
+from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources.webdataset import WebDatasetSource
 
 from support.cli import assert_one_line, cli, succeed

@@ -12,8 +12,8 @@ import pytest
 from thermopile.pipeline.conversion.check import check_dataset
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
 from thermopile.pipeline.conversion.partial import Partial
-from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetExistsError, SourceError
+from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources import Asked
 from thermopile.pipeline.sources.splits import Drawn
 from thermopile.pipeline.sources.webdataset import FEW_TARS, WebDatasetSource, selected_bits

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from thermopile.pipeline import sources
-from thermopile.pipeline.order import Order, Selected
+from thermopile.pipeline.order.order import Order, Selected
 from thermopile.pipeline.sources.folder import FolderSource
 
 from support.conversions import dataset_of

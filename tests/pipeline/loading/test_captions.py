@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from thermopile.pipeline.augment import RECIPES
-from thermopile.pipeline.dataset import CAPTIONS, Dataset
+from thermopile.pipeline.dataset.samples_table import CAPTIONS
+from thermopile.pipeline.dataset.tokenizer import encode, load_tokenizer
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.loading.ffcv_loader import ViewMaker
-from thermopile.pipeline.tokenizer import encode, load_tokenizer
+from thermopile.pipeline.opening import Dataset
+from thermopile.pipeline.views.recipes import RECIPES
 
 from support.datasets import captions_of
 

@@ -7,11 +7,11 @@ import shutil
 import numpy as np
 import pytest
 
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.dataset.row_records import write_row_records
+from thermopile.pipeline.dataset.stored_sample import checksum
 from thermopile.pipeline.errors import DatasetError
-from thermopile.pipeline.order import Order
-from thermopile.pipeline.row_records import write_row_records
-from thermopile.pipeline.stored_sample import checksum
+from thermopile.pipeline.opening import Dataset
+from thermopile.pipeline.order.order import Order
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

@@ -10,10 +10,10 @@ import torch
 from nvidia.dali.pipeline import Pipeline
 from scipy.ndimage import affine_transform
 
-from thermopile.pipeline.augment import RECIPES, view_parameters
 from thermopile.pipeline.loading.dali_graph import views_of_jpegs
-from thermopile.pipeline.loading.pixels import add_noise
 from thermopile.pipeline.loading.reader import Reader
+from thermopile.pipeline.views.pixels import add_noise
+from thermopile.pipeline.views.recipes import RECIPES, view_parameters
 
 from support.loaders import PLAIN
 from support.threads import watch

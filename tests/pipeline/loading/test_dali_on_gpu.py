@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from thermopile.pipeline.augment import RECIPES, Recipe
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
+from thermopile.pipeline.views.recipes import RECIPES, Recipe
 
 PLAIN = Recipe(mean=(0, 0, 0), std=(1, 1, 1))
 DEVICES = [pytest.param("cpu", marks=pytest.mark.wide), pytest.param("cuda", marks=pytest.mark.gpu)]

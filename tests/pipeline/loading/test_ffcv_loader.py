@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from numba import njit
 from PIL import Image
 
-from thermopile.pipeline.augment import RECIPES, view_key
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader, ViewMemory, normalised
-from thermopile.pipeline.order import Order
+from thermopile.pipeline.order.order import Order
 from thermopile.pipeline.rng import uniform
 from thermopile.pipeline.sources.folder import FolderSource
+from thermopile.pipeline.views.draws import view_key
+from thermopile.pipeline.views.recipes import RECIPES
 
 from support.conversions import dataset_of
 from support.loaders import WHOLE, views_by_id

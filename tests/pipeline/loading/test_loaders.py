@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from thermopile.benchmarks.made import repeat_shard
-from thermopile.pipeline.augment import RECIPES, view_parameters
 from thermopile.pipeline.sources.glyphs import GlyphSource
+from thermopile.pipeline.views.recipes import RECIPES, view_parameters
 from thermopile.storage.selection import WITHOUT, Selection, SelectionWriter
 
 from support.conversions import dataset_of

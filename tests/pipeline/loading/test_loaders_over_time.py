@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from thermopile.pipeline.augment import RECIPES, Recipe
-from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.loading.dali_loader import DALILoader
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
 from thermopile.pipeline.loading.reader import Reader
-from thermopile.pipeline.order import Order
+from thermopile.pipeline.opening import Dataset
+from thermopile.pipeline.order.order import Order
+from thermopile.pipeline.views.recipes import RECIPES, Recipe
 
 from support.programs import program
 from support.threads import watch

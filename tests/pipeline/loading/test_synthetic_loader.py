@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
 from thermopile.pipeline.loading.synthetic_loader import SyntheticLoader
-from thermopile.pipeline.order import Order
+from thermopile.pipeline.order.order import Order
+from thermopile.pipeline.views.recipes import RECIPES
 
 CPU = torch.device("cpu")
 

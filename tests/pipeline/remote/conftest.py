@@ -3,8 +3,8 @@
 import pytest
 
 from thermopile.benchmarks.object_server import uploaded
-from thermopile.pipeline.dataset import Dataset
-from thermopile.pipeline.order import Order
+from thermopile.pipeline.opening import Dataset
+from thermopile.pipeline.order.order import Order
 from thermopile.storage.bucket import Address
 from thermopile.trainer.config import DataConfig
 from thermopile.trainer.run.dataset_cache import DatasetCache

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from thermopile.pipeline.dataset.row_records import MAX_BYTES, RECORD
 from thermopile.pipeline.remote.plan import PAGE, on_disk, pages_of, pages_of_rows, requests, spans_of
-from thermopile.pipeline.row_records import MAX_BYTES, RECORD
 
 
 def spans(*lengths_and_gaps):

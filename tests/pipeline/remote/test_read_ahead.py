@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from thermopile.pipeline.dataset import Dataset
-from thermopile.pipeline.order import Order
+from thermopile.pipeline.opening import Dataset
+from thermopile.pipeline.order.order import Order
 from thermopile.pipeline.remote.read_ahead import ReadAhead
 from thermopile.pipeline.remote.room import CacheTooSmallError
 from thermopile.pipeline.remote.samples import CachedSamples

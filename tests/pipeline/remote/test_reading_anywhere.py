@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from thermopile.benchmarks.object_server import uploaded
-from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.conversion.check import check_dataset
-from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.loading.ffcv_loader import ViewMaker
+from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.remote import samples as samples_module
+from thermopile.pipeline.views.recipes import RECIPES
 from thermopile.storage.bucket import Address
 from thermopile.storage.bucket_errors import ObjectStoreError
 

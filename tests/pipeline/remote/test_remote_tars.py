@@ -7,11 +7,10 @@ import pytest
 
 from thermopile.benchmarks.object_server import uploaded
 from thermopile.pipeline.conversion.check import check_dataset
-from thermopile.pipeline.dataset import Dataset
-from thermopile.pipeline.dataset_index import read_index
+from thermopile.pipeline.dataset.index import read_index
 from thermopile.pipeline.errors import DatasetError
-from thermopile.pipeline.mixture import Mixture
-from thermopile.pipeline.order import Order
+from thermopile.pipeline.opening import Dataset, Mixture
+from thermopile.pipeline.order.order import Order
 from thermopile.pipeline.remote import blocks
 from thermopile.pipeline.remote import samples as samples_module
 from thermopile.storage.bucket import Address

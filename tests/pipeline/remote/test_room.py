@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from thermopile.pipeline.order import Window
+from thermopile.pipeline.order.order import Window
 from thermopile.pipeline.remote.room import CacheTooSmallError, Room
 from thermopile.pipeline.remote.schedule import Schedule
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from thermopile.pipeline.order import Order, Window
+from thermopile.pipeline.order.order import Order, Window
 from thermopile.pipeline.remote.schedule import NEVER, Schedule
 from thermopile.trainer.run.build import windows_from
 

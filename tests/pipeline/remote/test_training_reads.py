@@ -7,9 +7,9 @@ import time
 import numpy as np
 import pytest
 
-from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
-from thermopile.pipeline.order import Order, Selected
+from thermopile.pipeline.opening import Dataset
+from thermopile.pipeline.order.order import Order, Selected
 from thermopile.pipeline.remote.room import CacheTooSmallError
 from thermopile.storage import bucket
 from thermopile.storage.bucket_errors import ObjectStoreError

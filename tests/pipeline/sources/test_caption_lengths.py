@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from thermopile.pipeline.dataset.tokenizer import encode, load_tokenizer, train_tokenizer
 from thermopile.pipeline.sources.caption_lengths import CONTEXTS, VOCABULARIES, measure
 from thermopile.pipeline.sources.shards import in_runs
-from thermopile.pipeline.tokenizer import encode, load_tokenizer, train_tokenizer
 
 PAGES = sorted((Path(__file__).parents[3] / "docs").glob("*.md"))
 ENGLISH = [word for page in PAGES for word in re.findall(r"[A-Za-z]+[.,]?", page.read_text("utf-8"))]

@@ -7,8 +7,8 @@ import pytest
 
 from thermopile.pipeline.conversion.check import check_dataset
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import BadSampleError, SourceError
+from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources.dataset_source import DatasetSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
 

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import BadSampleError, SourceChangedError
+from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources.csv_source import CsvSource
 from thermopile.pipeline.sources.dataset_source import DatasetSource
 from thermopile.pipeline.sources.folder import FolderSource

@@ -3,12 +3,12 @@
 import sys
 from pathlib import Path
 
-from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
-from thermopile.pipeline.order import Order
+from thermopile.pipeline.opening import Dataset
+from thermopile.pipeline.order.order import Order
 from thermopile.pipeline.sources.folder import FolderSource
+from thermopile.pipeline.views.recipes import RECIPES
 
 if __name__ == "__main__":
     out = Path(sys.argv[2])

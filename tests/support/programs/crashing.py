@@ -9,7 +9,7 @@ from itertools import count
 import numpy as np
 import torch
 
-from thermopile.pipeline.order import Order
+from thermopile.pipeline.order.order import Order
 from thermopile.state_store import StateStore
 from thermopile.state_store.history import is_there
 

@@ -6,12 +6,12 @@ Arguments: the datasets. One line of JSON for each dataset and way: [dataset, wa
 import json
 import sys
 
-from thermopile.pipeline.augment import RECIPES
-from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.loading.dali_loader import DALILoader
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
-from thermopile.pipeline.order import Order
+from thermopile.pipeline.opening import Dataset
+from thermopile.pipeline.order.order import Order
+from thermopile.pipeline.views.recipes import RECIPES
 
 
 def loaded(kind, dataset):

@@ -7,11 +7,11 @@ import os
 import resource
 import sys
 
-from thermopile.pipeline.augment import RECIPES
-from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.loading.dali_loader import DALILoader
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
-from thermopile.pipeline.order import Order
+from thermopile.pipeline.opening import Dataset
+from thermopile.pipeline.order.order import Order
+from thermopile.pipeline.views.recipes import RECIPES
 
 
 def max_open_files(kind, path):

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from thermopile.pipeline.augment import RECIPES
-from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
-from thermopile.pipeline.order import Order
+from thermopile.pipeline.opening import Dataset
+from thermopile.pipeline.order.order import Order
+from thermopile.pipeline.views.recipes import RECIPES
 from thermopile.state_store.records import aligned_words, gather, scatter, to_columns
 
 digest = hashlib.sha256()

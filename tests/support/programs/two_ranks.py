@@ -9,7 +9,7 @@ from itertools import count
 import numpy as np
 from torch.distributed import init_process_group, new_group
 
-from thermopile.pipeline.order import Order
+from thermopile.pipeline.order.order import Order
 from thermopile.state_store import SnapshotError, StateStore
 from thermopile.state_store.commit import ColumnPart
 from thermopile.state_store.durable import Repository

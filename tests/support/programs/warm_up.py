@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.opening import Dataset
 from thermopile.trainer.config import load_config
 from thermopile.trainer.run.build import create_order, device_named, objective_of, open_loader, resolve
 

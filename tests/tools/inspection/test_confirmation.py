@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from thermopile.pipeline.augment import RECIPES
+from thermopile.pipeline.views.recipes import RECIPES
 from thermopile.tools.inspection.features import confirmation as module
 from thermopile.tools.inspection.features.confirmation import compared_ids, confirm, with_confirmed
 from thermopile.tools.inspection.reading.opening import read_run

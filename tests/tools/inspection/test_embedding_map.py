@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from thermopile.pipeline.augment import RECIPES
+from thermopile.pipeline.views.recipes import RECIPES
 from thermopile.tools.inspection.features import embedding_map as module
 from thermopile.tools.inspection.features.embedding_map import embedding_map
 from thermopile.tools.inspection.reading.opening import read_run

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from icechunk import IcechunkStore
 
 import thermopile
-from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
+from thermopile.pipeline.opening import Dataset
 from thermopile.state_store import SnapshotNotFoundError
 from thermopile.state_store.errors import FieldError, SampleIdError
 from thermopile.tools.inspection.reading.opening import read_run

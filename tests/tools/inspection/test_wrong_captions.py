@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.planted import Planting
 from thermopile.tools.inspection import said as said_module
 from thermopile.tools.inspection.temperatures.wrong_captions import LISTS, wrong_captions

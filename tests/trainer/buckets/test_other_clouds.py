@@ -3,7 +3,7 @@
 import pytest
 
 from thermopile.benchmarks.object_server import uploaded
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.opening import Dataset
 from thermopile.storage.bucket import Address
 from thermopile.trainer.run_directory import RunDirectory
 

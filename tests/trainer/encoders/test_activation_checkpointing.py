@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from thermopile.pipeline.batch import Batch
-from thermopile.pipeline.dataset_index import TokenizerInfo
+from thermopile.pipeline.dataset.index import TokenizerInfo
 from thermopile.trainer.config import EncoderConfig, ModelConfig
 from thermopile.trainer.encoders import Encoders, create_encoder, synced_batch_norm
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from thermopile.pipeline.batch import Batch
-from thermopile.pipeline.dataset_index import TokenizerInfo
+from thermopile.pipeline.dataset.index import TokenizerInfo
 from thermopile.trainer.config import EncoderConfig, ModelConfig
 from thermopile.trainer.encoders import Encoders, create_encoder, with_names
 from thermopile.trainer.encoders.backbones import PooledTo4

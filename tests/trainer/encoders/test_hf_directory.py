@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
 
-from thermopile.pipeline.dataset_index import TokenizerInfo
+from thermopile.pipeline.dataset.index import TokenizerInfo
 from thermopile.trainer.config import EncoderConfig, ModelConfig, TrainConfig, load_config, to_toml
 from thermopile.trainer.encoders import Encoders, create_encoder, with_names
 from thermopile.trainer.encoders.hf_directory import model_class, quiet

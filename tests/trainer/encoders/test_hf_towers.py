@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
-from thermopile.pipeline.dataset_index import TokenizerInfo
+from thermopile.pipeline.dataset.index import TokenizerInfo
 from thermopile.trainer.config import EncoderConfig, ModelConfig
 from thermopile.trainer.encoders import Encoders, create_encoder, with_names
 from thermopile.trainer.encoders.hf_directory import model_class, quiet

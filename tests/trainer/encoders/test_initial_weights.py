@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from thermopile.pipeline.dataset_index import TokenizerInfo
+from thermopile.pipeline.dataset.index import TokenizerInfo
 from thermopile.trainer.checkpoints.checkpoint_files import load_checkpoint, save_checkpoint
 from thermopile.trainer.config import ModelConfig, TrainConfig, load_config
 from thermopile.trainer.encoders import Encoders, with_names

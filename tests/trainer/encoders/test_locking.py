@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from thermopile.pipeline.batch import Batch
-from thermopile.pipeline.dataset_index import TokenizerInfo
+from thermopile.pipeline.dataset.index import TokenizerInfo
 from thermopile.trainer.config import ModelConfig, OptimizerConfig, load_config
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.encoders.locking import lock_advice

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from thermopile.pipeline.batch import Batch
-from thermopile.pipeline.dataset_index import TokenizerInfo
+from thermopile.pipeline.dataset.index import TokenizerInfo
 from thermopile.state_store import StateReader
 from thermopile.trainer.config import EncoderConfig, ModelConfig
 from thermopile.trainer.encoders import Encoders

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from thermopile.pipeline.batch import Batch
-from thermopile.pipeline.dataset_index import TokenizerInfo
+from thermopile.pipeline.dataset.index import TokenizerInfo
 from thermopile.trainer.config import ModelConfig, OptimizerConfig
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.objectives import create_objective

@@ -9,7 +9,7 @@ from PIL import Image
 from torch import nn
 from torch.nn import functional as F
 
-from thermopile.pipeline.augment import IMAGENET_MEAN, IMAGENET_STD, RECIPES
+from thermopile.pipeline.views.recipes import IMAGENET_MEAN, IMAGENET_STD, RECIPES
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.errors import RunError
 from thermopile.trainer.evaluation.features import evaluation_recipe, image_features, sample_features

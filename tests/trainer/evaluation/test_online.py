@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.dataset.tokenizer import load_tokenizer
 from thermopile.pipeline.errors import DatasetError
+from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
-from thermopile.pipeline.tokenizer import load_tokenizer
 from thermopile.storage.selection import WITHOUT, SelectionError, SelectionWriter
 from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import load_config

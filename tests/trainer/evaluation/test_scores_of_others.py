@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from thermopile.pipeline.augment import RECIPES
+from thermopile.pipeline.dataset.tokenizer import load_tokenizer
 from thermopile.pipeline.sources.glyphs import GlyphSource
-from thermopile.pipeline.tokenizer import load_tokenizer
+from thermopile.pipeline.views.recipes import RECIPES
 from thermopile.trainer.config import DataConfig, ModelConfig
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.evaluation.evaluate import compared, score_encoders

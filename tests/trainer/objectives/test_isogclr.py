@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from thermopile.pipeline.dataset_index import Content
+from thermopile.pipeline.dataset.index import Content
 from thermopile.trainer.objectives import Progress, create_objective
 
 from support.objectives import START, log_mean, make_features, make_state, run_step

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ....pipeline.dataset import Dataset
+from ....pipeline.opening import Dataset
 
 _ROWS = 1 << 16
 """Records read at once."""

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ....pipeline.dataset import Dataset
-from ....pipeline.dataset_index import FINGERPRINT
+from ....pipeline.dataset.index import FINGERPRINT
+from ....pipeline.opening import Dataset
 from ....storage.files import open_regular, refuse_link, written_aside
 from ....trainer.errors import RunError
 from ...progress import OnTask
@@ -139,8 +139,8 @@ class Thumbnails:
     """Decodes the pictures of pairs: the largest central square, reduced to what `agreement` compares."""
 
     def __init__(self, dataset: Dataset) -> None:
-        from ....pipeline.augment import Recipe
         from ....pipeline.loading.ffcv_loader import ViewMaker
+        from ....pipeline.views.recipes import Recipe
 
         plain = Recipe(scale=(1, 1), ratio=(1, 1), flip=0, mean=(0, 0, 0), std=(1 / 255,) * 3)
         self._maker = ViewMaker(dataset, recipe=plain, image_size=EDGE, views=1)

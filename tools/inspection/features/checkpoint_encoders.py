@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ....pipeline.dataset import Dataset
+from ....pipeline.opening import Dataset
 from ....state_store import Snapshot
 from ....storage.place import Place
 from ....trainer.checkpoints.checkpoint_files import LATEST, checkpoints_in

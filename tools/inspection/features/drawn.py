@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ....pipeline.dataset import Dataset
 from ....pipeline.errors import DatasetError
+from ....pipeline.opening import Dataset
 from ....state_store import StateReader
 from ....state_store.errors import StateStoreError
 from ....state_store.schema import VISITS

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ....pipeline.dataset import Dataset
 from ....pipeline.errors import DatasetError
+from ....pipeline.opening import Dataset
 from ....storage.place import Place
 from ....trainer.errors import ConfigError, RunError
 from ....trainer.evaluation.bands import BANDS, band_of_class

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ....pipeline.raw_bytes import Descriptor
-from ....pipeline.rng import compiled
+from ....pipeline.dataset.raw_bytes import Descriptor
 from ....storage.files import refuse_link, written_aside
+from ....storage.kernels import kernel
 from ....storage.sealed_json import DamagedJSONError, seal_line, unseal
 from ....trainer.errors import RunError
 
@@ -171,7 +171,7 @@ def write_features(
             raise RunError(f"features of {written:,} samples were made, not of {rows:,}")
 
 
-@compiled
+@kernel()
 def _decode(stored: NDArray[np.uint16], into: NDArray[np.uint32]) -> bool:
     """Write the bits of float16 as those of float32, both [m, d]. Returns whether all are -1 … 1, hence no NaN.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ....pipeline.dataset import Dataset
+from ....pipeline.opening import Dataset
 from ....storage.place import Place
 from ....trainer.checkpoints.checkpoint_files import LATEST, checkpoints_in, read_info
 from ....trainer.config import TrainConfig

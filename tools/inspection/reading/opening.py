@@ -8,8 +8,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ....pipeline.dataset import Dataset
 from ....pipeline.errors import DatasetError
+from ....pipeline.opening import Dataset
 from ....state_store import StateReader, StoreNotFoundError
 from ....state_store.durable import Repository
 from ....storage.place import Places

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ....pipeline.dataset import PLACE_IN_SHARD, Dataset
+from ....pipeline.dataset.samples_table import PLACE_IN_SHARD
+from ....pipeline.opening import Dataset
 from ....trainer.errors import ConfigError
 from ....trainer.evaluation.bands import BANDS, band_of_class
 from ..json_fields import Hidden, Shown, named

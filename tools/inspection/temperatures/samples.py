@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ....pipeline.dataset import PLACE_IN_SHARD
+from ....pipeline.dataset.samples_table import PLACE_IN_SHARD
 from ....state_store import Snapshot, StateReader
 from ....state_store.schema import VISITS
 from ....trainer.errors import ConfigError

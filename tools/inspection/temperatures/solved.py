@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....pipeline.cores import cores
-from ....pipeline.rng import compiled
+from ....storage.kernels import kernel
 
 ROWS_AT_ONCE = 1024
 """Samples compared with all others at once: 16 MB of similarities."""
@@ -97,7 +97,7 @@ def solve(
     return found
 
 
-@compiled
+@kernel()
 def _moments(
     h: NDArray[np.float32], tau: float, whole: NDArray[np.int32], part: NDArray[np.float32]
 ) -> tuple[float, float]:
@@ -125,7 +125,7 @@ def _moments(
     return mean - math.log(total / count), _LN_2**2 * eyy_sum / total - mean**2
 
 
-@compiled
+@kernel()
 def _solve_rows(
     similarity: NDArray[np.float32], rho: float, lowest: float, highest: float,
     drawn: float, at: NDArray[np.float32], tau: NDArray[np.float32], divergence: NDArray[np.float32],
@@ -148,7 +148,7 @@ def _solve_rows(
             divergence[row] = _moments(h, at[row], whole, part)[0]
 
 
-@compiled
+@kernel()
 def _solved(
     h: NDArray[np.float32], rho: float, lowest: float, highest: float, start: float,
     whole: NDArray[np.int32], part: NDArray[np.float32],

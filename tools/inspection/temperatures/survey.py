@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ....pipeline.mixture import PART, Mixture
+from ....pipeline.opening import PART, Mixture
 from ....state_store import StateReader
 from ....state_store.schema import LAST_STEP, VISITS
 from ..json_fields import BY_NAME, Hidden, Shown, named

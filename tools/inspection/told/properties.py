@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ....pipeline.dataset import CAPTION, Dataset
+from ....pipeline.dataset.samples_table import CAPTION
+from ....pipeline.opening import Dataset
 from ...progress import OnTask
 from ..duplicates.exact_copies import checksums
 from ..duplicates.finding import Thumbnails

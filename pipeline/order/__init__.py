@@ -1,0 +1,1 @@
+"""The order of samples: a pure function of seed, epoch and step."""

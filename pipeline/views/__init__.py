@@ -1,0 +1,1 @@
+"""Augmented views of a picture, drawn and computed the same way by both loaders."""

@@ -176,7 +176,7 @@ def compared(format: str, model: Mapping[str, Any], objective: str, data: Data, 
     config = resolve(load_config({
         "steps": LONGER.get(objective, STEPS), "batch_size": BATCH,
         "data": {"path": str(data.dataset.path), "image_size": SIDE},
-        "model": model, "objective": {"name": objective}, "optimizer": {"lr": 0.003, "warmup_steps": 0},
+        "model": model, "objective": {"name": objective}, "optimizer": {"lr": 0.003, "warmup": 0},
     }), data.dataset)  # fmt: skip
     run = RunDirectory(place)
     with Trainer.open(config, run) as trainer:

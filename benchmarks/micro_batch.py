@@ -79,7 +79,7 @@ def _train(directory: Path, sizes: Sizes, batch: int, piece: int) -> Took:
 
     torch.set_num_threads(1)
     settings: dict[str, Any] = {
-        "batch_size": batch, "micro_batch": piece, "device": "cpu", "canonical_shards": 1,
+        "batch_size": batch, "micro_batch": piece, "device": "cpu", "order": {"canonical_shards": 1},
         "checkpoint": {"every_minutes": 0}, "data": {"image_size": sizes.image_size, "workers": 1},
         "objective": {"name": "clip"}, "model": {"dim": sizes.dim, "image": {"name": sizes.image}},
     }  # fmt: skip

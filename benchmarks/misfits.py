@@ -41,6 +41,7 @@ from thermopile.tools.inspection.temperatures.wrong_captions import wrong_captio
 from thermopile.trainer.config import CheckpointConfig
 from thermopile.trainer.evaluation.features import sample_features
 from thermopile.trainer.run.build import recipe_named
+from thermopile.trainer.run.checkpoint_writer import KEEP_EARLY
 from thermopile.trainer.run_directory import RunDirectory
 
 from .glyph_runs import converted, trained
@@ -205,7 +206,7 @@ def _as_kept_by_default(inspection: Inspection) -> Inspection:
     shutil.rmtree(kept, ignore_errors=True)
     shutil.copytree(path, kept, ignore=shutil.ignore_patterns("checkpoints"))
     copy = RunDirectory(kept)
-    Repository(copy.state).retain(keep.keep_last, keep.keep_every, keep.keep_early)
+    Repository(copy.state).retain(keep.keep_last, keep.keep_every, KEEP_EARLY)
     return read_run(copy, data=_dataset(inspection).place)
 
 

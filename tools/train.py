@@ -151,11 +151,13 @@ def _layers(asked: TrainOptions) -> Layers:
         layers.add(read_toml(asked.config_file), f"--config {asked.config_file}")
     files = {option: getattr(asked, option) for option in ("tars", "select", "weights", "without")}
     add_typed(layers, asked.overrides, asked.data, files)
-    for key in ("steps", "init_from", "on_nan"):
+    for key in ("steps", "on_nan"):
         if (value := getattr(asked, key)) is not None:
             layers.add({key: value}, f"--{key.replace('_', '-')}")
+    if asked.init_from is not None:
+        layers.add({"init": {"run": asked.init_from}}, "--init-from")
     if asked.grow:
-        layers.add({"init_state": True}, "--grow")
+        layers.add({"init": {"state": True}}, "--grow")
     if asked.shares:
         layers.add({"data": {"shares": [*asked.shares]}}, "--share")
     return layers

@@ -31,7 +31,7 @@ ELSEWHERE = {
     "temperature": "--set objective.tau=VALUE, or objective.tau_init where it is learned",
     "train-data": "--data, a directory that `thermopile convert` has written",
     "val-data": "--set evaluation.test=DATASET",
-    "warmup": "--set optimizer.warmup_steps=STEPS",
+    "warmup": "--set optimizer.warmup=STEPS",
     "wd": "--set optimizer.weight_decay=VALUE",
 }
 """Options of open_clip, solo-learn and lightly-train -> what does the same here (docs/coming_from.md)."""

@@ -67,8 +67,7 @@ def seconds_a_step(config: TrainConfig) -> float:
     Returns the median seconds of one, with its waits. Raises as Trainer does.
     """
     steps, ends = FIRST_STEPS + TIMED_STEPS, []
-    alone = {"trackers": (), "tensorboard": False}
-    few = config.model_copy(update=alone | {"steps": steps, "epochs": steps})  # in as many epochs as it takes
+    few = config.model_copy(update={"trackers": (), "steps": steps, "epochs": steps})  # in as many epochs as it takes
     with (
         TemporaryDirectory(prefix="thermopile-") as folder,
         Trainer.open(few, RunDirectory(LocalPath(folder) / "run")) as trainer,

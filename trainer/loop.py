@@ -225,7 +225,7 @@ class Trainer:
         warmup = warmup_steps(config.optimizer, run.order.steps_per_epoch)
         of_rate = [
             f"the run ends after {run.total_steps:,} steps, within its warm-up of {warmup:,}, and optimizer.lr is not "
-            "reached: train longer, or set optimizer.warmup_steps to a tenth of the steps"
+            "reached: train longer, or set optimizer.warmup to a tenth of the steps"
         ] * (warmup >= run.total_steps)
         of_data = [SYNTHETIC_ADVICE] if config.data.loader == "synthetic" else []
         of_objective = run.objective.advice(config.batch_size, keys=config.model.momentum > 0)

@@ -48,7 +48,8 @@ def rate_jump(before: TrainConfig, after: TrainConfig, step: int, steps_per_epoc
 
 def warmup_steps(config: OptimizerConfig, steps_per_epoch: int) -> int:
     """Return the length of the warm-up, in steps."""
-    return (config.warmup_steps or 0) if config.warmup_epochs is None else config.warmup_epochs * steps_per_epoch
+    steps, epochs = config.warmup_parts
+    return steps + epochs * steps_per_epoch
 
 
 def momentum_at(start: float, step: int, total_steps: int) -> float:

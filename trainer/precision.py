@@ -21,16 +21,16 @@ def resolve_speed(config: TrainConfig, device: torch.device) -> dict[str, Any]:
     On a GPU, precision is bfloat16 if it has units for it; GPUs without also lack TF32. On a CPU, choices are exact.
     """
     on_gpu = device.type == "cuda"
-    is_steady = not (config.deterministic or config.data.without)  # with holes each step has another batch size
     half = "bf16" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
-    fast = {"precision": half, "channels_last": on_gpu, "cudnn_benchmark": on_gpu and is_steady}
+    fast = {"precision": half, "channels_last": on_gpu}
     return {key: value if getattr(config, key) == "auto" else getattr(config, key) for key, value in fast.items()}
 
 
 @contextmanager
-def fast_kernels(precision: str, *, cudnn_benchmark: bool, deterministic: bool = False) -> Iterator[None]:
-    """Let CUDA's float32 products and convolutions use TF32, unless the precision is float32, and choose kernels by
-    timing them if `cudnn_benchmark` is set; with `deterministic`, use only kernels that always give the same bits.
+def fast_kernels(precision: str, *, timed: bool, deterministic: bool = False) -> Iterator[None]:
+    """Let CUDA's float32 products and convolutions use TF32, unless the precision is float32, and cuDNN choose kernels
+    by timing them if `timed`, which pays where all batches have one size; with `deterministic`, use only kernels that
+    always give the same bits.
 
     These are settings of the whole process; the caller's are restored at the end. Meanwhile torch refuses to read its
     older names for them, such as `allow_tf32`.
@@ -47,7 +47,7 @@ def fast_kernels(precision: str, *, cudnn_benchmark: bool, deterministic: bool =
         torch.backends.cuda.enable_cudnn_sdp(False)
         for backend in backends:
             backend.fp32_precision = "ieee" if precision == "float32" else "tf32"
-        torch.backends.cudnn.benchmark = cudnn_benchmark
+        torch.backends.cudnn.benchmark = timed and not deterministic
         if deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first product on a GPU
             torch.use_deterministic_algorithms(True)

@@ -120,7 +120,7 @@ def _ours(found: Findings, data: Dataset, tested: Dataset, size: Size, seed: int
     tree = {
         "seed": seed, "epochs": size.epochs, "batch_size": size.batch, "device": found.device, "log_every": 1_000_000,
         "checkpoint": {"every_minutes": 0}, "data": {"image_size": size.side, "recipe": "clip"},
-        "objective": {"name": objective}, "optimizer": {"lr": RATE, "weight_decay": DECAY, "warmup_steps": WARM_UP},
+        "objective": {"name": objective}, "optimizer": {"lr": RATE, "weight_decay": DECAY, "warmup": WARM_UP},
         "model": {"dim": size.width, "image": {"name": "hf:vit-s", "config": tower | {"patch_size": size.patch}},
                   "text": {"name": "hf:clip-text", "config": tower}},
     }  # fmt: skip

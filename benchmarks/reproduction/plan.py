@@ -54,7 +54,7 @@ SHARED: Settings = {
     "optimizer.name": "adamw",
     "optimizer.weight_decay": 0.02,
     "optimizer.betas": [0.9, 0.999],
-    "optimizer.warmup_steps": 100,
+    "optimizer.warmup": 100,
     "optimizer.lr_min": 0.0,
     "checkpoint.every_steps": 0,
     "log_every": 100,
@@ -220,7 +220,7 @@ def train_run(method: Method, chosen: Settings, data: Data, *, seed: int = 0, ba
     """A method's run."""
     shards = min(8, batch // 16)  # as by default: no fewer than 16 samples of each are in a batch
     epochs = EPOCHS[method.mode] if method.on == "glyphs" else EPOCHS_ON_DRAWINGS
-    varied = {"seed": seed, "epochs": epochs, "batch_size": batch, "canonical_shards": shards}
+    varied = {"seed": seed, "epochs": epochs, "batch_size": batch, "order.canonical_shards": shards}
     head = {"model.head": method.head, "model.head_width": WIDTH_OF_HEAD[method.head]}
     of_mode = SHARED_OF[method.mode] | (head if method.mode == "unimodal" else {})
     return Run(data, SHARED | of_mode | varied | method.fixed | chosen)

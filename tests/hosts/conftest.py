@@ -42,7 +42,7 @@ def settings():
     """Settings that make a run of 60 steps."""
     return (
         "epochs=12", "batch_size=384", "log_every=1", "data.image_size=16", "model.dim=16",
-        "model.image.config.width=4", "canonical_shards=12", "checkpoint.every_steps=3",
+        "model.image.config.width=4", "order.canonical_shards=12", "checkpoint.every_steps=3",
     )  # fmt: skip
 
 

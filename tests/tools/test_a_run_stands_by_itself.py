@@ -94,7 +94,7 @@ def other(captions_dataset):
 @pytest.fixture
 def carry_out(run, other, tmp_path):
     def carry_out(words, data=""):
-        like = "--set init_sides=image --set model.dim=16 --set model.image.config.width=4 --set batch_size=64"
+        like = "--set init.sides=image --set model.dim=16 --set model.image.config.width=4 --set batch_size=64"
         places = {"run": run.path, "out": tmp_path / "out.parquet", "other": other, "data": data, "like": like}
         return cli(*words.format(**places).split())
 

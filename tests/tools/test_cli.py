@@ -140,7 +140,7 @@ def test_a_run_is_opened_inspected_and_checked_without_importing_torch(hostile_r
      ("batch_size=100000", ("2,000 samples",)), ("epochs", ("key=value",)), ("device=cuda", ("no GPU",)),
      ("optimizer.betas=[0.9, 1.5]", ("optimizer.betas.1 = 1.5",)),
      ("optimizer.lr=inf", ("finite",)), ("objective.tau_min=1e-9", ("tau_min",)),
-     ("init_from=ftp://b/x", ("'ftp://b/x' is not an address",))],
+     ("init.run=ftp://b/x", ("'ftp://b/x' is not an address",))],
 )  # fmt: skip
 def test_a_bad_setting_is_wrong_usage_that_starts_no_run(pairs_dataset, tmp_path, setting, words):
     import torch

@@ -112,7 +112,7 @@ def test_samples_that_training_would_not_leave_out_are_refused(pairs_dataset, tm
     pq.write_table(pa.table({"sample_id": np.arange(1, 2_000)}), kept)
     pq.write_table(named_ids(pairs_dataset, np.arange(first, first + 251)), gone)
     data = ["--data", pairs_dataset.path, "--select", kept, "--without", gone]
-    words = [*data, "--out", tmp_path / "run", *sets(*TINY, "canonical_shards=8"), "--dry-run"]
+    words = [*data, "--out", tmp_path / "run", *sets(*TINY, "order.canonical_shards=8"), "--dry-run"]
     assert_one_line(train(*words), 2, match)
     assert not (tmp_path / "run").exists()
 

@@ -22,7 +22,7 @@ from support.conversions import dataset_of
 from support.pictures import draw
 from support.written_runs import write_run
 
-SMALL = ("epochs=1", "optimizer.warmup_steps=0", "data.image_size=16", "model.dim=8", "model.image.config.width=4")
+SMALL = ("epochs=1", "optimizer.warmup=0", "data.image_size=16", "model.dim=8", "model.image.config.width=4")
 
 
 def trained(dataset, out, *settings):

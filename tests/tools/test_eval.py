@@ -36,7 +36,7 @@ def trained(dataset, out, *settings):
     return out
 
 
-FOURTEEN_STEPS = ("epochs=2", "checkpoint.every_steps=7", "optimizer.warmup_steps=0")
+FOURTEEN_STEPS = ("epochs=2", "checkpoint.every_steps=7", "optimizer.warmup=0")
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,8 @@ from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import assert_one_line, cli, sets, succeed
 
-SETTINGS = ("epochs=1", "batch_size=32", "canonical_shards=2", "data.image_size=16", "data.workers=1", "model.dim=8",
+SETTINGS = ("epochs=1", "batch_size=32", "order.canonical_shards=2", "data.image_size=16", "data.workers=1",
+            "model.dim=8",
             "model.image.config.width=4", "log_every=1")  # fmt: skip
 
 

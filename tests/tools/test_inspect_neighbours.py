@@ -18,8 +18,9 @@ from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import answer, assert_one_line, cli, sets, succeed
 
-SETTINGS = ("epochs=1", "batch_size=32", "canonical_shards=2", "data.image_size=16", "data.workers=1", "model.dim=8",
-            "model.image.config.width=4", "log_every=1", "model.ema=0.9", "optimizer.warmup_steps=200")  # fmt: skip
+SETTINGS = ("epochs=1", "batch_size=32", "order.canonical_shards=2", "data.image_size=16", "data.workers=1",
+            "model.dim=8",
+            "model.image.config.width=4", "log_every=1", "model.ema=0.9", "optimizer.warmup=200")  # fmt: skip
 
 
 def inspect(run, *words):
@@ -97,7 +98,7 @@ def test_tables_and_contact_sheets_name_every_ranking(run):
 
 
 def test_a_run_on_images_has_pictures_only(flat_dataset, tmp_path):
-    run = trained(flat_dataset, tmp_path / "run", "batch_size=16", "canonical_shards=1")
+    run = trained(flat_dataset, tmp_path / "run", "batch_size=16", "order.canonical_shards=1")
     found = answer("inspect", run.path, "--sample", 3, "--neighbours", 4)["samples"][0]["neighbours"]
     assert (list(found["nearest"]), list(found["negatives"])) == (["pictures"], ["sample"])
     assert found["nearest"]["pictures"]["sample_ids"] == found["negatives"]["sample"]["sample_ids"]

@@ -17,9 +17,10 @@ from support.pinned import same_as_expected
 from support.written_runs import train_on, write_run
 
 EXPECTED = Path(__file__).parents[1] / "data" / "inspect"
-SETTINGS = ("epochs=6", "batch_size=32", "canonical_shards=2", "data.image_size=16", "data.workers=1", "model.dim=8",
+SETTINGS = ("epochs=6", "batch_size=32", "order.canonical_shards=2", "data.image_size=16", "data.workers=1",
+            "model.dim=8",
             "model.image.config.width=4", "checkpoint.every_steps=4", "checkpoint.keep_last=9",
-            "optimizer.warmup_steps=200", "objective.doubt_after=1")  # fmt: skip
+            "optimizer.warmup=200", "objective.doubt_after=1")  # fmt: skip
 
 
 @pytest.fixture(scope="module")

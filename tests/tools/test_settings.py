@@ -59,9 +59,9 @@ def test_every_setting_is_shown_with_where_it_comes_from():
 
 
 def test_what_was_open_says_what_it_was(pairs_dataset):
-    layers = layered(canonical_shards=0, data={"path": str(pairs_dataset.path)})
+    layers = layered(order={"canonical_shards": 0}, data={"path": str(pairs_dataset.path)})
     shown = lines(shown_settings(resolve(layers.load(), pairs_dataset), layers))
-    assert shown["canonical_shards"] == ("canonical_shards = 8", "resolved from 0 (--set)")
+    assert shown["order.canonical_shards"] == ("canonical_shards = 8", "resolved from 0 (--set)")
     assert shown["objective.mode"] == ('mode = "bimodal"', "resolved from auto (default)")
     assert shown["data.recipe"] == ('recipe = "clip"', "resolved from auto (default)")
     assert shown["objective.rho"] == ("rho = 2.0", "default")

@@ -105,7 +105,7 @@ def test_a_run_without_a_directory_is_wrong_usage(pairs_dataset):
 
 
 def test_resuming_with_the_settings_it_was_started_with_is_no_change(finished, pairs_dataset):
-    again = sets("epochs=1", "data.recipe=auto", "objective.mode=auto", "canonical_shards=0")
+    again = sets("epochs=1", "data.recipe=auto", "objective.mode=auto", "order.canonical_shards=0")
     succeed("train", "--out", finished, "--resume", "--data", pairs_dataset.path, *again)
 
 
@@ -136,7 +136,7 @@ def test_a_resume_that_is_refused_says_nothing_of_changed_settings(finished, cap
 
 def test_a_jump_of_the_learning_rate_is_told(pairs_dataset, tmp_path):
     run = tmp_path / "run"
-    succeed("train", "--data", pairs_dataset.path, "--out", run, *sets(*TINY, "optimizer.warmup_steps=0"))
+    succeed("train", "--data", pairs_dataset.path, "--out", run, *sets(*TINY, "optimizer.warmup=0"))
     asked = ("--out", run, "--resume", *sets("epochs=2"), "--allow-change", "epochs")
     said = "epochs: 1 → 2; the learning rate of the next step is 0.0005, not 0\n"
     assert said in succeed("train", *asked, "--dry-run").stderr
@@ -181,7 +181,7 @@ def test_a_run_from_before_a_setting_goes_on_with_its_default(finished):
 
 def test_the_preset_that_a_run_was_started_with_is_no_change_and_another_is(pairs_dataset, tmp_path):
     line = ("--preset", "glyphs", "--data", pairs_dataset.path, "--out", tmp_path / "run", "--resume",
-            *sets("epochs=1", "data.image_size=16", "optimizer.lr=0.002", "optimizer.warmup_steps=3"))  # fmt: skip
+            *sets("epochs=1", "data.image_size=16", "optimizer.lr=0.002", "optimizer.warmup=3"))  # fmt: skip
     assert train(*line).exit_code == 0
     again = train(*line)
     assert "finished at step 7" in again.stdout, again.stderr
@@ -211,7 +211,7 @@ def test_a_new_run_starts_from_the_weights_of_another_and_records_which(finished
     out = tmp_path / "new"
     line = ("--data", pairs_dataset.path, "--out", out, "--init-from", finished, *sets(*TINY, "optimizer.lr=1e-12"))
     succeed("train", *line)
-    assert RunDirectory(out).config().init_from == f"{finished}@step-7"
+    assert RunDirectory(out).config().init.run == f"{finished}@step-7"
     before, after = weights(RunDirectory(finished)), weights(RunDirectory(out))
     assert before.keys() == after.keys()
     assert all(torch.allclose(after[name], before[name], atol=1e-6) for name in before)
@@ -226,7 +226,7 @@ def test_a_run_that_has_begun_is_not_started_from_other_weights(finished):
 
 
 def test_a_rho_that_can_never_bind_gives_a_warning(hostile_dataset, tmp_path):
-    command = ("--data", hostile_dataset.path, *sets(*TINY, "batch_size=32", "canonical_shards=2"))
+    command = ("--data", hostile_dataset.path, *sets(*TINY, "batch_size=32", "order.canonical_shards=2"))
     high = train(*command, "--out", tmp_path / "high", *sets("objective.rho=3.5"))
     assert "Warning: rho 3.5 is not below log(31 negatives) = 3.43: it may never bind" in high.stderr
     low = train(*command, "--out", tmp_path / "low", *sets("objective.rho=3.4"))

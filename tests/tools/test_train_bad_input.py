@@ -30,7 +30,7 @@ train = partial(cli, "train")
 
 TINY = ("batch_size=42", "data.image_size=16", "model.dim=8", "model.image.config.width=4", "log_every=1",
         "checkpoint.every_minutes=0", "checkpoint.every_steps=3",
-        "optimizer.warmup_steps=200")  # fmt: skip
+        "optimizer.warmup=200")  # fmt: skip
 FURTHER = ("--set", "epochs=2", "--allow-change", "epochs")
 
 

@@ -56,12 +56,12 @@ def test_few_steps_are_not_judged_and_more_steps_are_judged_more_strictly():
 
 
 def test_nothing_is_judged_in_the_warm_up_nor_in_the_first_two_hundred_steps():
-    assert not collapse(steps(101, 200, hits=0, likeness=1.0), config_of(warmup_steps=0))
+    assert not collapse(steps(101, 200, hits=0, likeness=1.0), config_of(warmup=0))
     late = steps(201, 300, hits=0, likeness=1.0)
-    assert not collapse(late, config_of(warmup_steps=300))
-    assert collapse(late, config_of(warmup_steps=280))
-    assert not collapse(late, config_of(warmup_epochs=30))
-    assert collapse(late, config_of(warmup_epochs=28))
+    assert not collapse(late, config_of(warmup=300))
+    assert collapse(late, config_of(warmup=280))
+    assert not collapse(late, config_of(warmup="30 epochs"))
+    assert collapse(late, config_of(warmup="28 epochs"))
 
 
 def test_features_that_are_alike_on_one_side_are_told_with_the_data_as_the_first_cause():
@@ -153,7 +153,7 @@ def test_inspect_tells_no_kinds_of_a_snapshot_at_which_the_run_had_collapsed(ima
 
 
 TINY = ("log_every=10", "data.image_size=16", "model.dim=16", "model.image.config.width=4",
-        "model.text.config.width=8", "optimizer.warmup_steps=200", "steps=220", "epochs=20")  # fmt: skip
+        "model.text.config.width=8", "optimizer.warmup=200", "steps=220", "epochs=20")  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,7 @@ def test_the_last_checkpoint_before_any_of_them_was_used_is_taken(whole, steps, 
 
 @pytest.mark.wide
 def test_two_ranks_forget_likewise(pairs_dataset, named, tmp_path, start_ranks):
-    keeping = ("checkpoint.every_steps=2", "checkpoint.keep_every=2", "canonical_shards=2", "epochs=1")
+    keeping = ("checkpoint.every_steps=2", "checkpoint.keep_every=2", "order.canonical_shards=2", "epochs=1")
     words = ("train", "--data", pairs_dataset.path, *sets(*SMALL, *keeping))
     finish(start_ranks(2, *words, "--out", tmp_path / "whole"))
     config = RunDirectory(tmp_path / "whole").config()
@@ -138,7 +138,7 @@ def test_samples_are_forgotten_from_a_later_step_on_if_it_is_named(whole, steps,
 
 
 def test_with_weights_of_another_run_nothing_is_forgotten_exactly(whole, steps, pairs_dataset, named, tmp_path):
-    run = train(small(pairs_dataset, **KEEPING, init_from=f"{whole.path}@step-7"), tmp_path / "run")
+    run = train(small(pairs_dataset, **KEEPING, init={"run": f"{whole.path}@step-7"}), tmp_path / "run")
     done = succeed("fork", run.path, "--dry-run", "--without", named(np.flatnonzero(steps == 6)[:9]))
     assert "of 9 samples to forget none has been used before; steps to make again" in done.stdout
     assert "exactly" not in done.stdout

@@ -13,7 +13,7 @@ from support.cli import sets
 from support.runs import finish, lines, losses, train
 from support.waits import no_waits
 
-TREE = {"epochs": 2, "batch_size": 256, "log_every": 1, "optimizer": {"warmup_steps": 0}}
+TREE = {"epochs": 2, "batch_size": 256, "log_every": 1, "optimizer": {"warmup": 0}}
 
 
 def small(dataset, **more):

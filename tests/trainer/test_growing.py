@@ -72,11 +72,11 @@ def test_training_goes_on_from_the_carried_rows(run, after):
 
 
 def test_training_goes_on_from_the_carried_rows_through_a_window(grown, run, tmp_path):
-    few = {"state.memory_budget": 40_000, "canonical_shards": 2}
+    few = {"state.memory_budget": 40_000, "order": {"canonical_shards": 2}}
     result = train("--data", grown[1], "--out", tmp_path / "run", "--init-from", run, "--grow", **few)
     assert result.exit_code == 0, result.stderr
     recorded = RunDirectory(tmp_path / "run").config()
-    assert recorded.blocks_per_shard > recorded.window_blocks > 1
+    assert recorded.order.blocks_per_shard > recorded.order.window_blocks > 1
     assert_an_epoch_was_counted_on_top(run, tmp_path / "run")
 
 
@@ -97,7 +97,7 @@ def test_a_dataset_that_did_not_grow_from_the_runs_is_refused(run, tmp_path, gro
 @pytest.mark.parametrize(
     ("words", "settings", "reason"),
     [
-        ((), {}, "Error: init_state (--grow) needs init_from"),
+        ((), {}, "Error: init: state (--grow) needs init.run"),
         (("--init-from", "{run}"), {"objective.name": "sogclr"}, "use that run's objective"),
     ],
 )

@@ -23,7 +23,7 @@ from support.runs import OFTEN, assert_same_run, losses, small, stopped, train
 
 FORGOTTEN = np.random.default_rng(0).permutation(2_000)[:300]
 WINDOWED = {
-    "batch_size": 64, "canonical_shards": 2, "blocks_per_shard": 6, "window_blocks": 2, "micro_batch": 16,
+    "batch_size": 64, "order": {"canonical_shards": 2, "blocks_per_shard": 6, "window_blocks": 2}, "micro_batch": 16,
     "state": {"memory_budget": "45KB"}, "checkpoint": {"every_steps": 8}, "epochs": 1,
 }  # fmt: skip
 

@@ -18,7 +18,7 @@ from support.runs import SMALL_MODEL, assert_same_run, finish, train
 
 pytestmark = pytest.mark.wide
 
-WINDOWS = {"canonical_shards": 2, "blocks_per_shard": 8, "window_blocks": 3}
+WINDOWS = {"order": {"canonical_shards": 2, "blocks_per_shard": 8, "window_blocks": 3}}
 
 
 @pytest.fixture(autouse=True)

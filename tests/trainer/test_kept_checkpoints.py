@@ -21,7 +21,7 @@ def snapshot_of_the_latest(run):
 @pytest.mark.parametrize(
     ("keep", "kept"),
     [
-        pytest.param({"keep_last": 1, "keep_early": 0}, {14}, marks=pytest.mark.wide),
+        pytest.param({"keep_last": 1}, {14}, marks=pytest.mark.wide),
         ({"keep_last": 1, "keep_every": 6}, {6, 12, 14}),
         pytest.param({"keep_last": 9}, {3, 6, 9, 12, 14}, marks=pytest.mark.wide),
     ],
@@ -37,8 +37,7 @@ def test_the_snapshots_kept_are_those_of_the_checkpoints_and_a_few_early_ones(pa
     with Trainer.open(config, run) as trainer:
         trainer.train(latest_is_whole)
     assert checkpoints(run) == kept
-    early = {3, 6, 12} if config.checkpoint.keep_early else set()  # from 2.2, 4.6 and 10 steps on
-    assert snapshots(run) == kept | early | {0}
+    assert snapshots(run) == kept | {0, 3, 6, 12}  # the early ones from 2.2, 4.6 and 10 steps on
 
 
 def test_checkpoints_that_a_run_went_back_behind_do_not_crowd_out_the_new_one(pairs_dataset, tmp_path):
@@ -47,7 +46,7 @@ def test_checkpoints_that_a_run_went_back_behind_do_not_crowd_out_the_new_one(pa
         trainer.train()
     for step in (9, 12, 14):
         shutil.rmtree(run.checkpoints / f"step-{step}")
-    config = small(pairs_dataset, checkpoint={"every_steps": 3, "keep_last": 1, "keep_early": 0})
+    config = small(pairs_dataset, checkpoint={"every_steps": 3, "keep_last": 1})
 
     def stop(report):
         trainer.run.checkpointer.finish()
@@ -57,11 +56,11 @@ def test_checkpoints_that_a_run_went_back_behind_do_not_crowd_out_the_new_one(pa
         trainer.train(stop)
     assert latest_checkpoint(run.checkpoints).name == "step-9"
     assert checkpoints(run) == {9}
-    assert snapshots(run) == {0, 9}
+    assert snapshots(run) == {0, 3, 6, 9}
 
 
 def test_a_damaged_snapshot_that_is_kept_is_told_of_until_a_resume_forgets_it(pairs_dataset, tmp_path, caplog):
-    keep = {"every_steps": 3, "keep_last": 1, "keep_every": 6, "keep_early": 0}
+    keep = {"every_steps": 3, "keep_last": 1, "keep_every": 6}
     config, run = small(pairs_dataset, checkpoint=keep), RunDirectory(tmp_path / "run")
 
     def damage(report):
@@ -88,7 +87,8 @@ def test_a_damaged_snapshot_that_is_kept_is_told_of_until_a_resume_forgets_it(pa
 
 
 @pytest.mark.parametrize(
-    "rows", [{}, pytest.param({"canonical_shards": 2, "state": {"memory_budget": "40KB"}}, marks=pytest.mark.wide)]
+    "rows",
+    [{}, pytest.param({"order": {"canonical_shards": 2}, "state": {"memory_budget": "40KB"}}, marks=pytest.mark.wide)],
 )
 def test_a_newest_snapshot_damaged_meanwhile_is_named_once_and_changes_nothing(pairs_dataset, tmp_path, caplog, rows):
     config = small(pairs_dataset, batch_size=128, checkpoint={"every_steps": 3, "keep_last": 2}, **rows)

@@ -48,7 +48,7 @@ def test_images_train_unimodally_with_two_views(images_dataset, tmp_path):
 
 
 def test_the_loss_falls_and_the_learned_temperature_of_clip_is_trained(pairs_dataset, tmp_path):
-    config = small(pairs_dataset, epochs=6, objective={"name": "clip"}, optimizer={"warmup_steps": 5})
+    config = small(pairs_dataset, epochs=6, objective={"name": "clip"}, optimizer={"warmup": 5})
     run = train(config, tmp_path / "run")
     values = list(losses(run).values())
     assert np.mean(values[-7:]) < np.mean(values[:7]) - 0.3
@@ -76,7 +76,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_samples(pair
 
 
 def test_features_that_are_not_finite_stop_the_run(pairs_dataset, tmp_path):
-    config = small(pairs_dataset, optimizer={"lr": 1e30, "warmup_steps": 0})
+    config = small(pairs_dataset, optimizer={"lr": 1e30, "warmup": 0})
     with pytest.raises(TrainingError, match=r"step \d+: features: row \d+ of first has norm nan.*lower learning rate"):
         train(config, tmp_path / "run")
 
@@ -105,7 +105,7 @@ def test_the_recorded_settings_leave_nothing_to_defaults(finished):
     assert recorded.objective.settings["gamma"] == 0.8
     assert (recorded.objective.mode, recorded.data.recipe) == ("bimodal", "clip")
     assert (recorded.model.image.name, recorded.model.text.name) == ("conv", "mean_embedding")
-    assert (recorded.canonical_shards, recorded.blocks_per_shard, recorded.window_blocks) == (8, 1, 1)
+    assert (recorded.order.canonical_shards, recorded.order.blocks_per_shard, recorded.order.window_blocks) == (8, 1, 1)
     assert "auto" not in to_toml(recorded).replace('device = "auto"', "")
 
 

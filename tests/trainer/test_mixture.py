@@ -70,7 +70,7 @@ def test_a_stopped_run_repeats_its_losses_bit_for_bit(whole, parts, tmp_path):
 
 def test_a_windowed_run_is_stopped_and_counts_exactly(parts, tmp_path):
     config, run = mixed(parts, state={"memory_budget": "20KB"}), RunDirectory(tmp_path / "run")
-    assert config.window_blocks < config.blocks_per_shard
+    assert config.order.window_blocks < config.order.blocks_per_shard
     with pytest.raises(KeyboardInterrupt), Trainer.open(config, run) as trainer:
         trainer.train(stop_at(32))
     with Trainer.open(config, run, resume=True) as trainer:
@@ -198,7 +198,7 @@ def test_killed_ranks_count_exactly_and_repeat_their_losses(three, start_ranks, 
     finish(start(run))
     assert_same_run(run, whole)
     config, visits = whole.config(), StateReader.open(run.state).column("visits")
-    assert (config.window_blocks < config.blocks_per_shard) == (budget > 0)
+    assert (config.order.window_blocks < config.order.blocks_per_shard) == (budget > 0)
     np.testing.assert_array_equal(visits, visits_by_hand(config, three))
     steps = len(losses(run))
     assert [of_part.sum() for of_part in np.split(visits, [5_600, 8_600])] == [640 * steps, 256 * steps, 128 * steps]

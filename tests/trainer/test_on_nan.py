@@ -101,7 +101,11 @@ def test_a_run_that_resumes_after_a_skipped_step_has_the_losses_of_one_never_sto
     assert_same_run(broken, whole)
 
 
-WINDOWED = {"epochs": 3, "batch_size": 128, "canonical_shards": 2, "blocks_per_shard": 15, "window_blocks": 4}
+WINDOWED = {
+    "epochs": 3,
+    "batch_size": 128,
+    "order": {"canonical_shards": 2, "blocks_per_shard": 15, "window_blocks": 4},
+}
 """Steps of 128 of 2,000 samples: in 3 epochs every row is taken again after a step that did not put it."""
 SKIPPED = [1, 2, 6, 7, 8, 16, 29, 30]
 

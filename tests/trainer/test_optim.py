@@ -16,7 +16,7 @@ from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.objectives import create_objective
 from thermopile.trainer.optim import create_optimizer, learning_rate
 
-CONFIG = OptimizerConfig(lr=0.5, warmup_steps=4)
+CONFIG = OptimizerConfig(lr=0.5, warmup=4)
 
 
 def rates(config, total, steps_per_epoch=10):
@@ -49,7 +49,7 @@ def test_then_it_falls_as_a_cosine_towards_zero():
 
 
 def test_the_cosine_ends_at_lr_min():
-    config = OptimizerConfig(lr=0.5, lr_min=0.1, warmup_steps=0)
+    config = OptimizerConfig(lr=0.5, lr_min=0.1, warmup=0)
     assert learning_rate(config, 0, 10, 100) == 0.5
     assert learning_rate(config, 50, 10, 100) == pytest.approx(0.3)
     assert learning_rate(config, 100, 10, 100) == pytest.approx(0.1)
@@ -57,8 +57,8 @@ def test_the_cosine_ends_at_lr_min():
 
 @given(epochs=st.integers(0, 5), steps_per_epoch=st.integers(1, 50))
 def test_a_warm_up_of_epochs_is_one_of_so_many_steps(epochs, steps_per_epoch):
-    by_epochs = OptimizerConfig(warmup_epochs=epochs)
-    by_steps = OptimizerConfig(warmup_steps=epochs * steps_per_epoch)
+    by_epochs = OptimizerConfig(warmup=f"{epochs} epochs")
+    by_steps = OptimizerConfig(warmup=epochs * steps_per_epoch)
     assert rates(by_epochs, 300, steps_per_epoch) == rates(by_steps, 300, steps_per_epoch)
 
 

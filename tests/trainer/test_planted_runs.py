@@ -70,7 +70,7 @@ def test_a_run_stopped_anywhere_goes_on_with_the_same(pairs_dataset, whole, tmp_
 
 @pytest.mark.wide
 def test_windows_and_micro_batches_have_the_same_samples_planted(pairs_dataset, tmp_path):
-    order = {"batch_size": 128, "blocks_per_shard": 4, "window_blocks": 1, "micro_batch": 32}
+    order = {"batch_size": 128, "order": {"blocks_per_shard": 4, "window_blocks": 1}, "micro_batch": 32}
     config = planted(pairs_dataset, **order)
     whole = train(config, tmp_path / "whole")
     assert_same_run(resumed(config, stopped(config, tmp_path / "run", 9), from_step=8), whole)
@@ -204,7 +204,7 @@ def test_ranks_killed_at_many_moments_and_resumed_by_others_have_the_same_sample
 ):
     settings = sets(
         "batch_size=128", "log_every=1", "data.image_size=16", "model.dim=16", "checkpoint.every_steps=2",
-        "canonical_shards=4", "epochs=3", "data.planted=0.1", "blocks_per_shard=8", "window_blocks=2",
+        "order.canonical_shards=4", "epochs=3", "data.planted=0.1", "order.blocks_per_shard=8", "order.window_blocks=2",
         f"state.memory_budget={budget}",
     )  # fmt: skip
 

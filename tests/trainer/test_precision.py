@@ -5,10 +5,8 @@ import os
 import pytest
 import torch
 
-from thermopile.trainer.config import load_config
 from thermopile.trainer.encoders.backbones import PooledTo4
-from thermopile.trainer.errors import ConfigError
-from thermopile.trainer.precision import fast_kernels, resolve_speed
+from thermopile.trainer.precision import fast_kernels
 
 BACKENDS = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
 
@@ -18,7 +16,7 @@ BACKENDS = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
 )
 def test_products_of_float32_use_tf32_unless_the_run_is_in_float32(precision, kernels):
     before = [backend.fp32_precision for backend in BACKENDS], torch.backends.cudnn.benchmark
-    with fast_kernels(precision, cudnn_benchmark=True):
+    with fast_kernels(precision, timed=True):
         assert [backend.fp32_precision for backend in BACKENDS] == [kernels, kernels]
         assert torch.backends.cudnn.benchmark
     assert before == ([backend.fp32_precision for backend in BACKENDS], torch.backends.cudnn.benchmark)
@@ -26,18 +24,15 @@ def test_products_of_float32_use_tf32_unless_the_run_is_in_float32(precision, ke
 
 def test_a_caller_has_its_own_settings_back_after_an_error():
     before = [backend.fp32_precision for backend in BACKENDS], torch.backends.cudnn.benchmark
-    with pytest.raises(KeyError), fast_kernels("tf32", cudnn_benchmark=True):
+    with pytest.raises(KeyError), fast_kernels("tf32", timed=True):
         raise KeyError
     assert before == ([backend.fp32_precision for backend in BACKENDS], torch.backends.cudnn.benchmark)
 
 
 def test_deterministic_algorithms_are_those_of_a_run_alone_and_it_times_no_kernels(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    config = load_config({"deterministic": True, "precision": "float32"})
-    assert resolve_speed(config, torch.device("cuda"))["cudnn_benchmark"] is False
-    uneven = load_config({"data": {"without": "forgotten.parquet"}})
-    assert resolve_speed(uneven, torch.device("cuda"))["cudnn_benchmark"] is False
-    with fast_kernels("float32", cudnn_benchmark=False, deterministic=True):
+    with fast_kernels("float32", timed=True, deterministic=True):
+        assert not torch.backends.cudnn.benchmark
         assert torch.are_deterministic_algorithms_enabled()
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
         assert not torch.utils.deterministic.fill_uninitialized_memory
@@ -48,17 +43,15 @@ def test_deterministic_algorithms_are_those_of_a_run_alone_and_it_times_no_kerne
     assert torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        with fast_kernels("float32", cudnn_benchmark=False, deterministic=True):
+        with fast_kernels("float32", timed=False, deterministic=True):
             assert not torch.is_deterministic_algorithms_warn_only_enabled()
         assert torch.is_deterministic_algorithms_warn_only_enabled()
     finally:
         torch.use_deterministic_algorithms(False)
-    with pytest.raises(ConfigError, match="cudnn_benchmark = true chooses kernels by their time"):
-        load_config({"deterministic": True, "cudnn_benchmark": True})
 
 
 def test_cudnn_s_attention_is_off_during_a_run():
     before = torch.backends.cuda.cudnn_sdp_enabled()
-    with fast_kernels("bf16", cudnn_benchmark=False):
+    with fast_kernels("bf16", timed=False):
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     assert torch.backends.cuda.cudnn_sdp_enabled() == before

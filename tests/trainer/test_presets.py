@@ -98,10 +98,10 @@ def presets(names, *data):
 SMALL = presets("isogclr sogclr simclr", "cifar10", "cifar100", "cifar10-lt", "cifar100-lt")
 LARGE = presets("isogclr sogclr simclr", "imagenet100", "inaturalist")
 FASTCLIP = "fastclip_v0 fastclip_v1 fastclip_v2 fastclip_v3"
-LARS = {"name": "lars", "momentum": 0.9, "lr_min": 0, "warmup_epochs": 10, "weight_decay": 1e-4}
+LARS = {"name": "lars", "momentum": 0.9, "lr_min": 0, "warmup": "10 epochs", "weight_decay": 1e-4}
 ADAMW = {"name": "adamw", "betas": (0.9, 0.999), "eps": 1e-8, "lr_min": 0}
 ADAMW_OF_VIT = {"name": "adamw", "betas": (0.9, 0.98), "eps": 1e-6, "lr_min": 0}
-CONSTANT = {"name": "adamw", "lr": 1e-3, "lr_min": 1e-3, "warmup_epochs": 0}
+CONSTANT = {"name": "adamw", "lr": 1e-3, "lr_min": 1e-3, "warmup": 0}
 
 
 @pytest.mark.parametrize(
@@ -110,20 +110,20 @@ CONSTANT = {"name": "adamw", "lr": 1e-3, "lr_min": 1e-3, "warmup_epochs": 0}
         (SMALL, "hf:resnet-18", 128, 400, LARS | {"lr": 0.8}),
         (LARGE, "hf:resnet-50", 256, 400, LARS | {"lr": 1.2}),
         (["isogclr/cc3m", "sogclr/cc3m", "clip/cc3m"], "hf:resnet-50", 512, 30,
-         {"name": "adamw", "lr": 2e-4, "lr_min": 1e-6, "warmup_steps": 1000, "weight_decay": 0.02}),
+         {"name": "adamw", "lr": 2e-4, "lr_min": 1e-6, "warmup": 1000, "weight_decay": 0.02}),
         (presets(FASTCLIP, "medium"), "hf:resnet-50", 1024, 37,
-         ADAMW | {"lr": 1e-3, "warmup_steps": 10_000, "weight_decay": 0.1}),
+         ADAMW | {"lr": 1e-3, "warmup": 10_000, "weight_decay": 0.1}),
         (presets(FASTCLIP, "large"), "hf:vit-b/32", 2048, 33,
-         ADAMW_OF_VIT | {"lr": 4e-4, "warmup_steps": 10_000, "weight_decay": 0.1}),
+         ADAMW_OF_VIT | {"lr": 4e-4, "warmup": 10_000, "weight_decay": 0.1}),
         (["fastclip_v3/xlarge"], "hf:vit-b/16", 5120, 42,
-         ADAMW_OF_VIT | {"lr": 2e-4, "warmup_steps": 13_000, "weight_decay": 0.2}),
+         ADAMW_OF_VIT | {"lr": 2e-4, "warmup": 13_000, "weight_decay": 0.2}),
         (["decl/cifar"], "hf:resnet-50", Between(64, 512), Between(200, 500), CONSTANT | {"weight_decay": 1e-6}),
         (["decl/mocov3-imagenet"], "hf:resnet-50", 512, 100,
-         {"name": "lars", "lr": 0.6 * 512 / 256, "lr_min": 0, "warmup_epochs": 10, "weight_decay": 1e-6}),
+         {"name": "lars", "lr": 0.6 * 512 / 256, "lr_min": 0, "warmup": "10 epochs", "weight_decay": 1e-6}),
         (["decl/openclip-cc3m"], "hf:resnet-50", 1024, 30, {}),
         (["auc_cl/cifar"], "hf:resnet-18", 128, 500, CONSTANT | {"weight_decay": 1e-4}),
         (["auc_cl/imagenet"], "hf:resnet-50", 256, 100,
-         {"name": "adamw", "lr": 1e-3 * 256 / 256, "lr_min": 0, "warmup_epochs": 40}),
+         {"name": "adamw", "lr": 1e-3 * 256 / 256, "lr_min": 0, "warmup": "40 epochs"}),
     ],
 )  # fmt: skip
 def test_a_preset_trains_as_its_paper_does(names, image_encoder, batch_size, epochs, optimizer):
@@ -195,7 +195,7 @@ def test_the_other_optimisers_that_a_header_offers_load_on_top_of_its_preset(siz
             apply_overrides(tree, re.findall(r"--set (\S+)", line))
             optimizer = load_config(tree).optimizer
             offered[optimizer.name] = (optimizer.lr, optimizer.weight_decay)
-            assert optimizer.warmup_steps == 10_000
+            assert optimizer.warmup == 10_000
     assert offered == rates
 
 

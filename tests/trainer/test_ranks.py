@@ -28,7 +28,7 @@ from support.runs import MOMENTUM, OWN_CODE, PRACTICE, assert_same_run, finish, 
 
 SETTINGS = (
     "batch_size=128", "log_every=1", "data.image_size=16", "model.dim=16", "model.image.config.width=4",
-    "checkpoint.every_steps=5", "canonical_shards=4",
+    "checkpoint.every_steps=5", "order.canonical_shards=4",
     "on_nan=skip",  # changes nothing where all is finite, and makes the ranks agree on that at every step
 )  # fmt: skip
 
@@ -86,7 +86,7 @@ def test_two_ranks_train_as_one_process_does(alone, two_ranks):
          ["the ranks differ: rank 1 has dataset fingerprint = ", "rank 1 has dataset samples = 4000, rank 0 2000",
           "rank 1 has optimizer.lr = 0.002, rank 0 0.001"]),
         (("--data", "{other}/nowhere"), ["Directory '{other}/nowhere' does not exist"]),
-        (("--init-from", "{other}"), ["the ranks differ: rank 1 has init_from = '{other}', rank 0 ''"]),
+        (("--init-from", "{other}"), ["the ranks differ: rank 1 has init.run = '{other}', rank 0 ''"]),
     ],
 )  # fmt: skip
 def test_ranks_started_differently_end_before_a_step_and_say_which_and_how(
@@ -104,7 +104,7 @@ def test_ranks_started_differently_end_before_a_step_and_say_which_and_how(
 OPEN_A_RUN = """
 import thermopile
 with thermopile.joined_world() as world:
-    thermopile.Run.from_settings("unused", sys.argv[1], {"init_from": sys.argv[2]}, world=world)
+    thermopile.Run.from_settings("unused", sys.argv[1], {"init": {"run": sys.argv[2]}}, world=world)
 """
 
 
@@ -225,7 +225,10 @@ def test_no_rank_but_the_first_looks_for_a_file_of_a_new_run_before_it_is_there(
 @pytest.mark.wide
 def test_working_files_go_to_a_disk_of_each_machine_where_one_is_named(start, tmp_path):
     code = f"import os; os.environ['THERMOPILE_SCRATCH'] = {str(tmp_path / 'scratch')!r}" + COMMAND_LINE
-    few, run = ("blocks_per_shard=8", "window_blocks=2", "state.memory_budget=20KB"), RunDirectory(tmp_path / "run")
+    few, run = (
+        ("order.blocks_per_shard=8", "order.window_blocks=2", "state.memory_budget=20KB"),
+        RunDirectory(tmp_path / "run"),
+    )
     ranks = start(run, 2, more_settings=few, code=code)
     wait_for(run, 3, ranks)
     assert {path.name for path in (tmp_path / "scratch").glob("run-*/state.working/*")} == {"rank-0", "rank-1"}
@@ -291,7 +294,7 @@ def test_two_ranks_killed_and_resumed_are_those_never_killed(start, tmp_path, re
     assert_same_run(broken, whole)
 
 
-IN_WINDOWS_AND_PIECES = ("blocks_per_shard=8", "window_blocks=2", "micro_batch=32")
+IN_WINDOWS_AND_PIECES = ("order.blocks_per_shard=8", "order.window_blocks=2", "micro_batch=32")
 
 
 def by_one_and_by_two_also_killed(start, folder, more, for_killed=()):
@@ -390,7 +393,7 @@ def test_four_ranks_stopped_and_resumed_have_the_losses_of_a_run_never_stopped(s
 @pytest.mark.soak
 def test_two_ranks_killed_60_times_with_all_or_few_rows_in_memory_lose_nothing(start, tmp_path):
     whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
-    order = ("blocks_per_shard=8", "window_blocks=2")
+    order = ("order.blocks_per_shard=8", "order.window_blocks=2")
     budgets = cycle([(*order, "state.memory_budget=20KB"), order])
     finish(start(whole, 2, epochs=20, more_settings=order))
     draw, steps = np.random.default_rng(0), 0
@@ -414,7 +417,10 @@ def test_a_number_of_ranks_that_does_not_divide_the_orders_shards_is_refused(pai
 def test_a_memory_budget_is_a_ranks_own(pairs_dataset):
     tree = {"batch_size": 128, "data": {"path": str(pairs_dataset.path)}, "state": {"memory_budget": "40KB"}}
     alone, shared = (resolve(load_config(tree), pairs_dataset, World(size=size)) for size in (1, 2))
-    assert alone.window_blocks / alone.blocks_per_shard < shared.window_blocks / shared.blocks_per_shard
+    assert (
+        alone.order.window_blocks / alone.order.blocks_per_shard
+        < shared.order.window_blocks / shared.order.blocks_per_shard
+    )
 
 
 def test_a_launcher_that_says_how_many_but_not_who_is_refused(monkeypatch):

@@ -38,7 +38,8 @@ def cache_root(tmp_path, monkeypatch):
 def settings(place, *, cache="none", **more):
     """Two epochs of 64 steps, less than two seconds each."""
     tree = {
-        "epochs": 2, "batch_size": 64, "log_every": 1, "canonical_shards": 2, "checkpoint": {"every_steps": 20},
+        "epochs": 2, "batch_size": 64, "log_every": 1, "order": {"canonical_shards": 2},
+        "checkpoint": {"every_steps": 20},
         "data": {"path": str(place), "image_size": 16, "cache": cache},
         "model": {"dim": 16, "image": {"config": {"width": 8}}},
     }  # fmt: skip
@@ -49,9 +50,8 @@ def settings(place, *, cache="none", **more):
 def windowed(address, noise_dataset, tmp_path_factory):
     """The run on disk, with the order that a cache of a quarter asks for."""
     asked = resolve(settings(address, cache=QUARTER), Dataset(address))
-    order = {name: getattr(asked, name) for name in ("canonical_shards", "blocks_per_shard", "window_blocks")}
-    assert order["window_blocks"] < order["blocks_per_shard"]
-    config = resolve(settings(noise_dataset.path, **order), noise_dataset)
+    assert asked.order.window_blocks < asked.order.blocks_per_shard
+    config = resolve(settings(noise_dataset.path, order=dict(asked.order)), noise_dataset)
     return train(config, tmp_path_factory.mktemp("runs") / "windowed")
 
 
@@ -69,16 +69,19 @@ def test_a_run_with_a_cache_of_a_quarter_has_the_losses_of_one_on_disk(s3, addre
 
 def test_a_dataset_that_fits_the_cache_is_fully_shuffled(s3, address, noise_dataset):
     fits = resolve(settings(address, cache="1GB"), Dataset(address))
-    assert (fits.window_blocks, fits.blocks_per_shard) == (1, 1)
+    assert (fits.order.window_blocks, fits.order.blocks_per_shard) == (1, 1)
     local = resolve(settings(noise_dataset.path), noise_dataset)
-    assert (fits.window_blocks, fits.blocks_per_shard) == (local.window_blocks, local.blocks_per_shard)
+    assert (fits.order.window_blocks, fits.order.blocks_per_shard) == (
+        local.order.window_blocks,
+        local.order.blocks_per_shard,
+    )
 
 
 def test_without_a_setting_a_dataset_must_fit_the_free_disk_and_is_fully_shuffled(s3, address, monkeypatch):
     dataset, free = Dataset(address), 100_000_000
     monkeypatch.setattr(cache_folder, "free_bytes", lambda: free)
     fits = resolve(settings(address), dataset)
-    assert (fits.window_blocks, fits.blocks_per_shard) == (1, 1)
+    assert (fits.order.window_blocks, fits.order.blocks_per_shard) == (1, 1)
     free = 12_000_000
     with pytest.raises(
         ConfigError, match=r"s3://bucket/noise takes .* half of the free disk, 6,000,000\. Set data\.cache"
@@ -92,7 +95,7 @@ def test_the_narrower_of_the_windows_for_state_and_cache_counts(s3, address):
         resolve(settings(address, cache=cache, state={"memory_budget": budget}), dataset)
         for cache, budget in ((QUARTER, "none"), (QUARTER, 30_000), ("1GB", 30_000))
     )
-    rows = [config.window_blocks / config.blocks_per_shard for config in (of_cache, of_both, of_state)]
+    rows = [config.order.window_blocks / config.order.blocks_per_shard for config in (of_cache, of_both, of_state)]
     assert rows[1] == min(rows) < 1
     assert rows[2] < 1
 
@@ -150,14 +153,14 @@ def test_ranks_with_a_cache_each_train_as_they_do_on_a_disk(s3, address, noise_d
     remote, local = RunDirectory(tmp_path / "remote"), RunDirectory(tmp_path / "local")
 
     def run_ranks(run, place, **more):
-        tree = {"data.path": place, "epochs": 1, "batch_size": 64, "canonical_shards": 2, "log_every": 1,
+        tree = {"data.path": place, "epochs": 1, "batch_size": 64, "order.canonical_shards": 2, "log_every": 1,
                 "data.image_size": 16, "model.dim": 16, "model.image.config.width": 8} | more  # fmt: skip
         words = sets(*(f"{name}={value}" for name, value in tree.items()))
         finish(start_ranks(2, "train", "--out", run.path, *words, codes=codes))
 
     run_ranks(remote, address, **{"data.cache": QUARTER // 2})
     made = remote.config()
-    assert made.window_blocks < made.blocks_per_shard
-    run_ranks(local, noise_dataset.path, window_blocks=made.window_blocks, blocks_per_shard=made.blocks_per_shard)
+    assert made.order.window_blocks < made.order.blocks_per_shard
+    run_ranks(local, noise_dataset.path, **{f"order.{name}": number for name, number in made.order})
     assert_same_weights(remote, local)
     assert_same_state(remote, local)

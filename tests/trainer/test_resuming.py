@@ -52,7 +52,7 @@ def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(fini
 def test_a_run_stopped_within_an_epoch_goes_on_with_the_same_rates_and_losses(pairs_dataset, tmp_path, objective):
     tree = {
         "objective": objective,
-        "optimizer": {"name": "lamb", "lr": 1e-2, "lr_min": 1e-6, "warmup_epochs": 1},
+        "optimizer": {"name": "lamb", "lr": 1e-2, "lr_min": 1e-6, "warmup": "1 epoch"},
         "checkpoint": {"every_steps": 4},
     }
     config = small(pairs_dataset, **tree)
@@ -108,7 +108,7 @@ def test_the_tensors_of_the_checkpoint_are_let_go_once_they_are_restored(finishe
 
 KILLED = (
     "batch_size=128", "log_every=1", "data.image_size=16", "model.dim=16", "model.image.config.width=4",
-    "checkpoint.every_steps=7", "canonical_shards=2", "blocks_per_shard=15", "window_blocks=4",
+    "checkpoint.every_steps=7", "order.canonical_shards=2", "order.blocks_per_shard=15", "order.window_blocks=4",
 )  # fmt: skip
 
 

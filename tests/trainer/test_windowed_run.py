@@ -14,7 +14,7 @@ from thermopile.trainer.run_directory import RunDirectory
 
 from support.runs import assert_same_run, resumed, small, stopped, train
 
-WINDOWED = {"batch_size": 128, "canonical_shards": 2, "state": {"memory_budget": "40KB"}}
+WINDOWED = {"batch_size": 128, "order": {"canonical_shards": 2}, "state": {"memory_budget": "40KB"}}
 
 
 def with_budget(config, budget, **more):
@@ -30,8 +30,8 @@ def resident(pairs_dataset, tmp_path_factory):
 
 def test_a_budget_for_fewer_rows_than_there_are_makes_the_order_windowed(pairs_dataset):
     config = small(pairs_dataset, **WINDOWED)
-    assert (config.canonical_shards, config.window_blocks) == (2, 4)
-    assert config.blocks_per_shard > 10
+    assert (config.order.canonical_shards, config.order.window_blocks) == (2, 4)
+    assert config.order.blocks_per_shard > 10
 
 
 @pytest.mark.parametrize("budget", ["64KB", "1TB", "none"])
@@ -58,7 +58,9 @@ def test_a_windowed_run_stopped_within_an_epoch_goes_on_with_another_budget(resi
     assert_same_run(resumed(other, run, from_step=8), resident)
 
 
-@pytest.mark.parametrize("tree", [{}, WINDOWED, {"window_blocks": 3, "blocks_per_shard": 7}, {"blocks_per_shard": 9}])
+@pytest.mark.parametrize(
+    "tree", [{}, WINDOWED, {"order": {"window_blocks": 3, "blocks_per_shard": 7}}, {"order": {"blocks_per_shard": 9}}]
+)
 def test_a_budget_too_small_for_the_order_is_refused_with_one_that_would_do(pairs_dataset, tree):
     with pytest.raises(ConfigError, match=r"memory_budget = 300 holds 9 rows of 32 bytes, but") as refusal:
         small(pairs_dataset, **tree | {"state": {"memory_budget": 300}})

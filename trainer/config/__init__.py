@@ -1,10 +1,10 @@
 """A run's settings: validated as a whole, and written in full to RUN/config.toml."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import AfterValidator, BaseModel, NonNegativeInt, PositiveInt, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, NonNegativeInt, PositiveInt, ValidationError
 
 from ..errors import ConfigError
 from .sections import (
@@ -13,9 +13,11 @@ from .sections import (
     DataConfig,
     EncoderConfig,
     EvaluationConfig,
+    InitConfig,
     ModelConfig,
     ObjectiveConfig,
     OptimizerConfig,
+    OrderConfig,
     RecipeConfig,
     Section,
     StateConfig,
@@ -31,9 +33,11 @@ __all__ = [
     "DataConfig",
     "EncoderConfig",
     "EvaluationConfig",
+    "InitConfig",
     "ModelConfig",
     "ObjectiveConfig",
     "OptimizerConfig",
+    "OrderConfig",
     "RecipeConfig",
     "StateConfig",
     "TrainConfig",
@@ -46,6 +50,20 @@ __all__ = [
     "to_toml",
     "to_tree",
 ]
+
+
+RENAMED = {
+    **{name: f"order.{name}" for name in ("canonical_shards", "blocks_per_shard", "window_blocks")},
+    "init_from": "init.run",
+    "init_sides": "init.sides",
+    "init_state": "init.state",
+    "optimizer.warmup_steps": "optimizer.warmup",
+    "optimizer.warmup_epochs": "optimizer.warmup, as in '2 epochs'",
+    "tensorboard": "trackers, as in ['tensorboard']",
+    "cudnn_benchmark": "always on, on a GPU, unless deterministic or data.without is set; leave it out",
+    "checkpoint.keep_early": "always 3; leave it out",
+}
+"""Earlier name of a setting → what it is now."""
 
 
 class TrainConfig(Section):
@@ -63,13 +81,6 @@ class TrainConfig(Section):
     micro_batch: NonNegativeInt = 0
     """Samples that a rank encodes at once, for batches larger than the memory; 0: its whole share of the batch. Takes
     about a third more time (docs/settings.md)."""
-    canonical_shards: NonNegativeInt = 0
-    """Number of id ranges in the order, which the number of ranks divides; 0 chooses 8, or fewer for small batches, or
-    up to 64 for many samples (docs/long_runs.md)."""
-    blocks_per_shard: NonNegativeInt = 0
-    """Blocks per range, each one chunk of the state; 0 chooses a number that suits the window."""
-    window_blocks: NonNegativeInt = 0
-    """Blocks of a range that are shuffled together; 0 means all, or as many as suit `state.memory_budget`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where encoders and objective run; auto: on a GPU if there is one. The samples' state stays on the CPU."""
     precision: Literal["auto", "float32", "tf32", "bf16", "fp16"] = "auto"
@@ -77,8 +88,6 @@ class TrainConfig(Section):
     that supports it, otherwise float32; unless float32 is chosen, a GPU's remaining float32 products use TF32."""
     channels_last: Literal["auto"] | bool = "auto"
     """Store images and kernels in channels-last format, which half-precision convolutions prefer; auto: on a GPU."""
-    cudnn_benchmark: Literal["auto"] | bool = "auto"
-    """Time a GPU's convolution kernels in the first steps and use the fastest; auto: on a GPU."""
     deterministic: bool = False
     """Use only deterministic GPU algorithms, so that a resumed run gives the same bits as an uninterrupted run; slower,
     and an error if torch has no such algorithm. CPUs are always deterministic."""
@@ -87,18 +96,12 @@ class TrainConfig(Section):
     on_nan: Literal["stop", "skip"] = "stop"
     """If features or loss are not finite, end the run (stop), or change nothing and continue (skip), at most ten times
     in a row. With skip, every step synchronises with the device."""
-    tensorboard: bool = False
-    """Write RUN/tensorboard/ besides metrics.jsonl; the same as `trackers = ["tensorboard"]`."""
     trackers: tuple[Annotated[str, AfterValidator(known_tracker)], ...] = ()
     """Where the numbers of metrics.jsonl go as well: tensorboard, wandb, or a class of yours as module:name."""
     log_every: PositiveInt = 10
     """Steps between reads from the device; metrics.jsonl has a line for every step in any case."""
-    init_from: str = ""
-    """RUN or RUN@step-N whose encoder weights a new run starts from; `--init-from`. Recorded with its step."""
-    init_sides: Literal["both", "image", "text"] = "both"
-    """Encoders that take their weights from `init_from`; the others start as they would without it."""
-    init_state: bool = False
-    """Start also from the samples' state of `init_from`, whose dataset has since grown by appending; `--grow`."""
+    init: InitConfig = InitConfig()
+    order: OrderConfig = OrderConfig()
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
@@ -111,25 +114,6 @@ class TrainConfig(Section):
         """Return the number of steps of the whole run."""
         of_epochs = self.epochs * steps_per_epoch
         return min(self.steps, of_epochs) if self.steps else of_epochs
-
-    @model_validator(mode="after")
-    def _kernels_are_not_timed(self) -> Self:
-        if self.deterministic and self.cudnn_benchmark is True:
-            raise ValueError(
-                "cudnn_benchmark = true chooses kernels by their time, so deterministic needs it false or left out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _sides_of_a_source(self) -> Self:
-        if self.init_sides != "both" and not self.init_from:
-            raise ValueError(
-                f"init_sides {self.init_sides!r} needs init_from, the run that gives the weights; set it "
-                "(--init-from), or remove init_sides"
-            )
-        if self.init_state and not self.init_from:
-            raise ValueError("init_state (--grow) needs init_from, the run that gives the state; set it (--init-from)")
-        return self
 
 
 def load_config(tree: Mapping[str, Any]) -> TrainConfig:
@@ -170,6 +154,8 @@ def _explain(error: dict[str, Any]) -> str:
         given = "" if isinstance(error["input"], Mapping | BaseModel) else f" = {error['input']!r}"
         said = error["msg"].removeprefix("Value error, ")
         return f"{key}{given}: {said}" if key else said
+    if now := RENAMED.get(key):
+        return f"unknown setting {key!r}: it is now {now}"
     if meant := settings_named(key):
         return f"unknown setting {key!r} (did you mean {' or '.join(map(repr, meant))}?)"
     return f"unknown setting {key!r}{nearest(key, flat(TrainConfig().model_dump()))}"

@@ -86,6 +86,37 @@ _FilePath = Annotated[str, AfterValidator(lambda path: str(Path(path).resolve())
 """Made absolute, because a run may be resumed from any directory."""
 
 
+class InitConfig(Section):
+    """What a new run starts from; without `run`, from weights drawn by the seed, or a model's own."""
+
+    run: str = ""
+    """RUN or RUN@step-N whose encoder weights a new run starts from; `--init-from`. Recorded with its step."""
+    sides: Literal["both", "image", "text"] = "both"
+    """Encoders that take their weights from `run`; the others start as they would without it."""
+    state: bool = False
+    """Start also from the samples' state of `run`, whose dataset has since grown by appending; `--grow`."""
+
+    @model_validator(mode="after")
+    def _needs_a_run(self) -> Self:
+        if self.sides != "both" and not self.run:
+            raise ValueError(f"sides {self.sides!r} needs init.run (--init-from), the run that gives the weights")
+        if self.state and not self.run:
+            raise ValueError("state (--grow) needs init.run (--init-from), the run that gives the state")
+        return self
+
+
+class OrderConfig(Section):
+    """How samples are cut into ranges and blocks. Every run chooses and records it; leave it alone."""
+
+    canonical_shards: NonNegativeInt = 0
+    """Number of id ranges in the order, which the number of ranks divides; 0 chooses 8, or fewer for small batches, or
+    up to 64 for many samples."""
+    blocks_per_shard: NonNegativeInt = 0
+    """Blocks per range, each one chunk of the state; 0 chooses a number that suits the window."""
+    window_blocks: NonNegativeInt = 0
+    """Blocks of a range that are shuffled together; 0 means all, or as many as suit `state.memory_budget`."""
+
+
 def data_at(places: Places) -> dict[str, Any]:
     """Return the settings of a dataset's place, or of those of a mixture's parts, made absolute, over any others."""
     paths = [str(place.resolve()) for place in places_of(places)]
@@ -275,6 +306,18 @@ class ObjectiveConfig(BaseModel):
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
+def _steps_or_epochs(warmup: object) -> object:
+    """Convert 200, "200" and "200 steps" to a number, and "2 epochs" to that text."""
+    if isinstance(warmup, str):
+        if not (parts := re.fullmatch(r"(\d+)(?: (steps?|epochs?))?", warmup)):
+            raise ValueError("is neither a number of steps nor, for example, '2 epochs'")
+        return f"{parts[1]} epoch{'s'[: int(parts[1]) != 1]}" if "epoch" in (parts[2] or "") else int(parts[1])
+    return warmup
+
+
+_Warmup = Annotated[NonNegativeInt | str | None, BeforeValidator(_steps_or_epochs)]
+
+
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {"betas": (0.9, 0.999), "eps": 1e-8},
     "sgd": {"momentum": 0.9},
@@ -300,11 +343,9 @@ class OptimizerConfig(Section):
     cooldown: float = Field(default=0.0, ge=0, le=1)
     """Last share of the steps, in which the rate falls linearly to lr_min; until then it stays at lr after the warm-up,
     so a fork of the run can have any length. 0: a cosine instead."""
-    warmup_steps: NonNegativeInt | None = None
-    """Steps in which the learning rate rises from 0 to lr. If `warmup_epochs` is not set either: 200, and at most a
-    tenth of the run's steps."""
-    warmup_epochs: NonNegativeInt | None = None
-    """Warm-up in epochs instead of steps."""
+    warmup: _Warmup = None
+    """Steps in which the learning rate rises from 0 to lr, or epochs as in "2 epochs"; none, the default: 200
+    steps, and at most a tenth of the run's."""
     weight_decay: NonNegativeFloat = 0.02
     """Weight decay; not applied to biases, norms and the objective's parameters."""
     betas: tuple[_Beta, _Beta] | None = None
@@ -350,12 +391,13 @@ class OptimizerConfig(Section):
     def _in_order(self) -> Self:
         if self.lr_min > self.lr:
             raise ValueError(f"lr_min {self.lr_min} is above lr {self.lr}; lower lr_min")
-        if self.warmup_steps is not None and self.warmup_epochs is not None:
-            raise ValueError(
-                f"warmup_steps {self.warmup_steps} and warmup_epochs {self.warmup_epochs} are both set; "
-                "remove one: --set optimizer.warmup_steps=none or --set optimizer.warmup_epochs=none"
-            )
         return self
+
+    @property
+    def warmup_parts(self) -> tuple[int, int]:
+        """Steps and epochs of the warm-up, of which one is 0."""
+        number, _, unit = str(self.warmup or 0).partition(" ")
+        return (0, int(number)) if unit else (int(number), 0)
 
 
 class CheckpointConfig(Section):
@@ -369,13 +411,10 @@ class CheckpointConfig(Section):
     """Number of newest checkpoints to keep."""
     keep_every: NonNegativeInt = 0
     """Also keep checkpoints whose step is a multiple of this; 0 disables."""
-    keep_early: int = Field(default=3, ge=0, le=9)
-    """Early snapshots of the state to keep for each tenfold of steps, without checkpoints; 0 disables. They show which
-    samples the model has since learnt by heart."""
 
 
 class StateConfig(Section):
-    """The samples' state during training. Affects results only if `window_blocks` is 0."""
+    """The samples' state during training. Affects results only if `order.window_blocks` is 0."""
 
     memory_budget: _Size = None
     """RAM for the rows of one process: bytes, or a size such as 512MB or 2GiB; none, the default, holds all rows."""

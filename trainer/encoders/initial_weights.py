@@ -36,16 +36,16 @@ def pinned(source: str) -> str:
 
 
 def with_pinned_source(config: TrainConfig, world: World) -> TrainConfig:
-    """Return a new run's settings with `init_from` pinned by `pinned`. Called by all ranks; raises as `pinned`."""
+    """Return a new run's settings with `init.run` pinned by `pinned`. Called by all ranks; raises as `pinned`."""
     source = ""
     with agreement(world.control, RunError):
-        if config.init_from and world.is_first:
-            source = pinned(config.init_from)
+        if config.init.run and world.is_first:
+            source = pinned(config.init.run)
     # Use one rank's answer: the other run may still be training and have a newer checkpoint by now.
-    init_from, source = world.control.broadcast((config.init_from, source))
-    if config.init_from != init_from:  # refused later, with the rank's other differences
+    asked, source = world.control.broadcast((config.init.run, source))
+    if config.init.run != asked:  # refused later, with the rank's other differences
         return config
-    return config.model_copy(update={"init_from": source})
+    return config.model_copy(update={"init": config.init.model_copy(update={"run": source})})
 
 
 def is_same_source(source: str, recorded: str) -> bool:
@@ -65,7 +65,7 @@ def load_initial_weights(encoders: Encoders, source: str, sides: Literal["both",
     damaged, ConfigError if its encoders have other shapes or lack the side.
     """
     if sides == "text" and encoders.text is None:
-        raise ConfigError("init_sides = 'text', but a run on images has no text encoder; use 'image'")
+        raise ConfigError("init.sides = 'text', but a run on images has no text encoder; use 'image'")
     path, step = parts_of(source)
     if (checkpoint := path / "checkpoints" / str(step)) not in checkpoints_in(path / "checkpoints").values():
         raise RunError(f"{checkpoint}, which the run starts from, is missing; start a new run with another --init-from")
@@ -77,7 +77,7 @@ def load_initial_weights(encoders: Encoders, source: str, sides: Literal["both",
         if own:
             _load(network, own, side, checkpoint)
         elif side == sides:
-            raise ConfigError(f"init_sides = {sides!r}, but {checkpoint} has no {side} encoder; start from another run")
+            raise ConfigError(f"init.sides = {sides!r}, but {checkpoint} has no {side} encoder; start from another run")
         else:
             what = "predictor" if network is encoders.predictor else f"{side} encoder"
             _log.warning("%s has no %s: that of this run is newly initialised", checkpoint, what)
@@ -98,15 +98,15 @@ def _load(network: nn.Module, weights: dict[str, Tensor], side: str, checkpoint:
         have, want = (list(each[name].shape) if name in each else "none" for each in (weights, wanted))
         if have != want:
             raise ConfigError(
-                f"init_from: {checkpoint} has other encoders: {side}.{name} is {have} there, but {want} in this run. "
+                f"init.run: {checkpoint} has other encoders: {side}.{name} is {have} there, but {want} in this run. "
                 "Use the `model` settings and the tokenizer of that run"
             )
     network.load_state_dict(weights)
 
 
 def parts_of(source: str) -> tuple[Place, str | None]:
-    """Return the absolute path of `init_from`'s run, and if given the checkpoint's name, in a bucket step-N.TERM."""
+    """Return the absolute path of `init.run`'s run, and if given the checkpoint's name, in a bucket step-N.TERM."""
     parts = _SOURCE.fullmatch(source)
     if parts is None:
-        raise ConfigError(f"init_from = {source!r} is neither a run's directory nor RUN@step-N")
+        raise ConfigError(f"init.run = {source!r} is neither a run's directory nor RUN@step-N")
     return place_of(parts["run"]).resolve(), parts["step"]

@@ -34,7 +34,7 @@ def lock_advice(config: TrainConfig) -> list[str]:
     sides = ("image", "text") if config.objective.mode == "bimodal" else ("image",)
     for side in sides:
         encoder = getattr(config.model, side)
-        if not encoder.locked or (config.init_from and config.init_sides in ("both", side)):
+        if not encoder.locked or (config.init.run and config.init.sides in ("both", side)):
             continue
         if not starts_trained(encoder):
             found.append(

@@ -104,8 +104,8 @@ def collapse(lines: Lines, config: TrainConfig) -> str:
     Every batch finds one of its samples by chance, whatever its size; of pictures alone, half a sample. Only twice that
     tells a run that learns: the bound is three standard errors below, so that few steps judge nothing.
     """
-    start, epoch = max(config.optimizer.warmup_steps or 0, JUDGED_AFTER), config.optimizer.warmup_epochs or 0
-    lines = [line for line in lines if line["step"] > start and line.get("epoch", 0) >= epoch]
+    warmup, epoch = config.optimizer.warmup_parts
+    lines = [line for line in lines if line["step"] > max(warmup, JUDGED_AFTER) and line.get("epoch", 0) >= epoch]
     if len(lines) < JUDGED_STEPS:
         return ""
     likeness, found = _of_sides(lines, "likeness"), _of_sides(lines, "retrieval_accuracy")

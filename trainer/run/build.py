@@ -18,7 +18,7 @@ from ...pipeline.order.order import AnyOrder, Order, Pieces, Selected, Window
 from ...pipeline.planted import Planting
 from ...pipeline.views.recipes import RECIPES, Recipe
 from ...state_store.schema import Schema
-from ..config import DataConfig, RecipeConfig, TrainConfig, nearest
+from ..config import DataConfig, OrderConfig, RecipeConfig, TrainConfig, nearest
 from ..encoders import with_names
 from ..errors import ConfigError
 from ..objectives import Objective, create_objective, objective_class, tried
@@ -66,17 +66,15 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
     settings = objective.settings.model_dump(exclude_none=True)
     settings["similarity_budget"] = objective.settings.budget_on(device)
     optimizer = config.optimizer
-    if optimizer.warmup_steps is None and optimizer.warmup_epochs is None:
+    if optimizer.warmup is None:
         steps = min(200, config.total_steps(order.steps_per_epoch) // 10)
-        optimizer = optimizer.model_copy(update={"warmup_steps": steps})
+        optimizer = optimizer.model_copy(update={"warmup": steps})
     return resolved.model_copy(
         update={
             **resolve_speed(config, device),
             "optimizer": optimizer,
             "objective": type(config.objective)(name=resolved.objective.name, mode=mode, **settings),
-            "canonical_shards": order.canonical_shards,
-            "blocks_per_shard": order.blocks_per_shard,
-            "window_blocks": order.window_blocks,
+            "order": OrderConfig(**{name: getattr(order, name) for name in OrderConfig.model_fields}),
         }
     )
 
@@ -201,8 +199,8 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
         cure = f"lower it to {usual_batch_size(samples, lowest_shares(config.data)):,}, or add samples"
         raise ConfigError(f"batch_size {config.batch_size:,} exceeds {samples:,} samples; {cure}")
     budget = (config.state.memory_budget or samples * row_bytes) * world.size
-    rows, shards = budget // row_bytes, config.canonical_shards or None
-    blocks, window = config.blocks_per_shard or None, config.window_blocks or None
+    rows, shards = budget // row_bytes, config.order.canonical_shards or None
+    blocks, window = config.order.blocks_per_shard or None, config.order.window_blocks or None
     cache, for_rows = (
         DatasetCache.of(config.data, dataset, world),
         partial(

@@ -25,6 +25,9 @@ from ..metrics.metrics_log import MetricsLog
 from ..run_directory import RunDirectory
 from ..world import World
 
+KEEP_EARLY = 3
+"""Early snapshots of the state that stay for each tenfold of steps, without checkpoints: they show which samples the
+model has since learnt by heart."""
 RETRY_SECONDS = 60.0
 """Delay before a failed checkpoint is retried."""
 
@@ -211,7 +214,7 @@ class Checkpointer:
             error = SnapshotError(f"rank {rank} could not write its part; see its messages")
         if error is None:
             keep, self._has_warned = self._keep, False
-            removed = self._store.retain(keep.keep_last, keep.keep_every, keep.keep_early)
+            removed = self._store.retain(keep.keep_last, keep.keep_every, KEEP_EARLY)
             removed.add_done_callback(_warn_of_failure)
             return
         lost = isinstance(error, StoreLockedError)  # to another process: later attempts would fail too

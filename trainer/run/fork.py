@@ -87,8 +87,6 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
     layers = merge(recorded, given, origin.path)
     asked = layers.load()
     refuse_code_of_files(code_in(asked), code_in(recorded), layers.origins, given.origins.values())
-    if asked.data.without != recorded.data.without and asked.cudnn_benchmark == recorded.cudnn_benchmark:
-        asked = asked.model_copy(update={"cudnn_benchmark": "auto"})  # to be chosen as for a run that begins so
     dataset = open_own(origin, asked.data.places, asked.data.tars)
     _refuse_other_dataset(origin, dataset)
     recorded, asked = (complete(each, dataset, recorded=recorded) for each in (recorded, asked))

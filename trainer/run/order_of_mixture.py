@@ -33,18 +33,18 @@ def mixed_order(config: TrainConfig, mixture: Mixture, rows: int, world: World) 
         )
     usual = [usual_shards(part.n, int(batch)) for part, batch in zip(mixture.parts, batches, strict=True)]
     most = FEW_SHARDS if config.state.memory_budget else min(usual)  # as Order.for_memory
-    shards = config.canonical_shards or min(most, *usual)
+    shards = config.order.canonical_shards or min(most, *usual)
     if shards % world.size:
         part = usual.index(min(usual))
         raise ConfigError(
             f"{world.size} ranks cannot share the {batches[part]:,.0f} samples of a batch that are of the part "
-            f"{mixture.names[part]}, since canonical_shards is {shards}; use a number of ranks that divides it, or "
-            "with state.memory_budget set more canonical_shards"
+            f"{mixture.names[part]}, since order.canonical_shards is {shards}; use a number of ranks that divides it, "
+            "or with state.memory_budget set more order.canonical_shards"
         )
     given = (mixture.n, config.batch_size, config.seed, shards)
     mix = partial(MixedOrder.of, samples=[part.n for part in mixture.parts], shares=shares)
-    if config.blocks_per_shard or config.window_blocks:
-        return mix(Order.create(*given, config.blocks_per_shard or None, config.window_blocks or None))
+    if config.order.blocks_per_shard or config.order.window_blocks:
+        return mix(Order.create(*given, config.order.blocks_per_shard or None, config.order.window_blocks or None))
     # Windows in proportion take more memory than those of one dataset.
     for halvings in range(4):
         with suppress(ValueError):  # a part's blocks may be too small for its share of a step

@@ -149,7 +149,7 @@ def open_store(
         if world.control.broadcast(world.is_first and run.has_state):
             return StateStore.open(run.state, at="step-0", **settings), None
         carried = None
-        if config.init_state:
+        if config.init.state:
             with agreement(world.control, RunError):
                 carried = state_to_grow(config, dataset, objective)
         return StateStore.create(run.state, block_rows=order.block_rows, carried=carried, **settings), None
@@ -277,12 +277,12 @@ def differences(of_ranks: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def state_to_grow(config: TrainConfig, dataset: Dataset, objective: Objective) -> StateReader:
-    """Return the state of `init_from`, the initial state of the dataset's first samples.
+    """Return the state of `init.run`, the initial state of the dataset's first samples.
 
     Raises ConfigError unless the dataset is that run's, or grew from it by appending, and both keep the same fields;
     RunError and StateStoreError if the state cannot be read.
     """
-    path, step = parts_of(config.init_from)
+    path, step = parts_of(config.init.run)
     run = RunDirectory(path)
     reader = StateReader.open(run.state, at=read_info(run.checkpoints / str(step)).snapshot)
     if reader.selection is not None or config.data.select or config.data.without or config.data.parts:

@@ -18,7 +18,7 @@ _OPTIMIZER = ("weight_decay", "betas", "eps", "momentum", "trust_coefficient", "
 
 FIXED = {
     **dict.fromkeys(
-        ("seed", "batch_size", "canonical_shards", "blocks_per_shard", "window_blocks", "data.shares"),
+        ("seed", "batch_size", "order", "data.shares"),
         "it determines the order of the samples",
     ),
     **dict.fromkeys(
@@ -32,7 +32,7 @@ FIXED = {
     "objective.similarity": "the weights were trained for it",
     "objective.tau_init": "unseen samples have the run's value",
     **{f"optimizer.{name}": _RESTORED for name in _OPTIMIZER},
-    **dict.fromkeys(("init_from", "init_sides", "init_state"), "the run continues with its own weights"),
+    "init": "the run continues with its own weights",
 }
 """Settings, and tables of settings, that must not change on resume, with the reason."""
 
@@ -47,7 +47,6 @@ FREE_TO_CHANGE = (
     "model.activation_checkpointing",
     "log_every",
     "on_nan",
-    "tensorboard",
     "trackers",
     "checkpoint.",
     "state.",
@@ -114,8 +113,8 @@ def as_recorded(asked: TrainConfig, recorded: TrainConfig) -> TrainConfig:
         "model": asked.model.model_copy(update=update),
         "data": asked.data.model_copy(update=data),
     }
-    if is_same_source(asked.init_from, recorded.init_from):
-        changed["init_from"] = recorded.init_from
+    if is_same_source(asked.init.run, recorded.init.run):
+        changed["init"] = asked.init.model_copy(update={"run": recorded.init.run})
     return asked.model_copy(update=changed)
 
 

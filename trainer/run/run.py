@@ -116,18 +116,15 @@ class Run:
         self._parts: dict[str, Stateful] = {"encoders": self.encoders, "objective": self.objective}
         self._has_begun = self._has_stepped = False
         with ExitStack() as opened:
-            benchmark = config.cudnn_benchmark is True
-            opened.enter_context(
-                fast_kernels(config.precision, cudnn_benchmark=benchmark, deterministic=config.deterministic)
-            )
+            timed = self.device.type == "cuda" and not config.data.without
+            opened.enter_context(fast_kernels(config.precision, timed=timed, deterministic=config.deterministic))
             self.loader = opened.enter_context(
                 open_loader(config.data, self.dataset, self.served, self.mode, self.device, world, pieces=self.pieces)
             )
             with agreement(world.control, RunError):
-                if self.start is None and config.init_from:
-                    load_initial_weights(self.encoders, config.init_from, config.init_sides)
-                trackers = [*config.trackers, *["tensorboard"] * config.tensorboard]
-                self._makers = makers_of(trackers) if world.is_first else {}
+                if self.start is None and config.init.run:
+                    load_initial_weights(self.encoders, config.init.run, config.init.sides)
+                self._makers = makers_of(config.trackers) if world.is_first else {}
             self._resources = opened.pop_all()
 
     def _created_encoders(self, *, pretrained: bool) -> Encoders:

@@ -286,9 +286,9 @@ def _total_steps(config: TrainConfig, state: StateStatus | None, notes: list[str
 
     if state is None:
         return None
-    cut = (config.canonical_shards, config.blocks_per_shard, config.window_blocks)
     try:
-        order = Order.create(state.samples, config.batch_size, config.seed, *(number or None for number in cut))
+        cut = {name: number or None for name, number in config.order}
+        order = Order.create(state.samples, config.batch_size, config.seed, **cut)
         if state.parts and config.data.shares:
             order = MixedOrder.of(order, [*state.parts.values()], config.data.shares)
     except ValueError as error:

@@ -34,7 +34,7 @@ def with_settings_of_models(asked: ModelConfig, config: TrainConfig, objective: 
         if "image" in new:
             theirs = normalisation(folder_of(model.image.name), data.image_size)
         else:  # quiet where the run's start said it
-            theirs = library_normalisation(model.image, data.image_size, quiet=config.canonical_shards > 0)
+            theirs = library_normalisation(model.image, data.image_size, quiet=config.order.canonical_shards > 0)
     recipe = RecipeConfig(name=data.recipe) if isinstance(data.recipe, str) else data.recipe
     usual = RECIPES.get(recipe.name)  # a user's own recipe has its own normalisation
     brought = {key: value for key, value in theirs.items() if usual and tuple(value) != getattr(usual, key)}

@@ -89,7 +89,7 @@ def start(given: Layers, request: Request, world: World = ALONE) -> Start:
         with agreement(world.slow_group, ConfigError):
             for side in ("image", "text") if has_text else ("image",):
                 _fetch_named(side, getattr(asked.model, side), layers.origins, request)
-    if dataset is None and not asked.init_from and world.size == 1:
+    if dataset is None and not asked.init.run and world.size == 1:
         return Start(asked, layers, resume=False)
     config = complete(asked, dataset, world, recorded)
     changes, choices = list["Change"](), list[str]()
@@ -140,14 +140,14 @@ def complete(
 ) -> TrainConfig:
     """Return the settings with a value for all that they leave open, from dataset, models and machine.
 
-    dataset: None leaves all open but the step of `init_from`. recorded: settings of the run to resume, whose own copies
-    of models and files count. Called by all ranks. Raises ConfigError as `resolve`, RunError for `init_from`.
+    dataset: None leaves all open but the step of `init.run`. recorded: settings of the run to resume, whose own copies
+    of models and files count. Called by all ranks. Raises ConfigError as `resolve`, RunError for `init.run`.
     """
     from ..encoders.initial_weights import with_pinned_source
     from .build import resolve
     from .resume_settings import as_recorded
 
-    if recorded is None and (asked.init_from or world.size > 1):  # ranks may differ here, and are refused later
+    if recorded is None and (asked.init.run or world.size > 1):  # ranks may differ here, and are refused later
         asked = with_pinned_source(asked, world)
     with agreement(world.control, ConfigError):
         own = asked if recorded is None else as_recorded(asked, recorded)

@@ -102,7 +102,7 @@ def test_runs_are_made_side_by_side_until_none_is_missing_or_a_signal_comes(fold
 @pytest.mark.wide
 def test_a_run_whose_loss_is_not_finite_is_a_result_without_scores_or_paths(folder, tmp_path):
     made, right = running.make(
-        short("unimodal", "simclr", **{"optimizer.lr": 1e30, "optimizer.warmup_steps": 0}), folder, tmp_path
+        short("unimodal", "simclr", **{"optimizer.lr": 1e30, "optimizer.warmup": 0}), folder, tmp_path
     )
     assert "finite" in made.failed
     assert str(tmp_path) not in made.failed

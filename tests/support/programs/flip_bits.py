@@ -71,7 +71,7 @@ SELECTION_KINDS = {
 """Kinds of files that only a run on selected samples has."""
 KINDS = DATASET_KINDS | RUN_KINDS | SELECTION_KINDS
 
-SETTINGS = ("batch_size=32", "canonical_shards=1", "data.image_size=32", "model.dim=8", "log_every=1", "epochs=2",
+SETTINGS = ("batch_size=32", "order.canonical_shards=1", "data.image_size=32", "model.dim=8", "log_every=1", "epochs=2",
             "checkpoint.every_steps=5", "objective.name=isogclr", "data.loader=ffcv", "data.workers=1")  # fmt: skip
 
 

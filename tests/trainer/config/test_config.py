@@ -120,7 +120,14 @@ def test_what_is_set_stays_beside_what_is_filled_in():
             {"name": "sgd", "betas": [0.9, 0.98], "eps": 1e-6},
             r"sgd has no setting betas or eps; it has momentum.*--set optimizer\.betas=none --set optimizer\.eps=none",
         ),
-        ({"warmup_steps": 5, "warmup_epochs": 1}, r"both set; remove one: --set optimizer\.warmup_steps=none or"),
+        (
+            {"warmup": "5 hours"},
+            r"optimizer\.warmup = '5 hours': is neither a number of steps nor, for example, '2 epochs'",
+        ),
+        (
+            {"warmup_epochs": 5},
+            r"unknown setting 'optimizer\.warmup_epochs': it is now optimizer\.warmup, as in '2 epochs'",
+        ),
         ({"lr": 0.1, "lr_min": 0.2}, r"optimizer: lr_min 0\.2 is above lr 0\.1"),
         ({"betas": [0.9, 1.0]}, r"optimizer\.betas\.1 = 1\.0"),
         ({"momentun": 1}, r"unknown setting 'optimizer\.momentun' \(did you mean 'optimizer\.momentum'"),
@@ -132,16 +139,24 @@ def test_settings_that_the_optimiser_has_not_are_named_with_the_cure(settings, m
 
 
 def test_another_optimiser_than_a_presets_keeps_its_schedule():
-    tree = {"optimizer": {"name": "adamw", "lr": 4e-4, "betas": [0.9, 0.98], "eps": 1e-6, "warmup_epochs": 3}}
+    tree = {"optimizer": {"name": "adamw", "lr": 4e-4, "betas": [0.9, 0.98], "eps": 1e-6, "warmup": "3 epochs"}}
     apply_overrides(tree, ["optimizer.name=sgd", "optimizer.lr=1.0", "optimizer.betas=none", "optimizer.eps=none"])
     config = load_config(tree).optimizer
-    assert (config.name, config.lr, config.warmup_epochs, config.warmup_steps) == ("sgd", 1.0, 3, None)
+    assert (config.name, config.lr, config.warmup) == ("sgd", 1.0, "3 epochs")
     assert own_settings(config) == {"momentum"}
 
 
 def test_the_warm_up_is_of_200_steps_where_nothing_is_said_of_it():
-    assert OptimizerConfig().warmup_steps is None  # until the run's steps are known
-    assert OptimizerConfig(warmup_epochs=2).warmup_steps is None
+    assert OptimizerConfig().warmup is None  # until the run's steps are known
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [(5, (5, 0)), ("5", (5, 0)), ("5 steps", (5, 0)), ("1 epoch", (0, 1)), ("2 epochs", (0, 2)), ("none", (0, 0))],
+)
+def test_a_warm_up_is_of_steps_or_of_epochs(given, parts):
+    config = OptimizerConfig(warmup=given)
+    assert config.warmup_parts == OptimizerConfig(**config.model_dump(exclude_none=True)).warmup_parts == parts
 
 
 def test_settings_written_out_and_read_back_are_the_same():
@@ -184,13 +199,13 @@ def test_differences_name_what_would_change_results_and_nothing_else():
     asked = load_config(
         {"seed": 1, "optimizer": {"lr": 0.5}, "log_every": 3, "checkpoint": {"every_steps": 5}}
         | {"data": {"workers": 2, "loader": "dali"}}
-        | {"state": {"memory_budget": 5, "prefetch_steps": 3}, "window_blocks": 2}
+        | {"state": {"memory_budget": 5, "prefetch_steps": 3}, "order": {"window_blocks": 2}}
     )
     assert differences(run, run) == []
     assert list(map(str, differences(run, asked))) == [
         "data.loader: the run has 'auto', asked for 'dali'",
-        "optimizer.lr: the run has 0.001, asked for 0.5", "seed: the run has 0, asked for 1",
-        "window_blocks: the run has 0, asked for 2",
+        "optimizer.lr: the run has 0.001, asked for 0.5",
+        "order.window_blocks: the run has 0, asked for 2", "seed: the run has 0, asked for 1",
     ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from support.runs import small, weights
 
 
 def tiny(dataset, **more):
-    return small(dataset, **{"optimizer": {"warmup_steps": 0}} | more)
+    return small(dataset, **{"optimizer": {"warmup": 0}} | more)
 
 
 def train(config, path, until=14, resume=False):
@@ -54,7 +54,7 @@ def test_channels_last_lays_kernels_out_so_and_changes_no_loss_beyond_round_off(
 
 @pytest.mark.parametrize("name", ["adamw", pytest.param("sgd", marks=pytest.mark.wide)])
 def test_a_run_resumed_in_the_other_layout_goes_on_as_it_was(pairs_dataset, tmp_path, name):
-    optimizer = {"name": name, "lr": 1e-2, "warmup_steps": 0}
+    optimizer = {"name": name, "lr": 1e-2, "warmup": 0}
     config = tiny(pairs_dataset, optimizer=optimizer)
     whole = train(config, tmp_path / "whole")
     train(config, tmp_path / "broken", until=7)

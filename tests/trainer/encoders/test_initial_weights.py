@@ -88,16 +88,18 @@ def test_one_side_takes_its_weights_and_the_other_one_may_have_another_shape(sid
 def test_a_side_that_one_of_the_runs_does_not_have_is_refused(tmp_path):
     unimodal = pinned(str(write_run(tmp_path / "run", encoders("unimodal"))))
     with pytest.raises(
-        ConfigError, match=r"init_sides = 'text', but .+step-10 has no text encoder; start from another"
+        ConfigError, match=r"init\.sides = 'text', but .+step-10 has no text encoder; start from another"
     ):
         load_initial_weights(encoders(), unimodal, "text")
-    with pytest.raises(ConfigError, match=r"init_sides = 'text', but a run on images has no text encoder; use 'image'"):
+    with pytest.raises(ConfigError, match=r"init\.sides = 'text',
+        but a run on images has no text encoder; use 'image'"):
         load_initial_weights(encoders("unimodal"), unimodal, "text")
 
 
 def test_sides_without_a_run_to_start_from_are_refused():
-    with pytest.raises(ConfigError, match=r"init_sides 'image' needs init_from, the run that gives the weights"):
-        load_config({"init_sides": "image"})
+    with pytest.raises(ConfigError, match=r"init: sides 'image' needs init\.run \(--init-from\),
+        the run that gives the weights"):
+        load_config({"init": {"sides": "image"}})
 
 
 @pytest.mark.parametrize("of_source", [{}, {"momentum": 0.9}])

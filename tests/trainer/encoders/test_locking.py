@@ -153,9 +153,9 @@ def test_a_predictor_may_be_trained_behind_a_locked_encoder():
     assert {name.partition(".")[0] for name, weight in made.named_parameters() if weight.requires_grad} == {"predictor"}
 
 
-def advice(name, init_from="", init_sides="both", **settings):
+def advice(name, init=None, **settings):
     image = {"name": name, "locked": True, **settings}
-    tree = {"init_from": init_from, "init_sides": init_sides, "model": {"image": image}}
+    tree = {"init": init or {}, "model": {"image": image}}
     return lock_advice(load_config(tree | {"objective": {"mode": "bimodal"}}))
 
 
@@ -165,8 +165,9 @@ def test_weights_that_nothing_has_trained_are_warned_of_where_they_are_locked():
     (of_head,) = advice("hf:/models/vit")
     assert "projection head at random weights; train it with model.image.unlocked_groups = 1" in of_head
     assert advice("hf:/models/vit", unlocked_groups=1) == []
-    assert advice("conv", "/runs/a@step-3") == advice("conv", "/runs/a@step-3", "image") == []
-    assert advice("conv", "/runs/a@step-3", "text") == [of_encoder]
+    assert advice("conv", {"run": "/runs/a@step-3"}) == []
+    assert advice("conv", {"run": "/runs/a@step-3", "sides": "image"}) == []
+    assert advice("conv", {"run": "/runs/a@step-3", "sides": "text"}) == [of_encoder]
 
 
 def test_a_locked_batch_norm_gives_in_training_what_it_gives_in_evaluation():

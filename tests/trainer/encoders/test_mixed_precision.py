@@ -15,14 +15,14 @@ from support.runs import small
 TOO_LARGE, HARMLESS = 2.0**40, 2.0**8
 """Scales of the loss whose gradients overflow at once, and do not."""
 CLIP = {
-    "objective": {"name": "clip"}, "optimizer": {"lr": 1e-2, "warmup_steps": 0},
+    "objective": {"name": "clip"}, "optimizer": {"lr": 1e-2, "warmup": 0},
     "model": {"dim": 16, "image": {"config": {"width": 8}}},
 }  # fmt: skip
 """A loss that falls as it learns: iSogCLR's has other weights in every step."""
 
 
 def tiny(dataset, precision, **more):
-    return small(dataset, **{"precision": precision, "optimizer": {"warmup_steps": 0}} | more)
+    return small(dataset, **{"precision": precision, "optimizer": {"warmup": 0}} | more)
 
 
 def scaled_by(trainer, scale):
@@ -97,7 +97,7 @@ def test_a_resumed_fp16_run_goes_on_with_its_loss_scale_and_losses(pairs_dataset
     "name", [pytest.param(name, marks=() if name in ("adamw", "lars") else pytest.mark.wide) for name in OPTIMIZERS]
 )
 def test_a_step_whose_gradients_overflow_moves_no_weight_and_halves_the_scale(pairs_dataset, tmp_path, name):
-    config = tiny(pairs_dataset, "fp16", epochs=1, optimizer={"name": name, "warmup_steps": 0})
+    config = tiny(pairs_dataset, "fp16", epochs=1, optimizer={"name": name, "warmup": 0})
     with Trainer.open(config, RunDirectory(tmp_path / "run")) as trainer:
         scaled_by(trainer, TOO_LARGE)
         before = {key: value.clone() for key, value in trainer.run.encoders.state_dict().items()}

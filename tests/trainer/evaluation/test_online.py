@@ -211,7 +211,7 @@ def test_tensorboard_gets_the_scores_too(images_dataset, held_out, tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    config = images_settings(images_dataset, {"every_steps": 2, "test": str(held_out.path)}, tensorboard=True)
+    config = images_settings(images_dataset, {"every_steps": 2, "test": str(held_out.path)}, trackers=["tensorboard"])
     run = train(config, tmp_path / "run")
     board = EventAccumulator(str(run.tensorboard)).Reload()
     assert [event.step for event in board.Scalars("evaluation/knn/10/all")] == [2, 4]
@@ -362,7 +362,8 @@ def test_four_ranks_share_the_encoding_and_the_scores_are_those_of_one(
 
 @pytest.mark.wide
 def test_of_two_ranks_the_first_one_says_and_writes_the_scores(start_ranks, pairs_dataset, few_pairs, tmp_path):
-    asked = sets("epochs=1", "data.image_size=16", "model.dim=16", "model.image.config.width=4", "canonical_shards=4",
+    asked = sets("epochs=1", "data.image_size=16", "model.dim=16", "model.image.config.width=4",
+                 "order.canonical_shards=4",
                  "evaluation.every_steps=3", f"evaluation.test={few_pairs.path}")  # fmt: skip
     said = finish(start_ranks(2, "train", "--data", pairs_dataset.path, "--out", tmp_path / "run", *asked))
     run = RunDirectory(tmp_path / "run")

@@ -204,7 +204,7 @@ def test_in_tensorboard_a_resumed_run_replaces_the_steps_after_its_checkpoint(tm
 
 
 def test_a_resumed_run_of_an_earlier_version_continues_its_tensorboard(pairs_dataset, tmp_path):
-    config = small(pairs_dataset, epochs=1, **OFTEN, tensorboard=True)
+    config = small(pairs_dataset, epochs=1, **OFTEN, trackers=["tensorboard"])
     run = stopped(config, tmp_path / "run", 5)
     run.trackers_id.unlink()
     run = train(config, run, resume=True)

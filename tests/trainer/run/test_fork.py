@@ -99,7 +99,8 @@ def test_a_fork_at_step_0_begins_again_with_the_weights_of_the_seed(whole, tmp_p
 
 
 WINDOWS = (
-    "canonical_shards=2", "blocks_per_shard=15", "window_blocks=4", "state.memory_budget=30KB", "micro_batch=64",
+    "order.canonical_shards=2", "order.blocks_per_shard=15", "order.window_blocks=4", "state.memory_budget=30KB",
+    "micro_batch=64",
     "batch_size=128", "epochs=1", "data.image_size=16", "model.dim=16", "model.image.config.width=4",
     "checkpoint.every_steps=5", "checkpoint.keep_every=5", "log_every=1", "model.ema=0.9", *MOMENTUM,
 )  # fmt: skip
@@ -117,7 +118,7 @@ def test_windows_micro_batches_and_a_momentum_network_go_on_likewise(pairs_datas
 @pytest.mark.wide
 def test_two_ranks_go_on_likewise(pairs_dataset, tmp_path, start_ranks):
     run = RunDirectory(tmp_path / "whole")
-    keeping = ("checkpoint.every_steps=4", "checkpoint.keep_every=4", "canonical_shards=2")
+    keeping = ("checkpoint.every_steps=4", "checkpoint.keep_every=4", "order.canonical_shards=2")
     words = ("--data", pairs_dataset.path, *sets(*SMALL, *keeping))
     finish(start_ranks(2, "train", "--out", run.path, *words))
     forked = fork(at(run, 8), tmp_path / "fork")

@@ -52,10 +52,11 @@ def test_what_changes_no_result_needs_no_name():
 
 @pytest.mark.parametrize(
     "asked",
-    [{"seed": 1}, {"batch_size": 128}, {"canonical_shards": 4}, {"blocks_per_shard": 4}, {"window_blocks": 4},
+    [{"seed": 1}, {"batch_size": 128}, {"order": {"canonical_shards": 4}}, {"order": {"blocks_per_shard": 4}},
+     {"order": {"window_blocks": 4}},
      {"model": {"dim": 8}}, {"model": {"image": {"name": "hf:vit-b"}}}, {"objective": {"mode": "unimodal"}},
      {"objective": {"tau_init": 0.02}}, {"objective": {"learn_b": False}}, {"objective": {"similarity": "distance"}},
-     {"optimizer": {"name": "lion", "eps": "none"}}, {"init_from": "/other@step-3"},
+     {"optimizer": {"name": "lion", "eps": "none"}}, {"init": {"run": "/other@step-3"}},
      {"model": {"ema": 0.99}}, {"model": {"image": {"locked": True}}}, {"optimizer": {"layer_decay": 0.7}},
      {"optimizer": {"weight_decay": 0.1}}, {"optimizer": {"betas": [0.5, 0.5]}}],
 )  # fmt: skip
@@ -84,8 +85,8 @@ def test_all_that_is_refused_is_named_at_once_and_only_what_may_change_is_offere
         changes([], seed=1, epochs=3)
 
 
-def local(name, init_from="", **config):
-    return load_config({"init_from": init_from, "model": {"image": {"name": name, "config": config}}})
+def local(name, start="", **config):
+    return load_config({"init": {"run": start}, "model": {"image": {"name": name, "config": config}}})
 
 
 def test_a_local_model_that_is_gone_is_the_recorded_one_with_the_asked_changes(tmp_path, monkeypatch):
@@ -120,4 +121,4 @@ def test_another_model_or_run_to_start_from_stays_what_is_asked_for(tmp_path):
     recorded = local(f"hf:{tmp_path}/model", "/a@step-3", model_type="resnet")
     for asked in (local(f"hf:{tmp_path}/other"), local("hf:resnet-18"), local("conv", "/a@step-4")):
         assert as_recorded(asked, recorded) == asked
-    assert as_recorded(local("conv", "/a"), recorded).init_from == "/a@step-3"
+    assert as_recorded(local("conv", "/a"), recorded).init.run == "/a@step-3"

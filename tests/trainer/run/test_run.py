@@ -108,8 +108,8 @@ def test_a_resumed_run_keeps_what_the_settings_leave_out_and_records_what_may_ch
 
 
 def test_a_run_may_start_from_the_weights_of_another(whole, pairs_dataset, tmp_path):
-    with open_run(tmp_path / "run", pairs_dataset, init_from=str(whole.path)) as run:
-        assert run.config.init_from == f"{whole.path}@step-14"
+    with open_run(tmp_path / "run", pairs_dataset, init={"run": str(whole.path)}) as run:
+        assert run.config.init.run == f"{whole.path}@step-14"
         weights = load_checkpoint(whole.checkpoints / "step-14")[1]["encoders"]
         for name, value in run.encoders.state_dict().items():
             assert torch.equal(value, weights[name])

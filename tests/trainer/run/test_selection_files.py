@@ -22,7 +22,7 @@ from support.runs import assert_same_run, losses, small, stopped, train
 
 KEPT = np.concatenate([np.arange(3, 700), np.arange(700, 1_990, 9)])
 WINDOWED = {
-    "batch_size": 64, "canonical_shards": 2, "blocks_per_shard": 6, "window_blocks": 2,
+    "batch_size": 64, "order": {"canonical_shards": 2, "blocks_per_shard": 6, "window_blocks": 2},
     "state": {"memory_budget": "20KB"},
 }  # fmt: skip
 
@@ -68,13 +68,15 @@ def test_a_selection_of_all_samples_changes_nothing(finished, pairs_dataset, wri
 
 def test_few_rows_in_memory_give_the_bits_of_all_in_memory_also_when_resumed(pairs_dataset, write, tmp_path):
     config = on(pairs_dataset, write(KEPT), **WINDOWED, checkpoint={"every_steps": 4})
-    assert config.blocks_per_shard > config.window_blocks
+    assert config.order.blocks_per_shard > config.order.window_blocks
     whole = train(config.model_copy(update={"state": small(pairs_dataset).state}), tmp_path / "whole")
     run = stopped(config, tmp_path / "run", 11)
     with Trainer.open(config, run, resume=True) as trainer:
         assert trainer.run.steps_done == 8
         trainer.train()
-        assert 0 < trainer.run.store.blocks_read < 3 * 2 * config.blocks_per_shard, "the store was not told the windows"
+        assert 0 < trainer.run.store.blocks_read < 3 * 2 * config.order.blocks_per_shard, (
+            "the store was not told the windows"
+        )
     assert_same_run(run, whole)
 
 

@@ -91,14 +91,12 @@ def test_a_side_that_one_of_the_runs_does_not_have_is_refused(tmp_path):
         ConfigError, match=r"init\.sides = 'text', but .+step-10 has no text encoder; start from another"
     ):
         load_initial_weights(encoders(), unimodal, "text")
-    with pytest.raises(ConfigError, match=r"init\.sides = 'text',
-        but a run on images has no text encoder; use 'image'"):
+    with pytest.raises(ConfigError, match=r"init\.sides = 'text', but a run on images has no text"):
         load_initial_weights(encoders("unimodal"), unimodal, "text")
 
 
 def test_sides_without_a_run_to_start_from_are_refused():
-    with pytest.raises(ConfigError, match=r"init: sides 'image' needs init\.run \(--init-from\),
-        the run that gives the weights"):
+    with pytest.raises(ConfigError, match=r"init: sides 'image' needs init\.run \(--init-from\), the run that gives"):
         load_config({"init": {"sides": "image"}})
 
 

@@ -20,7 +20,7 @@ from thermopile.pipeline.dataset.index import (
     shard_name,
 )
 from thermopile.pipeline.opening import Dataset
-from thermopile.pipeline.sources import Groups, Sample, Source
+from thermopile.pipeline.sources import ClassGroups, Sample, Source
 from thermopile.storage.files import write_atomically
 
 EDGE = 32
@@ -77,9 +77,9 @@ class PairSource(Source):
         """The sample's number."""
         return str(index)
 
-    def groups(self) -> Groups:
+    def groups(self) -> ClassGroups:
         """The samples' classes."""
-        return Groups(tuple(map(_class_name, range(int(self._classes[-1]) + 1))), self._classes)
+        return ClassGroups(tuple(map(_class_name, range(int(self._classes[-1]) + 1))), self._classes)
 
     def captions(self, indices: NDArray[np.int64]) -> list[str]:
         """Those of a thousand of these samples: a tokenizer learns no more from the rest."""

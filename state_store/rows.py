@@ -35,7 +35,7 @@ _NONE = -1
 """The end of a chain."""
 
 
-class Window(Protocol):
+class BlockWindow(Protocol):
     """Blocks used by a range of consecutive steps."""
 
     @property
@@ -83,7 +83,7 @@ class Blocks:
         """Return a copy of the records of a block that is not in memory. Call it without the lock."""
         raise AssertionError("every block is in memory")
 
-    def expect(self, windows: Iterable[Window]) -> None:
+    def expect(self, windows: Iterable[BlockWindow]) -> None:
         """Follow these windows, ordered by first step; their blocks are numbered over all ranks."""
 
     def finished(self, step: int) -> None:

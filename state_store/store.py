@@ -20,7 +20,7 @@ from .errors import DAMAGE, BackgroundError, StateStoreError, StepError, StoreCl
 from .history import Snapshot
 from .ranks import Ranks
 from .reader import StateReader
-from .rows import Rows, Window
+from .rows import BlockWindow, Rows
 from .schema import VISITS, Description, Schema
 from .shares import open_share
 from .staging import Staging
@@ -152,7 +152,7 @@ class StateStore:
 
         return cls(*open_share(path, describe, begin, device, memory_budget, ranks, owned, lock), selection)
 
-    def expect(self, windows: Iterable[Window]) -> None:
+    def expect(self, windows: Iterable[BlockWindow]) -> None:
         """Announce the blocks that coming steps use, so that they are read ahead and written back in time.
 
         windows: ordered by first step, each with first_step and last_step (inclusive, numbered as in `put`) and blocks,

@@ -11,7 +11,7 @@ from .background import BackgroundThread
 from .errors import MemoryBudgetError, StateStoreError
 from .history import Snapshot
 from .records import Flags, IdArray, Words, aligned_words
-from .rows import Blocks, Window
+from .rows import Blocks, BlockWindow
 from .schema import Schema
 from .working_tier import WorkingTier
 
@@ -47,10 +47,10 @@ class WindowedBlocks(Blocks):
         self._unsaved = np.zeros(slots, dtype=bool)  # newer than on disk
         self._first_needed, self._last_needed = np.zeros((2, slots), dtype=np.int64)
         self._step = step  # last step whose put is in the rows
-        self._coming: Iterator[tuple[int, Window]] = iter(())
+        self._coming: Iterator[tuple[int, BlockWindow]] = iter(())
         self._complaint = ""
 
-    def expect(self, windows: Iterable[Window]) -> None:
+    def expect(self, windows: Iterable[BlockWindow]) -> None:
         with self.lock:
             # Lazily: a window that is already over when reached is skipped.
             self._coming = (
@@ -160,7 +160,7 @@ class WindowedBlocks(Blocks):
                 self._release(slot)
             self.lock.notify_all()
 
-    def _block_to_read_ahead(self) -> tuple[int, int, Window] | None:
+    def _block_to_read_ahead(self) -> tuple[int, int, BlockWindow] | None:
         """Reserve a free slot for the next block of the coming windows; extend the stay of blocks already in memory."""
         free = np.flatnonzero(self._block_in == _NONE)
         while len(free) and (coming := next(self._coming, None)) is not None:
@@ -177,7 +177,7 @@ class WindowedBlocks(Blocks):
             self._last_needed[slot] = max(self._last_needed[slot], window.last_step)
         return None
 
-    def _read(self, block: int, slot: int, window: Window) -> None:
+    def _read(self, block: int, slot: int, window: BlockWindow) -> None:
         try:
             self._load(block, slot)
         except BaseException:

@@ -23,7 +23,7 @@ from ..pipeline.conversion.shard_pool import processes, start_workers_early
 from ..pipeline.dataset.index import TOKENIZER_FILE, DatasetIndex, read_index
 from ..pipeline.dataset.tokenizer import MAX_FILE_BYTES
 from ..pipeline.errors import DatasetExistsError, SourceError
-from ..pipeline.sources import Groups, Source
+from ..pipeline.sources import ClassGroups, Source
 from ..pipeline.sources.csv_source import CsvSource
 from ..pipeline.sources.dataset_source import DatasetSource
 from ..pipeline.sources.splits import Drawn
@@ -354,7 +354,7 @@ def _given_names() -> Iterator[str]:
             yield option
 
 
-def _refuse_what_no_sample_has(source: Source, groups: Groups | None) -> None:
+def _refuse_what_no_sample_has(source: Source, groups: ClassGroups | None) -> None:
     """Refuse names that no sample has; defaults may be absent. Of a list of pictures, refuse a wrong root."""
     if isinstance(source, CsvSource):
         source.refuse_wrong_root()

@@ -19,7 +19,7 @@ from ..pipeline.conversion.plan import ConvertSettings
 from ..pipeline.dataset.index import ERRORS_FILE, Content
 from ..pipeline.dataset.samples_table import CAPTION
 from ..pipeline.opening import Dataset
-from ..pipeline.sources import Groups, Selection, Source
+from ..pipeline.sources import ClassGroups, Selection, Source
 from ..pipeline.sources.shards import shard_count
 from ..storage.bucket import is_address
 from ..storage.local import LocalPath
@@ -39,7 +39,7 @@ class Split(NamedTuple):
     out: Place
     source: Source
     selection: Selection
-    groups: Groups | None
+    groups: ClassGroups | None
     grown: LocalPath | None = None
     """The dataset that it is to be appended to."""
 

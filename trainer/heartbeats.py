@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple, Self
 
 from .errors import RanksLostError
-from .meeting import Member, connected_to, is_reset
+from .meeting import RankProcess, connected_to, is_reset
 
 BEAT_SECONDS = 1.0
 SILENT_BEATS = 60
@@ -53,7 +53,7 @@ class Heartbeats:
     """
 
     def __init__(
-        self, rank: int, members: Sequence[Member], connections: Mapping[int, Connection], end: End | None = None
+        self, rank: int, members: Sequence[RankProcess], connections: Mapping[int, Connection], end: End | None = None
     ) -> None:
         """members, connections: from `meet`. end: see `joined_world`."""
         self._rank, self._members, self._to, self._end = rank, members, connections, end

@@ -37,7 +37,7 @@ _ADDRESS_OF_INTERFACE = 0x8915
 """SIOCGIFADDR of Linux."""
 
 
-class Member(NamedTuple):
+class RankProcess(NamedTuple):
     """What a rank tells the others of itself."""
 
     host: str
@@ -55,7 +55,7 @@ class Member(NamedTuple):
         return f"{self.host}, process {self.process}"
 
 
-Meeting = tuple[str, list[Member], dict[int, Connection]]
+Meeting = tuple[str, list[RankProcess], dict[int, Connection]]
 """A name that only the ranks know; the ranks; connections by rank: from rank 0 to all others, or to rank 0."""
 
 
@@ -73,12 +73,12 @@ def meet(public: Store, rank: int, size: int) -> Meeting:
     silent = _listening(address)
     cores, port = sorted(os.sched_getaffinity(0)), silent.getsockname()[1]
     os.register_at_fork(after_in_child=silent.close)  # it is open until this process ends, not its children
-    own = Member(socket.gethostname(), os.getpid(), cores, address, port, BOOT.read_text())
+    own = RankProcess(socket.gethostname(), os.getpid(), cores, address, port, BOOT.read_text())
     end = time.monotonic() + MEETING_TIMEOUT.total_seconds()
     return _join_rank_0(public, host, rank, own, end) if rank else _gather(public, host, size, own, end)
 
 
-def _gather(public: Store, host: str, size: int, own: Member, end: float) -> Meeting:
+def _gather(public: Store, host: str, size: int, own: RankProcess, end: float) -> Meeting:
     address, secret, name = own.address, token_hex(16), token_hex(16)
     found, connections = {0: own}, dict[int, Connection]()
 
@@ -86,7 +86,7 @@ def _gather(public: Store, host: str, size: int, own: Member, end: float) -> Mee
         with suppress(OSError, EOFError):
             connection = _introduced(stranger, secret, b"0", b"1")
             rank, member = json.loads(connection.recv_bytes())
-            connections[rank], found[rank] = connection, Member(*member)
+            connections[rank], found[rank] = connection, RankProcess(*member)
 
     with suppress(RuntimeError):  # the launcher's store is gone, or nobody has come to it
         if _is_loopback(address) and int(os.environ.get("LOCAL_WORLD_SIZE", size)) < size:  # its name for itself
@@ -110,7 +110,7 @@ def _gather(public: Store, host: str, size: int, own: Member, end: float) -> Mee
     return name, members, connections
 
 
-def _join_rank_0(public: Store, host: str, rank: int, own: Member, end: float) -> Meeting:
+def _join_rank_0(public: Store, host: str, rank: int, own: RankProcess, end: float) -> Meeting:
     address, port, reason = host, "?", "it has not come"
     while (left := end - time.monotonic()) > 0:
         try:
@@ -123,7 +123,7 @@ def _join_rank_0(public: Store, host: str, rank: int, own: Member, end: float) -
             reason = "other ranks are not there"
             if connection.poll(left):
                 name, members = json.loads(connection.recv_bytes())
-                return name, [Member(*each) for each in members], {0: connection}
+                return name, [RankProcess(*each) for each in members], {0: connection}
         except (RuntimeError, OSError, EOFError) as error:
             reason = str(error).partition("\n")[0] or "it has ended"
         time.sleep(RETRY_SECONDS)
@@ -160,7 +160,7 @@ def _is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
 
 
-def connected_to(member: Member) -> socket.socket:
+def connected_to(member: RankProcess) -> socket.socket:
     """Return a connection from rank 0's machine to another rank's process, which may still be made, or fail."""
     connection = socket.socket(socket.AF_INET6 if ":" in member.address else socket.AF_INET)
     connection.setblocking(False)
@@ -173,7 +173,7 @@ def is_reset(connection: socket.socket) -> bool:
     return connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET
 
 
-def choose_interface(rank: int, members: list[Member]) -> None:
+def choose_interface(rank: int, members: list[RankProcess]) -> None:
     """Let gloo use the interface that leads to other machines; it would use the one with the machine's own name.
 
     That name's address is often one of the loopback. Without other machines, gloo chooses.

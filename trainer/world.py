@@ -19,7 +19,7 @@ from ..state_store.ranks import ONE_PROCESS, Ranks, TorchRanks, agreement
 from ..storage.place import Place
 from .errors import ConfigError, RanksLostError, RunError
 from .heartbeats import AsError, Heartbeats
-from .meeting import MEETING_TIMEOUT, Member, choose_interface, meet
+from .meeting import MEETING_TIMEOUT, RankProcess, choose_interface, meet
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -141,7 +141,9 @@ def joined_world(end: Callable[[RanksLostError], None] | None = None) -> Iterato
     dist.destroy_process_group()
 
 
-def _groups(store: Store, rank: int, members: list[Member], heartbeats: Heartbeats, backend: str) -> list[TorchRanks]:
+def _groups(
+    store: Store, rank: int, members: list[RankProcess], heartbeats: Heartbeats, backend: str
+) -> list[TorchRanks]:
     """Connect the ranks, and return the groups `control`, `snapshots` and `slow_group` of World.
 
     Raises RanksLostError if they do not all connect within MEETING_TIMEOUT.

@@ -24,7 +24,7 @@ from thermopile.tools.bench.synthetic_dataset import synthetic_dataset
 from thermopile.trainer.config import TrainConfig, load_config
 from thermopile.trainer.heartbeats import Heartbeats
 from thermopile.trainer.loop import Trainer
-from thermopile.trainer.meeting import Member
+from thermopile.trainer.meeting import RankProcess
 from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run.run import Run
 from thermopile.trainer.run_directory import RunDirectory
@@ -169,7 +169,7 @@ def _world_of_one(device: str) -> Iterator[tuple[World, Heartbeats]]:
     store = HashStore()
     dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", store=store, rank=0, world_size=1)
     control = TorchRanks(dist.new_group(backend="gloo"))
-    with Heartbeats(0, [Member("this machine", os.getpid(), [], "127.0.0.1", 0, "")], {}).beating() as heartbeats:
+    with Heartbeats(0, [RankProcess("this machine", os.getpid(), [], "127.0.0.1", 0, "")], {}).beating() as heartbeats:
         yield World(control=control, heartbeats=heartbeats), heartbeats
     dist.destroy_process_group()
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..dataset.row_records import MAX_BYTES
+from ..dataset.row_records import PAGE_BYTES
 
 # Importing ffcv sets torch and numba to one thread for the whole process, and puts two constants into a typed dict,
 # which numba compiles for five seconds; FFCV reads them from Python only, for which a plain dict will do.
@@ -129,4 +129,4 @@ def write_beton(path: Path, rows: Iterable[BetonRow], *, max_rows: int, context_
     if context_length is not None:
         fields["tokens"] = CaptionsField(np.dtype("<i4"), (1, context_length))
     fields["source_index"] = IntField()
-    return _ShardWriter(str(path), fields, page_size=MAX_BYTES, num_workers=1).write(rows, max_rows)
+    return _ShardWriter(str(path), fields, page_size=PAGE_BYTES, num_workers=1).write(rows, max_rows)

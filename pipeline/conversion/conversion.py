@@ -25,7 +25,7 @@ from ..errors import DatasetError, DatasetExistsError, SourceChangedError, Sourc
 from ..sources import NEVER, Asked, Selection, Source
 from ..sources.caption_lengths import CONTEXTS
 from .content import content_of
-from .marker import Counts, Found, PartResult, count_reasons, read_bad_samples, stem
+from .marker import Counts, PartResult, SampleCounts, count_reasons, read_bad_samples, stem
 from .partial import Partial, claimed
 from .plan import ConvertSettings, Plan
 from .shard_pool import Pool, processes
@@ -373,7 +373,10 @@ class _Begun:
         """
         plan, partial = self.plan, self._partial
         results = _all_done(partial.results(plan), partial.out)
-        samples, found = sum(result.rows for result in results), Found.sum_of([result.found for result in results])
+        samples, found = (
+            sum(result.rows for result in results),
+            SampleCounts.sum_of([result.found for result in results]),
+        )
         if found.left_out > self._settings.max_error_rate * (samples + found.left_out) + 1e-9:
             raise self._too_many_bad_samples(samples + found.left_out)
         shards = [shard for result in results for shard in result.shards]

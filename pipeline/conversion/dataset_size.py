@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from ..dataset.row_records import MAX_BYTES, RECORD
+from ..dataset.row_records import PAGE_BYTES, RECORD
 from ..errors import BadSampleError
 from ..sources import Sample, Selection, Source
 from ..sources.caption_lengths import CONTEXTS
@@ -41,7 +41,7 @@ def dataset_bytes(source: Source, selection: Selection, settings: ConvertSetting
     margin = 1 + 2 * np.sqrt(errors @ errors) / size.sum()
     end = 0
     for each in (rows := np.resize(paged[paged > 0], 5_000)).tolist():
-        end += each + (-end % MAX_BYTES if end % MAX_BYTES + each > MAX_BYTES else 0)  # no row crosses a page
+        end += each + (-end % PAGE_BYTES if end % PAGE_BYTES + each > PAGE_BYTES else 0)  # no row crosses a page
     if source.files_in_order:
         whole = source.stored_bytes() or 0
         reserved = whole // MIN_SAMPLE_BYTES
@@ -49,9 +49,9 @@ def dataset_bytes(source: Source, selection: Selection, settings: ConvertSetting
         whole = reserved = len(selection) if isinstance(selection, np.ndarray) else len(source)
     times = whole / done.sum()
     shards = shard_count(round(times * (len(found) - 1)), stored)
-    tables = np.ceil(min(MAX_SHARD_ROWS, reserved / shards) * _ROW / MAX_BYTES)
-    pages = np.ceil(margin * times * paged.sum() * end / rows.sum() / shards / MAX_BYTES)
-    return int(shards * (tables + pages) * MAX_BYTES + margin * times * beside.sum())
+    tables = np.ceil(min(MAX_SHARD_ROWS, reserved / shards) * _ROW / PAGE_BYTES)
+    pages = np.ceil(margin * times * paged.sum() * end / rows.sum() / shards / PAGE_BYTES)
+    return int(shards * (tables + pages) * PAGE_BYTES + margin * times * beside.sum())
 
 
 def _bytes_of(sample: Sample, mode: str, settings: ConvertSettings) -> tuple[int, int]:

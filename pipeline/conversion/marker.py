@@ -40,7 +40,7 @@ class ShardResult(NamedTuple):
     """File suffix -> ETag of the object; empty outside object stores, and before it is published."""
 
 
-class Found(NamedTuple):
+class SampleCounts(NamedTuple):
     """Numbers of samples, of a part or of all."""
 
     left_out: int = 0
@@ -78,7 +78,7 @@ class PartResult(NamedTuple):
 
     shards: tuple[ShardResult, ...]
     """Those with samples: mostly one."""
-    found: Found
+    found: SampleCounts
     errors_bytes: int
     """Size of errors.jsonl."""
     plan: int

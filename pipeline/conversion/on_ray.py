@@ -95,7 +95,7 @@ def convert_on_ray(
     return replace(conversion.finish(), seen=part.seen, seconds=time.monotonic() - started)
 
 
-class _Shared(NamedTuple):
+class _TaskData(NamedTuple):
     """Data shared by the tasks of a conversion; each worker process receives it once."""
 
     job: PoolSetup
@@ -109,7 +109,7 @@ def _pool(needed: tuple[Path, ...]) -> Pool:
     import ray
 
     def write_parts(job: PoolSetup, parts: Parts, counted: Counts, on_progress: Callable[[Counts], None]) -> None:
-        shared = ray.put(_Shared(job, needed))
+        shared = ray.put(_TaskData(job, needed))
         task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES, retry_exceptions=[OSError])(_write_part)
         running: list[ObjectRef[Counts]] = []
 
@@ -154,7 +154,7 @@ def _cancel(running: list[ObjectRef[Counts]]) -> None:
         ray.wait(running, num_returns=len(running), timeout=SECONDS_TO_END)
 
 
-def _write_part(shared: list[ObjectRef[_Shared]], part: PartFiles, work: Any) -> Counts:
+def _write_part(shared: list[ObjectRef[_TaskData]], part: PartFiles, work: Any) -> Counts:
     """Body of a task. shared: in a list, so that Ray does not unpack it for each task."""
     from .shard_writer import write_part
 
@@ -165,7 +165,7 @@ def _write_part(shared: list[ObjectRef[_Shared]], part: PartFiles, work: Any) ->
 
 
 @lru_cache(maxsize=1)
-def _writer(shared: ObjectRef[_Shared]) -> Writer:
+def _writer(shared: ObjectRef[_TaskData]) -> Writer:
     import ray
 
     job, needed, version = ray.get(shared)

@@ -41,7 +41,7 @@ Pool = Callable[[PoolSetup, Parts, Counts, Callable[[Counts], None]], None]
 
 
 @dataclass(frozen=True)
-class _Shared:
+class _SharedCounters:
     """Counters shared by all processes."""
 
     counts: Any
@@ -89,7 +89,7 @@ def convert_parts(
     """
     start_workers_early()
     context = get_context("forkserver")
-    shared = _Shared(context.Array("Q", counted), context.Value("b", 0, lock=False))
+    shared = _SharedCounters(context.Array("Q", counted), context.Value("b", 0, lock=False))
     pool = ProcessPoolExecutor(workers, context, _start_worker, (job, shared, dict(os.environ)))
 
     def submit(count: int) -> set[Future[None]]:
@@ -118,7 +118,7 @@ def convert_parts(
 _writer: Writer
 
 
-def _start_worker(job: PoolSetup, shared: _Shared, environment: dict[str, str]) -> None:
+def _start_worker(job: PoolSetup, shared: _SharedCounters, environment: dict[str, str]) -> None:
     global _writer
     os.environ.update(environment)  # the fork server has its own from its start, maybe with expired credentials
     threading.Thread(target=_end_with_parent, daemon=True).start()

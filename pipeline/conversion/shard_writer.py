@@ -20,14 +20,14 @@ from ...storage.files import sha256_of, sync
 from ..dataset.ffcv_table import FFCVTable
 from ..dataset.index import SHARD_SUFFIXES
 from ..dataset.raw_bytes import Descriptor, writable
-from ..dataset.row_records import IN_BETON, MAX_BYTES, RECORD, Extent, RowRecords, picture_places, write_row_records
+from ..dataset.row_records import IN_BETON, PAGE_BYTES, RECORD, Extent, RowRecords, picture_places, write_row_records
 from ..dataset.stored_sample import SOUND, Located, checksum, read_samples, read_tokens
 from ..dataset.tokenizer import encode, vocab_size_of
 from ..errors import BadSampleError, DatasetError, SourceError
 from ..sources import BadSample, Read, Sample, Source
 from .beton import BetonRow, write_beton
 from .images import to_stored
-from .marker import Counts, Found, PartResult, ShardResult, line_of
+from .marker import Counts, PartResult, SampleCounts, ShardResult, line_of
 from .partial import PartFiles
 from .plan import ConvertSettings
 
@@ -93,7 +93,7 @@ def _written(part: PartFiles, work: Any, writer: Writer, open_files: ExitStack) 
         for suffix in SHARD_SUFFIXES:
             part.being_written(suffix).unlink()
         shards.clear()
-    found = Found(samples.left_out, samples.truncated, samples.blank, samples.ignored, samples.in_tars)
+    found = SampleCounts(samples.left_out, samples.truncated, samples.blank, samples.ignored, samples.in_tars)
     return PartResult(tuple(shards), found, errors.stat().st_size, part.plan)
 
 
@@ -167,10 +167,10 @@ class _Samples:
 
     def _refuse_too_many_tokens(self, sample: Sample, jpeg: bytes) -> None:
         count, length = len(sample.captions), self._settings.context_length
-        if len(jpeg) + 4 * count * length > MAX_BYTES:
+        if len(jpeg) + 4 * count * length > PAGE_BYTES:
             raise BadSampleError(
                 f"its JPEG of {len(jpeg):,} bytes and {count} captions of {length:,} tokens do not "
-                f"fit {MAX_BYTES:,} bytes; lower --context-length or --max-size"
+                f"fit {PAGE_BYTES:,} bytes; lower --context-length or --max-size"
             )
 
     def _leave_out(self, sample: BadSample) -> None:
@@ -285,7 +285,7 @@ def _write_and_verify(beton: Path, row_records: Path, rows: _Rows, writer: Write
     tars, read["jpeg_at"] = picture_places(read, tar_bytes is not None)
     known = {"file": file.number, "vocab_size": vocab_size, "context_length": length}
     located = Located.of(read[tars < 0], **known)
-    _, fault = read_samples(located, 0, len(located.files), located.jpeg_bytes, np.empty(MAX_BYTES, np.uint8))
+    _, fault = read_samples(located, 0, len(located.files), located.jpeg_bytes, np.empty(PAGE_BYTES, np.uint8))
     if fault == SOUND and tar_bytes is not None:
         _, fault = read_tokens(Located.of(read, **known))
     if fault != SOUND:

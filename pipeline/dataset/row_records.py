@@ -15,9 +15,9 @@ from ..errors import DatasetError
 from .index import MAX_PIXELS
 from .raw_bytes import Descriptor, read_at, xxh64
 
-MAX_BYTES = 1 << 21
-"""Maximum bytes of a row in the .beton, which must fit one page."""
-MAX_JPEG_BYTES = MAX_BYTES - (1 << 16)
+PAGE_BYTES = 1 << 21
+"""Bytes of a page of the .beton, which no row crosses: so a row has no more."""
+MAX_JPEG_BYTES = PAGE_BYTES - (1 << 16)
 """Maximum bytes of a picture; this leaves room for its tokens."""
 
 RECORD = np.dtype(
@@ -164,7 +164,7 @@ def _first_outside(
     tokens_bytes: int,
     max_captions: int,
 ) -> int:
-    end, largest = np.uint64(beton_bytes), np.uint64(min(beton_bytes, MAX_BYTES))
+    end, largest = np.uint64(beton_bytes), np.uint64(min(beton_bytes, PAGE_BYTES))
     for i in range(len(jpeg_at)):
         pixels, size = np.uint64(height[i]) * np.uint64(width[i]), np.uint64(jpeg_bytes[i])
         of_tokens = np.uint64(captions[i]) * np.uint64(tokens_bytes)
@@ -172,7 +172,7 @@ def _first_outside(
             pixels == 0
             or pixels > np.uint64(MAX_PIXELS)
             or size == 0
-            or size > min(jpeg_ends[i], np.uint64(MAX_BYTES))
+            or size > min(jpeg_ends[i], np.uint64(PAGE_BYTES))
             or of_tokens > largest
             # Never add: the sum of two such numbers can wrap around to an offset within the file.
             or jpeg_at[i] > jpeg_ends[i] - size

@@ -27,7 +27,7 @@ MAX_VOCAB_SIZE = 1 << 22
 """Far above every published tokenizer; the embedding has a row per id, used or not."""
 
 
-class Encoded(NamedTuple):
+class EncodedCaptions(NamedTuple):
     """Captions in their stored form."""
 
     tokens: NDArray[np.int32]
@@ -136,7 +136,7 @@ def vocab_size_of(tokenizer: Tokenizer) -> int:
     return max(tokenizer.get_vocab().values(), default=-1) + 1
 
 
-def encode(tokenizer: Tokenizer, captions: Sequence[str]) -> Encoded:
+def encode(tokenizer: Tokenizer, captions: Sequence[str]) -> EncodedCaptions:
     """Encode captions with a tokenizer from load_tokenizer. Truncated captions keep their special tokens.
 
     Raises DatasetError if the tokenizer does not give every caption the same length and a closing token.
@@ -151,7 +151,7 @@ def encode(tokenizer: Tokenizer, captions: Sequence[str]) -> Encoded:
     tokens = np.array([encoding.ids for encoding in encodings], np.int32).reshape(len(captions), context_length)
     if not (tokens == end_id_of(tokenizer)).any(1).all():
         raise DatasetError("the tokenizer did not close a caption with a token; use another tokenizer")
-    return Encoded(tokens, sum(bool(encoding.overflowing) for encoding in encodings))
+    return EncodedCaptions(tokens, sum(bool(encoding.overflowing) for encoding in encodings))
 
 
 def read_tokenizer(path: Path) -> Tokenizer:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dataset.row_records import MAX_BYTES, RECORD
+from ..dataset.row_records import PAGE_BYTES, RECORD
 
 PAGE = 4096
 """Allocation unit of a file system, in bytes."""
@@ -50,7 +50,7 @@ def spans_of(records: NDArray[np.void], tars: Ids, tokens_bytes: int) -> tuple[I
     starts, stops = np.where(tars < 0, jpeg_at, tokens_at), np.where(tars < 0, jpeg_end, tokens_end)
     if tokens_bytes:
         starts, stops = np.minimum(starts, tokens_at), np.maximum(stops, tokens_end)
-    too_long = stops - starts > MAX_BYTES
+    too_long = stops - starts > PAGE_BYTES
     return starts, stops, int(np.argmax(too_long)) if too_long.any() else len(records)
 
 

@@ -72,7 +72,7 @@ class Read(NamedTuple):
     """Whether it has a caption that is not wanted."""
 
 
-class Groups(NamedTuple):
+class ClassGroups(NamedTuple):
     """The class of every sample, known without reading pictures."""
 
     names: tuple[str, ...]
@@ -84,7 +84,7 @@ class Groups(NamedTuple):
     """int32 [n]: index into names."""
 
 
-Draw = Callable[[int, Groups | None], NDArray[np.int64]]
+Draw = Callable[[int, ClassGroups | None], NDArray[np.int64]]
 """Given the number of samples and their classes, returns the sorted places of those to convert."""
 Selection = NDArray[np.int64] | Draw | None
 """Sorted source indices, int64 [samples], or for tars a rule; None for all."""
@@ -185,7 +185,7 @@ class Source:
         """Return sample i; raise SourceChangedError if its file was changed since, see Work."""
         return self[index]
 
-    def groups(self) -> Groups | None:
+    def groups(self) -> ClassGroups | None:
         """Return the samples' classes; None if the source has none."""
         return None
 

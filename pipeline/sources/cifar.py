@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ..errors import BadSampleError, SourceError
-from . import Groups, Sample, Source
+from . import ClassGroups, Sample, Source
 from .listing import as_text, listing_digest, locate, read_regular_file
 from .restricted_pickle import PickledArray, load_restricted
 from .tar_members import BrokenTarError, regular_members
@@ -99,8 +99,8 @@ class CifarSource(Source):
         batch, place = locate(self._first, index)
         return f"{self._batches[batch].removesuffix('.bin')}/{place}"
 
-    def groups(self) -> Groups:
-        return Groups(self._names, self._labels)
+    def groups(self) -> ClassGroups:
+        return ClassGroups(self._names, self._labels)
 
     def stored_bytes(self) -> int:
         return self._pixels.nbytes

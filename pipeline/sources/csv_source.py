@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ...storage.files import NotRegularFileError
 from ...storage.place import AnyPlace, Place, place_of
 from ..errors import BadSampleError, SourceError
-from . import NEVER, BadSample, Groups, Read, Sample, Source, Work
+from . import NEVER, BadSample, ClassGroups, Read, Sample, Source, Work
 from .listing import (
     OBJECT,
     as_text,
@@ -109,7 +109,7 @@ class CsvSource(Source):
             except BadSampleError as error:
                 yield Read(index, BadSample(as_text(row["image"]), str(index), str(error)))
 
-    def groups(self) -> Groups | None:
+    def groups(self) -> ClassGroups | None:
         return groups_by_name(self._rows["group"].chunks) if self._names["group"] else None
 
     def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:

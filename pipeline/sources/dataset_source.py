@@ -12,7 +12,7 @@ from ...storage.place import Place
 from ..dataset.samples_table import CAPTIONS
 from ..errors import BadSampleError, DatasetError, SourceError
 from ..opening import Dataset
-from . import Groups, Sample, Source
+from . import ClassGroups, Sample, Source
 from .listing import resolved_text, says_nothing_about_the_file
 
 ESTIMATED_FROM = 100
@@ -59,12 +59,12 @@ class DatasetSource(Source):
     def key(self, index: int) -> str:
         return str(self._row(index)["key"])
 
-    def groups(self) -> Groups | None:
+    def groups(self) -> ClassGroups | None:
         encoded = self.dataset.column("group").combine_chunks().dictionary_encode()
         if encoded.null_count == len(encoded):
             return None
         names = [*encoded.dictionary.to_pylist(), *([""] if encoded.null_count else [])]
-        return Groups(tuple(names), encoded.indices.fill_null(len(names) - 1).to_numpy().astype(np.int32))
+        return ClassGroups(tuple(names), encoded.indices.fill_null(len(names) - 1).to_numpy().astype(np.int32))
 
     def captions(self, indices: NDArray[np.int64]) -> Iterable[str]:
         for index in indices.tolist():

@@ -16,7 +16,7 @@ from ...storage.bucket import Address
 from ...storage.local import LocalPath
 from ...storage.place import AnyPlace, made_for, place_of
 from ..errors import SourceError
-from . import NEVER, Groups, Sample, Source, marks_of
+from . import NEVER, ClassGroups, Sample, Source, marks_of
 from .listing import as_text, binary_array, estimated_bytes, groups_by_name, listing_digest, read_picture, resolved_text
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
@@ -63,7 +63,7 @@ class FolderSource(Source):
     def key(self, index: int) -> str:
         return self.uri(index)
 
-    def groups(self) -> Groups | None:
+    def groups(self) -> ClassGroups | None:
         parts = pc.split_pattern(self._paths, "/", max_splits=1)
         flat = pc.equal(pc.list_value_length(parts), 1)
         return groups_by_name([pc.if_else(flat, pa.scalar(b"", pa.large_binary()), pc.list_element(parts, 0))])

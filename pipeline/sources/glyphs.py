@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from ..errors import SourceError
-from . import Groups, Sample, Source
+from . import ClassGroups, Sample, Source
 from .splits import swapped_between_classes
 
 # No characters that differ only in size (o, O), nor look-alikes of different scripts (Latin B, Greek Β): drawings vary
@@ -80,8 +80,10 @@ class GlyphSource(Source):
     def describe(self) -> dict[str, Any]:
         return {"kind": "glyphs", "seed": self.seed, "split": "test" if self.test else "train", **self._shares}
 
-    def groups(self) -> Groups:
-        return Groups(tuple(unicodedata.name(character) for character in CHARACTERS), self._characters.astype(np.int32))
+    def groups(self) -> ClassGroups:
+        return ClassGroups(
+            tuple(unicodedata.name(character) for character in CHARACTERS), self._characters.astype(np.int32)
+        )
 
     def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:
         return map(self._caption, indices.tolist())

@@ -20,7 +20,7 @@ from ...storage.bucket_errors import AddressError, ObjectStoreError, ObjectTooLa
 from ...storage.files import NotRegularFileError, open_regular
 from ...storage.place import Place, common_folder
 from ..errors import BadSampleError, SourceChangedError
-from . import NEVER, Groups
+from . import NEVER, ClassGroups
 
 MAX_CAPTION_BYTES = 1 << 20
 """Larger captions, classes and JSON members are refused."""
@@ -115,7 +115,7 @@ def locate(first: NDArray[np.int64], index: int) -> tuple[int, int]:
     return part, index - int(first[part])
 
 
-def groups_by_name(parts: Iterable[pa.LargeBinaryArray]) -> Groups | None:
+def groups_by_name(parts: Iterable[pa.LargeBinaryArray]) -> ClassGroups | None:
     """Return the classes, given the samples' class names in parts; empty names mean no class. None if all are empty.
 
     Needs the memory of one part and four bytes a sample.
@@ -134,7 +134,7 @@ def groups_by_name(parts: Iterable[pa.LargeBinaryArray]) -> Groups | None:
     place[order] = np.arange(len(texts), dtype=np.int32)
     for codes in encoded:
         codes[:] = place[codes]
-    return Groups(tuple(texts[i] for i in order), np.concatenate(encoded))
+    return ClassGroups(tuple(texts[i] for i in order), np.concatenate(encoded))
 
 
 def listing_digest(*columns: pa.LargeBinaryArray | NDArray[Any]) -> str:

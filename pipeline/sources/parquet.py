@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...storage.bucket import is_address
 from ...storage.place import AnyPlace, Place, place_of
 from ..errors import BadSampleError, SourceError
-from . import NEVER, Groups, Sample, Source, marks_of
+from . import NEVER, ClassGroups, Sample, Source, marks_of
 from .listing import (
     binary_arrays,
     caption_text,
@@ -31,7 +31,7 @@ from .listing import (
 )
 from .source_file import SourceFile, Version
 
-MAX_BYTES = 2 << 30
+MAX_ROW_GROUP_BYTES = 2 << 30
 """Limit of an unpacked row group, since a worker holds a whole one."""
 KEPT_BYTES = 1 << 30
 """Recent row groups are cached up to this size, the last one always: samples are mixed over several groups."""
@@ -113,7 +113,7 @@ class ParquetSource(Source):
         chunk, row = locate(self._chunks, index)
         return str(self._row_groups.parts[chunk].first_row + row)
 
-    def groups(self) -> Groups | None:
+    def groups(self) -> ClassGroups | None:
         if self._columns.group is None:
             return None
         if self._class_names is None:
@@ -124,7 +124,7 @@ class ParquetSource(Source):
         for start, values in self._column(self._columns.group):
             numbers = values.cast(pa.int64(), safe=False).fill_null(-1).to_numpy()
             of_sample[start : start + len(numbers)] = np.where((numbers >= 0) & (numbers < none), numbers, none)
-        return Groups(self._class_names if of_sample.max() < none else (*self._class_names, ""), of_sample)
+        return ClassGroups(self._class_names if of_sample.max() < none else (*self._class_names, ""), of_sample)
 
     def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:
         if self._columns.caption is None:
@@ -305,17 +305,17 @@ class RowGroup(NamedTuple):
 
 
 def row_groups_of(path: Place, file: int, metadata: pq.FileMetaData, image: str) -> Iterator[RowGroup]:
-    """Yield the row groups of a file that have rows. Raises SourceError if one exceeds MAX_BYTES."""
+    """Yield the row groups of a file that have rows. Raises SourceError if one exceeds MAX_ROW_GROUP_BYTES."""
     first_row = 0
     for number in range(metadata.num_row_groups):
         part = metadata.row_group(number)
         columns = [part.column(i) for i in range(part.num_columns)]
         leaves = [column for column in columns if f"{column.path_in_schema}.".startswith(f"{image}.")]  # image.bytes
         size = sum(leaf.total_uncompressed_size for leaf in leaves)
-        if size > MAX_BYTES:
+        if size > MAX_ROW_GROUP_BYTES:
             raise SourceError(
-                f"{path}: row group {number} holds {size / 1e9:.1f} GB of pictures, above {MAX_BYTES / 1e9:.1f}; "
-                "rewrite the file with smaller ones (row_group_size=1000 in pyarrow)"
+                f"{path}: row group {number} holds {size / 1e9:.1f} GB of pictures, above "
+                f"{MAX_ROW_GROUP_BYTES / 1e9:.1f}; rewrite the file with smaller ones (row_group_size=1000 in pyarrow)"
             )
         if part.num_rows > 0:
             yield RowGroup(file, number, first_row, part.num_rows, size)
@@ -356,8 +356,8 @@ class RowGroups:
             for batch in self.batches(part, columns):
                 batches.append(batch)
                 size += batch.nbytes
-                if size > MAX_BYTES:
-                    return f"its row group unpacks to more than {MAX_BYTES / 1e9:.1f} GB"
+                if size > MAX_ROW_GROUP_BYTES:
+                    return f"its row group unpacks to more than {MAX_ROW_GROUP_BYTES / 1e9:.1f} GB"
             return pa.Table.from_batches(batches)
         except (pa.ArrowException, OSError, ValueError) as error:  # ValueError if there is no batch
             if says_nothing_about_the_file(error):

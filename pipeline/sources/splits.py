@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import SourceError
-from . import Groups
+from . import ClassGroups
 
 _HOLD_OUT, _LONG_TAIL, _WHOLE_CLASSES = 1, 2, 3
 """Each draw has its own generator, so that draws do not affect each other."""
@@ -24,7 +24,7 @@ class Drawn:
     seed: int
     test: bool = False
 
-    def __call__(self, n: int, groups: Groups | None) -> NDArray[np.int64]:
+    def __call__(self, n: int, groups: ClassGroups | None) -> NDArray[np.int64]:
         """Return sorted source indices, int64. Raises SourceError as `hold_out` and `long_tail`."""
         kept = np.arange(n)
         if self.holdout:
@@ -39,7 +39,7 @@ class Drawn:
 
 
 def hold_out(
-    n: int, groups: Groups | None, count_or_fraction: int | float, seed: int
+    n: int, groups: ClassGroups | None, count_or_fraction: int | float, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Split the source indices 0 … n-1 into a train and a test set, both sorted, int64.
 
@@ -60,7 +60,7 @@ def hold_out(
     return np.setdiff1d(np.arange(n), test, assume_unique=True), test
 
 
-def long_tail(indices: NDArray[np.int64], groups: Groups, ratio: float, seed: int) -> NDArray[np.int64]:
+def long_tail(indices: NDArray[np.int64], groups: ClassGroups, ratio: float, seed: int) -> NDArray[np.int64]:
     """Cut class k of C to floor(n_max · ratio^(-k / (C-1))) of the given source indices; sorted, int64.
 
     n_max is the largest class's size; smaller classes keep all their samples. Classes are ordered as in groups.names,

@@ -14,7 +14,7 @@ MAX_MEMBER_BYTES = 256 << 20
 """Larger members are no photographs and no captions; a worker would hold the file and its unpacked picture."""
 
 
-class Member(NamedTuple):
+class SampleMember(NamedTuple):
     """A member of a sample."""
 
     at: TarMember
@@ -34,7 +34,7 @@ class TarPart(NamedTuple):
             return cls((b"json",), option.removeprefix("json:"))
         return cls(tuple(suffix.lower().encode() for suffix in (option or "").split(";") if suffix), None)
 
-    def member(self, members: dict[bytes, Member]) -> Member | None:
+    def member(self, members: dict[bytes, SampleMember]) -> SampleMember | None:
         return next((members[suffix] for suffix in self.suffixes if suffix in members), None)
 
     def text(self, raw: bytes) -> bytes | str:
@@ -83,7 +83,7 @@ def samples_of(
     wanted: Container[bytes],
     start: int = 0,
     stop: int | None = None,
-) -> Iterator[dict[bytes, Member]]:
+) -> Iterator[dict[bytes, SampleMember]]:
     """Yield the members by suffix of each sample of a tar of `size` bytes, reading it once and forward.
 
     name: the tar's, in errors. wanted: suffixes of the members to read. start, stop: begin and end there, both starts
@@ -94,9 +94,9 @@ def samples_of(
     if not start:
         _refuse_compressed(read_at(0, 8), name)
 
-    def read(member: TarMember, suffix: bytes) -> Member:
+    def read(member: TarMember, suffix: bytes) -> SampleMember:
         is_read = suffix in wanted and member.size <= MAX_MEMBER_BYTES
-        return Member(member, read_at(member.offset, member.size) if is_read else None)
+        return SampleMember(member, read_at(member.offset, member.size) if is_read else None)
 
     return _samples(regular_members(read_at, size, start, stop), read)
 
@@ -114,12 +114,14 @@ def _refuse_compressed(start: bytes, name: object) -> None:
             raise SourceError(f"{name} is compressed, so its members cannot be read one by one; run {cure} on it first")
 
 
-def _samples(members: Iterable[TarMember], read: Callable[[TarMember, bytes], Member]) -> Iterator[dict[bytes, Member]]:
+def _samples(
+    members: Iterable[TarMember], read: Callable[[TarMember, bytes], SampleMember]
+) -> Iterator[dict[bytes, SampleMember]]:
     """Yield the members of each sample by suffix: consecutive members with the same key.
 
     A repeated suffix starts a new sample, even under the same key.
     """
-    key, sample, broken = b"", dict[bytes, Member](), None
+    key, sample, broken = b"", dict[bytes, SampleMember](), None
     try:
         for member in members:
             prefix, suffix = key_and_suffix(member.name)

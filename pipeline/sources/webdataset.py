@@ -24,7 +24,7 @@ from ...storage.local import LocalPath
 from ...storage.place import AnyPlace, Place, common_folder, place_of
 from ..dataset.index import Tar, Tars, is_plain_name
 from ..errors import BadSampleError, SourceChangedError, SourceError
-from . import Asked, BadSample, Draw, Facts, Groups, Piece, Read, Sample, Selection, Source, marks_of
+from . import Asked, BadSample, ClassGroups, Draw, Facts, Piece, Read, Sample, Selection, Source, marks_of
 from .caption_lengths import MEASURED_ON, measure
 from .listing import (
     MAX_CAPTION_BYTES,
@@ -38,7 +38,7 @@ from .listing import (
 from .shards import MAX_SHARD_ROWS, WINDOW_BYTES, WINDOW_ROWS, in_runs, shard_count
 from .source_file import PIECES_AHEAD, ForwardReader, SourceFile, Version
 from .tar_members import BrokenTarError
-from .tar_samples import MAX_MEMBER_BYTES, Member, TarPart, key_and_suffix, samples_of
+from .tar_samples import MAX_MEMBER_BYTES, SampleMember, TarPart, key_and_suffix, samples_of
 
 T = TypeVar("T")
 PLACE_BITS = 32
@@ -139,7 +139,7 @@ class WebDatasetSource(Source):
         self.index = self._index(behind) if in_place else None
         self._required, self._required_mode = required, required_mode
         self._sampled: Sampled | None = None
-        self._counted: tuple[NDArray[np.int64], Groups | None] | None = None
+        self._counted: tuple[NDArray[np.int64], ClassGroups | None] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_sampled": None, "_counted": None}  # which no worker needs
@@ -340,7 +340,7 @@ class WebDatasetSource(Source):
         if says_nothing_about_the_file(error):
             raise error
 
-    def counted(self, tell: Callable[[str], None] = lambda words: None) -> tuple[NDArray[np.int64], Groups | None]:
+    def counted(self, tell: Callable[[str], None] = lambda words: None) -> tuple[NDArray[np.int64], ClassGroups | None]:
         """Read all tars; return the samples of each, int64 [tars], and the samples' classes. Only once.
 
         A damaged tar's last sample stands for its rest.
@@ -416,7 +416,7 @@ class WebDatasetSource(Source):
 
     def _members(
         self, piece: Piece, wanted: Container[bytes], *, ahead: bool = True
-    ) -> Iterator[dict[bytes, Member] | BrokenTarError | OSError]:
+    ) -> Iterator[dict[bytes, SampleMember] | BrokenTarError | OSError]:
         """Yield the members of each sample of a piece; last, an error for the damaged rest."""
         try:
             file = SourceFile(self.tars[piece.tar], self.versions[piece.tar])
@@ -429,7 +429,7 @@ class WebDatasetSource(Source):
             yield error
 
     def _sample(
-        self, tar: int, mode: str, members: dict[bytes, Member] | BrokenTarError | OSError
+        self, tar: int, mode: str, members: dict[bytes, SampleMember] | BrokenTarError | OSError
     ) -> Sample | BadSample:
         if not isinstance(members, dict):
             return BadSample(self._names[tar], "", str(members))
@@ -447,17 +447,17 @@ class WebDatasetSource(Source):
         except BadSampleError as error:
             return BadSample(uri, key, str(error))
 
-    def _captions_of(self, members: dict[bytes, Member]) -> tuple[str, ...]:
+    def _captions_of(self, members: dict[bytes, SampleMember]) -> tuple[str, ...]:
         member = self._caption.member(members)
         return caption_texts([] if member is None else self._caption.texts(_text(member)))
 
-    def _group_of(self, members: dict[bytes, Member]) -> str:
+    def _group_of(self, members: dict[bytes, SampleMember]) -> str:
         """Return the class, empty if the sample has none."""
         member = self._group.member(members)
         text = "" if member is None else self._group.text(_text(member))
         return (as_text(text) if isinstance(text, bytes) else text).strip()
 
-    def _group_if_any(self, members: dict[bytes, Member]) -> str:
+    def _group_if_any(self, members: dict[bytes, SampleMember]) -> str:
         try:
             return self._group_of(members)
         except BadSampleError:
@@ -500,17 +500,17 @@ def nobody_has(option: str, value: object) -> str:
     return f"--{option} {value!r} matches no sample; choose another, or none: --{option} ''"
 
 
-def _end(members: dict[bytes, Member]) -> int:
+def _end(members: dict[bytes, SampleMember]) -> int:
     return max(member.at.offset + member.at.size for member in members.values())
 
 
-def _data(member: Member) -> bytes:
+def _data(member: SampleMember) -> bytes:
     if member.data is None:
         raise BadSampleError(f"a member of {member.at.size:,} bytes, above {MAX_MEMBER_BYTES:,}")
     return member.data
 
 
-def _text(member: Member) -> bytes:
+def _text(member: SampleMember) -> bytes:
     if member.at.size > MAX_CAPTION_BYTES:
         raise BadSampleError(f"a member of {member.at.size:,} bytes, above {MAX_CAPTION_BYTES:,}")
     return _data(member)

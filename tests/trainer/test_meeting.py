@@ -144,7 +144,7 @@ def test_who_does_not_know_the_secret_is_not_taken_for_a_rank(waiting):
             mine, theirs = bytes(32), stranger.recv(32)  # nothing, from the port that says nothing
             stranger.sendall(mine + hmac.digest(b"guessed", b"1" + theirs + mine, "sha256"))
             stranger.recv(32)
-            member = meeting.Member("stranger", 1, [0], "127.0.0.1", port, "boot")
+            member = meeting.RankProcess("stranger", 1, [0], "127.0.0.1", port, "boot")
             Connection(os.dup(stranger.fileno())).send_bytes(json.dumps([1, member]).encode())
             stranger.recv(32)
     let_them_join(*waiting)

@@ -19,7 +19,7 @@ from . import Encoders, Features
 from .backbones import statistics_untouched
 
 
-class Encoded(NamedTuple):
+class EncodedBatch(NamedTuple):
     """A batch's features and the samples they belong to."""
 
     sample_ids: Tensor
@@ -30,7 +30,7 @@ class Encoded(NamedTuple):
 class StepEncoder(Protocol):
     """Encodes the batches of a run, one after the other."""
 
-    def encode(self, pieces: Iterable[Batch]) -> Encoded:
+    def encode(self, pieces: Iterable[Batch]) -> EncodedBatch:
         """Return the features of a rank's share of a batch, whose pieces are drawn one by one."""
         ...
 
@@ -46,10 +46,10 @@ class OnePiece:
         """encode: the encoders, or the module that replaces them in a step."""
         self._encode, self._precision, self._device, self._clock = encode, precision, device, clock
 
-    def encode(self, pieces: Iterable[Batch]) -> Encoded:
+    def encode(self, pieces: Iterable[Batch]) -> EncodedBatch:
         (batch,) = pieces
         with self._clock.computing("forward_backward"), self._precision.autocast():
-            return Encoded(batch.sample_ids, self._encode(batch.to(self._device)))
+            return EncodedBatch(batch.sample_ids, self._encode(batch.to(self._device)))
 
     def finish_backward(self) -> None:
         """Nothing is left to do."""
@@ -80,7 +80,7 @@ class MicroBatches(OnePiece):
         self._waiting: list[Batch] = []
         self._features: list[Tensor] = []
 
-    def encode(self, pieces: Iterable[Batch]) -> Encoded:
+    def encode(self, pieces: Iterable[Batch]) -> EncodedBatch:
         """Return the features, which collect gradients for `finish_backward`; keeps the pieces until then."""
         self._waiting, found = [], list[Features]()
         for number, piece in enumerate(pieces, 1):
@@ -93,7 +93,7 @@ class MicroBatches(OnePiece):
         self._features = [joined.first, joined.second, *joined.local]
         for features in self._features:
             features.requires_grad_()
-        return Encoded(torch.cat([piece.sample_ids for piece in self._waiting]), joined)
+        return EncodedBatch(torch.cat([piece.sample_ids for piece in self._waiting]), joined)
 
     def finish_backward(self) -> None:
         """Encode the pieces again and backpropagate their features' gradients; the last piece averages over ranks.

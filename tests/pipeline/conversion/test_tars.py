@@ -43,7 +43,7 @@ def whole_here(source, out, settings=LEAST):
     return finish(source, out, settings).index
 
 
-# Groups.
+# ClassGroups.
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thermopile.pipeline.dataset.row_records import MAX_BYTES, RECORD
+from thermopile.pipeline.dataset.row_records import PAGE_BYTES, RECORD
 from thermopile.pipeline.remote.plan import PAGE, on_disk, pages_of, pages_of_rows, requests, spans_of
 
 
@@ -63,7 +63,7 @@ def test_of_a_sample_whose_picture_is_in_a_tar_only_the_tokens_are_in_the_shard(
 
 def test_a_record_whose_tokens_are_far_from_its_picture_is_impossible():
     records = np.zeros(2, RECORD)
-    records["jpeg_bytes"], records["captions"], records["tokens_at"] = 100, 1, [100, 2 * MAX_BYTES]
+    records["jpeg_bytes"], records["captions"], records["tokens_at"] = 100, 1, [100, 2 * PAGE_BYTES]
     assert spans_of(records, np.full(2, -1), 128)[2] == 1
 
 

@@ -146,14 +146,14 @@ def test_row_groups_read_long_ago_are_let_go(write, monkeypatch):
 
 
 def test_a_row_group_too_large_is_answered_with_the_cure(write, monkeypatch):
-    monkeypatch.setattr(parquet, "MAX_BYTES", 100_000)
+    monkeypatch.setattr(parquet, "MAX_ROW_GROUP_BYTES", 100_000)
     file = write(rows=100, image=[os.urandom(2000) for _ in range(100)])
     with pytest.raises(SourceError, match=r"row group 0 holds .* rewrite the file with smaller ones"):
         ParquetSource([file])
 
 
 def test_a_row_group_of_few_bytes_that_unpacks_to_many_is_given_up(write, monkeypatch):
-    monkeypatch.setattr(parquet, "MAX_BYTES", 1_000_000)
+    monkeypatch.setattr(parquet, "MAX_ROW_GROUP_BYTES", 1_000_000)
     source = ParquetSource([write(rows=5000, image=[b"x" * 10_000] * 5000)])
     unpacked = []
     batches = source._row_groups.batches

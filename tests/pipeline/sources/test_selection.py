@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from thermopile.pipeline.errors import SourceError
-from thermopile.pipeline.sources import Groups
+from thermopile.pipeline.sources import ClassGroups
 from thermopile.pipeline.sources.splits import hold_out, long_tail, swapped_between_classes
 
 sizes_of_classes = st.lists(st.integers(0, 30), min_size=1, max_size=12)
@@ -14,7 +14,9 @@ sizes_of_classes = st.lists(st.integers(0, 30), min_size=1, max_size=12)
 
 def groups_of(sizes, seed=0):
     of_sample = np.repeat(np.arange(len(sizes)), sizes).astype(np.int32)
-    return Groups(tuple(f"class {k}" for k in range(len(sizes))), np.random.default_rng(seed).permutation(of_sample))
+    return ClassGroups(
+        tuple(f"class {k}" for k in range(len(sizes))), np.random.default_rng(seed).permutation(of_sample)
+    )
 
 
 def per_class(groups, indices):

@@ -110,8 +110,8 @@ def judged(folder: Path, run: Run, at: str) -> dict[str, Any]:
     assert told is not None, inspection.notes
     assert inspection.dataset is not None
     assert inspection.reader is not None
-    (kept,) = out.glob("drawn*.f16")
-    features = VisitedFeatures(FeaturesFile(kept), inspection.reader)
+    kept = _features(folder, run.name, at)
+    features = VisitedFeatures(kept, inspection.reader)
     of = properties(inspection, features, found.pool, lambda what, done, total: None)
     random = np.random.default_rng(len(run.name))
     permuted = 0
@@ -137,11 +137,11 @@ def judged(folder: Path, run: Run, at: str) -> dict[str, Any]:
         "counts": told.kinds.counts,
         "rare_by": told.kinds.rare_by,
         "rare": len(rare),
-        "rare_elsewhere": _rare_elsewhere(folder, run, at, told.kinds.rare_by, kept, rare),
+        "rare_elsewhere": _rare_elsewhere(folder, run, at, told.kinds.rare_by, rare),
         "rare_planted": [len(of_kind["tail"] & set(rare)), len(of_kind["tail"]), inspection.dataset.n],
         "largest_class": _largest_class(inspection.dataset, rare),
         "copied_planted": [len(of_kind["crowd"] & set(copied)), len(copied)],
-        "evidence_right": _evidence_right(kept, inspection.dataset, told.kinds.rare_by, rare),
+        "evidence_right": _evidence_right(kept.path, inspection.dataset, told.kinds.rare_by, rare),
     }
 
 
@@ -193,6 +193,12 @@ def _largest_class(dataset: Dataset, rare: list[int]) -> list[float] | None:
     return [float(largest[rare].mean()) if rare else 0.0, float(largest.mean())]
 
 
+def _features(folder: Path, run: str, at: str) -> FeaturesFile:
+    """The features of a snapshot: of the last one the run's own, of others those that judging made."""
+    inspection = read_run(RunDirectory(LocalPath(folder / "runs" / run)), at=at)
+    return drawn_features(inspection, folder / "judged" / f"{run}@{at}", Asked())
+
+
 def _evidence_right(file: Path, dataset: Dataset, rare_by: str | None, rare: list[int]) -> bool | None:
     """Whether every rare sample is among the lowest tenth of what it is called rare by."""
     if rare_by is None:
@@ -203,11 +209,11 @@ def _evidence_right(file: Path, dataset: Dataset, rare_by: str | None, rare: lis
     return bool((own <= np.quantile(values, 0.1)).all())
 
 
-def _rare_elsewhere(folder: Path, run: Run, at: str, rare_by: str | None, file: Path, rare: list[int]) -> float | None:
+def _rare_elsewhere(folder: Path, run: Run, at: str, rare_by: str | None, rare: list[int]) -> float | None:
     """The share of the samples rare by features that are in the lowest quarter by the features of the first seed."""
     if not rare or rare_by is None or not rare_by.startswith("near") or run.variant != "plain" or run.seed == 0:
         return None
-    (other,) = (folder / "judged" / f"{run.data}-plain-0@{at}").glob("drawn*.f16")
+    other = _features(folder, f"{run.data}-plain-0", at).path
     dataset = Dataset(folder / "data" / run.data)
     ids, values = _plainly(other, dataset, rare_by)
     own = values[np.isin(ids, rare)]

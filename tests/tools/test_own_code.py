@@ -16,7 +16,7 @@ OWN = {
     "model.image.name": "support.own_code:Tower", "model.image.config.width": 6,
     "model.text.name": "support.own_code:Words", "objective.name": "support.own_code:Weighted", "objective.tau": 0.3,
     "data.recipe": "support.own_code:SOFT", "data.recipe.blur": 0.2, "epochs": 2, "batch_size": 64, "log_every": 1,
-    "data.image_size": 16, "model.dim": 8, "checkpoint.every_steps": 3, "order": {"canonical_shards": 2},
+    "data.image_size": 16, "model.dim": 8, "checkpoint.every_steps": 3, "order.canonical_shards": 2,
 }  # fmt: skip
 SET = sets(*(f"{key}={value}" for key, value in OWN.items()))
 WITHOUT_OBJECTIVE = sets(*(f"{key}={value}" for key, value in OWN.items() if "objective" not in key))

@@ -221,7 +221,7 @@ def test_a_new_run_starts_from_the_weights_of_another_and_records_which(finished
 
 
 def test_a_run_that_has_begun_is_not_started_from_other_weights(finished):
-    refused(train("--out", finished, "--resume", "--init-from", finished), "init_from: the run has ''",
+    refused(train("--out", finished, "--resume", "--init-from", finished), "init.run: the run has ''",
             "cannot change: the run continues with its own weights")  # fmt: skip
 
 

@@ -40,7 +40,7 @@ def decode_only(work: Work) -> AbstractContextManager[Serve]:
 
 
 LOADERS: dict[str, Contender] = {"ffcv": ffcv, "dali": dali, "decode": decode_only}
-NEEDS = {"ffcv": "...pipeline.jpeg", "dali": "nvidia.dali", "decode": "...pipeline.jpeg"}
+NEEDS = {"ffcv": "...pipeline.dataset.jpeg", "dali": "nvidia.dali", "decode": "...pipeline.dataset.jpeg"}
 """The module that each needs. Not ffcv itself, whose import sets torch and numba to one thread."""
 
 

@@ -100,8 +100,8 @@ class FastclipV0(_GlobalTemperature):
     def loss(self, anchors: Anchors, rows: Rows, progress: Progress) -> Outcome:
         est, tau = self.estimate(anchors, rows, progress), anchors.tau[0, 0]
         pull = anchors.mean(est.ratio * anchors.log_sum)  # in tau: eq 8
-        gradient = -anchors.mean(est.exponent) / tau
         loss = anchors.mean(est.log_s_eps) + slope(pull)
+        gradient = -anchors.mean(est.exponent) / tau  # the same, as a metric
         return Outcome(loss, {"log_s": est.log_s}, self.metrics_of(est, gradient))
 
 
@@ -157,7 +157,7 @@ class FastclipV3(_GlobalTemperature):
         est, tau, rho = self.estimate(anchors, rows, progress), anchors.tau[0, 0], self.settings.rho
         pull = anchors.mean(est.ratio * tau.detach() * anchors.log_sum)
         loss = tau * (anchors.mean(est.log_s_eps) + 2 * rho) + slope(pull)  # in tau: eq 10
-        gradient = anchors.mean(est.log_s_eps - est.exponent) + 2 * rho
+        gradient = anchors.mean(est.log_s_eps - est.exponent) + 2 * rho  # eq 10 again, as a metric
         return Outcome(loss, {"log_s": est.log_s}, self.metrics_of(est, gradient))
 
     def advice(self, batch_size: int, *, keys: bool = False) -> list[str]:

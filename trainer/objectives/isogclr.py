@@ -1,4 +1,7 @@
-"""iSogCLR: the robust global contrastive loss with a temperature per sample (Qiu et al., ICML 2023)."""
+"""iSogCLR: the robust global contrastive loss with a temperature per sample (Qiu et al., ICML 2023).
+
+The algorithm in thirty lines is in reference.py; s, eq 12, 17 and 18, is moved in sogclr.py.
+"""
 
 import math
 from abc import abstractmethod
@@ -102,7 +105,7 @@ class IndividualTemperature(GlobalContrastive):
         """iSogCLR eq 13, 19 and 20; FastCLIP eq 9. The step uses the old temperatures."""
         settings = self.settings
         est = self.estimate(anchors, rows, progress)
-        gradient = est.log_s_eps + settings.rho - est.exponent
+        gradient = est.log_s_eps + settings.rho - est.exponent  # eq 13, 19, 20, with the new s
         moved = self.move(rows, gradient.clamp(-settings.grad_clip, settings.grad_clip), progress)
         if anchors.doubted is not None:
             # Otherwise tau would fall to its floor, where a single near negative maintains the doubt.
@@ -116,7 +119,8 @@ class IndividualTemperature(GlobalContrastive):
             share_at_tau_max=(tau >= settings.tau_max).to(tau.dtype).mean(1),
             tau_gradient_mean_abs=gradient.abs().mean(1),
         )
-        pull = anchors.mean(est.ratio * rows["tau"] * anchors.log_sum)  # eq 14, 21
+        # eq 14, 21: its gradient is sum_j p_ij ∇h_ij: tau · log_sum has the softmax's, and p is ratio · softmax.
+        pull = anchors.mean(est.ratio * rows["tau"] * anchors.log_sum)
         loss = anchors.mean(rows["tau"] * (est.log_s_eps + settings.rho)) + slope(pull)  # eq 7
         return Outcome(loss, {"log_s": est.log_s, **moved}, metrics | est.metrics)
 

@@ -44,7 +44,8 @@ class Vicreg(Objective):
         views = [_centred(first), _centred(second)]
         deviations = torch.stack([(view.square().sum(0) / (samples - 1) + settings.eps).sqrt() for view in views])
         variance = (1 - deviations).clamp(min=0).mean()  # eq 1, 2
-        # eq 3, 4. Covariances are symmetric, so one of their two factors has half of the gradient, for a product less.
+        # eq 3, 4, as a mean over columns. Covariances are symmetric, so one of their two factors has half of the
+        # gradient, for a product less; `slope` adds the other half, and nothing to the value.
         of_views = torch.stack([_off_diagonal(view.detach().T @ view) for view in views])
         covariance = of_views.sum() / (samples - 1) ** 2 / width
         covariance = covariance + slope(covariance)

@@ -89,7 +89,7 @@ class GlobalContrastive(Contrastive):
     def estimate(self, anchors: Anchors, rows: Rows, progress: Progress) -> Estimate:
         """Update s from the anchors' sums.
 
-        The weights use the new s, as FastCLIP and iSogCLR's code do. Source: iSogCLR eq 11-19; FastCLIP eq 1-10.
+        The weights use the new s, as FastCLIP and iSogCLR's code do. Source: iSogCLR eq 11, 12, 15-18; FastCLIP eq 1.
         """
         log_g = anchors.log_sum.detach() - math.log(anchors.candidates)
         log_s = update_log_s(rows["log_s"], self.pool_log(log_g), self.settings.gamma_at(progress))

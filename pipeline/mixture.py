@@ -102,9 +102,9 @@ class Mixture(Dataset):
         part, number = self._at(number)
         return part.shard(number)
 
-    def picture_file(self, shard: int, tar: int) -> Descriptor:
+    def file(self, shard: int, place: int) -> Descriptor:
         part, number = self._at(shard)
-        return part.picture_file(number, tar)
+        return part.file(number, place)
 
     def _at(self, shard: int) -> tuple[Dataset, int]:
         number = int(np.searchsorted(self._first_shard, shard, "right")) - 1

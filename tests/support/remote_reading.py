@@ -48,6 +48,16 @@ def assert_same(dataset, local, order, limit, *, epochs=1, name="ffcv", after=la
                 after(step)
 
 
+def cached_bytes(dataset):
+    """Bytes of the pictures and tokens in the cache, all in blocks' files."""
+    return sum(path.stat().st_size for path in (dataset.files.cache / "blocks").iterdir())
+
+
+def on_disk(dataset):
+    """Bytes of the whole cache; of the records' files what is no hole. st_blocks counts a file system's own besides."""
+    return cached_bytes(dataset) + sum(map(bytes_without_holes, (dataset.files.cache / "shards").iterdir()))
+
+
 def bytes_without_holes(path):
     found = stop = 0
     with path.open("rb") as file:

@@ -19,10 +19,14 @@ def loader_named(name):
     return pytest.importorskip("thermopile.pipeline.loading.dali_loader").DALILoader
 
 
+def loader_over(dataset, order, name="ffcv"):
+    return loader_named(name)(dataset, order, recipe=RECIPES["clip"], image_size=32, views=1)
+
+
 @contextmanager
 def reading(dataset, order, limit=None, *, epochs=1, name="ffcv"):
     """Yield a loader; with a limit, of a dataset that is read ahead."""
-    with loader_named(name)(dataset, order, recipe=RECIPES["clip"], image_size=32, views=1) as loader:
+    with loader_over(dataset, order, name) as loader:
         if limit is None:
             yield loader
             return

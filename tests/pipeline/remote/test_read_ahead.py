@@ -104,8 +104,7 @@ def test_the_read_ahead_keeps_nothing_in_use_while_a_caller_waits_for_room(addre
     records, blocks = exact(order)
     with expecting(Dataset(address), order, records + sum(blocks)) as samples:
         pause.wait_for(lots=2)
-        for shard in range(local.shards):
-            samples.bring_records(shard)
+        samples.bring_records(np.arange(local.n))
         samples.room.take(None, samples.room.limit - samples.room.bytes)
         absent = set(range(len(blocks))).difference(*pause.lots)
         ids = [block * order.block_rows for block in (pause.lots[0][0], pause.lots[1][0], max(absent))]

@@ -54,7 +54,8 @@ def assert_same(dataset, local, order, limit, *, epochs=1, name="ffcv", after=la
 
 def cached_bytes(dataset):
     """Bytes of the pictures and tokens in the cache, all in blocks' files."""
-    return sum(path.stat().st_size for path in (dataset.files.cache / "blocks").iterdir())
+    with dataset.files.samples.lock:  # under which blocks are evicted
+        return sum(path.stat().st_size for path in (dataset.files.cache / "blocks").iterdir())
 
 
 def on_disk(dataset):

@@ -50,6 +50,8 @@ def test_records_are_in_the_pages_of_their_rows_and_the_header_in_the_first():
 
 @given(st.lists(st.integers(-3, 3)))
 def test_groups_are_the_places_of_each_number(numbers):
-    expected = {number: [place for place, each in enumerate(numbers) if each == number] for number in sorted({*numbers})}
+    expected = {
+        number: [place for place, each in enumerate(numbers) if each == number] for number in sorted({*numbers})
+    }
     found = {number: places.tolist() for number, places in grouped(np.array(numbers, np.int64))}
     assert list(found.items()) == list(expected.items())

@@ -45,7 +45,9 @@ def test_blocks_in_use_stay_and_a_caller_without_room_is_told_how_much_it_takes(
     room.enter([0, 1])
     room.take(0, 50 * PAGE)
     room.take(1, 50 * PAGE)
-    with pytest.raises(CacheTooSmallError, match=r"data.cache = 409,600 is too small.* take 450,560 bytes. .* at least 506,880"):
+    with pytest.raises(
+        CacheTooSmallError, match=r"data.cache = 409,600 is too small.* take 450,560 bytes. .* at least 506,880"
+    ):
         room.take(2, 10 * PAGE)
     room.leave([0, 1])
     room.take(2, 10 * PAGE)

@@ -1,4 +1,4 @@
-"""Wherever a dataset and its tars are, and in every kind of order, three epochs have the same ids, pixels and tokens."""
+"""Wherever a dataset and its tars are, and in every order, three epochs have the same ids, pixels and tokens."""
 
 import numpy as np
 import pytest

@@ -74,10 +74,10 @@ def test_random_reads_of_threads_beside_the_read_ahead_are_those_of_a_dict(store
                 ids = (random.integers(600) + random.integers(0, 30, random.integers(1, 9))) % 600
                 try:
                     assert read(dataset, ids) == {id: expected[id] for id in ids.tolist()}
+                    if random.random() < 0.1:
+                        dataset.files.hold(ids[:1])  # forgotten
                 except ConnectionError as error:
                     refused.append(error)
-                if random.random() < 0.1:
-                    dataset.files.hold(ids[:1])  # forgotten
                 dataset.files.finished(next(steps))
                 if random.random() < 0.1:
                     assert_within_the_limit(dataset)

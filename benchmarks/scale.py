@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Event, Lock
+from threading import Lock
 from unittest.mock import patch
 
 import numpy as np
@@ -146,10 +146,10 @@ class FolderStore:
     def in_place(self) -> AbstractContextManager[object]:
         """Let all addresses lead here."""
 
-        def read(address: Address, max_bytes: int = 0) -> bytes:
+        def read_bytes(address: Address, max_bytes: int = 0) -> bytes:
             return (self._folder / address.key).read_bytes()
 
-        def read_range(address: Address, start: int, length: int, ended: Event | None = None) -> bytes:
+        def read_range(address: Address, start: int, length: int, ended: object = None, version: str = "") -> bytes:
             time.sleep(self._latency)
             with self._lock:
                 self.requests, self.bytes = self.requests + 1, self.bytes + length
@@ -157,10 +157,10 @@ class FolderStore:
                 file.seek(start)
                 return file.read(length)
 
-        def listed(address: Address) -> list[tuple[str, int]]:
-            return [(entry.name, entry.stat().st_size) for entry in os.scandir(self._folder / address.key)]
+        def listing(address: Address) -> list[tuple[str, int, str]]:
+            return [(entry.name, entry.stat().st_size, "") for entry in os.scandir(self._folder / address.key)]
 
-        return patch.multiple(Address, read=read, read_range=read_range, objects=listed)
+        return patch.multiple(Address, read_bytes=read_bytes, read_range=read_range, listing=listing)
 
 
 def epoch(sizes: EpochSizes, directory: Path) -> Measured:

@@ -143,7 +143,7 @@ class Dataset(SamplesTable):
             Shard,
         )
 
-        return OpenFiles(lambda number: Shard(self.path, self.index, number, self.place, self._open_tars))
+        return OpenFiles(lambda number: Shard(self.files, self.index, number, self.place, self.file))
 
     @cached_property
     def _open_tars(self) -> OpenFiles[Descriptor]:
@@ -169,18 +169,17 @@ class Dataset(SamplesTable):
         self.files.bring_records(number)
         return self.shard(number).records()
 
-    def picture_file(self, shard: int, tar: int) -> Descriptor:
-        """Return a tar, or for -1 the shard's .beton, for `pread`, open as long as the caller keeps it.
+    def file(self, shard: int, place: int) -> Descriptor:
+        """Return the file at one of `Located`'s places, for `pread`, open as long as the caller keeps it.
 
         Raises DatasetError, OSError.
         """
         from .dataset.shard import open_beton
 
-        if tar >= 0:
-            return self._open_tars[tar]
-        self.files.prepare(shard)
+        if place != -1:
+            return self._open_tars[place] if place >= 0 else self.files.opened(place)
         opened = self._open_shards.get(shard)
-        return opened.file if opened else open_beton(self.path, self.index, shard)
+        return (opened and opened.file) or open_beton(self.path, self.index, shard)
 
     def jpeg(self, sample_id: int) -> bytes:
         """Return the stored JPEG of one sample.
@@ -264,9 +263,9 @@ class Mixture(Dataset):
         part, number = self._at(number)
         return part.shard(number)
 
-    def picture_file(self, shard: int, tar: int) -> Descriptor:
+    def file(self, shard: int, place: int) -> Descriptor:
         part, number = self._at(shard)
-        return part.picture_file(number, tar)
+        return part.file(number, place)
 
     def _at(self, shard: int) -> tuple[Dataset, int]:
         number = int(np.searchsorted(self._first_shard, shard, "right")) - 1

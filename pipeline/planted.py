@@ -75,10 +75,7 @@ class Planting:
 
     def _gives(self, ids: Ids) -> NDArray[np.bool_]:
         """Return which samples the run trains on, bool [k]."""
-        if (selection := self._selection) is None:
-            return np.ones(len(ids), np.bool_)
-        places = ids if selection.ids is None else np.searchsorted(selection.ids, ids).clip(max=len(selection.ids) - 1)
-        return np.asarray((selection.ids_at(places) == ids) & selection.are_present(places))
+        return self._selection.are_trained(ids) if self._selection else np.ones(len(ids), np.bool_)
 
 
 @kernel()

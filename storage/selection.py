@@ -139,6 +139,11 @@ class Selection:
         places = np.minimum(np.searchsorted(self.without, asked), len(self.without) - 1)
         return np.asarray(self.without[places] != asked)
 
+    def are_trained(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which samples of the dataset are selected and no holes, bool [b]."""
+        places = ids if self.ids is None else np.searchsorted(self.ids, ids).clip(max=len(self.ids) - 1)
+        return np.asarray((self.ids_at(places) == ids) & self.are_present(places))
+
     def ids_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the ids of the samples at these positions, int64 [b]."""
         return positions if self.ids is None else self.ids[positions]

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -283,11 +284,11 @@ def _write_and_verify(beton: Path, row_records: Path, rows: _Rows, writer: Write
         raise _not_what_was_written(row_records)
     vocab_size = vocab_size_of(tokenizer) if tokenizer else 0
     tars, read["jpeg_at"] = picture_places(read, tar_bytes is not None)
-    known = {"file": file.number, "vocab_size": vocab_size, "context_length": length}
-    located = Located.of(read[tars < 0], **known)
+    located_of = partial(Located.of, file=file.number, vocab_size=vocab_size, context_length=length)
+    located = located_of(read[tars < 0])
     _, fault = read_samples(located, 0, len(located.files), located.jpeg_bytes, np.empty(PAGE_BYTES, np.uint8))
     if fault == SOUND and tar_bytes is not None:
-        _, fault = read_tokens(Located.of(read, **known))
+        _, fault = read_tokens(located_of(read))
     if fault != SOUND:
         raise _not_what_was_written(beton)
 

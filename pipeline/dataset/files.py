@@ -17,6 +17,8 @@ from .index import SHARD_FOLDER
 
 if TYPE_CHECKING:
     from ..order.order import Order, Selected, Window
+    from .raw_bytes import Descriptor
+    from .stored_sample import Located
     from .tar_files import TarFiles
 
 
@@ -57,7 +59,11 @@ class DatasetFiles(Protocol):
         ...
 
     def tar(self, number: int) -> Path:
-        """Return the path of a tar, of which only held samples' pictures may be there."""
+        """Return the path of a tar that is on disk."""
+        ...
+
+    def beton_size(self, shard: int) -> int | None:
+        """Return the bytes of a shard's .beton if it is not in the folder."""
         ...
 
     def prepare(self, shard: int) -> None:
@@ -70,6 +76,14 @@ class DatasetFiles(Protocol):
 
     def hold(self, ids: NDArray[np.int64]) -> Held:
         """Make the samples' records, pictures and tokens available until the result is released; ids int64 [b]."""
+        ...
+
+    def placed(self, located: Located, ids: NDArray[np.int64], tokens_of: NDArray[np.int64]) -> Located:
+        """Return where held samples' pictures, and the tokens of others or these, are now; ids int64 [b] each."""
+        ...
+
+    def opened(self, place: int) -> Descriptor:
+        """Return a file that `placed` has named, by its place below -1."""
         ...
 
     def whole_shard(self, shard: int) -> AbstractContextManager[None]:
@@ -113,6 +127,9 @@ class LocalFiles:
     def tar(self, number: int) -> Path:
         return cast("TarFiles", self._tars).path(number)
 
+    def beton_size(self, shard: int) -> int | None:
+        return None
+
     def prepare(self, shard: int) -> None:
         pass
 
@@ -121,6 +138,12 @@ class LocalFiles:
 
     def hold(self, ids: NDArray[np.int64]) -> Held:
         return _ALWAYS_THERE
+
+    def placed(self, located: Located, ids: NDArray[np.int64], tokens_of: NDArray[np.int64]) -> Located:
+        return located
+
+    def opened(self, place: int) -> Descriptor:
+        raise ValueError(f"place {place} is not on disk")
 
     def whole_shard(self, shard: int) -> AbstractContextManager[None]:
         return nullcontext()

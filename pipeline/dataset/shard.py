@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DatasetError
+from .files import DatasetFiles
 from .index import SHARD_FOLDER, DatasetIndex
 from .raw_bytes import Descriptor
 from .row_records import RECORD, Extent, RowRecords, picture_places
@@ -28,21 +29,28 @@ class Shard:
     """Reads samples of one shard. Its files close when it is garbage-collected."""
 
     def __init__(
-        self, path: Path, index: DatasetIndex, number: int, place: object, tars: OpenFiles[Descriptor]
+        self,
+        files: DatasetFiles,
+        index: DatasetIndex,
+        number: int,
+        place: object,
+        open_file: Callable[[int, int], Descriptor],
     ) -> None:
-        """Open shard `number` of the dataset in the folder `path`. place: its name in errors.
+        """Open shard `number` of a dataset. place: its name in errors. open_file: as `Dataset.file`.
 
-        tars: those of a dataset in place.
         Raises DatasetError if the shard was cut short or belongs to another dataset, OSError if it cannot be opened.
         """
         self._path, self._number, self._first_id = place, number, index.first_id[number]
         self._rows = index.first_id[number + 1] - self._first_id
-        self._tokenizer, self._tars, self._open_tars = index.tokenizer, index.tars, tars
+        self._tokenizer, self._tars, self._files, self._open_file = index.tokenizer, index.tars, files, open_file
         context_length = index.tokenizer.context_length if index.tokenizer else 0
-        self.file = open_beton(path, index, number)
-        extent = Extent(self.file.bytes, 4 * context_length, index.captions_per_sample, index.tar_bytes)
+        size = files.beton_size(number)
+        self.file = open_beton(files.folder, index, number) if size is None else None
+        """The .beton, if it is on disk."""
+        size = self.file.bytes if self.file else size or 0
+        extent = Extent(size, 4 * context_length, index.captions_per_sample, index.tar_bytes)
         try:
-            self._table = RowRecords(path / SHARD_FOLDER / index.shard_name(number, "rows"), self._rows, extent)
+            self._table = RowRecords(files.folder / SHARD_FOLDER / index.shard_name(number, "rows"), self._rows, extent)
         except DatasetError as error:
             raise DatasetError(f"{error}. {_CURE}") from None
         except FileNotFoundError as error:
@@ -65,21 +73,22 @@ class Shard:
         tars, records["jpeg_at"] = picture_places(records, self._tars is not None)
         return records, tars
 
-    def located(self, records: NDArray[np.void]) -> Located:
-        """Return the places that RECORD [k] point to, in this shard's file; with captions, tokens are read too."""
+    def located(self, records: NDArray[np.void], tars: NDArray[np.int64] | None = None) -> Located:
+        """Return the places of what `resolved` returns, or of tokens alone; with captions, tokens are read too."""
         info = self._tokenizer
         vocab_size, context_length = (info.vocab_size, info.context_length) if info else (0, 0)
-        return Located.of(records, file=self.file.number, vocab_size=vocab_size, context_length=context_length)
+        return Located.of(records, tars, vocab_size=vocab_size, context_length=context_length)
 
-    def picture_file(self, tar: int) -> Descriptor:
-        """Return a tar, or the .beton for -1, open as long as the caller keeps it."""
-        return self.file if tar < 0 else self._open_tars[tar]
+    def opened(self, located: Located, rows: NDArray[np.int64]) -> tuple[Located, list[Descriptor]]:
+        """Return places of held rows, int64 [k], with descriptors of files, and these files to keep."""
+        ids = self._first_id + rows
+        located = self._files.placed(located, ids, ids)
+        return located, located.open([self._number] * len(rows), self._open_file)
 
     def jpeg(self, row: int) -> bytes:
         """Return the JPEG of a row. Raises DatasetError if it cannot be read or has changed since it was stored."""
-        records, tars = self.resolved(np.array([row]))
-        file = self.picture_file(int(tars[0]))
-        located = Located.of(records, file=file.number)
+        rows = np.array([row])
+        located, _files = self.opened(Located.of(*self.resolved(rows)), rows)
         jpeg = np.empty(located.jpeg_bytes[0], np.uint8)
         _, fault = read_samples(located, 0, 1, located.jpeg_bytes, jpeg)
         if fault != SOUND:
@@ -88,7 +97,7 @@ class Shard:
 
     def tokens(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return the first captions' tokens, int32 [len(rows), L]; requires captions. Raises as `jpeg` does."""
-        located = self.located(self.records(rows))
+        located, _files = self.opened(self.located(self.records(rows)), rows)
         place, fault = read_tokens(located)
         if fault != SOUND:
             raise self.damaged(int(rows[place]), REASONS[fault])
@@ -99,6 +108,7 @@ class Shard:
         record = self.records(np.array([row]))
         captions = np.arange(record["captions"][0], dtype=np.int64)
         located = self.located(np.repeat(record, len(captions)))._replace(caption=captions)
+        located, _files = self.opened(located, np.full(len(captions), row))
         _, fault = read_tokens(located)
         if fault != SOUND:
             raise self.damaged(row, REASONS[fault])
@@ -165,6 +175,11 @@ class OpenFiles(Generic[T]):
                 self._open[number] = opened
             self._open.move_to_end(number)
             return self._open[number]
+
+    def forget(self, number: int) -> None:
+        """Close shard or tar `number`, unless a caller keeps it."""
+        with self._lock:
+            self._open.pop(number, None)
 
     def get(self, number: int) -> T | None:
         """Return shard or tar `number` if it is open."""

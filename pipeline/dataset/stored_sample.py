@@ -4,6 +4,7 @@ Compiled, so that waiting for a disk does not hold the GIL. The returned copy is
 changes meanwhile does no harm.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...storage.kernels import kernel
 from .jpeg_header import size_in_header
-from .raw_bytes import read_at, xxh64
+from .raw_bytes import Descriptor, read_at, xxh64
 
 SOUND, UNREADABLE, CHANGED, OTHER_SIZE, TOKENS_CHANGED, NO_TOKEN, UNDECODABLE = range(7)
 REASONS = {
@@ -40,11 +41,10 @@ class Located(NamedTuple):
     """Places of b stored samples, in a form that compiled code accepts."""
 
     files: NDArray[np.int64]
-    """int64 [b]: descriptor of each sample's .beton."""
+    """int64 [b]: file with each sample's tokens. At first its place: -1 for the .beton, else a tar's number, or below
+    -1 a block of the cache; `open` replaces it by a descriptor."""
     jpeg_files: NDArray[np.int64]
-    """int64 [b]: descriptor of the file with each picture: of `files`, or of a tar."""
-    tars: NDArray[np.int64]
-    """int64 [b]: tar with each picture, -1 for the .beton."""
+    """int64 [b]: file with each picture, likewise."""
     vocab_size: int
     """Vocabulary size; 0 without captions."""
     tokens: NDArray[np.int32]
@@ -62,12 +62,35 @@ class Located(NamedTuple):
     tokens_checksum: NDArray[np.uint64]
 
     @classmethod
-    def of(cls, records: NDArray[np.void], *, file: int = -1, vocab_size: int = 0, context_length: int = 0) -> Self:
-        """Return the places that RECORD [b] point to, all in one file; the first captions' tokens are read if L > 0."""
+    def of(
+        cls,
+        records: NDArray[np.void],
+        tars: NDArray[np.int64] | None = None,
+        *,
+        file: int = -1,
+        vocab_size: int = 0,
+        context_length: int = 0,
+    ) -> Self:
+        """Return the places that RECORD [b] point to; the first captions' tokens are read if L > 0.
+
+        tars: int64 [b], for the pictures; None if all is in `file`.
+        """
         tokens, first = np.empty((len(records), context_length), np.int32), np.zeros(len(records), np.int64)
         columns: list[Any] = [records[name].astype(kind) for name, kind in _COLUMNS.items()]
-        files, jpeg_files, tars = np.full((3, len(records)), [[file], [file], [-1]])
-        return cls(files, jpeg_files, tars, vocab_size, tokens, first, *columns)
+        files = np.full(len(records), file)
+        return cls(files, files.copy() if tars is None else tars, vocab_size, tokens, first, *columns)
+
+    def open(self, shards: Sequence[int], file: Callable[[int, int], Descriptor], start: int = 0) -> list[Descriptor]:
+        """Replace the places of the samples from `start` on, of these shards, by descriptors; return the files to keep.
+
+        file: opens that of a shard and a place.
+        """
+        files = dict[tuple[int, int], Descriptor]()
+        for column in (self.files, self.jpeg_files):
+            places = [*zip(shards, column[start : start + len(shards)].tolist(), strict=True)]
+            files |= {place: file(*place) for place in {*places} - files.keys()}
+            column[start : start + len(shards)] = [files[place].number for place in places]
+        return [*files.values()]
 
 
 @kernel()

@@ -57,9 +57,9 @@ class Reader:
             for at in np.split(by_shard, np.flatnonzero(np.diff(shards[by_shard])) + 1):
                 shard = self._dataset.shard(int(shards[at[0]]))
                 records[at], tars[at] = shard.resolved(rows[at])
-        for name in ("tokens_at", "captions", "tokens_checksum"):  # in the same file, as donors are of the same shard
+        for name in ("tokens_at", "captions", "tokens_checksum"):  # in the same .beton, as donors are of the same shard
             records[name][places] = records[name][len(ids) :]
-        located = shard.located(records[: len(ids)])._replace(tars=tars[: len(ids)])
+        located = shard.located(records[: len(ids)], tars[: len(ids)])
         if not self._draws:
             return located
         return located._replace(caption=draw_captions(self._seed, np.uint64(epoch), ids, located.captions))
@@ -71,7 +71,10 @@ class Reader:
         its fault, or (high, SOUND).
         """
         shards, _ = self._dataset.locate(ids)
-        held = self._dataset.files.hold(np.concatenate([ids, self._planted(ids)[1]]) if self._dataset.fetches else ids)
+        places, donors = self._planted(ids) if self._dataset.fetches else (ids[:0], ids[:0])
+        held, tokens_of = self._dataset.files.hold(np.concatenate([ids, donors])), ids.copy()
+        tokens_of[places] = donors
+        located = self._dataset.files.placed(located, ids, tokens_of)
         cuts = np.linspace(0, len(ids), self._threads + 1).astype(int).tolist()
         parts = [self._pool.submit(self._run, located, shards, *cut, kernel, given) for cut in pairwise(cuts)]
         return Reading(ids, located, parts, held)
@@ -81,13 +84,7 @@ class Reader:
     ) -> tuple[int, int]:
         for start in range(low, high, self._max_run):
             end = min(start + self._max_run, high)
-            numbers = shards[start:end].tolist()
-            places = [*zip(numbers, located.tars[start:end].tolist(), strict=True)]
-            files = {
-                place: self._dataset.picture_file(*place) for place in {*places, *((each, -1) for each in numbers)}
-            }
-            located.files[start:end] = [files[shard, -1].number for shard in numbers]
-            located.jpeg_files[start:end] = [files[place].number for place in places]
+            files = located.open(shards[start:end].tolist(), self._dataset.file, start)
             row, fault = kernel(located, start, end, *given)
             files.clear()  # before the next files are opened
             if fault != SOUND:

@@ -14,7 +14,10 @@ ROWS_WITHOUT_ORDER = 1024
 
 @dataclass(frozen=True)
 class Blocks:
-    """Ranges of ids, block k from starts[k] to starts[k + 1]; with a selection, only selected ids are read."""
+    """Ranges of ids, block k from starts[k] to starts[k + 1]; of a selection only its samples.
+
+    The others, which the order never reads, are in blocks that follow, one after each of these.
+    """
 
     starts: Ids
     """int64 [blocks + 1], from 0 to the dataset's number of samples."""
@@ -40,7 +43,10 @@ class Blocks:
 
     def of_ids(self, ids: Ids) -> Ids:
         """Return the block of each id, int64 [b]."""
-        return np.searchsorted(self.starts, ids, side="right") - 1
+        blocks = np.searchsorted(self.starts, ids, side="right") - 1
+        if isinstance(self.order, Selected):
+            blocks += len(self) * ~self.order.selection.are_trained(ids)
+        return blocks
 
     def ids(self, block: int) -> Ids:
         """Return a block's ids to read, int64 [k], ascending."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,43 +13,32 @@ from typing import NamedTuple
 
 from ...storage.bucket import Address
 from ...storage.bucket_errors import ObjectStoreError
-from .pages import Pages
-from .plan import Ids
+from ...storage.files import open_own
 
 SIDE_BY_SIDE = 16
 """Concurrent requests: at 20 ms each, small ranges arrive at 800 a second."""
 
 
-class CachedFile(NamedTuple):
-    """An object, and the file with the parts of it that are cached."""
+class Fetch(NamedTuple):
+    """A request for a range of an object."""
 
     address: Address
-    path: Path
-    size: int
-    version: str = ""
-    """Its ETag, if another object of this name is to be refused."""
-
-
-class Fetch(NamedTuple):
-    """A request for neighbouring ranges of an object."""
-
-    file: CachedFile
-    starts: Ids
-    stops: Ids
-    """int64 [k] each, ascending."""
-    arrived: Callable[[], None]
-    """Called when the cache's file has the ranges."""
+    version: str
+    """The ETag, if another object of this name is to be refused; else empty."""
+    start: int
+    stop: int
+    store: Callable[[bytes], None]
+    """Writes the answer to the cache."""
 
 
 class Fetcher:
     """Threads that fetch. Raises the errors of `Address.read_range` and of the disk."""
 
-    def __init__(self, pages: Pages, name: str) -> None:
-        self._pages = pages
+    def __init__(self, name: str) -> None:
         self._threads, self._ended = ThreadPoolExecutor(SIDE_BY_SIDE, f"thermopile-{name}"), Event()
 
     def fetch(self, jobs: Sequence[Fetch]) -> None:
-        """Fetch all ranges; return once each has arrived or failed, and raise the first error.
+        """Fetch and store all ranges; return once each is stored or failed, and raise the first error.
 
         If the caller is interrupted, requests are no longer retried: a process waits for its threads before it ends.
         """
@@ -70,20 +60,39 @@ class Fetcher:
             raise first
 
     def _fetch(self, job: Fetch, ended: Event) -> None:
-        (address, path, size, version), start, stop = job.file, int(job.starts[0]), int(job.stops[-1])
-        data = address.read_range(start, stop - start, ended, version)
-        if len(data) != stop - start:
+        data = job.address.read_range(job.start, job.stop - job.start, ended, job.version)
+        if len(data) != job.stop - job.start:
             raise ObjectStoreError(
-                f"{address} ends at byte {start + len(data):,}, before {stop:,}; it was "
+                f"{job.address} ends at byte {job.start + len(data):,}, before {job.stop:,}; it was "
                 "changed after the dataset was opened"
             )
-        self._pages.write(path, size, job.starts, job.stops, data)
-        job.arrived()
+        job.store(data)
 
     def close(self) -> None:
         """Drop queued requests. A request under way ends by itself, within its timeout, and is not retried."""
         self._ended.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def write(path: Path, pieces: Iterable[tuple[int, int, int]], data: bytes) -> None:
+    """Write pieces of `data` to an existing file: for each its offset there, its start and its end in `data`.
+
+    Raises OSError, naming the cache's folder, if there is no space.
+    """
+    descriptor, view = open_own(path, os.O_WRONLY), memoryview(data)
+    try:
+        for at, start, stop in pieces:
+            while start < stop:
+                written = os.pwrite(descriptor, view[start:stop], at)
+                at, start = at + written, start + written
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"{path} cannot be written: {error.strerror}. Set THERMOPILE_CACHE to a folder on a "
+            "larger disk, or a smaller data.cache",
+        ) from None
+    finally:
+        os.close(descriptor)
 
 
 class WaitClock:

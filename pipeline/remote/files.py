@@ -19,16 +19,17 @@ from ..dataset.files import Held, LocalFiles
 from ..dataset.index import SHARD_FOLDER, SHARD_SUFFIXES, DatasetIndex
 from ..dataset.tar_files import TarFiles, listed
 from ..order.order import Order, Selected, Window
-from . import sparse
 from .blocks import Blocks
 from .cache_folder import CacheFolder
 from .plan import Ids
 from .read_ahead import ReadAhead
-from .samples import TARS, CachedSamples
+from .samples import BLOCKS, CachedSamples
 from .schedule import Schedule
 
 if TYPE_CHECKING:
+    from ..dataset.raw_bytes import Descriptor
     from ..dataset.shard import Shard
+    from ..dataset.stored_sample import Located
 
 _MAX_SCHEDULED = 1 << 17
 
@@ -40,7 +41,6 @@ class _Cached:
     """
 
     samples: CachedSamples
-    _tars: TarFiles | None
     _whole: threading.Lock
     _ahead: ReadAhead | None = None
 
@@ -52,16 +52,17 @@ class _Cached:
             folder = CacheFolder()
             weakref.finalize(self, folder.remove)
             (folder.path / SHARD_FOLDER).mkdir()
-            (folder.path / TARS).mkdir()
-            sparse.refuse_if_whole(folder.path)
+            (folder.path / BLOCKS).mkdir()
             return folder.path
-
-    def tar(self, number: int) -> Path:
-        tars: Any = self._tars  # only called if the dataset is in place
-        return self.samples.tar(number).path if tars.root.is_remote else Path(tars.path(number))
 
     def hold(self, ids: Ids) -> Held:
         return self.samples.hold(ids)
+
+    def placed(self, located: Located, ids: Ids, tokens_of: Ids) -> Located:
+        return self.samples.placed(located, ids, tokens_of)
+
+    def opened(self, place: int) -> Descriptor:
+        return self.samples.opened(place)
 
     @contextmanager
     def expect(self, windows: Iterable[Window], order: Order | Selected, limit: int) -> Iterator[None]:
@@ -126,23 +127,35 @@ class RemoteFiles(_Cached):
                     (self._address / name).download(file)
         return path
 
+    def tar(self, number: int) -> Path:
+        tars: Any = self._tars  # only called if the tars are on disk
+        return Path(tars.path(number))
+
+    def beton_size(self, shard: int) -> int:
+        return self.samples.sizes[self._index.shard_name(shard, "beton")]
+
     def prepare(self, shard: int) -> None:
         self.samples.prepare(shard)
 
     def bring_records(self, shard: int) -> None:
-        self.samples.bring_records(shard)
+        self.samples.bring_records(self._ids(shard))
+
+    def _ids(self, shard: int) -> Ids:
+        return np.arange(*self._index.first_id[shard : shard + 2])
 
     @contextmanager
     def whole_shard(self, shard: int) -> Iterator[None]:
-        self.prepare(shard)
         beton, rows, table = (f"{SHARD_FOLDER}/{self._index.shard_name(shard, suffix)}" for suffix in SHARD_SUFFIXES)
         for name in (beton, rows):
-            with (self.folder / name).open("r+b") as file:
+            with (self.folder / name).open("wb") as file:
                 (self._address / name).download(file)
-        table_file = self.whole(table)
-        self.samples.all_came(shard)
+        self.whole(table)
+        ids = self._ids(shard)
+        self.samples.records_came(shard)
+        self.samples.on_disk = range(ids[0], ids[-1] + 1)
         try:
             yield
         finally:
-            self.samples.drop_all(shard)
-            table_file.unlink()
+            self.samples.on_disk = range(0)
+            for name in (beton, table):
+                (self.folder / name).unlink()

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 
 from ..errors import DatasetError
+from .fetching import Fetcher
 from .plan import Ids
 from .samples import CachedSamples
 from .schedule import Due, Schedule
@@ -27,7 +28,7 @@ class ReadAhead:
     def __init__(self, samples: CachedSamples, schedule: Schedule) -> None:
         self._samples, self._schedule, self._closed = samples, schedule, False
         self._lots, self._turn = 0, 1
-        self._fetcher = samples.new_fetcher()
+        self._fetcher = Fetcher("read-ahead")
         self._bytes_a_row = max(1, int(samples.shard_bytes().sum()) // int(samples.blocks.starts[-1]))
         self._lot_bytes = max(1, min(LOT_BYTES, samples.room.limit // 16))
         for number in range(THREADS):
@@ -86,7 +87,7 @@ class ReadAhead:
         try:
             for due in lot:
                 try:
-                    size = samples.size_on_disk(ids[due])
+                    size = samples.size_of(ids[due])
                 except DatasetError:
                     continue  # a damaged record, which the batch with this sample will raise
                 if not self._enter(number, due, size):

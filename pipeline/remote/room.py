@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from threading import Condition, RLock
 
 from ..errors import DatasetError
+from .plan import in_pages
 from .schedule import NEVER, Schedule
 
 
@@ -16,6 +17,8 @@ class CacheTooSmallError(DatasetError):
 
 class Room:
     """Bytes on disk within a limit. Blocks in use stay; of the others, the block needed last is evicted first.
+
+    A block grows by what is appended to its file, or is paid for as a whole beforehand.
 
     All methods but `leave_later` take the lock, and notify `changed` when room may have become free.
     """
@@ -30,9 +33,9 @@ class Room:
         self._next_use = schedule.next_use if schedule else self._last_use_negated
         self._schedule = schedule
         self._last_use: dict[int, int] = {}
-        self._held: Counter[int] = Counter()
-        self._whole: set[int] = set()
-        """Blocks whose room covers all their samples, cached or not."""
+        self._paid: Counter[int] = Counter()
+        self._sizes: Counter[int | None] = Counter()
+        """Of each block's file, in bytes: never more than `_paid`, which is whole pages."""
         self._in_use: Counter[int] = Counter()
         self._left: deque[tuple[int, ...]] = deque()
         self.bytes = self.peak_bytes = self._uses = self._callers = self._waiting = self._reading_ahead = 0
@@ -59,62 +62,70 @@ class Room:
         """End `enter` at the next call of `take`; the garbage collector may call it anywhere, so it takes no lock."""
         self._left.append(blocks)
 
-    def take(self, block: int | None, size: int) -> None:
-        """Take room for a caller who needs it now; block: None for bytes that are never dropped.
+    def take(self, block: int | None, size: int) -> int:
+        """Append to a block for a caller who needs it now; return the offset. block: None for bytes never dropped.
 
-        A block for which `take_ahead` has taken room needs no more. Waits if only other callers can make room. Raises
-        CacheTooSmallError if nobody can.
+        Takes no room that `take_ahead` has taken. Waits if only other callers can make room. Raises CacheTooSmallError
+        if nobody can.
         """
         with self.changed:
             self._waiting += 1
             try:
-                while block not in self._whole and not self._make_room(size, later_than=-NEVER) and self._firm:
+                while True:
+                    end = self._sizes[block] + size
+                    more = self._more(block, end)
+                    if self._make_room(more, later_than=-NEVER) or not self._firm:
+                        break
                     if self._waiting >= self._callers and not self._reading_ahead:
                         raise CacheTooSmallError(
                             f"data.cache = {self.limit:,} is too small: the samples in use at once take "
-                            f"{self.bytes + size:,} bytes. Set it to at least {(self.bytes + size) * 9 // 8:,}"
+                            f"{self.bytes + more:,} bytes. Set it to at least {(self.bytes + more) * 9 // 8:,}"
                         )
                     self.changed.wait()
             finally:
                 self._waiting -= 1
-            if block not in self._whole:
-                self._add(block, size)
+            self._pay(block, more)
+            if block is not None:
+                self._sizes[block] = end
+            return end - size
 
     def take_ahead(self, block: int | None, size: int, first_step: int) -> bool:
-        """Take room for a whole block, needed by a window from `first_step` on, if later blocks can make room.
+        """Take room for a block of `size` bytes, needed by a window from `first_step` on, if later ones can make room.
 
         block: None for bytes that are never dropped.
         """
         with self.changed:
-            more = size if block is None else size - self._held[block]
+            more = self._more(block, size)
             if not self._make_room(more, later_than=first_step):
                 return False
-            self._add(block, more)  # negative if parts were fetched: neighbours share pages
-            if block is not None:
-                self._whole.add(block)
+            self._pay(block, more)
             return True
+
+    def _more(self, block: int | None, size: int) -> int:
+        """Return the bytes to pay until a block has `size`."""
+        return size if block is None else max(0, in_pages(size) - self._paid[block])
+
+    def _pay(self, block: int | None, size: int) -> None:
+        if block is not None:
+            self._paid[block] += size
+        self.bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.bytes)
 
     def _last_use_negated(self, block: int) -> int:
         return -self._last_use.get(block, 0)
-
-    def _add(self, block: int | None, size: int) -> None:
-        if block is not None:
-            self._held[block] += size
-        self.bytes += size
-        self.peak_bytes = max(self.peak_bytes, self.bytes)
 
     def _make_room(self, size: int, later_than: int) -> bool:
         while self._left:
             self._in_use -= Counter(self._left.popleft())
             self._callers -= 1
         while self.bytes + size > self.limit:
-            droppable = [block for block, held in self._held.items() if held and not self._in_use[block]]
+            droppable = [block for block, paid in self._paid.items() if paid and not self._in_use[block]]
             last = max(droppable, key=self._next_use, default=None)
             if last is None or self._next_use(last) <= later_than:
                 return False
             self._drop(last)
             if self._schedule is not None:
                 self._schedule.dropped(last)
-            self.bytes -= self._held.pop(last)
-            self._whole.discard(last)
+            self.bytes -= self._paid.pop(last)
+            self._sizes.pop(last, None)
         return True

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import os
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
+from itertools import count, groupby
+from operator import itemgetter
 from pathlib import Path
-from threading import RLock
-from typing import TYPE_CHECKING, Any, TypeAlias
+from threading import Condition, RLock
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...storage.bucket import Address
+from ...storage.files import open_own
 from ..dataset.files import Held
-from ..dataset.index import MAX_TAR_BYTES, SHARD_FOLDER, DatasetIndex, ShardSuffix
+from ..dataset.index import MAX_TAR_BYTES, SHARD_FOLDER, DatasetIndex
+from ..dataset.raw_bytes import Descriptor
+from ..dataset.shard import OpenFiles
+from ..dataset.stored_sample import Located
 from ..dataset.tar_files import TarFiles
 from ..errors import DatasetError
-from . import sparse
 from .blocks import Blocks
-from .fetching import CachedFile, Fetch, Fetcher, WaitClock
-from .pages import Pages
-from .plan import MAX_GAP, MAX_TAR_GAP, PAGE, Ids, on_disk, pages_of_rows, requests, spans_of
-from .presence import ABSENT, HERE, WHOLE, Kind, Places, Presence
+from .contents import ABSENT, Contents
+from .fetching import Fetch, Fetcher, WaitClock, write
+from .plan import MAX_GAP, MAX_TAR_GAP, PAGE, Ids, grouped, pages_of_rows, requests, runs
 from .room import Room
 from .schedule import Schedule
 
@@ -30,16 +36,20 @@ if TYPE_CHECKING:
 DEFAULT_BYTES = 1 << 30
 """Disk space for samples read without an order; samples in use at once may take more."""
 REQUEST_BYTES = 8 << 20
-TARS = "tars"
+BLOCKS = "blocks"
 """Folder of the cache."""
 _OFFSET_BITS = MAX_TAR_BYTES.bit_length()
-"""Bits of an offset in a file. A position has the number of its file (`_file`) in the bits above."""
+"""Bits of an offset in an object. A position has the tar's number, or ~ the shard's, in the bits above."""
 _OFFSET = (1 << _OFFSET_BITS) - 1
-_Jobs: TypeAlias = Callable[[list[Places]], Iterable[Fetch]]
+_Parts: TypeAlias = list[tuple[Contents, Ids]]
+"""Samples of blocks, by id, or pages of shards' records, by number, ascending."""
+_Jobs: TypeAlias = tuple[list[Fetch], list[Ids]]
+"""Requests, and where each part will be."""
+_JobsOf: TypeAlias = Callable[[_Parts], _Jobs]
 
 
 class CachedSamples:
-    """Fetches samples into sparse files, and drops them by blocks. Records stay, 64 bytes a sample. Thread-safe."""
+    """Fetches samples into files of blocks, and drops them by blocks. Records stay, 64 bytes a sample. Thread-safe."""
 
     def __init__(
         self,
@@ -53,17 +63,21 @@ class CachedSamples:
         """shards: address of the files named in `sizes` with their bytes; None, and no sizes, if they are on disk.
 
         tars: None if they are on disk, or there are none. folder: the cache's, which is made when needed.
-        open_shard: returns a shard whose files exist.
+        open_shard: returns a shard whose records' header is cached.
         """
         self._shards, self._tars, self.sizes = shards, tars, sizes
         self._folder, self._index, self._open_shard = folder, index, open_shard
-        fetched: dict[Kind, object] = {"samples": shards, "pictures": tars}
-        self._kinds = [kind for kind, place in fetched.items() if place is not None]
+        self._tokens_bytes = 4 * index.tokenizer.context_length if index.tokenizer else 0
         self.first_id = np.array(index.first_id, np.int64)
+        self.on_disk = range(0)
+        """Ids of a shard whose .beton is on disk as a whole."""
         self.clock = WaitClock()
         self.lock = RLock()
-        self.pages = Pages(self.lock)
-        self.presence = Presence(self.lock, self._rows_of)
+        self._changed = Condition(self.lock)
+        self._files = count()
+        self._contents: dict[int, Contents] = {}
+        self._records: dict[int, Contents] = {}
+        self._opened = OpenFiles(lambda file: Descriptor(self._path(file), os.O_NOFOLLOW))
         self.blocks = Blocks.without_order(index.n)
         self.room = Room(self.lock, DEFAULT_BYTES, self._drop)
         self.failure: BaseException | None = None
@@ -71,11 +85,7 @@ class CachedSamples:
 
     @cached_property
     def _fetcher(self) -> Fetcher:
-        return Fetcher(self.pages, "fetch")
-
-    def new_fetcher(self) -> Fetcher:
-        """Return separate threads for a caller, so that nobody queues behind it."""
-        return Fetcher(self.pages, "read-ahead")
+        return Fetcher("fetch")
 
     def follow(self, blocks: Blocks, limit: int, schedule: Schedule) -> None:
         """From now on, keep these blocks within `limit` bytes, and drop first the block that the schedule needs last.
@@ -91,213 +101,269 @@ class CachedSamples:
 
         Raises DatasetError for a damaged record, CacheTooSmallError, OSError including ObjectStoreError.
         """
+        ids = np.unique(ids)
         blocks = tuple(np.unique(self.blocks.of_ids(ids)).tolist())
         self.room.enter(blocks)
         held = Held(partial(self.room.leave, blocks), partial(self.room.leave_later, blocks))
         try:
-            self._bring(self._by_shard(ids))
+            if self._are_missing(samples := self._in_blocks(ids)):
+                with self.clock.waiting():
+                    self.bring_records(ids)
+                    self._complete(samples, self._sample_jobs)
         except BaseException:
             held.release()
             raise
         return held
 
-    def prepare(self, shard: int) -> None:
-        """Create a shard's files, unless they exist, with the header of its records."""
-        self._bring_records([(shard, np.zeros(0, np.int64))])
+    def placed(self, located: Located, ids: Ids, tokens_of: Ids) -> Located:
+        """Return `located` with the places in the cache of held samples' pictures, and of these or others' tokens.
 
-    def bring_records(self, shard: int) -> None:
-        self._bring_records([(shard, np.arange(self._rows_of(shard)))])
+        ids, tokens_of: int64 [b]. What is on disk stays where it is.
+        """
+        (files, token_files), (ends, tokens_at) = self._find(np.stack([ids, tokens_of]))
+        pictures, tokens = self._are_fetched(ids, located.jpeg_files), self._are_fetched(tokens_of, located.files)
+        return located._replace(
+            jpeg_files=np.where(pictures, files, located.jpeg_files),
+            jpeg_at=np.where(pictures, (ends - located.jpeg_bytes).astype(np.uint64), located.jpeg_at),
+            files=np.where(tokens, token_files, located.files),
+            tokens_at=np.where(tokens, tokens_at.astype(np.uint64), located.tokens_at),
+        )
+
+    def opened(self, place: int) -> Descriptor:
+        """Return the file of a place from `placed`, for `pread`, open as long as the caller keeps it."""
+        return self._opened[-2 - place]
+
+    def bring_records(self, ids: Ids) -> None:
+        """Fetch the records of samples, int64 [b], with the headers of their shards."""
+        self._complete(self._in_pages(ids), self._page_jobs)
+
+    def prepare(self, shard: int) -> None:
+        """Create the file of a shard's records, unless it exists, with its header."""
+        self._complete([(self._records_of(shard), np.zeros(1, np.int64))], self._page_jobs)
+
+    def records_came(self, shard: int) -> None:
+        """Note that a shard's file of records is on disk as a whole."""
+        contents, pages = self._records_of(shard), pages_of_rows(np.arange(*self.first_id[shard : shard + 2]))
+        with self.lock:
+            contents.claim(missing := pages[contents.find(pages) == ABSENT])
+            contents.put(missing, 0)
 
     def shard_bytes(self) -> Ids:
-        """Return the bytes of each shard's samples, int64 [shards]; in tars, a mean share and a page a sample."""
+        """Return the bytes of each shard's samples, int64 [shards]; in tars, a mean share of them."""
         rows, size = np.diff(self.first_id), np.zeros(len(self.first_id) - 1, np.int64)
         if self._shards is not None:
             size += [self.sizes[self._index.shard_name(shard, "beton")] for shard in range(len(rows))]
-        return size + rows * (sum(self._tars.sizes) // self._index.n + PAGE) if self._tars else size
+        return size + rows * (sum(self._tars.sizes) // self._index.n) if self._tars else size
 
     def bring_ahead(self, ids: Ids, fetcher: Fetcher) -> None:
         """Fetch samples for which the caller has taken room, except samples that others are fetching.
 
         The others may be waiting for the caller's room.
         """
-        claimed = self.presence.claim(self._parts_of(self._by_shard(ids)), self._refuse_if_ended, wait=False)
-        self._fetch(claimed, self._sample_jobs, fetcher)
+        self._fetch(self._claim(self._in_blocks(ids), wait=False), self._sample_jobs, fetcher)
 
     def bring_records_ahead(self, ids: Ids, first_step: int, fetcher: Fetcher, check: Callable[[], None]) -> None:
         """Fetch records of samples that a window from `first_step` on needs, as soon as there is room for them.
 
         check: called before each look for room; raises to end the wait.
         """
-        pages = self._pages_of(self._by_shard(ids))
+        pages = self._in_pages(ids)
         while claimed := self._claim_ahead(pages, first_step, check):
-            self._fetch(claimed, partial(self._page_jobs, charged=False), fetcher)
+            self._fetch(claimed, partial(self._page_jobs, paid=True), fetcher)
 
-    def size_on_disk(self, ids: Ids) -> int:
-        """Return the bytes that a block takes on disk once its samples are cached; its records are cached already.
+    def size_of(self, ids: Ids) -> int:
+        """Return the bytes that samples take in their block's file; their records are cached already.
 
         Raises DatasetError for a damaged record.
         """
-        spans = [self._spans(places) for places in self._parts_of(self._by_shard(ids))]
-        return on_disk(*map(np.concatenate, zip(*spans, strict=True))) if spans else 0  # a block of holes
+        return int(self._sources(ids)[1].sum())
 
     def notify_all(self) -> None:
         """Wake all callers who wait for samples or for room."""
         with self.lock:
-            self.presence.changed.notify_all()
+            self._changed.notify_all()
             self.room.changed.notify_all()
 
-    # Missing samples and records.
+    # Claims: each part is fetched by the first who needs it.
 
-    def _by_shard(self, ids: Ids) -> list[tuple[int, Ids]]:
+    def _in_blocks(self, ids: Ids) -> _Parts:
+        """Return samples, int64 [b], of blocks that the caller has entered."""
         ids = np.unique(ids)
-        shards = np.searchsorted(self.first_id, ids, side="right") - 1
-        parts = np.split(ids, np.flatnonzero(np.diff(shards)) + 1) if len(ids) else []
+        with self.lock:
+            return [(self._block(block), ids[places]) for block, places in grouped(self.blocks.of_ids(ids))]
+
+    def _block(self, number: int) -> Contents:
+        if number not in self._contents:
+            contents = Contents(number, next(self._files))
+            _make(self._path(contents.file), 0)
+            self._contents[number] = contents
+        return self._contents[number]
+
+    def _in_pages(self, ids: Ids) -> _Parts:
         return [
-            (shard := int(np.searchsorted(self.first_id, part[0], side="right") - 1), part - self.first_id[shard])
-            for part in parts
+            (self._records_of(shard), pages_of_rows(ids[places] - self.first_id[shard]))
+            for shard, places in grouped(self._shards_of(ids))
+            if self._shards is not None
         ]
 
-    def _bring(self, by_shard: list[tuple[int, Ids]]) -> None:
-        samples = self._parts_of(by_shard)
-        if self.presence.are_here(samples):
-            return
-        with self.clock.waiting():
-            self._bring_records(by_shard)
-            self._complete(samples, self._sample_jobs)
+    def _records_of(self, shard: int) -> Contents:
+        with self.lock:
+            return self._records.setdefault(shard, Contents(shard))
 
-    def _bring_records(self, by_shard: list[tuple[int, Ids]]) -> None:
-        pages = self._pages_of(by_shard)
-        if not self.presence.are_here(pages):
-            self._complete(pages, partial(self._page_jobs, charged=True))
+    def _are_missing(self, wanted: _Parts) -> bool:
+        with self.lock:
+            return any((contents.find(keys) < 0).any() for contents, keys in wanted)
 
-    def _pages_of(self, by_shard: list[tuple[int, Ids]]) -> list[Places]:
-        return [Places(shard, "pages", pages_of_rows(rows)) for shard, rows in by_shard if self._shards is not None]
-
-    def _parts_of(self, by_shard: list[tuple[int, Ids]]) -> list[Places]:
-        return [Places(shard, kind, rows) for shard, rows in by_shard for kind in self._kinds]
-
-    def _complete(self, wanted: list[Places], jobs_of: _Jobs) -> None:
-        """Fetch missing places, and wait for places that others are fetching."""
-        while claimed := self.presence.claim(wanted, self._refuse_if_ended):
+    def _complete(self, wanted: _Parts, jobs_of: _JobsOf) -> None:
+        """Fetch missing parts, and wait for parts that others are fetching."""
+        while claimed := self._claim(wanted):
             self._fetch(claimed, jobs_of, self._fetcher)
 
-    def _claim_ahead(self, pages: list[Places], first_step: int, check: Callable[[], None]) -> list[Places]:
+    def _claim(self, wanted: _Parts, *, wait: bool = True) -> _Parts:
+        """Return the parts that the caller must fetch, now marked COMING; none once all are cached.
+
+        Waits for other callers that fetch the rest, unless `wait` is false.
+        """
+        with self.lock:
+            while self._are_missing(wanted):
+                self._refuse_if_ended()
+                absent = ((contents, keys[contents.find(keys) == ABSENT]) for contents, keys in wanted)
+                claimed = [(contents, keys) for contents, keys in absent if len(keys)]
+                for contents, keys in claimed:
+                    contents.claim(keys)
+                if claimed or not wait:
+                    return claimed
+                self._changed.wait()
+            return []
+
+    def _claim_ahead(self, pages: _Parts, first_step: int, check: Callable[[], None]) -> _Parts:
         """Claim pages once there is room. Until then callers, who may hold the room, need not wait for these pages."""
         with self.lock:
-            while claimed := self.presence.claim(pages, check):
-                if self.room.take_ahead(None, PAGE * sum(len(each.numbers) for each in claimed), first_step):
-                    break
-                self.presence.failed(claimed)
+            while True:
+                check()
+                claimed = self._claim(pages)
+                size = PAGE * sum(len(numbers) for _, numbers in claimed)
+                if self.room.take_ahead(None, size, first_step):
+                    return claimed
+                self._release(claimed)
                 self.room.changed.wait()
-            return claimed
 
-    def _fetch(self, claimed: list[Places], jobs_of: _Jobs, fetcher: Fetcher) -> None:
+    def _release(self, claimed: _Parts) -> None:
+        """Leave claimed parts that have not come to others."""
+        with self.lock:
+            for contents, keys in claimed:
+                contents.release(keys)
+            self._changed.notify_all()
+
+    def _fetch(self, claimed: _Parts, jobs_of: _JobsOf, fetcher: Fetcher) -> None:
         try:
-            fetcher.fetch([*jobs_of(claimed)] if claimed else [])
+            jobs, places = jobs_of(claimed) if claimed else ([], [])
+            fetcher.fetch(jobs)
+            with self.lock:
+                for (contents, keys), at in zip(claimed, places, strict=True):
+                    contents.put(keys, at)
         finally:
-            self.presence.failed(claimed)
-
-    def _page_jobs(self, claimed: list[Places], *, charged: bool) -> Iterator[Fetch]:
-        for places in claimed:
-            file = self._shard_file(places.shard, "rows")
-            for each in (self._shard_file(places.shard, "beton"), file):
-                sparse.create(each.path, each.size)
-            if charged:
-                self.room.take(None, PAGE * len(places.numbers))
-            starts = places.numbers * PAGE
-            stops = np.minimum(starts + PAGE, file.size)
-            for _, _, first, last in requests(starts, stops, max_gap=0, max_bytes=REQUEST_BYTES):
-                arrived = partial(self.presence.arrived, places._replace(numbers=places.numbers[first:last]))
-                yield Fetch(file, starts[first:last], stops[first:last], arrived)
-
-    def _sample_jobs(self, claimed: list[Places]) -> Iterator[Fetch]:
-        """Yield requests for parts of samples, of any shards, by their places in their files."""
-        spans = [self._spans(places) for places in claimed]
-        for places, span in zip(claimed, spans, strict=True):
-            self._take_room(places, *span)
-        owners = np.repeat(np.arange(len(claimed)), [len(places.numbers) for places in claimed])
-        numbers = np.concatenate([places.numbers for places in claimed])
-        starts, stops = map(np.concatenate, zip(*spans, strict=True))
-
-        def arrived(parts: Ids) -> None:
-            for owner in np.unique(owners[parts]).tolist():
-                of_owner = numbers[parts[owners[parts] == owner]]
-                self.presence.arrived(claimed[owner]._replace(numbers=of_owner))
-
-        arrived(np.flatnonzero(starts == stops))
-        order = np.argsort(starts, kind="stable")
-        order = order[stops[order] > starts[order]]
-        gaps = np.where(starts[order][1:] < 0, MAX_GAP, MAX_TAR_GAP)
-        for start, _, first, last in requests(starts[order], stops[order], max_gap=gaps, max_bytes=REQUEST_BYTES):
-            file, parts = self._file(start >> _OFFSET_BITS), order[first:last]
-            sparse.create(file.path, file.size)
-            yield Fetch(file, starts[parts] & _OFFSET, stops[parts] & _OFFSET, partial(arrived, parts))
-
-    def _take_room(self, places: Places, starts: Ids, stops: Ids) -> None:
-        blocks = self.blocks.of_ids(self.first_id[places.shard] + places.numbers)
-        for part in np.split(np.arange(len(blocks)), np.flatnonzero(np.diff(blocks)) + 1):
-            self.room.take(int(blocks[part[0]]), on_disk(starts[part], stops[part]))
-
-    def _spans(self, places: Places) -> tuple[Ids, Ids]:
-        """Return first and last position, exclusive, of parts of samples, int64 [k] each; see `_file`."""
-        shard, kind, rows = places
-        opened, info = self._open_shard(shard), self._index.tokenizer
-        records, tars = opened.resolved(rows)
-        if kind == "pictures":
-            starts = (tars << _OFFSET_BITS) + records["jpeg_at"].astype(np.int64)
-            return starts, starts + np.where(tars < 0, 0, records["jpeg_bytes"])
-        starts, stops, possible = spans_of(records, tars, 4 * info.context_length if info else 0)
-        if possible < len(rows):
-            raise opened.damaged(int(rows[possible]), "has a picture and tokens too far apart")
-        return starts + (~shard << _OFFSET_BITS), stops + (~shard << _OFFSET_BITS)
-
-    def _file(self, number: int) -> CachedFile:
-        """Return a tar by its number, or the .beton of shard ~number."""
-        return self.tar(number) if number >= 0 else self._shard_file(~number, "beton")
-
-    def tar(self, number: int) -> CachedFile:
-        tars: Any = self._tars  # only called if these are at an address
-        path = self._folder() / TARS / f"{number}.tar"
-        return CachedFile(tars.root / tars.names[number], path, tars.sizes[number], tars.versions[number])
-
-    def _shard_file(self, shard: int, suffix: ShardSuffix) -> CachedFile:
-        shards: Any = self._shards  # likewise
-        name = self._index.shard_name(shard, suffix)
-        return CachedFile(shards / name, self._folder() / SHARD_FOLDER / name, self.sizes[name])
-
-    def all_came(self, shard: int) -> None:
-        """Record that every byte of a shard's files is cached."""
-        with self.lock:
-            self.presence.of(shard, "samples")[:] = self.presence.of(shard, "pages")[:] = WHOLE
-
-    def drop_all(self, shard: int) -> None:
-        """Free a shard's samples, none of which may be in use."""
-        file = self._shard_file(shard, "beton")
-        with self.lock:
-            self.presence.of(shard, "samples")[:] = ABSENT
-            self.presence.forget_if_empty(shard, "samples")
-            self.pages.forget(file.path, file.size)
-
-    def _drop(self, block: int) -> None:
-        """Free a block's pages, except pages shared with a sample of another block. Called under the lock."""
-        low, high = self.blocks.starts[block : block + 2].tolist()
-        for places in self._parts_of(self._by_shard(np.arange(low, high))):
-            shard, kind, rows = places
-            states = self.presence.of(shard, kind)
-            if not len(here := rows[states[rows] == HERE]):
-                continue
-            starts, stops = self._spans(places._replace(numbers=here))
-            files = starts >> _OFFSET_BITS
-            for number in np.unique(files[stops > starts]).tolist():
-                of_file = files == number
-                self.pages.free(self._file(number).path, starts[of_file] & _OFFSET, stops[of_file] & _OFFSET)
-            states[here] = ABSENT
-            self.presence.forget_if_empty(shard, kind)
-
-    def _rows_of(self, shard: int) -> int:
-        return int(self.first_id[shard + 1] - self.first_id[shard])
+            self._release(claimed)
 
     def _refuse_if_ended(self) -> None:
         if (error := self.failure) is not None:
             known = isinstance(error, OSError | DatasetError)
             raise (type(error)(*error.args) if known else RuntimeError(str(error))) from error
+
+    # Requests.
+
+    def _page_jobs(self, claimed: _Parts, *, paid: bool = False) -> _Jobs:
+        jobs, shards = list[Fetch](), cast(Address, self._shards)
+        for contents, pages in claimed:
+            name = self._index.shard_name(contents.number, "rows")
+            path, size = self._folder() / SHARD_FOLDER / name, self.sizes[name]
+            _make(path, size)
+            if not paid:
+                self.room.take(None, PAGE * len(pages))
+            spans = pages * PAGE, np.minimum(pages * PAGE + PAGE, size)
+            for start, stop, _, _ in requests(*spans, max_gap=0, max_bytes=REQUEST_BYTES):
+                jobs.append(Fetch(shards / name, "", start, stop, partial(write, path, [(start, 0, stop - start)])))
+        return jobs, [np.zeros(len(pages), np.int64) for _, pages in claimed]
+
+    def _sample_jobs(self, claimed: _Parts) -> _Jobs:
+        """Return requests for samples of any blocks, by their places in .betons and tars."""
+        counts = [len(keys) for _, keys in claimed]
+        positions, sizes = self._sources(np.concatenate([keys for _, keys in claimed]))
+        ends = [
+            self.room.take(contents.number, int(of_block.sum())) + np.cumsum(of_block.sum(axis=0)) - of_block[1]
+            for (contents, _), of_block in zip(claimed, np.split(sizes, np.cumsum(counts)[:-1], axis=1), strict=True)
+        ]
+        files = np.tile(np.repeat([contents.file for contents, _ in claimed], counts), 2)
+        targets = np.stack([np.concatenate(ends) - sizes[0], np.concatenate(ends)])
+        order = np.argsort(positions, axis=None, kind="stable")
+        order = order[sizes.ravel()[order] > 0]
+        starts, stops, files, at = (each.ravel()[order] for each in (positions, positions + sizes, files, targets))
+        gaps, jobs = np.where(starts[1:] < 0, MAX_GAP, MAX_TAR_GAP), list[Fetch]()
+        for start, stop, first, last in requests(starts, stops, max_gap=gaps, max_bytes=REQUEST_BYTES):
+            parts = slice(first, last)
+            store = partial(self._write, files[parts], at[parts], starts[parts] - start, stops[parts] - start)
+            low = start & _OFFSET
+            jobs.append(Fetch(*self._object(start >> _OFFSET_BITS), low, low + stop - start, store))
+        return jobs, ends
+
+    def _sources(self, ids: Ids) -> tuple[Ids, Ids]:
+        """Return the positions of samples' pictures and tokens (see _OFFSET_BITS), and their bytes: int64 [2, k] each.
+
+        What is on disk has 0 bytes. Raises DatasetError for a damaged record.
+        """
+        objects, starts, sizes = np.zeros((3, 2, len(ids)), np.int64)
+        for shard, places in grouped(self._shards_of(ids)):
+            records, tars = self._open_shard(shard).resolved(ids[places] - self.first_id[shard])
+            objects[:, places] = np.where(tars < 0, ~shard, tars), np.full(len(tars), ~shard)
+            starts[:, places] = records["jpeg_at"], records["tokens_at"]
+            sizes[:, places] = records["jpeg_bytes"], self._tokens_bytes * records["captions"].astype(np.int64)
+        return (objects << _OFFSET_BITS) + starts, sizes * self._are_fetched(ids, objects)
+
+    def _are_fetched(self, ids: Ids, objects: Ids) -> NDArray[np.bool_]:
+        """Return which pictures or tokens are fetched; objects: their tars, or negative in a .beton, int64 [..., b]."""
+        of_shards = (ids < self.on_disk.start) | (ids >= self.on_disk.stop)
+        return np.where(objects < 0, of_shards & (self._shards is not None), self._tars is not None)
+
+    def _object(self, number: int) -> tuple[Address, str]:
+        """Return a tar by its number, or the .beton of shard ~number, with the ETag that it must have."""
+        if number < 0:
+            return cast(Address, self._shards) / self._index.shard_name(~number, "beton"), ""
+        tars: Any = self._tars
+        return tars.root / tars.names[number], tars.versions[number]
+
+    def _write(self, files: Ids, at: Ids, starts: Ids, stops: Ids, data: bytes) -> None:
+        """Write parts of an answer to blocks: file, offset in it, start and end in the answer, int64 [k] each."""
+        apart = (files[1:] != files[:-1]) | (starts[1:] != stops[:-1]) | (np.diff(at) != np.diff(starts))
+        pieces = [(files[low], (int(at[low]), starts[low], stops[high - 1])) for low, high in runs(apart, len(files))]
+        for file, of_file in groupby(pieces, itemgetter(0)):
+            write(self._path(int(file)), [piece for _, piece in of_file], data)
+
+    # Places in the cache.
+
+    def _path(self, file: int) -> Path:
+        return self._folder() / BLOCKS / str(file)
+
+    def _find(self, ids: Ids) -> tuple[Ids, Ids]:
+        """Return the place of each sample's file, -1 if there is none, and where its picture ends and tokens begin."""
+        files, ends = np.full((2, ids.size), -1)
+        with self.lock:
+            for block, places in grouped(self.blocks.of_ids(ids.ravel())):
+                if (contents := self._contents.get(block)) is not None:
+                    files[places], ends[places] = -2 - contents.file, contents.find(ids.ravel()[places])
+        return files.reshape(ids.shape), ends.reshape(ids.shape)
+
+    def _drop(self, block: int) -> None:
+        """Delete a block's file. Called under the lock."""
+        if (contents := self._contents.pop(block, None)) is not None:
+            self._opened.forget(contents.file)
+            self._path(contents.file).unlink(missing_ok=True)
+
+    def _shards_of(self, ids: Ids) -> Ids:
+        return np.searchsorted(self.first_id, ids, side="right") - 1
+
+
+def _make(path: Path, size: int) -> None:
+    """Create a file unless it exists, and give it its size."""
+    descriptor = open_own(path, os.O_WRONLY | os.O_CREAT)
+    os.ftruncate(descriptor, size)
+    os.close(descriptor)

@@ -132,7 +132,7 @@ def test_an_array_of_parts_one_of_which_fails_at_first_makes_the_dataset_of_one_
 
 
 ASSERT_SAME_DATASET = """
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.opening import Dataset
 from thermopile.storage.bucket import Address
 _, *address, path = sys.argv
 assert Dataset(Address(*address)).index.fingerprint == Dataset(path).index.fingerprint

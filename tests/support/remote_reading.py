@@ -19,10 +19,14 @@ def loader_named(name):
     return pytest.importorskip("thermopile.pipeline.loading.dali_loader").DALILoader
 
 
+def loader_over(dataset, order, name="ffcv"):
+    return loader_named(name)(dataset, order, recipe=RECIPES["clip"], image_size=32, views=1)
+
+
 @contextmanager
 def reading(dataset, order, limit=None, *, epochs=1, name="ffcv"):
     """Yield a loader; with a limit, of a dataset that is read ahead."""
-    with loader_named(name)(dataset, order, recipe=RECIPES["clip"], image_size=32, views=1) as loader:
+    with loader_over(dataset, order, name) as loader:
         if limit is None:
             yield loader
             return
@@ -46,6 +50,17 @@ def assert_same(dataset, local, order, limit, *, epochs=1, name="ffcv", after=la
                 np.testing.assert_array_equal(ours.views[0], theirs.views[0])
                 np.testing.assert_array_equal(ours.tokens, theirs.tokens)
                 after(step)
+
+
+def cached_bytes(dataset):
+    """Bytes of the pictures and tokens in the cache, all in blocks' files."""
+    with dataset.files.samples.lock:  # under which blocks are evicted
+        return sum(path.stat().st_size for path in (dataset.files.cache / "blocks").iterdir())
+
+
+def on_disk(dataset):
+    """Bytes of the whole cache; of the records' files what is no hole. st_blocks counts a file system's own besides."""
+    return cached_bytes(dataset) + sum(map(bytes_without_holes, (dataset.files.cache / "shards").iterdir()))
 
 
 def bytes_without_holes(path):

@@ -14,6 +14,7 @@ from ...pipeline.cores import cores
 from ...pipeline.dataset.jpeg import decode
 from ...pipeline.dataset.raw_bytes import read_at
 from ...pipeline.dataset.shard import Shard
+from ...pipeline.dataset.stored_sample import Located
 from ...storage.kernels import kernel
 from .work import WARM_UP, Serve, Work
 
@@ -35,10 +36,9 @@ def decode_alone(work: Work) -> Iterator[Serve]:
 
 def decode_rows(shard: Shard, rows: NDArray[np.int64]) -> int:
     """Read and decode these rows on this core. Return how many are damaged."""
-    records, tars = shard.resolved(rows)
-    files = {tar: shard.picture_file(tar) for tar in set(tars.tolist())}
-    columns = (records[name].astype(np.int64) for name in ("jpeg_at", "jpeg_bytes", "height", "width"))
-    damaged: int = _decode_rows(np.array([files[tar].number for tar in tars.tolist()]), *columns)
+    located, _files = shard.opened(Located.of(*shard.resolved(rows)), rows)
+    at = located.jpeg_at.astype(np.int64)
+    damaged: int = _decode_rows(located.jpeg_files, at, located.jpeg_bytes, located.height, located.width)
     return damaged
 
 

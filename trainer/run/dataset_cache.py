@@ -59,19 +59,19 @@ class DatasetCache:
     def needed(self, order: Order) -> int:
         """Return the bytes that an order needs in the cache of any one rank: its live blocks, and all its records.
 
-        Blocks are assumed to have their share of the shards' bytes, plus an eighth if not all of a rank's are live.
-        Selected samples lie apart, so each takes parts of two pages of the disk besides its own bytes.
+        Blocks are assumed to have their share of the shards' bytes, plus an eighth if not all of a rank's are live, or
+        if samples are selected, which may be larger than others.
         """
         shards, live = order.canonical_shards, min(order.window_blocks + 2, order.blocks_per_shard)
         starts = np.minimum(np.arange(shards * order.blocks_per_shard + 1) * order.block_rows, order.samples)
         if self._all_in(order):
             before = np.interp(starts, self.first_id, np.concatenate([[0], np.cumsum(self.beton_bytes)]))
         else:  # positions of selected samples, whose ids are not known yet
-            before = starts * (self.beton_bytes.sum() / self.first_id[-1] + 2 * PAGE)
+            before = starts * (self.beton_bytes.sum() / self.first_id[-1])
         of_blocks = np.sort(np.diff(before).reshape(shards, order.blocks_per_shard) + 2 * PAGE, axis=1)
         of_ranks = of_blocks[:, -live:].sum(axis=1).reshape(self.ranks, -1).sum(axis=1)
-        windowed = order.window_blocks < order.blocks_per_shard
-        return int(of_ranks.max() * (9 / 8 if windowed else 1)) + self._needed_by_records(order)
+        is_known = order.window_blocks == order.blocks_per_shard and self._all_in(order)
+        return int(of_ranks.max() * (1 if is_known else 9 / 8)) + self._needed_by_records(order)
 
     def _needed_by_records(self, order: Order) -> int:
         """Return the bytes of the pages with a rank's records; for a selection, a page per sample, at most all."""

@@ -1,15 +1,13 @@
 """A cache's folder: its own, gone with its process, and the next one removes what a killed one left."""
 
-import os
 import secrets
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
-from thermopile.pipeline.remote import sparse
 from thermopile.pipeline.remote.cache_folder import CacheFolder, cache_root
+from thermopile.pipeline.remote.fetching import write
 from thermopile.storage.lock import FileLock
 
 
@@ -71,22 +69,11 @@ def test_the_usual_place_is_the_users_cache(monkeypatch):
     assert str(cache_root()) == "/somewhere/thermopile"
 
 
-def test_a_sparse_file_takes_only_what_was_written_and_not_dropped(tmp_path):
-    path = tmp_path / "file"
-    sparse.create(path, 1 << 30)
-    sparse.write(path, np.array([1 << 20]), np.array([(1 << 20) + 65536]), b"x" * 65536)
-    assert (path.stat().st_size, path.stat().st_blocks * 512) == (1 << 30, 65536)
-    sparse.drop(path, 1 << 20, (1 << 20) + 61440)
-    assert path.stat().st_blocks * 512 == 4096
-    with path.open("rb") as file:
-        assert os.pread(file.fileno(), 65536, 1 << 20) == bytes(61440) + b"x" * 4096
-
-
 def test_a_write_for_which_there_is_no_space_names_the_file_and_the_setting(tmp_path, file_size_limit):
-    path = tmp_path / "shard-00000.beton"
-    sparse.create(path, 1 << 20)
+    path = tmp_path / "0"
+    path.touch()
     with (
         file_size_limit(4096),
         pytest.raises(OSError, match=rf"{path} cannot be written: File too large\. Set THERMOPILE_CACHE to a"),
     ):
-        sparse.write(path, np.array([8192]), np.array([8193]), b"x")
+        write(path, [(8192, 0, 1)], b"x")

@@ -1,11 +1,10 @@
-"""Which ranges hold which samples: neighbours together, nothing twice, and no page lost that another sample uses."""
+"""Which requests fetch which samples: neighbours together, and nothing twice."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thermopile.pipeline.dataset.row_records import PAGE_BYTES, RECORD
-from thermopile.pipeline.remote.plan import PAGE, on_disk, pages_of, pages_of_rows, requests, spans_of
+from thermopile.pipeline.remote.plan import grouped, pages_of_rows, requests
 
 
 def spans(*lengths_and_gaps):
@@ -44,38 +43,15 @@ def test_overlapping_samples_of_a_hostile_file_are_fetched_one_by_one():
     assert found == [(500, 600, 0, 1), (0, 200, 1, 2), (100, 300, 2, 3)]
 
 
-def test_a_sample_reaches_from_its_picture_to_the_last_of_its_tokens():
-    records = np.zeros(2, RECORD)
-    records["jpeg_at"], records["jpeg_bytes"] = [1000, 5000], [100, 100]
-    records["tokens_at"], records["captions"] = [1100, 4800], [3, 1]
-    starts, stops, possible = spans_of(records, np.full(2, -1), 128)
-    assert (starts.tolist(), stops.tolist(), possible) == ([1000, 4800], [1484, 5100], 2)
-
-
-def test_of_a_sample_whose_picture_is_in_a_tar_only_the_tokens_are_in_the_shard():
-    records = np.zeros(1, RECORD)
-    records["jpeg_at"], records["jpeg_bytes"], records["tokens_at"], records["captions"] = 1 << 40, 100, 700, 2
-    assert [each.tolist() for each in spans_of(records, np.array([3]), 128)[:2]] == [[700], [956]]
-    records["captions"] = 0
-    starts, stops, _ = spans_of(records, np.array([3]), 0)
-    assert (starts == stops).all()
-
-
-def test_a_record_whose_tokens_are_far_from_its_picture_is_impossible():
-    records = np.zeros(2, RECORD)
-    records["jpeg_bytes"], records["captions"], records["tokens_at"] = 100, 1, [100, 2 * PAGE_BYTES]
-    assert spans_of(records, np.full(2, -1), 128)[2] == 1
-
-
 def test_records_are_in_the_pages_of_their_rows_and_the_header_in_the_first():
     assert pages_of_rows(np.array([62, 63, 64])).tolist() == [0, 1]
     assert pages_of_rows(np.array([1000])).tolist() == [0, 15]
 
 
-def test_the_pages_of_spans_are_all_that_they_touch():
-    assert pages_of(np.array([10, PAGE - 1, 7]), np.array([20, 2 * PAGE + 1, 7])).tolist() == [0, 0, 1, 2]
-    assert pages_of(np.array([-PAGE]), np.array([1])).tolist() == [-1, 0]
-
-
-def test_a_page_that_several_spans_share_takes_its_disk_once():
-    assert on_disk(np.array([10, 30, PAGE - 1]), np.array([20, 40, PAGE + 1])) == 2 * PAGE
+@given(st.lists(st.integers(-3, 3)))
+def test_groups_are_the_places_of_each_number(numbers):
+    expected = {
+        number: [place for place, each in enumerate(numbers) if each == number] for number in sorted({*numbers})
+    }
+    found = {number: places.tolist() for number, places in grouped(np.array(numbers, np.int64))}
+    assert list(found.items()) == list(expected.items())

@@ -8,6 +8,7 @@ import pytest
 
 from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.order.order import Order
+from thermopile.pipeline.remote.plan import in_pages
 from thermopile.pipeline.remote.read_ahead import ReadAhead
 from thermopile.pipeline.remote.room import CacheTooSmallError
 from thermopile.pipeline.remote.samples import CachedSamples
@@ -50,15 +51,15 @@ def pause(monkeypatch):
 
 def held_in_a_pause(samples, ids, pause):
     """Hold samples in a thread, and end the pause when it has claimed them; return whether it came to an end."""
-    claim = samples.presence.claim
+    claim = samples._claim
 
-    def claimed(wanted, *rest, **options):
-        found = claim(wanted, *rest, **options)
-        if threading.current_thread() is caller and wanted[0].kind == "samples":
+    def claimed(wanted, **options):
+        found = claim(wanted, **options)
+        if threading.current_thread() is caller and wanted[0][0] in samples._contents.values():
             pause.end()
         return found
 
-    samples.presence.claim = claimed
+    samples._claim = claimed
     caller = threading.Thread(target=lambda: samples.hold(ids).release(), daemon=True)
     caller.start()
     caller.join(20)
@@ -82,7 +83,8 @@ def exact(address, local):
     def sizes(order):
         starts = range(0, order.samples, order.block_rows)
         return samples.room.bytes, [
-            samples.size_on_disk(np.arange(start, min(start + order.block_rows, order.samples))) for start in starts
+            in_pages(samples.size_of(np.arange(start, min(start + order.block_rows, order.samples))))
+            for start in starts
         ]
 
     return sizes
@@ -102,8 +104,7 @@ def test_the_read_ahead_keeps_nothing_in_use_while_a_caller_waits_for_room(addre
     records, blocks = exact(order)
     with expecting(Dataset(address), order, records + sum(blocks)) as samples:
         pause.wait_for(lots=2)
-        for shard in range(local.shards):
-            samples.bring_records(shard)
+        samples.bring_records(np.arange(local.n))
         samples.room.take(None, samples.room.limit - samples.room.bytes)
         absent = set(range(len(blocks))).difference(*pause.lots)
         ids = [block * order.block_rows for block in (pause.lots[0][0], pause.lots[1][0], max(absent))]

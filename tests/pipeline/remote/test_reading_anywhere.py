@@ -19,6 +19,8 @@ from thermopile.pipeline.views.recipes import RECIPES
 from thermopile.storage.bucket import Address
 from thermopile.storage.bucket_errors import ObjectStoreError
 
+from support.remote_reading import cached_bytes
+
 pytestmark = pytest.mark.wide
 
 IDS = np.array([4095, 7, 0, 1023, 1024, 7, 2500])
@@ -74,8 +76,7 @@ def test_readers_side_by_side_with_a_cache_of_a_few_blocks_all_read_the_right_by
     for thread in threads:
         thread.join()
     assert wrong == []
-    taken = sum(path.stat().st_blocks * 512 for path in (dataset.path / "shards").glob("*.beton"))
-    assert taken <= 6 << 20
+    assert cached_bytes(dataset) <= 6 << 20
 
 
 def test_a_sound_dataset_is_found_sound_and_takes_no_disk_afterwards(address):
@@ -148,7 +149,7 @@ def test_an_index_changed_by_hand_is_refused(s3, local):
 
 def test_an_interrupt_ends_a_process_that_waits_for_a_store_that_is_away(s3, address):
     reads = f"""
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.opening import Dataset
 dataset = Dataset({str(address)!r})
 print(flush=True)
 input()

@@ -17,7 +17,7 @@ from thermopile.storage.bucket import Address
 from thermopile.storage.local import LocalPath
 
 from support.in_place import IN_BETON, in_place, versions_of
-from support.remote_reading import assert_same, bytes_without_holes
+from support.remote_reading import assert_same, cached_bytes
 
 pytestmark = pytest.mark.wide
 
@@ -51,11 +51,6 @@ def own_root(of_tars, placed, request):
     return root
 
 
-def cached_bytes(dataset):
-    """Bytes of pictures and tokens on disk."""
-    return sum(map(bytes_without_holes, [*dataset.files.cache.rglob("*.tar"), *dataset.files.cache.rglob("*.beton")]))
-
-
 @pytest.mark.parametrize("where", ["disk", "store"])
 def test_pictures_tables_and_tokens_are_the_conversion_s(places, of_tars, where):
     dataset, converted = Dataset(places[where]), of_tars[1]
@@ -86,7 +81,7 @@ def test_small_windows_give_the_conversion_s_pixels_and_free_all_that_they_fetch
         samples.room.limit = 0
         samples.room._make_room(0, later_than=-1 << 62)
     assert cached_bytes(dataset) == 0
-    assert not [path for path in samples.pages._uses if path.suffix != ".rows"]
+    assert not samples._contents
 
 
 @pytest.mark.parametrize("where", ["disk", "store"])
@@ -130,7 +125,7 @@ def test_one_request_fetches_neighbours_in_a_tar_and_keeps_only_what_was_asked_f
         after = gateway.stats()
     assert after["requests"] - before["requests"] == len(of_tars[0])
     assert after["bytes"] - before["bytes"] < 1.1 * sum(tar.stat().st_size for tar in of_tars[0])
-    assert cached_bytes(dataset) == dataset.files.samples.size_on_disk(ids)
+    assert cached_bytes(dataset) == dataset.files.samples.size_of(ids)
 
 
 def test_a_check_keeps_its_shard_whole_while_its_pictures_come_and_go(places, monkeypatch):

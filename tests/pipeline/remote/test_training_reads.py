@@ -18,14 +18,9 @@ from thermopile.trainer.config import DataConfig
 from thermopile.trainer.run.dataset_cache import DatasetCache
 from thermopile.trainer.world import ALONE
 
-from support.remote_reading import assert_same, bytes_without_holes, reading
+from support.remote_reading import assert_same, on_disk, reading
 
 pytestmark = pytest.mark.wide
-
-
-def on_disk(dataset):
-    """Bytes of the files that are no holes. st_blocks counts pages of the file system's own besides."""
-    return sum(map(bytes_without_holes, (dataset.path / "shards").iterdir()))
 
 
 @pytest.mark.parametrize("name", ["ffcv", "dali"])

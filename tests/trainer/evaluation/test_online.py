@@ -320,7 +320,7 @@ EVALUATE = """
 import json
 import torch
 import thermopile
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.opening import Dataset
 from thermopile.trainer.checkpoints.checkpoint_files import load_checkpoint
 from thermopile.trainer.evaluation.features import restore_encoders
 from thermopile.trainer.evaluation.online import OnlineEvaluation

@@ -45,11 +45,11 @@ def test_a_full_shuffle_needs_all_of_a_ranks_share():
 
 
 @pytest.mark.parametrize("every", [4, 100])
-def test_selected_samples_take_parts_of_two_pages_each_and_those_of_their_records(every):
+def test_selected_samples_take_an_eighth_more_than_their_share_and_the_pages_of_their_records(every):
     kept = SHARDS * ROWS // every
     pages = min(kept, SHARDS * ROWS // 64)
     for ranks in (1, 4):
-        expected = (kept * (20_000 + 8192)) // ranks + 4096 * min(kept // ranks, pages)
+        expected = kept * 20_000 * 9 // 8 // ranks + 4096 * min(kept // ranks, pages)
         assert cache(1, ranks=ranks).needed(Order.create(kept, 1024)) == pytest.approx(expected, rel=0.02)
 
 

@@ -185,7 +185,7 @@ def _run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOp
         named = f"--preset {preset} " if preset else ""
         planted = " --set data.planted=0.01" if index.mode == "pairs" and index.n >= FEW_SAMPLES else ""
         train = f"thermopile train {named}--data {out} --out runs/{out.name}{planted}"
-        click.echo(f"next: thermopile show {out} --out {out.name}.png; {train}")
+        click.echo(f"next: thermopile show {out} --out {out.name}.html; {train}")
 
 
 def _convert_all(

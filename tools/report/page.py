@@ -17,14 +17,14 @@ from ..inspection.temperatures.samples import Sample
 from ..inspection.temperatures.survey import Survey
 from ..printing import plain_text
 from .figures.by_group import draw_tau_by_group
-from .figures.style import LIGHT, png_of
+from .figures.svg import svg_of
 from .grouping import lede
 from .html import MAX_CHARACTERS, document, part
 from .neighbourhood import Around, listed_ids, listings
 from .sheets import Cards, data_uri, data_uris, read_pictures
 
 PAGE, SAMPLES_PAGE = "report.html", "samples.html"
-LEADING_FIGURE = "tau_by_class.png"
+LEADING_FIGURE = "tau_by_class.svg"
 MAX_BYTES = 7_800_000
 """Size limit of the page, so that it opens quickly and can be mailed. Pictures get the space that is left."""
 LONGEST_TEXTS = (MAX_CHARACTERS, 500, 100)
@@ -45,7 +45,7 @@ def write_report(findings: Findings, folder: Path, *, at: str = LATEST) -> Path:
     write_atomically(page, build_page(findings).encode())
     if survey and survey.groups and survey.groups[0].column == CLASS_COLUMN:
         draw = partial(draw_tau_by_group, survey.sides, survey.groups[0])
-        write_atomically(figure, png_of(draw, LIGHT, summary.what(inspection, survey)))
+        write_atomically(figure, svg_of(draw, note=summary.what(inspection, survey)).encode())
     else:
         # A figure left by an earlier report would be mistaken for this one's.
         figure.unlink(missing_ok=True)

@@ -91,7 +91,7 @@ function pageSheet(sheet) {
 }
 
 function makeEnlargeable(sheet, enlarge) {
-  const pictures = [...sheet.querySelectorAll("li > img")];
+  const pictures = [...sheet.querySelectorAll("img")];
   for (const picture of pictures) {
     const button = createButton([], () => enlarge(pictures, picture), { class: "enlarge", "aria-haspopup": "dialog" });
     picture.replaceWith(button);

@@ -53,7 +53,7 @@ return controls.map(nameOf);
 
 
 @pytest.fixture(scope="module")
-def page(inspected, every_form):
+def page(inspected, every_layout):
     """The report of a run whose name is written from right to left, and asks that what follows it is as well."""
     run, _ = inspected
     return write_report(look(run.path), run.report)

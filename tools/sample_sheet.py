@@ -103,7 +103,7 @@ def _picture(pixels: torch.Tensor, recipe: Recipe) -> Image.Image:
 def _with_frames(stored: Image.Image, views: Sequence[ShownView]) -> Image.Image:
     """Return the stored picture with its longer side at LARGEST, and frames around the views' crops."""
     scale = LARGEST / max(stored.size)
-    size = max(1, round(stored.width * scale)), max(1, round(stored.height * scale))
+    size = max(8, round(stored.width * scale)), max(8, round(stored.height * scale))
     shown = stored.convert("RGB").resize(size, Image.Resampling.NEAREST if scale >= 2 else Image.Resampling.LANCZOS)
     draw = ImageDraw.Draw(shown)
     for view, colour in zip(views, FRAME_COLOURS, strict=False):

@@ -124,7 +124,7 @@ def test_a_figure_has_a_layout_for_each_width_and_takes_its_colours_and_font_fro
     svgs = Page(markup).of("svg")
     assert [svg["class"] for svg in svgs] == ["wide", "narrow"]
     assert [svg["width"] for svg in svgs] == [f"{120 * width:.0f}" for width, _ in (WIDE, NARROW)]
-    assert {*re.findall("#[0-9a-f]{6}", markup)} == {"#0072b2"}
+    assert {*re.findall(": (#[0-9a-f]{6})", markup)} == {"#0072b2"}
     assert "font-family" not in markup
     assert svg_of(draw).count("#0072b1") == markup.count("var(--side-1)") / 2 > 0
     for theme in re.findall(r":root \{(.*?)\}", html, re.DOTALL):

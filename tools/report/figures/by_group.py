@@ -96,7 +96,7 @@ def _name_dots(figure: Figure, axes: Axes, groups: Groups, means: NDArray[np.flo
     covered: list[Bbox] = []
     for place in np.argsort(means)[: int((~np.isnan(means)).sum())]:
         words, dot = plain_text(groups.names[place], _LONGEST_WORD), (groups.sizes[place], means[place])
-        for up, (aside, side) in product((0, 7, -7), ((6, "left"), (-6, "right"))):
+        for up, (aside, side) in product((0, 10, -10), ((6, "left"), (-6, "right"))):
             name = axes.annotate(words, dot, (aside, up), textcoords="offset points", ha=side, **look)
             name.set_in_layout(False)  # long names would leave no room for the axes
             box = name.get_window_extent()

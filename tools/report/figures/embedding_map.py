@@ -79,7 +79,7 @@ def _draw_tau(figure: Figure, axes: Axes, shown: EmbeddingMap, sides: list[Side]
             rasterized=True,
         )
         if len(sides) > 1:
-            axes.scatter([], [], s=2 * _DOT, marker=marker, color=INK, label=side.name)
+            axes.scatter([], [], s=2 * _DOT, marker=marker, color=INK, label=side.name, zorder=3)
     location = "bottom" if is_narrow(figure) else "right"
     bar = figure.colorbar(
         drawn, ax=axes, location=location, extend="both", aspect=30, pad=0.02, label="tau (dimensionless)"
@@ -94,7 +94,7 @@ def _draw_classes(axes: Axes, shown: EmbeddingMap, colouring: Colouring, sides: 
     for code, colour, name in names:
         chosen = colouring.codes == code
         if chosen.any():
-            axes.scatter([], [], s=2 * _DOT, marker="s", color=colour, label=name)
+            axes.scatter([], [], s=2 * _DOT, marker="s", color=colour, label=name, zorder=3)
             for side, marker in zip(sides, MARKERS, strict=False):
                 _scatter(
                     axes,

@@ -32,7 +32,8 @@ MARKERS = ("o", "D")
 COLOUR_MAP = "cividis"
 MARGIN = 0.08
 """Inches around and between panels."""
-RASTER_DPI = 200
+RASTER_DPI, LARGE_RASTER = 200, 30_000
+"""Dots per inch, and bytes."""
 CSS_PIXELS_PER_INCH = 120
 """Of a figure on a page: its text then matches the page's small print."""
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
@@ -84,14 +85,15 @@ def svg_of(draw: Draw, size: tuple[float, float] = WIDE, note: str = "", *, inli
         root.set("class", "narrow" if size == NARROW else "wide")
         root.set("width", f"{figure.get_figwidth() * CSS_PIXELS_PER_INCH:.0f}")
         del root.attrib["height"]  # CSS keeps the proportions
-    _clean(root, hashlib.sha256(drawn.getvalue()).hexdigest()[:6], inline)
+    used = {*re.findall(r"#([\w.]+)", drawn.getvalue().decode())}
+    _clean(root, used, hashlib.sha256(drawn.getvalue()).hexdigest()[:6], inline)
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", _XLINK)
     return ElementTree.tostring(root, "unicode")
 
 
-def _clean(root: ElementTree.Element, prefix: str, inline: bool) -> None:
-    """Leave out what a page does not need, make ids the figure's own by a prefix, and replace colours by variables."""
+def _clean(root: ElementTree.Element, used: set[str], prefix: str, inline: bool) -> None:
+    """Leave out what a page does not need, prefix used ids to make them the figure's own, replace colours by variables."""
     for element in root.iter():
         for style in element.findall(f"{{{_SVG}}}style") if inline else ():
             element.remove(style)  # would hold for the whole page; report.css has it
@@ -108,17 +110,19 @@ def _clean(root: ElementTree.Element, prefix: str, inline: bool) -> None:
                 element.set(name, f"#{prefix}{value[1:]}" if value.startswith("#") else _smaller(value))
             elif name == "clip-path":
                 element.set(name, value.replace("#", f"#{prefix}"))
-            elif name == "id" and "_" not in value:
+            elif name == "id" and value in used:
                 element.set(name, prefix + value)
             elif name == "id" or value.startswith("rotate(-0 "):
-                del element.attrib[name]  # the name of a part of the drawing, to which nothing refers, or no rotation
+                del element.attrib[name]  # nothing refers to it, or it does not turn
             elif name in ("d", "x", "y"):
                 shorter = re.sub(r"-?\d+\.\d+", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), value)
                 element.set(name, " ".join(shorter.split()))
 
 
 def _smaller(png: str) -> str:
-    """Give a raster a palette: a third of the bytes without visible loss."""
+    """Give a large raster a palette: a third of the bytes without visible loss. A scale keeps all its colours."""
+    if len(png) < LARGE_RASTER:
+        return png
     shown, small = Image.open(BytesIO(base64.b64decode(png.partition(",")[2]))), BytesIO()
     shown.convert("RGBA").quantize(256, Image.Quantize.FASTOCTREE).save(small, "PNG")
     return f"data:image/png;base64,{base64.b64encode(small.getvalue()).decode('ascii')}"

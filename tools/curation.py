@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ..storage.files import written_aside
 from ..storage.place import Place, Places
 from ..trainer.errors import ConfigError, RunError
 from ..trainer.run.selection_files import SAMPLE_ID, WEIGHT, selected_ids
+from .inspection import OnTask
 from .inspection.duplicates.finding import DUPLICATES, NO_CLUSTERS, Clusters, read_clusters
 from .inspection.duplicates.representatives import read_scores
 from .inspection.findings import read_again
@@ -31,7 +33,7 @@ from .inspection.temperatures.groups import CLASS_COLUMN, check_columns, codes_o
 from .inspection.temperatures.kinds import MIN_VISITS, NEAR_FLOOR, KindRules
 from .inspection.temperatures.wrong_captions import HALF as HALF
 from .inspection.temperatures.wrong_captions import misfits
-from .progress import OnTask, task_bars
+from .progress import task_bars
 
 KEPT, LISTED, IS_MISFIT, DUPLICATE, CLASS_FULL, NOT_TRAINED_ON = range(6)
 REASONS = ("kept", "listed", "misfit", "duplicate", "class_full", "not_trained_on")
@@ -138,9 +140,7 @@ def curate(
         score = np.where(ids == of, -np.inf, read_scores(inspection)[1][ids])
         reasons[ids[_beyond(rules.per_cluster, of, score)]] = DUPLICATE
     if rules.per_class:
-        codes, names = codes_of(
-            dataset, rules.class_column, lambda done: on_progress("reading classes", done, dataset.n)
-        )
+        codes, names = codes_of(dataset, rules.class_column, partial(on_progress, "reading classes"))
         if not names:
             raise ConfigError(f"no sample of {dataset.place} has a {rules.class_column} to cap by")
         ids = np.flatnonzero((reasons == KEPT) & (codes != NO_GROUP))

@@ -6,6 +6,7 @@ import json
 import os
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,15 +25,13 @@ from .inspection.duplicates.representatives import read_scores
 from .inspection.features.drawn import DRAWN, Asked
 from .inspection.features.features_file import NAME, FeaturesFile
 from .inspection.features.neighbours import ANCHORS, Neighbours, find_neighbours
-from .inspection.features.run_features import features_with_progress, open_features
+from .inspection.features.run_features import open_features, run_features
 from .inspection.findings import (
-    ROWS_IN_TWO_SECONDS,
     Findings,
-    by_features_with_progress,
-    confirm_with_progress,
+    confirmed,
     look,
     read_again,
-    survey_with_progress,
+    surveyed,
 )
 from .inspection.reading.opening import Inspection
 from .inspection.rows_export import check_target, export_rows
@@ -40,8 +39,9 @@ from .inspection.temperatures.kinds import KindRules
 from .inspection.temperatures.samples import Sample, read_histories, read_samples
 from .inspection.temperatures.survey import Survey
 from .inspection.temperatures.wrong_captions import exported, misfits
+from .inspection.told.by_features import by_features
 from .printing import plain_text, print_facts, print_table
-from .progress import progress_bar, task_bars, working
+from .progress import task_bars, working
 from .report.duplicates import duplicate_facts, write_duplicates_page
 from .report.neighbourhood import listed_ids, listings, table_of
 from .report.page import write_report, write_samples
@@ -252,20 +252,22 @@ def _refuse_others(context: click.Context, mode: str, used: set[str]) -> None:
 def report(asked: InspectOptions) -> None:
     """Print a summary and write the report, or print the findings as JSON."""
     folder = None if asked.as_json else _writable(asked.run, asked.to)
-    findings = look(
-        asked.run,
-        at=asked.at,
-        against=asked.against,
-        by=asked.by,
-        with_map=asked.with_map,
-        suspects=asked.suspects,
-        rho=asked.rho,
-        features=asked.features,
-        folder=folder,
-        weights=asked.weights,
-        allow_code=asked.allow_code,
-        data=asked.data,
-    )
+    with task_bars() as show:
+        findings = look(
+            asked.run,
+            at=asked.at,
+            against=asked.against,
+            by=asked.by,
+            with_map=asked.with_map,
+            suspects=asked.suspects,
+            rho=asked.rho,
+            features=asked.features,
+            folder=folder,
+            weights=asked.weights,
+            allow_code=asked.allow_code,
+            data=asked.data,
+            on_progress=show,
+        )
     if folder is None:
         click.echo(json.dumps(to_json(findings), allow_nan=False))
         return
@@ -335,14 +337,15 @@ def print_samples(asked: InspectOptions) -> None:
     """Print single samples with their history and write their page, or print them as JSON."""
 
     def read(inspection: Inspection) -> tuple[Inspection, Survey | None, list[Sample]]:
-        survey = survey_with_progress(inspection, ())
+        with task_bars() as show:
+            survey = surveyed(inspection, (), 0, show)
         return inspection, survey, read_histories(inspection, asked.ids, survey)
 
     folder = None if asked.as_json and not asked.neighbours else _writable(asked.run, asked.to)
     inspection, survey, samples = read_again(read, asked.run, asked.at, asked.data)
     around: dict[int, Neighbours] = {}
     if folder and asked.neighbours:
-        around = _around(inspection, samples, folder, asked.neighbours, asked.weights, asked.allow_code)
+        around = _around(inspection, samples, folder, asked)
     if folder is None or asked.as_json:
         click.echo(json.dumps(samples_to_json(inspection, samples, around), allow_nan=False))
         return
@@ -363,18 +366,29 @@ def print_samples(asked: InspectOptions) -> None:
     click.echo(path)
 
 
-def _around(
-    inspection: Inspection, samples: list[Sample], folder: Path, count: int, weights: Weights | None, allow_code: bool
-) -> dict[int, Neighbours]:
-    """Return the neighbours of samples by id. Makes the features of all samples first where `folder` has none."""
+def _features(inspection: Inspection, folder: Path, asked: InspectOptions) -> FeaturesFile:
+    """Return the features of all samples. Makes them first where `folder` has none."""
     folder.mkdir(parents=True, exist_ok=True)
-    features = features_with_progress(inspection, folder, weights, allow_code)
-    found = {}
-    with progress_bar("comparing", len(samples), hidden=len(samples) * features.samples < ROWS_IN_TWO_SECONDS) as bar:
+    with task_bars() as show:
+        return run_features(
+            inspection,
+            folder,
+            weights=asked.weights,
+            allow_code=asked.allow_code,
+            on_progress=partial(show, "features"),
+        )
+
+
+def _around(
+    inspection: Inspection, samples: list[Sample], folder: Path, asked: InspectOptions
+) -> dict[int, Neighbours]:
+    """Return the neighbours of samples by id."""
+    features, found = _features(inspection, folder, asked), {}
+    with task_bars() as show:
         for done, sample in enumerate(samples, start=1):
             tau = {side: sample.state.get(f"{side}/tau") for side in inspection.sides or ANCHORS[features.sides]}
-            found[sample.sample_id] = find_neighbours(features, sample.sample_id, count, tau)
-            bar.update(done)
+            found[sample.sample_id] = find_neighbours(features, sample.sample_id, asked.neighbours or 0, tau)
+            show("comparing", done, len(samples))
     return found
 
 
@@ -384,8 +398,7 @@ def report_duplicates(asked: InspectOptions) -> None:
     inspection, score = read_again(read_scores, asked.run, asked.at, asked.data)
     if (dataset := inspection.dataset) is None:
         raise RunError(f"duplicates need the run's dataset. {' '.join(inspection.notes)}")
-    folder.mkdir(parents=True, exist_ok=True)
-    features = features_with_progress(inspection, folder, asked.weights, asked.allow_code)
+    features = _features(inspection, folder, asked)
     with task_bars() as show:
         found = find_duplicates(dataset, features, score, folder, show)
     rows = folder / DUPLICATES
@@ -411,15 +424,15 @@ def write_rows(asked: InspectOptions) -> None:
         samples, confirmation, told, more = inspection.reader.samples if inspection.reader else 0, None, None, None
         are_kept = any((inspection.run.report / name).exists() for name in (NAME, DRAWN))
         needed = asked.suspects or asked.features or are_kept  # else two passes over all rows for nothing
-        if needed and (survey := survey_with_progress(inspection, (), asked.suspects, over_run=asked.suspects > 0)):
-            _, confirmation = confirm_with_progress(inspection, survey, asked.suspects, asked.weights, asked.allow_code)
-            of = Asked(asked.features or 0, asked.weights, asked.allow_code)
-            told = by_features_with_progress(inspection, survey, None, of, asked.rho)
-        if samples and (rules := KindRules.of(inspection)).log_s and not rules.why_none:
-            with task_bars() as show:
+        with task_bars() as show:
+            if needed and (survey := surveyed(inspection, (), asked.suspects, show, over_run=asked.suspects > 0)):
+                encoders = asked.weights, asked.allow_code
+                _, confirmation = confirmed(inspection, survey, asked.suspects, *encoders, show)
+                of, folder = Asked(asked.features or 0, *encoders), inspection.run.report
+                told = by_features(inspection, survey, folder, of, asked.rho, show)
+            if samples and (rules := KindRules.of(inspection)).log_s and not rules.why_none:
                 more = exported(*misfits(inspection, show), inspection, samples)
-        with progress_bar("exporting", samples) as bar:
-            export_rows(inspection, to, bar.update, confirmation, told, more)
+            export_rows(inspection, to, partial(show, "exporting"), confirmation, told, more)
         return inspection, samples
 
     check_target(to, overwrite=asked.overwrite)
@@ -445,11 +458,7 @@ def serve(asked: InspectOptions) -> None:
 
     inspection, catalogue = read_again(opened, asked.run, asked.at, asked.data)
     with closing(catalogue):
-        features = (
-            features_with_progress(inspection, folder, asked.weights, asked.allow_code)
-            if asked.neighbours
-            else _features_there(inspection, folder)
-        )
+        features = _features(inspection, folder, asked) if asked.neighbours else _features_there(inspection, folder)
         if features and features.sides == 2:
             with task_bars() as on_progress:
                 catalogue = with_margins(catalogue, features, folder, on_progress)

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import click
@@ -21,7 +22,7 @@ from ..trainer.world import World, joined_world
 from .arguments import DatasetPath
 from .eval import LABELS
 from .printing import MAX_ERROR_CHARACTERS, plain_text, print_facts
-from .progress import ProgressBar, duration, in_units, progress_bar, working
+from .progress import ProgressBar, duration, in_units, progress_bar, task_bars, working
 from .train_options import COMMAND_LINE, OPTIONS, TrainCommand, TrainOptions, add_typed
 
 if TYPE_CHECKING:
@@ -209,7 +210,8 @@ def _train(plan: Start, directory: RunDirectory, world: World, *, accepted: bool
             say(f"stopped at step {done} by {signal}, checkpoint written; continue with --resume", err=False)
             return False
     if world.is_first:
-        keep_features(directory)
+        with task_bars() as show:
+            keep_features(directory, partial(show, "features for inspect"))
     say(f"trained {run.total_steps:,} steps; next: `thermopile inspect {directory.path}`", err=False)
     return True
 

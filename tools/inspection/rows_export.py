@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
@@ -19,6 +19,7 @@ from ...storage.files import written_aside
 from ...storage.place import place_of
 from ...trainer.errors import ConfigError, RunError
 from ...trainer.run_directory import refuse_in_run
+from . import OnDone
 from .features.confirmation import Confirmation
 from .reading.opening import Inspection
 from .reading.state_blocks import read_blocks
@@ -60,7 +61,7 @@ def check_target(to: Path, suffixes: Collection[str] = tuple(_WRITERS), *, overw
 def export_rows(
     inspection: Inspection,
     to: Path,
-    on_progress: Callable[[int], None] = lambda done: None,
+    on_progress: OnDone = lambda done, total: None,
     confirmation: Confirmation | None = None,
     told: ByFeatures | None = None,
     more: pa.Table | None = None,
@@ -72,7 +73,7 @@ def export_rows(
     complete and synced; on failure nothing is left behind. confirmation: kinds decided by a forward pass, and the
     column margin, float32, null elsewhere. told: kinds by features, and columns SIDE/tau_solved, float32, null where a
     sample has no features, 0 where no temperature is low enough, infinite where none is high enough. more: a row
-    of other columns for each sample. Calls on_progress with the number of rows written so far.
+    of other columns for each sample. Calls on_progress with the rows written.
     Raises RunError if the run has no snapshot yet, DamagedChunkError, SnapshotNotFoundError if the run deletes the
     snapshot meanwhile, DatasetError, OSError.
     """
@@ -88,7 +89,7 @@ def export_rows(
         for table in _tables(inspection, inspection.reader, schema, rules, found):
             writer.write_table(table)
             done += len(table)
-            on_progress(done)
+            on_progress(done, inspection.reader.samples)
 
 
 def of_dataset(table: pa.Table, metadata: Mapping[str, str]) -> pa.Table:

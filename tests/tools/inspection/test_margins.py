@@ -33,5 +33,7 @@ def test_where_samples_are_many_all_are_compared_with_the_same_random_ones(featu
     monkeypatch.setattr(module, "MAX_NEGATIVES", 300)
     drawn = np.random.default_rng(module._SEED).choice(N, 300, replace=False)
     done = []
-    np.testing.assert_allclose(margins(features, done.append), plain_margins(features, drawn), atol=1e-6)
-    assert done == [ROWS_AT_ONCE, N]
+    np.testing.assert_allclose(
+        margins(features, lambda *at: done.append(at)), plain_margins(features, drawn), atol=1e-6
+    )
+    assert done == [(ROWS_AT_ONCE, N), (N, N)]

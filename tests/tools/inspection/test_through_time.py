@@ -75,15 +75,15 @@ def test_at_least_one_block_is_read_and_every_says_so(run, monkeypatch):
 def test_a_snapshot_that_the_run_deletes_meanwhile_is_left_out_and_noted(run):
     told, inspection = [], read_run(run)
 
-    def delete(done):
+    def delete(done, total):
         if not told:
             Repository(run.state).retain(keep_last=2)
-        told.append(done)
+        told.append((done, total))
 
     found = through_time(inspection, delete)
     assert [moment.snapshot.tag for moment in found.moments] == ["step-9", "step-12"]
     assert inspection.notes == ["step-5 is left out: the run deleted it while it was being read."]
-    assert told == [1, 2, 3, 4]
+    assert told == [(done, 4) for done in (1, 2, 3, 4)]
 
 
 def test_a_damaged_snapshot_is_left_out_and_noted(hostile_dataset, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from ....pipeline.dataset import Dataset
 from ....pipeline.dataset_index import FINGERPRINT
 from ....storage.files import open_regular, refuse_link, written_aside
 from ....trainer.errors import RunError
-from ...progress import OnTask
+from .. import OnDone, OnTask
 from ..features.features_file import FeaturesFile
 from .exact_copies import blank_pictures, exact_copies
 from .picture_agreement import EDGE, MAX_DIFFERENCE, MIN_CORRELATION, NO_AGREEMENT, Agreement, agreement, prepare
@@ -104,8 +103,8 @@ def find_duplicates(
     """
     n = dataset.n
     score = score if len(score) else np.zeros(n, np.float32)
-    copies, originals = exact_copies(dataset, lambda done: on_progress("checksums", done, 2 * n))
-    flat = blank_pictures(dataset, lambda done: on_progress("blank pictures", done, n))
+    copies, originals = exact_copies(dataset, partial(on_progress, "checksums"))
+    flat = blank_pictures(dataset, partial(on_progress, "blank pictures"))
     blank = star(flat, np.zeros(len(flat), np.int64), score)
     left_out = np.zeros(n, np.bool_)
     left_out[flat] = True
@@ -156,14 +155,14 @@ class Thumbnails:
         return pictures[first], pictures[second]
 
     def prepared(
-        self, sample_ids: NDArray[np.int64], on_progress: Callable[[int], None] = lambda done: None
+        self, sample_ids: NDArray[np.int64], on_progress: OnDone = lambda done, total: None
     ) -> NDArray[np.float32]:
         """Return the prepared pictures of m samples, float32 [m, 32, 32]. Raises as `of`."""
         pictures = np.empty((len(sample_ids), EDGE, EDGE), np.float32)
         for first in range(0, len(sample_ids), _PICTURES_AT_ONCE):
             here = slice(first, first + _PICTURES_AT_ONCE)
             pictures[here] = prepare(self._maker.make(sample_ids[here], epoch=0).views[0].numpy())
-            on_progress(min(first + _PICTURES_AT_ONCE, len(sample_ids)))
+            on_progress(min(first + _PICTURES_AT_ONCE, len(sample_ids)), len(sample_ids))
         return pictures
 
     def __enter__(self) -> Thumbnails:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....state_store.schema import VISITS
+from .. import OnDone
 from ..features.features_file import FeaturesFile
 from ..reading.opening import Inspection
 from ..reading.state_blocks import read_blocks
@@ -50,7 +51,7 @@ def represent(
     score: NDArray[np.float32],
     features: FeaturesFile,
     confirm: Callable[[Pairs], Pairs],
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: OnDone = lambda done, total: None,
 ) -> NDArray[np.int64]:
     """Return the representative of every sample, int64 [n]: itself, or one that a confirmed pair links it with.
 

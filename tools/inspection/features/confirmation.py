@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ....pipeline.errors import DatasetError
 from ....state_store.schema import VISITS
 from ....trainer.errors import ConfigError, RunError
-from ...progress import OnDone
+from .. import OnDone
 from ..json_fields import HOW_MANY, Hidden, Shown, named
 from ..reading.opening import Inspection
 from ..reading.state_blocks import Rows
@@ -114,9 +114,10 @@ def _confirmed(
     if len(negatives) < MIN_NEGATIVES:
         raise RunError(f"it needs {MIN_NEGATIVES} visited samples, but there are only {len(negatives)}; try later")
     use = "its kinds are confirmed by the encoders of"
+    shown = np.unique(np.concatenate(ids))
+    on_progress(0, len(shown))
     found = load_encoders(inspection, reader.snapshot, dataset, weights, allow_code, use)
     rows = reader.rows_at(suspects, kinds.rules.columns)
-    shown = np.unique(np.concatenate(ids))
     features = _features(inspection, found.encoders, shown, on_progress)
     places, others, pictures, captions = (np.searchsorted(shown, each) for each in ids)
     compare = partial(_compare, features, others=others, paired=found.encoders.text is not None)

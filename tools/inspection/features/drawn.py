@@ -22,7 +22,7 @@ from ....storage.place import Place
 from ....trainer.checkpoints.checkpoint_files import latest_checkpoint
 from ....trainer.errors import ConfigError, RunError
 from ....trainer.run_directory import RunDirectory, load_found
-from ...progress import OnDone, progress_bar
+from .. import OnDone
 from ..reading.opening import Inspection, read_run
 from .features_file import NAME, FeaturesFile, FeaturesOf, UnusableFeaturesError, write_features
 from .run_features import wanted_features
@@ -102,7 +102,7 @@ def drawn_features(
     return _made(inspection, made_of, ids, least, folder / own, asked.allow_code, on_progress)
 
 
-def keep_features(run: RunDirectory) -> None:
+def keep_features(run: RunDirectory, on_progress: OnDone = lambda done, total: None) -> None:
     """Make the features of MOST_AT_END drawn samples of a run that has ended, as far as a minute allows.
 
     Not of a run on fewer than LEAST_DRAWN samples, which `inspect` makes while one waits.
@@ -115,9 +115,7 @@ def keep_features(run: RunDirectory) -> None:
         ids = visited_samples(reader, MOST_AT_END)
         refuse_link(run.report)
         run.report.mkdir(parents=True, exist_ok=True)
-        with progress_bar("features for inspect", len(ids)) as bar:
-            show = lambda done, total: bar.update(done)  # noqa: E731
-            _made(inspection, _wanted(inspection, None), ids, 0, run.report / DRAWN, True, show)
+        _made(inspection, _wanted(inspection, None), ids, 0, run.report / DRAWN, True, on_progress)
     except (RunError, ConfigError, DatasetError, StateStoreError, OSError, ImportError) as error:  # ffcv may be missing
         _log.warning("no features are kept for `thermopile inspect`, which makes its own: %s", error)
 
@@ -151,6 +149,7 @@ def _made(
 ) -> FeaturesFile:
     """Write the features of samples, in this order `least` of them and more while the time lasts."""
     features, begun = list[NDArray[np.float32]](), time.monotonic()
+    on_progress(0, len(ids))
     with closing(_batches(inspection, made_of, ids, allow_code)) as batches:
         for batch in batches:
             features.append(batch)

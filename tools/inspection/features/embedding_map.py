@@ -14,7 +14,7 @@ from ....pipeline.errors import DatasetError
 from ....storage.place import Place
 from ....trainer.errors import ConfigError, RunError
 from ....trainer.evaluation.bands import BANDS, band_of_class
-from ...progress import OnTask
+from .. import OnTask
 from ..json_fields import TO_LIST, Hidden, Shown
 from ..reading.opening import Inspection
 from ..temperatures.correlation import NO_GROUP
@@ -116,6 +116,7 @@ def _made(
     classes = next((g for g in survey.groups if g.column == CLASS_COLUMN), None)
     ends = {side.name: _ends(pool.tau[side.name]) for side in survey.sides}
     places = np.union1d(_stratified(pool, classes), np.concatenate([end for both in ends.values() for end in both]))
+    on_progress("embeddings", 0, len(places))
     use = "the map shows its temperatures on the embeddings of"
     found = load_encoders(inspection, inspection.reader.snapshot, inspection.dataset, weights, allow_code, use)
     features = _embed(inspection, found, inspection.dataset, pool.sample_ids[places], on_progress)

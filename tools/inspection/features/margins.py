@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import OnDone
 from .confirmation import MAX_NEGATIVES
 from .features_file import FeaturesFile
 
 _SEED = 2026
 
 
-def margins(features: FeaturesFile, on_progress: Callable[[int], None] = lambda done: None) -> NDArray[np.float32]:
+def margins(features: FeaturesFile, on_progress: OnDone = lambda done, total: None) -> NDArray[np.float32]:
     """Return the cosine of each pair minus that of its hardest negative, float32 [n], in one pass over the file.
 
     The negatives are the same 4,096 random samples for all, or all others where there are no more: their captions for
     the picture, their pictures for the caption, and the hardest of both counts. features: of pictures and captions.
-    Calls on_progress with the samples done so far. Raises RunError for a damaged file.
+    Raises RunError for a damaged file.
     """
     drawn = np.random.default_rng(_SEED).choice(features.samples, min(MAX_NEGATIVES, features.samples), replace=False)
     drawn.sort()
@@ -34,5 +33,5 @@ def margins(features: FeaturesFile, on_progress: Callable[[int], None] = lambda 
             similarity[drawn[own] - first, own] = -np.inf
             np.maximum(hardest, similarity.max(1), out=hardest)
         found[first:stop] -= hardest
-        on_progress(stop)
+        on_progress(stop, features.samples)
     return found

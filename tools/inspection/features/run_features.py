@@ -18,7 +18,7 @@ from ....trainer.checkpoints.checkpoint_files import LATEST, checkpoints_in, rea
 from ....trainer.config import TrainConfig
 from ....trainer.errors import RunError
 from ....trainer.run_directory import find_checkpoint, load_found
-from ...progress import OnDone, progress_bar
+from .. import OnDone
 from ..reading.opening import Inspection
 from .features_file import NAME, FeaturesFile, FeaturesOf, UnusableFeaturesError, write_features
 
@@ -60,16 +60,6 @@ def open_features(inspection: Inspection, folder: Path) -> FeaturesFile:
     return FeaturesFile(folder / NAME, of)
 
 
-def features_with_progress(
-    inspection: Inspection, folder: Path, weights: Weights | None, allow_code: bool
-) -> FeaturesFile:
-    """Do as `run_features`, with progress on stderr."""
-    with progress_bar("features", inspection.dataset.n if inspection.dataset else 0) as bar:
-        return run_features(
-            inspection, folder, weights=weights, allow_code=allow_code, on_progress=lambda done, total: bar.update(done)
-        )
-
-
 def wanted_features(inspection: Inspection, weights: Weights | None) -> tuple[Dataset, Place, FeaturesOf]:
     """Return the dataset, the snapshot's checkpoint, and what determines its features."""
     if (dataset := inspection.dataset) is None:
@@ -100,6 +90,7 @@ def _batches(
     from ....trainer.evaluation.features import restore_encoders, streamed_features
     from ....trainer.run.build import device_named, recipe_named
 
+    on_progress(0, of.samples)
     _, training = load_found(checkpoint)
     device, tokenizer, done = device_named("auto"), dataset.index.tokenizer, 0
     encoders = restore_encoders(config, checkpoint, training, tokenizer, of.weights, allow_code=allow_code).to(device)

@@ -10,7 +10,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from ...progress import OnDone
+from .. import OnDone
 from ..json_fields import Hidden, Shown, named
 from ..reading.opening import Inspection
 from ..temperatures.solved import Bounds, Solved, solve

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ....state_store import Snapshot, StateReader, list_snapshots
 from ....state_store.schema import VISITS
 from ....trainer.errors import ConfigError
+from .. import OnDone
 from ..json_fields import BY_NAME, Hidden, Shown, named
 from ..reading.opening import Inspection
 from ..reading.state_blocks import read_blocks
@@ -24,7 +25,6 @@ MOVERS = 24
 
 Tau = dict[str, NDArray[np.float32]]
 """Side -> float32 [m]."""
-OnRows = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,13 @@ class Drift:
     sides: Annotated[list[SideDrift], BY_NAME]
 
 
-def drift(inspection: Inspection, against: str | Inspection, on_progress: OnRows = lambda done: None) -> Drift | None:
+def drift(
+    inspection: Inspection, against: str | Inspection, on_progress: OnDone = lambda done, total: None
+) -> Drift | None:
     """Compare the inspection's snapshot with another one, of its run by tag or id or of another run, which is later.
 
     Returns None, with a note, if no sample was visited by both, and None if the run has no tau. Memory does not grow
-    with the samples. Calls on_progress with the rows read so far, out of twice the number of samples.
+    with the samples. Calls on_progress with the rows read.
     Raises ConfigError if both are the same snapshot, SnapshotNotFoundError if the other does not exist or the run
     deletes one meanwhile, DamagedChunkError.
     """
@@ -87,7 +89,7 @@ def drift(inspection: Inspection, against: str | Inspection, on_progress: OnRows
     for block, ids, before, after in _blocks(earlier, later, names, inspection.planted[0]):
         for name, side in counts.items():
             side.add(ids, before[name], after[name])
-        on_progress(block.stop)
+        on_progress(block.stop, 2 * earlier.samples)
     visited = counts[names[0]].change.count
     if not visited:
         inspection.notes.append(
@@ -99,7 +101,7 @@ def drift(inspection: Inspection, against: str | Inspection, on_progress: OnRows
     for block, _, before, after in _blocks(earlier, later, names, inspection.planted[0]):
         for name, joint in joints.items():
             joint.add(before[name], after[name])
-        on_progress(earlier.samples + block.stop)
+        on_progress(earlier.samples + block.stop, 2 * earlier.samples)
     sides = [
         SideDrift(
             name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ....pipeline.dataset import PLACE_IN_SHARD, Dataset
 from ....trainer.errors import ConfigError
 from ....trainer.evaluation.bands import BANDS, band_of_class
+from .. import OnDone
 from ..json_fields import Hidden, Shown, named
 from ..reading.state_blocks import ROWS_AT_ONCE
 from .correlation import NO_GROUP, Correlation, correlate
@@ -194,7 +195,7 @@ def _coded(labels: pa.Array, codes: dict[str, int], column: str) -> NDArray[np.i
     return np.array(own, np.int64)[places]
 
 
-def codes_of(dataset: Dataset, column: str, on_progress: Callable[[int], None]) -> tuple[NDArray[np.int32], list[str]]:
+def codes_of(dataset: Dataset, column: str, on_progress: OnDone) -> tuple[NDArray[np.int32], list[str]]:
     """Return the group of each of n samples and the names of the groups, sorted.
 
     The groups are int32 [n], places in the names, -1 without one. column: as for Labels. Calls on_progress with the
@@ -204,7 +205,7 @@ def codes_of(dataset: Dataset, column: str, on_progress: Callable[[int], None]) 
     for start in range(0, dataset.n, ROWS_AT_ONCE):
         stop = min(start + ROWS_AT_ONCE, dataset.n)
         found[start:stop] = _coded(labels.take(stop - start), names, column)
-        on_progress(stop)
+        on_progress(stop, dataset.n)
     in_order = sorted(names)
     place_of = np.full(len(names) + 1, NO_GROUP, np.int32)
     place_of[[names[name] for name in in_order]] = np.arange(len(names))

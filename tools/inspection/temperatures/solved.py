@@ -9,7 +9,7 @@ variance of h / tau under q, and Newton's steps are taken on its logarithm, whic
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -58,14 +58,13 @@ def solve(
     *,
     population: int,
     tau: NDArray[np.float32] | None = None,
-    on_progress: Callable[[int], None] = lambda done: None,
 ) -> Solved:
     """Solve the temperatures of m samples against k others, drawn from a population.
 
     anchors: the samples' features, float32 [m, d], rows of norm 1, one array a view; the weights of all views are one
     softmax. others: those of the others, float32 [k, d], one array a view: of pairs the other side's. own: int64 [m],
     the place of each sample among the others, -1 where it is not there; it is left out. tau: float32 [m], temperatures
-    at which to measure the divergence. Calls on_progress with the samples done so far.
+    at which to measure the divergence.
 
     Of drawn others, sums of weights are noisy and so the divergence is too low: by 1/k its expansion at second order,
     which is subtracted. docs/figures.md has what is left.
@@ -93,7 +92,6 @@ def solve(
                 at[first:stop][part], found.tau[first:stop][part], found.divergence[first:stop][part],  # noqa: B023
             )  # fmt: skip
             list(pool.map(each, parts))
-            on_progress(stop)
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ....pipeline.mixture import PART, Mixture
 from ....state_store import StateReader
 from ....state_store.schema import LAST_STEP, VISITS
+from .. import OnDone
 from ..json_fields import BY_NAME, Hidden, Shown, named
 from ..reading.opening import Inspection, TauSettings
 from ..reading.state_blocks import Rows, read_blocks
@@ -114,7 +115,7 @@ class Survey:
 def survey(
     inspection: Inspection,
     by: Sequence[str] = (CLASS_COLUMN,),
-    on_progress: Callable[[int], None] = lambda done: None,
+    on_progress: OnDone = lambda done, total: None,
     *,
     suspects: int = 0,
     whole_run: WholeRun | None = None,
@@ -123,7 +124,7 @@ def survey(
 
     suspects: how many of the samples that may be stuck or misfits to name, for a forward pass. whole_run: what these
     are sorted by; None: by log s at the snapshot.
-    Notes why parts are missing. Calls on_progress with the rows read so far, out of twice the number of samples.
+    Notes why parts are missing. Calls on_progress with the rows read.
     Raises ConfigError for an unknown column, DamagedChunkError, SnapshotNotFoundError if the run deletes the snapshot
     meanwhile, DatasetError.
     """
@@ -136,7 +137,7 @@ def survey(
     for block, rows in read_blocks(reader, reader.columns):
         kept = reader.is_kept(block.start, block.stop) & ~rules.are_planted(block)
         first.add(block, rules.judged(rows, block), kept)
-        on_progress(block.stop)
+        on_progress(block.stop, 2 * reader.samples)
     sides = first.sides(inspection.tau)
     if not first.staleness.count:
         notes.append(f"No sample was visited by {reader.snapshot.tag}: every tau still has its initial value.")
@@ -147,7 +148,7 @@ def survey(
     for block, rows in read_blocks(reader, second.columns) if first.staleness.count else ():
         kept, ranks = reader.is_kept(block.start, block.stop), whole_run.ranks(block) if whole_run else None
         second.add(block, rules.judged(rows, block), kept, ranks)
-        on_progress(reader.samples + block.stop)
+        on_progress(reader.samples + block.stop, 2 * reader.samples)
     pool = Pool(second.pool, {name: np.concatenate(parts) for name, parts in second.pool_tau.items()})
     groups = second.groups(pool)
     kinds = second.kinds.result() if first.staleness.count else None

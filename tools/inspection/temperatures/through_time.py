@@ -11,6 +11,7 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer
 from ....state_store import DamagedChunkError, Snapshot, SnapshotNotFoundError, StateReader, list_snapshots
 from ....state_store.durable import Repository
 from ....state_store.schema import VISITS
+from .. import OnDone
 from ..json_fields import Hidden, named
 from ..reading.opening import Inspection
 from ..reading.state_blocks import pieces
@@ -67,11 +68,11 @@ class ThroughTime:
     moments: Annotated[list[Moment], named("snapshots")]
 
 
-def through_time(inspection: Inspection, on_progress: Callable[[int], None] = lambda done: None) -> ThroughTime | None:
+def through_time(inspection: Inspection, on_progress: OnDone = lambda done, total: None) -> ThroughTime | None:
     """Read tau at every snapshot of the inspection's run; None if there is no tau or no sample was ever visited.
 
     Memory does not grow with the samples. A snapshot that is damaged, or that the run deletes meanwhile, is left out
-    and noted. Calls on_progress after each snapshot with the number done.
+    and noted. Calls on_progress after each snapshot.
     """
     reader, sides = inspection.reader, inspection.sides
     if reader is None or not sides:
@@ -91,14 +92,15 @@ def through_time(inspection: Inspection, on_progress: Callable[[int], None] = la
 
 
 def read_every_snapshot(
-    inspection: Inspection, read: Callable[[StateReader], T], on_progress: Callable[[int], None] = lambda done: None
+    inspection: Inspection, read: Callable[[StateReader], T], on_progress: OnDone = lambda done, total: None
 ) -> list[T]:
     """Apply `read` to every snapshot of the inspection's run, oldest first.
 
     A snapshot that is damaged, or that the run deletes meanwhile, is left out and noted.
     """
     found, path = [], inspection.run.state
-    for done, entry in enumerate(Repository(path).history(), start=1):
+    history = Repository(path).history()
+    for done, entry in enumerate(history, start=1):
         try:
             # Reopen each time, so that snapshots deleted since the listing are noticed.
             if isinstance(entry, Snapshot):
@@ -109,7 +111,7 @@ def read_every_snapshot(
             inspection.notes.append(f"{entry.tag} is left out: the run deleted it while it was being read.")
         except DamagedChunkError as error:
             inspection.notes.append(f"{entry.tag} is left out: {error}.")
-        on_progress(done)
+        on_progress(done, len(history))
     inspection.notes[:] = dict.fromkeys(inspection.notes)  # another reading may have noted the same
     return found
 

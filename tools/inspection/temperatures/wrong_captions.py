@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...progress import OnTask
+from .. import OnTask
 from ..json_fields import Hidden
 from ..reading.opening import Inspection
 from ..reading.state_blocks import read_blocks

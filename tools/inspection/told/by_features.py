@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from ....pipeline.errors import DatasetError
 from ....trainer.checkpoints.checkpoint_files import latest_checkpoint
 from ....trainer.errors import ConfigError, RunError
-from ...progress import OnTask
+from .. import OnTask
 from ..features.drawn import Asked, VisitedFeatures, drawn_features
 from ..features.solving import SolvedTemperatures, compared_views, direction, solved_temperatures
 from ..json_fields import Shown
@@ -62,16 +63,18 @@ def by_features(
 ) -> ByFeatures | None:
     """Solve temperatures at the run's rho, or another, and measure what they go with.
 
-    None if the objective has no rho and none is given, if the run has no checkpoint, and where there are no features: a
-    note says why.
+    None if the temperatures collapsed, if the objective has no rho and none is given, if the run has no checkpoint, and
+    where there are no features: a note says why.
     folder: where features are kept.
     """
+    if survey.kinds and survey.kinds.rules.why_none:
+        return None
     rho = rho if rho is not None else inspection.config.objective.settings.get("rho")
     has_encoders = latest_checkpoint(inspection.run.checkpoints) is not None  # a copied state may have none
     if rho is None or inspection.reader is None or not survey.visited or not has_encoders:
         return None
     try:
-        file = drawn_features(inspection, folder, asked, lambda *done: on_progress("features", *done))
+        file = drawn_features(inspection, folder, asked, partial(on_progress, "features"))
         features = VisitedFeatures(file, inspection.reader, inspection.planted[0])
         if len(features) < LEAST:
             raise RunError(f"it needs {LEAST} visited samples with features, but there are only {len(features)}")
@@ -85,8 +88,7 @@ def _measured(
     inspection: Inspection, survey: Survey, features: VisitedFeatures, rho: float, on_progress: OnTask
 ) -> ByFeatures:
     assert inspection.reader is not None
-    solve = lambda *done: on_progress("solving temperatures", *done)  # noqa: E731
-    solved = solved_temperatures(inspection, features, rho, on_progress=solve)
+    solved = solved_temperatures(inspection, features, rho, on_progress=partial(on_progress, "solving temperatures"))
     found = properties(inspection, features, survey.pool, on_progress)
     tau = {side: of_side.tau[found.places] for side, of_side in solved.sides.items()}
     near = {side: found.values[NEAR_OF[side]] for side in tau}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from ....pipeline.dataset import CAPTION, Dataset
-from ...progress import OnTask
+from .. import OnTask
 from ..duplicates.exact_copies import checksums
 from ..duplicates.finding import Thumbnails
 from ..duplicates.picture_agreement import Agreement, agreement
@@ -120,7 +121,7 @@ def _look_at_pictures(found: Properties, dataset: Dataset, on_progress: OnTask) 
     """Measure contrast, and compare the pictures of near samples as `--duplicates` does."""
     m, around = len(found.places), found.around["pictures"]
     with Thumbnails(dataset) as thumbnails:
-        pictures = thumbnails.prepared(found.sample_ids, lambda done: on_progress("pictures", done, m))
+        pictures = thumbnails.prepared(found.sample_ids, partial(on_progress, "pictures"))
     found.values["contrast"] = pictures.reshape(m, -1).std(1).astype(np.float64)
     one, which = np.nonzero(around.similarity >= MIN_SIMILARITY)
     other = around.nearest[one, which]

@@ -93,7 +93,7 @@ def svg_of(draw: Draw, size: tuple[float, float] = WIDE, note: str = "", *, inli
 
 
 def _clean(root: ElementTree.Element, used: set[str], prefix: str, inline: bool) -> None:
-    """Leave out what a page does not need, prefix used ids to make them the figure's own, replace colours by variables."""
+    """Leave out what a page does not need, prefix the ids in use, and replace colours by variables."""
     for element in root.iter():
         for style in element.findall(f"{{{_SVG}}}style") if inline else ():
             element.remove(style)  # would hold for the whole page; report.css has it

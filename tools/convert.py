@@ -35,7 +35,7 @@ from ..trainer.run_directory import refuse_in_run
 from .arguments import ANY_PLACE, TARS, DatasetPath
 from .convert_options import ConvertOptions, PartNumber, options_of
 from .convert_sources import KINDS, Kind, users_kind
-from .convert_splits import Shown, Split, announce, say_content, say_summary
+from .convert_splits import ConversionProgress, Split, announce, say_content, say_summary
 from .printing import plain_text
 from .progress import progress_bar
 
@@ -368,7 +368,7 @@ def _convert(convert: Callable[..., Summary], split: Split, settings: ConvertSet
     try:
         with progress_bar(f"converting {split.shown.name}{split.unit}", split.total) as bar:
             bar.update(0, "preparing")
-            summary = convert(on_progress=Shown(bar.update, split), tell=bar.note)
+            summary = convert(on_progress=ConversionProgress(bar.update, split), tell=bar.note)
     except DatasetExistsError:
         raise
     except (Exception, KeyboardInterrupt) as error:
@@ -385,7 +385,7 @@ def _convert_part(split: Split, conversion: Conversion, part: PartNumber, on_beg
     name = f"part {part} of {split.shown.name}"
     with progress_bar(f"converting {name}{split.unit}", split.total_of(part)) as bar:
         bar.update(0, "preparing")
-        shown = Shown(bar.update, split)
+        shown = ConversionProgress(bar.update, split)
         done = conversion.part(part.number, part.count, on_progress=shown, tell=bar.note, on_begun=on_begun)
     if not done.samples and part.number <= done.shards:
         click.echo(f"all shards of {split.shown} are done; nothing to convert")

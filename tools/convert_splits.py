@@ -126,7 +126,7 @@ def announce(splits: list[Split], settings: ConvertSettings) -> None:
         )
 
 
-class Shown:
+class ConversionProgress:
     """Shows a conversion's progress, rate and number of samples left out on a bar."""
 
     def __init__(self, update: Callable[[int, str], None], split: Split) -> None:

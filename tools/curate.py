@@ -12,7 +12,7 @@ from ..storage.place import Place, Places
 from .arguments import RUN, RUN_DATA
 from .printing import plain_text, print_facts, print_table
 
-ALL = 1 << 62
+ALL_MISFITS = 1 << 62
 
 
 def _number(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
@@ -51,7 +51,7 @@ def _number(context: click.Context, parameter: click.Parameter, value: float | N
     "misfits",
     type=click.IntRange(1),
     is_flag=False,
-    flag_value=ALL,
+    flag_value=ALL_MISFITS,
     default=None,
     metavar="[N]",
     help="Drop the N samples with the highest log s over the whole run; without N, as many as --precision 0.5 does. "
@@ -124,7 +124,7 @@ def curate(
         raise click.UsageError("--by has no effect without --cap")
     from .curation import HALF, CurationRules, curate_run
 
-    precision = precision or (HALF if misfits == ALL else None)
+    precision = precision or (HALF if misfits == ALL_MISFITS else None)
     rules = CurationRules(drop, misfits, precision, per_cluster, per_class, class_column or "group", tau_power)
     found, dropped = curate_run(run, keep, rules, at=at, data=data, overwrite=overwrite)
     counts = found.counts

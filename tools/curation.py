@@ -24,10 +24,9 @@ from .inspection import OnTask
 from .inspection.duplicates.finding import DUPLICATES, NO_CLUSTERS, Clusters, read_clusters
 from .inspection.duplicates.representatives import read_scores
 from .inspection.findings import read_again
-from .inspection.reading.opening import Inspection
-from .inspection.reading.state_blocks import read_blocks
+from .inspection.opening import Inspection, read_blocks
 from .inspection.rows_export import check_target, of_dataset
-from .inspection.said import said_of_misfits
+from .inspection.sentences import misfit_sentences
 from .inspection.temperatures.correlation import NO_GROUP
 from .inspection.temperatures.groups import CLASS_COLUMN, check_columns, codes_of
 from .inspection.temperatures.kinds import MIN_VISITS, NEAR_FLOOR, KindRules
@@ -38,7 +37,7 @@ from .progress import task_bars
 KEPT, LISTED, IS_MISFIT, DUPLICATE, CLASS_FULL, NOT_TRAINED_ON = range(6)
 REASONS = ("kept", "listed", "misfit", "duplicate", "class_full", "not_trained_on")
 """By code. A dropped sample has the first reason that applies."""
-ROWS_AT_ONCE = 1 << 20
+ROWS_PER_GROUP = 1 << 20
 
 Ids = NDArray[np.int64]
 
@@ -174,7 +173,7 @@ def _misfits(inspection: Inspection, rules: CurationRules, on_progress: OnTask) 
     if rules.precision is None:
         return order[: rules.misfits]
     if wrong is None:
-        raise ConfigError(f"{said_of_misfits(inspection, None)[0]} Or give a number: --drop-misfits N")
+        raise ConfigError(f"{misfit_sentences(inspection, None)[0]} Or give a number: --drop-misfits N")
     return order[: rules.misfits][: wrong.longest(rules.precision)]
 
 
@@ -257,5 +256,5 @@ def write_curation(found: Curation, keep: Path, dropped: Path) -> None:
             file,
             use_dictionary=[FINGERPRINT_COLUMN],
             column_encoding={SAMPLE_ID: "DELTA_BINARY_PACKED"},
-            row_group_size=ROWS_AT_ONCE,
+            row_group_size=ROWS_PER_GROUP,
         )

@@ -20,14 +20,14 @@ from ..trainer.run_directory import RunDirectory, refuse_in_run
 from .arguments import ANY_PLACE, DatasetPath
 from .eval import eval_, label, scored, training_set
 from .inspection.findings import read_again
-from .inspection.reading.opening import Inspection
+from .inspection.opening import Inspection
 from .inspection.temperatures.drift import Drift, drift
 from .inspection.temperatures.samples import read_samples
 from .printing import print_facts, print_table
 from .progress import working
 from .report.figures.svg import INK, SIDES, finish, is_narrow, panels
 from .report.html import document, part
-from .report.page import MAX_BYTES
+from .report.page import MAX_PAGE_BYTES
 from .report.sheets import Cards, data_uris, read_pictures
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def effect(runs: tuple[Place, ...], train: Place | None, out: Path | None, **ask
     as_json, tars, at, data = asked.pop("as_json"), asked.pop("tars"), asked["at"], asked["data"]
     test, configs = opened(asked.pop("test"), tars), [RunDirectory(run).config() for run in runs]
     trained = training_set(RunDirectory(runs[0]), train, tars, data)
-    pairs, room = list(zip(runs[::2], runs[1::2], strict=True)), 2 * MAX_BYTES // len(runs) if out else 0
+    pairs, room = list(zip(runs[::2], runs[1::2], strict=True)), 2 * MAX_PAGE_BYTES // len(runs) if out else 0
     drifts, sheets, said = zip(*(_taus(a, b, at, data, room) for a, b in pairs), strict=True)
     every = {run: scored(run, trained, test, with_probes=False, **asked) for run in dict.fromkeys(runs)}
     from ..trainer.evaluation.paired import differences

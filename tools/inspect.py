@@ -22,6 +22,7 @@ from .inspection import summary
 from .inspection.as_json import duplicates_to_json, samples_to_json, to_json
 from .inspection.duplicates.finding import DUPLICATES, find_duplicates, write_duplicates
 from .inspection.duplicates.representatives import read_scores
+from .inspection.feature_findings.by_features import by_features
 from .inspection.features.drawn import DRAWN, Asked
 from .inspection.features.features_file import NAME, FeaturesFile
 from .inspection.features.neighbours import ANCHORS, Neighbours, find_neighbours
@@ -33,13 +34,12 @@ from .inspection.findings import (
     read_again,
     surveyed,
 )
-from .inspection.reading.opening import Inspection
+from .inspection.opening import LATEST, Inspection
 from .inspection.rows_export import check_target, export_rows
 from .inspection.temperatures.kinds import KindRules
-from .inspection.temperatures.samples import Sample, read_histories, read_samples
+from .inspection.temperatures.samples import InspectedSample, read_histories, read_samples
 from .inspection.temperatures.survey import Survey
 from .inspection.temperatures.wrong_captions import exported, misfits
-from .inspection.told.by_features import by_features
 from .printing import plain_text, print_facts, print_table
 from .progress import task_bars, working
 from .report.duplicates import duplicate_facts, write_duplicates_page
@@ -53,8 +53,7 @@ if TYPE_CHECKING:
     from .serving.server import PageServer
 
 
-LATEST = "latest"
-ALL = 1 << 40
+ALL_SAMPLES = 1 << 40
 _OPTIONS = {
     "--export": ["rows_file", "overwrite", "suspects", "rho", "features"],
     "--serve": ["serves", "port", "neighbours", "to"],
@@ -71,7 +70,7 @@ class Features(click.ParamType[int]):
     name = "features"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        words = {"all": ALL, "none": 0}
+        words = {"all": ALL_SAMPLES, "none": 0}
         return words[value] if value in words else click.IntRange(1).convert(value, param, ctx)
 
 
@@ -294,7 +293,7 @@ def _print_summary(findings: Findings) -> None:
     said = [("warning", warning) for warning in findings.warnings] + [("note", note) for note in findings.notes]
     print_facts(
         [
-            *(("" if place else "found", first) for place, first in enumerate(findings.said_first)),
+            *(("" if place else "found", first) for place, first in enumerate(findings.first_sentences)),
             *summary.facts(findings.inspection, survey),
             *said,
         ]
@@ -336,7 +335,7 @@ def _print_tau(findings: Findings, survey: Survey) -> None:
 def print_samples(asked: InspectOptions) -> None:
     """Print single samples with their history and write their page, or print them as JSON."""
 
-    def read(inspection: Inspection) -> tuple[Inspection, Survey | None, list[Sample]]:
+    def read(inspection: Inspection) -> tuple[Inspection, Survey | None, list[InspectedSample]]:
         with task_bars() as show:
             survey = surveyed(inspection, (), 0, show)
         return inspection, survey, read_histories(inspection, asked.ids, survey)
@@ -380,7 +379,7 @@ def _features(inspection: Inspection, folder: Path, asked: InspectOptions) -> Fe
 
 
 def _around(
-    inspection: Inspection, samples: list[Sample], folder: Path, asked: InspectOptions
+    inspection: Inspection, samples: list[InspectedSample], folder: Path, asked: InspectOptions
 ) -> dict[int, Neighbours]:
     """Return the neighbours of samples by id."""
     features, found = _features(inspection, folder, asked), {}

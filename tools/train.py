@@ -204,7 +204,7 @@ def _train(plan: Start, directory: RunDirectory, world: World, *, accepted: bool
             StopRequest(_acknowledge) as stop,
         ):
             bar.update(run.steps_done)
-            trainer.train(_Shown(bar, run.steps_done), stop, lambda line: bar.note(_scores_in_words(line)))
+            trainer.train(_TrainingProgress(bar, run.steps_done), stop, lambda line: bar.note(_scores_in_words(line)))
         if run.steps_done < run.total_steps:
             done, signal = f"{run.steps_done:,}", stop.name or "a signal to another rank"
             say(f"stopped at step {done} by {signal}, checkpoint written; continue with --resume", err=False)
@@ -296,7 +296,7 @@ def _acknowledge(signal_name: str) -> None:
     os.write(2, words.encode())
 
 
-class _Shown:
+class _TrainingProgress:
     """Shows step reports in the progress bar, and each hint once."""
 
     def __init__(self, bar: ProgressBar, first_step: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from thermopile.pipeline.sources.parquet import ParquetSource
 from thermopile.state_store import StateReader
-from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.drift import drift
 from thermopile.trainer.run_directory import RunDirectory
 

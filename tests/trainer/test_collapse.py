@@ -10,7 +10,7 @@ from conftest import converted
 
 from thermopile.pipeline.sources.parquet import ParquetSource
 from thermopile.storage.sealed_json import seal_line
-from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.serving.catalogue import open_catalogue
 from thermopile.trainer.config import load_config
 from thermopile.trainer.metrics.step_report import collapse

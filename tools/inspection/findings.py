@@ -12,21 +12,21 @@ from ...state_store import SnapshotNotFoundError
 from ...storage.place import Place, Places
 from ...trainer.run_directory import RunDirectory
 from . import OnTask
+from .feature_findings.by_features import ByFeatures, by_features
 from .features.confirmation import Confirmation, confirm, with_confirmed
 from .features.drawn import Asked
 from .features.embedding_map import EmbeddingMap, embedding_map
 from .json_fields import Hidden
-from .reading.opening import LATEST, Inspection, read_run
-from .said import said_first, said_of_misfits
+from .opening import LATEST, Inspection, read_run
+from .sentences import first_sentences, misfit_sentences
 from .temperatures.drift import Drift, drift, in_order
 from .temperatures.groups import CLASS_COLUMN
 from .temperatures.kinds import COPIED, KIND_NAMES, MANY_AT_BOUND, MISFIT, NOT_TOLD_APART, STUCK, hardly_differs
-from .temperatures.samples import Sample, read_samples
+from .temperatures.samples import InspectedSample, read_samples
 from .temperatures.survey import Side, Survey, survey
 from .temperatures.through_time import ThroughTime, through_time
 from .temperatures.whole_run import WholeRun
 from .temperatures.wrong_captions import WrongCaptions, misfits
-from .told.by_features import ByFeatures, by_features
 
 if TYPE_CHECKING:
     from ...trainer.config.sections import Weights
@@ -55,9 +55,9 @@ class Findings:
     map: EmbeddingMap | None = None
     by_features: ByFeatures | None = None
     wrong_captions: WrongCaptions | None = None
-    said_first: Sequence[str] = ()
+    first_sentences: Sequence[str] = ()
     """What the lowest and highest temperatures go with, as far as that was measured, the strongest first."""
-    samples: Hidden[Mapping[int, Sample]] = field(default_factory=dict)
+    samples: Hidden[Mapping[int, InspectedSample]] = field(default_factory=dict)
     """The samples shown with pictures, by id."""
 
     @property
@@ -77,7 +77,7 @@ class Findings:
         """What is said of the list of misfits; empty without one."""
         kinds = self.survey.kinds if self.survey else None
         has_list = kinds and kinds.worth_showing and kinds.counts.get(KIND_NAMES[MISFIT])
-        return said_of_misfits(self.inspection, self.wrong_captions) if has_list else []
+        return misfit_sentences(self.inspection, self.wrong_captions) if has_list else []
 
 
 def look(
@@ -122,7 +122,7 @@ def look(
         samples = read_samples(inspection, shown_ids(found, moved, told))
         parts: dict[str, Any] = {"drift": moved, "confirmation": confirmation, "by_features": told}
         parts["wrong_captions"] = misfits(inspection, on_progress)[1] if len(inspection.planted[0]) else None
-        return Findings(inspection, found, samples=samples, said_first=said_first(told), **parts)
+        return Findings(inspection, found, samples=samples, first_sentences=first_sentences(told), **parts)
 
     findings = read_again(read, run, at, data)
     inspection, found = findings.inspection, findings.survey

@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ...trainer.lineage import read_lineage
+from .feature_findings.by_features import ByFeatures
+from .feature_findings.evidence import EvidentKinds
 from .features.confirmation import Confirmation
-from .reading.opening import Inspection
+from .opening import Inspection
 from .temperatures.associations import END_SHARE, ENDS, Association
 from .temperatures.correlation import Correlation
 from .temperatures.distribution import QUANTILES, Distribution
 from .temperatures.drift import Drift
-from .temperatures.groups import Groups
+from .temperatures.groups import TauGroups
 from .temperatures.kinds import SampleKinds
 from .temperatures.survey import Survey
 from .temperatures.whole_run import Doubted
-from .told.by_features import ByFeatures
-from .told.evidence import EvidentKinds
 
 TERMINAL_QUANTILES = (0.05, 0.5, 0.95)
 SETTINGS = ("rho", "gamma", "eta", "tau_step", "tau_init", "tau_min", "tau_max")
@@ -26,7 +26,7 @@ HEAD = "tau of the visited samples"
 """Of a table of temperatures."""
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKLINE = 16
-Row = list[str]
+TableRow = list[str]
 """One line of a summary table: its label, and a cell per side."""
 
 
@@ -90,7 +90,7 @@ def _coverage(survey: Survey) -> str:
     return words
 
 
-def solved_table(found: ByFeatures) -> tuple[Row, list[Row]]:
+def solved_table(found: ByFeatures) -> tuple[TableRow, list[TableRow]]:
     """Return head and rows of a table of solved temperatures, and of how far the learned ones are from them."""
     sides = list(found.tau)
     rows = []
@@ -109,7 +109,7 @@ def solved_table(found: ByFeatures) -> tuple[Row, list[Row]]:
     return [about, *(f">{side}" for side in sides)], rows
 
 
-def associations_table(found: Sequence[Association]) -> tuple[Row, list[Row]]:
+def associations_table(found: Sequence[Association]) -> tuple[TableRow, list[TableRow]]:
     """Return head and rows of a table of what the ends of a side's temperatures go with, the strongest first."""
     by_end = {(each.of, each.end): each for each in found}
     head = ["area under the curve of", *(f">{end} {END_SHARE:.0%}" for end in ENDS)]
@@ -125,7 +125,7 @@ def area(found: Association | None) -> str:
     return f"{found.area:.2f} ({found.low:.2f} to {found.high:.2f}{within})"
 
 
-def table(inspection: Inspection, survey: Survey, quantiles: Sequence[float] = QUANTILES) -> list[Row]:
+def table(inspection: Inspection, survey: Survey, quantiles: Sequence[float] = QUANTILES) -> list[TableRow]:
     """Return the figures of every side; there must be at least one side."""
     taus, bounds = [side.tau for side in survey.sides], inspection.tau
     rows = [["mean", *(tau(of_side.mean) for of_side in taus)], ["lowest", *(tau(of_side.min) for of_side in taus)]]
@@ -149,7 +149,7 @@ def table(inspection: Inspection, survey: Survey, quantiles: Sequence[float] = Q
     return rows
 
 
-def parts_table(parts: Groups) -> tuple[Row, list[Row]]:
+def parts_table(parts: TauGroups) -> tuple[TableRow, list[TableRow]]:
     """Return head and rows of a table of a mixture's parts."""
     rows = [[of["part"], f"{of['samples']:,}", *map(tau, of["mean_tau"].values())] for of in parts.means()]
     return ["part", ">samples", *(f">mean tau ({side})" for side in parts.tau)], rows
@@ -160,7 +160,7 @@ def kind_words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def kinds_table(kinds: SampleKinds | None, evident: EvidentKinds | None = None) -> tuple[Row, list[Row]]:
+def kinds_table(kinds: SampleKinds | None, evident: EvidentKinds | None = None) -> tuple[TableRow, list[TableRow]]:
     """Return head and rows of a table of the samples' kinds: those that the state tells, and those of drawn samples."""
     rows, of_all = [], kinds.counts if kinds else {}
     confirmed, n = kinds.confirmed if kinds else {}, sum(of_all.values())
@@ -188,7 +188,7 @@ def confirmation(found: Confirmation) -> str:
     )
 
 
-def drift_table(found: Drift) -> list[Row]:
+def drift_table(found: Drift) -> list[TableRow]:
     """Return how far tau moved, by side."""
     sides = found.sides
     return [

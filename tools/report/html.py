@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 
 from ..inspection import summary
 from ..inspection.temperatures.kinds import MIN_VISITS
-from ..inspection.temperatures.through_time import QUANTILES
+from ..inspection.temperatures.through_time import HISTORY_QUANTILES
 from ..printing import plain_text
 from . import grouping, neighbourhood, sheets
 from .figures import by_group, embedding_map, histograms, over_time
@@ -23,7 +23,7 @@ from .figures.svg import NARROW, WIDE, svg_of
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-MAX_CHARACTERS = 2000
+MAX_TEXT_CHARACTERS = 2000
 """Limit for texts shown in full."""
 LAYOUTS = (WIDE, NARROW)
 
@@ -93,7 +93,7 @@ def _environment() -> Environment:
         "histograms": histograms,
         "over_time": over_time,
         "MIN_VISITS": MIN_VISITS,
-        "QUANTILES": QUANTILES,
+        "HISTORY_QUANTILES": HISTORY_QUANTILES,
     }
     return made
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..inspection.features.neighbours import PICTURES, Neighbours, Ranking
 from ..inspection.summary import share
-from ..inspection.temperatures.samples import Sample
+from ..inspection.temperatures.samples import InspectedSample
 from ..printing import plain_text
 from .sheets import number
 
@@ -24,7 +24,7 @@ class Listing(NamedTuple):
     ranking: Ranking
 
 
-def listings(sample: Sample, found: Neighbours) -> list[Listing]:
+def listings(sample: InspectedSample, found: Neighbours) -> list[Listing]:
     """Return every ranking of a sample in the order shown."""
     pair = found.pair_similarity
     words = "" if pair is None else f"The sample's own picture and caption have a similarity of {pair:.3f}."
@@ -38,7 +38,7 @@ def listings(sample: Sample, found: Neighbours) -> list[Listing]:
     return shown
 
 
-def _weighed(sample: Sample, side: str, ranking: Ranking) -> str:
+def _weighed(sample: InspectedSample, side: str, ranking: Ranking) -> str:
     if ranking.weights is None:
         return "Without a temperature of the sample's own, they have no weights."
     tau = sample.state[f"{side}/tau"]
@@ -48,7 +48,7 @@ def _weighed(sample: Sample, side: str, ranking: Ranking) -> str:
     )
 
 
-def table_of(listing: Listing, samples: Mapping[int, Sample]) -> tuple[list[str], list[list[str]]]:
+def table_of(listing: Listing, samples: Mapping[int, InspectedSample]) -> tuple[list[str], list[list[str]]]:
     """Return head and rows of a table for the terminal; samples: those listed, by id."""
     ids, weights = listing.ranking.sample_ids.tolist(), listing.ranking.weights
     columns = {">id": list(map(str, ids)), ">similarity": [f"{value:.4f}" for value in listing.ranking.similarity]}

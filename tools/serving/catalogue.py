@@ -24,9 +24,8 @@ from ...storage.sealed_json import DamagedJSONError, seal_line, unseal
 from ...trainer.errors import RunError
 from ..inspection import OnTask
 from ..inspection.features.features_file import FeaturesFile
-from ..inspection.features.margins import margins
-from ..inspection.reading.opening import Inspection
-from ..inspection.reading.state_blocks import read_blocks
+from ..inspection.features.neighbours import margins
+from ..inspection.opening import Inspection, read_blocks
 from ..inspection.temperatures.correlation import NO_GROUP
 from ..inspection.temperatures.groups import CLASS_COLUMN, TooManyGroupsError, codes_of
 from ..inspection.temperatures.kinds import KIND_NAMES, KindRules

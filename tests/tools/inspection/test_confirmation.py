@@ -12,7 +12,7 @@ import torch
 from thermopile.pipeline.augment import RECIPES
 from thermopile.tools.inspection.features import confirmation as module
 from thermopile.tools.inspection.features.confirmation import compared_ids, confirm, with_confirmed
-from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES
 from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.trainer.evaluation.features import sample_features

@@ -3,8 +3,8 @@ import pytest
 from scipy.stats import spearmanr
 
 from thermopile.state_store import SnapshotNotFoundError
-from thermopile.tools.inspection.reading import state_blocks
-from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection import opening
+from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.drift import MOVERS, Mover, drift
 from thermopile.trainer.errors import ConfigError
 
@@ -21,7 +21,7 @@ EARLY = np.arange(66) % 3 != 1
 
 @pytest.fixture(autouse=True)
 def several_blocks(monkeypatch):
-    monkeypatch.setattr(state_blocks, "ROWS_AT_ONCE", 16)
+    monkeypatch.setattr(opening, "STATE_ROWS_AT_ONCE", 16)
 
 
 @pytest.fixture

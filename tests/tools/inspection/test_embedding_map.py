@@ -9,7 +9,7 @@ import torch
 from thermopile.pipeline.augment import RECIPES
 from thermopile.tools.inspection.features import embedding_map as module
 from thermopile.tools.inspection.features.embedding_map import embedding_map
-from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.trainer.evaluation.features import sample_features
 from thermopile.trainer.run_directory import RunDirectory

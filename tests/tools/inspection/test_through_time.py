@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from thermopile.state_store.durable import Repository
-from thermopile.tools.inspection.reading import state_blocks
-from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection import opening
+from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures import through_time as module
 from thermopile.tools.inspection.temperatures.through_time import QUANTILES, through_time
 
@@ -57,7 +57,7 @@ def test_every_snapshot_has_its_share_at_tau_min(hostile_dataset, tmp_path):
 
 
 def test_too_many_rows_are_sampled_in_the_same_blocks_of_every_snapshot(run, monkeypatch):
-    monkeypatch.setattr(state_blocks, "ROWS_AT_ONCE", 16)
+    monkeypatch.setattr(opening, "STATE_ROWS_AT_ONCE", 16)
     monkeypatch.setattr(module, "MAX_ROWS", 66 * 4 // 2)  # step-0 counts as well
     found = through_time(read_run(run))
     read = np.arange(66) // 16 % 2 == 0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from thermopile.tools.inspection.findings import look
-from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.correlation import Correlation
 from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.tools.report import grouping
@@ -286,7 +286,7 @@ def test_a_dataset_whose_pixels_are_damaged_costs_the_pictures_alone(hostile_dat
     run = write_run(tmp_path / "run", type(hostile_dataset)(tmp_path / "data"), taus)
     (tmp_path / "data" / "shards" / "shard-00000.beton").write_bytes(b"cut short")
     findings = look(run.path)
-    sheets = Page(page_module._sheets(findings, page_module.MAX_BYTES)[0])
+    sheets = Page(page_module._sheets(findings, page_module.MAX_PAGE_BYTES)[0])
     assert "cannot be shown, nor those of 65 more: " in findings.notes[-1]
     assert sheets.of("img") == []
     assert "<script>alert(1)</script>" in sheets.text("li")
@@ -304,8 +304,10 @@ def test_texts_of_any_length_and_kind_leave_a_page_below_8_mb(hostile_run):
     # Shown as [U+202E], each of these characters takes eight bytes.
     hostile = {"caption": "\u202e" * 5000, "uri": "<" * 5000}
     samples = {i: dataclasses.replace(one, table=one.table | hostile) for i, one in findings.samples.items()}
-    ends, kinds, movers = page_module._sheets(dataclasses.replace(findings, samples=samples), page_module.MAX_BYTES)
-    assert len(ends.encode()) + len(kinds.encode()) < page_module.MAX_BYTES
+    ends, kinds, movers = page_module._sheets(
+        dataclasses.replace(findings, samples=samples), page_module.MAX_PAGE_BYTES
+    )
+    assert len(ends.encode()) + len(kinds.encode()) < page_module.MAX_PAGE_BYTES
     assert (ends.count("<img"), kinds.count("<img")) == (5 * 66, 36)
     assert "[U+202E]" * 500 in ends
     assert "[U+202E]" * 501 not in ends

@@ -22,7 +22,7 @@ from ..features.features_file import FeaturesFile
 from .exact_copies import blank_pictures, exact_copies
 from .picture_agreement import EDGE, MAX_DIFFERENCE, MIN_CORRELATION, NO_AGREEMENT, Agreement, agreement, prepare
 from .representatives import Star, represent, star
-from .similar_pairs import MIN_SIMILARITY, NO_PAIRS, Pairs, similar_pairs
+from .similar_pairs import MIN_SIMILARITY, NO_PAIRS, SimilarPairs, similar_pairs
 
 DUPLICATES = "duplicates.parquet"
 """Name of the file in RUN/report."""
@@ -53,7 +53,7 @@ NO_CLUSTERS = Clusters(np.empty(0, np.int64), np.empty(0, np.int64))
 class Duplicates:
     """Pairs of duplicates, sorted by cluster and ids. Arrays have one element per pair."""
 
-    pairs: Pairs
+    pairs: SimilarPairs
     """similarity: NaN for exact copies and blank pictures, whose features need no comparison."""
     reason: NDArray[np.int8]
     """Places in REASONS. Exact copies and blank pictures are in pairs with their representative only."""
@@ -115,7 +115,7 @@ def find_duplicates(
     near, agreed, compared = [NO_PAIRS], [NO_AGREEMENT], 0
     with Thumbnails(dataset) as thumbnails:
 
-        def confirmed(candidates: Pairs) -> Pairs:
+        def confirmed(candidates: SimilarPairs) -> SimilarPairs:
             nonlocal compared
             before = len(near)
             for start in range(0, len(candidates.first), _PAIRS_AT_ONCE):
@@ -124,14 +124,14 @@ def find_duplicates(
                 near.append(pairs.of(found.same))
                 agreed.append(found.of(found.same))
             compared += len(candidates.first)
-            return Pairs.joined([NO_PAIRS, *near[before:]])
+            return SimilarPairs.joined([NO_PAIRS, *near[before:]])
 
         for done, candidates in similar_pairs(features, left_out, scratch):
             confirmed(candidates)
             on_progress("similar pictures", done, n)
         on_walk = partial(on_progress, "clusters of duplicates")
-        representative = represent(Pairs.joined(near), score, features, confirmed, on_walk)
-    return _sorted(exact, blank, Pairs.joined(near), Agreement.joined(agreed), representative, compared)
+        representative = represent(SimilarPairs.joined(near), score, features, confirmed, on_walk)
+    return _sorted(exact, blank, SimilarPairs.joined(near), Agreement.joined(agreed), representative, compared)
 
 
 class Thumbnails:
@@ -144,7 +144,7 @@ class Thumbnails:
         plain = Recipe(scale=(1, 1), ratio=(1, 1), flip=0, mean=(0, 0, 0), std=(1 / 255,) * 3)
         self._maker = ViewMaker(dataset, recipe=plain, image_size=EDGE, views=1)
 
-    def of(self, pairs: Pairs) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def of(self, pairs: SimilarPairs) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return the prepared pictures of the first and of the second samples, float32 [p, 32, 32] each.
 
         Raises DatasetError for a picture that does not decode.
@@ -173,7 +173,7 @@ class Thumbnails:
 
 
 def _sorted(
-    exact: Star, blank: Star, near: Pairs, agreed: Agreement, representative: NDArray[np.int64], compared: int
+    exact: Star, blank: Star, near: SimilarPairs, agreed: Agreement, representative: NDArray[np.int64], compared: int
 ) -> Duplicates:
     samples = len(representative)
     # An index may find a pair from both ends.
@@ -188,7 +188,7 @@ def _sorted(
     cluster = np.where(one == other, one, -1)
     first, second = np.sort(ends, axis=0)
     order = np.lexsort((second, first, cluster, cluster < 0))
-    pairs = Pairs(first, second, figures[0]).of(order)
+    pairs = SimilarPairs(first, second, figures[0]).of(order)
     return Duplicates(pairs, reason[order], Agreement(*figures[1:]).of(order), cluster[order], compared, samples)
 
 

@@ -9,7 +9,7 @@ from ....state_store import Snapshot
 from ....storage.place import Place
 from ....trainer.checkpoints.checkpoint_files import LATEST, checkpoints_in
 from ....trainer.run_directory import find_checkpoint, load_found
-from ..reading.opening import Inspection
+from ..opening import Inspection
 
 if TYPE_CHECKING:
     from ....trainer.config.sections import Weights

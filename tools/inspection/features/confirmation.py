@@ -15,9 +15,8 @@ from ....pipeline.errors import DatasetError
 from ....state_store.schema import VISITS
 from ....trainer.errors import ConfigError, RunError
 from .. import OnDone
-from ..json_fields import HOW_MANY, Hidden, Shown, named
-from ..reading.opening import Inspection
-from ..reading.state_blocks import Rows
+from ..json_fields import HOW_MANY, AsJson, Hidden, named
+from ..opening import Inspection, Rows
 from ..temperatures.kinds import KIND_NAMES, KIND_SHEET_SAMPLES, MISFIT, STUCK, Codes, SampleKinds
 from ..temperatures.survey import Survey
 from ..temperatures.wrong_captions import HALF, wrong_captions
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 MAX_NEGATIVES = 4096
 MIN_NEGATIVES, MAX_PLANTED = 16, 2048
-ROWS_AT_ONCE = 1024
+ANCHORS_AT_ONCE = 1024
 """Anchors compared with all negatives at once: 16 MB of similarities a view."""
 _SEED = 2025
 Ids = NDArray[np.int64]
@@ -47,7 +46,7 @@ class Confirmation:
     """`averaged` or `raw`."""
     negatives: int
     """Number of samples that each was compared with."""
-    sample_ids: Annotated[Ids, Shown(len), named("suspects")]
+    sample_ids: Annotated[Ids, AsJson(len), named("suspects")]
     """int64 [m], ascending; the next six are in this order."""
     below: float | None
     """Margin up to which half of the captions are expected to be wrong, by planted ones; None with too few of them."""
@@ -200,8 +199,8 @@ def _compare(
 def _against(anchors: Tensor, candidates: Tensor, positives: Tensor, is_own: Tensor, tau: Tensor) -> Compared:
     """Compare anchors, float32 [m, d], with candidates [k, d]; is_own, bool [m, k], leaves candidates out."""
     log_g, margin = np.empty(len(anchors)), np.empty(len(anchors), np.float32)
-    for start in range(0, len(anchors), ROWS_AT_ONCE):
-        rows = slice(start, start + ROWS_AT_ONCE)
+    for start in range(0, len(anchors), ANCHORS_AT_ONCE):
+        rows = slice(start, start + ANCHORS_AT_ONCE)
         h = (anchors[rows] @ candidates.T - positives[rows, None]).masked_fill_(is_own[rows], -math.inf)
         count = (~is_own[rows]).sum(1)
         log_g[rows] = ((h.double() / tau[rows, None]).logsumexp(1) - count.log()).numpy()

@@ -23,7 +23,7 @@ from ....trainer.checkpoints.checkpoint_files import latest_checkpoint
 from ....trainer.errors import ConfigError, RunError
 from ....trainer.run_directory import RunDirectory, load_found
 from .. import OnDone
-from ..reading.opening import Inspection, read_run
+from ..opening import Inspection, read_run
 from .features_file import NAME, FeaturesFile, FeaturesOf, UnusableFeaturesError, write_features
 from .run_features import wanted_features
 

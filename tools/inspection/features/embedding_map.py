@@ -15,10 +15,10 @@ from ....storage.place import Place
 from ....trainer.errors import ConfigError, RunError
 from ....trainer.evaluation.bands import BANDS, band_of_class
 from .. import OnTask
-from ..json_fields import TO_LIST, Hidden, Shown
-from ..reading.opening import Inspection
+from ..json_fields import TO_LIST, AsJson, Hidden
+from ..opening import Inspection
 from ..temperatures.correlation import NO_GROUP
-from ..temperatures.groups import CLASS_COLUMN, Groups
+from ..temperatures.groups import CLASS_COLUMN, TauGroups
 from ..temperatures.survey import Pool, Survey
 from .checkpoint_encoders import CheckpointEncoders, load_encoders
 
@@ -73,7 +73,7 @@ class EmbeddingMap:
     perplexity: float
     sample_ids: Annotated[NDArray[np.int64], TO_LIST]
     """int64 [m], ascending."""
-    points: Annotated[dict[str, Points], Shown(lambda sides: {side: at.xy.tolist() for side, at in sides.items()})]
+    points: Annotated[dict[str, Points], AsJson(lambda sides: {side: at.xy.tolist() for side, at in sides.items()})]
     """Side of the state -> points."""
     colouring: Hidden[Colouring | None]
     """None if the dataset has fewer than two classes."""
@@ -144,7 +144,7 @@ def _ends(tau: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.int64
     return np.argsort(tau, kind="stable")[:count], np.argsort(-tau, kind="stable")[:count]
 
 
-def _stratified(pool: Pool, classes: Groups | None) -> NDArray[np.int64]:
+def _stratified(pool: Pool, classes: TauGroups | None) -> NDArray[np.int64]:
     """Return indices of up to MAX_SAMPLES samples of the pool: a few per class, the others drawn from all.
 
     Without classes, samples are drawn evenly from twenty quantile bins of tau.
@@ -166,7 +166,7 @@ def _stratified(pool: Pool, classes: Groups | None) -> NDArray[np.int64]:
     return shuffled[np.argsort(~comes_first, kind="stable")[:MAX_SAMPLES]]
 
 
-def _colouring(classes: Groups | None, places: NDArray[np.int64]) -> Colouring | None:
+def _colouring(classes: TauGroups | None, places: NDArray[np.int64]) -> Colouring | None:
     if classes is None:
         return None
     codes = classes.pool_codes[places]

@@ -19,7 +19,7 @@ from ....trainer.config import TrainConfig
 from ....trainer.errors import RunError
 from ....trainer.run_directory import find_checkpoint, load_found
 from .. import OnDone
-from ..reading.opening import Inspection
+from ..opening import Inspection
 from .features_file import NAME, FeaturesFile, FeaturesOf, UnusableFeaturesError, write_features
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import OnDone
-from ..json_fields import Hidden, Shown, named
-from ..reading.opening import Inspection
+from ..json_fields import AsJson, Hidden, named
+from ..opening import Inspection
 from ..temperatures.solved import Bounds, Solved, solve
 from .drawn import VisitedFeatures
 
@@ -20,7 +20,7 @@ OTHERS = 8192
 """Negatives that each sample is compared with: of fewer, ranks and deviations are those of fewer (docs/figures.md)."""
 LOWEST, HIGHEST = 1e-3, 10.0
 """Where temperatures are looked for if the objective has no bounds."""
-ROWS_AT_ONCE = 8192
+FEATURES_READ_AT_ONCE = 8192
 RHOS = (0.1, 0.3, 0.5, 1.0, 2.0, 3.0, 4.0)
 """At which the direction of a run's temperatures is looked at."""
 _FOR_CURVE = 1500
@@ -32,7 +32,7 @@ class SolvedTemperatures:
     """The temperatures at which rho binds, of m samples."""
 
     rho: float
-    sample_ids: Annotated[NDArray[np.int64], Shown(len), named("samples")]
+    sample_ids: Annotated[NDArray[np.int64], AsJson(len), named("samples")]
     """int64 [m], ascending."""
     sides: Hidden[dict[str, Solved]]
     """By side of the state, float32 [m] each."""
@@ -78,8 +78,8 @@ def solved_temperatures(
     state = reader.rows_at(ids, columns) if reader and columns else {}
     learned = {side: state[f"{side}/tau"] for side in inspection.sides}
     parts: dict[str, list[Solved]] = {side: [] for side, *_ in compared_views(features)}
-    for first in range(0, len(places), ROWS_AT_ONCE):
-        here = slice(first, first + ROWS_AT_ONCE)
+    for first in range(0, len(places), FEATURES_READ_AT_ONCE):
+        here = slice(first, first + FEATURES_READ_AT_ONCE)
         block = features.rows(places[here])
         found: dict[str, list[Solved]] = {side: [] for side in parts}
         for side, anchors, negatives in compared_views(features):
@@ -89,7 +89,7 @@ def solved_temperatures(
             found[side].append(solve(views, against, own[places[here]], bounds, population=population, tau=tau))
         for side, draws in found.items():
             parts[side].append(_mean(draws, bounds))
-        on_progress(min(first + ROWS_AT_ONCE, len(places)), len(places))
+        on_progress(min(first + FEATURES_READ_AT_ONCE, len(places)), len(places))
     sides = {side: Solved(*map(np.concatenate, zip(*found, strict=True))) for side, found in parts.items()}
     return SolvedTemperatures(rho, ids, sides, learned, len(chosen), features.of.checkpoint, features.of.weights)
 

@@ -14,9 +14,8 @@ from ....state_store import Snapshot, StateReader, list_snapshots
 from ....state_store.schema import VISITS
 from ....trainer.errors import ConfigError
 from .. import OnDone
-from ..json_fields import BY_NAME, Hidden, Shown, named
-from ..reading.opening import Inspection
-from ..reading.state_blocks import read_blocks
+from ..json_fields import BY_NAME, AsJson, Hidden, named
+from ..opening import Inspection, read_blocks
 from .correlation import Joint, JointCounts
 from .distribution import Distribution, Figures, Smallest
 from .survey import with_tau
@@ -42,7 +41,7 @@ class SideDrift:
 
     name: Hidden[str]
     """As in the state: `image`, `text` or `sample`."""
-    joint: Annotated[Joint, Shown(attrgetter("spearman")), named("spearman")]
+    joint: Annotated[Joint, AsJson(attrgetter("spearman")), named("spearman")]
     """Tau at the earlier snapshot (rows) against tau at the later one, and their rank correlation."""
     change: Figures
     """Later tau minus earlier tau."""
@@ -58,8 +57,8 @@ class SideDrift:
 class Drift:
     """Drift from the snapshot with the lower step to the other, in whichever order they were named; or between runs."""
 
-    earlier: Annotated[Snapshot, Shown(attrgetter("tag")), named("from")]
-    later: Annotated[Snapshot, Shown(attrgetter("tag")), named("to")]
+    earlier: Annotated[Snapshot, AsJson(attrgetter("tag")), named("from")]
+    later: Annotated[Snapshot, AsJson(attrgetter("tag")), named("to")]
     visited: int
     """Samples visited by both snapshots."""
     sides: Annotated[list[SideDrift], BY_NAME]

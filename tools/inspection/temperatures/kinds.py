@@ -19,8 +19,7 @@ from ....state_store.schema import VISITS
 from ....trainer.metrics.metrics_file import last_lines
 from ....trainer.metrics.step_report import RECENT_STEPS, collapse
 from ..json_fields import Hidden
-from ..reading.opening import Inspection, TauSettings
-from ..reading.state_blocks import Rows
+from ..opening import Inspection, Rows, TauSettings
 from .distribution import Distribution, Smallest
 
 TOO_FEW_VISITS, STUCK, MISFIT, CROWDED, COPIED, NOT_TOLD_APART, RARE, ORDINARY, PLANTED = range(9)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ....pipeline.cores import cores
 from ....pipeline.rng import compiled
 
-ROWS_AT_ONCE = 1024
+SOLVED_AT_ONCE = 1024
 """Samples compared with all others at once: 16 MB of similarities."""
 _LAST_STEP = 1e-2
 """Of log tau: what the step after it would be is its square."""
@@ -74,10 +74,10 @@ def solve(
     found = Solved(np.empty(m, np.float32), np.full(m, np.nan, np.float32))
     at = np.full(m, np.nan, np.float32) if tau is None else tau
     threads = cores()
-    similarity = np.empty((min(m, ROWS_AT_ONCE), len(anchors), columns.shape[1]), np.float32)
+    similarity = np.empty((min(m, SOLVED_AT_ONCE), len(anchors), columns.shape[1]), np.float32)
     with ThreadPoolExecutor(threads) as pool:
-        for first in range(0, m, ROWS_AT_ONCE):
-            stop = min(first + ROWS_AT_ONCE, m)
+        for first in range(0, m, SOLVED_AT_ONCE):
+            stop = min(first + SOLVED_AT_ONCE, m)
             block, mine = similarity[: stop - first], own[first:stop]
             for view, features in enumerate(anchors):
                 np.matmul(features[first:stop], columns, out=block[:, view])

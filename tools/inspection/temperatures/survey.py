@@ -15,12 +15,11 @@ from ....pipeline.mixture import PART, Mixture
 from ....state_store import StateReader
 from ....state_store.schema import LAST_STEP, VISITS
 from .. import OnDone
-from ..json_fields import BY_NAME, Hidden, Shown, named
-from ..reading.opening import Inspection, TauSettings
-from ..reading.state_blocks import Rows, read_blocks
+from ..json_fields import BY_NAME, AsJson, Hidden, named
+from ..opening import Inspection, Rows, TauSettings, read_blocks
 from .correlation import Joint, JointCounts
 from .distribution import Distribution, Figures, Smallest
-from .groups import CLASS_COLUMN, GroupCounts, Groups, Labels, TooManyGroupsError, check_columns
+from .groups import CLASS_COLUMN, GroupCounts, Labels, TauGroups, TooManyGroupsError, check_columns
 from .kinds import KindCounts, KindRules, SampleKinds
 from .whole_run import Doubted, WholeRun
 
@@ -95,12 +94,12 @@ class Survey:
     """Field name, such as `image/log_s` -> values of the visited samples."""
     sides: Annotated[list[Side], BY_NAME]
     """Empty if the objective keeps no tau or no sample was visited."""
-    joint: Annotated[Joint | None, Shown(lambda joint: joint and joint.spearman), named("image_and_text_spearman")]
+    joint: Annotated[Joint | None, AsJson(lambda joint: joint and joint.spearman), named("image_and_text_spearman")]
     sheets: Hidden[list[Sheet]]
     pool: Hidden[Pool]
-    groups: list[Groups]
+    groups: list[TauGroups]
     """One entry per requested column that has groups."""
-    parts: Annotated[Groups | None, Shown(lambda parts: parts and parts.means())]
+    parts: Annotated[TauGroups | None, AsJson(lambda parts: parts and parts.means())]
     """The parts of a mixture; None for a single dataset."""
     kinds: SampleKinds | None
     """None if no sample was visited."""
@@ -285,7 +284,7 @@ class _SecondPass:
                 sheets.append(Sheet(side, end, ids.tolist(), not_shown, tie))
         return [*sheets, Sheet(None, "random", self._random, 0, False)] if sheets else []
 
-    def groups(self, pool: Pool) -> list[Groups]:
+    def groups(self, pool: Pool) -> list[TauGroups]:
         found = []
         for counts, labels in self._grouping:
             groups = counts.result(pool.tau)
@@ -296,7 +295,7 @@ class _SecondPass:
         return found
 
 
-def _why_not_grouped(column: str, groups: Groups | None) -> str:
+def _why_not_grouped(column: str, groups: TauGroups | None) -> str:
     """Return why samples are not grouped by a column, whose groups are one or none."""
     if groups:
         return (

@@ -13,15 +13,14 @@ from ....state_store.durable import Repository
 from ....state_store.schema import VISITS
 from .. import OnDone
 from ..json_fields import Hidden, named
-from ..reading.opening import Inspection
-from ..reading.state_blocks import pieces
+from ..opening import Inspection, pieces
 from .distribution import Distribution
 
 T = TypeVar("T")
 
 MAX_ROWS = 200_000_000
 """Limit over all snapshots together: about ten seconds on one core."""
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+HISTORY_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 @dataclass(frozen=True)
@@ -29,13 +28,13 @@ class TauAt:
     """One side's tau at one snapshot, over the samples visited by then."""
 
     quantiles: tuple[float, ...]
-    """At QUANTILES."""
+    """At HISTORY_QUANTILES."""
     share_at_tau_min: float | None
     """0 … 1; None if the objective has no tau_min."""
 
     @model_serializer
     def _in_json(self) -> dict[str, float | None]:
-        quantiles = zip(QUANTILES, self.quantiles, strict=True)
+        quantiles = zip(HISTORY_QUANTILES, self.quantiles, strict=True)
         return {f"q{share:.2f}": value for share, value in quantiles} | {"share_at_tau_min": self.share_at_tau_min}
 
 
@@ -134,7 +133,7 @@ def _read_moment(
         return None
     found = {
         side: TauAt(
-            tuple(map(of_side.quantile, QUANTILES)), None if tau_min is None else of_side.share_at_most(tau_min)
+            tuple(map(of_side.quantile, HISTORY_QUANTILES)), None if tau_min is None else of_side.share_at_most(tau_min)
         )
         for side, of_side in tau.items()
     }

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from ....state_store import SnapshotNotFoundError, StateReader, list_snapshots
 from ....state_store.schema import VISITS
 from .. import OnDone
-from ..reading.opening import Inspection
-from ..reading.state_blocks import Rows, read_blocks
+from ..opening import Inspection, Rows, read_blocks
 from .distribution import Distribution
 from .kinds import KindRules
 from .through_time import read_every_snapshot

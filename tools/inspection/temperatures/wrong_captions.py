@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from .. import OnTask
 from ..json_fields import Hidden
-from ..reading.opening import Inspection
-from ..reading.state_blocks import read_blocks
+from ..opening import Inspection, read_blocks
 from .kinds import KindRules
 from .whole_run import WholeRun
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...inspection.temperatures.groups import MIN_FOR_INTERVAL, Groups
+from ...inspection.temperatures.groups import MIN_FOR_INTERVAL, TauGroups
 from ...inspection.temperatures.survey import Side
 from ...printing import plain_text
 from .svg import INK, MARKERS, PAPER, SIDES, finish, legend
@@ -31,7 +31,7 @@ _LONGEST_WORD = 20
 _SEED = 2023
 
 
-def draw_tau_by_group(sides: list[Side], groups: Groups, figure: Figure) -> None:
+def draw_tau_by_group(sides: list[Side], groups: TauGroups, figure: Figure) -> None:
     """Draw a dot per group and side, with 95 % intervals; with medians by size instead if the groups are many."""
     axes = figure.subplots()
     for place, (side, colour, marker) in enumerate(zip(sides, SIDES, MARKERS, strict=False)):
@@ -55,13 +55,13 @@ def draw_tau_by_group(sides: list[Side], groups: Groups, figure: Figure) -> None
         _name_dots(figure, axes, groups, groups.tau[sides[0].name].mean)
 
 
-def few_visited(groups: Groups) -> NDArray[np.bool_]:
+def few_visited(groups: TauGroups) -> NDArray[np.bool_]:
     """Return which groups have a mean tau but too few visited samples for an interval, bool [groups]."""
     few: NDArray[np.bool_] = (groups.visited > 0) & (groups.visited < MIN_FOR_INTERVAL)
     return few
 
 
-def _draw_few(axes: Axes, groups: Groups, side: str, look: dict[str, Any]) -> None:
+def _draw_few(axes: Axes, groups: TauGroups, side: str, look: dict[str, Any]) -> None:
     tau, few = groups.tau[side], few_visited(groups)
     colour = look["color"]
     axes.scatter(groups.sizes[~few], tau.mean[~few], s=26, alpha=0.75, linewidths=0, zorder=3, **look)
@@ -88,7 +88,7 @@ def _draw_few(axes: Axes, groups: Groups, side: str, look: dict[str, Any]) -> No
     )
 
 
-def _name_dots(figure: Figure, axes: Axes, groups: Groups, means: NDArray[np.float64]) -> None:
+def _name_dots(figure: Figure, axes: Axes, groups: TauGroups, means: NDArray[np.float64]) -> None:
     """Write each group's name beside its dot where it covers no other name, or nowhere."""
     axes.margins(x=0.3)
     look: dict[str, Any] = {"fontsize": "small", "color": INK, "parse_math": False, "va": "center"}

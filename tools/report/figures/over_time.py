@@ -41,7 +41,7 @@ def draw_tau_over_time(through_time: ThroughTime, figure: Figure) -> None:
 
 
 def _draw_bands(axes: Axes, steps: NDArray[np.float64], quantiles: NDArray[np.float64], colour: str) -> None:
-    """steps [m]; quantiles [5, m], as in QUANTILES."""
+    """steps [m]; quantiles [5, m], as in HISTORY_QUANTILES."""
     axes.plot(steps, quantiles[2], color=colour, marker="o", markersize=3.5, linewidth=1.6, label="median", zorder=4)
     if len(steps) == 1:
         # A band over one step would have no width.

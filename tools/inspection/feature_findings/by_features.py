@@ -17,8 +17,8 @@ from ....trainer.errors import ConfigError, RunError
 from .. import OnTask
 from ..features.drawn import Asked, VisitedFeatures, drawn_features
 from ..features.solving import SolvedTemperatures, compared_views, direction, solved_temperatures
-from ..json_fields import Shown
-from ..reading.opening import Inspection
+from ..json_fields import AsJson
+from ..opening import Inspection
 from ..temperatures.associations import Association, associations
 from ..temperatures.kinds import KindRules
 from ..temperatures.settling import Rule, at_rest
@@ -45,13 +45,13 @@ class ByFeatures:
     solved: SolvedTemperatures
     """Of all samples with features."""
     tau: Annotated[
-        dict[str, NDArray[np.float32]], Shown(lambda tau: {side: _quantiles(of) for side, of in tau.items()})
+        dict[str, NDArray[np.float32]], AsJson(lambda tau: {side: _quantiles(of) for side, of in tau.items()})
     ]
     """By side, float32 [m], solved, of the samples looked at; in JSON quantiles."""
     moves: dict[str, float]
     """By side, the factor by which the update rule would still move the median temperature while features stay."""
     curves: Annotated[
-        Curves, Shown(lambda curves: {side: {f"{r:g}": c for r, c in of.items()} for side, of in curves.items()})
+        Curves, AsJson(lambda curves: {side: {f"{r:g}": c for r, c in of.items()} for side, of in curves.items()})
     ]
     associations: dict[str, list[Association]]
     """By side, the strongest first."""

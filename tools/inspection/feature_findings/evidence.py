@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..json_fields import Hidden, Shown, named
+from ..json_fields import AsJson, Hidden, named
 from ..temperatures.associations import Association, ends_of
 from ..temperatures.kinds import (
     BY_FEATURES,
@@ -22,8 +22,7 @@ from ..temperatures.kinds import (
     RARE,
     Codes,
 )  # fmt: skip
-from .properties import OF_FEATURES, Properties
-from .surroundings import NEAREST
+from .properties import NEAREST, OF_FEATURES, Properties
 
 RARE_BY = ("class_size", "rarest_word", "near_pictures", "near_captions")
 """Properties of which little means that few samples are like this one."""
@@ -47,7 +46,7 @@ class Evidence(NamedTuple):
 class EvidentKinds:
     """The kinds of m samples whose features were looked at."""
 
-    sample_ids: Annotated[NDArray[np.int64], Shown(len), named("samples")]
+    sample_ids: Annotated[NDArray[np.int64], AsJson(len), named("samples")]
     """int64 [m], ascending."""
     codes: Hidden[Codes]
     """int8 [m]: by the state alone where that tells more than `ordinary`."""
@@ -113,7 +112,7 @@ def _rare_by(associations: Mapping[str, Sequence[Association]]) -> tuple[str, As
         (side, each)
         for side, of_side in associations.items()
         for each in of_side
-        if each.of in RARE_BY and each.is_said and each.area < 0.5 and (each.of in OF_FEATURES or each.stands)
+        if each.of in RARE_BY and each.is_notable and each.area < 0.5 and (each.of in OF_FEATURES or each.stands)
     ]
     return min(said, key=lambda one: one[1].area, default=None)
 

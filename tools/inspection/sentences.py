@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from .reading.opening import Inspection
+from .feature_findings.by_features import ByFeatures
+from .feature_findings.properties import OF_FEATURES
+from .opening import Inspection
 from .summary import per_side
 from .temperatures.associations import Association
 from .temperatures.wrong_captions import LEAST_PLANTED, WrongCaptions
-from .told.by_features import ByFeatures
-from .told.properties import OF_FEATURES
 
 MOST_SAID, MOST_PLANTED = 4, 0.1
 """Sentences, or lists; and share of the samples to plant."""
@@ -33,12 +33,12 @@ NAMES = {
 """Property -> what an end with low, and with high values of it goes with."""
 
 
-def said_first(found: ByFeatures | None) -> list[str]:
+def first_sentences(found: ByFeatures | None) -> list[str]:
     """Return what is said before all else, the strongest first; empty without features."""
     if found is None:
         return []
     said = sorted(
-        ((side, each) for side, of_side in found.associations.items() for each in of_side if each.is_said),
+        ((side, each) for side, of_side in found.associations.items() for each in of_side if each.is_notable),
         key=lambda one: (one[1].of in OF_FEATURES, -abs(one[1].area - 0.5)),
     )
     sentences = [in_words(side, each) for side, each in said[:MOST_SAID]]
@@ -51,7 +51,7 @@ def said_first(found: ByFeatures | None) -> list[str]:
     return sentences
 
 
-def said_of_misfits(inspection: Inspection, found: WrongCaptions | None) -> list[str]:
+def misfit_sentences(inspection: Inspection, found: WrongCaptions | None) -> list[str]:
     """Return what is said of the list of misfits: how many captions are wrong, or what it takes to learn that."""
     if found is not None:
         lists = [f"of the first {first:,}, about {_rounded(of)}" for first, of in [*found.lists.items()][:MOST_SAID]]

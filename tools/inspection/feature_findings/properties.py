@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,11 +19,10 @@ from ..duplicates.finding import Thumbnails
 from ..duplicates.picture_agreement import Agreement, agreement
 from ..duplicates.similar_pairs import MIN_SIMILARITY
 from ..features.drawn import VisitedFeatures
-from ..reading.opening import Inspection
+from ..opening import Inspection
 from ..temperatures.groups import CLASS_COLUMN
 from ..temperatures.kinds import KindRules
 from ..temperatures.survey import POOL_SAMPLES, Pool
-from .surroundings import NEAREST, Surroundings, surroundings
 
 LOOKED_AT = 20_000
 """Samples whose properties are compared: more would be compared pair by pair for minutes."""
@@ -30,6 +30,21 @@ OF_FEATURES = ("near_pictures", "near_captions", "own_cosine")
 """Properties that come from the same features as the temperatures."""
 _PAIRS_AT_ONCE = 1024
 _WORD = re.compile(r"\w+")
+NEAR = 0.7
+"""Cosine similarity from which a sample counts as near."""
+NEAREST = 3
+_NEAR_ROWS_AT_ONCE = 1024
+
+
+class Surroundings(NamedTuple):
+    """What lies around m samples, among them."""
+
+    near: NDArray[np.float64]
+    """float64 [m]: how many of the others are near."""
+    nearest: NDArray[np.int64]
+    """int64 [m, 3]: places of the nearest others, the nearest first."""
+    similarity: NDArray[np.float32]
+    """float32 [m, 3]: their cosine similarity."""
 
 
 @dataclass
@@ -139,3 +154,20 @@ def _look_at_pictures(found: Properties, dataset: Dataset, on_progress: OnTask) 
         _, places, counts = np.unique(of_all, return_inverse=True, return_counts=True)
         copies = np.maximum(copies, counts[places][found.sample_ids] - 1)
     found.values["copies"] = copies
+
+
+def surroundings(features: NDArray[np.float32]) -> Surroundings:
+    """Compare m samples, float32 [m, d], rows of norm 1, at least 4, with each other."""
+    m = len(features)
+    found = Surroundings(np.empty(m), np.empty((m, NEAREST), np.int64), np.empty((m, NEAREST), np.float32))
+    for first in range(0, m, _NEAR_ROWS_AT_ONCE):
+        here = slice(first, min(first + _NEAR_ROWS_AT_ONCE, m))
+        similarity = features[here] @ features.T
+        rows = np.arange(len(similarity))[:, None]
+        similarity[rows[:, 0], first + rows[:, 0]] = -np.inf
+        found.near[here] = (similarity > NEAR).sum(1)
+        some = np.argpartition(similarity, m - NEAREST, axis=1)[:, m - NEAREST :]
+        order = np.argsort(-similarity[rows, some], axis=1)
+        found.nearest[here] = some[rows, order]
+        found.similarity[here] = similarity[rows, found.nearest[here]]
+    return found

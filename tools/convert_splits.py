@@ -1,4 +1,4 @@
-"""A dataset that `thermopile convert` writes, and what is said of it before, meanwhile and afterwards."""
+"""The datasets that one `thermopile convert` writes, with messages before, during and after conversion."""
 
 from __future__ import annotations
 

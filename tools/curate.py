@@ -1,4 +1,4 @@
-"""`thermopile curate`: choose what to train on next by what a run says of its samples."""
+"""`thermopile curate`: choose what to train on next by a run's state."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def curate(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Choose samples of RUN's dataset by what RUN says of them, and write their ids and weights.
+    """Choose samples of RUN's dataset by RUN's state, and write their ids and weights.
 
     The rules apply in the order of the options; a sample has one reason at most to be dropped. Works while the run
     trains and changes nothing in it.

@@ -1,4 +1,4 @@
-"""Choose what to train on next by what a run says of its samples: drop misfits, thin duplicates, cap classes, weigh."""
+"""Choose what to train on next by a run's state: drop misfits, thin duplicates, cap classes, weigh."""
 
 from __future__ import annotations
 
@@ -150,9 +150,7 @@ def curate(
         raise RunError("nothing would be kept; choose weaker rules")
     weights = _weights(np.where(at_floor, np.nan, log_tau)[kept], rules.tau_power) if rules.tau_power else None
     if number := int(at_floor[kept].sum()):
-        notes.append(
-            f"Samples at tau_min keep the weight 1: {number:,}. A temperature at its bound tells nothing of a sample."
-        )
+        notes.append(f"Samples at tau_min keep the weight 1: {number:,}. A bound says nothing about its sample.")
     if few := int(is_new[kept].sum()):
         notes.append(f"Kept samples with fewer than {MIN_VISITS} visits, too few to be judged, or planted: {few:,}.")
     parts_of = dataset.parts_of if isinstance(dataset, Mixture) else lambda ids: {}
@@ -168,7 +166,7 @@ def _misfits(inspection: Inspection, rules: CurationRules, on_progress: OnTask) 
     if not kinds.log_s:
         raise ConfigError(f"the objective {name} keeps no log s, by which misfits are found; leave them in")
     if kinds.why_none:
-        raise ConfigError(f"no misfits are told yet: {kinds.why_none}. Or leave --drop-misfits out")
+        raise ConfigError(f"there are no misfits yet: {kinds.why_none}. Or leave --drop-misfits out")
     order, wrong = misfits(inspection, on_progress)
     if rules.precision is None:
         return order[: rules.misfits]

@@ -1,4 +1,4 @@
-"""`thermopile effect`: how far the scores of runs are apart on the same test samples, with the errors of that."""
+"""`thermopile effect`: differences of two runs' scores on the same test samples, with their errors."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def effect(runs: tuple[Place, ...], train: Place | None, out: Path | None, **ask
     test, configs = opened(asked.pop("test"), tars), [RunDirectory(run).config() for run in runs]
     trained = training_set(RunDirectory(runs[0]), train, tars, data)
     pairs, room = list(zip(runs[::2], runs[1::2], strict=True)), 2 * MAX_PAGE_BYTES // len(runs) if out else 0
-    drifts, sheets, said = zip(*(_taus(a, b, at, data, room) for a, b in pairs), strict=True)
+    drifts, sheets, of_pairs = zip(*(_taus(a, b, at, data, room) for a, b in pairs), strict=True)
     every = {run: scored(run, trained, test, with_probes=False, **asked) for run in dict.fromkeys(runs)}
     from ..trainer.evaluation.paired import differences
 
     bands, classes = differences([(every[a], every[b]) for a, b in pairs])
     rows = {label(method, variant): found for method, of in bands.items() for variant, found in of.items()}
-    notes = [*dict.fromkeys(note for found in (*(each.notes for each in every.values()), *said) for note in found)]
+    notes = [*dict.fromkeys(note for found in (*(each.notes for each in every.values()), *of_pairs) for note in found)]
     if min(len({config.seed for config in side}) for side in (configs[::2], configs[1::2])) < max(2, len(pairs)):
         notes.append("The errors leave out how another seed would change a run; for that, give pairs of other seeds.")
     notes += [f"No error of {name}: all queries share captions." for name, of in rows.items() if not of["all"]]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
+from pydantic import TypeAdapter
 
 from ..storage.files import may_make, refuse_link
 from ..storage.place import Place, Places, place_of
@@ -22,11 +23,13 @@ from .inspection import summary
 from .inspection.as_json import duplicates_to_json, samples_to_json, to_json
 from .inspection.duplicates.finding import DUPLICATES, find_duplicates, write_duplicates
 from .inspection.duplicates.representatives import read_scores
-from .inspection.feature_findings.by_features import by_features
+from .inspection.feature_findings.by_features import by_features, json_quantiles
+from .inspection.feature_findings.other_dataset import solve_other
 from .inspection.features.drawn import DRAWN, Asked
 from .inspection.features.features_file import NAME, FeaturesFile
 from .inspection.features.neighbours import ANCHORS, Neighbours, find_neighbours
 from .inspection.features.run_features import open_features, run_features
+from .inspection.features.solving import SolvedTemperatures
 from .inspection.findings import (
     Findings,
     confirmed,
@@ -34,8 +37,8 @@ from .inspection.findings import (
     read_again,
     surveyed,
 )
-from .inspection.opening import LATEST, Inspection
-from .inspection.rows_export import check_target, export_rows
+from .inspection.opening import LATEST, Inspection, OtherDatasetError
+from .inspection.rows_export import check_target, export_rows, export_solved
 from .inspection.temperatures.kinds import KindRules
 from .inspection.temperatures.samples import InspectedSample, read_histories, read_samples
 from .inspection.temperatures.survey import Survey
@@ -48,6 +51,7 @@ from .report.page import write_report, write_samples
 from .report.sheets import facts, number, state_word
 
 if TYPE_CHECKING:
+    from ..pipeline.dataset import Dataset
     from ..trainer.config.sections import Weights
     from .serving.answers import Answers
     from .serving.server import PageServer
@@ -62,6 +66,8 @@ _OPTIONS = {
     "a report": ["against", "by", "with_map", "suspects", "rho", "features", "to", "as_json"],
 }
 """What is shown -> options that have an effect on it, besides those of all."""
+_FOR_OTHER = {"run", "at", "data", "rho", "features", "weights", "allow_code", "rows_file", "overwrite", "as_json"}
+"""Options that have an effect on a dataset that the run was not trained on."""
 
 
 class Features(click.ParamType[int]):
@@ -214,7 +220,8 @@ def inspect(context: click.Context, /, more_ids: tuple[int, ...], **options: Any
     """Summarise the temperatures of RUN and write RUN/report/report.html, with --at report-step-N.html; with --json,
     only print.
 
-    Works while the run trains: reads the latest snapshot and changes nothing else. Needs no GPU.
+    Works while the run trains: reads the latest snapshot and changes nothing else. Needs no GPU. --data may name
+    another dataset, for whose samples temperatures are solved from the features of the run's encoders.
     """
     asked = InspectOptions(**options | {"suspects": options["suspects"] or 0})
     if more_ids and not asked.ids:
@@ -223,7 +230,13 @@ def inspect(context: click.Context, /, more_ids: tuple[int, ...], **options: Any
         raise click.UsageError("--neighbours needs samples: --sample ID --neighbours K, or --serve --neighbours K")
     _refuse_others(context, asked.mode, _used(asked))
     asked = replace(asked, ids=(*asked.ids, *more_ids), by=tuple(dict.fromkeys(asked.by)))
-    _SHOW[asked.mode](asked)
+    try:
+        _SHOW[asked.mode](asked)
+    except OtherDatasetError as error:
+        if asked.mode not in ("a report", "--export"):
+            raise
+        _refuse_others(context, "the --data of another dataset", _FOR_OTHER)
+        solve_other_dataset(asked, error.dataset)
 
 
 def _used(asked: InspectOptions) -> set[str]:
@@ -290,12 +303,12 @@ def _writable(run: Place, to: Path | None) -> Path:
 
 def _print_summary(findings: Findings) -> None:
     survey = findings.survey
-    said = [("warning", warning) for warning in findings.warnings] + [("note", note) for note in findings.notes]
+    messages = [("warning", warning) for warning in findings.warnings] + [("note", note) for note in findings.notes]
     print_facts(
         [
             *(("" if place else "found", first) for place, first in enumerate(findings.first_sentences)),
             *summary.facts(findings.inspection, survey),
-            *said,
+            *messages,
         ]
     )
     if survey is None:
@@ -304,23 +317,23 @@ def _print_summary(findings: Findings) -> None:
         _print_tau(findings, survey)
     if survey.parts and survey.sides:
         print_table(*summary.parts_table(survey.parts))
-    if told := findings.by_features:
-        print_table(*summary.solved_table(told))
-        for side, of_side in told.associations.items():
+    if found := findings.by_features:
+        print_table(*summary.solved_table(found))
+        for side, of_side in found.associations.items():
             head, rows = summary.associations_table(of_side)
             print_table([head[0] if side == "sample" else f"{side}: {head[0]}", *head[1:]], rows)
     kinds = survey.kinds if survey.kinds and survey.kinds.worth_showing else None
-    if kinds is None and told is None:
+    if kinds is None and found is None:
         return
-    head, rows = summary.kinds_table(kinds, told.kinds if told else None)
+    head, rows = summary.kinds_table(kinds, found.kinds if found else None)
     print_table([head[0], *(f">{title}" for title in head[1:])], rows)
     if kinds is None:
         return
-    print_facts([("" if place else "misfits", said) for place, said in enumerate(findings.of_misfits)])
+    print_facts([("" if place else "misfits", sentence) for place, sentence in enumerate(findings.of_misfits)])
     if survey.doubted:
         print_facts([("doubted", summary.came_back(survey.doubted))])
-    if found := findings.confirmation:
-        print_facts([("forward pass", summary.confirmation(found))])
+    if confirmation := findings.confirmation:
+        print_facts([("forward pass", summary.confirmation(confirmation))])
 
 
 def _print_tau(findings: Findings, survey: Survey) -> None:
@@ -415,12 +428,12 @@ def report_duplicates(asked: InspectOptions) -> None:
 
 def write_rows(asked: InspectOptions) -> None:
     """Write one row per sample to a file, with kinds confirmed by a forward pass if there are to be suspects."""
-
     to = asked.rows_file
     assert to is not None
 
     def write(inspection: Inspection) -> tuple[Inspection, int]:
-        samples, confirmation, told, more = inspection.reader.samples if inspection.reader else 0, None, None, None
+        samples = inspection.reader.samples if inspection.reader else 0
+        confirmation = of_features = more = None
         are_kept = any((inspection.run.report / name).exists() for name in (NAME, DRAWN))
         needed = asked.suspects or asked.features or are_kept  # else two passes over all rows for nothing
         with task_bars() as show:
@@ -428,16 +441,37 @@ def write_rows(asked: InspectOptions) -> None:
                 encoders = asked.weights, asked.allow_code
                 _, confirmation = confirmed(inspection, survey, asked.suspects, *encoders, show)
                 of, folder = Asked(asked.features or 0, *encoders), inspection.run.report
-                told = by_features(inspection, survey, folder, of, asked.rho, show)
+                of_features = by_features(inspection, survey, folder, of, asked.rho, show)
             if samples and (rules := KindRules.of(inspection)).log_s and not rules.why_none:
                 more = exported(*misfits(inspection, show), inspection, samples)
-            export_rows(inspection, to, partial(show, "exporting"), confirmation, told, more)
+            export_rows(inspection, to, partial(show, "exporting"), confirmation, of_features, more)
         return inspection, samples
 
     check_target(to, overwrite=asked.overwrite)
     inspection, samples = read_again(write, asked.run, asked.at, asked.data)
     print_facts([("note", note) for note in inspection.notes])
     click.echo(f"{plain_text(str(to), most=1000)}: {samples:,} rows, {to.stat().st_size / 1e6:,.1f} MB")
+
+
+def solve_other_dataset(asked: InspectOptions, dataset: Dataset) -> None:
+    """Print temperatures solved for samples that the run was not trained on, or write them as rows."""
+    with task_bars() as show:
+        of, run = Asked(asked.features, asked.weights, asked.allow_code), RunDirectory(asked.run)
+        found = solve_other(run, dataset, asked.at, of, asked.rho, partial(show, "features"))
+    note = f"The run was not trained on {dataset.absolute}: its temperatures are solved from features, not learned."
+    tau = {side: solved.tau for side, solved in found.sides.items()}
+    if asked.as_json:
+        about = TypeAdapter(SolvedTemperatures).dump_python(found, mode="json", by_alias=True)
+        quantiles = {side: json_quantiles(of_side) for side, of_side in tau.items()}
+        places = {"run": str(run.path.resolve()), "dataset": dataset.absolute}
+        click.echo(json.dumps({**places, "solved": about, "tau": quantiles, "notes": [note]}, allow_nan=False))
+        return
+    if asked.rows_file:
+        export_solved(found, dataset, asked.rows_file)
+    print_facts([("checkpoint", f"{found.checkpoint}, {found.weights} weights"), ("note", note)])
+    number = f"{len(found.sample_ids):,} of {dataset.n:,} samples"
+    head = [f"tau where KL is rho = {found.rho:g}, of {number}", *(f">{side}" for side in tau)]
+    print_table(head, summary.solved_quantiles(tau))
 
 
 def serve(asked: InspectOptions) -> None:

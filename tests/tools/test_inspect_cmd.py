@@ -114,7 +114,7 @@ def moved_run(hostile_dataset, tau_by_class_size, tmp_path_factory):
 
 
 def test_the_samples_that_moved_most_between_two_snapshots_have_a_sheet(moved_run):
-    sheets = page_module._sheets(look(moved_run.path, against="step-5"), page_module.MAX_BYTES)[2]
+    sheets = page_module._sheets(look(moved_run.path, against="step-5"), page_module.MAX_PAGE_BYTES)[2]
     assert "image: samples whose tau rose most" in sheets
     assert "→ 0.9000</b>" in sheets
 

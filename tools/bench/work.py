@@ -1,4 +1,4 @@
-"""What loaders are given to do while they are measured."""
+"""The work that loaders do while they are measured."""
 
 from __future__ import annotations
 

@@ -56,13 +56,13 @@ class Findings:
     by_features: ByFeatures | None = None
     wrong_captions: WrongCaptions | None = None
     first_sentences: Sequence[str] = ()
-    """What the lowest and highest temperatures go with, as far as that was measured, the strongest first."""
+    """Associations of the lowest and highest temperatures, the strongest first."""
     samples: Hidden[Mapping[int, InspectedSample]] = field(default_factory=dict)
     """The samples shown with pictures, by id."""
 
     @property
     def warnings(self) -> list[str]:
-        """What was found that needs attention, what it means and what to try."""
+        """Findings that need attention, with their meaning and a cure."""
         if self.survey is None:
             return []
         of_features = _warnings_of_features(self.inspection, self.by_features) if self.by_features else ()
@@ -74,7 +74,7 @@ class Findings:
 
     @property
     def of_misfits(self) -> list[str]:
-        """What is said of the list of misfits; empty without one."""
+        """Sentences about the list of misfits; empty without one."""
         kinds = self.survey.kinds if self.survey else None
         has_list = kinds and kinds.worth_showing and kinds.counts.get(KIND_NAMES[MISFIT])
         return misfit_sentences(self.inspection, self.wrong_captions) if has_list else []
@@ -118,11 +118,11 @@ def look(
         if against and found.sides:
             moved = drift(inspection, against, partial(on_progress, "comparing snapshots"))
         asked, kept_in = Asked(features, weights, allow_code), folder or inspection.run.report
-        told = by_features(inspection, found, kept_in, asked, rho, on_progress)
-        samples = read_samples(inspection, shown_ids(found, moved, told))
-        parts: dict[str, Any] = {"drift": moved, "confirmation": confirmation, "by_features": told}
+        of_features = by_features(inspection, found, kept_in, asked, rho, on_progress)
+        samples = read_samples(inspection, shown_ids(found, moved, of_features))
+        parts: dict[str, Any] = {"drift": moved, "confirmation": confirmation, "by_features": of_features}
         parts["wrong_captions"] = misfits(inspection, on_progress)[1] if len(inspection.planted[0]) else None
-        return Findings(inspection, found, samples=samples, first_sentences=first_sentences(told), **parts)
+        return Findings(inspection, found, samples=samples, first_sentences=first_sentences(of_features), **parts)
 
     findings = read_again(read, run, at, data)
     inspection, found = findings.inspection, findings.survey
@@ -177,8 +177,8 @@ def shown_ids(survey: Survey, drift: Drift | None, by_features: ByFeatures | Non
     """Return the ids of samples shown with pictures, repeated as often as they are shown."""
     movers = [mover for side in (drift.sides if drift else ()) for mover in (*side.most_risen, *side.most_fallen)]
     kinds = survey.kinds.sheets.values() if survey.kinds and survey.kinds.worth_showing else ()
-    told = by_features.kinds.sheets.values() if by_features else ()
-    of_kinds = [id for ids in (*kinds, *told) for id in ids]
+    from_features = by_features.kinds.sheets.values() if by_features else ()
+    of_kinds = [id for ids in (*kinds, *from_features) for id in ids]
     ends = [id for sheet in survey.sheets for id in sheet.sample_ids]
     return [*ends, *of_kinds, *(mover.sample_id for mover in movers)]
 

@@ -1,4 +1,4 @@
-"""How the fields of findings become JSON. pydantic reads these annotations of plain dataclasses."""
+"""Annotations that turn the fields of findings into JSON; pydantic reads them from plain dataclasses."""
 
 from __future__ import annotations
 

@@ -28,6 +28,14 @@ Rows = dict[str, NDArray[Any]]
 """Column of the state -> values [m]."""
 
 
+class OtherDatasetError(DatasetError):
+    """The given dataset is not the run's."""
+
+    def __init__(self, message: str, dataset: Dataset) -> None:
+        super().__init__(message)
+        self.dataset = dataset
+
+
 @dataclass(frozen=True)
 class TauSettings:
     """Initial value and bounds of tau; None if the objective does not define one."""
@@ -80,7 +88,7 @@ def read_run(run: RunDirectory, *, at: str = LATEST, data: Places | None = None)
     data: path of the dataset; None: the path recorded by the run. A state without a snapshot, or an unreadable dataset
     at the recorded path, adds a note.
     Raises RunError if `run` is not a run or its state is another run's, StateStoreError if the requested snapshot is
-    missing, DatasetError if `data` is not the run's dataset.
+    missing, OtherDatasetError if `data` is not the run's dataset.
     """
     config = run.config()
     notes: list[str] = []
@@ -129,9 +137,10 @@ def _open_dataset(
         dataset = open_own(run, data or config.data.places, config.data.tars)
         place, fingerprint = dataset.place, dataset.index.fingerprint
         if reader and fingerprint != reader.dataset_fingerprint:
-            raise DatasetError(
+            raise OtherDatasetError(
                 f"{place} is not the dataset that the run was trained on: its fingerprint is {fingerprint[:12]}…, the "
-                f"state has {reader.dataset_fingerprint[:12]}…. Of a mixture, pass --data for each part, in order"
+                f"state has {reader.dataset_fingerprint[:12]}…. Of a mixture, pass --data for each part, in order",
+                dataset,
             )
         if reader and dataset.n != reader.samples:
             raise DatasetError(f"{place} holds {dataset.n:,} samples, the state {reader.samples:,}: one is damaged")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...trainer.lineage import read_lineage
 from .feature_findings.by_features import ByFeatures
@@ -68,8 +69,8 @@ def settings(inspection: Inspection) -> str:
     """Return the objective and its temperature settings, like `isogclr: rho 2, gamma 0.8`."""
     objective = inspection.config.objective
     known = {name: objective.settings.get(name) for name in SETTINGS}
-    said = ", ".join(f"{name} {value:g}" for name, value in known.items() if value is not None)
-    return f"{objective.name}: {said}" if said else objective.name
+    settings = ", ".join(f"{name} {value:g}" for name, value in known.items() if value is not None)
+    return f"{objective.name}: {settings}" if settings else objective.name
 
 
 def _coverage(survey: Survey) -> str:
@@ -90,13 +91,18 @@ def _coverage(survey: Survey) -> str:
     return words
 
 
-def solved_table(found: ByFeatures) -> tuple[TableRow, list[TableRow]]:
-    """Return head and rows of a table of solved temperatures, and of how far the learned ones are from them."""
-    sides = list(found.tau)
+def solved_quantiles(solved: Mapping[str, NDArray[np.float32]]) -> list[TableRow]:
+    """Return rows with quantiles of solved temperatures, by side."""
     rows = []
     for at in TERMINAL_QUANTILES:
-        values = [float(np.quantile(found.tau[side], at, method="nearest")) for side in sides]
+        values = [float(np.quantile(of_side, at, method="nearest")) for of_side in solved.values()]
         rows.append([f"{100 * at:g}% quantile", *(tau(value) if 0 < value < np.inf else "none" for value in values)])
+    return rows
+
+
+def solved_table(found: ByFeatures) -> tuple[TableRow, list[TableRow]]:
+    """Return head and rows of a table of solved temperatures, and of how far the learned ones are from them."""
+    sides, rows = list(found.tau), solved_quantiles(found.tau)
     learned = [found.solved.at_learned(side) for side in sides]
     rows.append(["median of learned / solved", *(f"{each[0]:.2f}" if each else "–" for each in learned)])
     rows.append(["median KL at the learned ones", *(f"{each[1]:.2f}" if each else "–" for each in learned)])
@@ -161,7 +167,7 @@ def kind_words(name: str) -> str:
 
 
 def kinds_table(kinds: SampleKinds | None, evident: EvidentKinds | None = None) -> tuple[TableRow, list[TableRow]]:
-    """Return head and rows of a table of the samples' kinds: those that the state tells, and those of drawn samples."""
+    """Return head and rows of a table of the samples' kinds: those decided by the state, and those of drawn samples."""
     rows, of_all = [], kinds.counts if kinds else {}
     confirmed, n = kinds.confirmed if kinds else {}, sum(of_all.values())
     for name, number in of_all.items():
@@ -170,7 +176,7 @@ def kinds_table(kinds: SampleKinds | None, evident: EvidentKinds | None = None) 
     for name, number in (evident.counts if evident else {}).items():
         total = len(evident.sample_ids) if evident else 0
         rows.append([kind_words(name), f"{number:,}", f"{total:,}", share(number / total), "features"])
-    return ["kind", "samples", "of", "share", "told by"], rows
+    return ["kind", "samples", "of", "share", "decided by"], rows
 
 
 def came_back(doubted: Doubted) -> str:

@@ -73,12 +73,12 @@ def _least_certain(found: Duplicates) -> list[int]:
 
 def _best_figures(found: Duplicates) -> dict[int, str]:
     """Return for each sample in a cluster how it agrees with its representative."""
-    said: dict[int, str] = {}
+    figures: dict[int, str] = {}
     for place in np.flatnonzero((found.pairs.first == found.cluster) | (found.pairs.second == found.cluster)).tolist():
         cluster = int(found.cluster[place])
         other = int(found.pairs.first[place] + found.pairs.second[place]) - cluster
         correlation, difference = found.agreement.correlation[place], found.agreement.difference[place]
-        said[other] = ("exact copy", f"correlation {correlation:.4f}, difference {difference:.2f}", "blank")[
+        figures[other] = ("exact copy", f"correlation {correlation:.4f}, difference {difference:.2f}", "blank")[
             found.reason[place]
         ]
-    return said
+    return figures

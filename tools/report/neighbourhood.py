@@ -63,10 +63,10 @@ def table_of(listing: Listing, samples: Mapping[int, InspectedSample]) -> tuple[
 
 def figures(ranking: Ranking) -> list[str]:
     """Return the figures on the card of each sample of a ranking."""
-    said = [f"similarity {value:.3f}" for value in ranking.similarity]
+    similarities = [f"similarity {value:.3f}" for value in ranking.similarity]
     if ranking.weights is None:
-        return said
-    return [f"p* {share(float(weight))}, {words}" for weight, words in zip(ranking.weights, said, strict=True)]
+        return similarities
+    return [f"p* {share(float(weight))}, {words}" for weight, words in zip(ranking.weights, similarities, strict=True)]
 
 
 def listed_ids(found: Iterable[Neighbours]) -> list[int]:

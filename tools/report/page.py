@@ -114,8 +114,9 @@ def _sheets(findings: Findings, room: int) -> tuple[Markup, Markup, Markup]:
     def built(pictures: Mapping[int, Markup], longest: int) -> tuple[Markup, Markup, Markup]:
         cards, section = Cards(findings.samples, pictures, longest), partial(part, "sections.html")
         ends, movers = section("ends", survey, cards), section("movers", drift, cards)
-        told = findings.by_features and findings.by_features.kinds
-        return ends, section("of_kinds", survey.kinds, findings.confirmation, told, cards, findings.of_misfits), movers
+        from_features = findings.by_features and findings.by_features.kinds
+        kinds = survey.kinds, findings.confirmation, from_features
+        return ends, section("of_kinds", *kinds, cards, findings.of_misfits), movers
 
     for longest in LONGEST_TEXTS:
         size = sum(len(sheets.encode()) for sheets in built({}, longest))

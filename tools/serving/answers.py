@@ -1,4 +1,4 @@
-"""What the served page is told: samples as JSON, their pictures and views, and selections as parquet."""
+"""JSON and parquet answers of the server: samples, their pictures and views, and selections."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ def _made(folder: Path) -> Iterator[Path]:
 
 
 def _check(folder: Path, expected: dict[str, int | str]) -> dict[str, Any]:
-    """Return what a part of the index says of itself. Raises RunError unless it is what was asked for."""
+    """Return the description of a part of the index. Raises RunError if it does not match."""
     refuse_link(folder)
     try:
         about = unseal(read_regular(folder / _ABOUT, 64 << 20))

@@ -1,4 +1,4 @@
-"""Which samples a reader of the served page asks for, and in which order."""
+"""Queries of the served page: conditions on samples and their order."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _SCHEMA = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
 
 
 class Text(NamedTuple):
-    """What the samples table says of one sample, each as stored: not escaped, of any length."""
+    """One sample's texts in the samples table, as stored: not escaped, of any length."""
 
     key: str
     caption: str

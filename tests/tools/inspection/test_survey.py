@@ -84,7 +84,7 @@ def test_among_equals_the_lowest_log_s_is_coldest_and_the_highest_is_hottest(hos
         order = sorted(range(66), key=lambda i: (sign * tau[i], sign * log_s[i], i))
         assert sheet.sample_ids == order[:5]
         assert sheet.not_shown == (tau == tau[order[0]]).sum() - 5
-    page = page_module._sheets(look(run.path), page_module.MAX_BYTES)[0]
+    page = page_module._sheets(look(run.path), page_module.MAX_PAGE_BYTES)[0]
     coldest = log_s[sheets[0].sample_ids[0]]
     assert f"<b>tau 0.0050, log s {coldest:+.2f}</b>" in page
     for end in ("lowest", "highest"):

@@ -5,7 +5,7 @@ from thermopile.state_store.durable import Repository
 from thermopile.tools.inspection import opening
 from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures import through_time as module
-from thermopile.tools.inspection.temperatures.through_time import QUANTILES, through_time
+from thermopile.tools.inspection.temperatures.through_time import HISTORY_QUANTILES, through_time
 
 from support.written_runs import train_on, write_run
 
@@ -31,7 +31,7 @@ def run(hostile_dataset, tmp_path):
 
 def assert_quantiles(found, tau):
     # The value nearest below: of so few samples, numpy's own way would draw a line between two.
-    np.testing.assert_allclose(found.quantiles, np.quantile(tau, QUANTILES, method="lower"), rtol=2**-10)
+    np.testing.assert_allclose(found.quantiles, np.quantile(tau, HISTORY_QUANTILES, method="lower"), rtol=2**-10)
 
 
 def test_every_snapshot_has_the_quantiles_of_the_samples_visited_by_then(run):

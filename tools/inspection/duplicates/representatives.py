@@ -1,4 +1,4 @@
-"""Which sample stands for which: a cluster's members agree with its representative, so that chains do not join."""
+"""Representatives of clusters: a cluster's members agree with its representative, so that chains do not join."""
 
 from __future__ import annotations
 

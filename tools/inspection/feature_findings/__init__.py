@@ -1,1 +1,1 @@
-"""What features say of the temperatures of a run."""
+"""Findings from features: solved temperatures, what they go with, and kinds of samples."""

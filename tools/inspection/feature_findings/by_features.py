@@ -1,4 +1,4 @@
-"""What a snapshot's features say of its temperatures: their solution, what they go with, and the kinds of samples."""
+"""Findings from a snapshot's features: solved temperatures, their associations, and the kinds of samples."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ByFeatures:
     solved: SolvedTemperatures
     """Of all samples with features."""
     tau: Annotated[
-        dict[str, NDArray[np.float32]], AsJson(lambda tau: {side: _quantiles(of) for side, of in tau.items()})
+        dict[str, NDArray[np.float32]], AsJson(lambda tau: {side: json_quantiles(of) for side, of in tau.items()})
     ]
     """By side, float32 [m], solved, of the samples looked at; in JSON quantiles."""
     moves: dict[str, float]
@@ -80,7 +80,7 @@ def by_features(
             raise RunError(f"it needs {LEAST} visited samples with features, but there are only {len(features)}")
         return _measured(inspection, survey, features, rho, on_progress)
     except (RunError, ConfigError, DatasetError, OSError) as error:
-        inspection.notes.append(f"Temperatures are told by the state alone, and no kinds that need features: {error}")
+        inspection.notes.append(f"Temperatures are not solved and kinds that need features are missing: {error}")
         return None
 
 
@@ -152,7 +152,7 @@ def _moves(inspection: Inspection, features: VisitedFeatures, solved: SolvedTemp
     return moves
 
 
-def _quantiles(tau: NDArray[np.float32]) -> dict[str, float | None]:
+def json_quantiles(tau: NDArray[np.float32]) -> dict[str, float | None]:
     """Return quantiles as JSON has them: null for a temperature beyond the highest."""
     shares = (0.05, 0.5, 0.95)
     found = np.quantile(tau, shares, method="nearest").tolist()

@@ -1,4 +1,4 @@
-"""The kinds of samples that features show, each with what speaks for it."""
+"""The kinds of samples that features show, each with its evidence."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class EvidentKinds:
     sample_ids: Annotated[NDArray[np.int64], AsJson(len), named("samples")]
     """int64 [m], ascending."""
     codes: Hidden[Codes]
-    """int8 [m]: by the state alone where that tells more than `ordinary`."""
+    """int8 [m]: by the state alone, unless that is `ordinary`."""
     counts: dict[str, int]
     """Kind -> number of samples; only those that need features."""
     sheets: dict[str, list[int]]
@@ -57,7 +57,7 @@ class EvidentKinds:
     evidence: Hidden[dict[int, Evidence]]
     """What speaks for the kind of a sample that is shown, by id."""
     rare_by: str | None
-    """The property that tells the rare ones, one of RARE_BY; None if none goes with the temperatures of this run."""
+    """The property by which samples are rare, one of RARE_BY; None if none goes with this run's temperatures."""
 
 
 def evident_kinds(
@@ -107,14 +107,14 @@ def evident_kinds(
 
 
 def _rare_by(associations: Mapping[str, Sequence[Association]]) -> tuple[str, Association] | None:
-    """Return the side and the strongest association that says that an end has little of a property of RARE_BY."""
-    said = [
+    """Return the side and the strongest association of an end with low values of a property of RARE_BY."""
+    notable = [
         (side, each)
         for side, of_side in associations.items()
         for each in of_side
         if each.of in RARE_BY and each.is_notable and each.area < 0.5 and (each.of in OF_FEATURES or each.stands)
     ]
-    return min(said, key=lambda one: one[1].area, default=None)
+    return min(notable, key=lambda one: one[1].area, default=None)
 
 
 def _not_told_apart(found: Properties) -> NDArray[np.bool_]:

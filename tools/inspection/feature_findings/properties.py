@@ -1,4 +1,4 @@
-"""What else is known of some samples: their words, classes, pictures and copies, and what lies near them."""
+"""Properties of samples with features: words, classes, pictures, copies, and near samples."""
 
 from __future__ import annotations
 

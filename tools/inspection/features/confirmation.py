@@ -38,7 +38,7 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Confirmation:
-    """What a forward pass says about the suspects, m of them."""
+    """Findings of a forward pass about m suspects."""
 
     checkpoint: str
     """Checkpoint of the encoders: step-N."""

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Generator
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,7 +29,11 @@ from .features_file import NAME, FeaturesFile, FeaturesOf, UnusableFeaturesError
 from .run_features import wanted_features
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from ....trainer.config import TrainConfig
     from ....trainer.config.sections import Weights
+    from ....trainer.encoders import Encoders
 
 DRAWN = "drawn.f16"
 """Of the latest checkpoint; of an older one, `drawn-step-N.f16`."""
@@ -50,6 +55,24 @@ class Asked(NamedTuple):
     weights: Weights | None = None
     allow_code: bool = False
     """As run_features."""
+
+
+@dataclass(frozen=True)
+class HeldFeatures:
+    """The features of m samples in memory."""
+
+    of: FeaturesOf
+    sample_ids: NDArray[np.int64]
+    """int64 [m], ascending."""
+    values: NDArray[np.float32]
+    """float32 [m, sides, d], rows of norm 1."""
+
+    def __len__(self) -> int:
+        return len(self.sample_ids)
+
+    def rows(self, places: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the features of samples by their places, int64 [k], as VisitedFeatures.rows."""
+        return self.values[places]
 
 
 class VisitedFeatures:
@@ -166,18 +189,36 @@ def _batches(
     inspection: Inspection, made_of: tuple[Dataset, Place, FeaturesOf], ids: NDArray[np.int64], allow_code: bool
 ) -> Generator[NDArray[np.float32], None, None]:
     """Yield features in the order of the ids, float32 [up to 256, sides, d]."""
-    from ....trainer.evaluation.features import restore_encoders, some_features
-    from ....trainer.run.build import device_named, recipe_named
+    from ....trainer.evaluation.features import restore_encoders
 
     config, (dataset, checkpoint, of) = inspection.config, made_of
     _, training = load_found(checkpoint)
-    device, tokenizer = device_named("auto"), dataset.index.tokenizer
-    encoders = restore_encoders(config, checkpoint, training, tokenizer, of.weights, allow_code=allow_code).to(device)
-    view = (recipe_named(config.data.recipe), config.data.image_size, device)
+    tokenizer = dataset.index.tokenizer
+    encoders = restore_encoders(config, checkpoint, training, tokenizer, of.weights, allow_code=allow_code)
+    yield from feature_batches(encoders, dataset, ids, config, of.views)
+
+
+def feature_batches(
+    encoders: Encoders,
+    dataset: Dataset,
+    ids: NDArray[np.int64],
+    config: TrainConfig,
+    views: int,
+    tokenizer: Tokenizer | None = None,
+) -> Generator[NDArray[np.float32], None, None]:
+    """Yield features as VisitedFeatures has them, float32 [up to 256, sides, d], on the GPU if there is one.
+
+    views: of each picture, beside the picture itself; 0: its caption. tokenizer: None: the dataset's tokens are used.
+    """
+    from ....trainer.evaluation.features import some_features
+    from ....trainer.run.build import device_named, recipe_named
+
+    device = device_named("auto")
+    how = (encoders.to(device), dataset, ids, recipe_named(config.data.recipe), config.data.image_size, device)
     with ExitStack() as opened:
         made = [
-            opened.enter_context(closing(some_features(encoders, dataset, ids, *view, views=views)))
-            for views in dict.fromkeys([0, of.views])
+            opened.enter_context(closing(some_features(*how, views=number, tokenizer=tokenizer)))
+            for number in dict.fromkeys([0, views])
         ]
         for parts in zip(*made, strict=True):
             yield np.stack([side.cpu().numpy() for part in parts for side in part], axis=1)

@@ -14,7 +14,7 @@ from .. import OnDone
 from ..json_fields import AsJson, Hidden, named
 from ..opening import Inspection
 from ..temperatures.solved import Bounds, Solved, solve
-from .drawn import VisitedFeatures
+from .drawn import HeldFeatures, VisitedFeatures
 
 OTHERS = 8192
 """Negatives that each sample is compared with: of fewer, ranks and deviations are those of fewer (docs/figures.md)."""
@@ -55,7 +55,7 @@ class SolvedTemperatures:
 
 def solved_temperatures(
     inspection: Inspection,
-    features: VisitedFeatures,
+    features: VisitedFeatures | HeldFeatures,
     rho: float,
     places: NDArray[np.int64] | None = None,
     on_progress: OnDone = lambda done, total: None,
@@ -72,7 +72,7 @@ def solved_temperatures(
     chosen = np.random.default_rng(_SEED).permutation(len(features))[:OTHERS]
     own = np.full(len(features), -1)
     own[chosen] = np.arange(len(chosen))
-    population = reader.kept if reader else len(features)
+    population = reader.kept if reader else features.of.samples
     others = [np.ascontiguousarray(side) for side in features.rows(chosen).transpose(1, 0, 2)]
     columns = [f"{side}/tau" for side in inspection.sides]
     state = reader.rows_at(ids, columns) if reader and columns else {}
@@ -94,7 +94,7 @@ def solved_temperatures(
     return SolvedTemperatures(rho, ids, sides, learned, len(chosen), features.of.checkpoint, features.of.weights)
 
 
-def compared_views(features: VisitedFeatures) -> list[tuple[str, list[int], list[int]]]:
+def compared_views(features: VisitedFeatures | HeldFeatures) -> list[tuple[str, list[int], list[int]]]:
     """Return side of the state, sides of the file that are its anchors, and those of the others, once for each draw."""
     if not features.of.views:
         return [("image", [0], [1]), ("text", [1], [0])]

@@ -1,4 +1,4 @@
-"""What the lowest and the highest temperatures go with: areas under the curve of a sample's other properties."""
+"""Associations of the lowest and the highest temperatures with other properties, as areas under the curve."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ENDS: tuple[End, End] = ("lowest", "highest")
 
 @dataclass(frozen=True)
 class Association:
-    """How a property tells the samples at one end of the temperatures from all others."""
+    """A property's association with one end of the temperatures, against all other samples."""
 
     end: End
     of: str

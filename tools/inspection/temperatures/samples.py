@@ -61,7 +61,7 @@ def read_samples(inspection: Inspection, sample_ids: Iterable[int]) -> dict[int,
 def read_histories(
     inspection: Inspection, sample_ids: Sequence[int], survey: Survey | None = None
 ) -> list[InspectedSample]:
-    """Read samples at every snapshot, in the order of the ids, each once. `survey`: to rank by, and to tell kinds by.
+    """Read samples at every snapshot, in the order of the ids, each once. `survey`: for ranks and kinds.
 
     A snapshot that is damaged, or that the run deletes meanwhile, is left out and noted.
     Raises ConfigError for an id that neither the state nor the dataset has, and as `read_samples` does.

@@ -1,4 +1,4 @@
-"""Where the update rule takes temperatures while the features stay as they are: whether they have settled."""
+"""The temperatures at which the update rule comes to rest while features stay as they are."""
 
 from __future__ import annotations
 

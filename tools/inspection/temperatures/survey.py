@@ -78,7 +78,7 @@ class Survey:
     """Figures of one snapshot."""
 
     samples: int
-    """Samples that the run trains on: all of the dataset, or those selected, but for planted ones. All figures are of
+    """Samples that the run trains on: all of the dataset, or those selected, except planted ones. All figures are of
     them."""
     dataset_samples: int
     """All samples of the dataset."""

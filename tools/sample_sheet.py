@@ -90,7 +90,7 @@ def shown_samples(
 
 def sheet_page(name: str, facts: str, samples: Sequence[ShownSample]) -> str:
     """Return the page; name: the dataset's."""
-    return document("Samples of", name, facts, "", [], {"Samples": part("sections.html", "views", samples)})
+    return document("Samples of", name, facts, "", [], {"Pictures and views": part("sections.html", "views", samples)})
 
 
 def _picture(pixels: torch.Tensor, recipe: Recipe) -> Image.Image:
@@ -110,8 +110,8 @@ def _with_frames(stored: Image.Image, views: Sequence[ShownView]) -> Image.Image
         left, top, right, bottom = (round(edge * scale) for edge in view.box)
         # In a long, thin picture a crop may be thinner than its frame.
         frame = left, top, max(right, left + 6) - 1, max(bottom, top + 6) - 1
-        draw.rectangle(frame, outline="#ffffff", width=5)
-        draw.rectangle((frame[0] + 1, frame[1] + 1, frame[2] - 1, frame[3] - 1), outline=colour, width=3)
+        draw.rectangle(frame, outline="#ffffff", width=8)
+        draw.rectangle((frame[0] + 2, frame[1] + 2, frame[2] - 2, frame[3] - 2), outline=colour, width=5)
     return shown
 
 

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from ...pipeline.dataset import Dataset
 from ...pipeline.errors import DatasetError
+from ...pipeline.mixture import Mixture
 from ...state_store import StateReader, StoreNotFoundError
 from ...state_store.durable import Repository
 from ...storage.place import Places
 from ...trainer.checkpoints.checkpoint_files import latest_checkpoint, read_info
 from ...trainer.config import ObjectiveConfig, TrainConfig
 from ...trainer.errors import DamagedCheckpointError, RunError
-from ...trainer.run.own_dataset import growth, open_own
+from ...trainer.run.own_dataset import growth, kept_facts, open_own
 from ...trainer.run_directory import RunDirectory
 
 LATEST = "latest"
@@ -29,7 +30,7 @@ Rows = dict[str, NDArray[Any]]
 
 
 class OtherDatasetError(DatasetError):
-    """The given dataset is not the run's."""
+    """The given dataset is neither the run's nor a part of it."""
 
     def __init__(self, message: str, dataset: Dataset) -> None:
         super().__init__(message)
@@ -137,11 +138,14 @@ def _open_dataset(
         dataset = open_own(run, data or config.data.places, config.data.tars)
         place, fingerprint = dataset.place, dataset.index.fingerprint
         if reader and fingerprint != reader.dataset_fingerprint:
-            raise OtherDatasetError(
+            message = (
                 f"{place} is not the dataset that the run was trained on: its fingerprint is {fingerprint[:12]}…, the "
-                f"state has {reader.dataset_fingerprint[:12]}…. Of a mixture, pass --data for each part, in order",
-                dataset,
+                f"state has {reader.dataset_fingerprint[:12]}…. Of a mixture, pass --data for each part, in order"
             )
+            parts, own = dataset.parts if isinstance(dataset, Mixture) else (dataset,), kept_facts(run)
+            if own and {part.index.fingerprint for part in parts} & {*own.fingerprints}:
+                raise DatasetError(message)
+            raise OtherDatasetError(message, dataset)
         if reader and dataset.n != reader.samples:
             raise DatasetError(f"{place} holds {dataset.n:,} samples, the state {reader.samples:,}: one is damaged")
     except (DatasetError, OSError) as error:

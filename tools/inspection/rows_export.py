@@ -21,12 +21,12 @@ from ...trainer.errors import ConfigError, RunError
 from ...trainer.run_directory import refuse_in_run
 from . import OnDone
 from .features.confirmation import Confirmation
-from .features.solving import SolvedTemperatures
 from .opening import Inspection, read_blocks
 from .temperatures.kinds import BY_FEATURES, KIND, KIND_NAMES, Codes, KindRules
 
 if TYPE_CHECKING:
     from .feature_findings.by_features import ByFeatures
+    from .features.solving import SolvedTemperatures
 
 SAMPLE_ID, KIND_FROM, MARGIN = "sample_id", "kind_from", "margin"
 TAU_SOLVED, OF_MISFITS = "tau_solved", ("misfit_rank", "expected_precision", "planted")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ....pipeline.dataset import Dataset
 from ....trainer.errors import RunError
 from ....trainer.run_directory import RunDirectory, find_checkpoint, load_found
 from .. import OnDone
-from ..features.drawn import DRAWS, LEAST_DRAWN, Asked, HeldFeatures, feature_batches
+from ..features.drawn import DRAWS, LEAST_DRAWN, Asked, HeldFeatures
 from ..features.features_file import FeaturesOf
+from ..features.run_features import feature_batches
 from ..features.solving import SolvedTemperatures, solved_temperatures
 from ..opening import Inspection
 
@@ -45,10 +45,8 @@ def solve_other(
     info, training = load_found(checkpoint)
     tokenizer, sizes, _ = tokenizer_of(run, info, config.data.places) if is_paired else (None, None, b"")
     encoders = restore_encoders(config, checkpoint, training, sizes, weights, allow_code=asked.allow_code)
-    views, made, done = 0 if is_paired else 2 * DRAWS, list[NDArray[np.float32]](), 0
-    for batch in feature_batches(encoders, dataset, ids, config, views, tokenizer):
-        made.append(batch)
-        on_progress(done := done + len(batch), len(ids))
+    views = 0 if is_paired else 2 * DRAWS
+    made = [*feature_batches(encoders, dataset, ids, config, views, on_progress, tokenizer)]
     of = FeaturesOf(samples=dataset.n, views=views, checkpoint=checkpoint.name, weights=weights, digest="0" * 64)
     features = HeldFeatures(of, ids, np.concatenate(made))
     return solved_temperatures(Inspection(run, config, None, dataset, []), features, rho)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ....trainer.config.sections import Weights
-    from ....trainer.encoders import Encoders
 
 MAX_NEGATIVES = 4096
 MIN_NEGATIVES, MAX_PLANTED = 16, 2048
@@ -117,9 +116,10 @@ def _confirmed(
     on_progress(0, len(shown))
     found = load_encoders(inspection, reader.snapshot, dataset, weights, allow_code, use)
     rows = reader.rows_at(suspects, kinds.rules.columns)
-    features = _features(inspection, found.encoders, shown, on_progress)
+    is_paired = found.encoders.text is not None
+    features = found.features(inspection.config, dataset, shown, on_progress, 1 if is_paired else 2)
     places, others, pictures, captions = (np.searchsorted(shown, each) for each in ids)
-    compare = partial(_compare, features, others=others, paired=found.encoders.text is not None)
+    compare = partial(_compare, features, others=others, paired=is_paired)
     compared = compare(places, places, rows=rows)
     silent = _silent(rows, compared, inspection.config.objective.settings.get("eps") or 0.0)
     below, margin = None, np.minimum.reduce([side.margin for side in compared.values()])
@@ -151,19 +151,6 @@ def compared_ids(survey: Survey, kinds: SampleKinds, inspection: Inspection) -> 
     drawn = np.random.default_rng(_SEED).choice(pool, min(MAX_NEGATIVES, len(pool)), replace=False)
     some = np.random.default_rng(_SEED).permutation(len(planted))[:MAX_PLANTED]
     return np.sort(kinds.suspects), drawn, planted[some], donors[some]
-
-
-def _features(inspection: Inspection, encoders: Encoders, sample_ids: Ids, on_progress: OnDone) -> list[Tensor]:
-    """Return the features of pictures and captions, or of two views, float32 [m, d] each, rows of norm 1."""
-    import torch
-
-    from ....trainer.evaluation.features import sample_features
-    from ....trainer.run.build import recipe_named
-
-    data, dataset = inspection.config.data, inspection.dataset
-    assert dataset is not None
-    view = (recipe_named(data.recipe), data.image_size, torch.device("cpu"))
-    return sample_features(encoders, dataset, sample_ids, *view, on_progress, views=2 if encoders.text is None else 1)
 
 
 def _compare(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,18 +21,14 @@ from ....storage.files import refuse_link
 from ....storage.place import Place
 from ....trainer.checkpoints.checkpoint_files import latest_checkpoint
 from ....trainer.errors import ConfigError, RunError
-from ....trainer.run_directory import RunDirectory, load_found
+from ....trainer.run_directory import RunDirectory
 from .. import OnDone
 from ..opening import Inspection, read_run
 from .features_file import NAME, FeaturesFile, FeaturesOf, UnusableFeaturesError, write_features
-from .run_features import wanted_features
+from .run_features import checkpoint_features, wanted_features
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-    from ....trainer.config import TrainConfig
     from ....trainer.config.sections import Weights
-    from ....trainer.encoders import Encoders
 
 DRAWN = "drawn.f16"
 """Of the latest checkpoint; of an older one, `drawn-step-N.f16`."""
@@ -172,53 +167,12 @@ def _made(
 ) -> FeaturesFile:
     """Write the features of samples, in this order `least` of them and more while the time lasts."""
     features, begun = list[NDArray[np.float32]](), time.monotonic()
-    on_progress(0, len(ids))
-    with closing(_batches(inspection, made_of, ids, allow_code)) as batches:
+    with closing(checkpoint_features(inspection.config, made_of, ids, allow_code, on_progress)) as batches:
         for batch in batches:
             features.append(batch)
             done = sum(map(len, features))
-            on_progress(done, len(ids))
             if done >= least and time.monotonic() > begun + SECONDS:
                 break
     order = np.argsort(ids[:done])
     write_features(path, made_of[2], [np.concatenate(features)[order]], ids[order])
     return FeaturesFile(path, made_of[2])
-
-
-def _batches(
-    inspection: Inspection, made_of: tuple[Dataset, Place, FeaturesOf], ids: NDArray[np.int64], allow_code: bool
-) -> Generator[NDArray[np.float32], None, None]:
-    """Yield features in the order of the ids, float32 [up to 256, sides, d]."""
-    from ....trainer.evaluation.features import restore_encoders
-
-    config, (dataset, checkpoint, of) = inspection.config, made_of
-    _, training = load_found(checkpoint)
-    tokenizer = dataset.index.tokenizer
-    encoders = restore_encoders(config, checkpoint, training, tokenizer, of.weights, allow_code=allow_code)
-    yield from feature_batches(encoders, dataset, ids, config, of.views)
-
-
-def feature_batches(
-    encoders: Encoders,
-    dataset: Dataset,
-    ids: NDArray[np.int64],
-    config: TrainConfig,
-    views: int,
-    tokenizer: Tokenizer | None = None,
-) -> Generator[NDArray[np.float32], None, None]:
-    """Yield features as VisitedFeatures has them, float32 [up to 256, sides, d], on the GPU if there is one.
-
-    views: of each picture, beside the picture itself; 0: its caption. tokenizer: None: the dataset's tokens are used.
-    """
-    from ....trainer.evaluation.features import some_features
-    from ....trainer.run.build import device_named, recipe_named
-
-    device = device_named("auto")
-    how = (encoders.to(device), dataset, ids, recipe_named(config.data.recipe), config.data.image_size, device)
-    with ExitStack() as opened:
-        made = [
-            opened.enter_context(closing(some_features(*how, views=number, tokenizer=tokenizer)))
-            for number in dict.fromkeys([0, views])
-        ]
-        for parts in zip(*made, strict=True):
-            yield np.stack([side.cpu().numpy() for part in parts for side in part], axis=1)

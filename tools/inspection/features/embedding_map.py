@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ....pipeline.dataset import Dataset
 from ....pipeline.errors import DatasetError
 from ....storage.place import Place
 from ....trainer.errors import ConfigError, RunError
@@ -20,7 +19,7 @@ from ..opening import Inspection
 from ..temperatures.correlation import NO_GROUP
 from ..temperatures.groups import CLASS_COLUMN, TauGroups
 from ..temperatures.survey import Pool, Survey
-from .checkpoint_encoders import CheckpointEncoders, load_encoders
+from .checkpoint_encoders import load_encoders
 
 if TYPE_CHECKING:
     from ....trainer.config.sections import Weights
@@ -119,13 +118,15 @@ def _made(
     on_progress("embeddings", 0, len(places))
     use = "the map shows its temperatures on the embeddings of"
     found = load_encoders(inspection, inspection.reader.snapshot, inspection.dataset, weights, allow_code, use)
-    features = _embed(inspection, found, inspection.dataset, pool.sample_ids[places], on_progress)
+    ids, embedding = pool.sample_ids[places], partial(on_progress, "embeddings")
+    made = found.features(inspection.config, inspection.dataset, ids, embedding)
+    features = [of_side.numpy() for of_side in made]
     perplexity = min(PERPLEXITY, (len(features) * len(places) - 1) / 3)
     on_progress("t-SNE", 0, 1)
     xy = np.split(_project(np.concatenate(features), perplexity, found.checkpoint), len(features))
     on_progress("t-SNE", 1, 1)
     return EmbeddingMap(
-        sample_ids=pool.sample_ids[places],
+        sample_ids=ids,
         points={
             name: Points(at, pool.tau[name][places], np.isin(places, coldest), np.isin(places, hottest))
             for at, (name, (coldest, hottest)) in zip(xy, ends.items(), strict=True)
@@ -174,32 +175,6 @@ def _colouring(classes: TauGroups | None, places: NDArray[np.int64]) -> Colourin
         return Colouring(classes.names, codes, are_classes=True)
     # NO_GROUP, -1, indexes the last element.
     return Colouring(list(BANDS), np.append(band_of_class(classes.sizes), NO_GROUP)[codes], are_classes=False)
-
-
-def _embed(
-    inspection: Inspection,
-    found: CheckpointEncoders,
-    dataset: Dataset,
-    sample_ids: NDArray[np.int64],
-    on_progress: OnTask,
-) -> list[NDArray[np.float32]]:
-    """Return each side's features, float32 [m, d], rows of norm 1. Raises RunError, DatasetError."""
-    import torch
-
-    from ....trainer.evaluation.features import sample_features
-    from ....trainer.run.build import recipe_named
-
-    data = inspection.config.data
-    features = sample_features(
-        found.encoders,
-        dataset,
-        sample_ids,
-        recipe_named(data.recipe),
-        data.image_size,
-        torch.device("cpu"),
-        partial(on_progress, "embeddings"),
-    )
-    return [of_side.numpy() for of_side in features]
 
 
 def _project(features: NDArray[np.float32], perplexity: float, checkpoint: Place) -> NDArray[np.float32]:

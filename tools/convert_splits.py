@@ -49,7 +49,7 @@ class Split(NamedTuple):
 
     @property
     def total(self) -> int:
-        """What progress counts: samples, or megabytes of tars."""
+        """Unit of progress: samples, or megabytes of tars."""
         if self.tars:
             return -(-(self.source.stored_bytes() or 0) // MEGABYTE)
         return len(self.selection) if isinstance(self.selection, np.ndarray) else len(self.source)
@@ -77,7 +77,7 @@ class Split(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What it is made of."""
+        """Source of the samples."""
         if self.tars:
             return f"{self.tars:,} tar{'s' * (self.tars > 1)}{self.classes}"
         return f"{self.total:,} samples{self.classes}"

@@ -44,7 +44,7 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class CurationRules:
-    """What to drop, in this order, and how to weigh what is kept; None and 0 leave a rule out."""
+    """Rules that drop samples, in this order, and weigh the kept ones; None and 0 leave a rule out."""
 
     drop: Path | None = None
     """Parquet file with the ids of samples to drop."""
@@ -65,7 +65,7 @@ class CurationRules:
 
 @dataclass(frozen=True)
 class Curation:
-    """What became of each of the dataset's n samples."""
+    """The outcome for each of the dataset's n samples."""
 
     reasons: NDArray[np.int8]
     """int8 [n]: places in REASONS."""

@@ -65,7 +65,7 @@ _OPTIONS = {
     "--sample": ["ids", "neighbours", "to", "as_json"],
     "a report": ["against", "by", "with_map", "suspects", "rho", "features", "to", "as_json"],
 }
-"""What is shown -> options that have an effect on it, besides those of all."""
+"""Mode -> options that have an effect in it, besides those of all modes."""
 _FOR_OTHER = {"run", "at", "data", "rho", "features", "weights", "allow_code", "rows_file", "overwrite", "as_json"}
 """Options that have an effect on a dataset that the run was not trained on."""
 
@@ -107,7 +107,7 @@ class InspectOptions:
 
     @property
     def mode(self) -> str:
-        """What to show; a key of _OPTIONS."""
+        """The mode; a key of _OPTIONS."""
         given = {
             "--export": self.rows_file,
             "--serve": self.serves,
@@ -534,4 +534,4 @@ _SHOW = {
     "--sample": print_samples,
     "a report": report,
 }
-"""What is shown -> the function that shows it."""
+"""Mode -> its function."""

@@ -27,7 +27,7 @@ class ProgressBar:
         self._next_line = self._begun + FIRST_LINE
         self._calls = 0
         self._since = 0, self._begun
-        """What was done at the second call, and its time."""
+        """Work done at the second call, and its time."""
 
     def update(self, done: int, words: str = "") -> None:
         """Show `done` of the total. Without a terminal: after 10, 20, 40, … s, every 10 min, and at the end.

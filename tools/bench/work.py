@@ -24,7 +24,7 @@ WARM_UP = 4
 
 @dataclass(frozen=True)
 class Work:
-    """What is loaded, and as what."""
+    """A dataset and how it is loaded."""
 
     dataset: Dataset
     order: Order

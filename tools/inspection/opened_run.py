@@ -49,7 +49,7 @@ class OpenedRun:
         self.dataset: Dataset | None = opened.dataset
         """Samples table and pictures (`dataset.jpeg(sample_id)`); None if it cannot be used."""
         self.notes: list[str] = opened.notes
-        """What is missing, and why."""
+        """Missing parts, each with its reason."""
 
     @property
     def snapshots(self) -> list[Snapshot]:

@@ -20,7 +20,7 @@ class Listing(NamedTuple):
 
     title: str
     words: str
-    """What to know about it; may be empty."""
+    """A remark on it; may be empty."""
     ranking: Ranking
 
 

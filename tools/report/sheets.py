@@ -45,7 +45,7 @@ SMALL_BYTES = 1 << 15
 
 @dataclass(frozen=True)
 class Cards:
-    """What the cards of samples show."""
+    """Contents of samples' cards."""
 
     samples: Mapping[int, InspectedSample]
     pictures: Mapping[int, Markup]

@@ -18,7 +18,7 @@ Sort = Literal["coldest", "hottest", "misfits", "margin", "id"]
 
 
 class Query(NamedTuple):
-    """What samples must have in common; empty texts and None ask for nothing."""
+    """Conditions on samples; empty texts and None leave one out."""
 
     words: str = ""
     """Words of the caption or the key."""

@@ -27,7 +27,7 @@ from .similar_pairs import MIN_SIMILARITY, NO_PAIRS, SimilarPairs, similar_pairs
 DUPLICATES = "duplicates.parquet"
 """Name of the file in RUN/report."""
 THRESHOLDS = {"similarity": MIN_SIMILARITY, "correlation": MIN_CORRELATION, "difference": MAX_DIFFERENCE}
-"""What near duplicates keep to: at least, at least, at most."""
+"""Thresholds of near duplicates: lower, lower, upper."""
 _METADATA = {f"thermopile.threshold.{name}".encode(): str(value).encode() for name, value in THRESHOLDS.items()}
 EXACT, NEAR, BLANK = range(3)
 REASONS = ("exact", "near", "blank")
@@ -94,7 +94,7 @@ def find_duplicates(
 ) -> Duplicates:
     """Look for duplicates among all samples.
 
-    Exact copies have the same JPEG. Near duplicates are similar by their features and agree in their pixels but for a
+    Exact copies have the same JPEG. Near duplicates are similar by their features and agree in their pixels up to a
     scale of a few per cent, a shift, brightness, contrast and encoding: a correlation of MIN_CORRELATION or more and a
     difference of at most MAX_DIFFERENCE. Blank pictures, of one colour, are duplicates of each other alone.
     score: float32 [n], the lowest of duplicates represents the others; if empty, ids decide. scratch: a directory.

@@ -35,7 +35,7 @@ TOO_NEAR = 0.9
 
 
 class Evidence(NamedTuple):
-    """What speaks for the kind of a sample."""
+    """Evidence for the kind of a sample."""
 
     words: str
     nearest: str
@@ -55,7 +55,7 @@ class EvidentKinds:
     sheets: dict[str, list[int]]
     """Kind -> ids to show, the most typical first."""
     evidence: Hidden[dict[int, Evidence]]
-    """What speaks for the kind of a sample that is shown, by id."""
+    """Evidence for the kinds of the samples shown, by id."""
     rare_by: str | None
     """The property by which samples are rare, one of RARE_BY; None if none goes with this run's temperatures."""
 

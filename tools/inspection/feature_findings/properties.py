@@ -37,7 +37,7 @@ _NEAR_ROWS_AT_ONCE = 1024
 
 
 class Surroundings(NamedTuple):
-    """What lies around m samples, among them."""
+    """Near samples of each of m samples, among them."""
 
     near: NDArray[np.float64]
     """float64 [m]: how many of the others are near."""

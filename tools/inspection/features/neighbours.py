@@ -20,7 +20,7 @@ from .features_file import FeaturesFile
 
 PICTURES, CAPTIONS = "pictures", "captions"
 _KINDS = (PICTURES, CAPTIONS)
-"""What the sides of a features file hold."""
+"""Contents of a features file, by side."""
 ANCHORS = {1: ("sample",), 2: ("image", "text")}
 """Number of sides of the features -> sides of the state of an objective that has one."""
 
@@ -47,7 +47,7 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """What surrounds a sample."""
+    """Neighbours and hardest negatives of a sample."""
 
     nearest: dict[str, Ranking]
     """`pictures` nearest to its picture; for pairs also `captions` nearest to its caption."""

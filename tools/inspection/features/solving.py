@@ -19,7 +19,7 @@ from .drawn import HeldFeatures, VisitedFeatures
 OTHERS = 8192
 """Negatives that each sample is compared with: of fewer, ranks and deviations are those of fewer (docs/figures.md)."""
 LOWEST, HIGHEST = 1e-3, 10.0
-"""Where temperatures are looked for if the objective has no bounds."""
+"""Bounds of solved temperatures if the objective has none."""
 FEATURES_READ_AT_ONCE = 8192
 RHOS = (0.1, 0.3, 0.5, 1.0, 2.0, 3.0, 4.0)
 """At which the direction of a run's temperatures is looked at."""

@@ -41,7 +41,7 @@ class Bounds(NamedTuple):
 
 
 class Solved(NamedTuple):
-    """What was solved for m samples of one side, float32 [m] each."""
+    """Solved temperatures of m samples of one side, float32 [m] each."""
 
     tau: NDArray[np.float32]
     """0 where no temperature from `lowest` on is low enough: more negatives than rho allows are as near as the

@@ -21,7 +21,7 @@ from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.tools.inspection.duplicates.finding import Thumbnails
 from thermopile.tools.inspection.duplicates.picture_agreement import MIN_CORRELATION, Agreement, agreement
-from thermopile.tools.inspection.duplicates.similar_pairs import Pairs, similar_pairs
+from thermopile.tools.inspection.duplicates.similar_pairs import SimilarPairs, similar_pairs
 from thermopile.tools.inspection.features.features_file import NAME, FeaturesFile, FeaturesOf, write_features
 from thermopile.tools.inspection.features.neighbours import find_neighbours
 
@@ -78,10 +78,10 @@ def made_pairs(dataset: Dataset) -> set[tuple[int, int]]:
     return {(min(id, id_of[key]), max(id, id_of[key])) for id, key in copies}
 
 
-def compared(dataset: Dataset, features: FeaturesFile, scratch: Path) -> tuple[Pairs, Agreement]:
+def compared(dataset: Dataset, features: FeaturesFile, scratch: Path) -> tuple[SimilarPairs, Agreement]:
     """Return all candidates and how their pixels agree."""
     parts = [pairs for _, pairs in similar_pairs(features, np.zeros(dataset.n, np.bool_), scratch)]
-    pairs = Pairs.joined(parts)
+    pairs = SimilarPairs.joined(parts)
     with Thumbnails(dataset) as thumbnails:
         places = np.array_split(np.arange(len(pairs.first)), 1 + len(pairs.first) // 256)
         agreed = [agreement(*thumbnails.of(pairs.of(some))) for some in places]

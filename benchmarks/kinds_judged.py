@@ -35,15 +35,15 @@ from scipy.stats import spearmanr
 from thermopile.pipeline.opening import Dataset
 from thermopile.state_store import list_snapshots
 from thermopile.storage.local import LocalPath
+from thermopile.tools.inspection.feature_findings.by_features import NEAR_OF, by_features
+from thermopile.tools.inspection.feature_findings.properties import OF_FEATURES, properties
 from thermopile.tools.inspection.features.drawn import Asked, VisitedFeatures, drawn_features
 from thermopile.tools.inspection.features.features_file import FeaturesFile
 from thermopile.tools.inspection.features.solving import compared_views, solved_temperatures
-from thermopile.tools.inspection.reading.opening import read_run
-from thermopile.tools.inspection.said import said_first
+from thermopile.tools.inspection.opening import read_run
+from thermopile.tools.inspection.sentences import first_sentences
 from thermopile.tools.inspection.temperatures.associations import SMALL, associations
 from thermopile.tools.inspection.temperatures.survey import survey
-from thermopile.tools.inspection.told.by_features import NEAR_OF, by_features
-from thermopile.tools.inspection.told.properties import OF_FEATURES, properties
 from thermopile.trainer.run_directory import RunDirectory
 
 from .kinds import RUNS, WRONG_RUNS, Run, is_finished
@@ -120,16 +120,16 @@ def judged(folder: Path, run: Run, at: str) -> dict[str, Any]:
             name: values for name, values in of.values.items() if name not in NEAR_OF.values() or name == NEAR_OF[side]
         }
         groups = {} if of.classes is None else {"class_size": of.classes}
-        permuted += any(each.is_said for each in associations(random.permutation(tau), asked, NEAR_OF[side], groups))
+        permuted += any(each.is_notable for each in associations(random.permutation(tau), asked, NEAR_OF[side], groups))
     planted = pq.read_table(folder / "runs" / f"{run.name}.parquet")
     of_kind = {kind: set(planted.filter(planted["planted"].to_numpy() == kind)["sample_id"].to_pylist())
                for kind in ("crowd", "tail")} if len(planted) else {"crowd": set(), "tail": set()}  # fmt: skip
     rare = told.kinds.sample_ids[told.kinds.codes == 6].tolist()
     copied = told.kinds.sample_ids[told.kinds.codes == 4].tolist()
     return {
-        "sentences": said_first(told),
+        "sentences": first_sentences(told),
         "associations": {
-            side: {f"{each.end} {each.of}": [each.area, each.is_said] for each in of_side}
+            side: {f"{each.end} {each.of}": [each.area, each.is_notable] for each in of_side}
             for side, of_side in told.associations.items()
         },
         "permuted_says": bool(permuted),
@@ -268,7 +268,7 @@ def seeds(found: dict[str, dict[str, Any]]) -> str:
     held = total = settings = outside = 0
     for name, told in found.items():
         said = [(side, what, area) for side, of_side in told["associations"].items()
-                for what, (area, is_said) in of_side.items() if is_said]  # fmt: skip
+                for what, (area, is_notable) in of_side.items() if is_notable]  # fmt: skip
         settings += 1
         outside += any(what.partition(" ")[2] not in OF_FEATURES for _, what, _ in said)
         if "-plain-0@" not in name or (other := found.get(name.replace("-plain-0@", "-plain-1@"))) is None:

@@ -33,7 +33,7 @@ from thermopile.storage.local import LocalPath
 from thermopile.tools.bench.machine import describe_machine, words_of
 from thermopile.tools.inspection.features.checkpoint_encoders import load_encoders
 from thermopile.tools.inspection.features.confirmation import Confirmation, confirm
-from thermopile.tools.inspection.reading.opening import Inspection, read_run
+from thermopile.tools.inspection.opening import Inspection, read_run
 from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES, MISFIT, STUCK, KindRules
 from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.tools.inspection.temperatures.whole_run import MAX_SNAPSHOTS, WholeRun

@@ -22,7 +22,7 @@ from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.state_store import StateReader
 from thermopile.storage.local import LocalPath
 from thermopile.tools.bench.machine import describe_machine, words_of
-from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.trainer.run_directory import RunDirectory
 

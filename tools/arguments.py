@@ -1,4 +1,4 @@
-"""What commands take: places, datasets, runs, and leave to import a user's own code."""
+"""Arguments and options shared by commands: places, datasets, runs, and leave to import a user's own code."""
 
 from __future__ import annotations
 

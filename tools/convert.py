@@ -35,11 +35,11 @@ from ..trainer.run_directory import refuse_in_run
 from .arguments import ANY_PLACE, TARS, DatasetPath
 from .convert_options import ConvertOptions, PartNumber, options_of
 from .convert_sources import KINDS, Kind, users_kind
-from .convert_splits import Shown, Split, announce, say_content, say_summary
+from .convert_splits import ConversionProgress, Split, announce, say_content, say_summary
 from .printing import plain_text
 from .progress import progress_bar
 
-SECONDS_UNTIL_TOLD = 2.0
+SECONDS_UNTIL_HINT = 2.0
 MAX_OF_A_KIND = 10
 """Findings of a kind that `check` prints."""
 FEW_SAMPLES = 20_000
@@ -157,7 +157,7 @@ def _run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOp
         click.get_current_context().with_resource(cluster(asked.workers))
     else:
         start_workers_early()
-    with _told_when_slow(f"listing {kind.name} …"):
+    with _hint_if_slow(f"listing {kind.name} …"):
         sources = kind.open(src, **own, **_of_tars(grown) if kind.in_order else {})
         settings = _settings(sources[0], grown, asked)
         splits = _splits(sources, outs, asked)
@@ -166,13 +166,13 @@ def _run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOp
             splits = [splits[0]._replace(selection=selected_ids(select, sources[0].dataset))]
         if grown is not None:
             splits = [splits[0]._replace(grown=grown)]
-    with _told_when_slow("estimating the size …"):
+    with _hint_if_slow("estimating the size …"):
         announce(splits, settings)
     if grown is not None:
         refuse_known(grown, Conversion(sources[0], splits[0].out, settings, splits[0].selection).plan)
     to_finish = _convert_all(splits, settings, out, asked, _paths(src, own))
     if grown is not None and not asked.part:
-        with _told_when_slow("appending …"):
+        with _hint_if_slow("appending …"):
             join(grown)
         index = read_index(grown)
         click.echo(f"{grown}: {index.n:,} samples with those appended")
@@ -185,7 +185,7 @@ def _run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOp
         named = f"--preset {preset} " if preset else ""
         planted = " --set data.planted=0.01" if index.mode == "pairs" and index.n >= FEW_SAMPLES else ""
         train = f"thermopile train {named}--data {out} --out runs/{out.name}{planted}"
-        click.echo(f"next: thermopile show {out} --out {out.name}.png; {train}")
+        click.echo(f"next: thermopile show {out} --out {out.name}.html; {train}")
 
 
 def _convert_all(
@@ -220,7 +220,7 @@ def _convert_all(
                 counts_all = split is splits[0] and splits[1:] and split.source.files_in_order
                 to_finish |= _convert_part(split, conversion, asked.part, begin_tests if counts_all else None)
             elif asked.finish:
-                with _told_when_slow(f"putting {split.shown.name} together …"):
+                with _hint_if_slow(f"putting {split.shown.name} together …"):
                     summary = conversion.finish()
                 say_summary(summary, split, settings, "put together from its parts")
             elif asked.on:
@@ -316,8 +316,8 @@ def _kept(index: DatasetIndex, tokenizer: Callable[[], Path]) -> dict[str, Any]:
 
 
 @contextmanager
-def _told_when_slow(words: str) -> Iterator[None]:
-    timer = Timer(SECONDS_UNTIL_TOLD, click.echo, [words], {"err": True})
+def _hint_if_slow(words: str) -> Iterator[None]:
+    timer = Timer(SECONDS_UNTIL_HINT, click.echo, [words], {"err": True})
     timer.daemon = True
     timer.start()
     try:
@@ -334,7 +334,7 @@ def _splits(sources: tuple[Source, ...], outs: list[Place], asked: ConvertOption
         is_drawn = asked.holdout or asked.longtail
         return [Split(out, source, rule if is_drawn else None, None) for out, rule in zip(outs, rules, strict=False)]
     groups = source.groups()
-    _refuse_what_no_sample_has(source, groups)
+    _check_names_exist(source, groups)
     if asked.longtail and groups is None:
         raise click.UsageError("--longtail needs classes, and this source has none")
     train = rules[0](len(source), groups) if asked.holdout or asked.longtail else None
@@ -354,7 +354,7 @@ def _given_names() -> Iterator[str]:
             yield option
 
 
-def _refuse_what_no_sample_has(source: Source, groups: ClassGroups | None) -> None:
+def _check_names_exist(source: Source, groups: ClassGroups | None) -> None:
     """Refuse names that no sample has; defaults may be absent. Of a list of pictures, refuse a wrong root."""
     if isinstance(source, CsvSource):
         source.refuse_wrong_root()
@@ -368,7 +368,7 @@ def _convert(convert: Callable[..., Summary], split: Split, settings: ConvertSet
     try:
         with progress_bar(f"converting {split.shown.name}{split.unit}", split.total) as bar:
             bar.update(0, "preparing")
-            summary = convert(on_progress=Shown(bar.update, split), tell=bar.note)
+            summary = convert(on_progress=ConversionProgress(bar.update, split), tell=bar.note)
     except DatasetExistsError:
         raise
     except (Exception, KeyboardInterrupt) as error:
@@ -385,7 +385,7 @@ def _convert_part(split: Split, conversion: Conversion, part: PartNumber, on_beg
     name = f"part {part} of {split.shown.name}"
     with progress_bar(f"converting {name}{split.unit}", split.total_of(part)) as bar:
         bar.update(0, "preparing")
-        shown = Shown(bar.update, split)
+        shown = ConversionProgress(bar.update, split)
         done = conversion.part(part.number, part.count, on_progress=shown, tell=bar.note, on_begun=on_begun)
     if not done.samples and part.number <= done.shards:
         click.echo(f"all shards of {split.shown} are done; nothing to convert")

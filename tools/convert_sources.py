@@ -88,7 +88,7 @@ def _files_of(given: Sequence[Place], pattern: str) -> list[Place]:
 
 
 class _LocalPath(click.Path):
-    """Says of an address that it must be a path, where click would say that it does not exist."""
+    """Reject an address with a message that a path is needed; click would say that it does not exist."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, str) and is_address(value):

@@ -1,4 +1,4 @@
-"""A dataset that `thermopile convert` writes, and what is said of it before, meanwhile and afterwards."""
+"""The datasets that one `thermopile convert` writes, with messages before, during and after conversion."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Split(NamedTuple):
 
     @property
     def total(self) -> int:
-        """What progress counts: samples, or megabytes of tars."""
+        """Unit of progress: samples, or megabytes of tars."""
         if self.tars:
             return -(-(self.source.stored_bytes() or 0) // MEGABYTE)
         return len(self.selection) if isinstance(self.selection, np.ndarray) else len(self.source)
@@ -78,7 +78,7 @@ class Split(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What it is made of."""
+        """Source of the samples."""
         if self.tars:
             return f"{self.tars:,} tar{'s' * (self.tars > 1)}{self.classes}"
         return f"{self.total:,} samples{self.classes}"
@@ -127,7 +127,7 @@ def announce(splits: list[Split], settings: ConvertSettings) -> None:
         )
 
 
-class Shown:
+class ConversionProgress:
     """Shows a conversion's progress, rate and number of samples left out on a bar."""
 
     def __init__(self, update: Callable[[int, str], None], split: Split) -> None:

@@ -1,4 +1,4 @@
-"""`thermopile curate`: choose what to train on next by what a run says of its samples."""
+"""`thermopile curate`: choose what to train on next by a run's state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..storage.place import Place, Places
 from .arguments import RUN, RUN_DATA
 from .printing import plain_text, print_facts, print_table
 
-ALL = 1 << 62
+ALL_MISFITS = 1 << 62
 
 
 def _number(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
@@ -51,7 +51,7 @@ def _number(context: click.Context, parameter: click.Parameter, value: float | N
     "misfits",
     type=click.IntRange(1),
     is_flag=False,
-    flag_value=ALL,
+    flag_value=ALL_MISFITS,
     default=None,
     metavar="[N]",
     help="Drop the N samples with the highest log s over the whole run; without N, as many as --precision 0.5 does. "
@@ -113,7 +113,7 @@ def curate(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Choose samples of RUN's dataset by what RUN says of them, and write their ids and weights.
+    """Choose samples of RUN's dataset by RUN's state, and write their ids and weights.
 
     The rules apply in the order of the options; a sample has one reason at most to be dropped. Works while the run
     trains and changes nothing in it.
@@ -124,7 +124,7 @@ def curate(
         raise click.UsageError("--by has no effect without --cap")
     from .curation import HALF, CurationRules, curate_run
 
-    precision = precision or (HALF if misfits == ALL else None)
+    precision = precision or (HALF if misfits == ALL_MISFITS else None)
     rules = CurationRules(drop, misfits, precision, per_cluster, per_class, class_column or "group", tau_power)
     found, dropped = curate_run(run, keep, rules, at=at, data=data, overwrite=overwrite)
     counts = found.counts

@@ -1,9 +1,10 @@
-"""Choose what to train on next by what a run says of its samples: drop misfits, thin duplicates, cap classes, weigh."""
+"""Choose what to train on next by a run's state: drop misfits, thin duplicates, cap classes, weigh."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,31 +20,31 @@ from ..storage.files import written_aside
 from ..storage.place import Place, Places
 from ..trainer.errors import ConfigError, RunError
 from ..trainer.run.selection_files import SAMPLE_ID, WEIGHT, selected_ids
+from .inspection import OnTask
 from .inspection.duplicates.finding import DUPLICATES, NO_CLUSTERS, Clusters, read_clusters
 from .inspection.duplicates.representatives import read_scores
 from .inspection.findings import read_again
-from .inspection.reading.opening import Inspection
-from .inspection.reading.state_blocks import read_blocks
+from .inspection.opening import Inspection, read_blocks
 from .inspection.rows_export import check_target, of_dataset
-from .inspection.said import said_of_misfits
+from .inspection.sentences import misfit_sentences
 from .inspection.temperatures.correlation import NO_GROUP
 from .inspection.temperatures.groups import CLASS_COLUMN, check_columns, codes_of
 from .inspection.temperatures.kinds import MIN_VISITS, NEAR_FLOOR, KindRules
 from .inspection.temperatures.wrong_captions import HALF as HALF
 from .inspection.temperatures.wrong_captions import misfits
-from .progress import OnTask, task_bars
+from .progress import task_bars
 
 KEPT, LISTED, IS_MISFIT, DUPLICATE, CLASS_FULL, NOT_TRAINED_ON = range(6)
 REASONS = ("kept", "listed", "misfit", "duplicate", "class_full", "not_trained_on")
 """By code. A dropped sample has the first reason that applies."""
-ROWS_AT_ONCE = 1 << 20
+ROWS_PER_GROUP = 1 << 20
 
 Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class CurationRules:
-    """What to drop, in this order, and how to weigh what is kept; None and 0 leave a rule out."""
+    """Rules that drop samples, in this order, and weigh the kept ones; None and 0 leave a rule out."""
 
     drop: Path | None = None
     """Parquet file with the ids of samples to drop."""
@@ -64,7 +65,7 @@ class CurationRules:
 
 @dataclass(frozen=True)
 class Curation:
-    """What became of each of the dataset's n samples."""
+    """The outcome for each of the dataset's n samples."""
 
     reasons: NDArray[np.int8]
     """int8 [n]: places in REASONS."""
@@ -138,9 +139,7 @@ def curate(
         score = np.where(ids == of, -np.inf, read_scores(inspection)[1][ids])
         reasons[ids[_beyond(rules.per_cluster, of, score)]] = DUPLICATE
     if rules.per_class:
-        codes, names = codes_of(
-            dataset, rules.class_column, lambda done: on_progress("reading classes", done, dataset.n)
-        )
+        codes, names = codes_of(dataset, rules.class_column, partial(on_progress, "reading classes"))
         if not names:
             raise ConfigError(f"no sample of {dataset.place} has a {rules.class_column} to cap by")
         ids = np.flatnonzero((reasons == KEPT) & (codes != NO_GROUP))
@@ -151,9 +150,7 @@ def curate(
         raise RunError("nothing would be kept; choose weaker rules")
     weights = _weights(np.where(at_floor, np.nan, log_tau)[kept], rules.tau_power) if rules.tau_power else None
     if number := int(at_floor[kept].sum()):
-        notes.append(
-            f"Samples at tau_min keep the weight 1: {number:,}. A temperature at its bound tells nothing of a sample."
-        )
+        notes.append(f"Samples at tau_min keep the weight 1: {number:,}. A bound says nothing about its sample.")
     if few := int(is_new[kept].sum()):
         notes.append(f"Kept samples with fewer than {MIN_VISITS} visits, too few to be judged, or planted: {few:,}.")
     parts_of = dataset.parts_of if isinstance(dataset, Mixture) else lambda ids: {}
@@ -169,12 +166,12 @@ def _misfits(inspection: Inspection, rules: CurationRules, on_progress: OnTask) 
     if not kinds.log_s:
         raise ConfigError(f"the objective {name} keeps no log s, by which misfits are found; leave them in")
     if kinds.why_none:
-        raise ConfigError(f"no misfits are told yet: {kinds.why_none}. Or leave --drop-misfits out")
+        raise ConfigError(f"there are no misfits yet: {kinds.why_none}. Or leave --drop-misfits out")
     order, wrong = misfits(inspection, on_progress)
     if rules.precision is None:
         return order[: rules.misfits]
     if wrong is None:
-        raise ConfigError(f"{said_of_misfits(inspection, None)[0]} Or give a number: --drop-misfits N")
+        raise ConfigError(f"{misfit_sentences(inspection, None)[0]} Or give a number: --drop-misfits N")
     return order[: rules.misfits][: wrong.longest(rules.precision)]
 
 
@@ -257,5 +254,5 @@ def write_curation(found: Curation, keep: Path, dropped: Path) -> None:
             file,
             use_dictionary=[FINGERPRINT_COLUMN],
             column_encoding={SAMPLE_ID: "DELTA_BINARY_PACKED"},
-            row_group_size=ROWS_AT_ONCE,
+            row_group_size=ROWS_PER_GROUP,
         )

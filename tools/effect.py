@@ -1,10 +1,12 @@
-"""`thermopile effect`: how far the scores of runs are apart on the same test samples, with the errors of that."""
+"""`thermopile effect`: differences of two runs' scores on the same test samples, with their errors."""
+
+from __future__ import annotations
 
 import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from markupsafe import Markup
@@ -18,26 +20,30 @@ from ..trainer.run_directory import RunDirectory, refuse_in_run
 from .arguments import ANY_PLACE, DatasetPath
 from .eval import eval_, label, scored, training_set
 from .inspection.findings import read_again
-from .inspection.reading.opening import Inspection
+from .inspection.opening import Inspection
 from .inspection.temperatures.drift import Drift, drift
 from .inspection.temperatures.samples import read_samples
 from .printing import print_facts, print_table
 from .progress import working
-from .report.figures.effect import draw_effect
-from .report.figures.style import LIGHT, png_of
+from .report.figures.svg import INK, SIDES, finish, is_narrow, panels
 from .report.html import document, part
-from .report.page import MAX_BYTES
+from .report.page import MAX_PAGE_BYTES
 from .report.sheets import Cards, data_uris, read_pictures
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @click.command(
     epilog="\b\nExamples:\n"
-    "  thermopile effect runs/glyphs runs/without-tail --test data/glyphs-test --out effect.png\n"
+    "  thermopile effect runs/glyphs runs/without-tail --test data/glyphs-test --out effect.html\n"
     "  thermopile effect runs/a0 runs/b0 runs/a1 runs/b1 --test data/glyphs-test --at step-400 --json"
 )
 @click.argument("runs", nargs=-1, required=True, type=ANY_PLACE, metavar="A B [A B]...")
 @click.option("--train", type=DatasetPath(), help="As for eval. Default: the dataset of the first A.")
-@click.option("--out", type=click.Path(path_type=Path), help="PNG to draw; .html beside it: tau furthest apart.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Page (.html) with a figure, and where tau is furthest apart."
+)
 def effect(runs: tuple[Place, ...], train: Place | None, out: Path | None, **asked: Any) -> None:
     """Show how far the scores of B are above those of A on the same test samples. More pairs are of other seeds.
 
@@ -46,21 +52,21 @@ def effect(runs: tuple[Place, ...], train: Place | None, out: Path | None, **ask
     """
     if len(runs) % 2:
         raise click.UsageError("the number of runs is odd; give A and B, then A and B of another seed")
-    if out and (out.suffix.lower() != ".png" or not out.parent.is_dir()):
-        raise click.UsageError(f"--out {out} is not a .png file in an existing folder")
+    if out and (out.suffix.lower() != ".html" or not out.parent.is_dir()):
+        raise click.UsageError(f"--out {out} is not an .html file in an existing folder")
     if out:
         refuse_in_run(place_of(out), is_file=True)
     as_json, tars, at, data = asked.pop("as_json"), asked.pop("tars"), asked["at"], asked["data"]
     test, configs = opened(asked.pop("test"), tars), [RunDirectory(run).config() for run in runs]
     trained = training_set(RunDirectory(runs[0]), train, tars, data)
-    pairs, room = list(zip(runs[::2], runs[1::2], strict=True)), 2 * MAX_BYTES // len(runs) if out else 0
-    drifts, sheets, said = zip(*(_taus(a, b, at, data, room) for a, b in pairs), strict=True)
+    pairs, room = list(zip(runs[::2], runs[1::2], strict=True)), 2 * MAX_PAGE_BYTES // len(runs) if out else 0
+    drifts, sheets, of_pairs = zip(*(_taus(a, b, at, data, room) for a, b in pairs), strict=True)
     every = {run: scored(run, trained, test, with_probes=False, **asked) for run in dict.fromkeys(runs)}
     from ..trainer.evaluation.paired import differences
 
     bands, classes = differences([(every[a], every[b]) for a, b in pairs])
     rows = {label(method, variant): found for method, of in bands.items() for variant, found in of.items()}
-    notes = [*dict.fromkeys(note for found in (*(each.notes for each in every.values()), *said) for note in found)]
+    notes = [*dict.fromkeys(note for found in (*(each.notes for each in every.values()), *of_pairs) for note in found)]
     if min(len({config.seed for config in side}) for side in (configs[::2], configs[1::2])) < max(2, len(pairs)):
         notes.append("The errors leave out how another seed would change a run; for that, give pairs of other seeds.")
     notes += [f"No error of {name}: all queries share captions." for name, of in rows.items() if not of["all"]]
@@ -69,11 +75,11 @@ def effect(runs: tuple[Place, ...], train: Place | None, out: Path | None, **ask
     names = [f"{run}, {every[run].checkpoint}, {every[run].weights} {asked['network']} weights" for run in runs]
     facts = list(zip("AB" * len(pairs), names, strict=True))
     if out:
-        write_atomically(out, png_of(partial(draw_effect, rows), LIGHT, "95 % intervals; thin: if not paired"))
         tags = [f"{found.earlier.tag} → {found.later.tag}" if found else "no temperatures" for found in drifts]
-        parts = {f"Pair {number}: {of}": sheet for number, (of, sheet) in enumerate(zip(tags, sheets, strict=True), 1)}
-        page = document("Tau in A → tau in B", "", "", "", [*map(": ".join, facts), *notes], parts).encode()
-        write_atomically(out.with_suffix(".html"), page)
+        parts = {"Scores": part("sections.html", "effect", draw_effect, rows)}
+        parts |= {f"Tau in A → tau in B, pair {i}: {of}": sheets[i - 1] for i, of in enumerate(tags, 1)}
+        page = document("B − A", "", "", "", [*map(": ".join, facts), *notes], parts)
+        write_atomically(out, page.encode())
     if as_json:
         taus = TypeAdapter(tuple[Drift | None, ...]).dump_python(drifts, mode="json", by_alias=True)
         found = {"runs": names, "scores": bands, "classes": classes, "temperatures": taus, "notes": notes}
@@ -88,6 +94,28 @@ def effect(runs: tuple[Place, ...], train: Place | None, out: Path | None, **ask
     lines = [[name, score, _cell(one), f"{one['queries']:,}"] for one, name, score in apart[:10]]
     if lines:
         print_table(["classes furthest apart", "score", ">points ± error (unpaired)", ">queries"], lines)
+
+
+def draw_effect(shown: dict[str, dict[str, dict[str, float] | None]], figure: Figure) -> None:
+    """Draw dots with 95 % intervals, thin if not paired; shown: score, at least one -> band -> as in Differences."""
+    bands = list(next(iter(shown.values())))
+    figure.set_figheight((0.9 + 0.24 * len(shown)) * (len(bands) if is_narrow(figure) else 1))
+    every = panels(figure, len(bands), shared=True)
+    for axes, band in zip(every, bands, strict=True):
+        finish(axes)
+        axes.grid(axis="x", linewidth=0.8, zorder=0)
+        axes.axvline(0, color=INK, linewidth=0.8, zorder=2)
+        axes.plot([-1, 1], [0, 0], alpha=0)  # a point at least, or equal scores would have ticks of rounding errors
+        for row, found in enumerate(of_band[band] for of_band in shown.values()):
+            if found:
+                for width, line in (("unpaired_half_width", 0.8), ("half_width", 2.6)):
+                    look: dict[str, Any] = {"xerr": 100 * found[width], "elinewidth": line, "color": SIDES[0]}
+                    axes.errorbar(100 * found["mean"], row, fmt="o", markersize=4.5, zorder=3, **look)
+        axes.set_title(band, loc="left")
+        axes.xaxis.set_major_formatter("{x:+g}")
+        axes.locator_params(axis="x", nbins=5)
+    every[0].set(yticks=range(len(shown)), yticklabels=list(shown), ylim=(len(shown) - 0.5, -0.5))
+    figure.supxlabel("B − A (points)")
 
 
 def _cell(of: dict[str, float] | None) -> str:

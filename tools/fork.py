@@ -75,12 +75,12 @@ def fork(
     for at in steps:
         try:
             new = plan_fork(origin, at, given) if dry_run or not out else fork_run(origin, at, given, RunDirectory(out))
-            said = f"{named}@step-{new.step}: {'; '.join(_facts(new, kept[-1]))}"
+            line = f"{named}@step-{new.step}: {'; '.join(_facts(new, kept[-1]))}"
         except (ConfigError, RunError) as error:
             if (failed := failed + 1) == len(steps):
                 raise
-            said = f"{named}@{at}: cannot be forked: {error}"
-        click.echo(plain_text(said, most=1000))
+            line = f"{named}@{at}: cannot be forked: {error}"
+        click.echo(plain_text(line, most=1000))
     if without is not None:
         click.echo(f"kept: {', '.join(names)}; checkpoint.keep_every keeps more")
         click.echo(

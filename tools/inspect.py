@@ -6,11 +6,13 @@ import json
 import os
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
+from pydantic import TypeAdapter
 
 from ..storage.files import may_make, refuse_link
 from ..storage.place import Place, Places, place_of
@@ -21,40 +23,41 @@ from .inspection import summary
 from .inspection.as_json import duplicates_to_json, samples_to_json, to_json
 from .inspection.duplicates.finding import DUPLICATES, find_duplicates, write_duplicates
 from .inspection.duplicates.representatives import read_scores
+from .inspection.feature_findings.by_features import by_features, json_quantiles
+from .inspection.feature_findings.other_dataset import solve_other
 from .inspection.features.drawn import DRAWN, Asked
 from .inspection.features.features_file import NAME, FeaturesFile
 from .inspection.features.neighbours import ANCHORS, Neighbours, find_neighbours
-from .inspection.features.run_features import features_with_progress, open_features
+from .inspection.features.run_features import open_features, run_features
+from .inspection.features.solving import SolvedTemperatures
 from .inspection.findings import (
-    ROWS_IN_TWO_SECONDS,
     Findings,
-    by_features_with_progress,
-    confirm_with_progress,
+    confirmed,
     look,
     read_again,
-    survey_with_progress,
+    surveyed,
 )
-from .inspection.reading.opening import Inspection
-from .inspection.rows_export import check_target, export_rows
+from .inspection.opening import LATEST, Inspection, OtherDatasetError
+from .inspection.rows_export import check_target, export_rows, export_solved
 from .inspection.temperatures.kinds import KindRules
-from .inspection.temperatures.samples import Sample, read_histories, read_samples
+from .inspection.temperatures.samples import InspectedSample, read_histories, read_samples
 from .inspection.temperatures.survey import Survey
 from .inspection.temperatures.wrong_captions import exported, misfits
 from .printing import plain_text, print_facts, print_table
-from .progress import progress_bar, task_bars, working
+from .progress import task_bars, working
 from .report.duplicates import duplicate_facts, write_duplicates_page
 from .report.neighbourhood import listed_ids, listings, table_of
 from .report.page import write_report, write_samples
 from .report.sheets import facts, number, state_word
 
 if TYPE_CHECKING:
+    from ..pipeline.opening import Dataset
     from ..trainer.config.sections import Weights
     from .serving.answers import Answers
     from .serving.server import PageServer
 
 
-LATEST = "latest"
-ALL = 1 << 40
+ALL_SAMPLES = 1 << 40
 _OPTIONS = {
     "--export": ["rows_file", "overwrite", "suspects", "rho", "features"],
     "--serve": ["serves", "port", "neighbours", "to"],
@@ -62,7 +65,9 @@ _OPTIONS = {
     "--sample": ["ids", "neighbours", "to", "as_json"],
     "a report": ["against", "by", "with_map", "suspects", "rho", "features", "to", "as_json"],
 }
-"""What is shown -> options that have an effect on it, besides those of all."""
+"""Mode -> options that have an effect in it, besides those of all modes."""
+_FOR_OTHER = {"run", "at", "data", "rho", "features", "weights", "allow_code", "rows_file", "overwrite", "as_json"}
+"""Options that have an effect on a dataset that the run was not trained on."""
 
 
 class Features(click.ParamType[int]):
@@ -71,7 +76,7 @@ class Features(click.ParamType[int]):
     name = "features"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        words = {"all": ALL, "none": 0}
+        words = {"all": ALL_SAMPLES, "none": 0}
         return words[value] if value in words else click.IntRange(1).convert(value, param, ctx)
 
 
@@ -102,7 +107,7 @@ class InspectOptions:
 
     @property
     def mode(self) -> str:
-        """What to show; a key of _OPTIONS."""
+        """The mode; a key of _OPTIONS."""
         given = {
             "--export": self.rows_file,
             "--serve": self.serves,
@@ -215,7 +220,8 @@ def inspect(context: click.Context, /, more_ids: tuple[int, ...], **options: Any
     """Summarise the temperatures of RUN and write RUN/report/report.html, with --at report-step-N.html; with --json,
     only print.
 
-    Works while the run trains: reads the latest snapshot and changes nothing else. Needs no GPU.
+    Works while the run trains: reads the latest snapshot and changes nothing else. Needs no GPU. --data may name
+    another dataset, for whose samples temperatures are solved from the features of the run's encoders.
     """
     asked = InspectOptions(**options | {"suspects": options["suspects"] or 0})
     if more_ids and not asked.ids:
@@ -224,7 +230,13 @@ def inspect(context: click.Context, /, more_ids: tuple[int, ...], **options: Any
         raise click.UsageError("--neighbours needs samples: --sample ID --neighbours K, or --serve --neighbours K")
     _refuse_others(context, asked.mode, _used(asked))
     asked = replace(asked, ids=(*asked.ids, *more_ids), by=tuple(dict.fromkeys(asked.by)))
-    _SHOW[asked.mode](asked)
+    try:
+        _SHOW[asked.mode](asked)
+    except OtherDatasetError as error:
+        if asked.mode not in ("a report", "--export"):
+            raise
+        _refuse_others(context, "the --data of another dataset", _FOR_OTHER)
+        solve_other_dataset(asked, error.dataset)
 
 
 def _used(asked: InspectOptions) -> set[str]:
@@ -252,20 +264,22 @@ def _refuse_others(context: click.Context, mode: str, used: set[str]) -> None:
 def report(asked: InspectOptions) -> None:
     """Print a summary and write the report, or print the findings as JSON."""
     folder = None if asked.as_json else _writable(asked.run, asked.to)
-    findings = look(
-        asked.run,
-        at=asked.at,
-        against=asked.against,
-        by=asked.by,
-        with_map=asked.with_map,
-        suspects=asked.suspects,
-        rho=asked.rho,
-        features=asked.features,
-        folder=folder,
-        weights=asked.weights,
-        allow_code=asked.allow_code,
-        data=asked.data,
-    )
+    with task_bars() as show:
+        findings = look(
+            asked.run,
+            at=asked.at,
+            against=asked.against,
+            by=asked.by,
+            with_map=asked.with_map,
+            suspects=asked.suspects,
+            rho=asked.rho,
+            features=asked.features,
+            folder=folder,
+            weights=asked.weights,
+            allow_code=asked.allow_code,
+            data=asked.data,
+            on_progress=show,
+        )
     if folder is None:
         click.echo(json.dumps(to_json(findings), allow_nan=False))
         return
@@ -289,12 +303,12 @@ def _writable(run: Place, to: Path | None) -> Path:
 
 def _print_summary(findings: Findings) -> None:
     survey = findings.survey
-    said = [("warning", warning) for warning in findings.warnings] + [("note", note) for note in findings.notes]
+    messages = [("warning", warning) for warning in findings.warnings] + [("note", note) for note in findings.notes]
     print_facts(
         [
-            *(("" if place else "found", first) for place, first in enumerate(findings.said_first)),
+            *(("" if place else "found", first) for place, first in enumerate(findings.first_sentences)),
             *summary.facts(findings.inspection, survey),
-            *said,
+            *messages,
         ]
     )
     if survey is None:
@@ -303,23 +317,23 @@ def _print_summary(findings: Findings) -> None:
         _print_tau(findings, survey)
     if survey.parts and survey.sides:
         print_table(*summary.parts_table(survey.parts))
-    if told := findings.by_features:
-        print_table(*summary.solved_table(told))
-        for side, of_side in told.associations.items():
+    if found := findings.by_features:
+        print_table(*summary.solved_table(found))
+        for side, of_side in found.associations.items():
             head, rows = summary.associations_table(of_side)
             print_table([head[0] if side == "sample" else f"{side}: {head[0]}", *head[1:]], rows)
     kinds = survey.kinds if survey.kinds and survey.kinds.worth_showing else None
-    if kinds is None and told is None:
+    if kinds is None and found is None:
         return
-    head, rows = summary.kinds_table(kinds, told.kinds if told else None)
+    head, rows = summary.kinds_table(kinds, found.kinds if found else None)
     print_table([head[0], *(f">{title}" for title in head[1:])], rows)
     if kinds is None:
         return
-    print_facts([("" if place else "misfits", said) for place, said in enumerate(findings.of_misfits)])
+    print_facts([("" if place else "misfits", sentence) for place, sentence in enumerate(findings.of_misfits)])
     if survey.doubted:
         print_facts([("doubted", summary.came_back(survey.doubted))])
-    if found := findings.confirmation:
-        print_facts([("forward pass", summary.confirmation(found))])
+    if confirmation := findings.confirmation:
+        print_facts([("forward pass", summary.confirmation(confirmation))])
 
 
 def _print_tau(findings: Findings, survey: Survey) -> None:
@@ -334,15 +348,16 @@ def _print_tau(findings: Findings, survey: Survey) -> None:
 def print_samples(asked: InspectOptions) -> None:
     """Print single samples with their history and write their page, or print them as JSON."""
 
-    def read(inspection: Inspection) -> tuple[Inspection, Survey | None, list[Sample]]:
-        survey = survey_with_progress(inspection, ())
+    def read(inspection: Inspection) -> tuple[Inspection, Survey | None, list[InspectedSample]]:
+        with task_bars() as show:
+            survey = surveyed(inspection, (), 0, show)
         return inspection, survey, read_histories(inspection, asked.ids, survey)
 
     folder = None if asked.as_json and not asked.neighbours else _writable(asked.run, asked.to)
     inspection, survey, samples = read_again(read, asked.run, asked.at, asked.data)
     around: dict[int, Neighbours] = {}
     if folder and asked.neighbours:
-        around = _around(inspection, samples, folder, asked.neighbours, asked.weights, asked.allow_code)
+        around = _around(inspection, samples, folder, asked)
     if folder is None or asked.as_json:
         click.echo(json.dumps(samples_to_json(inspection, samples, around), allow_nan=False))
         return
@@ -363,18 +378,29 @@ def print_samples(asked: InspectOptions) -> None:
     click.echo(path)
 
 
-def _around(
-    inspection: Inspection, samples: list[Sample], folder: Path, count: int, weights: Weights | None, allow_code: bool
-) -> dict[int, Neighbours]:
-    """Return the neighbours of samples by id. Makes the features of all samples first where `folder` has none."""
+def _features(inspection: Inspection, folder: Path, asked: InspectOptions) -> FeaturesFile:
+    """Return the features of all samples. Makes them first where `folder` has none."""
     folder.mkdir(parents=True, exist_ok=True)
-    features = features_with_progress(inspection, folder, weights, allow_code)
-    found = {}
-    with progress_bar("comparing", len(samples), hidden=len(samples) * features.samples < ROWS_IN_TWO_SECONDS) as bar:
+    with task_bars() as show:
+        return run_features(
+            inspection,
+            folder,
+            weights=asked.weights,
+            allow_code=asked.allow_code,
+            on_progress=partial(show, "features"),
+        )
+
+
+def _around(
+    inspection: Inspection, samples: list[InspectedSample], folder: Path, asked: InspectOptions
+) -> dict[int, Neighbours]:
+    """Return the neighbours of samples by id."""
+    features, found = _features(inspection, folder, asked), {}
+    with task_bars() as show:
         for done, sample in enumerate(samples, start=1):
             tau = {side: sample.state.get(f"{side}/tau") for side in inspection.sides or ANCHORS[features.sides]}
-            found[sample.sample_id] = find_neighbours(features, sample.sample_id, count, tau)
-            bar.update(done)
+            found[sample.sample_id] = find_neighbours(features, sample.sample_id, asked.neighbours or 0, tau)
+            show("comparing", done, len(samples))
     return found
 
 
@@ -384,8 +410,7 @@ def report_duplicates(asked: InspectOptions) -> None:
     inspection, score = read_again(read_scores, asked.run, asked.at, asked.data)
     if (dataset := inspection.dataset) is None:
         raise RunError(f"duplicates need the run's dataset. {' '.join(inspection.notes)}")
-    folder.mkdir(parents=True, exist_ok=True)
-    features = features_with_progress(inspection, folder, asked.weights, asked.allow_code)
+    features = _features(inspection, folder, asked)
     with task_bars() as show:
         found = find_duplicates(dataset, features, score, folder, show)
     rows = folder / DUPLICATES
@@ -403,29 +428,50 @@ def report_duplicates(asked: InspectOptions) -> None:
 
 def write_rows(asked: InspectOptions) -> None:
     """Write one row per sample to a file, with kinds confirmed by a forward pass if there are to be suspects."""
-
     to = asked.rows_file
     assert to is not None
 
     def write(inspection: Inspection) -> tuple[Inspection, int]:
-        samples, confirmation, told, more = inspection.reader.samples if inspection.reader else 0, None, None, None
+        samples = inspection.reader.samples if inspection.reader else 0
+        confirmation = of_features = more = None
         are_kept = any((inspection.run.report / name).exists() for name in (NAME, DRAWN))
         needed = asked.suspects or asked.features or are_kept  # else two passes over all rows for nothing
-        if needed and (survey := survey_with_progress(inspection, (), asked.suspects, over_run=asked.suspects > 0)):
-            _, confirmation = confirm_with_progress(inspection, survey, asked.suspects, asked.weights, asked.allow_code)
-            of = Asked(asked.features or 0, asked.weights, asked.allow_code)
-            told = by_features_with_progress(inspection, survey, None, of, asked.rho)
-        if samples and (rules := KindRules.of(inspection)).log_s and not rules.why_none:
-            with task_bars() as show:
+        with task_bars() as show:
+            if needed and (survey := surveyed(inspection, (), asked.suspects, show, over_run=asked.suspects > 0)):
+                encoders = asked.weights, asked.allow_code
+                _, confirmation = confirmed(inspection, survey, asked.suspects, *encoders, show)
+                of, folder = Asked(asked.features or 0, *encoders), inspection.run.report
+                of_features = by_features(inspection, survey, folder, of, asked.rho, show)
+            if samples and (rules := KindRules.of(inspection)).log_s and not rules.why_none:
                 more = exported(*misfits(inspection, show), inspection, samples)
-        with progress_bar("exporting", samples) as bar:
-            export_rows(inspection, to, bar.update, confirmation, told, more)
+            export_rows(inspection, to, partial(show, "exporting"), confirmation, of_features, more)
         return inspection, samples
 
     check_target(to, overwrite=asked.overwrite)
     inspection, samples = read_again(write, asked.run, asked.at, asked.data)
     print_facts([("note", note) for note in inspection.notes])
     click.echo(f"{plain_text(str(to), most=1000)}: {samples:,} rows, {to.stat().st_size / 1e6:,.1f} MB")
+
+
+def solve_other_dataset(asked: InspectOptions, dataset: Dataset) -> None:
+    """Print temperatures solved for samples that the run was not trained on, or write them as rows."""
+    with task_bars() as show:
+        of, run = Asked(asked.features, asked.weights, asked.allow_code), RunDirectory(asked.run)
+        found = solve_other(run, dataset, asked.at, of, asked.rho, partial(show, "features"))
+    note = f"The run was not trained on {dataset.absolute}: its temperatures are solved from features, not learned."
+    tau = {side: solved.tau for side, solved in found.sides.items()}
+    if asked.as_json:
+        about = TypeAdapter(SolvedTemperatures).dump_python(found, mode="json", by_alias=True)
+        quantiles = {side: json_quantiles(of_side) for side, of_side in tau.items()}
+        places = {"run": str(run.path.resolve()), "dataset": dataset.absolute}
+        click.echo(json.dumps({**places, "solved": about, "tau": quantiles, "notes": [note]}, allow_nan=False))
+        return
+    if asked.rows_file:
+        export_solved(found, dataset, asked.rows_file)
+    print_facts([("checkpoint", f"{found.checkpoint}, {found.weights} weights"), ("note", note)])
+    number = f"{len(found.sample_ids):,} of {dataset.n:,} samples"
+    head = [f"tau where KL is rho = {found.rho:g}, of {number}", *(f">{side}" for side in tau)]
+    print_table(head, summary.solved_quantiles(tau))
 
 
 def serve(asked: InspectOptions) -> None:
@@ -445,11 +491,7 @@ def serve(asked: InspectOptions) -> None:
 
     inspection, catalogue = read_again(opened, asked.run, asked.at, asked.data)
     with closing(catalogue):
-        features = (
-            features_with_progress(inspection, folder, asked.weights, asked.allow_code)
-            if asked.neighbours
-            else _features_there(inspection, folder)
-        )
+        features = _features(inspection, folder, asked) if asked.neighbours else _features_there(inspection, folder)
         if features and features.sides == 2:
             with task_bars() as on_progress:
                 catalogue = with_margins(catalogue, features, folder, on_progress)
@@ -492,4 +534,4 @@ _SHOW = {
     "--sample": print_samples,
     "a report": report,
 }
-"""What is shown -> the function that shows it."""
+"""Mode -> its function."""

@@ -11,11 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.status import Status
 from rich.text import Text
 
-OnDone = Callable[[int, int], None]
-"""Called with how many are done, and of how many."""
-OnTask = Callable[[str, int, int], None]
-"""Called with the name of a task, how many are done, and of how many."""
-
+QUICK = 1.0
+"""Seconds."""
 FIRST_LINE, LONGEST_GAP = 10.0, 600.0
 """Seconds. Each line comes after twice the time of the one before, so a log of minutes and one of a week stay short."""
 
@@ -30,7 +27,7 @@ class ProgressBar:
         self._next_line = self._begun + FIRST_LINE
         self._calls = 0
         self._since = 0, self._begun
-        """What was done at the second call, and its time."""
+        """Work done at the second call, and its time."""
 
     def update(self, done: int, words: str = "") -> None:
         """Show `done` of the total. Without a terminal: after 10, 20, 40, … s, every 10 min, and at the end.
@@ -91,16 +88,21 @@ def progress_bar(title: str, total: int, *, hidden: bool = False) -> Iterator[Pr
 
 
 @contextmanager
-def task_bars(*, hidden: bool = False) -> Iterator[Callable[[str, int, int], None]]:
-    """Give a function of (task, done, total) that shows a bar on stderr for the current task, unless hidden."""
+def task_bars() -> Iterator[Callable[[str, int, int], None]]:
+    """Give a function of (task, done, total) that shows a bar on stderr for the current task.
+
+    Only once it takes longer than QUICK, or at once if nothing is done at the first call: what follows may take long.
+    """
     with ExitStack() as open_bar:
-        bars: dict[str, ProgressBar] = {}
+        begun, bars = dict[str, float](), dict[str, ProgressBar]()
 
         def show(what: str, done: int, total: int) -> None:
-            if what not in bars:
+            now = time.monotonic()
+            if what not in bars and (done == 0 or now > begun.setdefault(what, now) + QUICK):
                 open_bar.close()
-                bars[what] = open_bar.enter_context(progress_bar(what, total, hidden=hidden))
-            bars[what].update(done)
+                bars[what] = open_bar.enter_context(progress_bar(what, total))
+            if what in bars:
+                bars[what].update(done)
 
         yield show
 

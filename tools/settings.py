@@ -1,4 +1,4 @@
-"""What can be set: `thermopile settings`, `thermopile presets`, and `train --print-config`: TOML with origins."""
+"""List and explain settings: `thermopile settings`, `presets`, and `train --print-config`, TOML with origins."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""`thermopile show`: draw samples and their augmented views on one sheet, to check before training."""
+"""`thermopile show`: draw samples and their augmented views on one page, to check before training."""
 
 from __future__ import annotations
 
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,13 +29,13 @@ def _parse_ids(context: click.Context, option: click.Parameter, value: str | Non
 
 @click.command(
     epilog="\b\nExamples:\n"
-    "  thermopile show data/glyphs --out sheet.png\n"
-    "  thermopile show data/pictures --out sheet.png --recipe simclr --epoch 3\n"
-    "  thermopile show data/pictures --out sheet.png --ids 1,5,9 --image-size 32 --overwrite"
+    "  thermopile show data/glyphs --out sheet.html\n"
+    "  thermopile show data/pictures --out sheet.html --recipe simclr --epoch 3\n"
+    "  thermopile show data/pictures --out sheet.html --ids 1,5,9 --image-size 32 --overwrite"
 )
 @click.argument("dataset", type=DatasetPath())
 @TARS
-@click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The PNG file to write.")
+@click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The HTML page to write.")
 @click.option(
     "--recipe",
     type=click.Choice(RECIPE_NAMES),
@@ -68,7 +67,7 @@ def show(
     image_size: int,
     overwrite: bool,
 ) -> None:
-    """Draw samples of DATASET on one sheet: the stored picture, two augmented views, id, caption and class.
+    """Write a page of samples of DATASET: the stored picture, two augmented views, id, caption and class.
 
     The views are the ones that training with this seed makes in this epoch; frames on the stored picture mark the
     crops. Pairs have one view per epoch, so this epoch's and the next one's are shown.
@@ -79,10 +78,9 @@ def show(
     from ..storage.files import write_atomically
     from ..storage.place import place_of
     from ..trainer.run_directory import refuse_in_run
-    from .printing import plain_text
 
-    if out.suffix.lower() != ".png":
-        raise click.UsageError(f"--out {out} does not end in .png; the sheet is a PNG file")
+    if out.suffix.lower() != ".html":
+        raise click.UsageError(f"--out {out} does not end in .html; the sheet is an HTML page")
     if not out.parent.is_dir():
         raise click.UsageError(f"--out {out}: folder {out.parent} does not exist")
     if out.exists() and not overwrite:
@@ -93,13 +91,11 @@ def show(
         raise click.UsageError(f"--ids: sample {outside[0]} does not exist; the dataset holds 0 to {opened.n - 1}")
     if ids is None:
         ids = sorted(np.random.default_rng(seed).choice(opened.n, min(samples, opened.n), replace=False).tolist())
-    from .sample_sheet import draw_sheet, shown_samples  # last, because it imports torch
+    from .sample_sheet import sheet_page, shown_samples  # last, because it imports torch
 
     recipe = recipe or ("clip" if opened.index.mode == "pairs" else "crop_flip")
     shown = shown_samples(opened, np.array(ids, np.int64), recipe, seed=seed, epoch=epoch, image_size=image_size)
     number = f"{len(ids):,} of {opened.n:,} samples"
     facts = f"recipe {recipe}  ·  views {image_size}×{image_size}  ·  seed {seed}  ·  epoch {epoch}  ·  {number}"
-    png = BytesIO()
-    draw_sheet(plain_text(opened.name), facts, shown).save(png, "PNG")
-    write_atomically(out, png.getvalue())
+    write_atomically(out, sheet_page(opened.name, facts, shown).encode())
     click.echo(f"{out}: {number}, recipe {recipe}")

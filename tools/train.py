@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import click
@@ -21,7 +22,7 @@ from ..trainer.world import World, joined_world
 from .arguments import DatasetPath
 from .eval import LABELS
 from .printing import MAX_ERROR_CHARACTERS, plain_text, print_facts
-from .progress import ProgressBar, duration, in_units, progress_bar, working
+from .progress import ProgressBar, duration, in_units, progress_bar, task_bars, working
 from .train_options import COMMAND_LINE, OPTIONS, TrainCommand, TrainOptions, add_typed
 
 if TYPE_CHECKING:
@@ -205,13 +206,14 @@ def _train(plan: Start, directory: RunDirectory, world: World, *, accepted: bool
             StopRequest(_acknowledge) as stop,
         ):
             bar.update(run.steps_done)
-            trainer.train(_Shown(bar, run.steps_done), stop, lambda line: bar.note(_scores_in_words(line)))
+            trainer.train(_TrainingProgress(bar, run.steps_done), stop, lambda line: bar.note(_scores_in_words(line)))
         if run.steps_done < run.total_steps:
             done, signal = f"{run.steps_done:,}", stop.name or "a signal to another rank"
             say(f"stopped at step {done} by {signal}, checkpoint written; continue with --resume", err=False)
             return False
     if world.is_first:
-        keep_features(directory)
+        with task_bars() as show:
+            keep_features(directory, partial(show, "features for inspect"))
     say(f"trained {run.total_steps:,} steps; next: `thermopile inspect {directory.path}`", err=False)
     return True
 
@@ -296,7 +298,7 @@ def _acknowledge(signal_name: str) -> None:
     os.write(2, words.encode())
 
 
-class _Shown:
+class _TrainingProgress:
     """Shows step reports in the progress bar, and each hint once."""
 
     def __init__(self, bar: ProgressBar, first_step: int) -> None:

@@ -45,10 +45,10 @@ class TrainCommand(click.Command):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             if meant := ELSEWHERE.get(error.option_name.lstrip("-").replace("_", "-")):
-                raise click.UsageError(f"No such option: {error.option_name}. What is meant is {meant}", ctx) from None
+                raise click.UsageError(f"No such option: {error.option_name}. Did you mean {meant}?", ctx) from None
             if keys := settings_named(error.option_name):
-                said = " or ".join(f"--set {key}=VALUE" for key in keys)
-                raise click.UsageError(f"No such option: {error.option_name}. It is a setting: {said}", ctx) from None
+                known = " or ".join(f"--set {key}=VALUE" for key in keys)
+                raise click.UsageError(f"No such option: {error.option_name}. It is a setting: {known}", ctx) from None
             raise
 
 

@@ -25,7 +25,7 @@ from thermopile import __version__
 from thermopile.pipeline.dataset.tokenizer import load_tokenizer
 from thermopile.tools.bench.machine import describe_machine
 from thermopile.tools.cli import main as command_line
-from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.trainer.checkpoints.checkpoint_files import LATEST, load_checkpoint
 from thermopile.trainer.config import load_config

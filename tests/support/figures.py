@@ -1,25 +1,35 @@
-"""Figures as pixels."""
+"""Figures as pixels, in the colours of light paper, and as a browser gets them."""
 
 from functools import partial
-from io import BytesIO
+from xml.etree import ElementTree
 
 import numpy as np
-from PIL import Image, ImageColor
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import ImageColor
 
-from thermopile.tools.report.figures.style import png_of
+from thermopile.tools.report.figures.svg import RASTER_DPI, WIDE, svg_of
 
-
-def drawn(draw, *data_and_style):
-    """The PNG that a function draws."""
-    *data, style = data_and_style
-    return png_of(partial(draw, *data), style)
+SVG, LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
 
 
-def pixels(png):
-    with Image.open(BytesIO(png)) as picture:
-        return np.asarray(picture.convert("RGB")).astype(int)
+def pixels(draw, *data, size=WIDE):
+    """What a function draws, int [H, W, 3]."""
+    canvas = FigureCanvasAgg(Figure(size, RASTER_DPI, layout="constrained"))
+    draw(*data, canvas.figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[:, :, :3].astype(int)
 
 
-def is_of(png, colour):
-    """bool [H, W]: where a figure has this colour, or nearly: its file holds 256 colours."""
-    return np.abs(pixels(png) - ImageColor.getrgb(colour)).max(2) < 12
+def is_of(image, colour):
+    """bool [H, W]: where a figure has this colour, or nearly."""
+    return np.abs(image - ImageColor.getrgb(colour)).max(2) < 12
+
+
+def svg(draw, *data, size=WIDE):
+    """The figure as an element of a page."""
+    return ElementTree.fromstring(svg_of(partial(draw, *data), size, inline=True))
+
+
+def texts(root):
+    return [element.text for element in root.iter(f"{SVG}text")]

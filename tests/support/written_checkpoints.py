@@ -2,7 +2,7 @@
 
 import torch
 
-from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.opening import read_run
 from thermopile.trainer.checkpoints.checkpoint_files import CheckpointInfo, save_checkpoint
 from thermopile.trainer.config import to_tree
 from thermopile.trainer.encoders import Encoders

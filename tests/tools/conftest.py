@@ -16,7 +16,7 @@ from support.pictures import draw
 from support.sources import HostileSource
 from support.written_runs import write_run
 
-FORMS = html.FORMS
+LAYOUTS = html.LAYOUTS
 _QUIET = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
           "--disable-background-networking", "--disable-component-update")  # fmt: skip
 _WATCH = """
@@ -27,18 +27,18 @@ document.addEventListener("securitypolicyviolation", (event) => window.seen.push
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_form():
-    """Pages show each figure in its wide light form alone: drawing the other three would take most of a test's time."""
+def one_layout():
+    """Pages show each figure in its wide layout alone: drawing both would take most of a test's time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(html, "FORMS", {})
+        patch.setattr(html, "LAYOUTS", LAYOUTS[:1])
         yield
 
 
 @pytest.fixture(scope="module")
-def every_form(one_form):
-    """Pages show each figure in the forms that a reader gets."""
+def every_layout(one_layout):
+    """Pages show each figure in both layouts, as a reader gets them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(html, "FORMS", FORMS)
+        patch.setattr(html, "LAYOUTS", LAYOUTS)
         yield
 
 

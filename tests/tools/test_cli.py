@@ -90,7 +90,7 @@ def test_simple_mistakes_are_refused_without_importing_torch(tmp_path):
         (["effect", "gone", "--test", "empty"], 2, "the number of runs is odd"),
         (["effect", "gone", "gone", "--test", "empty"], 1, "is not a dataset"),
         (["embed", "gone", "empty", "x.parquet"], 1, "is not a dataset"),
-        (["show", "empty", "--out", "sheet.png"], 1, "is not a dataset"),
+        (["show", "empty", "--out", "sheet.html"], 1, "is not a dataset"),
         (["convert", "check", "empty"], 1, "is not a dataset"),
         (["export", "gone", "--to", "x", "--format", "hf"], 1, "gone is not a run"),
         (["inspect", "gone"], 1, "gone is not a run"),

@@ -57,7 +57,7 @@ def test_a_conversion_is_announced_and_summed_up(tmp_path, classes):
     assert "converting out: 64/64" in result.stderr
     assert f"{tmp_path / 'out'}: 64 samples of 3 classes in 1 shard, 4.2 MB; " in result.stdout
     assert result.stdout.endswith(
-        f"next: thermopile show {tmp_path / 'out'} --out out.png; "
+        f"next: thermopile show {tmp_path / 'out'} --out out.html; "
         f"thermopile train --preset small --data {tmp_path / 'out'} --out runs/out\n"
     )
 
@@ -230,7 +230,7 @@ def test_the_summary_counts_the_captions_of_samples_with_several_and_show_draws_
     pq.write_table(table, tmp_path / "in.parquet")
     result = converted("parquet", tmp_path / "in.parquet", tmp_path / "out")
     assert ": 12 samples with 24 captions, at most 3 each, in 1 shard, " in result.stdout
-    succeed("show", tmp_path / "out", "--out", tmp_path / "sheet.png")
+    succeed("show", tmp_path / "out", "--out", tmp_path / "sheet.html")
 
 
 @pytest.mark.wide

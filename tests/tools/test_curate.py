@@ -12,7 +12,7 @@ from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.storage.selection import Selection
 from thermopile.tools.inspection.duplicates.finding import REASONS, Duplicates, write_duplicates
 from thermopile.tools.inspection.duplicates.picture_agreement import Agreement
-from thermopile.tools.inspection.duplicates.similar_pairs import Pairs
+from thermopile.tools.inspection.duplicates.similar_pairs import SimilarPairs
 from thermopile.trainer.config import load_config
 from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run.selection_files import write_selection
@@ -60,7 +60,9 @@ def duplicates(run, hostile_dataset):
     first, second, cluster = np.array(PAIRS).T
     count, ones = len(PAIRS), np.ones(len(PAIRS), np.float32)
     reason = np.full(count, REASONS.index("near"), np.int8)
-    found = Duplicates(Pairs(first, second, ones), reason, Agreement(ones, ones), cluster, count, hostile_dataset.n)
+    found = Duplicates(
+        SimilarPairs(first, second, ones), reason, Agreement(ones, ones), cluster, count, hostile_dataset.n
+    )
     run.report.mkdir()
     write_duplicates(run.report / "duplicates.parquet", found, hostile_dataset.index.fingerprint)
     return run.report / "duplicates.parquet"
@@ -100,7 +102,7 @@ def test_misfits_of_the_highest_rank_are_dropped_but_no_stuck_or_new_samples(cur
 
 @pytest.mark.parametrize("words", [("--drop-misfits",), ("--precision", 0.9)])
 def test_without_planted_captions_a_number_of_misfits_must_be_given(curate, words):
-    said = "This is an order, and tells no number of wrong captions", "Or give a number: --drop-misfits N"
+    said = "This is an order; the number of wrong captions is unknown", "Or give a number: --drop-misfits N"
     assert_one_line(curate(*words), 2, *said)
 
 

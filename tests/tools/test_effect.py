@@ -4,16 +4,14 @@ import json
 import re
 import shutil
 from html import escape
-from io import BytesIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from thermopile.pipeline.sources.parquet import ParquetSource
 from thermopile.state_store import StateReader
-from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.drift import drift
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -62,24 +60,24 @@ def test_a_run_is_not_apart_from_itself_and_its_scores_are_those_of_eval(runs, h
     assert {side: of["most_risen"] for side, of in of_run["sides"].items()} == {"image": [], "text": []}
 
 
-def test_several_pairs_have_an_error_of_seeds_too_and_both_files_are_written(runs, hostile_dataset, tmp_path):
+def test_several_pairs_have_an_error_of_seeds_too_and_a_page_is_written(runs, hostile_dataset, tmp_path):
     before = {path: path.stat().st_mtime_ns for run in runs for path in run.rglob("*")}
     one = effect(runs[:2], hostile_dataset)
     pairs = [runs[0], runs[1], runs[1], runs[2]]
-    two = effect(pairs, hostile_dataset, "--out", tmp_path / "effect.png")
+    two = effect(pairs, hostile_dataset, "--out", tmp_path / "effect.html")
     single, double = (found["scores"]["knn"]["10"]["all"] for found in (one, two))
     assert single["seed_error"] == 0 < single["error"] == single["sample_error"]
     assert double["seed_error"] > 0
     assert any("another seed" in note for note in one["notes"])
     assert not any("another seed" in note for note in two["notes"])
     assert len(two["temperatures"]) == 2
-    with Image.open(BytesIO((tmp_path / "effect.png").read_bytes())) as figure:
-        assert (figure.format, figure.width) == ("PNG", 1600)
     page = (tmp_path / "effect.html").read_text("utf-8")
     assert "image: samples whose tau rose most" in page
-    assert "Pair 2: {from} → {to}</h2>".format(**two["temperatures"][1]) in page
+    assert "pair 2: {from} → {to}</h2>".format(**two["temperatures"][1]) in page
     assert all(f"<li>{side}: {escape(str(run))}, step-" in page for side, run in zip("ABAB", pairs, strict=True))
     assert page.count('src="data:image/jpeg') > 50
+    assert page.count("<svg") == 1
+    assert ">k-NN, k = 10</text>" in page
     assert "<script>alert" not in page
     assert {path: path.stat().st_mtime_ns for run in runs for path in run.rglob("*")} == before
 
@@ -145,8 +143,8 @@ def test_temperatures_of_runs_whose_blocks_differ_are_compared_sample_by_sample(
 def test_nothing_in_common_and_wrong_usage_are_refused_in_one_line(runs, hostile_dataset, flat_dataset, tmp_path):
     of = ("--test", hostile_dataset.path)
     assert_one_line(cli("effect", *runs[:3], *of), 2, "the number of runs is odd")
-    assert_one_line(cli("effect", *runs[:2], *of, "--out", tmp_path / "effect.jpg"), 2, "is not a .png file")
-    assert_one_line(cli("effect", *runs[:2], *of, "--out", tmp_path / "no" / "effect.png"), 2, "existing folder")
+    assert_one_line(cli("effect", *runs[:2], *of, "--out", tmp_path / "effect.png"), 2, "is not an .html file")
+    assert_one_line(cli("effect", *runs[:2], *of, "--out", tmp_path / "no" / "effect.html"), 2, "existing folder")
     assert_one_line(cli("effect", runs[0], tmp_path / "gone", *of), 1, "is not a run")
     wrong = cli("effect", *runs[:2], *of, "--at", "step-1000")
     assert_one_line(wrong, 1, "step-1000")

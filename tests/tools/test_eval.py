@@ -119,7 +119,7 @@ def test_the_table_names_every_score_and_the_bands(images_run, images_dataset):
     for words in ("step-4", "k-NN, k = 200", "linear probe, L-BFGS", "linear probe, SGD", "head (1)", "tail (0)", "–"):
         assert words in result.stdout
     assert "The run has no text encoder, so there are no retrieval and no zero-shot scores." in result.stdout
-    assert "linear probe, SGD: 100/100" in result.stderr
+    assert "linear probe, L-BFGS: 1/1" in result.stderr
 
 
 def test_without_classes_one_line_says_what_is_left_out(images_run, flat_dataset):

@@ -346,8 +346,8 @@ def test_no_command_makes_a_folder_in_a_run(sent, hostile_dataset, tmp_path, com
         (("inspect", "{run}", "--to"), "selection"),
         (("curate", "{run}", "--drop-misfits", "--keep"), "checkpoints/new.parquet"),
         (("embed", "{run}", "{data}"), "checkpoints/step-2/new.parquet"),
-        (("show", "{data}", "--out"), "state/new.png"),
-        (("effect", "{run}", "{run}", "--test", "{data}", "--out"), "state.working/new.png"),
+        (("show", "{data}", "--out"), "state/new.html"),
+        (("effect", "{run}", "{run}", "--test", "{data}", "--out"), "state.working/new.html"),
     ],
     ids=["export", "page", "keep", "embed", "show", "effect"],
 )

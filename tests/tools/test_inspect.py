@@ -81,7 +81,7 @@ def test_the_report_on_a_snapshot_that_was_named_is_a_file_of_its_own(hostile_ru
     printed = [succeed("inspect", run, *at).stdout.splitlines()[-1] for at in ((), ("--at", "step-5"))]
     assert printed == [f"{run}/report/report.html", f"{run}/report/report-step-5.html"]
     assert {path.name for path in (run / "report").iterdir()} == {
-        "report.html", "tau_by_class.png", "report-step-5.html", "tau_by_class-step-5.png",
+        "report.html", "tau_by_class.svg", "report-step-5.html", "tau_by_class-step-5.svg",
     }  # fmt: skip
 
 
@@ -114,7 +114,7 @@ def moved_run(hostile_dataset, tau_by_class_size, tmp_path_factory):
 
 
 def test_the_samples_that_moved_most_between_two_snapshots_have_a_sheet(moved_run):
-    sheets = page_module._sheets(look(moved_run.path, against="step-5"), page_module.MAX_BYTES)[2]
+    sheets = page_module._sheets(look(moved_run.path, against="step-5"), page_module.MAX_PAGE_BYTES)[2]
     assert "image: samples whose tau rose most" in sheets
     assert "→ 0.9000</b>" in sheets
 
@@ -124,7 +124,7 @@ def test_a_report_on_two_snapshots_by_two_columns_needs_neither_torch_nor_ffcv(m
     words = ["inspect", str(moved_run.path), "--against", "step-5", "--by", "group", "--by", "uri"]
     program = (
         "import sys; from thermopile.tools.cli import main; from thermopile.tools.report import html\n"
-        "html.FORMS = {}  # each figure once: the other forms import nothing more\n"
+        "html.LAYOUTS = html.LAYOUTS[:1]  # the other one imports nothing more\n"
         f"main({words}, standalone_mode=False)\n"
         "sys.exit(str({'torch', 'ffcv'} & set(sys.modules)) if {'torch', 'ffcv'} & set(sys.modules) else 0)"
     )

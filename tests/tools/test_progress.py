@@ -3,7 +3,7 @@
 import pytest
 
 from thermopile.tools import progress
-from thermopile.tools.progress import duration, progress_bar
+from thermopile.tools.progress import duration, progress_bar, task_bars
 
 
 @pytest.fixture
@@ -55,6 +55,17 @@ def test_more_than_the_total_that_was_estimated_leaves_no_time(clock, capsys):
         for clock[0], done in ((100, 0), (101, 1), (110, 12)):
             bar.update(done)
     assert capsys.readouterr().err == "converting: 12/10 \n"
+
+
+def test_a_task_that_takes_less_than_a_second_is_not_shown_unless_it_begins_with_nothing_done(clock, capsys):
+    with task_bars() as show:
+        for clock[0], done in ((100, 5), (100.9, 10)):
+            show("short", done, 10)
+        for clock[0], done in ((200, 5), (201.1, 10)):
+            show("long", done, 10)
+        for clock[0], done in ((300, 0), (300.1, 10)):
+            show("loading", done, 10)
+    assert capsys.readouterr().err.splitlines() == ["long: 10/10 ", "loading: 10/10 "]
 
 
 @pytest.mark.parametrize(

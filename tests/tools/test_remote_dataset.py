@@ -37,8 +37,8 @@ def trained(place, tmp_path_factory):
 def test_show_draws_the_same_sheet(pairs_dataset, tmp_path):
     sheets = []
     for dataset in (PLACE, pairs_dataset.path):
-        succeed("show", dataset, "--out", tmp_path / "sheet.png", "--overwrite", "--image-size", 32)
-        sheets.append((tmp_path / "sheet.png").read_bytes())
+        succeed("show", dataset, "--out", tmp_path / "sheet.html", "--overwrite", "--image-size", 32)
+        sheets.append((tmp_path / "sheet.html").read_bytes())
     assert sheets[0] == sheets[1]
 
 
@@ -97,7 +97,7 @@ def test_a_resumed_run_keeps_its_address(trained):
 )
 def test_what_is_no_dataset_is_an_error_of_one_line(dataset, exit_code, words, tmp_path):
     for command in (
-        ("show", dataset, "--out", tmp_path / "sheet.png"),
+        ("show", dataset, "--out", tmp_path / "sheet.html"),
         ("train", "--data", dataset, "--out", tmp_path / "run"),
     ):
         assert_one_line(cli(*command), exit_code, words)

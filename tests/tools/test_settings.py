@@ -160,6 +160,6 @@ def test_the_settings_named_for_flags_of_other_trainers_exist():
 def test_a_flag_of_another_trainer_is_answered_with_the_setting_that_is_meant(tmp_path):
     done = cli("train", "--out", tmp_path / "run", "--model", "ViT-B-32")
     assert done.exit_code == 2
-    assert "What is meant is --set model.image.name=hf:vit-b" in done.stderr
+    assert "Did you mean --set model.image.name=hf:vit-b" in done.stderr
     assert "--set optimizer.weight_decay=VALUE" in cli("train", "--wd", "0.1").stderr
     assert "micro_batch" in cli("train", "--accum_freq", "4").stderr

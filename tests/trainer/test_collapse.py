@@ -10,7 +10,7 @@ from conftest import converted
 
 from thermopile.pipeline.sources.parquet import ParquetSource
 from thermopile.storage.sealed_json import seal_line
-from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.serving.catalogue import open_catalogue
 from thermopile.trainer.config import load_config
 from thermopile.trainer.metrics.step_report import collapse
@@ -137,14 +137,14 @@ def test_inspect_tells_no_kinds_of_a_snapshot_at_which_the_run_had_collapsed(ima
     assert kinds() == 0
     done = cli("inspect", run.path)
     assert (
-        done.output.count(f"No kinds of samples are told yet: {SAID}all image features are alike. Likely causes:") == 1
+        done.output.count(f"There are no kinds of samples yet: {SAID}all image features are alike. Likely causes:") == 1
     )
     refused = cli("curate", run.path, "--keep", tmp_path / "keep.parquet", "--drop-misfits")
-    assert f"no misfits are told yet: {SAID}" in refused.stderr
+    assert f"there are no misfits yet: {SAID}" in refused.stderr
     for _ in ("made", "opened"):
         inspection = read_run(run)
         open_catalogue(inspection, tmp_path, lambda *_: None).close()
-        assert sum(f"No kinds of samples are told yet: {SAID}" in note for note in inspection.notes) == 1
+        assert sum(f"There are no kinds of samples yet: {SAID}" in note for note in inspection.notes) == 1
     run.metrics_file.unlink()
     assert kinds() == 50
 
@@ -195,7 +195,7 @@ def test_a_run_that_collapses_says_so_once_within_two_lines_of_the_log_after_the
     assert evidence in said
     assert SAID in answer("status", tmp_path / "run")["steps"]["collapse"]
     if "objective.name=sogclr" not in settings:
-        assert f"No kinds of samples are told yet: {SAID}" in succeed("inspect", tmp_path / "run").output
+        assert f"There are no kinds of samples yet: {SAID}" in succeed("inspect", tmp_path / "run").output
 
 
 @pytest.mark.wide

@@ -93,7 +93,7 @@ def test_the_command_line_says_where_the_pictures_are_and_takes_another_root(of_
     )
     assert RunDirectory(tmp_path / "run").config().data.tars == str(tmp_path / "to")
     assert "no pictures" not in succeed("inspect", tmp_path / "run").output
-    sheet = tmp_path / "sheet.png"
+    sheet = tmp_path / "sheet.html"
     succeed("show", placed, "--out", sheet, "--tars", of_tars[0][0].parent, "--image-size", 32)
     assert sheet.exists()
     succeed("convert", "check", placed, "--tars", of_tars[0][0].parent)

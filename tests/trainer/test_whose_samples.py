@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from thermopile.pipeline.opening import Dataset
-from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.rows_export import export_rows
 from thermopile.trainer.config import DataConfig
 from thermopile.trainer.errors import ConfigError

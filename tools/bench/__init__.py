@@ -1,1 +1,1 @@
-"""What a user asks of a machine: what can it feed, and what does a training step cost here."""
+"""Measure a user's machine: how fast it loads images, and the cost of a training step."""

@@ -1,4 +1,4 @@
-"""What loaders are given to do while they are measured."""
+"""The work that loaders do while they are measured."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WARM_UP = 4
 
 @dataclass(frozen=True)
 class Work:
-    """What is loaded, and as what."""
+    """A dataset and how it is loaded."""
 
     dataset: Dataset
     order: Order

@@ -13,9 +13,9 @@ from pydantic import TypeAdapter
 from .duplicates.finding import THRESHOLDS, Duplicates
 from .features.neighbours import Neighbours
 from .findings import Findings
-from .reading.opening import Inspection
+from .opening import Inspection
 from .summary import SETTINGS
-from .temperatures.samples import Sample
+from .temperatures.samples import InspectedSample
 
 NO_SURVEY: dict[str, Any] = {
     "samples": None,
@@ -64,7 +64,7 @@ def _about(inspection: Inspection) -> dict[str, Any]:
 
 
 def samples_to_json(
-    inspection: Inspection, samples: Sequence[Sample], around: Mapping[int, Neighbours]
+    inspection: Inspection, samples: Sequence[InspectedSample], around: Mapping[int, Neighbours]
 ) -> dict[str, Any]:
     """Return single samples as JSON values; log_s of an unvisited sample, which is -inf, becomes None.
 

@@ -1,4 +1,4 @@
-"""Inspect a run: collect everything requested, with progress on stderr."""
+"""Inspect a run: collect everything requested."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...state_store import SnapshotNotFoundError
-from ...state_store.durable import Repository
 from ...storage.place import Place, Places
 from ...trainer.run_directory import RunDirectory
-from ..progress import progress_bar, task_bars, working
+from . import OnTask
+from .feature_findings.by_features import ByFeatures, by_features
 from .features.confirmation import Confirmation, confirm, with_confirmed
 from .features.drawn import Asked
 from .features.embedding_map import EmbeddingMap, embedding_map
 from .json_fields import Hidden
-from .reading.opening import LATEST, Inspection, read_run
-from .said import said_first, said_of_misfits
+from .opening import LATEST, Inspection, read_run
+from .sentences import first_sentences, misfit_sentences
 from .temperatures.drift import Drift, drift, in_order
 from .temperatures.groups import CLASS_COLUMN
 from .temperatures.kinds import COPIED, KIND_NAMES, MANY_AT_BOUND, MISFIT, NOT_TOLD_APART, STUCK, hardly_differs
-from .temperatures.samples import Sample, read_samples
+from .temperatures.samples import InspectedSample, read_samples
 from .temperatures.survey import Side, Survey, survey
 from .temperatures.through_time import ThroughTime, through_time
 from .temperatures.whole_run import WholeRun
 from .temperatures.wrong_captions import WrongCaptions, misfits
-from .told.by_features import ByFeatures, by_features
 
 if TYPE_CHECKING:
     from ...trainer.config.sections import Weights
@@ -36,8 +35,6 @@ T = TypeVar("T")
 
 TRIES = 5
 """A run that keeps few snapshots may delete the one being read."""
-ROWS_IN_TWO_SECONDS = 1_000_000
-"""Shorter work needs no progress bar."""
 SOME_AT_TOP = 0.05
 """Share of the samples. None should be at the ceiling, which is only a safeguard."""
 FEW_VISITED = 0.5
@@ -58,14 +55,14 @@ class Findings:
     map: EmbeddingMap | None = None
     by_features: ByFeatures | None = None
     wrong_captions: WrongCaptions | None = None
-    said_first: Sequence[str] = ()
-    """What the lowest and highest temperatures go with, as far as that was measured, the strongest first."""
-    samples: Hidden[Mapping[int, Sample]] = field(default_factory=dict)
+    first_sentences: Sequence[str] = ()
+    """Associations of the lowest and highest temperatures, the strongest first."""
+    samples: Hidden[Mapping[int, InspectedSample]] = field(default_factory=dict)
     """The samples shown with pictures, by id."""
 
     @property
     def warnings(self) -> list[str]:
-        """What was found that needs attention, what it means and what to try."""
+        """Findings that need attention, with their meaning and a cure."""
         if self.survey is None:
             return []
         of_features = _warnings_of_features(self.inspection, self.by_features) if self.by_features else ()
@@ -77,10 +74,10 @@ class Findings:
 
     @property
     def of_misfits(self) -> list[str]:
-        """What is said of the list of misfits; empty without one."""
+        """Sentences about the list of misfits; empty without one."""
         kinds = self.survey.kinds if self.survey else None
         has_list = kinds and kinds.worth_showing and kinds.counts.get(KIND_NAMES[MISFIT])
-        return said_of_misfits(self.inspection, self.wrong_captions) if has_list else []
+        return misfit_sentences(self.inspection, self.wrong_captions) if has_list else []
 
 
 def look(
@@ -97,6 +94,7 @@ def look(
     weights: Weights | None = None,
     allow_code: bool = False,
     data: Places | None = None,
+    on_progress: OnTask = lambda what, done, total: None,
 ) -> Findings:
     """Inspect a run at one snapshot, and its history up to it.
 
@@ -113,39 +111,26 @@ def look(
         """Read everything that the run may delete meanwhile."""
         if against and inspection.reader:
             in_order(inspection, inspection.reader, against)  # fail on a wrong name before reading all rows
-        found, moved = survey_with_progress(inspection, by, suspects, over_run=True), None
+        found, moved = surveyed(inspection, by, suspects, on_progress, over_run=True), None
         if found is None or not found.visited:
             return Findings(inspection, found)
-        found, confirmation = confirm_with_progress(inspection, found, suspects, weights, allow_code)
+        found, confirmation = confirmed(inspection, found, suspects, weights, allow_code, on_progress)
         if against and found.sides:
-            rows = 2 * found.dataset_samples
-            with progress_bar("comparing snapshots", rows, hidden=rows < ROWS_IN_TWO_SECONDS) as bar:
-                moved = drift(inspection, against, bar.update)
-        asked = Asked(features, weights, allow_code)
-        told = by_features_with_progress(inspection, found, folder, asked, rho)
-        samples = read_samples(inspection, shown_ids(found, moved, told))
-        parts: dict[str, Any] = {"drift": moved, "confirmation": confirmation, "by_features": told}
-        with task_bars() as show:
-            parts["wrong_captions"] = misfits(inspection, show)[1] if len(inspection.planted[0]) else None
-        return Findings(inspection, found, samples=samples, said_first=said_first(told), **parts)
+            moved = drift(inspection, against, partial(on_progress, "comparing snapshots"))
+        asked, kept_in = Asked(features, weights, allow_code), folder or inspection.run.report
+        of_features = by_features(inspection, found, kept_in, asked, rho, on_progress)
+        samples = read_samples(inspection, shown_ids(found, moved, of_features))
+        parts: dict[str, Any] = {"drift": moved, "confirmation": confirmation, "by_features": of_features}
+        parts["wrong_captions"] = misfits(inspection, on_progress)[1] if len(inspection.planted[0]) else None
+        return Findings(inspection, found, samples=samples, first_sentences=first_sentences(of_features), **parts)
 
     findings = read_again(read, run, at, data)
     inspection, found = findings.inspection, findings.survey
     if found is None or not found.sides:
         return findings
-    history = Repository(inspection.run.state).history()
-    with progress_bar("reading all snapshots", len(history), hidden=found.samples < ROWS_IN_TWO_SECONDS) as bar:
-        findings = replace(findings, through_time=through_time(inspection, bar.update))
-    if with_map:
-        with working("map of the embeddings") as status:
-
-            def show(what: str, done: int, total: int) -> None:
-                status.update(f"map of the embeddings: {what} {done:,}/{total:,}")
-
-            findings = replace(
-                findings, map=embedding_map(inspection, found, show, weights=weights, allow_code=allow_code)
-            )
-    return findings
+    in_time = through_time(inspection, partial(on_progress, "reading all snapshots"))
+    shown = embedding_map(inspection, found, on_progress, weights=weights, allow_code=allow_code) if with_map else None
+    return replace(findings, through_time=in_time, map=shown)
 
 
 def read_again(read: Callable[[Inspection], T], run: Place, at: str, data: Places | None) -> T:
@@ -162,47 +147,38 @@ def read_again(read: Callable[[Inspection], T], run: Place, at: str, data: Place
     return read(read_run(RunDirectory(run), at=at, data=data))
 
 
-def survey_with_progress(
-    inspection: Inspection, by: Sequence[str], suspects: int = 0, *, over_run: bool = False
+def surveyed(
+    inspection: Inspection, by: Sequence[str], suspects: int, on_progress: OnTask, *, over_run: bool = False
 ) -> Survey | None:
     """Survey the snapshot. over_run: sort misfits and suspects by the whole run."""
-    samples, whole_run = inspection.reader.samples if inspection.reader else 0, None
-    hidden = 2 * samples < ROWS_IN_TWO_SECONDS
-    if over_run and samples:
-        with task_bars(hidden=hidden) as show:
-            whole_run = WholeRun(inspection, partial(show, "reading all snapshots"))
-    with progress_bar("reading the state", 2 * samples, hidden=hidden) as bar:
-        return survey(inspection, by, bar.update, suspects=suspects, whole_run=whole_run)
+    has_rows = inspection.reader is not None and inspection.reader.samples > 0
+    whole_run = WholeRun(inspection, partial(on_progress, "reading all snapshots")) if over_run and has_rows else None
+    rows_read = partial(on_progress, "reading the state")
+    return survey(inspection, by, rows_read, suspects=suspects, whole_run=whole_run)
 
 
-def confirm_with_progress(
-    inspection: Inspection, survey: Survey, suspects: int, weights: Weights | None, allow_code: bool
+def confirmed(
+    inspection: Inspection,
+    survey: Survey,
+    suspects: int,
+    weights: Weights | None,
+    allow_code: bool,
+    on_progress: OnTask,
 ) -> tuple[Survey, Confirmation | None]:
     """Return the survey with the kinds of its suspects confirmed, and how, if there are to be any."""
     if not suspects or survey.kinds is None:
         return survey, None
-    with task_bars() as show:
-        confirming = partial(show, "confirming kinds")
-        found = confirm(inspection, survey, confirming, weights=weights, allow_code=allow_code)
+    confirming = partial(on_progress, "confirming kinds")
+    found = confirm(inspection, survey, confirming, weights=weights, allow_code=allow_code)
     return (replace(survey, kinds=with_confirmed(survey.kinds, found)) if found else survey), found
-
-
-def by_features_with_progress(
-    inspection: Inspection, survey: Survey, folder: Path | None, asked: Asked, rho: float | None
-) -> ByFeatures | None:
-    """Return what features say of the temperatures; None without any, and if they collapsed."""
-    if survey.kinds and survey.kinds.rules.why_none:
-        return None
-    with task_bars() as show:
-        return by_features(inspection, survey, folder or inspection.run.report, asked, rho, show)
 
 
 def shown_ids(survey: Survey, drift: Drift | None, by_features: ByFeatures | None) -> list[int]:
     """Return the ids of samples shown with pictures, repeated as often as they are shown."""
     movers = [mover for side in (drift.sides if drift else ()) for mover in (*side.most_risen, *side.most_fallen)]
     kinds = survey.kinds.sheets.values() if survey.kinds and survey.kinds.worth_showing else ()
-    told = by_features.kinds.sheets.values() if by_features else ()
-    of_kinds = [id for ids in (*kinds, *told) for id in ids]
+    from_features = by_features.kinds.sheets.values() if by_features else ()
+    of_kinds = [id for ids in (*kinds, *from_features) for id in ids]
     ends = [id for sheet in survey.sheets for id in sheet.sample_ids]
     return [*ends, *of_kinds, *(mover.sample_id for mover in movers)]
 

@@ -1,4 +1,4 @@
-"""How the fields of findings become JSON. pydantic reads these annotations of plain dataclasses."""
+"""Annotations that turn the fields of findings into JSON; pydantic reads them from plain dataclasses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Shown:
+class AsJson:
     """Annotates a field whose value JSON has in another form."""
 
     of: Callable[[Any], Any]
@@ -23,9 +23,9 @@ class Shown:
         return core_schema.any_schema(serialization=core_schema.plain_serializer_function_ser_schema(self.of))
 
 
-Hidden = Annotated[T, Shown(bool), Field(exclude=True)]
+Hidden = Annotated[T, AsJson(bool), Field(exclude=True)]
 """A field that JSON does not have. pydantic need not know its type."""
-TO_LIST, HOW_MANY = Shown(methodcaller("tolist")), Shown(lambda mask: int(mask.sum()))
+TO_LIST, HOW_MANY = AsJson(methodcaller("tolist")), AsJson(lambda mask: int(mask.sum()))
 BY_NAME = WrapSerializer(lambda parts, show: {part.name: shown for part, shown in zip(parts, show(parts), strict=True)})
 
 

@@ -16,8 +16,7 @@ from ...storage.place import AnyPlace, Place, Places, place_of
 from ...trainer.config import TrainConfig
 from ...trainer.errors import RunError
 from ...trainer.run_directory import RunDirectory
-from .reading.opening import LATEST, Inspection, read_run
-from .reading.state_blocks import ROWS_AT_ONCE
+from .opening import LATEST, STATE_ROWS_AT_ONCE, Inspection, read_run
 from .rows_export import SAMPLE_ID, sample_columns
 from .temperatures.kinds import KIND, KindRules, names_of
 
@@ -50,7 +49,7 @@ class OpenedRun:
         self.dataset: Dataset | None = opened.dataset
         """Samples table and pictures (`dataset.jpeg(sample_id)`); None if it cannot be used."""
         self.notes: list[str] = opened.notes
-        """What is missing, and why."""
+        """Missing parts, each with its reason."""
 
     @property
     def snapshots(self) -> list[Snapshot]:
@@ -128,7 +127,7 @@ class Temperatures:
     def _rules(self) -> KindRules:
         return KindRules.of(self._inspection)
 
-    def frames(self, columns: Sequence[str] | None = None, rows: int = ROWS_AT_ONCE) -> Iterator[pd.DataFrame]:
+    def frames(self, columns: Sequence[str] | None = None, rows: int = STATE_ROWS_AT_ONCE) -> Iterator[pd.DataFrame]:
         """Yield all samples, ordered by id, as frames of `rows` rows; the last may be shorter."""
         for start in range(0, self.samples, rows):
             yield self.frame(slice(start, start + rows), columns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
@@ -14,18 +14,20 @@ from numpy.typing import NDArray
 
 from ...pipeline.dataset.index import FINGERPRINT, FINGERPRINT_COLUMN
 from ...pipeline.dataset.samples_table import PLACE_IN_SHARD
+from ...pipeline.opening import Dataset
 from ...state_store import StateReader
 from ...storage.files import written_aside
 from ...storage.place import place_of
 from ...trainer.errors import ConfigError, RunError
 from ...trainer.run_directory import refuse_in_run
+from . import OnDone
 from .features.confirmation import Confirmation
-from .reading.opening import Inspection
-from .reading.state_blocks import read_blocks
+from .opening import Inspection, read_blocks
 from .temperatures.kinds import BY_FEATURES, KIND, KIND_NAMES, Codes, KindRules
 
 if TYPE_CHECKING:
-    from .told.by_features import ByFeatures
+    from .feature_findings.by_features import ByFeatures
+    from .features.solving import SolvedTemperatures
 
 SAMPLE_ID, KIND_FROM, MARGIN = "sample_id", "kind_from", "margin"
 TAU_SOLVED, OF_MISFITS = "tau_solved", ("misfit_rank", "expected_precision", "planted")
@@ -60,9 +62,9 @@ def check_target(to: Path, suffixes: Collection[str] = tuple(_WRITERS), *, overw
 def export_rows(
     inspection: Inspection,
     to: Path,
-    on_progress: Callable[[int], None] = lambda done: None,
+    on_progress: OnDone = lambda done, total: None,
     confirmation: Confirmation | None = None,
-    told: ByFeatures | None = None,
+    by_features: ByFeatures | None = None,
     more: pa.Table | None = None,
 ) -> None:
     """Write one row per sample, ordered by id, as Parquet or CSV by the suffix of `to`.
@@ -70,9 +72,9 @@ def export_rows(
     Columns: sample_id, int64; those of the samples table, if the dataset could be opened; every field of the state,
     float32; visits and last_step, uint32; kind, kind_from, dataset_fingerprint, text. The file replaces `to` once it is
     complete and synced; on failure nothing is left behind. confirmation: kinds decided by a forward pass, and the
-    column margin, float32, null elsewhere. told: kinds by features, and columns SIDE/tau_solved, float32, null where a
+    column margin, float32, null elsewhere. by_features: kinds, and columns SIDE/tau_solved, float32, null where a
     sample has no features, 0 where no temperature is low enough, infinite where none is high enough. more: a row
-    of other columns for each sample. Calls on_progress with the number of rows written so far.
+    of other columns for each sample. Calls on_progress with the rows written.
     Raises RunError if the run has no snapshot yet, DamagedChunkError, SnapshotNotFoundError if the run deletes the
     snapshot meanwhile, DatasetError, OSError.
     """
@@ -81,14 +83,28 @@ def export_rows(
             f"{inspection.run.path} has no snapshot of its state yet, so there is nothing to export; "
             "the first checkpoint writes one"
         )
-    schema = _schema(inspection, inspection.reader, found := (confirmation, told, more))
+    schema = _schema(inspection, inspection.reader, found := (confirmation, by_features, more))
     rules = KindRules.of(inspection)
     with written_aside(to) as file, _WRITERS[to.suffix](file, schema) as writer:
         done = 0
         for table in _tables(inspection, inspection.reader, schema, rules, found):
             writer.write_table(table)
             done += len(table)
-            on_progress(done)
+            on_progress(done, inspection.reader.samples)
+
+
+def export_solved(found: SolvedTemperatures, dataset: Dataset, to: Path) -> None:
+    """Write the samples whose temperatures were solved, with their columns of the samples table and SIDE/tau_solved.
+
+    As Parquet or CSV by the suffix of `to`, which is replaced once the file is complete. Raises DatasetError, OSError.
+    """
+    table = dataset.take(found.sample_ids, [name for name in dataset.schema.names if name != PLACE_IN_SHARD])
+    table = table.add_column(0, SAMPLE_ID, pa.array(found.sample_ids))
+    for side, solved in found.sides.items():
+        table = table.append_column(f"{side}/{TAU_SOLVED}", pa.array(solved.tau))
+    table = of_dataset(table, {FINGERPRINT: dataset.index.fingerprint})
+    with written_aside(to) as file, _WRITERS[to.suffix](file, table.schema) as writer:
+        writer.write_table(table)
 
 
 def of_dataset(table: pa.Table, metadata: Mapping[str, str]) -> pa.Table:
@@ -108,7 +124,7 @@ def sample_columns(inspection: Inspection) -> list[str]:
 
 def _schema(inspection: Inspection, reader: StateReader, found: _Found) -> pa.Schema:
     """Return the columns' names and types; metadata names snapshot and dataset."""
-    dataset, snapshot, (confirmation, told, more) = inspection.dataset, reader.snapshot, found
+    dataset, snapshot, (confirmation, by_features, more) = inspection.dataset, reader.snapshot, found
     table = [dataset.schema.field(name) for name in sample_columns(inspection)] if dataset else []
     state = [(name, pa.float32() if name in reader.fields else pa.uint32()) for name in inspection.columns]
     metadata = {
@@ -119,7 +135,7 @@ def _schema(inspection: Inspection, reader: StateReader, found: _Found) -> pa.Sc
     }
     kinds = [(KIND, pa.string()), (KIND_FROM, pa.string())]
     margin = [(MARGIN, pa.float32())] if confirmation else []
-    solved = [(f"{side}/{TAU_SOLVED}", pa.float32()) for side in (told.tau if told else ())]
+    solved = [(f"{side}/{TAU_SOLVED}", pa.float32()) for side in (by_features.tau if by_features else ())]
     last = (FINGERPRINT_COLUMN, pa.string())
     columns = [(SAMPLE_ID, pa.int64()), *table, *state, *solved, *kinds, *margin, *(more.schema if more else ()), last]
     return pa.schema(columns, metadata=metadata)
@@ -129,7 +145,7 @@ def _tables(
     inspection: Inspection, reader: StateReader, schema: pa.Schema, rules: KindRules, found: _Found
 ) -> Iterator[pa.Table]:
     """Yield all rows of the export, block by block."""
-    dataset, names, (confirmation, told, more) = inspection.dataset, sample_columns(inspection), found
+    dataset, names, (confirmation, by_features, more) = inspection.dataset, sample_columns(inspection), found
     samples: Iterator[pa.Table] | None = None
     for block, rows in read_blocks(reader, inspection.columns):
         columns = {SAMPLE_ID: np.arange(block.start, block.stop, dtype=np.int64), **rows}
@@ -139,11 +155,11 @@ def _tables(
             samples = samples or dataset.tables(names, len(block))
             table = next(samples)
             columns |= {name: table[name] for name in names}
-        columns |= _kind_columns(block, rules.kinds(rows, block), confirmation, told)
+        columns |= _kind_columns(block, rules.kinds(rows, block), confirmation, by_features)
         if more:
             columns |= {name: more[name].slice(block.start, len(block)) for name in more.column_names}
-        if told:
-            columns |= _solved_columns(block, told)
+        if by_features:
+            columns |= _solved_columns(block, by_features)
         yield pa.table(columns, schema=schema)
 
 
@@ -152,26 +168,27 @@ def _within(ids: NDArray[np.int64], block: range) -> slice:
     return slice(*np.searchsorted(ids, (block.start, block.stop)))
 
 
-def _solved_columns(block: range, told: ByFeatures) -> dict[str, pa.Array]:
+def _solved_columns(block: range, by_features: ByFeatures) -> dict[str, pa.Array]:
     """Return the columns of a block's solved temperatures."""
-    here, columns = _within(told.solved.sample_ids, block), dict[str, pa.Array]()
-    for side, solved in told.solved.sides.items():
+    here, columns = _within(by_features.solved.sample_ids, block), dict[str, pa.Array]()
+    for side, solved in by_features.solved.sides.items():
         values, known = np.zeros(len(block), np.float32), np.zeros(len(block), np.bool_)
-        places = told.solved.sample_ids[here] - block.start
+        places = by_features.solved.sample_ids[here] - block.start
         values[places], known[places] = solved.tau[here], True
         columns[f"{side}/{TAU_SOLVED}"] = pa.array(values, mask=~known)
     return columns
 
 
 def _kind_columns(
-    block: range, kinds: Codes, confirmation: Confirmation | None, told: ByFeatures | None
+    block: range, kinds: Codes, confirmation: Confirmation | None, by_features: ByFeatures | None
 ) -> dict[str, pa.Array]:
     """Return the columns of a block's kinds, int8 [m] by the state alone, of which level decided them, and margins."""
     confirmed, margin = np.zeros(len(block), np.int8), np.full(len(block), np.nan, np.float32)
-    if told:
-        here = _within(told.kinds.sample_ids, block)
-        places, by_features = told.kinds.sample_ids[here] - block.start, np.isin(told.kinds.codes[here], BY_FEATURES)
-        kinds[places[by_features]], confirmed[places[by_features]] = told.kinds.codes[here][by_features], 2
+    if by_features:
+        here = _within(by_features.kinds.sample_ids, block)
+        places, codes = by_features.kinds.sample_ids[here] - block.start, by_features.kinds.codes[here]
+        decided = np.isin(codes, BY_FEATURES)
+        kinds[places[decided]], confirmed[places[decided]] = codes[decided], 2
     if confirmation:
         here = _within(confirmation.sample_ids, block)
         places = confirmation.sample_ids[here] - block.start

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...trainer.lineage import read_lineage
+from .feature_findings.by_features import ByFeatures
+from .feature_findings.evidence import EvidentKinds
 from .features.confirmation import Confirmation
-from .reading.opening import Inspection
+from .opening import Inspection
 from .temperatures.associations import END_SHARE, ENDS, Association
 from .temperatures.correlation import Correlation
 from .temperatures.distribution import QUANTILES, Distribution
 from .temperatures.drift import Drift
-from .temperatures.groups import Groups
+from .temperatures.groups import TauGroups
 from .temperatures.kinds import SampleKinds
 from .temperatures.survey import Survey
 from .temperatures.whole_run import Doubted
-from .told.by_features import ByFeatures
-from .told.evidence import EvidentKinds
 
 TERMINAL_QUANTILES = (0.05, 0.5, 0.95)
 SETTINGS = ("rho", "gamma", "eta", "tau_step", "tau_init", "tau_min", "tau_max")
@@ -26,7 +27,7 @@ HEAD = "tau of the visited samples"
 """Of a table of temperatures."""
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKLINE = 16
-Row = list[str]
+TableRow = list[str]
 """One line of a summary table: its label, and a cell per side."""
 
 
@@ -68,8 +69,8 @@ def settings(inspection: Inspection) -> str:
     """Return the objective and its temperature settings, like `isogclr: rho 2, gamma 0.8`."""
     objective = inspection.config.objective
     known = {name: objective.settings.get(name) for name in SETTINGS}
-    said = ", ".join(f"{name} {value:g}" for name, value in known.items() if value is not None)
-    return f"{objective.name}: {said}" if said else objective.name
+    settings = ", ".join(f"{name} {value:g}" for name, value in known.items() if value is not None)
+    return f"{objective.name}: {settings}" if settings else objective.name
 
 
 def _coverage(survey: Survey) -> str:
@@ -90,13 +91,18 @@ def _coverage(survey: Survey) -> str:
     return words
 
 
-def solved_table(found: ByFeatures) -> tuple[Row, list[Row]]:
-    """Return head and rows of a table of solved temperatures, and of how far the learned ones are from them."""
-    sides = list(found.tau)
+def solved_quantiles(solved: Mapping[str, NDArray[np.float32]]) -> list[TableRow]:
+    """Return rows with quantiles of solved temperatures, by side."""
     rows = []
     for at in TERMINAL_QUANTILES:
-        values = [float(np.quantile(found.tau[side], at, method="nearest")) for side in sides]
+        values = [float(np.quantile(of_side, at, method="nearest")) for of_side in solved.values()]
         rows.append([f"{100 * at:g}% quantile", *(tau(value) if 0 < value < np.inf else "none" for value in values)])
+    return rows
+
+
+def solved_table(found: ByFeatures) -> tuple[TableRow, list[TableRow]]:
+    """Return head and rows of a table of solved temperatures, and of how far the learned ones are from them."""
+    sides, rows = list(found.tau), solved_quantiles(found.tau)
     learned = [found.solved.at_learned(side) for side in sides]
     rows.append(["median of learned / solved", *(f"{each[0]:.2f}" if each else "–" for each in learned)])
     rows.append(["median KL at the learned ones", *(f"{each[1]:.2f}" if each else "–" for each in learned)])
@@ -109,7 +115,7 @@ def solved_table(found: ByFeatures) -> tuple[Row, list[Row]]:
     return [about, *(f">{side}" for side in sides)], rows
 
 
-def associations_table(found: Sequence[Association]) -> tuple[Row, list[Row]]:
+def associations_table(found: Sequence[Association]) -> tuple[TableRow, list[TableRow]]:
     """Return head and rows of a table of what the ends of a side's temperatures go with, the strongest first."""
     by_end = {(each.of, each.end): each for each in found}
     head = ["area under the curve of", *(f">{end} {END_SHARE:.0%}" for end in ENDS)]
@@ -125,7 +131,7 @@ def area(found: Association | None) -> str:
     return f"{found.area:.2f} ({found.low:.2f} to {found.high:.2f}{within})"
 
 
-def table(inspection: Inspection, survey: Survey, quantiles: Sequence[float] = QUANTILES) -> list[Row]:
+def table(inspection: Inspection, survey: Survey, quantiles: Sequence[float] = QUANTILES) -> list[TableRow]:
     """Return the figures of every side; there must be at least one side."""
     taus, bounds = [side.tau for side in survey.sides], inspection.tau
     rows = [["mean", *(tau(of_side.mean) for of_side in taus)], ["lowest", *(tau(of_side.min) for of_side in taus)]]
@@ -149,7 +155,7 @@ def table(inspection: Inspection, survey: Survey, quantiles: Sequence[float] = Q
     return rows
 
 
-def parts_table(parts: Groups) -> tuple[Row, list[Row]]:
+def parts_table(parts: TauGroups) -> tuple[TableRow, list[TableRow]]:
     """Return head and rows of a table of a mixture's parts."""
     rows = [[of["part"], f"{of['samples']:,}", *map(tau, of["mean_tau"].values())] for of in parts.means()]
     return ["part", ">samples", *(f">mean tau ({side})" for side in parts.tau)], rows
@@ -160,8 +166,8 @@ def kind_words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def kinds_table(kinds: SampleKinds | None, evident: EvidentKinds | None = None) -> tuple[Row, list[Row]]:
-    """Return head and rows of a table of the samples' kinds: those that the state tells, and those of drawn samples."""
+def kinds_table(kinds: SampleKinds | None, evident: EvidentKinds | None = None) -> tuple[TableRow, list[TableRow]]:
+    """Return head and rows of a table of the samples' kinds: those decided by the state, and those of drawn samples."""
     rows, of_all = [], kinds.counts if kinds else {}
     confirmed, n = kinds.confirmed if kinds else {}, sum(of_all.values())
     for name, number in of_all.items():
@@ -170,7 +176,7 @@ def kinds_table(kinds: SampleKinds | None, evident: EvidentKinds | None = None) 
     for name, number in (evident.counts if evident else {}).items():
         total = len(evident.sample_ids) if evident else 0
         rows.append([kind_words(name), f"{number:,}", f"{total:,}", share(number / total), "features"])
-    return ["kind", "samples", "of", "share", "told by"], rows
+    return ["kind", "samples", "of", "share", "decided by"], rows
 
 
 def came_back(doubted: Doubted) -> str:
@@ -188,7 +194,7 @@ def confirmation(found: Confirmation) -> str:
     )
 
 
-def drift_table(found: Drift) -> list[Row]:
+def drift_table(found: Drift) -> list[TableRow]:
     """Return how far tau moved, by side."""
     sides = found.sides
     return [

@@ -10,17 +10,17 @@ import numpy as np
 from ...pipeline.opening import Dataset
 from ...storage.files import write_atomically
 from ..inspection.duplicates.finding import NEAR, THRESHOLDS, Duplicates
-from ..inspection.reading.opening import Inspection
+from ..inspection.opening import Inspection
 from ..inspection.temperatures.samples import read_samples
 from .html import document, part
 from .sheets import Cards, data_uris, read_pictures
 
-PAGE = "duplicates.html"
+DUPLICATES_PAGE = "duplicates.html"
 EXAMPLES = 24
 """Clusters shown of each kind."""
 MEMBERS = 8
 """Samples shown of a cluster."""
-MAX_BYTES = 7_000_000
+MAX_PICTURE_BYTES = 7_000_000
 
 
 def duplicate_facts(found: Duplicates) -> list[tuple[str, str]]:
@@ -47,7 +47,9 @@ def write_duplicates_page(inspection: Inspection, dataset: Dataset, found: Dupli
     shown = [id for clusters in groups.values() for cluster in clusters for id in members[cluster][:MEMBERS]]
     pictures = read_pictures(dataset, shown, inspection.notes)
     # Without the state: a run that trains may have deleted the snapshot meanwhile.
-    cards = Cards(read_samples(replace(inspection, reader=None), shown), data_uris(pictures, shown, MAX_BYTES), 100)
+    cards = Cards(
+        read_samples(replace(inspection, reader=None), shown), data_uris(pictures, shown, MAX_PICTURE_BYTES), 100
+    )
     agreement = _best_figures(found)
     parts = {
         title: part("sections.html", "clusters", clusters, members, MEMBERS, cards, agreement)
@@ -58,8 +60,8 @@ def write_duplicates_page(inspection: Inspection, dataset: Dataset, found: Dupli
     name = inspection.run.path.resolve().name
     lede = f"{len(found.sizes):,} clusters of samples with the same picture."
     html = document("Duplicates among the samples of", name, lede, "", inspection.notes, parts)
-    write_atomically(folder / PAGE, html.encode())
-    return folder / PAGE
+    write_atomically(folder / DUPLICATES_PAGE, html.encode())
+    return folder / DUPLICATES_PAGE
 
 
 def _least_certain(found: Duplicates) -> list[int]:
@@ -71,12 +73,12 @@ def _least_certain(found: Duplicates) -> list[int]:
 
 def _best_figures(found: Duplicates) -> dict[int, str]:
     """Return for each sample in a cluster how it agrees with its representative."""
-    said: dict[int, str] = {}
+    figures: dict[int, str] = {}
     for place in np.flatnonzero((found.pairs.first == found.cluster) | (found.pairs.second == found.cluster)).tolist():
         cluster = int(found.cluster[place])
         other = int(found.pairs.first[place] + found.pairs.second[place]) - cluster
         correlation, difference = found.agreement.correlation[place], found.agreement.difference[place]
-        said[other] = ("exact copy", f"correlation {correlation:.4f}, difference {difference:.2f}", "blank")[
+        figures[other] = ("exact copy", f"correlation {correlation:.4f}, difference {difference:.2f}", "blank")[
             found.reason[place]
         ]
-    return said
+    return figures

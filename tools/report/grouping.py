@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..inspection import summary
 from ..inspection.summary import per_side
 from ..inspection.temperatures.correlation import NEGLIGIBLE, Correlation
-from ..inspection.temperatures.groups import Groups
+from ..inspection.temperatures.groups import TauGroups
 from ..inspection.temperatures.survey import Survey
 
 Known = Mapping[str, Correlation]
@@ -18,13 +18,13 @@ MAX_GROUP_ROWS = 1000
 """More rows make the page slow to open; beyond this, only the largest and the smallest groups are shown."""
 
 
-def shown(groups: Groups) -> list[int]:
+def shown(groups: TauGroups) -> list[int]:
     """Return the places of the groups to list."""
     places, half = list(range(len(groups.names))), MAX_GROUP_ROWS // 2
     return places if len(places) <= MAX_GROUP_ROWS else places[:half] + places[-half:]
 
 
-def known(survey: Survey, groups: Groups) -> Known:
+def known(survey: Survey, groups: TauGroups) -> Known:
     return {side.name: found for side in survey.sides if (found := groups.correlation[side.name])}
 
 

@@ -8,48 +8,29 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
 from ..inspection import summary
 from ..inspection.temperatures.kinds import MIN_VISITS
-from ..inspection.temperatures.through_time import QUANTILES
+from ..inspection.temperatures.through_time import HISTORY_QUANTILES
 from ..printing import plain_text
 from . import grouping, neighbourhood, sheets
 from .figures import by_group, embedding_map, histograms, over_time
-from .figures.style import DARK, LIGHT, PIXELS_PER_INCH, narrow, png_of
-from .sheets import data_uri
+from .figures.svg import NARROW, WIDE, svg_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-MAX_CHARACTERS = 2000
+MAX_TEXT_CHARACTERS = 2000
 """Limit for texts shown in full."""
-CSS_PIXELS_PER_INCH = 120
-"""CSS pixels per inch of a figure: its text then matches the page's small print."""
-WIDTH_IN_PNG = slice(16, 20)
-PHONE, DARK_SCREEN = "(max-width: 640px)", "(prefers-color-scheme: dark)"
-FORMS = {f"{PHONE} and {DARK_SCREEN}": narrow(DARK), PHONE: narrow(LIGHT), DARK_SCREEN: DARK}
-"""Where a browser shows which form of a figure; elsewhere the wide light one."""
+LAYOUTS = (WIDE, NARROW)
 
 
-class Forms(NamedTuple):
-    """A figure in four variants; the browser shows the one that fits its width and colour scheme."""
-
-    sources: dict[str, Markup]
-    """Media query -> data URI."""
-    wide: Markup
-    width: int
-    """Width of the wide variant, in CSS pixels."""
-
-
-def forms(draw: Callable[..., None], *shown: object) -> Forms:
-    """Draw what is shown in every form; draw: as in figures/, from `shown`, a figure and a style."""
-    sources = {media: data_uri(png_of(partial(draw, *shown), style), "image/png") for media, style in FORMS.items()}
-    wide = png_of(partial(draw, *shown), LIGHT)
-    width = int.from_bytes(wide[WIDTH_IN_PNG]) * CSS_PIXELS_PER_INCH // PIXELS_PER_INCH
-    return Forms(sources, data_uri(wide, "image/png"), width)
+def drawn(draw: Callable[..., None], *shown: object) -> Markup:
+    """Draw a figure once in each layout; report.css shows the one that fits the screen. draw: as in figures/."""
+    return Markup("").join(Markup(svg_of(partial(draw, *shown), size, inline=True)) for size in LAYOUTS)
 
 
 def part(template: str, macro: str, *arguments: object) -> Markup:
@@ -102,7 +83,7 @@ def _environment() -> Environment:
         "state_word": sheets.state_word,
     }
     made.globals |= {
-        "forms": forms,
+        "drawn": drawn,
         "summary": summary,
         "grouping": grouping,
         "sheets": sheets,
@@ -112,7 +93,7 @@ def _environment() -> Environment:
         "histograms": histograms,
         "over_time": over_time,
         "MIN_VISITS": MIN_VISITS,
-        "QUANTILES": QUANTILES,
+        "HISTORY_QUANTILES": HISTORY_QUANTILES,
     }
     return made
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..inspection.features.neighbours import PICTURES, Neighbours, Ranking
 from ..inspection.summary import share
-from ..inspection.temperatures.samples import Sample
+from ..inspection.temperatures.samples import InspectedSample
 from ..printing import plain_text
 from .sheets import number
 
@@ -20,11 +20,11 @@ class Listing(NamedTuple):
 
     title: str
     words: str
-    """What to know about it; may be empty."""
+    """A remark on it; may be empty."""
     ranking: Ranking
 
 
-def listings(sample: Sample, found: Neighbours) -> list[Listing]:
+def listings(sample: InspectedSample, found: Neighbours) -> list[Listing]:
     """Return every ranking of a sample in the order shown."""
     pair = found.pair_similarity
     words = "" if pair is None else f"The sample's own picture and caption have a similarity of {pair:.3f}."
@@ -38,7 +38,7 @@ def listings(sample: Sample, found: Neighbours) -> list[Listing]:
     return shown
 
 
-def _weighed(sample: Sample, side: str, ranking: Ranking) -> str:
+def _weighed(sample: InspectedSample, side: str, ranking: Ranking) -> str:
     if ranking.weights is None:
         return "Without a temperature of the sample's own, they have no weights."
     tau = sample.state[f"{side}/tau"]
@@ -48,7 +48,7 @@ def _weighed(sample: Sample, side: str, ranking: Ranking) -> str:
     )
 
 
-def table_of(listing: Listing, samples: Mapping[int, Sample]) -> tuple[list[str], list[list[str]]]:
+def table_of(listing: Listing, samples: Mapping[int, InspectedSample]) -> tuple[list[str], list[list[str]]]:
     """Return head and rows of a table for the terminal; samples: those listed, by id."""
     ids, weights = listing.ranking.sample_ids.tolist(), listing.ranking.weights
     columns = {">id": list(map(str, ids)), ">similarity": [f"{value:.4f}" for value in listing.ranking.similarity]}
@@ -63,10 +63,10 @@ def table_of(listing: Listing, samples: Mapping[int, Sample]) -> tuple[list[str]
 
 def figures(ranking: Ranking) -> list[str]:
     """Return the figures on the card of each sample of a ranking."""
-    said = [f"similarity {value:.3f}" for value in ranking.similarity]
+    similarities = [f"similarity {value:.3f}" for value in ranking.similarity]
     if ranking.weights is None:
-        return said
-    return [f"p* {share(float(weight))}, {words}" for weight, words in zip(ranking.weights, said, strict=True)]
+        return similarities
+    return [f"p* {share(float(weight))}, {words}" for weight, words in zip(ranking.weights, similarities, strict=True)]
 
 
 def listed_ids(found: Iterable[Neighbours]) -> list[int]:

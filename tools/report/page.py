@@ -11,23 +11,23 @@ from markupsafe import Markup, escape
 from ...storage.files import write_atomically
 from ..inspection import summary
 from ..inspection.findings import Findings, shown_ids
-from ..inspection.reading.opening import LATEST, Inspection
+from ..inspection.opening import LATEST, Inspection
 from ..inspection.temperatures.groups import CLASS_COLUMN
-from ..inspection.temperatures.samples import Sample
+from ..inspection.temperatures.samples import InspectedSample
 from ..inspection.temperatures.survey import Survey
 from ..printing import plain_text
 from .figures.by_group import draw_tau_by_group
-from .figures.style import LIGHT, png_of
+from .figures.svg import svg_of
 from .grouping import lede
-from .html import MAX_CHARACTERS, document, part
+from .html import MAX_TEXT_CHARACTERS, document, part
 from .neighbourhood import Around, listed_ids, listings
 from .sheets import Cards, data_uri, data_uris, read_pictures
 
-PAGE, SAMPLES_PAGE = "report.html", "samples.html"
-LEADING_FIGURE = "tau_by_class.png"
-MAX_BYTES = 7_800_000
+REPORT_PAGE, SAMPLES_PAGE = "report.html", "samples.html"
+LEADING_FIGURE = "tau_by_class.svg"
+MAX_PAGE_BYTES = 7_800_000
 """Size limit of the page, so that it opens quickly and can be mailed. Pictures get the space that is left."""
-LONGEST_TEXTS = (MAX_CHARACTERS, 500, 100)
+LONGEST_TEXTS = (MAX_TEXT_CHARACTERS, 500, 100)
 """Character limits to try for texts on a card, from complete to barely distinguishable."""
 IMAGE_TAG_BYTES = 100
 
@@ -38,14 +38,14 @@ def write_report(findings: Findings, folder: Path, *, at: str = LATEST) -> Path:
     at: the snapshot that was asked for; any but `latest` has files of its own, with its tag in their names.
     """
     inspection, survey = findings.inspection, findings.survey
-    page, figure = (folder / name for name in (PAGE, LEADING_FIGURE))
+    page, figure = (folder / name for name in (REPORT_PAGE, LEADING_FIGURE))
     if at != LATEST and inspection.reader:
         page, figure = (file.with_stem(f"{file.stem}-{inspection.reader.snapshot.tag}") for file in (page, figure))
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(page, build_page(findings).encode())
     if survey and survey.groups and survey.groups[0].column == CLASS_COLUMN:
         draw = partial(draw_tau_by_group, survey.sides, survey.groups[0])
-        write_atomically(figure, png_of(draw, LIGHT, summary.what(inspection, survey)))
+        write_atomically(figure, svg_of(draw, note=summary.what(inspection, survey)).encode())
     else:
         # A figure left by an earlier report would be mistaken for this one's.
         figure.unlink(missing_ok=True)
@@ -61,12 +61,12 @@ def build_page(findings: Findings) -> str:
     }
     following = _following(findings)
     used = sum(len(content.encode()) for content in (*leading.values(), *following.values()))
-    ends, of_kinds, movers = _sheets(findings, MAX_BYTES - used)
+    ends, of_kinds, movers = _sheets(findings, MAX_PAGE_BYTES - used)
     if of_kinds:
         leading["Kinds of samples"] = of_kinds
     if findings.by_features:
         leading["What temperatures go with"] = part(
-            "sections.html", "goes_with", findings.by_features, findings.said_first
+            "sections.html", "goes_with", findings.by_features, findings.first_sentences
         )
     if ends:
         leading["Coldest and hottest"] = ends
@@ -76,7 +76,7 @@ def build_page(findings: Findings) -> str:
     facts = [f"{dataset}: {summary.what(inspection, survey)}"] if survey else []
     head = Markup("<br>").join(escape(plain_text(line, 1000)) for line in [*facts, *summary.lineage(inspection)])
     name, notes = inspection.run.path.resolve().name, [*findings.warnings, *findings.notes]
-    first = " ".join(findings.said_first[:1] or [lede(survey)])
+    first = " ".join(findings.first_sentences[:1] or [lede(survey)])
     return document("Temperatures of", name, first, head, notes, leading | following)
 
 
@@ -114,8 +114,9 @@ def _sheets(findings: Findings, room: int) -> tuple[Markup, Markup, Markup]:
     def built(pictures: Mapping[int, Markup], longest: int) -> tuple[Markup, Markup, Markup]:
         cards, section = Cards(findings.samples, pictures, longest), partial(part, "sections.html")
         ends, movers = section("ends", survey, cards), section("movers", drift, cards)
-        told = findings.by_features and findings.by_features.kinds
-        return ends, section("of_kinds", survey.kinds, findings.confirmation, told, cards, findings.of_misfits), movers
+        from_features = findings.by_features and findings.by_features.kinds
+        kinds = survey.kinds, findings.confirmation, from_features
+        return ends, section("of_kinds", *kinds, cards, findings.of_misfits), movers
 
     for longest in LONGEST_TEXTS:
         size = sum(len(sheets.encode()) for sheets in built({}, longest))
@@ -132,10 +133,10 @@ def _sheets(findings: Findings, room: int) -> tuple[Markup, Markup, Markup]:
 def write_samples(
     inspection: Inspection,
     survey: Survey | None,
-    samples: Sequence[Sample],
+    samples: Sequence[InspectedSample],
     folder: Path,
     around: Around,
-    listed: Mapping[int, Sample],
+    listed: Mapping[int, InspectedSample],
 ) -> Path:
     """Write the page into `folder` atomically and return its path. Pictures that cannot be shown are noted.
 
@@ -144,7 +145,7 @@ def write_samples(
     folder.mkdir(parents=True, exist_ok=True)
     ids = [sample.sample_id for sample in samples]
     pictures = read_pictures(inspection.dataset, [*ids, *listed], inspection.notes) if inspection.dataset else {}
-    uris = data_uris(pictures, neighbours := listed_ids(around.values()), MAX_BYTES)
+    uris = data_uris(pictures, neighbours := listed_ids(around.values()), MAX_PAGE_BYTES)
     if neighbours and pictures and not uris:
         inspection.notes.append("There is no room for pictures of neighbours on the page; ask for fewer.")
     parts, cards = {}, Cards(listed, uris, LONGEST_TEXTS[-1])

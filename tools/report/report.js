@@ -25,12 +25,12 @@ function createStepper(name, step) {
   const back = createButton(["Previous"], () => step(-1));
   const where = create("span", { role: "status" });
   const on = createButton(["Next"], () => step(1));
-  const tell = (words, first, last) => {
+  const showPosition = (words, first, last) => {
     where.textContent = words;
     back.ariaDisabled = first;
     on.ariaDisabled = last;
   };
-  return { bar: create("nav", { class: "stepper", "aria-label": name }, back, where, on), tell };
+  return { bar: create("nav", { class: "stepper", "aria-label": name }, back, where, on), showPosition };
 }
 
 // Tables
@@ -77,9 +77,9 @@ function pageSheet(sheet) {
     start = from;
     const end = Math.min(from + CARDS_PER_PAGE, cards.length);
     cards.forEach((card, i) => (card.hidden = i < from || i >= end));
-    tell(`${from + 1}–${end} of ${cards.length}`, from === 0, end === cards.length);
+    showPosition(`${from + 1}–${end} of ${cards.length}`, from === 0, end === cards.length);
   };
-  const { bar, tell } = createStepper(`Pages of ${sheet.ariaLabel ?? "the samples"}`, (way) => {
+  const { bar, showPosition } = createStepper(`Pages of ${sheet.ariaLabel ?? "the samples"}`, (way) => {
     show(start + way * CARDS_PER_PAGE);
     // The bar is sticky; paging from further down scrolls back to the top of the sheet.
     if (bar.getBoundingClientRect().top <= 0) frame.scrollIntoView();
@@ -91,7 +91,7 @@ function pageSheet(sheet) {
 }
 
 function makeEnlargeable(sheet, enlarge) {
-  const pictures = [...sheet.querySelectorAll("li > img")];
+  const pictures = [...sheet.querySelectorAll("img")];
   for (const picture of pictures) {
     const button = createButton([], () => enlarge(pictures, picture), { class: "enlarge", "aria-haspopup": "dialog" });
     picture.replaceWith(button);
@@ -112,9 +112,9 @@ function createViewer() {
     large.alt = dialog.ariaLabel = pictures[at].alt;
     const card = pictures[at].closest("li");
     facts.replaceChildren(...[...card.querySelectorAll("b, dl")].map((part) => part.cloneNode(true)));
-    tell(`${at + 1} of ${pictures.length}`, at === 0, at === pictures.length - 1);
+    showPosition(`${at + 1} of ${pictures.length}`, at === 0, at === pictures.length - 1);
   };
-  const { bar, tell } = createStepper("Pictures of this sheet", (way) => show(at + way));
+  const { bar, showPosition } = createStepper("Pictures of this sheet", (way) => show(at + way));
   bar.append(createButton(["Close"], () => dialog.close(), { class: "close", autofocus: "" }));
   // The dialog has no padding, so a click on the dialog itself is a click outside its content.
   const dialog = create("dialog", {}, create("div", { class: "viewer" }, bar, large, facts));

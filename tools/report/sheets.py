@@ -14,7 +14,7 @@ from ...pipeline.errors import DatasetError
 from ...pipeline.opening import Dataset
 from ...state_store.schema import VISITS
 from ..inspection.summary import kind_words, per_side, share
-from ..inspection.temperatures.samples import Sample
+from ..inspection.temperatures.samples import InspectedSample
 
 _TABLE = {
     "part": "part",
@@ -45,16 +45,16 @@ SMALL_BYTES = 1 << 15
 
 @dataclass(frozen=True)
 class Cards:
-    """What the cards of samples show."""
+    """Contents of samples' cards."""
 
-    samples: Mapping[int, Sample]
+    samples: Mapping[int, InspectedSample]
     pictures: Mapping[int, Markup]
     """Id -> data URI; some may be missing."""
     longest: int
     """Characters of a text shown in full."""
 
 
-def facts(sample: Sample) -> list[tuple[str, str]]:
+def facts(sample: InspectedSample) -> list[tuple[str, str]]:
     """Return everything known about a sample, as (label, text) pairs."""
     known = [("id", str(sample.sample_id))]
     known += [(word, str(sample.table[name])) for name, word in _TABLE.items() if sample.table.get(name) is not None]
@@ -75,13 +75,13 @@ def state_word(column: str) -> str:
     return f"{side} {field}".strip().replace("_", " ")
 
 
-def by_side(sample: Sample, field: str, form: str) -> str:
+def by_side(sample: InspectedSample, field: str, form: str) -> str:
     """Return a field of the state of each side, `+0.93 (image) and +0.92 (text)`; empty if no side has it."""
     columns = {column: value for column, value in sample.state.items() if column.rpartition("/")[2] == field}
     return per_side({column.rpartition("/")[0]: form.format(value) for column, value in columns.items()})
 
 
-def kind_figure(kind: str, sample: Sample) -> str:
+def kind_figure(kind: str, sample: InspectedSample) -> str:
     """Return the figure that a sample of this kind is known by, per side."""
     shown = ((state_word(field), by_side(sample, field, form)) for field, form in _FIGURES[kind])
     return next((f"{word} {figures}" for word, figures in shown if figures), "")

@@ -1,4 +1,4 @@
-"""What the served page is told: samples as JSON, their pictures and views, and selections as parquet."""
+"""JSON and parquet answers of the server: samples, their pictures and views, and selections."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from ...trainer.errors import ConfigError
 from ..inspection.features.confirmation import MAX_NEGATIVES
 from ..inspection.features.features_file import FeaturesFile
 from ..inspection.features.neighbours import ANCHORS, find_neighbours
-from ..inspection.reading.opening import Inspection
+from ..inspection.opening import Inspection
 from ..inspection.rows_export import of_dataset
-from ..inspection.temperatures.samples import Row, Sample
+from ..inspection.temperatures.samples import InspectedSample, StateRow
 from ..inspection.temperatures.through_time import read_every_snapshot
 from ..printing import plain_text
 from ..report.neighbourhood import Listing, figures, listings
@@ -129,14 +129,14 @@ class Answers:
         tau = {side: state.get(f"{side}/tau") for side in self._catalogue.taus or ANCHORS[features.sides]}
         with self._comparing:  # one comparison takes all cores
             found = find_neighbours(features, sample_id, self._count, tau)
-        return {"lists": [self._listed(listing) for listing in listings(Sample(sample_id, state, {}), found)]}
+        return {"lists": [self._listed(listing) for listing in listings(InspectedSample(sample_id, state, {}), found)]}
 
     def _listed(self, listing: Listing) -> Json:
         cards = self.cards(listing.ranking.sample_ids.tolist())
         samples = [card | {"figures": words} for card, words in zip(cards, figures(listing.ranking), strict=True)]
         return {"title": listing.title, "words": listing.words, "samples": samples}
 
-    def _state(self, sample_id: int) -> Row:
+    def _state(self, sample_id: int) -> StateRow:
         """Return a row of the state. Raises ConfigError for an unknown id."""
         index = self._catalogue
         if not 0 <= sample_id < index.samples:

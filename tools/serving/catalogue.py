@@ -22,15 +22,14 @@ from ...state_store.schema import VISITS
 from ...storage.files import open_regular, own_directory, read_regular, refuse_link, write_atomically
 from ...storage.sealed_json import DamagedJSONError, seal_line, unseal
 from ...trainer.errors import RunError
+from ..inspection import OnTask
 from ..inspection.features.features_file import FeaturesFile
-from ..inspection.features.margins import margins
-from ..inspection.reading.opening import Inspection
-from ..inspection.reading.state_blocks import read_blocks
+from ..inspection.features.neighbours import margins
+from ..inspection.opening import Inspection, read_blocks
 from ..inspection.temperatures.correlation import NO_GROUP
 from ..inspection.temperatures.groups import CLASS_COLUMN, TooManyGroupsError, codes_of
 from ..inspection.temperatures.kinds import KIND_NAMES, KindRules
 from ..inspection.temperatures.whole_run import WholeRun
-from ..progress import OnTask
 from .texts import Texts, damaged, write_texts
 
 INDEX = "index"
@@ -100,7 +99,7 @@ def open_catalogue(inspection: Inspection, folder: Path, on_progress: OnTask) ->
             _index_state(inspection, being_made, on_progress)
     if dataset and not of_texts.exists():
         with _made(of_texts) as being_made:
-            write_texts(dataset, being_made / _TEXTS, lambda done: on_progress("indexing captions", done, dataset.n))
+            write_texts(dataset, being_made / _TEXTS, partial(on_progress, "indexing captions"))
             _index_classes(inspection, being_made, on_progress)
     _remove_older(of_state)
     return _opened(inspection, of_state, of_texts if dataset else None)
@@ -116,7 +115,7 @@ def with_margins(catalogue: Catalogue, features: FeaturesFile, folder: Path, on_
     about: dict[str, int | str] = {"samples": count, "digest": features.of.digest}
     if not of.exists():
         with _made(of) as being_made:
-            found = margins(features, lambda done: on_progress("comparing pairs with negatives", done, count))
+            found = margins(features, partial(on_progress, "comparing pairs with negatives"))
             _new(being_made / _MARGIN, np.float32, count)[:] = found
             _new(being_made / _BY_MARGIN, np.uint32, count)[:] = np.argsort(found, kind="stable")
             write_atomically(being_made / _ABOUT, seal_line({"format": _FORMAT, **about}))
@@ -201,7 +200,7 @@ def _index_classes(inspection: Inspection, folder: Path, on_progress: OnTask) ->
     dataset = inspection.dataset
     assert dataset is not None
     try:
-        codes, names = codes_of(dataset, CLASS_COLUMN, lambda done: on_progress("indexing classes", done, dataset.n))
+        codes, names = codes_of(dataset, CLASS_COLUMN, partial(on_progress, "indexing classes"))
     except TooManyGroupsError:
         codes, names = np.full(dataset.n, NO_GROUP, np.int32), []
     _new(folder / _GROUPS, np.int32, dataset.n)[:] = codes
@@ -222,7 +221,7 @@ def _made(folder: Path) -> Iterator[Path]:
 
 
 def _check(folder: Path, expected: dict[str, int | str]) -> dict[str, Any]:
-    """Return what a part of the index says of itself. Raises RunError unless it is what was asked for."""
+    """Return the description of a part of the index. Raises RunError if it does not match."""
     refuse_link(folder)
     try:
         about = unseal(read_regular(folder / _ABOUT, 64 << 20))

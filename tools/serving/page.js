@@ -36,7 +36,7 @@ function picture(id, alt) {
 }
 
 /** Show what a function does, or why it failed. */
-function said(work) {
+function reportingErrors(work) {
   return async (...given) => {
     try {
       await work(...given);
@@ -56,7 +56,7 @@ function query() {
   return given;
 }
 
-const search = said(async () => {
+const search = reportingErrors(async () => {
   const number = ++asked, given = query();
   const found = await (await ask(`samples?${given}&start=${start}`)).json();
   if (number !== asked) return;  // a later search was faster
@@ -98,7 +98,7 @@ function select(ids = [], chosen = true) {
   one("#download").disabled = one("#none").disabled = selected.size === 0;
 }
 
-const download = said(async () => {
+const download = reportingErrors(async () => {
   const body = JSON.stringify({ ids: [...selected.keys()], tags: [...selected.values()] });
   const file = URL.createObjectURL(await (await ask("selection.parquet", { method: "POST", body })).blob());
   make("a", { href: file, download: "selection.parquet" }).click();
@@ -107,7 +107,7 @@ const download = said(async () => {
 
 const placeOf = (sample) => shown.findIndex(({ id }) => id === sample);
 
-const look = said(async (id) => {
+const look = reportingErrors(async (id) => {
   const sample = await (await ask(`sample/${id}`)).json();
   const pictures = make("div", { className: "pictures" });
   if (about.pictures) pictures.append(make("figure", {}, picture(id, `picture of sample ${id}`), make("figcaption", {}, "as stored", ...texts(sample))));
@@ -129,7 +129,7 @@ const look = said(async (id) => {
 });
 
 /** Open the sample found before (by -1) or after (1) this one; from a neighbour: the one that led there, or the next. */
-const step = said(async (by) => {
+const step = reportingErrors(async (by) => {
   const here = placeOf(open), next = start + (here < 0 ? last + (by > 0) : here + by);
   if (next < 0 || next >= total) return say("#place-found", `This is the ${by > 0 ? "last" : "first"} sample found.`);
   if (!shown[next - start]) {
@@ -164,13 +164,13 @@ function neighbour(sample) {
 /** Two augmented views, which a button draws again for the next epoch. */
 function views(id) {
   let epoch = 0;
-  const image = make("img", { alt: "two augmented views" }), told = make("span");
+  const image = make("img", { alt: "two augmented views" }), label = make("span");
   const draw = () => {
     image.src = `views/${id}?epoch=${epoch}`;
-    told.textContent = `two views, epoch ${epoch++} `;
+    label.textContent = `two views, epoch ${epoch++} `;
   };
   draw();
-  return make("figure", {}, image, make("figcaption", {}, told, make("button", { type: "button", textContent: "Next epoch", onclick: draw })));
+  return make("figure", {}, image, make("figcaption", {}, label, make("button", { type: "button", textContent: "Next epoch", onclick: draw })));
 }
 
 /** A line of tau over the snapshots for each side, under its range. */
@@ -179,15 +179,15 @@ function past(history) {
   if (history.length < 2 || !values.length) return [];
   const [low, high] = [Math.min(...values), Math.max(...values)], steps = history.map(({ step }) => step);
   const across = (step) => 100 * (step - steps[0]) / (steps.at(-1) - steps[0] || 1);
-  const told = `tau from ${history[0].tag} to ${history.at(-1).tag}, between ${number(low)} and ${number(high)}`;
+  const label = `tau from ${history[0].tag} to ${history.at(-1).tag}, between ${number(low)} and ${number(high)}`;
   const lines = about.sides.map((side, place) => make("polyline", { set: { class: place ? "second" : "first",
     points: history.filter(({ tau }) => tau[side] !== null)
       .map(({ step, tau }) => `${across(step)},${38 - 36 * (tau[side] - low) / (high - low || 1)}`).join(" ") } }));
-  const svg = make("svg", { set: { viewBox: "0 0 100 40", preserveAspectRatio: "none", role: "img", "aria-label": told } }, ...lines);
-  return [make("figure", {}, svg, make("figcaption", { textContent: `${told}${about.sides.length > 1 ? `; blue ${about.sides[0]}, orange ${about.sides[1]}` : ""}` }))];
+  const svg = make("svg", { set: { viewBox: "0 0 100 40", preserveAspectRatio: "none", role: "img", "aria-label": label } }, ...lines);
+  return [make("figure", {}, svg, make("figcaption", { textContent: `${label}${about.sides.length > 1 ? `; blue ${about.sides[0]}, orange ${about.sides[1]}` : ""}` }))];
 }
 
-const begin = said(async () => {
+const begin = reportingErrors(async () => {
   about = await (await ask("about")).json();
   one("#run").textContent = document.title = about.run;
   one("#facts").textContent = `${about.samples.toLocaleString("en")} samples at ${about.snapshot}`;

@@ -1,4 +1,4 @@
-"""Which samples a reader of the served page asks for, and in which order."""
+"""Queries of the served page: conditions on samples and their order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Sort = Literal["coldest", "hottest", "misfits", "margin", "id"]
 
 
 class Query(NamedTuple):
-    """What samples must have in common; empty texts and None ask for nothing."""
+    """Conditions on samples; empty texts and None leave one out."""
 
     words: str = ""
     """Words of the caption or the key."""
@@ -50,7 +50,7 @@ class Query(NamedTuple):
         return cls(**values, sort=cast(Sort, sort))
 
 
-class Found(NamedTuple):
+class Matches(NamedTuple):
     """The samples that a query finds."""
 
     sample_ids: Ids
@@ -68,7 +68,7 @@ class Finder:
         _among(np.frombuffer(bytes(4), np.uint32), np.empty(0, np.bool_))
         self.find = lru_cache(maxsize=4)(self._find)  # up to 8 bytes a sample each
 
-    def _find(self, query: Query) -> Found:
+    def _find(self, query: Query) -> Matches:
         """Raises ConfigError if the run has no such side, class or order, RunError if the index is damaged."""
         order = self._order(query)
         wanted, has_more = self._wanted(query)
@@ -76,7 +76,7 @@ class Finder:
             order = (np.arange(self._catalogue.samples) if wanted is None else np.flatnonzero(wanted)).astype(np.uint32)
         elif wanted is not None:
             order = _among(order, wanted)
-        return Found(order if query.sort != "hottest" else order[::-1], has_more)
+        return Matches(order if query.sort != "hottest" else order[::-1], has_more)
 
     def _order(self, query: Query) -> Ids | None:
         """Return the ids in the asked order, those within the bounds of tau if it is by tau; None if it is by id."""

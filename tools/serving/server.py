@@ -41,7 +41,7 @@ _HEADERS = {
 
 
 class Reply(NamedTuple):
-    """What is sent back."""
+    """The response."""
 
     body: bytes
     kind: str
@@ -63,7 +63,7 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """What to open in a browser; the token in its path is all that is needed, so keep it to yourself."""
+        """Address to open in a browser; whoever has the token in its path can open it, so keep it to yourself."""
         return f"http://{HOST}:{self.server_port}/{self.token}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:

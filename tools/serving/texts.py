@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from threading import Lock
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ...pipeline.dataset.samples_table import CAPTION, CAPTIONS
 from ...pipeline.opening import Dataset
 from ...trainer.errors import RunError
+from ..inspection import OnDone
 
 MAX_MATCHES = 50_000
 """Samples that a search for words finds at most, those with the lowest ids: more take too long to count."""
@@ -29,7 +30,7 @@ _SCHEMA = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
 
 
 class Text(NamedTuple):
-    """What the samples table says of one sample, each as stored: not escaped, of any length."""
+    """One sample's texts in the samples table, as stored: not escaped, of any length."""
 
     key: str
     caption: str
@@ -98,8 +99,8 @@ def damaged(path: Path, why: object) -> RunError:
     return RunError(f"{path} is damaged: {why}. Delete it, and it will be made again")
 
 
-def write_texts(dataset: Dataset, path: Path, on_progress: Callable[[int], None]) -> None:
-    """Write the texts of all samples into a new file. Calls on_progress with the samples done so far.
+def write_texts(dataset: Dataset, path: Path, on_progress: OnDone) -> None:
+    """Write the texts of all samples into a new file. Calls on_progress with the samples written.
 
     Raises DatasetError.
     """
@@ -117,4 +118,4 @@ def write_texts(dataset: Dataset, path: Path, on_progress: Callable[[int], None]
             file.executemany("INSERT INTO words (rowid, key, caption) VALUES (?, ?, ?)", [row[:3] for row in rows])
             file.execute("COMMIT")
             first += len(table)
-            on_progress(first)
+            on_progress(first, dataset.n)

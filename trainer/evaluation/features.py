@@ -129,14 +129,20 @@ def some_features(
     device: torch.device,
     *,
     views: int = 0,
+    tokenizer: Tokenizer | None = None,
 ) -> Generator[list[Tensor], None, None]:
     """Yield what sample_features returns, of chosen samples in their order, BATCH at a time.
 
     views: of each picture, as the recipe draws them for training; 0: the picture itself, and for pairs the caption.
+    tokenizer: as for streamed_features.
     """
     view = (recipe if views else evaluation_recipe(recipe), image_size, device)
-    text = None if views else encoders.text
-    return _of_samples(encoders.image, text, dataset, sample_ids, *view, views=views or 1)
+    text, tokens = None if views else encoders.text, None
+    if tokenizer and text is not None:
+        texts = [caption or "" for caption in dataset.take(sample_ids, [CAPTION])[CAPTION].to_pylist()]
+        starts = range(0, len(texts), BATCH)
+        tokens = (torch.from_numpy(encode(tokenizer, texts[first : first + BATCH]).tokens) for first in starts)
+    return _of_samples(encoders.image, text, dataset, sample_ids, *view, views=views or 1, tokens=tokens)
 
 
 def streamed_features(

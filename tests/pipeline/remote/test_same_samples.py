@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from thermopile.benchmarks.object_server import uploaded
-from thermopile.pipeline.order.mixed_order import MixedOrder
 from thermopile.pipeline.opening import Dataset, Mixture
+from thermopile.pipeline.order.mixed_order import MixedOrder
 from thermopile.pipeline.order.order import Order, Selected
 from thermopile.storage.bucket import Address
 from thermopile.storage.selection import IDS, WITHOUT, Selection, SelectionWriter

@@ -113,7 +113,7 @@ def commands_on(kind, folder):
     inspect, score = ["inspect", run, "--json"], ["eval", run, "--train", data, "--test", data, "--json"]
     export = ["export", run, "--to", folder / "exported", "--format", "safetensors"]
     if kind in DATASET_KINDS:
-        return [["convert", "check", data], train, inspect, score, ["show", data, "--out", folder / "show.png"]]
+        return [["convert", "check", data], train, inspect, score, ["show", data, "--out", folder / "show.html"]]
     commands = [["status", run, "--json"], inspect]
     if kind in ("settings", "checkpoint", "training", "tensors", "latest"):
         commands += [score, export]
@@ -142,7 +142,7 @@ def outcome_of(command, folder):
 def made_by(command, folder):
     if command[0] == "train":
         return trained(command[command.index("--out") + 1])
-    made = {"export": "exported", "show": "show.png"}.get(command[0])
+    made = {"export": "exported", "show": "show.html"}.get(command[0])
     files = sorted((folder / made).rglob("*")) if made else []
     files = files or ([folder / made] if made else [])
     return "".join(digest_of(file) for file in files if file.is_file())
@@ -202,7 +202,7 @@ def run_undamaged(material, folder):
     """Return the outcome of every command without a flip; compile and import what commands need, once for all forks."""
     fresh_copy(material, folder)
     # Here, not in a fork: it compiles the decoder. It begins no thread that outlives it.
-    done = CliRunner().invoke(main, ["show", str(folder / "data"), "--out", str(folder / "show.png")])
+    done = CliRunner().invoke(main, ["show", str(folder / "data"), "--out", str(folder / "show.html")])
     assert done.exit_code == 0, done.output
     expected, names = in_fork(lambda: outcomes_of_all_commands(material, folder), SECONDS_OF_SETUP)
     for name in names:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from thermopile.tools.inspection.findings import Findings
-from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.survey import survey
 
 from support.cli import answer, cli

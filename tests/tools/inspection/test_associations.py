@@ -50,8 +50,8 @@ def test_a_property_that_goes_with_low_temperatures_is_told_and_the_others_are_n
     tau = random.normal(0.1, 0.01, M).astype(np.float32)
     rank = tau.argsort().argsort() / M
     found = associations(tau, {"rare word": -rank + 0.3 * random.random(M), "noise": random.random(M)})
-    assert (found[0].of, found[0].is_said, round(found[0].area)) == ("rare word", True, 1) or found[0].area < 0.5
-    said = {(each.end, each.of) for each in found if each.is_said}
+    assert (found[0].of, found[0].is_notable, round(found[0].area)) == ("rare word", True, 1) or found[0].area < 0.5
+    said = {(each.end, each.of) for each in found if each.is_notable}
     assert said == {("lowest", "rare word"), ("highest", "rare word")}
     assert by_end(found)["lowest", "rare word"].area > 0.9
 
@@ -59,7 +59,7 @@ def test_a_property_that_goes_with_low_temperatures_is_told_and_the_others_are_n
 def test_of_shuffled_temperatures_hardly_any_table_says_a_word(random):
     properties = {name: random.random(M) for name in "abcdefgh"}
     tables = [associations(random.normal(size=M).astype(np.float32), properties) for _ in range(40)]
-    assert sum(any(each.is_said for each in table) for table in tables) == 0
+    assert sum(any(each.is_notable for each in table) for table in tables) == 0
     assert sum(any(not each.low < 0.5 < each.high for each in table) for table in tables) <= 6  # LEVEL of tables
 
 
@@ -70,7 +70,7 @@ def test_what_goes_with_a_heap_alone_does_not_hold_within_the_heap(random):
     words = np.where(is_heap, 1.0, 0.0) + random.normal(0, 0.3, M)  # of the heap, not of its coldest
     own = -tau + random.random(M) * 0.0005
     found = by_end(associations(tau.astype(np.float32), {"words": words, "own": own, "near": near}, "near"))
-    assert found["lowest", "words"].is_said
+    assert found["lowest", "words"].is_notable
     assert not found["lowest", "words"].stands
     assert found["lowest", "own"].stands
     assert found["lowest", "near"].within is None

@@ -9,6 +9,7 @@ from scipy.optimize import brentq
 from scipy.special import logsumexp
 
 from thermopile.pipeline.sources.folder import FolderSource
+from thermopile.tools.inspection.feature_findings.by_features import by_features
 from thermopile.tools.inspection.features import drawn as drawn_module
 from thermopile.tools.inspection.features.drawn import (
     DRAWN,
@@ -21,9 +22,8 @@ from thermopile.tools.inspection.features.drawn import (
 from thermopile.tools.inspection.features.features_file import FeaturesFile, write_features
 from thermopile.tools.inspection.features.run_features import wanted_features
 from thermopile.tools.inspection.features.solving import solved_temperatures
-from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.survey import survey
-from thermopile.tools.inspection.told.by_features import by_features
 
 from support.cli import answer, cli, succeed
 from support.conversions import dataset_of
@@ -149,7 +149,7 @@ def test_samples_that_lie_alone_are_rare_where_that_goes_with_the_temperatures(p
 
 
 def test_near_samples_are_said_last_and_what_holds_for_none_is_not_said(run, found):
-    said = answer("inspect", run.path, "--features", "none")["said_first"]
+    said = answer("inspect", run.path, "--features", "none")["first_sentences"]
     assert any("temperatures go with" in sentence for sentence in said)
     for sentence in said:
         assert "class" not in sentence  # all are of the same size

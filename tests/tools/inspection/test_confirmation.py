@@ -12,7 +12,7 @@ import torch
 from thermopile.pipeline.views.recipes import RECIPES
 from thermopile.tools.inspection.features import confirmation as module
 from thermopile.tools.inspection.features.confirmation import compared_ids, confirm, with_confirmed
-from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES
 from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.trainer.evaluation.features import sample_features
@@ -202,7 +202,7 @@ def test_the_report_the_terminal_and_json_tell_who_decided(pairs_run, tmp_path):
     page = (tmp_path / "report.html").read_text("utf-8")
     assert "by a forward pass: 20 suspects compared with 66 random samples" in page
     assert len(re.findall(r"log s [^<]*, margin [+-]0\.\d{3}</b>", page)) >= 10
-    said = "This is an order, and tells no number of wrong captions."
+    said = "This is an order; the number of wrong captions is unknown."
     assert said in page
     assert said in " ".join(shown.stdout.split())
     seen = answer("inspect", pairs_run[0].path, "--confirm", 20)

@@ -81,4 +81,4 @@ def test_that_negatives_outweigh_many_positives_is_no_warning_of_wrong_captions(
     columns |= {f"{side}/log_s": np.where(np.arange(N) < 0.2 * N, 1.0, -3.0) for side in ("image", "text")}
     found = look(write_state(tmp_path / "run", pairs_dataset, columns, np.full(N, 9)).path)
     assert found.warnings == []
-    assert found.of_misfits == ["This is an order, and tells no number of wrong captions."]
+    assert found.of_misfits == ["This is an order; the number of wrong captions is unknown."]

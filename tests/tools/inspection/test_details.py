@@ -1,6 +1,6 @@
 import numpy as np
 
-from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.samples import read_samples
 
 

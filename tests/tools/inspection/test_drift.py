@@ -3,8 +3,8 @@ import pytest
 from scipy.stats import spearmanr
 
 from thermopile.state_store import SnapshotNotFoundError
-from thermopile.tools.inspection.reading import state_blocks
-from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection import opening
+from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.drift import MOVERS, Mover, drift
 from thermopile.trainer.errors import ConfigError
 
@@ -21,7 +21,7 @@ EARLY = np.arange(66) % 3 != 1
 
 @pytest.fixture(autouse=True)
 def several_blocks(monkeypatch):
-    monkeypatch.setattr(state_blocks, "ROWS_AT_ONCE", 16)
+    monkeypatch.setattr(opening, "STATE_ROWS_AT_ONCE", 16)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_no_more_than_the_greatest_movers_are_kept(hostile_dataset, tmp_path):
 
 def test_progress_ends_at_twice_the_number_of_samples(run):
     told = []
-    drift(read_run(run), "step-5", told.append)
+    drift(read_run(run), "step-5", lambda done, total: told.append(done))
     assert told == [16, 32, 48, 64, 66, 82, 98, 114, 130, 132]
 
 

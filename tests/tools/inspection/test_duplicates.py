@@ -13,10 +13,10 @@ from thermopile.pipeline.sources.parquet import ParquetSource
 from thermopile.tools.inspection.duplicates import exact_copies as exact_module
 from thermopile.tools.inspection.duplicates.exact_copies import blank_pictures, exact_copies
 from thermopile.tools.inspection.duplicates.finding import REASONS, find_duplicates, read_clusters, write_duplicates
-from thermopile.tools.inspection.duplicates.similar_pairs import NEAREST, similar_pairs
+from thermopile.tools.inspection.duplicates.similar_pairs import MAX_SIMILAR, similar_pairs
 from thermopile.tools.inspection.features.features_file import NAME
 from thermopile.tools.inspection.findings import look
-from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.opening import read_run
 from thermopile.trainer.errors import ConfigError, RunError
 
 from support.conversions import dataset_of
@@ -88,7 +88,7 @@ def test_equal_checksums_of_other_bytes_are_no_copies(dataset, monkeypatch):
 
 
 def test_near_duplicates_are_the_similar_pairs_whose_pixels_agree(dataset, id_of, features, tmp_path, monkeypatch):
-    monkeypatch.setattr("thermopile.tools.inspection.duplicates.similar_pairs.NEAREST", dataset.n)
+    monkeypatch.setattr("thermopile.tools.inspection.duplicates.similar_pairs.MAX_SIMILAR", dataset.n)
     found = find_duplicates(dataset, features, NO_SCORE, tmp_path)
     exact = {tuple(pair) for pair in np.stack(found.pairs[:2], 1)[found.reason == REASONS.index("exact")].tolist()}
     near = {tuple(pair) for pair in np.stack(found.pairs[:2], 1)[found.reason == REASONS.index("near")].tolist()}
@@ -211,8 +211,8 @@ def test_candidates_are_all_pairs_above_the_similarity_but_those_left_out(tmp_pa
 def test_a_sample_has_its_most_similar_candidates_only(tmp_path):
     features = stored(tmp_path, np.ones((2000, 4)))
     found = all_pairs(similar_pairs(features, np.zeros(2000, np.bool_), tmp_path))
-    assert {second for first, second in found if first == 7} == set(range(8, 8 + NEAREST))
-    assert len(found) <= 2000 * NEAREST
+    assert {second for first, second in found if first == 7} == set(range(8, 8 + MAX_SIMILAR))
+    assert len(found) <= 2000 * MAX_SIMILAR
 
 
 def test_an_index_finds_the_candidates_of_a_large_run_and_leaves_nothing(tmp_path):

@@ -9,7 +9,7 @@ import torch
 from thermopile.pipeline.views.recipes import RECIPES
 from thermopile.tools.inspection.features import embedding_map as module
 from thermopile.tools.inspection.features.embedding_map import embedding_map
-from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.trainer.evaluation.features import sample_features
 from thermopile.trainer.run_directory import RunDirectory
@@ -169,7 +169,7 @@ def test_the_map_shows_averaged_weights_unless_the_raw_ones_are_asked_for(
 def test_progress_tells_of_the_embeddings_and_then_of_the_projection(saved_run):
     inspection, told = read_run(saved_run[0]), []
     embedding_map(inspection, survey(inspection), lambda *at: told.append(at))
-    assert told == [("embeddings", 66, 66), ("t-SNE", 0, 1), ("t-SNE", 1, 1)]
+    assert told == [("embeddings", 0, 66), ("embeddings", 66, 66), ("t-SNE", 0, 1), ("t-SNE", 1, 1)]
 
 
 def no_checkpoint(run):

@@ -3,7 +3,7 @@ import pytest
 
 from thermopile.state_store import StateReader
 from thermopile.state_store.durable import Repository
-from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.samples import read_histories
 from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.trainer.errors import ConfigError

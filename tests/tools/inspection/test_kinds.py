@@ -8,9 +8,9 @@ import pytest
 
 import thermopile
 from thermopile.state_store.errors import FieldError
+from thermopile.tools.inspection import opening
 from thermopile.tools.inspection.findings import look
-from thermopile.tools.inspection.reading import state_blocks
-from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.rows_export import export_rows
 from thermopile.tools.inspection.temperatures import kinds as module
 from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES, KindRules, names_of
@@ -125,7 +125,7 @@ def test_a_sample_has_no_kind_where_the_state_says_too_little(pairs_dataset, tmp
 
 @pytest.mark.parametrize("piece", [64, 1 << 18])
 def test_counts_and_sheets_cover_all_rows_in_pieces_of_any_size(run, frame, columns, monkeypatch, piece):
-    monkeypatch.setattr(state_blocks, "ROWS_AT_ONCE", piece)
+    monkeypatch.setattr(opening, "STATE_ROWS_AT_ONCE", piece)
     monkeypatch.setattr(module, "KIND_SHEET_SAMPLES", 4)
     found = survey(read_run(run), suspects=6).kinds
     kinds = frame["kind"].to_numpy()

@@ -12,7 +12,7 @@ URIS = ["cats/a.png", "cats/b.png", "dogs/young/c.png", "d.png", "data.tar#1"]
 
 @pytest.fixture
 def dataset(tmp_path, monkeypatch):
-    monkeypatch.setattr(groups_module, "ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(groups_module, "STATE_ROWS_AT_ONCE", 3)
     groups = ["cat", "cat", "dog", None, None]
     table = pa.table({
         "uri": URIS, "group": pa.array(groups, pa.string()), "width": pa.array([8, 8, 9, 8, 7], pa.int32()),

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from thermopile.tools.inspection.features import margins as module
-from thermopile.tools.inspection.features.features_file import ROWS_AT_ONCE
-from thermopile.tools.inspection.features.margins import margins
+from thermopile.tools.inspection.features import neighbours as module
+from thermopile.tools.inspection.features.features_file import FEATURE_ROWS_AT_ONCE
+from thermopile.tools.inspection.features.neighbours import margins
 
 from support.features import stored
 
-N = ROWS_AT_ONCE + 200
+N = FEATURE_ROWS_AT_ONCE + 200
 
 
 @pytest.fixture
@@ -31,7 +31,9 @@ def test_a_margin_is_the_pairs_cosine_minus_that_of_its_hardest_negative(feature
 
 def test_where_samples_are_many_all_are_compared_with_the_same_random_ones(features, monkeypatch):
     monkeypatch.setattr(module, "MAX_NEGATIVES", 300)
-    drawn = np.random.default_rng(module._SEED).choice(N, 300, replace=False)
+    drawn = np.random.default_rng(module._MARGIN_SEED).choice(N, 300, replace=False)
     done = []
-    np.testing.assert_allclose(margins(features, done.append), plain_margins(features, drawn), atol=1e-6)
-    assert done == [ROWS_AT_ONCE, N]
+    np.testing.assert_allclose(
+        margins(features, lambda *at: done.append(at)), plain_margins(features, drawn), atol=1e-6
+    )
+    assert done == [(FEATURE_ROWS_AT_ONCE, N), (N, N)]

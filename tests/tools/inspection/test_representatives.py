@@ -6,14 +6,14 @@ import pytest
 from thermopile.tools.inspection.duplicates import representatives as module
 from thermopile.tools.inspection.duplicates.picture_agreement import EDGE, agreement, prepare
 from thermopile.tools.inspection.duplicates.representatives import represent, star
-from thermopile.tools.inspection.duplicates.similar_pairs import NEAREST, NO_PAIRS, Pairs
+from thermopile.tools.inspection.duplicates.similar_pairs import MAX_SIMILAR, NO_PAIRS, SimilarPairs
 
 from support.features import stored
 
 
 def pairs_of(*ends):
     first, second = np.array(ends).T
-    return Pairs(first, second, np.ones(len(first), np.float32))
+    return SimilarPairs(first, second, np.ones(len(first), np.float32))
 
 
 def refuse(pairs):
@@ -60,7 +60,7 @@ def test_members_of_a_chain_of_pictures_agree_with_their_representative(tmp_path
 
 def test_a_crowd_in_which_each_has_few_candidates_is_one_cluster(tmp_path):
     n = 300
-    near = pairs_of(*((i, i + k) for i in range(n) for k in range(1, NEAREST + 1) if i + k < n))
+    near = pairs_of(*((i, i + k) for i in range(n) for k in range(1, MAX_SIMILAR + 1) if i + k < n))
     score = np.random.default_rng(0).standard_normal(n).astype(np.float32)
     asked = []
 
@@ -70,7 +70,7 @@ def test_a_crowd_in_which_each_has_few_candidates_is_one_cluster(tmp_path):
 
     found = represent(near, score, stored(tmp_path, np.ones((n, 4))), confirm)
     assert (found == score.argmin()).all()
-    assert max(asked) <= NEAREST
+    assert max(asked) <= MAX_SIMILAR
 
 
 def test_a_sample_is_compared_with_its_neighbours_most_similar_representatives(tmp_path):

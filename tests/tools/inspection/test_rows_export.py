@@ -19,8 +19,8 @@ from thermopile.state_store.durable import Repository
 from thermopile.state_store.schema import Description, Schema
 from thermopile.storage.files import writer_name
 from thermopile.storage.local import LocalPath
-from thermopile.tools.inspection.reading import state_blocks
-from thermopile.tools.inspection.reading.opening import Inspection, read_run
+from thermopile.tools.inspection import opening
+from thermopile.tools.inspection.opening import Inspection, read_run
 from thermopile.tools.inspection.rows_export import check_target, export_rows
 from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES
 from thermopile.trainer.config import load_config
@@ -96,7 +96,7 @@ def hostile_run_of_texts():
 def test_what_is_written_is_the_samples_table_and_the_state(run, block_rows, rows_at_once):
     shards, state = run
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(state_blocks, "ROWS_AT_ONCE", rows_at_once)
+        patch.setattr(opening, "STATE_ROWS_AT_ONCE", rows_at_once)
         folder = LocalPath(folder)
         dataset = write_dataset(folder / "data", shards)
         repository = Repository.create(folder / "state", Description(dataset.n, Schema(FIELDS), block_rows, "f"))
@@ -158,11 +158,11 @@ def test_without_its_dataset_the_state_s_columns_are_written_alone(inspection, t
 
 
 def test_an_export_interrupted_leaves_what_was_there(inspection, tmp_path, monkeypatch):
-    monkeypatch.setattr(state_blocks, "ROWS_AT_ONCE", 32)
+    monkeypatch.setattr(opening, "STATE_ROWS_AT_ONCE", 32)
     (tmp_path / "rows.csv").write_text("keep me")
     told = []
 
-    def interrupt(done):
+    def interrupt(done, total):
         told.append((done, sorted(path.name for path in tmp_path.iterdir())))
         signal.raise_signal(signal.SIGINT)
 

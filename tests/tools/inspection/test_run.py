@@ -4,7 +4,7 @@ import pytest
 
 from thermopile.pipeline.errors import DatasetError
 from thermopile.state_store import SnapshotNotFoundError, StoreNotFoundError
-from thermopile.tools.inspection.reading.opening import TauSettings, read_run
+from thermopile.tools.inspection.opening import TauSettings, read_run
 from thermopile.trainer.errors import RunError
 from thermopile.trainer.run_directory import RunDirectory
 

@@ -15,7 +15,7 @@ from thermopile.tools.curation import NOT_TRAINED_ON, CurationRules, curate
 from thermopile.tools.inspection import summary
 from thermopile.tools.inspection.duplicates.finding import NO_CLUSTERS
 from thermopile.tools.inspection.opened_run import open_run
-from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.samples import read_histories
 from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.tools.inspection.temperatures.through_time import through_time

@@ -3,9 +3,9 @@ import pytest
 from scipy.stats import spearmanr
 
 from thermopile.state_store import StateReader
+from thermopile.tools.inspection import opening
 from thermopile.tools.inspection.findings import look
-from thermopile.tools.inspection.reading import state_blocks
-from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures import distribution as distribution_module
 from thermopile.tools.inspection.temperatures import survey as survey_module
 from thermopile.tools.inspection.temperatures.survey import survey
@@ -17,7 +17,7 @@ from support.written_runs import write_run, write_state
 @pytest.fixture
 def small_pieces(monkeypatch):
     """The state is read in pieces of one block, 16 rows."""
-    monkeypatch.setattr(state_blocks, "ROWS_AT_ONCE", 16)
+    monkeypatch.setattr(opening, "STATE_ROWS_AT_ONCE", 16)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_a_run_gives_both_sides_its_groups_and_no_note(hostile_run):
 def test_read_in_pieces_a_state_gives_the_same_figures(hostile_run, monkeypatch):
     inspection = read_run(hostile_run)
     pieces = survey(inspection)
-    monkeypatch.setattr(state_blocks, "ROWS_AT_ONCE", 1 << 18)
+    monkeypatch.setattr(opening, "STATE_ROWS_AT_ONCE", 1 << 18)
     whole = survey(inspection)
     for one, other in zip(pieces.sheets[:4], whole.sheets[:4], strict=True):
         assert (one.end, one.sample_ids, one.not_shown) == (other.end, other.sample_ids, other.not_shown)
@@ -84,7 +84,7 @@ def test_among_equals_the_lowest_log_s_is_coldest_and_the_highest_is_hottest(hos
         order = sorted(range(66), key=lambda i: (sign * tau[i], sign * log_s[i], i))
         assert sheet.sample_ids == order[:5]
         assert sheet.not_shown == (tau == tau[order[0]]).sum() - 5
-    page = page_module._sheets(look(run.path), page_module.MAX_BYTES)[0]
+    page = page_module._sheets(look(run.path), page_module.MAX_PAGE_BYTES)[0]
     coldest = log_s[sheets[0].sample_ids[0]]
     assert f"<b>tau 0.0050, log s {coldest:+.2f}</b>" in page
     for end in ("lowest", "highest"):
@@ -164,8 +164,8 @@ def test_ranks_of_both_sides_correlate_as_scipy_says(hostile_dataset, tmp_path):
 
 def test_progress_counts_both_looks_at_every_row(hostile_run):
     done = []
-    survey(read_run(hostile_run), on_progress=done.append)
-    assert done == [66, 132]
+    survey(read_run(hostile_run), on_progress=lambda *at: done.append(at))
+    assert done == [(66, 132), (132, 132)]
 
 
 @pytest.fixture

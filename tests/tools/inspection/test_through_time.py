@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from thermopile.state_store.durable import Repository
-from thermopile.tools.inspection.reading import state_blocks
-from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection import opening
+from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures import through_time as module
-from thermopile.tools.inspection.temperatures.through_time import QUANTILES, through_time
+from thermopile.tools.inspection.temperatures.through_time import HISTORY_QUANTILES, through_time
 
 from support.written_runs import train_on, write_run
 
@@ -31,7 +31,7 @@ def run(hostile_dataset, tmp_path):
 
 def assert_quantiles(found, tau):
     # The value nearest below: of so few samples, numpy's own way would draw a line between two.
-    np.testing.assert_allclose(found.quantiles, np.quantile(tau, QUANTILES, method="lower"), rtol=2**-10)
+    np.testing.assert_allclose(found.quantiles, np.quantile(tau, HISTORY_QUANTILES, method="lower"), rtol=2**-10)
 
 
 def test_every_snapshot_has_the_quantiles_of_the_samples_visited_by_then(run):
@@ -57,7 +57,7 @@ def test_every_snapshot_has_its_share_at_tau_min(hostile_dataset, tmp_path):
 
 
 def test_too_many_rows_are_sampled_in_the_same_blocks_of_every_snapshot(run, monkeypatch):
-    monkeypatch.setattr(state_blocks, "ROWS_AT_ONCE", 16)
+    monkeypatch.setattr(opening, "STATE_ROWS_AT_ONCE", 16)
     monkeypatch.setattr(module, "MAX_ROWS", 66 * 4 // 2)  # step-0 counts as well
     found = through_time(read_run(run))
     read = np.arange(66) // 16 % 2 == 0
@@ -75,15 +75,15 @@ def test_at_least_one_block_is_read_and_every_says_so(run, monkeypatch):
 def test_a_snapshot_that_the_run_deletes_meanwhile_is_left_out_and_noted(run):
     told, inspection = [], read_run(run)
 
-    def delete(done):
+    def delete(done, total):
         if not told:
             Repository(run.state).retain(keep_last=2)
-        told.append(done)
+        told.append((done, total))
 
     found = through_time(inspection, delete)
     assert [moment.snapshot.tag for moment in found.moments] == ["step-9", "step-12"]
     assert inspection.notes == ["step-5 is left out: the run deleted it while it was being read."]
-    assert told == [1, 2, 3, 4]
+    assert told == [(done, 4) for done in (1, 2, 3, 4)]
 
 
 def test_a_damaged_snapshot_is_left_out_and_noted(hostile_dataset, tmp_path):

@@ -6,9 +6,9 @@ import torch
 
 from thermopile.state_store import StateReader, StateStore
 from thermopile.state_store.durable import Repository
+from thermopile.tools.inspection import opening
 from thermopile.tools.inspection.findings import look
-from thermopile.tools.inspection.reading import state_blocks
-from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures import whole_run as module
 from thermopile.tools.inspection.temperatures.distribution import Distribution
 from thermopile.tools.inspection.temperatures.kinds import MIN_VISITS
@@ -83,10 +83,10 @@ def test_pairs_with_log_s_above_0_over_both_sides_are_doubted_and_come_back(run)
 
 def test_the_blocks_give_the_ranks_of_the_whole(run, monkeypatch):
     whole, _ = ranks(run)
-    monkeypatch.setattr(state_blocks, "ROWS_AT_ONCE", 16)
+    monkeypatch.setattr(opening, "STATE_ROWS_AT_ONCE", 16)
     pieces, told = read_run(run), []
     of_blocks = WholeRun(pieces, lambda *at: told.append(at))
-    found = [of_blocks.ranks(block) for block, _ in state_blocks.read_blocks(pieces.reader, ["visits"])]
+    found = [of_blocks.ranks(block) for block, _ in opening.read_blocks(pieces.reader, ["visits"])]
     np.testing.assert_array_equal(np.concatenate(found), whole)
     assert told == sorted(told)
     assert told[-1] == (4 * N, 4 * N)

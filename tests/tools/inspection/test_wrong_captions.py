@@ -8,7 +8,7 @@ import pytest
 
 from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.planted import Planting
-from thermopile.tools.inspection import said as said_module
+from thermopile.tools.inspection import sentences
 from thermopile.tools.inspection.temperatures.wrong_captions import LISTS, wrong_captions
 
 from support.cli import answer, assert_one_line, cli, succeed
@@ -221,15 +221,15 @@ def test_a_number_and_a_precision_both_limit_what_is_dropped(run, tmp_path):
     [
         (
             0.0,
-            "tells no number of wrong captions. To learn it, train with --set data.planted=0.13.",
+            "the number of wrong captions is unknown. To measure it, train with --set data.planted=0.13.",
         ),
-        (0.05, "are planted, 200 are needed. To learn it, train with --set data.planted=0.13."),
+        (0.05, "are planted, 200 are needed. To measure it, train with --set data.planted=0.13."),
     ],
 )
 def test_a_run_with_too_few_planted_gives_an_order_and_says_what_it_takes(
     pairs_dataset, log_s, tmp_path, share, said, monkeypatch
 ):
-    monkeypatch.setattr(said_module, "MOST_PLANTED", 0.2)
+    monkeypatch.setattr(sentences, "MAX_PLANTED", 0.2)
     place = written(pairs_dataset, tmp_path / "run", log_s[0], share).path
     done = succeed("inspect", place, "--features", "none", "--to", tmp_path / "report")
     assert said in done.stdout
@@ -243,7 +243,7 @@ def test_a_run_with_too_few_planted_gives_an_order_and_says_what_it_takes(
 def test_too_few_pairs_to_plant_enough_are_told_no_share(pairs_dataset, log_s, tmp_path):
     place = written(pairs_dataset, tmp_path / "run", log_s[0], 0.0).path
     said = succeed("inspect", place, "--features", "none", "--to", tmp_path / "report").stdout
-    assert "This is an order, and tells no number of wrong captions.\n" in said
+    assert "This is an order; the number of wrong captions is unknown.\n" in said
 
 
 def test_planted_samples_are_neither_doubted_nor_back(pairs_dataset, log_s, tmp_path):

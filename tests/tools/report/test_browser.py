@@ -35,7 +35,8 @@ const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
 while (texts.nextNode()) {
   const element = texts.currentNode.parentElement;
   if (!texts.currentNode.data.trim() || !element.checkVisibility()) continue;
-  const [low, high] = [channels(getComputedStyle(element).color), ground(element)].map(luminance).sort((a, b) => a - b);
+  const colour = getComputedStyle(element)[element.ownerSVGElement ? "fill" : "color"];
+  const [low, high] = [channels(colour), ground(element)].map(luminance).sort((a, b) => a - b);
   found[`${element.tagName} ${texts.currentNode.data.slice(0, 40)}`] = (high + 0.05) / (low + 0.05);
 }
 return found;
@@ -53,7 +54,7 @@ return controls.map(nameOf);
 
 
 @pytest.fixture(scope="module")
-def page(inspected, every_form):
+def page(inspected, every_layout):
     """The report of a run whose name is written from right to left, and asks that what follows it is as well."""
     run, _ = inspected
     return write_report(look(run.path), run.report)

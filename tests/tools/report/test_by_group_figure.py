@@ -1,7 +1,6 @@
 """The figure of mean tau by class size: dots, intervals and what is left out where classes are small or many."""
 
 import dataclasses
-from functools import partial
 
 import matplotlib.figure
 import numpy as np
@@ -13,8 +12,10 @@ from thermopile.tools.inspection.temperatures.distribution import Distribution
 from thermopile.tools.inspection.temperatures.groups import GroupCounts
 from thermopile.tools.inspection.temperatures.survey import Side
 from thermopile.tools.report.figures.by_group import draw_tau_by_group
-from thermopile.tools.report.figures.style import DARK, LIGHT, narrow, png_of
+from thermopile.tools.report.figures.svg import NARROW, WIDE
 from thermopile.tools.report.html import part
+
+from support.figures import LINK, SVG, svg, texts
 
 SIDES = [Side(name, Distribution(), None, None) for name in ("image", "text")]
 
@@ -31,7 +32,7 @@ def groups_of(sizes, tau, sides=SIDES):
 
 def drawn(groups, sides=SIDES):
     figure = matplotlib.figure.Figure((8, 3.6))
-    draw_tau_by_group(sides, groups, figure, LIGHT)
+    draw_tau_by_group(sides, groups, figure)
     return figure.axes[0]
 
 
@@ -116,15 +117,40 @@ def test_every_one_of_a_few_sizes_has_its_tick(many):
     assert drawn(many).get_xticks().tolist() == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("style", [LIGHT, narrow(DARK)], ids=["wide", "phone"])
-def test_classes_of_which_none_was_visited_are_left_out(many, style):
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "phone"])
+def test_classes_of_which_none_was_visited_are_left_out(many, size):
     unknown = {name: of._replace(mean=np.full(1000, np.nan)) for name, of in many.tau.items()}
     nobody = dataclasses.replace(many, visited=np.zeros_like(many.visited), tau=unknown)
-    assert png_of(partial(draw_tau_by_group, SIDES, nobody), style).startswith(b"\x89PNG")
+    assert "mean tau of the class (dimensionless)" in texts(svg(draw_tau_by_group, SIDES, nobody, size=size))
 
 
 def test_few_classes_have_their_names_beside_their_dots_and_more_than_a_dozen_have_none(few):
     names = drawn(few).texts
-    assert [each.get_text() for each in names] == [few.names[place] for place in np.argsort(few.tau["image"].mean)]
+    assert sorted(each.get_text() for each in names) == sorted(few.names)
     assert sorted(each.xy for each in names) == sorted(zip(few.sizes, few.tau["image"].mean, strict=True))
     assert len(drawn(groups_of([2] * 13, [0.1] * 26)).texts) == 0
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "phone"])
+def test_no_name_covers_another(size):
+    alike = groups_of([2] * 12, [0.1] * 24)
+    figure = matplotlib.figure.Figure(size, layout="constrained")
+    draw_tau_by_group(SIDES, alike, figure)
+    boxes = [name.get_window_extent() for name in figure.axes[0].texts]
+    assert len(boxes) == 6, "all of one dot: left, right, above and below"
+    assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])
+
+
+def test_names_in_a_figure_are_text_whatever_they_hold():
+    hostile = ["<script>alert(1)</script>", "$\\frac{1}{0}$", "</svg>\"'&amp;", "\u202e\0", "日本"]
+    groups = dataclasses.replace(groups_of([9, 8, 7, 6, 5], np.linspace(0.1, 0.5, 35)), names=hostile)
+    shown = texts(svg(draw_tau_by_group, SIDES, groups))
+    assert {"<script>alert(1)</scr…"[:20] + "…", *hostile[1:3], "[U+202E][U+0000]", "日本"} <= {*shown}
+
+
+def test_dots_of_very_many_classes_are_one_raster_in_the_figure():
+    sizes = np.repeat(np.arange(50, 0, -1), 400)
+    root = svg(draw_tau_by_group, SIDES, groups_of(sizes, np.repeat(np.linspace(0.01, 0.2, len(sizes)), sizes)))
+    assert len(list(root.iter(f"{SVG}image"))) == 1
+    assert sum(len(str(value)) for element in root.iter() for value in element.attrib.values()) < 200_000
+    assert root.find(f".//{SVG}image").get(LINK).startswith("data:image/png;base64,")

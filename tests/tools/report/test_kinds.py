@@ -16,7 +16,7 @@ KINDS = ["too few visits", "stuck", "misfit", "ordinary"]
 
 def section(findings):
     """The section alone: the page's figures are not drawn."""
-    return page._sheets(findings, page.MAX_BYTES)[1]
+    return page._sheets(findings, page.MAX_PAGE_BYTES)[1]
 
 
 @pytest.fixture(scope="module")

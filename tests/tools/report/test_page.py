@@ -3,63 +3,26 @@ import dataclasses
 import hashlib
 import re
 import shutil
-from functools import partial
-from html.parser import HTMLParser
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageColor
 
 from thermopile.tools.inspection.findings import look
-from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.correlation import Correlation
 from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.tools.report import grouping
 from thermopile.tools.report import page as page_module
 from thermopile.tools.report.figures.by_group import draw_tau_by_group
-from thermopile.tools.report.figures.style import DARK, LIGHT, png_of
-from thermopile.tools.report.html import forms as forms_of
-from thermopile.tools.report.html import part
+from thermopile.tools.report.figures.svg import NARROW, VARIABLES, WIDE, svg_of
+from thermopile.tools.report.html import drawn, part
 from thermopile.tools.report.page import write_report
 from thermopile.trainer.run_directory import RunDirectory
 
+from support.figures import svg, texts
+from support.page import Page
 from support.written_runs import write_run
-
-VOID = {"meta", "img", "source", "br", "link", "input"}
-
-
-class Page(HTMLParser):
-    """A page as a browser would read it: elements with their attributes, and the text of each kind of element."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.elements, self.texts, self._open = [], [], []
-        self.feed(html)
-        self.close()
-        assert self._open == []
-
-    def handle_starttag(self, tag, attributes):
-        self.elements.append((tag, dict(attributes)))
-        if tag not in VOID:
-            self._open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self._open.pop() == tag
-
-    def handle_data(self, data):
-        self.texts.append((tuple(self._open), data))
-
-    def of(self, tag):
-        return [attributes for name, attributes in self.elements if name == tag]
-
-    def text(self, tag):
-        return " ".join(data for path, data in self.texts if tag in path)
-
-    def within(self, tag):
-        """The texts that stand in elements of this kind and in no deeper one."""
-        return [data for path, data in self.texts if path[-1:] == (tag,)]
 
 
 def report_on(run):
@@ -79,14 +42,17 @@ def page(html):
 def test_nothing_in_a_page_but_its_own_script_can_run_and_nothing_can_load(page):
     assert {tag for tag, _ in page.elements} <= {
         "html", "head", "meta", "title", "style", "body", "header", "h1", "h2", "h3", "p", "b", "bdi", "nav", "ul",
-        "li", "a", "main", "section", "figure", "figcaption", "picture", "source", "img", "dl", "div", "dt", "dd",
+        "li", "a", "main", "section", "figure", "figcaption", "img", "dl", "div", "dt", "dd",
         "table", "caption", "thead", "tbody", "tr", "th", "td", "span", "details", "summary", "script",
+        "svg", "g", "defs", "path", "use", "text", "clippath", "rect", "image",
     }  # fmt: skip
     for tag, attributes in page.elements:
-        assert not [name for name in attributes if name.startswith("on") or name == "style"]
-        for name in ("src", "srcset"):
-            assert attributes.get(name, "data:image/").startswith("data:image/"), tag
+        assert not [name for name in attributes if name.startswith("on")]
+        assert re.fullmatch(r"([a-z-]+: [-\w#.,() ]+(; )?)*", style := attributes.get("style", "")), tag
+        assert "url" not in style
+        assert attributes.get("src", "data:image/").startswith("data:image/"), tag
         assert attributes.get("href", "#").startswith("#")
+        assert attributes.get("xlink:href", "#").startswith(("#", "data:image/png;base64,"))
     assert "url(" not in page.text("style")
     assert "@import" not in page.text("style")
     assert page.of("script") == [{}]
@@ -126,29 +92,43 @@ def test_long_text_is_cut_and_its_rest_is_nowhere(html):
     assert "x" * 2001 not in html
 
 
+def test_a_figure_refers_to_its_own_parts_alone(page):
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len({*ids})
+    wanted = [attributes["xlink:href"][1:] for attributes in page.of("use")]
+    wanted += [attributes["clip-path"][5:-1] for _, attributes in page.elements if "clip-path" in attributes]
+    assert len(wanted) > 20
+    assert {*wanted} <= {*ids}
+
+
 def test_every_picture_has_words_and_every_table_its_caption_and_scopes(page):
     pictures = page.of("img")
     assert all(picture["alt"] for picture in pictures)
-    assert len(pictures) == 7 + 5 * 66 + 36  # all samples have too few visits
+    assert len(pictures) == 5 * 66 + 36  # all samples have too few visits
+    figures = [div["aria-label"] for div in page.of("div") if div.get("role") == "img"]
+    assert len(figures) == len(page.of("svg")) == 7
+    assert all(figures)
     tags = [tag for tag, _ in page.elements]
     assert tags.count("table") == tags.count("caption") == 5
     assert all(head["scope"] in ("col", "row") for head in page.of("th"))
 
 
-def test_a_figure_has_a_form_for_each_width_and_each_colour_scheme_of_the_screen(every_form):
-    drawn = forms_of(lambda figure, style: None)
-    phone, dark = "(max-width: 640px)", "(prefers-color-scheme: dark)"
-    forms = {media: picture_in(uri) for media, uri in drawn.sources.items()}
-    forms[""] = picture_in(drawn.wide)
-    assert list(forms) == [f"{phone} and {dark}", phone, dark, ""]  # the first that fits is shown
-    for media, picture in forms.items():
-        assert (picture.width < 1000) == (phone in media)
-        assert picture.convert("RGB").getpixel((0, 0)) == (ImageColor.getrgb((DARK if dark in media else LIGHT).paper))
-    assert drawn.width == forms[""].width * 120 // 200
+def test_a_figure_has_a_layout_for_each_width_and_takes_its_colours_and_font_from_the_page(every_layout, html):
+    def draw(figure):
+        axes = figure.subplots()
+        axes.scatter([1], [1], color="#0072b1", label="a side")
+        axes.scatter([2], [2], color="#0072b2", label="a class")
+        axes.legend()
 
-
-def picture_in(uri):
-    return Image.open(BytesIO(base64.b64decode(uri.removeprefix("data:image/png;base64,"))))
+    markup = drawn(draw)
+    svgs = Page(markup).of("svg")
+    assert [svg["class"] for svg in svgs] == ["wide", "narrow"]
+    assert [svg["width"] for svg in svgs] == [f"{120 * width:.0f}" for width, _ in (WIDE, NARROW)]
+    assert {*re.findall(": (#[0-9a-f]{6})", markup)} == {"#0072b2"}
+    assert "font-family" not in markup
+    assert svg_of(draw).count("#0072b1") == markup.count("var(--side-1)") / 2 > 0
+    for theme in re.findall(r":root \{(.*?)\}", html, re.DOTALL):
+        assert all(f"--{name}: #" in theme for name in VARIABLES.values())
 
 
 def test_the_correlation_and_its_control_come_first(page):
@@ -248,7 +228,7 @@ def test_above_the_limit_only_the_largest_and_the_smallest_classes_are_listed(fo
 
 def test_the_name_of_a_column_is_drawn_as_it_is(found):
     groups = dataclasses.replace(found.groups[0], column="$\\frac{1}$")
-    assert png_of(partial(draw_tau_by_group, found.sides, groups), LIGHT).startswith(b"\x89PNG")
+    assert "$\\frac{1}$ size (samples, log scale)" in texts(svg(draw_tau_by_group, found.sides, groups))
 
 
 def test_head_medium_and_tail_are_a_row_each(found):
@@ -270,9 +250,11 @@ def test_the_coldest_sample_of_each_side_stands_first_with_its_id_and_tau(page, 
 def test_the_leading_figure_is_a_file_too_and_nothing_half_written_stays(hostile_report):
     folder = hostile_report.parent
     names = {path.name for path in folder.iterdir()} - {"samples.html"}
-    assert names == {"report.html", "tau_by_class.png"}
-    with Image.open(BytesIO((folder / "tau_by_class.png").read_bytes())) as figure:
-        assert figure.width > 1500
+    assert names == {"report.html", "tau_by_class.svg"}
+    file = (folder / "tau_by_class.svg").read_text("utf-8")
+    assert "66 visited of 66 samples" in file
+    assert "var(" not in file
+    assert {"#33373d", "#0072b1"} <= {*re.findall("#[0-9a-f]{6}", file)}
 
 
 def test_without_classes_the_first_sentence_gives_the_mean(flat_dataset, tmp_path):
@@ -283,7 +265,7 @@ def test_without_classes_the_first_sentence_gives_the_mean(flat_dataset, tmp_pat
 def test_a_page_without_any_temperature_says_why_and_removes_an_earlier_figure(hostile_dataset, tmp_path):
     run = write_run(tmp_path / "run", hostile_dataset, {}, objective="clip")
     run.report.mkdir()
-    (run.report / "tau_by_class.png").write_bytes(b"of another snapshot")
+    (run.report / "tau_by_class.svg").write_bytes(b"of another snapshot")
     page = Page(report_on(run))
     assert [path.name for path in run.report.iterdir()] == ["report.html"]
     assert "clip has no temperature per sample" in page.text("li")
@@ -304,7 +286,7 @@ def test_a_dataset_whose_pixels_are_damaged_costs_the_pictures_alone(hostile_dat
     run = write_run(tmp_path / "run", type(hostile_dataset)(tmp_path / "data"), taus)
     (tmp_path / "data" / "shards" / "shard-00000.beton").write_bytes(b"cut short")
     findings = look(run.path)
-    sheets = Page(page_module._sheets(findings, page_module.MAX_BYTES)[0])
+    sheets = Page(page_module._sheets(findings, page_module.MAX_PAGE_BYTES)[0])
     assert "cannot be shown, nor those of 65 more: " in findings.notes[-1]
     assert sheets.of("img") == []
     assert "<script>alert(1)</script>" in sheets.text("li")
@@ -322,8 +304,10 @@ def test_texts_of_any_length_and_kind_leave_a_page_below_8_mb(hostile_run):
     # Shown as [U+202E], each of these characters takes eight bytes.
     hostile = {"caption": "\u202e" * 5000, "uri": "<" * 5000}
     samples = {i: dataclasses.replace(one, table=one.table | hostile) for i, one in findings.samples.items()}
-    ends, kinds, movers = page_module._sheets(dataclasses.replace(findings, samples=samples), page_module.MAX_BYTES)
-    assert len(ends.encode()) + len(kinds.encode()) < page_module.MAX_BYTES
+    ends, kinds, movers = page_module._sheets(
+        dataclasses.replace(findings, samples=samples), page_module.MAX_PAGE_BYTES
+    )
+    assert len(ends.encode()) + len(kinds.encode()) < page_module.MAX_PAGE_BYTES
     assert (ends.count("<img"), kinds.count("<img")) == (5 * 66, 36)
     assert "[U+202E]" * 500 in ends
     assert "[U+202E]" * 501 not in ends

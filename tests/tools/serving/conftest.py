@@ -6,7 +6,7 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.serving.answers import Answers
 from thermopile.tools.serving.catalogue import open_catalogue, with_margins
 from thermopile.tools.serving.server import PageServer

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from thermopile.storage.files import NotRegularFileError
-from thermopile.tools.inspection.reading.opening import read_run
+from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES
 from thermopile.tools.serving import texts as texts_module
 from thermopile.tools.serving.answers import Answers

@@ -1,1 +1,1 @@
-"""Which samples have the same picture."""
+"""Samples with the same picture."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from io import BytesIO
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ....pipeline.opening import Dataset
+from .. import OnDone
 
 _ROWS = 1 << 16
 """Records read at once."""
@@ -21,18 +22,18 @@ _BLANK_RANGE = 2
 
 
 def exact_copies(
-    dataset: Dataset, on_progress: Callable[[int], None] = lambda done: None
+    dataset: Dataset, on_progress: OnDone = lambda done, total: None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the samples that repeat an earlier one, ascending, and the first sample with these bytes, int64 [k] each.
 
     The checksums of the JPEGs, 8 bytes per sample, are sorted in memory; where two are equal, the pictures are read
-    and their sha256 compared. on_progress: called with the records read, twice n in all.
+    and their sha256 compared. on_progress: called with the records read, of twice n.
     Raises DatasetError, OSError.
     """
     keys = np.empty(dataset.n, np.uint64)
     for first, of_piece in checksums(dataset):
         keys[first : first + len(of_piece)] = of_piece
-        on_progress(first + len(of_piece))
+        on_progress(first + len(of_piece), 2 * dataset.n)
     keys.sort()
     repeated = np.unique(keys[1:][keys[1:] == keys[:-1]])
     del keys
@@ -41,7 +42,7 @@ def exact_copies(
         at = np.searchsorted(repeated, of_piece)
         hit = repeated[np.minimum(at, len(repeated) - 1)] == of_piece if len(repeated) else np.zeros(0, np.bool_)
         suspects.append(first + np.flatnonzero(hit))
-        on_progress(dataset.n + first + len(of_piece))
+        on_progress(dataset.n + first + len(of_piece), 2 * dataset.n)
     return _confirmed(dataset, np.concatenate(suspects))
 
 
@@ -67,7 +68,7 @@ def _confirmed(dataset: Dataset, suspects: NDArray[np.int64]) -> tuple[NDArray[n
     return np.array(copies, np.int64), np.array(originals, np.int64)
 
 
-def blank_pictures(dataset: Dataset, on_progress: Callable[[int], None] = lambda done: None) -> NDArray[np.int64]:
+def blank_pictures(dataset: Dataset, on_progress: OnDone = lambda done, total: None) -> NDArray[np.int64]:
     """Return the samples whose picture has one colour, ascending, int64 [k]. Raises DatasetError, OSError.
 
     on_progress: called with the samples done.
@@ -82,8 +83,8 @@ def blank_pictures(dataset: Dataset, on_progress: Callable[[int], None] = lambda
             # The draft lets the decoder skip detail, which may be a thin or small drawing.
             if _has_one_colour(jpeg, draft=True) and _has_one_colour(jpeg):
                 found.append(sample_id)
-            on_progress(sample_id)
-        on_progress(first + len(records))
+            on_progress(sample_id, dataset.n)
+        on_progress(first + len(records), dataset.n)
     return np.array(found, np.int64)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,17 +17,17 @@ from ....pipeline.dataset.index import FINGERPRINT
 from ....pipeline.opening import Dataset
 from ....storage.files import open_regular, refuse_link, written_aside
 from ....trainer.errors import RunError
-from ...progress import OnTask
+from .. import OnDone, OnTask
 from ..features.features_file import FeaturesFile
 from .exact_copies import blank_pictures, exact_copies
 from .picture_agreement import EDGE, MAX_DIFFERENCE, MIN_CORRELATION, NO_AGREEMENT, Agreement, agreement, prepare
 from .representatives import Star, represent, star
-from .similar_pairs import MIN_SIMILARITY, NO_PAIRS, Pairs, similar_pairs
+from .similar_pairs import MIN_SIMILARITY, NO_PAIRS, SimilarPairs, similar_pairs
 
 DUPLICATES = "duplicates.parquet"
 """Name of the file in RUN/report."""
 THRESHOLDS = {"similarity": MIN_SIMILARITY, "correlation": MIN_CORRELATION, "difference": MAX_DIFFERENCE}
-"""What near duplicates keep to: at least, at least, at most."""
+"""Thresholds of near duplicates: lower, lower, upper."""
 _METADATA = {f"thermopile.threshold.{name}".encode(): str(value).encode() for name, value in THRESHOLDS.items()}
 EXACT, NEAR, BLANK = range(3)
 REASONS = ("exact", "near", "blank")
@@ -54,7 +53,7 @@ NO_CLUSTERS = Clusters(np.empty(0, np.int64), np.empty(0, np.int64))
 class Duplicates:
     """Pairs of duplicates, sorted by cluster and ids. Arrays have one element per pair."""
 
-    pairs: Pairs
+    pairs: SimilarPairs
     """similarity: NaN for exact copies and blank pictures, whose features need no comparison."""
     reason: NDArray[np.int8]
     """Places in REASONS. Exact copies and blank pictures are in pairs with their representative only."""
@@ -95,7 +94,7 @@ def find_duplicates(
 ) -> Duplicates:
     """Look for duplicates among all samples.
 
-    Exact copies have the same JPEG. Near duplicates are similar by their features and agree in their pixels but for a
+    Exact copies have the same JPEG. Near duplicates are similar by their features and agree in their pixels up to a
     scale of a few per cent, a shift, brightness, contrast and encoding: a correlation of MIN_CORRELATION or more and a
     difference of at most MAX_DIFFERENCE. Blank pictures, of one colour, are duplicates of each other alone.
     score: float32 [n], the lowest of duplicates represents the others; if empty, ids decide. scratch: a directory.
@@ -104,8 +103,8 @@ def find_duplicates(
     """
     n = dataset.n
     score = score if len(score) else np.zeros(n, np.float32)
-    copies, originals = exact_copies(dataset, lambda done: on_progress("checksums", done, 2 * n))
-    flat = blank_pictures(dataset, lambda done: on_progress("blank pictures", done, n))
+    copies, originals = exact_copies(dataset, partial(on_progress, "checksums"))
+    flat = blank_pictures(dataset, partial(on_progress, "blank pictures"))
     blank = star(flat, np.zeros(len(flat), np.int64), score)
     left_out = np.zeros(n, np.bool_)
     left_out[flat] = True
@@ -116,7 +115,7 @@ def find_duplicates(
     near, agreed, compared = [NO_PAIRS], [NO_AGREEMENT], 0
     with Thumbnails(dataset) as thumbnails:
 
-        def confirmed(candidates: Pairs) -> Pairs:
+        def confirmed(candidates: SimilarPairs) -> SimilarPairs:
             nonlocal compared
             before = len(near)
             for start in range(0, len(candidates.first), _PAIRS_AT_ONCE):
@@ -125,14 +124,14 @@ def find_duplicates(
                 near.append(pairs.of(found.same))
                 agreed.append(found.of(found.same))
             compared += len(candidates.first)
-            return Pairs.joined([NO_PAIRS, *near[before:]])
+            return SimilarPairs.joined([NO_PAIRS, *near[before:]])
 
         for done, candidates in similar_pairs(features, left_out, scratch):
             confirmed(candidates)
             on_progress("similar pictures", done, n)
         on_walk = partial(on_progress, "clusters of duplicates")
-        representative = represent(Pairs.joined(near), score, features, confirmed, on_walk)
-    return _sorted(exact, blank, Pairs.joined(near), Agreement.joined(agreed), representative, compared)
+        representative = represent(SimilarPairs.joined(near), score, features, confirmed, on_walk)
+    return _sorted(exact, blank, SimilarPairs.joined(near), Agreement.joined(agreed), representative, compared)
 
 
 class Thumbnails:
@@ -145,7 +144,7 @@ class Thumbnails:
         plain = Recipe(scale=(1, 1), ratio=(1, 1), flip=0, mean=(0, 0, 0), std=(1 / 255,) * 3)
         self._maker = ViewMaker(dataset, recipe=plain, image_size=EDGE, views=1)
 
-    def of(self, pairs: Pairs) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def of(self, pairs: SimilarPairs) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return the prepared pictures of the first and of the second samples, float32 [p, 32, 32] each.
 
         Raises DatasetError for a picture that does not decode.
@@ -156,14 +155,14 @@ class Thumbnails:
         return pictures[first], pictures[second]
 
     def prepared(
-        self, sample_ids: NDArray[np.int64], on_progress: Callable[[int], None] = lambda done: None
+        self, sample_ids: NDArray[np.int64], on_progress: OnDone = lambda done, total: None
     ) -> NDArray[np.float32]:
         """Return the prepared pictures of m samples, float32 [m, 32, 32]. Raises as `of`."""
         pictures = np.empty((len(sample_ids), EDGE, EDGE), np.float32)
         for first in range(0, len(sample_ids), _PICTURES_AT_ONCE):
             here = slice(first, first + _PICTURES_AT_ONCE)
             pictures[here] = prepare(self._maker.make(sample_ids[here], epoch=0).views[0].numpy())
-            on_progress(min(first + _PICTURES_AT_ONCE, len(sample_ids)))
+            on_progress(min(first + _PICTURES_AT_ONCE, len(sample_ids)), len(sample_ids))
         return pictures
 
     def __enter__(self) -> Thumbnails:
@@ -174,7 +173,7 @@ class Thumbnails:
 
 
 def _sorted(
-    exact: Star, blank: Star, near: Pairs, agreed: Agreement, representative: NDArray[np.int64], compared: int
+    exact: Star, blank: Star, near: SimilarPairs, agreed: Agreement, representative: NDArray[np.int64], compared: int
 ) -> Duplicates:
     samples = len(representative)
     # An index may find a pair from both ends.
@@ -189,7 +188,7 @@ def _sorted(
     cluster = np.where(one == other, one, -1)
     first, second = np.sort(ends, axis=0)
     order = np.lexsort((second, first, cluster, cluster < 0))
-    pairs = Pairs(first, second, figures[0]).of(order)
+    pairs = SimilarPairs(first, second, figures[0]).of(order)
     return Duplicates(pairs, reason[order], Agreement(*figures[1:]).of(order), cluster[order], compared, samples)
 
 

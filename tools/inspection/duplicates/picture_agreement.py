@@ -1,4 +1,4 @@
-"""Whether two pictures are the same but for a scale of a few per cent, a shift, brightness, contrast and encoding.
+"""Compare two pictures up to a scale of a few per cent, a shift, brightness, contrast and encoding.
 
 Pictures are compared as 32×32 grey levels, smoothed so that what JPEG loses at another quality does not count. One is
 warped onto the other by Gauss-Newton, which fits scale, shift, gain and offset; after the smoothing it needs no search.

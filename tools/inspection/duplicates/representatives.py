@@ -1,4 +1,4 @@
-"""Which sample stands for which: a cluster's members agree with its representative, so that chains do not join."""
+"""Representatives of clusters: a cluster's members agree with its representative, so that chains do not join."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....state_store.schema import VISITS
+from .. import OnDone
 from ..features.features_file import FeaturesFile
-from ..reading.opening import Inspection
-from ..reading.state_blocks import read_blocks
+from ..opening import Inspection, read_blocks
 from ..temperatures.kinds import MIN_VISITS, KindRules
-from .similar_pairs import Pairs, most_similar
+from .similar_pairs import SimilarPairs, most_similar
 
 _REPRESENTATIVES = 1024
 """Compared with each sample of a crowd, so that time does not grow with the square of its samples."""
@@ -46,11 +46,11 @@ def star(ids: NDArray[np.int64], group: NDArray[np.int64], score: NDArray[np.flo
 
 
 def represent(
-    near: Pairs,
+    near: SimilarPairs,
     score: NDArray[np.float32],
     features: FeaturesFile,
-    confirm: Callable[[Pairs], Pairs],
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    confirm: Callable[[SimilarPairs], SimilarPairs],
+    on_progress: OnDone = lambda done, total: None,
 ) -> NDArray[np.int64]:
     """Return the representative of every sample, int64 [n]: itself, or one that a confirmed pair links it with.
 

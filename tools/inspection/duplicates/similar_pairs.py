@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 EXACT_SAMPLES = 1_000_000
 MIN_SIMILARITY = 0.9
 """Cosine similarity of candidates."""
-NEAREST = 8
+MAX_SIMILAR = 8
 """Candidates per sample at most, the most similar ones."""
 _QUERIES = 1 << 14
 """Samples compared with all others in one pass over the file, at most: 64 MB of similarities a block."""
@@ -31,7 +31,7 @@ _TRAINING_ROWS = 1 << 18
 _CELLS_VISITED = 16
 
 
-class Pairs(NamedTuple):
+class SimilarPairs(NamedTuple):
     """Pairs of samples, `first` < `second`."""
 
     first: NDArray[np.int64]
@@ -39,25 +39,25 @@ class Pairs(NamedTuple):
     similarity: NDArray[np.float32]
     """Cosine similarity of the features of the pictures."""
 
-    def of(self, which: NDArray[Any]) -> Pairs:
+    def of(self, which: NDArray[Any]) -> SimilarPairs:
         """Return chosen pairs, by a mask or by indices."""
-        return Pairs(self.first[which], self.second[which], self.similarity[which])
+        return SimilarPairs(self.first[which], self.second[which], self.similarity[which])
 
     @staticmethod
-    def joined(parts: Sequence[Pairs]) -> Pairs:
+    def joined(parts: Sequence[SimilarPairs]) -> SimilarPairs:
         first, second = (np.concatenate([part[end] for part in parts]).astype(np.int64) for end in (0, 1))
-        return Pairs(first, second, np.concatenate([part.similarity for part in parts]))
+        return SimilarPairs(first, second, np.concatenate([part.similarity for part in parts]))
 
 
-NO_PAIRS = Pairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
+NO_PAIRS = SimilarPairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
 
 
 def similar_pairs(
     features: FeaturesFile, left_out: NDArray[np.bool_], scratch: Path, exact_samples: int = EXACT_SAMPLES
-) -> Iterator[tuple[int, Pairs]]:
+) -> Iterator[tuple[int, SimilarPairs]]:
     """Yield the number of samples done and their pairs, block by block; from an index, a pair may come twice.
 
-    A sample has up to NEAREST candidates, those of similarity MIN_SIMILARITY or more. left_out: bool [n], samples
+    A sample has up to MAX_SIMILAR candidates, those of similarity MIN_SIMILARITY or more. left_out: bool [n], samples
     to ignore. scratch: directory for the index, which takes 2 d + 8 bytes per sample and is removed at the end.
     Raises ConfigError if an index is needed and faiss is missing, RunError for a damaged file.
     """
@@ -68,16 +68,16 @@ def similar_pairs(
         yield from _searched(features, left_out, Path(folder))
 
 
-def most_similar(features: FeaturesFile, sample_id: int, others: NDArray[np.int64]) -> Pairs:
+def most_similar(features: FeaturesFile, sample_id: int, others: NDArray[np.int64]) -> SimilarPairs:
     """Return the pairs of a sample and those of `others`, int64 [m], that are candidates, as in `similar_pairs`."""
     similarity = features.rows(others)[:, 0] @ features.rows(np.array([sample_id]))[0, 0]
-    nearest = np.argsort(-similarity, kind="stable")[:NEAREST]
+    nearest = np.argsort(-similarity, kind="stable")[:MAX_SIMILAR]
     nearest = nearest[similarity[nearest] >= MIN_SIMILARITY]
     ids = others[nearest]
-    return Pairs(np.minimum(ids, sample_id), np.maximum(ids, sample_id), similarity[nearest])
+    return SimilarPairs(np.minimum(ids, sample_id), np.maximum(ids, sample_id), similarity[nearest])
 
 
-def _compared(features: FeaturesFile, left_out: NDArray[np.bool_]) -> Iterator[tuple[int, Pairs]]:
+def _compared(features: FeaturesFile, left_out: NDArray[np.bool_]) -> Iterator[tuple[int, SimilarPairs]]:
     at_once = max(1024, min(_QUERIES, features.samples // 32))  # some progress also where there are few samples
     for start in range(0, features.samples, at_once):
         stop = min(start + at_once, features.samples)
@@ -87,21 +87,21 @@ def _compared(features: FeaturesFile, left_out: NDArray[np.bool_]) -> Iterator[t
         for first, block in features.blocks(start):
             similarity = queries @ block[:, 0].T
             rows, columns = np.nonzero(similarity >= MIN_SIMILARITY)
-            found = Pairs(start + rows, first + columns, similarity[rows, columns])
-            best = _nearest(Pairs.joined([best, _usable(found, left_out)]))
+            found = SimilarPairs(start + rows, first + columns, similarity[rows, columns])
+            best = _nearest(SimilarPairs.joined([best, _usable(found, left_out)]))
         yield stop, best
 
 
-def _searched(features: FeaturesFile, left_out: NDArray[np.bool_], folder: Path) -> Iterator[tuple[int, Pairs]]:
+def _searched(features: FeaturesFile, left_out: NDArray[np.bool_], folder: Path) -> Iterator[tuple[int, SimilarPairs]]:
     index = build_index(features, folder)
     for start in range(0, features.samples, _QUERIES):
         stop = min(start + _QUERIES, features.samples)
-        similarity, ids = index.search(_pictures(features, start, stop), NEAREST + 1)
+        similarity, ids = index.search(_pictures(features, start, stop), MAX_SIMILAR + 1)
         rows, columns = np.nonzero((similarity >= MIN_SIMILARITY) & (ids >= 0))
-        found = Pairs(start + rows, ids[rows, columns], similarity[rows, columns])
+        found = SimilarPairs(start + rows, ids[rows, columns], similarity[rows, columns])
         # A sample may be among another's nearest and not the other way round; then the pair comes from one end only.
         ends = np.sort(np.stack([found.first, found.second]), axis=0)
-        yield stop, _usable(Pairs(ends[0], ends[1], found.similarity), left_out)
+        yield stop, _usable(SimilarPairs(ends[0], ends[1], found.similarity), left_out)
 
 
 def build_index(features: FeaturesFile, folder: Path) -> faiss.IndexIVFScalarQuantizer:
@@ -139,13 +139,13 @@ def _pictures(features: FeaturesFile, start: int, stop: int) -> NDArray[np.float
     return found
 
 
-def _usable(pairs: Pairs, left_out: NDArray[np.bool_]) -> Pairs:
+def _usable(pairs: SimilarPairs, left_out: NDArray[np.bool_]) -> SimilarPairs:
     return pairs.of((pairs.first < pairs.second) & ~left_out[pairs.first] & ~left_out[pairs.second])
 
 
-def _nearest(pairs: Pairs) -> Pairs:
-    """Keep the NEAREST most similar of each first sample; of ties, the lowest ids."""
+def _nearest(pairs: SimilarPairs) -> SimilarPairs:
+    """Keep the MAX_SIMILAR most similar of each first sample; of ties, the lowest ids."""
     order = np.lexsort((pairs.second, -pairs.similarity, pairs.first))
     sorted_first = pairs.first[order]
     rank = np.arange(len(order)) - np.searchsorted(sorted_first, sorted_first)
-    return pairs.of(order[rank < NEAREST])
+    return pairs.of(order[rank < MAX_SIMILAR])

@@ -1,1 +1,1 @@
-"""What the run's encoders say: features of samples, their neighbours, a map, kinds confirmed."""
+"""Features from the run's encoders: of samples, their neighbours, a map, kinds confirmed."""

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ....pipeline.opening import Dataset
 from ....state_store import Snapshot
 from ....storage.place import Place
 from ....trainer.checkpoints.checkpoint_files import LATEST, checkpoints_in
 from ....trainer.run_directory import find_checkpoint, load_found
-from ..reading.opening import Inspection
+from .. import OnDone
+from ..opening import Inspection
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ....trainer.config import TrainConfig
     from ....trainer.config.sections import Weights
     from ....trainer.encoders import Encoders
 
@@ -24,6 +31,23 @@ class CheckpointEncoders(NamedTuple):
     """That of the snapshot's step, else the latest."""
     weights: Weights
     """Which of the checkpoint's weights they have."""
+
+    def features(
+        self,
+        config: TrainConfig,
+        dataset: Dataset,
+        ids: NDArray[np.int64],
+        on_progress: OnDone,
+        views: Literal[1, 2] = 1,
+    ) -> list[Tensor]:
+        """Return features of pictures and any captions, or of two views, float32 [m, d] each, rows of norm 1."""
+        import torch
+
+        from ....trainer.evaluation.features import sample_features
+        from ....trainer.run.build import recipe_named
+
+        view = (recipe_named(config.data.recipe), config.data.image_size, torch.device("cpu"))
+        return sample_features(self.encoders, dataset, ids, *view, on_progress, views=views)
 
 
 def load_encoders(

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from ....pipeline.errors import DatasetError
 from ....state_store.schema import VISITS
 from ....trainer.errors import ConfigError, RunError
-from ...progress import OnDone
-from ..json_fields import HOW_MANY, Hidden, Shown, named
-from ..reading.opening import Inspection
-from ..reading.state_blocks import Rows
+from .. import OnDone
+from ..json_fields import HOW_MANY, AsJson, Hidden, named
+from ..opening import Inspection, Rows
 from ..temperatures.kinds import KIND_NAMES, KIND_SHEET_SAMPLES, MISFIT, STUCK, Codes, SampleKinds
 from ..temperatures.survey import Survey
 from ..temperatures.wrong_captions import HALF, wrong_captions
@@ -27,11 +26,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ....trainer.config.sections import Weights
-    from ....trainer.encoders import Encoders
 
 MAX_NEGATIVES = 4096
 MIN_NEGATIVES, MAX_PLANTED = 16, 2048
-ROWS_AT_ONCE = 1024
+ANCHORS_AT_ONCE = 1024
 """Anchors compared with all negatives at once: 16 MB of similarities a view."""
 _SEED = 2025
 Ids = NDArray[np.int64]
@@ -39,7 +37,7 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Confirmation:
-    """What a forward pass says about the suspects, m of them."""
+    """Findings of a forward pass about m suspects."""
 
     checkpoint: str
     """Checkpoint of the encoders: step-N."""
@@ -47,7 +45,7 @@ class Confirmation:
     """`averaged` or `raw`."""
     negatives: int
     """Number of samples that each was compared with."""
-    sample_ids: Annotated[Ids, Shown(len), named("suspects")]
+    sample_ids: Annotated[Ids, AsJson(len), named("suspects")]
     """int64 [m], ascending; the next six are in this order."""
     below: float | None
     """Margin up to which half of the captions are expected to be wrong, by planted ones; None with too few of them."""
@@ -114,12 +112,14 @@ def _confirmed(
     if len(negatives) < MIN_NEGATIVES:
         raise RunError(f"it needs {MIN_NEGATIVES} visited samples, but there are only {len(negatives)}; try later")
     use = "its kinds are confirmed by the encoders of"
+    shown = np.unique(np.concatenate(ids))
+    on_progress(0, len(shown))
     found = load_encoders(inspection, reader.snapshot, dataset, weights, allow_code, use)
     rows = reader.rows_at(suspects, kinds.rules.columns)
-    shown = np.unique(np.concatenate(ids))
-    features = _features(inspection, found.encoders, shown, on_progress)
+    is_paired = found.encoders.text is not None
+    features = found.features(inspection.config, dataset, shown, on_progress, 1 if is_paired else 2)
     places, others, pictures, captions = (np.searchsorted(shown, each) for each in ids)
-    compare = partial(_compare, features, others=others, paired=found.encoders.text is not None)
+    compare = partial(_compare, features, others=others, paired=is_paired)
     compared = compare(places, places, rows=rows)
     silent = _silent(rows, compared, inspection.config.objective.settings.get("eps") or 0.0)
     below, margin = None, np.minimum.reduce([side.margin for side in compared.values()])
@@ -151,19 +151,6 @@ def compared_ids(survey: Survey, kinds: SampleKinds, inspection: Inspection) -> 
     drawn = np.random.default_rng(_SEED).choice(pool, min(MAX_NEGATIVES, len(pool)), replace=False)
     some = np.random.default_rng(_SEED).permutation(len(planted))[:MAX_PLANTED]
     return np.sort(kinds.suspects), drawn, planted[some], donors[some]
-
-
-def _features(inspection: Inspection, encoders: Encoders, sample_ids: Ids, on_progress: OnDone) -> list[Tensor]:
-    """Return the features of pictures and captions, or of two views, float32 [m, d] each, rows of norm 1."""
-    import torch
-
-    from ....trainer.evaluation.features import sample_features
-    from ....trainer.run.build import recipe_named
-
-    data, dataset = inspection.config.data, inspection.dataset
-    assert dataset is not None
-    view = (recipe_named(data.recipe), data.image_size, torch.device("cpu"))
-    return sample_features(encoders, dataset, sample_ids, *view, on_progress, views=2 if encoders.text is None else 1)
 
 
 def _compare(
@@ -199,8 +186,8 @@ def _compare(
 def _against(anchors: Tensor, candidates: Tensor, positives: Tensor, is_own: Tensor, tau: Tensor) -> Compared:
     """Compare anchors, float32 [m, d], with candidates [k, d]; is_own, bool [m, k], leaves candidates out."""
     log_g, margin = np.empty(len(anchors)), np.empty(len(anchors), np.float32)
-    for start in range(0, len(anchors), ROWS_AT_ONCE):
-        rows = slice(start, start + ROWS_AT_ONCE)
+    for start in range(0, len(anchors), ANCHORS_AT_ONCE):
+        rows = slice(start, start + ANCHORS_AT_ONCE)
         h = (anchors[rows] @ candidates.T - positives[rows, None]).masked_fill_(is_own[rows], -math.inf)
         count = (~is_own[rows]).sum(1)
         log_g[rows] = ((h.double() / tau[rows, None]).logsumexp(1) - count.log()).numpy()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator
-from contextlib import ExitStack, closing
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,11 +21,11 @@ from ....storage.files import refuse_link
 from ....storage.place import Place
 from ....trainer.checkpoints.checkpoint_files import latest_checkpoint
 from ....trainer.errors import ConfigError, RunError
-from ....trainer.run_directory import RunDirectory, load_found
-from ...progress import OnDone, progress_bar
-from ..reading.opening import Inspection, read_run
+from ....trainer.run_directory import RunDirectory
+from .. import OnDone
+from ..opening import Inspection, read_run
 from .features_file import NAME, FeaturesFile, FeaturesOf, UnusableFeaturesError, write_features
-from .run_features import wanted_features
+from .run_features import checkpoint_features, wanted_features
 
 if TYPE_CHECKING:
     from ....trainer.config.sections import Weights
@@ -50,6 +50,24 @@ class Asked(NamedTuple):
     weights: Weights | None = None
     allow_code: bool = False
     """As run_features."""
+
+
+@dataclass(frozen=True)
+class HeldFeatures:
+    """The features of m samples in memory."""
+
+    of: FeaturesOf
+    sample_ids: NDArray[np.int64]
+    """int64 [m], ascending."""
+    values: NDArray[np.float32]
+    """float32 [m, sides, d], rows of norm 1."""
+
+    def __len__(self) -> int:
+        return len(self.sample_ids)
+
+    def rows(self, places: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the features of samples by their places, int64 [k], as VisitedFeatures.rows."""
+        return self.values[places]
 
 
 class VisitedFeatures:
@@ -102,7 +120,7 @@ def drawn_features(
     return _made(inspection, made_of, ids, least, folder / own, asked.allow_code, on_progress)
 
 
-def keep_features(run: RunDirectory) -> None:
+def keep_features(run: RunDirectory, on_progress: OnDone = lambda done, total: None) -> None:
     """Make the features of MOST_AT_END drawn samples of a run that has ended, as far as a minute allows.
 
     Not of a run on fewer than LEAST_DRAWN samples, which `inspect` makes while one waits.
@@ -115,9 +133,7 @@ def keep_features(run: RunDirectory) -> None:
         ids = visited_samples(reader, MOST_AT_END)
         refuse_link(run.report)
         run.report.mkdir(parents=True, exist_ok=True)
-        with progress_bar("features for inspect", len(ids)) as bar:
-            show = lambda done, total: bar.update(done)  # noqa: E731
-            _made(inspection, _wanted(inspection, None), ids, 0, run.report / DRAWN, True, show)
+        _made(inspection, _wanted(inspection, None), ids, 0, run.report / DRAWN, True, on_progress)
     except (RunError, ConfigError, DatasetError, StateStoreError, OSError, ImportError) as error:  # ffcv may be missing
         _log.warning("no features are kept for `thermopile inspect`, which makes its own: %s", error)
 
@@ -151,34 +167,12 @@ def _made(
 ) -> FeaturesFile:
     """Write the features of samples, in this order `least` of them and more while the time lasts."""
     features, begun = list[NDArray[np.float32]](), time.monotonic()
-    with closing(_batches(inspection, made_of, ids, allow_code)) as batches:
+    with closing(checkpoint_features(inspection.config, made_of, ids, allow_code, on_progress)) as batches:
         for batch in batches:
             features.append(batch)
             done = sum(map(len, features))
-            on_progress(done, len(ids))
             if done >= least and time.monotonic() > begun + SECONDS:
                 break
     order = np.argsort(ids[:done])
     write_features(path, made_of[2], [np.concatenate(features)[order]], ids[order])
     return FeaturesFile(path, made_of[2])
-
-
-def _batches(
-    inspection: Inspection, made_of: tuple[Dataset, Place, FeaturesOf], ids: NDArray[np.int64], allow_code: bool
-) -> Generator[NDArray[np.float32], None, None]:
-    """Yield features in the order of the ids, float32 [up to 256, sides, d]."""
-    from ....trainer.evaluation.features import restore_encoders, some_features
-    from ....trainer.run.build import device_named, recipe_named
-
-    config, (dataset, checkpoint, of) = inspection.config, made_of
-    _, training = load_found(checkpoint)
-    device, tokenizer = device_named("auto"), dataset.index.tokenizer
-    encoders = restore_encoders(config, checkpoint, training, tokenizer, of.weights, allow_code=allow_code).to(device)
-    view = (recipe_named(config.data.recipe), config.data.image_size, device)
-    with ExitStack() as opened:
-        made = [
-            opened.enter_context(closing(some_features(encoders, dataset, ids, *view, views=views)))
-            for views in dict.fromkeys([0, of.views])
-        ]
-        for parts in zip(*made, strict=True):
-            yield np.stack([side.cpu().numpy() for part in parts for side in part], axis=1)

@@ -10,17 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....pipeline.errors import DatasetError
-from ....pipeline.opening import Dataset
 from ....storage.place import Place
 from ....trainer.errors import ConfigError, RunError
 from ....trainer.evaluation.bands import BANDS, band_of_class
-from ...progress import OnTask
-from ..json_fields import TO_LIST, Hidden, Shown
-from ..reading.opening import Inspection
+from .. import OnTask
+from ..json_fields import TO_LIST, AsJson, Hidden
+from ..opening import Inspection
 from ..temperatures.correlation import NO_GROUP
-from ..temperatures.groups import CLASS_COLUMN, Groups
+from ..temperatures.groups import CLASS_COLUMN, TauGroups
 from ..temperatures.survey import Pool, Survey
-from .checkpoint_encoders import CheckpointEncoders, load_encoders
+from .checkpoint_encoders import load_encoders
 
 if TYPE_CHECKING:
     from ....trainer.config.sections import Weights
@@ -73,7 +72,7 @@ class EmbeddingMap:
     perplexity: float
     sample_ids: Annotated[NDArray[np.int64], TO_LIST]
     """int64 [m], ascending."""
-    points: Annotated[dict[str, Points], Shown(lambda sides: {side: at.xy.tolist() for side, at in sides.items()})]
+    points: Annotated[dict[str, Points], AsJson(lambda sides: {side: at.xy.tolist() for side, at in sides.items()})]
     """Side of the state -> points."""
     colouring: Hidden[Colouring | None]
     """None if the dataset has fewer than two classes."""
@@ -116,15 +115,18 @@ def _made(
     classes = next((g for g in survey.groups if g.column == CLASS_COLUMN), None)
     ends = {side.name: _ends(pool.tau[side.name]) for side in survey.sides}
     places = np.union1d(_stratified(pool, classes), np.concatenate([end for both in ends.values() for end in both]))
+    on_progress("embeddings", 0, len(places))
     use = "the map shows its temperatures on the embeddings of"
     found = load_encoders(inspection, inspection.reader.snapshot, inspection.dataset, weights, allow_code, use)
-    features = _embed(inspection, found, inspection.dataset, pool.sample_ids[places], on_progress)
+    ids, embedding = pool.sample_ids[places], partial(on_progress, "embeddings")
+    made = found.features(inspection.config, inspection.dataset, ids, embedding)
+    features = [of_side.numpy() for of_side in made]
     perplexity = min(PERPLEXITY, (len(features) * len(places) - 1) / 3)
     on_progress("t-SNE", 0, 1)
     xy = np.split(_project(np.concatenate(features), perplexity, found.checkpoint), len(features))
     on_progress("t-SNE", 1, 1)
     return EmbeddingMap(
-        sample_ids=pool.sample_ids[places],
+        sample_ids=ids,
         points={
             name: Points(at, pool.tau[name][places], np.isin(places, coldest), np.isin(places, hottest))
             for at, (name, (coldest, hottest)) in zip(xy, ends.items(), strict=True)
@@ -143,7 +145,7 @@ def _ends(tau: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.int64
     return np.argsort(tau, kind="stable")[:count], np.argsort(-tau, kind="stable")[:count]
 
 
-def _stratified(pool: Pool, classes: Groups | None) -> NDArray[np.int64]:
+def _stratified(pool: Pool, classes: TauGroups | None) -> NDArray[np.int64]:
     """Return indices of up to MAX_SAMPLES samples of the pool: a few per class, the others drawn from all.
 
     Without classes, samples are drawn evenly from twenty quantile bins of tau.
@@ -165,7 +167,7 @@ def _stratified(pool: Pool, classes: Groups | None) -> NDArray[np.int64]:
     return shuffled[np.argsort(~comes_first, kind="stable")[:MAX_SAMPLES]]
 
 
-def _colouring(classes: Groups | None, places: NDArray[np.int64]) -> Colouring | None:
+def _colouring(classes: TauGroups | None, places: NDArray[np.int64]) -> Colouring | None:
     if classes is None:
         return None
     codes = classes.pool_codes[places]
@@ -173,32 +175,6 @@ def _colouring(classes: Groups | None, places: NDArray[np.int64]) -> Colouring |
         return Colouring(classes.names, codes, are_classes=True)
     # NO_GROUP, -1, indexes the last element.
     return Colouring(list(BANDS), np.append(band_of_class(classes.sizes), NO_GROUP)[codes], are_classes=False)
-
-
-def _embed(
-    inspection: Inspection,
-    found: CheckpointEncoders,
-    dataset: Dataset,
-    sample_ids: NDArray[np.int64],
-    on_progress: OnTask,
-) -> list[NDArray[np.float32]]:
-    """Return each side's features, float32 [m, d], rows of norm 1. Raises RunError, DatasetError."""
-    import torch
-
-    from ....trainer.evaluation.features import sample_features
-    from ....trainer.run.build import recipe_named
-
-    data = inspection.config.data
-    features = sample_features(
-        found.encoders,
-        dataset,
-        sample_ids,
-        recipe_named(data.recipe),
-        data.image_size,
-        torch.device("cpu"),
-        partial(on_progress, "embeddings"),
-    )
-    return [of_side.numpy() for of_side in features]
 
 
 def _project(features: NDArray[np.float32], perplexity: float, checkpoint: Place) -> NDArray[np.float32]:

@@ -23,7 +23,7 @@ from ....trainer.errors import RunError
 
 NAME = "features.f16"
 HEADER_BYTES = 4096
-ROWS_AT_ONCE = 1024
+FEATURE_ROWS_AT_ONCE = 1024
 """Few enough that a block, as float32, stays in the processor's cache."""
 _LARGEST = np.uint32(0x3C01)
 """The float16 above 1: no element of a row of norm 1 is larger."""
@@ -99,7 +99,7 @@ class FeaturesFile:
         return self._decoded(stored, np.empty(stored.shape, np.float32))
 
     def blocks(
-        self, start: int = 0, stop: int | None = None, rows: int = ROWS_AT_ONCE
+        self, start: int = 0, stop: int | None = None, rows: int = FEATURE_ROWS_AT_ONCE
     ) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Yield the id of the first sample of each block and its features, float32 [rows or fewer, sides, d].
 

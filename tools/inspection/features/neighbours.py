@@ -1,4 +1,4 @@
-"""The nearest pictures and captions of a sample, and the negatives with the largest weights, by the run's features."""
+"""The neighbours of samples by the run's features: nearest pictures and captions, hardest negatives, margins."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from numpy.typing import NDArray
 
 from ....pipeline.cores import cores
 from ....trainer.errors import ConfigError
-from ..json_fields import TO_LIST, Shown, named
+from .. import OnDone
+from ..json_fields import TO_LIST, AsJson, named
+from .confirmation import MAX_NEGATIVES
 from .features_file import FeaturesFile
 
 PICTURES, CAPTIONS = "pictures", "captions"
 _KINDS = (PICTURES, CAPTIONS)
-"""What the sides of a features file hold."""
+"""Contents of a features file, by side."""
 ANCHORS = {1: ("sample",), 2: ("image", "text")}
 """Number of sides of the features -> sides of the state of an objective that has one."""
 
 _LEAST_TAU = 1e-9
 """At lower ones, exponents leave the range of float32; no run has any."""
 _SAMPLES_PER_THREAD = 100_000
+_MARGIN_SEED = 2026
 
 _Places = tuple[int, int]
 """Side of the features of the anchor, and of the samples that it is compared with."""
@@ -38,13 +41,13 @@ class Ranking:
     """int64 [k]."""
     similarity: Annotated[NDArray[np.float32], TO_LIST]
     """float32 [k]: cosine similarity of the features."""
-    weights: Annotated[NDArray[np.float64] | None, Shown(lambda p: p if p is None else p.tolist()), named("p")] = None
+    weights: Annotated[NDArray[np.float64] | None, AsJson(lambda p: p if p is None else p.tolist()), named("p")] = None
     """float64 [k]: p*, the softmax over all negatives; None without a temperature."""
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """What surrounds a sample."""
+    """Neighbours and hardest negatives of a sample."""
 
     nearest: dict[str, Ranking]
     """`pictures` nearest to its picture; for pairs also `captions` nearest to its caption."""
@@ -165,3 +168,29 @@ class _Best:
             return Ranking(self._ids, shown)
         exponents = (self._similarity.astype(np.float64) - self._highest) / self._tau
         return Ranking(self._ids, shown, np.exp(exponents) / self._total)
+
+
+def margins(features: FeaturesFile, on_progress: OnDone = lambda done, total: None) -> NDArray[np.float32]:
+    """Return each sample's margin, the cosine of its pair minus that of its hardest negative, float32 [n], in one pass.
+
+    The negatives are the same 4,096 random samples for all, or all others where there are no more: their captions for
+    the picture, their pictures for the caption, and the hardest of both counts. features: of pictures and captions.
+    Raises RunError for a damaged file.
+    """
+    random, count = np.random.default_rng(_MARGIN_SEED), min(MAX_NEGATIVES, features.samples)
+    drawn = random.choice(features.samples, count, replace=False)
+    drawn.sort()
+    pictures, captions = features.rows(drawn).transpose(1, 2, 0).copy()  # contiguous: the product is twice as fast
+    found = np.empty(features.samples, np.float32)
+    for first, block in features.blocks():
+        stop = first + len(block)
+        own = np.arange(*np.searchsorted(drawn, [first, stop]))
+        found[first:stop] = np.einsum("ij,ij->i", block[:, 0], block[:, 1])
+        hardest = np.full(len(block), -np.inf, np.float32)
+        for side, others in enumerate((captions, pictures)):
+            similarity = block[:, side] @ others
+            similarity[drawn[own] - first, own] = -np.inf
+            np.maximum(hardest, similarity.max(1), out=hardest)
+        found[first:stop] -= hardest
+        on_progress(stop, features.samples)
+    return found

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Generator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,12 +18,15 @@ from ....trainer.checkpoints.checkpoint_files import LATEST, checkpoints_in, rea
 from ....trainer.config import TrainConfig
 from ....trainer.errors import RunError
 from ....trainer.run_directory import find_checkpoint, load_found
-from ...progress import OnDone, progress_bar
-from ..reading.opening import Inspection
+from .. import OnDone
+from ..opening import Inspection
 from .features_file import NAME, FeaturesFile, FeaturesOf, UnusableFeaturesError, write_features
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
     from ....trainer.config.sections import Weights
+    from ....trainer.encoders import Encoders
 
 
 def run_features(
@@ -40,14 +43,16 @@ def run_features(
     averaged ones, where the run has them. allow_code: as restore_encoders.
     Raises RunError, ConfigError, DatasetError, OSError; NotRegularFileError if the file is a link.
     """
-    dataset, checkpoint, of = wanted_features(inspection, weights)
+    *_, of = made_of = wanted_features(inspection, weights)
     path = folder / NAME
     try:
         return FeaturesFile(path, of)
     except UnusableFeaturesError as error:
         if path.exists():
             inspection.notes.append(f"The features were made again: {error}.")
-    write_features(path, of, _batches(inspection.config, dataset, checkpoint, of, allow_code, on_progress))
+    write_features(
+        path, of, checkpoint_features(inspection.config, made_of, np.arange(of.samples), allow_code, on_progress)
+    )
     return FeaturesFile(path, of)
 
 
@@ -58,16 +63,6 @@ def open_features(inspection: Inspection, folder: Path) -> FeaturesFile:
     """
     *_, of = wanted_features(inspection, None)
     return FeaturesFile(folder / NAME, of)
-
-
-def features_with_progress(
-    inspection: Inspection, folder: Path, weights: Weights | None, allow_code: bool
-) -> FeaturesFile:
-    """Do as `run_features`, with progress on stderr."""
-    with progress_bar("features", inspection.dataset.n if inspection.dataset else 0) as bar:
-        return run_features(
-            inspection, folder, weights=weights, allow_code=allow_code, on_progress=lambda done, total: bar.update(done)
-        )
 
 
 def wanted_features(inspection: Inspection, weights: Weights | None) -> tuple[Dataset, Place, FeaturesOf]:
@@ -93,18 +88,47 @@ def wanted_features(inspection: Inspection, weights: Weights | None) -> tuple[Da
     return dataset, checkpoint, of
 
 
-def _batches(
-    config: TrainConfig, dataset: Dataset, checkpoint: Place, of: FeaturesOf, allow_code: bool, on_progress: OnDone
-) -> Iterator[NDArray[np.float32]]:
-    """Yield the features of all samples, in id order, float32 [up to 256, sides, d]."""
-    from ....trainer.evaluation.features import restore_encoders, streamed_features
+def checkpoint_features(
+    config: TrainConfig,
+    made_of: tuple[Dataset, Place, FeaturesOf],
+    ids: NDArray[np.int64],
+    allow_code: bool,
+    on_progress: OnDone,
+) -> Generator[NDArray[np.float32], None, None]:
+    """Yield features of samples by a checkpoint's encoders, as feature_batches; made_of: from wanted_features."""
+    from ....trainer.evaluation.features import restore_encoders
+
+    dataset, checkpoint, of = made_of
+    on_progress(0, len(ids))
+    _, training = load_found(checkpoint)
+    tokenizer = dataset.index.tokenizer
+    encoders = restore_encoders(config, checkpoint, training, tokenizer, of.weights, allow_code=allow_code)
+    yield from feature_batches(encoders, dataset, ids, config, of.views, on_progress)
+
+
+def feature_batches(
+    encoders: Encoders,
+    dataset: Dataset,
+    ids: NDArray[np.int64],
+    config: TrainConfig,
+    views: int,
+    on_progress: OnDone,
+    tokenizer: Tokenizer | None = None,
+) -> Generator[NDArray[np.float32], None, None]:
+    """Yield features of samples in the order of the ids, float32 [up to 256, sides, d], on the GPU if there is one.
+
+    views: of each picture, beside the picture itself; 0: its caption. tokenizer: None: the dataset's tokens are used.
+    """
+    from ....trainer.evaluation.features import some_features
     from ....trainer.run.build import device_named, recipe_named
 
-    _, training = load_found(checkpoint)
-    device, tokenizer, done = device_named("auto"), dataset.index.tokenizer, 0
-    encoders = restore_encoders(config, checkpoint, training, tokenizer, of.weights, allow_code=allow_code).to(device)
-    view = (recipe_named(config.data.recipe), config.data.image_size, device)
-    with closing(streamed_features(encoders, dataset, None, *view)) as made:  # with the dataset's own tokens
-        for features in made:
-            on_progress(done := done + len(features[0]), of.samples)
-            yield np.stack([of_side.cpu().numpy() for of_side in features], axis=1)
+    device, done = device_named("auto"), 0
+    how = (encoders.to(device), dataset, ids, recipe_named(config.data.recipe), config.data.image_size, device)
+    with ExitStack() as opened:
+        made = [
+            opened.enter_context(closing(some_features(*how, views=number, tokenizer=tokenizer)))
+            for number in dict.fromkeys([0, views])
+        ]
+        for parts in zip(*made, strict=True):
+            on_progress(done := done + len(parts[0][0]), len(ids))
+            yield np.stack([side.cpu().numpy() for part in parts for side in part], axis=1)

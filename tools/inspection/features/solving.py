@@ -10,17 +10,17 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from ...progress import OnDone
-from ..json_fields import Hidden, Shown, named
-from ..reading.opening import Inspection
+from .. import OnDone
+from ..json_fields import AsJson, Hidden, named
+from ..opening import Inspection
 from ..temperatures.solved import Bounds, Solved, solve
-from .drawn import VisitedFeatures
+from .drawn import HeldFeatures, VisitedFeatures
 
 OTHERS = 8192
 """Negatives that each sample is compared with: of fewer, ranks and deviations are those of fewer (docs/figures.md)."""
 LOWEST, HIGHEST = 1e-3, 10.0
-"""Where temperatures are looked for if the objective has no bounds."""
-ROWS_AT_ONCE = 8192
+"""Bounds of solved temperatures if the objective has none."""
+FEATURES_READ_AT_ONCE = 8192
 RHOS = (0.1, 0.3, 0.5, 1.0, 2.0, 3.0, 4.0)
 """At which the direction of a run's temperatures is looked at."""
 _FOR_CURVE = 1500
@@ -32,7 +32,7 @@ class SolvedTemperatures:
     """The temperatures at which rho binds, of m samples."""
 
     rho: float
-    sample_ids: Annotated[NDArray[np.int64], Shown(len), named("samples")]
+    sample_ids: Annotated[NDArray[np.int64], AsJson(len), named("samples")]
     """int64 [m], ascending."""
     sides: Hidden[dict[str, Solved]]
     """By side of the state, float32 [m] each."""
@@ -55,7 +55,7 @@ class SolvedTemperatures:
 
 def solved_temperatures(
     inspection: Inspection,
-    features: VisitedFeatures,
+    features: VisitedFeatures | HeldFeatures,
     rho: float,
     places: NDArray[np.int64] | None = None,
     on_progress: OnDone = lambda done, total: None,
@@ -72,14 +72,14 @@ def solved_temperatures(
     chosen = np.random.default_rng(_SEED).permutation(len(features))[:OTHERS]
     own = np.full(len(features), -1)
     own[chosen] = np.arange(len(chosen))
-    population = reader.kept if reader else len(features)
+    population = reader.kept if reader else features.of.samples
     others = [np.ascontiguousarray(side) for side in features.rows(chosen).transpose(1, 0, 2)]
     columns = [f"{side}/tau" for side in inspection.sides]
     state = reader.rows_at(ids, columns) if reader and columns else {}
     learned = {side: state[f"{side}/tau"] for side in inspection.sides}
     parts: dict[str, list[Solved]] = {side: [] for side, *_ in compared_views(features)}
-    for first in range(0, len(places), ROWS_AT_ONCE):
-        here = slice(first, first + ROWS_AT_ONCE)
+    for first in range(0, len(places), FEATURES_READ_AT_ONCE):
+        here = slice(first, first + FEATURES_READ_AT_ONCE)
         block = features.rows(places[here])
         found: dict[str, list[Solved]] = {side: [] for side in parts}
         for side, anchors, negatives in compared_views(features):
@@ -89,12 +89,12 @@ def solved_temperatures(
             found[side].append(solve(views, against, own[places[here]], bounds, population=population, tau=tau))
         for side, draws in found.items():
             parts[side].append(_mean(draws, bounds))
-        on_progress(min(first + ROWS_AT_ONCE, len(places)), len(places))
+        on_progress(min(first + FEATURES_READ_AT_ONCE, len(places)), len(places))
     sides = {side: Solved(*map(np.concatenate, zip(*found, strict=True))) for side, found in parts.items()}
     return SolvedTemperatures(rho, ids, sides, learned, len(chosen), features.of.checkpoint, features.of.weights)
 
 
-def compared_views(features: VisitedFeatures) -> list[tuple[str, list[int], list[int]]]:
+def compared_views(features: VisitedFeatures | HeldFeatures) -> list[tuple[str, list[int], list[int]]]:
     """Return side of the state, sides of the file that are its anchors, and those of the others, once for each draw."""
     if not features.of.views:
         return [("image", [0], [1]), ("text", [1], [0])]

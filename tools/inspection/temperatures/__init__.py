@@ -1,1 +1,1 @@
-"""What the state says: distributions, groups, kinds, and how they change over the run."""
+"""Figures from the state: distributions, groups, kinds, and their changes over the run."""

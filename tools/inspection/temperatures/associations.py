@@ -1,4 +1,4 @@
-"""What the lowest and the highest temperatures go with: areas under the curve of a sample's other properties."""
+"""Associations of the lowest and the highest temperatures with other properties, as areas under the curve."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ENDS: tuple[End, End] = ("lowest", "highest")
 
 @dataclass(frozen=True)
 class Association:
-    """How a property tells the samples at one end of the temperatures from all others."""
+    """A property's association with one end of the temperatures, against all other samples."""
 
     end: End
     of: str
@@ -44,7 +44,7 @@ class Association:
     cannot be said, or makes no difference because the end does not go with near ones."""
 
     @property
-    def is_said(self) -> bool:
+    def is_notable(self) -> bool:
         """Whether the effect is beyond a small one, whatever the interval leaves open."""
         return self.low > 0.5 + SMALL or self.high < 0.5 - SMALL
 
@@ -80,7 +80,7 @@ def associations(
             continue
         area, deviation = area_under_curve(values, is_end, usable & ~is_end, (groups or {}).get(name))
         found.append(Association(end, name, area, max(0.0, area - z * deviation), min(1.0, area + z * deviation), None))
-    heaped = {each.end for each in found if each.of == near and each.is_said and each.area > 0.5}
+    heaped = {each.end for each in found if each.of == near and each.is_notable and each.area > 0.5}
     for place, each in enumerate(found):
         if each.end in heaped and near is not None and each.of != near:
             within = _within(properties[each.of], ~np.isnan(tau), ends[each.end], properties[near])

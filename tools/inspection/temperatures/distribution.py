@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..json_fields import Shown
+from ..json_fields import AsJson
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 MANTISSA_BITS = 11
@@ -124,7 +124,7 @@ class Distribution:
         return {"count": self.count, "mean": self.mean, "min": self.min, **quantiles, "max": self.max}
 
 
-Figures = Annotated[Distribution, Shown(Distribution.figures)]
+Figures = Annotated[Distribution, AsJson(Distribution.figures)]
 """A distribution that JSON has as its figures."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from ....state_store import Snapshot, StateReader, list_snapshots
 from ....state_store.schema import VISITS
 from ....trainer.errors import ConfigError
-from ..json_fields import BY_NAME, Hidden, Shown, named
-from ..reading.opening import Inspection
-from ..reading.state_blocks import read_blocks
+from .. import OnDone
+from ..json_fields import BY_NAME, AsJson, Hidden, named
+from ..opening import Inspection, read_blocks
 from .correlation import Joint, JointCounts
 from .distribution import Distribution, Figures, Smallest
 from .survey import with_tau
@@ -24,7 +24,6 @@ MOVERS = 24
 
 Tau = dict[str, NDArray[np.float32]]
 """Side -> float32 [m]."""
-OnRows = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class SideDrift:
 
     name: Hidden[str]
     """As in the state: `image`, `text` or `sample`."""
-    joint: Annotated[Joint, Shown(attrgetter("spearman")), named("spearman")]
+    joint: Annotated[Joint, AsJson(attrgetter("spearman")), named("spearman")]
     """Tau at the earlier snapshot (rows) against tau at the later one, and their rank correlation."""
     change: Figures
     """Later tau minus earlier tau."""
@@ -58,18 +57,20 @@ class SideDrift:
 class Drift:
     """Drift from the snapshot with the lower step to the other, in whichever order they were named; or between runs."""
 
-    earlier: Annotated[Snapshot, Shown(attrgetter("tag")), named("from")]
-    later: Annotated[Snapshot, Shown(attrgetter("tag")), named("to")]
+    earlier: Annotated[Snapshot, AsJson(attrgetter("tag")), named("from")]
+    later: Annotated[Snapshot, AsJson(attrgetter("tag")), named("to")]
     visited: int
     """Samples visited by both snapshots."""
     sides: Annotated[list[SideDrift], BY_NAME]
 
 
-def drift(inspection: Inspection, against: str | Inspection, on_progress: OnRows = lambda done: None) -> Drift | None:
+def drift(
+    inspection: Inspection, against: str | Inspection, on_progress: OnDone = lambda done, total: None
+) -> Drift | None:
     """Compare the inspection's snapshot with another one, of its run by tag or id or of another run, which is later.
 
     Returns None, with a note, if no sample was visited by both, and None if the run has no tau. Memory does not grow
-    with the samples. Calls on_progress with the rows read so far, out of twice the number of samples.
+    with the samples. Calls on_progress with the rows read.
     Raises ConfigError if both are the same snapshot, SnapshotNotFoundError if the other does not exist or the run
     deletes one meanwhile, DamagedChunkError.
     """
@@ -87,7 +88,7 @@ def drift(inspection: Inspection, against: str | Inspection, on_progress: OnRows
     for block, ids, before, after in _blocks(earlier, later, names, inspection.planted[0]):
         for name, side in counts.items():
             side.add(ids, before[name], after[name])
-        on_progress(block.stop)
+        on_progress(block.stop, 2 * earlier.samples)
     visited = counts[names[0]].change.count
     if not visited:
         inspection.notes.append(
@@ -99,7 +100,7 @@ def drift(inspection: Inspection, against: str | Inspection, on_progress: OnRows
     for block, _, before, after in _blocks(earlier, later, names, inspection.planted[0]):
         for name, joint in joints.items():
             joint.add(before[name], after[name])
-        on_progress(earlier.samples + block.stop)
+        on_progress(earlier.samples + block.stop, 2 * earlier.samples)
     sides = [
         SideDrift(
             name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
@@ -15,8 +15,9 @@ from ....pipeline.dataset.samples_table import PLACE_IN_SHARD
 from ....pipeline.opening import Dataset
 from ....trainer.errors import ConfigError
 from ....trainer.evaluation.bands import BANDS, band_of_class
-from ..json_fields import Hidden, Shown, named
-from ..reading.state_blocks import ROWS_AT_ONCE
+from .. import OnDone
+from ..json_fields import AsJson, Hidden, named
+from ..opening import STATE_ROWS_AT_ONCE
 from .correlation import NO_GROUP, Correlation, correlate
 
 MAX_GROUPS = 100_000
@@ -69,11 +70,11 @@ class BandTau:
 
 
 @dataclass(frozen=True)
-class Groups:
+class TauGroups:
     """Size and tau of every group, largest group first, then by name."""
 
     column: str
-    names: Annotated[list[str], Shown(len), named("groups")]
+    names: Annotated[list[str], AsJson(len), named("groups")]
     sizes: Hidden[NDArray[np.int64]]
     """int64 [groups]: samples of the group in the dataset, visited or not."""
     visited: Hidden[NDArray[np.int64]]
@@ -142,7 +143,7 @@ class GroupCounts:
             weights = (values - mean, (values - mean) ** 2, values < low, values >= high)
             self._sums[side] += [np.bincount(codes[seen], of_one, minlength=MAX_GROUPS) for of_one in weights]
 
-    def result(self, pool_tau: Mapping[str, NDArray[np.float32]]) -> Groups | None:
+    def result(self, pool_tau: Mapping[str, NDArray[np.float32]]) -> TauGroups | None:
         """Return the figures; None if no sample has a group. pool_tau: tau of the pool by side, in pool order."""
         if not self._codes:
             return None
@@ -154,7 +155,7 @@ class GroupCounts:
         sizes, visited = sizes[order], self._visited[order]
         sums = {side: of_side[:, order] for side, of_side in self._sums.items()}
         tau = {side: _group_tau(self._limits[side][0], visited, of_side) for side, of_side in sums.items()}
-        return Groups(
+        return TauGroups(
             column=self._column,
             names=[found[code] for code in order],
             sizes=sizes,
@@ -195,17 +196,17 @@ def _coded(labels: pa.Array, codes: dict[str, int], column: str) -> NDArray[np.i
     return np.array(own, np.int64)[places]
 
 
-def codes_of(dataset: Dataset, column: str, on_progress: Callable[[int], None]) -> tuple[NDArray[np.int32], list[str]]:
+def codes_of(dataset: Dataset, column: str, on_progress: OnDone) -> tuple[NDArray[np.int32], list[str]]:
     """Return the group of each of n samples and the names of the groups, sorted.
 
     The groups are int32 [n], places in the names, -1 without one. column: as for Labels. Calls on_progress with the
     samples done so far. Raises TooManyGroupsError beyond 100,000 groups, DatasetError.
     """
     found, labels, names = np.empty(dataset.n, np.int32), Labels(dataset, column), dict[str, int]()
-    for start in range(0, dataset.n, ROWS_AT_ONCE):
-        stop = min(start + ROWS_AT_ONCE, dataset.n)
+    for start in range(0, dataset.n, STATE_ROWS_AT_ONCE):
+        stop = min(start + STATE_ROWS_AT_ONCE, dataset.n)
         found[start:stop] = _coded(labels.take(stop - start), names, column)
-        on_progress(stop)
+        on_progress(stop, dataset.n)
     in_order = sorted(names)
     place_of = np.full(len(names) + 1, NO_GROUP, np.int32)
     place_of[[names[name] for name in in_order]] = np.arange(len(names))
@@ -243,7 +244,7 @@ class Labels:
     def __init__(self, dataset: Dataset, column: str) -> None:
         self.column = column
         self._source = "uri" if column == FOLDER else column
-        self._tables = dataset.tables([self._source], ROWS_AT_ONCE)
+        self._tables = dataset.tables([self._source], STATE_ROWS_AT_ONCE)
         self._held = pa.chunked_array([pa.array([], pa.string())])
 
     def take(self, count: int) -> pa.Array:

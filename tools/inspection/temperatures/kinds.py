@@ -1,7 +1,7 @@
-"""The kind of every sample as far as its row of state alone tells it. Pure functions of columns.
+"""The kind of every sample by its row of state alone. Pure functions of columns.
 
-`confirmation.py` decides again for the most suspicious samples, by a forward pass; `told/evidence.py` adds the
-kinds that only features show.
+`confirmation.py` decides again for the most suspicious samples, by a forward pass; `feature_findings/evidence.py` adds
+the kinds that only features show.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from ....state_store.schema import VISITS
 from ....trainer.metrics.metrics_file import last_lines
 from ....trainer.metrics.step_report import RECENT_STEPS, collapse
 from ..json_fields import Hidden
-from ..reading.opening import Inspection, TauSettings
-from ..reading.state_blocks import Rows
+from ..opening import Inspection, Rows, TauSettings
 from .distribution import Distribution, Smallest
 
 TOO_FEW_VISITS, STUCK, MISFIT, CROWDED, COPIED, NOT_TOLD_APART, RARE, ORDINARY, PLANTED = range(9)
@@ -65,7 +64,7 @@ class KindRules:
 
     @classmethod
     def of(cls, inspection: Inspection) -> KindRules:
-        """Return the rules of a run's snapshot, which there must be; notes why no kinds are told where none are."""
+        """Return the rules of a run's snapshot, which there must be; notes why if there are no kinds."""
         assert inspection.reader is not None
         fields, settings = inspection.reader.fields, inspection.config.objective.settings
         floor, clip = settings.get("tau_min"), settings.get("grad_clip")
@@ -76,7 +75,7 @@ class KindRules:
             steps = last_lines(inspection.run.metrics, RECENT_STEPS, 0, until=inspection.reader.snapshot.step).steps
         why = collapse(steps, inspection.config) or ""
         if why and log_s:
-            note = f"No kinds of samples are told yet: {why}."
+            note = f"There are no kinds of samples yet: {why}."
             inspection.notes[:] = dict.fromkeys([*inspection.notes, note])  # it may have been noted before
         return cls(log_s, u, NEAR_FLOOR * (floor or 0.0), NEAR_CLIP * (clip or 0.0), why, inspection.planted[0])
 
@@ -101,7 +100,7 @@ class KindRules:
         return np.isin(np.asarray(ids), self.planted)
 
     def judged(self, rows: Rows, ids: NDArray[np.int64] | range) -> Rows:
-        """Return rows of samples, without the visits of the planted ones, of which their state tells nothing."""
+        """Return rows of samples, with 0 visits for planted samples, whose state belongs to other captions."""
         return rows | {VISITS: np.where(self.are_planted(ids), np.uint32(0), rows[VISITS])}
 
     def first_kind(self, rows: Rows, stuck: NDArray[np.bool_], misfit: NDArray[np.bool_]) -> Codes:
@@ -213,11 +212,11 @@ class KindCounts:
             name: (int(count), shown.chosen()[0].tolist())
             for name, count, shown in zip(KIND_NAMES, self._counts, self._shown, strict=True)
         }
-        told = self._rules.decidable
+        decided = self._rules.decidable
         return SampleKinds(
             self._rules,
-            {name: found[name][0] for name in told},
-            {name: found[name][1] for name in told},
+            {name: found[name][0] for name in decided},
+            {name: found[name][1] for name in decided},
             self._suspects.chosen()[0],
         )
 

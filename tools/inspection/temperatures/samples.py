@@ -12,11 +12,11 @@ from ....pipeline.dataset.samples_table import PLACE_IN_SHARD
 from ....state_store import Snapshot, StateReader
 from ....state_store.schema import VISITS
 from ....trainer.errors import ConfigError
-from ..reading.opening import Inspection
+from ..opening import Inspection
 from .survey import Survey
 from .through_time import read_every_snapshot
 
-Row = dict[str, float | int]
+StateRow = dict[str, float | int]
 """Column of the state -> value: the fields, `visits`, `last_step`. log_s is -inf while visits is 0."""
 
 
@@ -24,15 +24,15 @@ class StateAt(NamedTuple):
     """A sample's row at one snapshot."""
 
     snapshot: Snapshot
-    values: Row
+    values: StateRow
 
 
 @dataclass(frozen=True)
-class Sample:
+class InspectedSample:
     """One sample of a run."""
 
     sample_id: int
-    state: Row
+    state: StateRow
     """At the inspected snapshot; empty before the first one."""
     table: dict[str, Any]
     """Column of the samples table -> value: uri, key, caption, group, …; empty without the dataset."""
@@ -45,7 +45,7 @@ class Sample:
     """By the state alone. None without a survey, if its kinds say too little, or if the run does not train on it."""
 
 
-def read_samples(inspection: Inspection, sample_ids: Iterable[int]) -> dict[int, Sample]:
+def read_samples(inspection: Inspection, sample_ids: Iterable[int]) -> dict[int, InspectedSample]:
     """Return samples at the inspected snapshot by id, 0 … n - 1, each once.
 
     Raises DatasetError, DamagedChunkError, SnapshotNotFoundError.
@@ -55,11 +55,13 @@ def read_samples(inspection: Inspection, sample_ids: Iterable[int]) -> dict[int,
     for row in rows:
         row.pop(PLACE_IN_SHARD, None)
     state = read_rows(inspection.reader, ids, inspection.columns) if inspection.reader else {}
-    return {id: Sample(id, state.get(id, {}), row) for id, row in zip(ids, rows, strict=True)}
+    return {id: InspectedSample(id, state.get(id, {}), row) for id, row in zip(ids, rows, strict=True)}
 
 
-def read_histories(inspection: Inspection, sample_ids: Sequence[int], survey: Survey | None = None) -> list[Sample]:
-    """Read samples at every snapshot, in the order of the ids, each once. `survey`: to rank by, and to tell kinds by.
+def read_histories(
+    inspection: Inspection, sample_ids: Sequence[int], survey: Survey | None = None
+) -> list[InspectedSample]:
+    """Read samples at every snapshot, in the order of the ids, each once. `survey`: for ranks and kinds.
 
     A snapshot that is damaged, or that the run deletes meanwhile, is left out and noted.
     Raises ConfigError for an id that neither the state nor the dataset has, and as `read_samples` does.
@@ -76,7 +78,7 @@ def read_histories(inspection: Inspection, sample_ids: Sequence[int], survey: Su
     samples = read_samples(inspection, sample_ids)
     rules = survey.kinds.rules if survey and survey.kinds and survey.kinds.worth_showing else None
 
-    def read(reader: StateReader) -> tuple[Snapshot, dict[int, Row]]:
+    def read(reader: StateReader) -> tuple[Snapshot, dict[int, StateRow]]:
         return reader.snapshot, read_rows(reader, list(samples), reader.columns)
 
     found = read_every_snapshot(inspection, read) if reader else []
@@ -99,7 +101,7 @@ def _is_kept(inspection: Inspection, sample_id: int) -> bool:
     return inspection.reader is not None and bool(inspection.reader.is_kept(sample_id, sample_id + 1).all())
 
 
-def read_rows(reader: StateReader, sample_ids: Sequence[int], columns: Sequence[str]) -> dict[int, Row]:
+def read_rows(reader: StateReader, sample_ids: Sequence[int], columns: Sequence[str]) -> dict[int, StateRow]:
     """Return rows of the state by id."""
     found = reader.rows_at(np.array(sample_ids, np.int64), columns)
     values = zip(*(column.tolist() for column in found.values()), strict=True)

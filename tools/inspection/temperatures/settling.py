@@ -1,4 +1,4 @@
-"""Where the update rule takes temperatures while the features stay as they are: whether they have settled."""
+"""The temperatures at which the update rule comes to rest while features stay as they are."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_NEGATIVES = 1024
 
 
 class Rule(NamedTuple):
-    """What decides where temperatures come to rest (iSogCLR eq 11 to 13), apart from the features."""
+    """Parameters of the update rule (iSogCLR eq 11 to 13)."""
 
     rho: float
     gamma: float

@@ -9,7 +9,7 @@ variance of h / tau under q, and Newton's steps are taken on its logarithm, whic
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ....pipeline.cores import cores
 from ....storage.kernels import kernel
 
-ROWS_AT_ONCE = 1024
+SOLVED_AT_ONCE = 1024
 """Samples compared with all others at once: 16 MB of similarities."""
 _LAST_STEP = 1e-2
 """Of log tau: what the step after it would be is its square."""
@@ -41,7 +41,7 @@ class Bounds(NamedTuple):
 
 
 class Solved(NamedTuple):
-    """What was solved for m samples of one side, float32 [m] each."""
+    """Solved temperatures of m samples of one side, float32 [m] each."""
 
     tau: NDArray[np.float32]
     """0 where no temperature from `lowest` on is low enough: more negatives than rho allows are as near as the
@@ -58,14 +58,13 @@ def solve(
     *,
     population: int,
     tau: NDArray[np.float32] | None = None,
-    on_progress: Callable[[int], None] = lambda done: None,
 ) -> Solved:
     """Solve the temperatures of m samples against k others, drawn from a population.
 
     anchors: the samples' features, float32 [m, d], rows of norm 1, one array a view; the weights of all views are one
     softmax. others: those of the others, float32 [k, d], one array a view: of pairs the other side's. own: int64 [m],
     the place of each sample among the others, -1 where it is not there; it is left out. tau: float32 [m], temperatures
-    at which to measure the divergence. Calls on_progress with the samples done so far.
+    at which to measure the divergence.
 
     Of drawn others, sums of weights are noisy and so the divergence is too low: by 1/k its expansion at second order,
     which is subtracted. docs/figures.md has what is left.
@@ -75,10 +74,10 @@ def solve(
     found = Solved(np.empty(m, np.float32), np.full(m, np.nan, np.float32))
     at = np.full(m, np.nan, np.float32) if tau is None else tau
     threads = cores()
-    similarity = np.empty((min(m, ROWS_AT_ONCE), len(anchors), columns.shape[1]), np.float32)
+    similarity = np.empty((min(m, SOLVED_AT_ONCE), len(anchors), columns.shape[1]), np.float32)
     with ThreadPoolExecutor(threads) as pool:
-        for first in range(0, m, ROWS_AT_ONCE):
-            stop = min(first + ROWS_AT_ONCE, m)
+        for first in range(0, m, SOLVED_AT_ONCE):
+            stop = min(first + SOLVED_AT_ONCE, m)
             block, mine = similarity[: stop - first], own[first:stop]
             for view, features in enumerate(anchors):
                 np.matmul(features[first:stop], columns, out=block[:, view])
@@ -93,7 +92,6 @@ def solve(
                 at[first:stop][part], found.tau[first:stop][part], found.divergence[first:stop][part],  # noqa: B023
             )  # fmt: skip
             list(pool.map(each, parts))
-            on_progress(stop)
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from ....pipeline.opening import PART, Mixture
 from ....state_store import StateReader
 from ....state_store.schema import LAST_STEP, VISITS
-from ..json_fields import BY_NAME, Hidden, Shown, named
-from ..reading.opening import Inspection, TauSettings
-from ..reading.state_blocks import Rows, read_blocks
+from .. import OnDone
+from ..json_fields import BY_NAME, AsJson, Hidden, named
+from ..opening import Inspection, Rows, TauSettings, read_blocks
 from .correlation import Joint, JointCounts
 from .distribution import Distribution, Figures, Smallest
-from .groups import CLASS_COLUMN, GroupCounts, Groups, Labels, TooManyGroupsError, check_columns
+from .groups import CLASS_COLUMN, GroupCounts, Labels, TauGroups, TooManyGroupsError, check_columns
 from .kinds import KindCounts, KindRules, SampleKinds
 from .whole_run import Doubted, WholeRun
 
@@ -78,7 +78,7 @@ class Survey:
     """Figures of one snapshot."""
 
     samples: int
-    """Samples that the run trains on: all of the dataset, or those selected, but for planted ones. All figures are of
+    """Samples that the run trains on: all of the dataset, or those selected, except planted ones. All figures are of
     them."""
     dataset_samples: int
     """All samples of the dataset."""
@@ -94,12 +94,12 @@ class Survey:
     """Field name, such as `image/log_s` -> values of the visited samples."""
     sides: Annotated[list[Side], BY_NAME]
     """Empty if the objective keeps no tau or no sample was visited."""
-    joint: Annotated[Joint | None, Shown(lambda joint: joint and joint.spearman), named("image_and_text_spearman")]
+    joint: Annotated[Joint | None, AsJson(lambda joint: joint and joint.spearman), named("image_and_text_spearman")]
     sheets: Hidden[list[Sheet]]
     pool: Hidden[Pool]
-    groups: list[Groups]
+    groups: list[TauGroups]
     """One entry per requested column that has groups."""
-    parts: Annotated[Groups | None, Shown(lambda parts: parts and parts.means())]
+    parts: Annotated[TauGroups | None, AsJson(lambda parts: parts and parts.means())]
     """The parts of a mixture; None for a single dataset."""
     kinds: SampleKinds | None
     """None if no sample was visited."""
@@ -114,7 +114,7 @@ class Survey:
 def survey(
     inspection: Inspection,
     by: Sequence[str] = (CLASS_COLUMN,),
-    on_progress: Callable[[int], None] = lambda done: None,
+    on_progress: OnDone = lambda done, total: None,
     *,
     suspects: int = 0,
     whole_run: WholeRun | None = None,
@@ -123,7 +123,7 @@ def survey(
 
     suspects: how many of the samples that may be stuck or misfits to name, for a forward pass. whole_run: what these
     are sorted by; None: by log s at the snapshot.
-    Notes why parts are missing. Calls on_progress with the rows read so far, out of twice the number of samples.
+    Notes why parts are missing. Calls on_progress with the rows read.
     Raises ConfigError for an unknown column, DamagedChunkError, SnapshotNotFoundError if the run deletes the snapshot
     meanwhile, DatasetError.
     """
@@ -136,7 +136,7 @@ def survey(
     for block, rows in read_blocks(reader, reader.columns):
         kept = reader.is_kept(block.start, block.stop) & ~rules.are_planted(block)
         first.add(block, rules.judged(rows, block), kept)
-        on_progress(block.stop)
+        on_progress(block.stop, 2 * reader.samples)
     sides = first.sides(inspection.tau)
     if not first.staleness.count:
         notes.append(f"No sample was visited by {reader.snapshot.tag}: every tau still has its initial value.")
@@ -147,7 +147,7 @@ def survey(
     for block, rows in read_blocks(reader, second.columns) if first.staleness.count else ():
         kept, ranks = reader.is_kept(block.start, block.stop), whole_run.ranks(block) if whole_run else None
         second.add(block, rules.judged(rows, block), kept, ranks)
-        on_progress(reader.samples + block.stop)
+        on_progress(reader.samples + block.stop, 2 * reader.samples)
     pool = Pool(second.pool, {name: np.concatenate(parts) for name, parts in second.pool_tau.items()})
     groups = second.groups(pool)
     kinds = second.kinds.result() if first.staleness.count else None
@@ -284,7 +284,7 @@ class _SecondPass:
                 sheets.append(Sheet(side, end, ids.tolist(), not_shown, tie))
         return [*sheets, Sheet(None, "random", self._random, 0, False)] if sheets else []
 
-    def groups(self, pool: Pool) -> list[Groups]:
+    def groups(self, pool: Pool) -> list[TauGroups]:
         found = []
         for counts, labels in self._grouping:
             groups = counts.result(pool.tau)
@@ -295,7 +295,7 @@ class _SecondPass:
         return found
 
 
-def _why_not_grouped(column: str, groups: Groups | None) -> str:
+def _why_not_grouped(column: str, groups: TauGroups | None) -> str:
     """Return why samples are not grouped by a column, whose groups are one or none."""
     if groups:
         return (

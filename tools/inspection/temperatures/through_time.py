@@ -11,16 +11,16 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer
 from ....state_store import DamagedChunkError, Snapshot, SnapshotNotFoundError, StateReader, list_snapshots
 from ....state_store.durable import Repository
 from ....state_store.schema import VISITS
+from .. import OnDone
 from ..json_fields import Hidden, named
-from ..reading.opening import Inspection
-from ..reading.state_blocks import pieces
+from ..opening import Inspection, pieces
 from .distribution import Distribution
 
 T = TypeVar("T")
 
 MAX_ROWS = 200_000_000
 """Limit over all snapshots together: about ten seconds on one core."""
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+HISTORY_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class TauAt:
     """One side's tau at one snapshot, over the samples visited by then."""
 
     quantiles: tuple[float, ...]
-    """At QUANTILES."""
+    """At HISTORY_QUANTILES."""
     share_at_tau_min: float | None
     """0 … 1; None if the objective has no tau_min."""
 
     @model_serializer
     def _in_json(self) -> dict[str, float | None]:
-        quantiles = zip(QUANTILES, self.quantiles, strict=True)
+        quantiles = zip(HISTORY_QUANTILES, self.quantiles, strict=True)
         return {f"q{share:.2f}": value for share, value in quantiles} | {"share_at_tau_min": self.share_at_tau_min}
 
 
@@ -67,11 +67,11 @@ class ThroughTime:
     moments: Annotated[list[Moment], named("snapshots")]
 
 
-def through_time(inspection: Inspection, on_progress: Callable[[int], None] = lambda done: None) -> ThroughTime | None:
+def through_time(inspection: Inspection, on_progress: OnDone = lambda done, total: None) -> ThroughTime | None:
     """Read tau at every snapshot of the inspection's run; None if there is no tau or no sample was ever visited.
 
     Memory does not grow with the samples. A snapshot that is damaged, or that the run deletes meanwhile, is left out
-    and noted. Calls on_progress after each snapshot with the number done.
+    and noted. Calls on_progress after each snapshot.
     """
     reader, sides = inspection.reader, inspection.sides
     if reader is None or not sides:
@@ -91,14 +91,15 @@ def through_time(inspection: Inspection, on_progress: Callable[[int], None] = la
 
 
 def read_every_snapshot(
-    inspection: Inspection, read: Callable[[StateReader], T], on_progress: Callable[[int], None] = lambda done: None
+    inspection: Inspection, read: Callable[[StateReader], T], on_progress: OnDone = lambda done, total: None
 ) -> list[T]:
     """Apply `read` to every snapshot of the inspection's run, oldest first.
 
     A snapshot that is damaged, or that the run deletes meanwhile, is left out and noted.
     """
     found, path = [], inspection.run.state
-    for done, entry in enumerate(Repository(path).history(), start=1):
+    history = Repository(path).history()
+    for done, entry in enumerate(history, start=1):
         try:
             # Reopen each time, so that snapshots deleted since the listing are noticed.
             if isinstance(entry, Snapshot):
@@ -109,7 +110,7 @@ def read_every_snapshot(
             inspection.notes.append(f"{entry.tag} is left out: the run deleted it while it was being read.")
         except DamagedChunkError as error:
             inspection.notes.append(f"{entry.tag} is left out: {error}.")
-        on_progress(done)
+        on_progress(done, len(history))
     inspection.notes[:] = dict.fromkeys(inspection.notes)  # another reading may have noted the same
     return found
 
@@ -132,7 +133,7 @@ def _read_moment(
         return None
     found = {
         side: TauAt(
-            tuple(map(of_side.quantile, QUANTILES)), None if tau_min is None else of_side.share_at_most(tau_min)
+            tuple(map(of_side.quantile, HISTORY_QUANTILES)), None if tau_min is None else of_side.share_at_most(tau_min)
         )
         for side, of_side in tau.items()
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +9,8 @@ from numpy.typing import NDArray
 
 from ....state_store import SnapshotNotFoundError, StateReader, list_snapshots
 from ....state_store.schema import VISITS
-from ..reading.opening import Inspection
-from ..reading.state_blocks import Rows, read_blocks
+from .. import OnDone
+from ..opening import Inspection, Rows, read_blocks
 from .distribution import Distribution
 from .kinds import KindRules
 from .through_time import read_every_snapshot
@@ -34,8 +33,8 @@ class Doubted:
 class WholeRun:
     """Log s of a run's samples at all of its snapshots up to the inspected one. Takes 16 MB of memory for each."""
 
-    def __init__(self, inspection: Inspection, on_progress: Callable[[int, int], None] = lambda done, total: None):
-        """Read every row once; there must be a snapshot. Calls on_progress with the rows read so far, and all of them.
+    def __init__(self, inspection: Inspection, on_progress: OnDone = lambda done, total: None):
+        """Read every row once; there must be a snapshot. Calls on_progress with the rows read.
 
         A snapshot that is damaged, or that the run deletes meanwhile, is left out and noted.
         """

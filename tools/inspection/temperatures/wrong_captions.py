@@ -1,4 +1,4 @@
-"""How many captions are wrong, told by those that the run planted: of a list of misfits, and of all.
+"""Estimate the number of wrong captions from planted ones, in a list of misfits and in all.
 
 A planted sample has a caption as wrong as another sample's. So the share F0 of these beyond a score says how many wrong
 ones lie there, and the share F of all others how many samples do. Threshold samples of area under the margin (Pleiss et
@@ -14,10 +14,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...progress import OnTask
+from .. import OnTask
 from ..json_fields import Hidden
-from ..reading.opening import Inspection
-from ..reading.state_blocks import read_blocks
+from ..opening import Inspection, read_blocks
 from .kinds import KindRules
 from .whole_run import WholeRun
 
@@ -32,7 +31,7 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class WrongCaptions:
-    """What planted samples say of the others, the most suspicious first. Estimates have an interval at LEVEL."""
+    """Estimates from planted samples, for the others in order of suspicion. Estimates have an interval at LEVEL."""
 
     planted: int
     others: int
@@ -83,7 +82,7 @@ def wrong_captions(beyond: Ids, others: int) -> WrongCaptions | None:
 
 def misfits(inspection: Inspection, on_progress: OnTask) -> tuple[Ids, WrongCaptions | None]:
     """Return all samples but planted and stuck ones and those with too few visits, by log s over the run, the highest
-    first, int64 [m], and what the planted ones say of them. Takes 12 bytes of memory a sample. Raises as `WholeRun`."""
+    first, int64 [m], and the estimate from planted ones. Takes 12 bytes of memory a sample. Raises as `WholeRun`."""
     reader, rules = inspection.reader, KindRules.of(inspection)
     assert reader is not None
     over_run = WholeRun(inspection, partial(on_progress, "reading all snapshots"))

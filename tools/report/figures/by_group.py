@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...inspection.temperatures.groups import MIN_FOR_INTERVAL, Groups
+from ...inspection.temperatures.groups import MIN_FOR_INTERVAL, TauGroups
 from ...inspection.temperatures.survey import Side
 from ...printing import plain_text
-from .style import MARKERS, Style, finish, legend
+from .svg import INK, MARKERS, PAPER, SIDES, finish, legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.transforms import Bbox
 
 MAX_INTERVALS = 200
 """With more groups, intervals would cover the dots, and dots one another: medians are drawn instead."""
@@ -29,18 +31,16 @@ _LONGEST_WORD = 20
 _SEED = 2023
 
 
-def draw_tau_by_group(sides: list[Side], groups: Groups, figure: Figure, style: Style) -> None:
+def draw_tau_by_group(sides: list[Side], groups: TauGroups, figure: Figure) -> None:
     """Draw a dot per group and side, with 95 % intervals; with medians by size instead if the groups are many."""
     axes = figure.subplots()
-    for place, (side, colour, marker) in enumerate(zip(sides, style.sides, MARKERS, strict=False)):
+    for place, (side, colour, marker) in enumerate(zip(sides, SIDES, MARKERS, strict=False)):
         look = {"color": colour, "marker": marker, "label": side.name}
         if len(groups.names) > MAX_INTERVALS:
             way = 0.0 if len(sides) == 1 else (-1.0, 1.0)[place]
-            _draw_many(axes, groups.sizes, groups.tau[side.name].mean, way, style, look)
+            _draw_many(axes, groups.sizes, groups.tau[side.name].mean, way, look)
         else:
             _draw_few(axes, groups, side.name, look)
-    if len(groups.names) <= NAMED:
-        _name_dots(axes, groups, groups.tau[sides[0].name].mean, style)
     axes.set_xscale("log")
     word = plain_text(groups.word, _LONGEST_WORD)
     # A column name may contain $, which would be read as mathematics.
@@ -48,18 +48,20 @@ def draw_tau_by_group(sides: list[Side], groups: Groups, figure: Figure, style: 
     axes.set_ylabel(f"mean tau of the {word} (dimensionless)", parse_math=False)
     _plain_size_ticks(axes, groups.sizes)
     axes.set_ylim(bottom=max(0, axes.get_ylim()[0]))  # tau is never negative, but an interval may reach below 0
-    finish(axes, style)
+    finish(axes)
     if len(sides) > 1:
         legend(axes, ncols=2, handletextpad=0.2)
+    if len(groups.names) <= NAMED:
+        _name_dots(figure, axes, groups, groups.tau[sides[0].name].mean)
 
 
-def few_visited(groups: Groups) -> NDArray[np.bool_]:
+def few_visited(groups: TauGroups) -> NDArray[np.bool_]:
     """Return which groups have a mean tau but too few visited samples for an interval, bool [groups]."""
     few: NDArray[np.bool_] = (groups.visited > 0) & (groups.visited < MIN_FOR_INTERVAL)
     return few
 
 
-def _draw_few(axes: Axes, groups: Groups, side: str, look: dict[str, Any]) -> None:
+def _draw_few(axes: Axes, groups: TauGroups, side: str, look: dict[str, Any]) -> None:
     tau, few = groups.tau[side], few_visited(groups)
     colour = look["color"]
     axes.scatter(groups.sizes[~few], tau.mean[~few], s=26, alpha=0.75, linewidths=0, zorder=3, **look)
@@ -86,25 +88,26 @@ def _draw_few(axes: Axes, groups: Groups, side: str, look: dict[str, Any]) -> No
     )
 
 
-def _name_dots(axes: Axes, groups: Groups, means: NDArray[np.float64], style: Style) -> None:
-    """Write each group's name beside its dot: left and right in turn, so that neighbours in height stay apart."""
+def _name_dots(figure: Figure, axes: Axes, groups: TauGroups, means: NDArray[np.float64]) -> None:
+    """Write each group's name beside its dot where it covers no other name, or nowhere."""
     axes.margins(x=0.3)
-    look: dict[str, Any] = {
-        "textcoords": "offset points",
-        "va": "center",
-        "fontsize": "small",
-        "color": style.ink,
-        "parse_math": False,
-    }
-    for turn, place in enumerate(np.argsort(means)):
-        if not np.isnan(means[place]):
-            at, (aside, side) = (groups.sizes[place], means[place]), ((-6, "right"), (6, "left"))[turn % 2]
-            name = axes.annotate(plain_text(groups.names[place], _LONGEST_WORD), at, (aside, 0), ha=side, **look)
+    look: dict[str, Any] = {"fontsize": "small", "color": INK, "parse_math": False, "va": "center"}
+    figure.draw_without_rendering()  # lays the figure out
+    covered: list[Bbox] = []
+    for place in np.argsort(means)[: int((~np.isnan(means)).sum())]:
+        words, dot = plain_text(groups.names[place], _LONGEST_WORD), (groups.sizes[place], means[place])
+        for up, (aside, side) in product((0, 10, -10), ((6, "left"), (-6, "right"))):
+            name = axes.annotate(words, dot, (aside, up), textcoords="offset points", ha=side, **look)
             name.set_in_layout(False)  # long names would leave no room for the axes
+            box = name.get_window_extent()
+            if not any(box.overlaps(other) for other in covered):
+                covered.append(box)
+                break
+            name.remove()
 
 
 def _draw_many(
-    axes: Axes, sizes: NDArray[np.int64], means: NDArray[np.float64], way: float, style: Style, look: dict[str, Any]
+    axes: Axes, sizes: NDArray[np.int64], means: NDArray[np.float64], way: float, look: dict[str, Any]
 ) -> None:
     """Draw light dots, and over them the median and the quartiles of groups of about one size.
 
@@ -117,7 +120,8 @@ def _draw_many(
         return
     widest = _WAY_ASIDE * max(1.0, float(np.log(sizes.max() / sizes.min())))
     aside = np.random.default_rng(_SEED).uniform(-1 if way == 0 else 0.1, 1, len(sizes)) * (way or 1) * widest
-    axes.scatter(sizes * np.exp(aside), means, s=5, alpha=0.25, linewidths=0, zorder=2, **look | {"label": None})
+    dots = look | {"label": None, "rasterized": True}
+    axes.scatter(sizes * np.exp(aside), means, s=5, alpha=0.25, linewidths=0, zorder=2, **dots)
     level = _level(sizes)
     quartiles = np.array([np.quantile(means[level == one], (0.25, 0.5, 0.75)) for one in np.unique(level)])
     middles = np.array([np.exp(np.log(sizes[level == one]).mean()) for one in np.unique(level)])
@@ -130,7 +134,7 @@ def _draw_many(
         color=look["color"],
         label=look["label"],
         markersize=6,
-        markeredgecolor=style.paper,
+        markeredgecolor=PAPER,
         elinewidth=2,
         zorder=3,
     )

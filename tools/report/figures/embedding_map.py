@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ...inspection.features.embedding_map import Colouring, EmbeddingMap
 from ...inspection.temperatures.correlation import NO_GROUP
 from ...inspection.temperatures.survey import Side
-from .style import COLOUR_MAP, MARKERS, Style, legend, panels
+from .svg import COLOUR_MAP, GREY, GRID, INK, MARKERS, SIDES, is_narrow, legend, panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 CLASS_COLOURS = ("#56b4e9", "#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7")
 """The colours of Okabe and Ito that show on white and on black; the third, for tail classes, stands out."""
-_NO_CLASS = "#8a8f96"
 _HEIGHT, _NARROW_HEIGHT = 4.4, 8.0
 _DOT, _MARK = 7, 30
 _RIM = 0.2
@@ -29,23 +28,22 @@ _CLIPPED = 0.02
 """Clip the colour scale: otherwise a few extremes would leave all others one colour."""
 
 
-def draw_embedding_map(shown: EmbeddingMap, sides: list[Side], figure: Figure, style: Style) -> None:
+def draw_embedding_map(shown: EmbeddingMap, sides: list[Side], figure: Figure) -> None:
     """Draw the samples by tau and, if there are classes, by class, with the hottest and coldest marked."""
     count = 2 if shown.colouring else 1
-    height = _NARROW_HEIGHT * count / 2 if style.narrow else _HEIGHT
-    figure.set_figheight(height)
-    by_tau, *by_class = panels(figure, count, style)
-    _draw_tau(figure, by_tau, shown, sides, style)
-    _mark(by_tau, shown, style.sides, ("lowest tau", "highest tau"))
+    figure.set_figheight(_NARROW_HEIGHT * count / 2 if is_narrow(figure) else _HEIGHT)
+    by_tau, *by_class = panels(figure, count)
+    _draw_tau(figure, by_tau, shown, sides)
+    _mark(by_tau, shown, SIDES, ("lowest tau", "highest tau"))
     if by_class and shown.colouring:
-        _draw_classes(by_class[0], shown, shown.colouring, sides, style)
-        _mark(by_class[0], shown, (style.ink, style.ink), (None, None))
+        _draw_classes(by_class[0], shown, shown.colouring, sides)
+        _mark(by_class[0], shown, (INK, INK), (None, None))
     for axes in (by_tau, *by_class):
-        _finish(axes, style)
+        _finish(axes)
 
 
 def colour_legend(colouring: Colouring) -> list[tuple[str, str, str]]:
-    """Return each class's colour (#rrggbb, the same in all styles), label in the figure, and name.
+    """Return each class's colour (#rrggbb, on light and on dark paper), label in the figure, and name.
 
     The name of a class comes from the data and is not drawn.
     """
@@ -61,7 +59,7 @@ def class_names(colouring: Colouring) -> str:
     return "; ".join(f"{drawn}: {name}" for _, drawn, name in colour_legend(colouring))
 
 
-def _draw_tau(figure: Figure, axes: Axes, shown: EmbeddingMap, sides: list[Side], style: Style) -> None:
+def _draw_tau(figure: Figure, axes: Axes, shown: EmbeddingMap, sides: list[Side]) -> None:
     tau = np.concatenate([points.tau for points in shown.points.values()])
     low, high = np.quantile(tau, (_CLIPPED, 1 - _CLIPPED))
     drawn: Any = None
@@ -76,12 +74,13 @@ def _draw_tau(figure: Figure, axes: Axes, shown: EmbeddingMap, sides: list[Side]
             vmax=high,
             s=_DOT,
             marker=marker,
-            edgecolors=style.ink,
+            edgecolors=GREY,
             linewidths=_RIM,
+            rasterized=True,
         )
         if len(sides) > 1:
-            axes.scatter([], [], s=2 * _DOT, marker=marker, color=style.ink, label=side.name)
-    location = "bottom" if style.narrow else "right"
+            axes.scatter([], [], s=2 * _DOT, marker=marker, color=INK, label=side.name, zorder=3)
+    location = "bottom" if is_narrow(figure) else "right"
     bar = figure.colorbar(
         drawn, ax=axes, location=location, extend="both", aspect=30, pad=0.02, label="tau (dimensionless)"
     )
@@ -89,13 +88,13 @@ def _draw_tau(figure: Figure, axes: Axes, shown: EmbeddingMap, sides: list[Side]
     bar.ax.tick_params(length=0)
 
 
-def _draw_classes(axes: Axes, shown: EmbeddingMap, colouring: Colouring, sides: list[Side], style: Style) -> None:
-    names = [(NO_GROUP, _NO_CLASS, "no class"), *((k, c, n) for k, (c, n, _) in enumerate(colour_legend(colouring)))]
+def _draw_classes(axes: Axes, shown: EmbeddingMap, colouring: Colouring, sides: list[Side]) -> None:
+    names = [(NO_GROUP, GREY, "no class"), *((k, c, n) for k, (c, n, _) in enumerate(colour_legend(colouring)))]
     # The rarest last, on top of the others.
     for code, colour, name in names:
         chosen = colouring.codes == code
         if chosen.any():
-            axes.scatter([], [], s=2 * _DOT, marker="s", color=colour, label=name)
+            axes.scatter([], [], s=2 * _DOT, marker="s", color=colour, label=name, zorder=3)
             for side, marker in zip(sides, MARKERS, strict=False):
                 _scatter(
                     axes,
@@ -103,8 +102,9 @@ def _draw_classes(axes: Axes, shown: EmbeddingMap, colouring: Colouring, sides: 
                     s=_DOT,
                     color=colour,
                     marker=marker,
-                    edgecolors=style.paper,
+                    edgecolors=GREY,
                     linewidths=_RIM,
+                    rasterized=True,
                 )
 
 
@@ -125,9 +125,9 @@ def _scatter(axes: Axes, xy: NDArray[np.float32], **settings: Any) -> PathCollec
     return axes.scatter(xy[:, 0], xy[:, 1], **settings)
 
 
-def _finish(axes: Axes, style: Style) -> None:
+def _finish(axes: Axes) -> None:
     axes.set_aspect("equal", adjustable="datalim")
     axes.set(xticks=[], yticks=[], xlabel="t-SNE 1 (no unit)", ylabel="t-SNE 2 (no unit)")
-    axes.spines[:].set_color(style.grid)
+    axes.spines[:].set_color(GRID)
     if axes.get_legend_handles_labels()[0]:
         legend(axes, ncols=2, handletextpad=0.2, columnspacing=1)

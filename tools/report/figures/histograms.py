@@ -11,7 +11,7 @@ from ...inspection.temperatures.correlation import Joint
 from ...inspection.temperatures.distribution import Distribution
 from ...inspection.temperatures.drift import Drift
 from ...inspection.temperatures.survey import Side, Survey
-from .style import COLOUR_MAP, DARK, Style, finish, legend, panels
+from .svg import COLOUR_MAP, INK, SIDES, finish, is_narrow, legend, panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,25 +58,25 @@ def coverage(survey: Survey) -> list[Panel]:
     ]
 
 
-def draw_tau_histograms(sides: list[Side], tau_init: float | None, figure: Figure, style: Style) -> None:
+def draw_tau_histograms(sides: list[Side], tau_init: float | None, figure: Figure) -> None:
     """Draw histograms of tau, one panel per side on common axes."""
     widest = max(sides, key=lambda side: side.tau.max - side.tau.min).tau
     lowest, highest = min(side.tau.min for side in sides), max(side.tau.max for side in sides)
     edges = np.linspace(lowest, highest, len(widest.edges(BARS))) if highest > lowest else widest.edges(1)
-    shown = panels(figure, len(sides), style, shared=True)
-    for axes, side, colour in zip(shown, sides, style.sides, strict=False):
+    shown = panels(figure, len(sides), shared=True)
+    for axes, side, colour in zip(shown, sides, SIDES, strict=False):
         axes.stairs(side.tau.histogram(edges), edges, fill=True, color=colour, zorder=3)
         axes.set_title(side.name, loc="left")
         if tau_init is not None:
             axes.axvline(
                 tau_init,
-                color=style.ink,
+                color=INK,
                 linewidth=1,
                 linestyle=(0, (3, 2)),
                 zorder=4,
                 label=f"start, tau_init = {tau_init:g}",
             )
-        finish(axes, style)
+        finish(axes)
         axes.locator_params(axis="x", nbins=5)
         axes.yaxis.set_major_formatter("{x:,.0f}")
     if tau_init is not None:
@@ -85,14 +85,14 @@ def draw_tau_histograms(sides: list[Side], tau_init: float | None, figure: Figur
     figure.supylabel("samples")
 
 
-def draw_histograms(shown: list[Panel], counted: str, colour: int, figure: Figure, style: Style) -> None:
+def draw_histograms(shown: list[Panel], counted: str, colour: int, figure: Figure) -> None:
     """Draw histograms side by side, each on its own axes; colour: that of the first (0) or second side (1)."""
-    for axes, panel in zip(panels(figure, len(shown), style), shown, strict=True):
+    for axes, panel in zip(panels(figure, len(shown)), shown, strict=True):
         edges = _whole_edges(panel.values) if panel.whole_numbers else panel.values.edges(BARS, TRIMMED)
-        axes.stairs(panel.values.histogram(edges), edges, fill=True, color=style.sides[colour], zorder=3)
+        axes.stairs(panel.values.histogram(edges), edges, fill=True, color=SIDES[colour], zorder=3)
         axes.set_title(panel.title, loc="left")
         axes.set_xlabel(panel.axis)
-        finish(axes, style)
+        finish(axes)
         axes.locator_params(axis="x", nbins=5, integer=panel.whole_numbers)
         axes.yaxis.set_major_formatter("{x:,.0f}")
     figure.supylabel(counted)
@@ -105,46 +105,45 @@ def _whole_edges(values: Distribution) -> NDArray[np.float64]:
     return np.asarray(values.min - 0.5 + width * np.arange(int(np.ceil(numbers / width)) + 1), np.float64)
 
 
-def draw_joint(joint: Joint, sides: list[str], figure: Figure, style: Style) -> None:
+def draw_joint(joint: Joint, sides: list[str], figure: Figure) -> None:
     """Draw tau of the first side against tau of the second, with counts on a log scale."""
-    figure.set_figwidth(min(style.width, SQUARE_WIDTH))
+    figure.set_figwidth(min(figure.get_figwidth(), SQUARE_WIDTH))
     axes = figure.subplots()
-    mesh = _draw_plane(axes, joint, _sample_colours([joint]), style)
+    mesh = _draw_plane(axes, joint, _sample_colours([joint]))
     axes.set(xlabel=f"{sides[0]} tau (dimensionless)", ylabel=f"{sides[1]} tau (dimensionless)")
     _colour_bar(figure, mesh, axes, label="samples (log scale)")
 
 
-def draw_drift(drift: Drift, figure: Figure, style: Style) -> None:
+def draw_drift(drift: Drift, figure: Figure) -> None:
     """Draw the joint histogram of tau at the earlier and the later snapshot.
 
     One panel per side, on one colour scale; samples that did not move lie on the dashed diagonal.
     """
-    down = len(drift.sides) if style.narrow else 1
+    down = len(drift.sides) if is_narrow(figure) else 1
     if down > 1:
-        figure.set_figheight(style.height * TALLER)
-    shown = panels(figure, len(drift.sides), style)
+        figure.set_figheight(figure.get_figheight() * TALLER)
+    shown = panels(figure, len(drift.sides))
     colours = _sample_colours([side.joint for side in drift.sides])
     for axes, side in zip(shown, drift.sides, strict=True):
-        mesh = _draw_plane(axes, side.joint, colours, style)
+        mesh = _draw_plane(axes, side.joint, colours)
         axes.set_title(side.name, loc="left")
     figure.supxlabel(f"tau at {drift.earlier.tag} (dimensionless)")
     figure.supylabel(f"tau at {drift.later.tag} (dimensionless)")
     _colour_bar(figure, mesh, shown, label="samples (log scale)", pad=0.02, aspect=20 * down)
 
 
-def _draw_plane(axes: Axes, joint: Joint, colours: LogNorm, style: Style) -> QuadMesh:
+def _draw_plane(axes: Axes, joint: Joint, colours: LogNorm) -> QuadMesh:
     """Draw the first value on x, the second on y; on the dashed diagonal both are equal."""
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
 
-    # On dark paper without the map's darkest part, which would hide bins of one sample.
-    darkest = 0.3 if style.paper == DARK.paper else 0.0
-    colour_map = ListedColormap(colormaps[COLOUR_MAP](np.linspace(darkest, 1, 256)))
+    # Without the map's darkest part, which would hide bins of one sample on dark paper.
+    colour_map = ListedColormap(colormaps[COLOUR_MAP](np.linspace(0.3, 1, 256)))
     (across, up), counts = joint.edges, np.ma.masked_equal(joint.counts.T, 0)
-    mesh = axes.pcolormesh(across, up, counts, norm=colours, cmap=colour_map, zorder=2)
-    axes.axline((across[0], across[0]), slope=1, color=style.ink, linewidth=1, linestyle=(0, (3, 2)), zorder=3)
+    mesh = axes.pcolormesh(across, up, counts, norm=colours, cmap=colour_map, zorder=2, rasterized=True)
+    axes.axline((across[0], across[0]), slope=1, color=INK, linewidth=1, linestyle=(0, (3, 2)), zorder=3)
     axes.set(xlim=across[[0, -1]], ylim=up[[0, -1]])
-    finish(axes, style)
+    finish(axes)
     axes.locator_params(nbins=5)
     return mesh
 

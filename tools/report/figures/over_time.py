@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ....state_store.schema import VISITS
 from ...inspection.temperatures.samples import StateAt
 from ...inspection.temperatures.through_time import ThroughTime
-from .style import MARKERS, Style, finish, legend, panels
+from .svg import MARKERS, PAPER, SIDES, finish, legend, panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,18 +21,18 @@ BANDS = ((0, 4, 0.22, "5–95 %"), (1, 3, 0.45, "25–75 %"))
 """Indices of the lower and upper quantile, opacity, label."""
 
 
-def draw_tau_over_time(through_time: ThroughTime, figure: Figure, style: Style) -> None:
+def draw_tau_over_time(through_time: ThroughTime, figure: Figure) -> None:
     """Draw quantiles of tau over the visited samples at every snapshot, one panel per side.
 
     A single snapshot is drawn as a box.
     """
     steps = np.array([moment.snapshot.step for moment in through_time.moments], np.float64)
-    shown = panels(figure, len(through_time.sides), style, shared=True)
-    for axes, side, colour in zip(shown, through_time.sides, style.sides, strict=False):
+    shown = panels(figure, len(through_time.sides), shared=True)
+    for axes, side, colour in zip(shown, through_time.sides, SIDES, strict=False):
         quantiles = np.array([moment.tau[side].quantiles for moment in through_time.moments]).T
         _draw_bands(axes, steps, quantiles, colour)
         axes.set_title(side, loc="left")
-        _finish_steps(axes, style)
+        _finish_steps(axes)
     shown[0].set_ylim(bottom=0)
     # Beside the panel's name, on the same line.
     legend(shown[-1], right=True, ncols=3, handlelength=1.2, handletextpad=0.4, columnspacing=1.0)
@@ -41,7 +41,7 @@ def draw_tau_over_time(through_time: ThroughTime, figure: Figure, style: Style) 
 
 
 def _draw_bands(axes: Axes, steps: NDArray[np.float64], quantiles: NDArray[np.float64], colour: str) -> None:
-    """steps [m]; quantiles [5, m], as in QUANTILES."""
+    """steps [m]; quantiles [5, m], as in HISTORY_QUANTILES."""
     axes.plot(steps, quantiles[2], color=colour, marker="o", markersize=3.5, linewidth=1.6, label="median", zorder=4)
     if len(steps) == 1:
         # A band over one step would have no width.
@@ -55,7 +55,7 @@ def _draw_bands(axes: Axes, steps: NDArray[np.float64], quantiles: NDArray[np.fl
         )
 
 
-def draw_history(history: Sequence[StateAt], sides: Sequence[str], figure: Figure, style: Style) -> None:
+def draw_history(history: Sequence[StateAt], sides: Sequence[str], figure: Figure) -> None:
     """Draw tau of one sample over the steps, one line per side; hollow markers before its first visit.
 
     history: at least one snapshot.
@@ -63,13 +63,11 @@ def draw_history(history: Sequence[StateAt], sides: Sequence[str], figure: Figur
     steps = np.array([at.snapshot.step for at in history])
     visited = np.array([at.values[VISITS] > 0 for at in history])
     axes = figure.subplots()
-    for side, colour, marker in zip(sides, style.sides, MARKERS, strict=False):
+    for side, colour, marker in zip(sides, SIDES, MARKERS, strict=False):
         tau = np.array([at.values[f"{side}/tau"] for at in history])
         axes.plot(steps, tau, color=colour, marker=marker, markersize=5, linewidth=1.4, label=side, zorder=3)
-        axes.scatter(
-            steps[~visited], tau[~visited], s=25, color=style.paper, edgecolors=colour, marker=marker, zorder=4
-        )
-    _finish_steps(axes, style)
+        axes.scatter(steps[~visited], tau[~visited], s=25, color=PAPER, edgecolors=colour, marker=marker, zorder=4)
+    _finish_steps(axes)
     if len(steps) == 1:
         axes.set_xticks(steps)
     axes.set_ylim(bottom=0)
@@ -78,16 +76,16 @@ def draw_history(history: Sequence[StateAt], sides: Sequence[str], figure: Figur
         legend(axes, ncols=2)
 
 
-def draw_share(shares: Mapping[int, float], label: str, figure: Figure, style: Style) -> None:
+def draw_share(shares: Mapping[int, float], label: str, figure: Figure) -> None:
     """Draw a share, 0 … 1, at the steps of snapshots, at least one."""
     axes = figure.subplots()
-    axes.plot([*shares], [*shares.values()], color=style.sides[0], marker="o", markersize=4, linewidth=1.6, zorder=3)
-    _finish_steps(axes, style)
+    axes.plot([*shares], [*shares.values()], color=SIDES[0], marker="o", markersize=4, linewidth=1.6, zorder=3)
+    _finish_steps(axes)
     axes.yaxis.set_major_formatter("{x:.0%}")
     axes.set_ylim(0, 1.1 * max(shares.values()) or 1)
     axes.set(xlabel="step", ylabel=label)
 
 
-def _finish_steps(axes: Axes, style: Style) -> None:
-    finish(axes, style)
+def _finish_steps(axes: Axes) -> None:
+    finish(axes)
     axes.xaxis.set_major_formatter("{x:,.0f}")

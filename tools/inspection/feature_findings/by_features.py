@@ -1,9 +1,10 @@
-"""What a snapshot's features say of its temperatures: their solution, what they go with, and the kinds of samples."""
+"""Findings from a snapshot's features: solved temperatures, their associations, and the kinds of samples."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -13,11 +14,11 @@ from numpy.typing import NDArray
 from ....pipeline.errors import DatasetError
 from ....trainer.checkpoints.checkpoint_files import latest_checkpoint
 from ....trainer.errors import ConfigError, RunError
-from ...progress import OnTask
+from .. import OnTask
 from ..features.drawn import Asked, VisitedFeatures, drawn_features
 from ..features.solving import SolvedTemperatures, compared_views, direction, solved_temperatures
-from ..json_fields import Shown
-from ..reading.opening import Inspection
+from ..json_fields import AsJson
+from ..opening import Inspection
 from ..temperatures.associations import Association, associations
 from ..temperatures.kinds import KindRules
 from ..temperatures.settling import Rule, at_rest
@@ -44,13 +45,13 @@ class ByFeatures:
     solved: SolvedTemperatures
     """Of all samples with features."""
     tau: Annotated[
-        dict[str, NDArray[np.float32]], Shown(lambda tau: {side: _quantiles(of) for side, of in tau.items()})
+        dict[str, NDArray[np.float32]], AsJson(lambda tau: {side: json_quantiles(of) for side, of in tau.items()})
     ]
     """By side, float32 [m], solved, of the samples looked at; in JSON quantiles."""
     moves: dict[str, float]
     """By side, the factor by which the update rule would still move the median temperature while features stay."""
     curves: Annotated[
-        Curves, Shown(lambda curves: {side: {f"{r:g}": c for r, c in of.items()} for side, of in curves.items()})
+        Curves, AsJson(lambda curves: {side: {f"{r:g}": c for r, c in of.items()} for side, of in curves.items()})
     ]
     associations: dict[str, list[Association]]
     """By side, the strongest first."""
@@ -62,22 +63,24 @@ def by_features(
 ) -> ByFeatures | None:
     """Solve temperatures at the run's rho, or another, and measure what they go with.
 
-    None if the objective has no rho and none is given, if the run has no checkpoint, and where there are no features: a
-    note says why.
+    None if the temperatures collapsed, if the objective has no rho and none is given, if the run has no checkpoint, and
+    where there are no features: a note says why.
     folder: where features are kept.
     """
+    if survey.kinds and survey.kinds.rules.why_none:
+        return None
     rho = rho if rho is not None else inspection.config.objective.settings.get("rho")
     has_encoders = latest_checkpoint(inspection.run.checkpoints) is not None  # a copied state may have none
     if rho is None or inspection.reader is None or not survey.visited or not has_encoders:
         return None
     try:
-        file = drawn_features(inspection, folder, asked, lambda *done: on_progress("features", *done))
+        file = drawn_features(inspection, folder, asked, partial(on_progress, "features"))
         features = VisitedFeatures(file, inspection.reader, inspection.planted[0])
         if len(features) < LEAST:
             raise RunError(f"it needs {LEAST} visited samples with features, but there are only {len(features)}")
         return _measured(inspection, survey, features, rho, on_progress)
     except (RunError, ConfigError, DatasetError, OSError) as error:
-        inspection.notes.append(f"Temperatures are told by the state alone, and no kinds that need features: {error}")
+        inspection.notes.append(f"Temperatures are not solved and kinds that need features are missing: {error}")
         return None
 
 
@@ -85,8 +88,7 @@ def _measured(
     inspection: Inspection, survey: Survey, features: VisitedFeatures, rho: float, on_progress: OnTask
 ) -> ByFeatures:
     assert inspection.reader is not None
-    solve = lambda *done: on_progress("solving temperatures", *done)  # noqa: E731
-    solved = solved_temperatures(inspection, features, rho, on_progress=solve)
+    solved = solved_temperatures(inspection, features, rho, on_progress=partial(on_progress, "solving temperatures"))
     found = properties(inspection, features, survey.pool, on_progress)
     tau = {side: of_side.tau[found.places] for side, of_side in solved.sides.items()}
     near = {side: found.values[NEAR_OF[side]] for side in tau}
@@ -150,7 +152,7 @@ def _moves(inspection: Inspection, features: VisitedFeatures, solved: SolvedTemp
     return moves
 
 
-def _quantiles(tau: NDArray[np.float32]) -> dict[str, float | None]:
+def json_quantiles(tau: NDArray[np.float32]) -> dict[str, float | None]:
     """Return quantiles as JSON has them: null for a temperature beyond the highest."""
     shares = (0.05, 0.5, 0.95)
     found = np.quantile(tau, shares, method="nearest").tolist()

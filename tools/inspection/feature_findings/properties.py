@@ -1,10 +1,12 @@
-"""What else is known of some samples: their words, classes, pictures and copies, and what lies near them."""
+"""Properties of samples with features: words, classes, pictures, copies, and near samples."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -12,17 +14,16 @@ from numpy.typing import NDArray
 
 from ....pipeline.dataset.samples_table import CAPTION
 from ....pipeline.opening import Dataset
-from ...progress import OnTask
+from .. import OnTask
 from ..duplicates.exact_copies import checksums
 from ..duplicates.finding import Thumbnails
 from ..duplicates.picture_agreement import Agreement, agreement
 from ..duplicates.similar_pairs import MIN_SIMILARITY
 from ..features.drawn import VisitedFeatures
-from ..reading.opening import Inspection
+from ..opening import Inspection
 from ..temperatures.groups import CLASS_COLUMN
 from ..temperatures.kinds import KindRules
 from ..temperatures.survey import POOL_SAMPLES, Pool
-from .surroundings import NEAREST, Surroundings, surroundings
 
 LOOKED_AT = 20_000
 """Samples whose properties are compared: more would be compared pair by pair for minutes."""
@@ -30,6 +31,21 @@ OF_FEATURES = ("near_pictures", "near_captions", "own_cosine")
 """Properties that come from the same features as the temperatures."""
 _PAIRS_AT_ONCE = 1024
 _WORD = re.compile(r"\w+")
+NEAR = 0.7
+"""Cosine similarity from which a sample counts as near."""
+NEAREST = 3
+_NEAR_ROWS_AT_ONCE = 1024
+
+
+class Surroundings(NamedTuple):
+    """Near samples of each of m samples, among them."""
+
+    near: NDArray[np.float64]
+    """float64 [m]: how many of the others are near."""
+    nearest: NDArray[np.int64]
+    """int64 [m, 3]: places of the nearest others, the nearest first."""
+    similarity: NDArray[np.float32]
+    """float32 [m, 3]: their cosine similarity."""
 
 
 @dataclass
@@ -121,7 +137,7 @@ def _look_at_pictures(found: Properties, dataset: Dataset, on_progress: OnTask) 
     """Measure contrast, and compare the pictures of near samples as `--duplicates` does."""
     m, around = len(found.places), found.around["pictures"]
     with Thumbnails(dataset) as thumbnails:
-        pictures = thumbnails.prepared(found.sample_ids, lambda done: on_progress("pictures", done, m))
+        pictures = thumbnails.prepared(found.sample_ids, partial(on_progress, "pictures"))
     found.values["contrast"] = pictures.reshape(m, -1).std(1).astype(np.float64)
     one, which = np.nonzero(around.similarity >= MIN_SIMILARITY)
     other = around.nearest[one, which]
@@ -139,3 +155,20 @@ def _look_at_pictures(found: Properties, dataset: Dataset, on_progress: OnTask) 
         _, places, counts = np.unique(of_all, return_inverse=True, return_counts=True)
         copies = np.maximum(copies, counts[places][found.sample_ids] - 1)
     found.values["copies"] = copies
+
+
+def surroundings(features: NDArray[np.float32]) -> Surroundings:
+    """Compare m samples, float32 [m, d], rows of norm 1, at least 4, with each other."""
+    m = len(features)
+    found = Surroundings(np.empty(m), np.empty((m, NEAREST), np.int64), np.empty((m, NEAREST), np.float32))
+    for first in range(0, m, _NEAR_ROWS_AT_ONCE):
+        here = slice(first, min(first + _NEAR_ROWS_AT_ONCE, m))
+        similarity = features[here] @ features.T
+        rows = np.arange(len(similarity))[:, None]
+        similarity[rows[:, 0], first + rows[:, 0]] = -np.inf
+        found.near[here] = (similarity > NEAR).sum(1)
+        some = np.argpartition(similarity, m - NEAREST, axis=1)[:, m - NEAREST :]
+        order = np.argsort(-similarity[rows, some], axis=1)
+        found.nearest[here] = some[rows, order]
+        found.similarity[here] = similarity[rows, found.nearest[here]]
+    return found

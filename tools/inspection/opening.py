@@ -1,25 +1,39 @@
-"""Open a finished or running run read-only: settings, state and dataset, with notes on what is missing."""
+"""Open a finished or running run read-only, with notes on what is missing, and read its state piece by piece."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ....pipeline.errors import DatasetError
-from ....pipeline.opening import Dataset
-from ....state_store import StateReader, StoreNotFoundError
-from ....state_store.durable import Repository
-from ....storage.place import Places
-from ....trainer.checkpoints.checkpoint_files import latest_checkpoint, read_info
-from ....trainer.config import ObjectiveConfig, TrainConfig
-from ....trainer.errors import DamagedCheckpointError, RunError
-from ....trainer.run.own_dataset import growth, open_own
-from ....trainer.run_directory import RunDirectory
+from ...pipeline.errors import DatasetError
+from ...pipeline.opening import Dataset, Mixture
+from ...state_store import StateReader, StoreNotFoundError
+from ...state_store.durable import Repository
+from ...storage.place import Places
+from ...trainer.checkpoints.checkpoint_files import latest_checkpoint, read_info
+from ...trainer.config import ObjectiveConfig, TrainConfig
+from ...trainer.errors import DamagedCheckpointError, RunError
+from ...trainer.run.own_dataset import growth, kept_facts, open_own
+from ...trainer.run_directory import RunDirectory
 
 LATEST = "latest"
+STATE_ROWS_AT_ONCE = 1 << 18
+
+Rows = dict[str, NDArray[Any]]
+"""Column of the state -> values [m]."""
+
+
+class OtherDatasetError(DatasetError):
+    """The given dataset is neither the run's nor a part of it."""
+
+    def __init__(self, message: str, dataset: Dataset) -> None:
+        super().__init__(message)
+        self.dataset = dataset
 
 
 @dataclass(frozen=True)
@@ -63,7 +77,7 @@ class Inspection:
         """Ids of the samples trained with another sample's caption, ascending, and of those samples, int64 [k] each."""
         if not self.config.data.planted or self.dataset is None or self.reader is None:
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        from ....pipeline.planted import Planting  # numba takes a second to import
+        from ...pipeline.planted import Planting  # numba takes a second to import
 
         return Planting(self.dataset, self.config.seed, self.config.data.planted, self.reader.selection).all()
 
@@ -74,7 +88,7 @@ def read_run(run: RunDirectory, *, at: str = LATEST, data: Places | None = None)
     data: path of the dataset; None: the path recorded by the run. A state without a snapshot, or an unreadable dataset
     at the recorded path, adds a note.
     Raises RunError if `run` is not a run or its state is another run's, StateStoreError if the requested snapshot is
-    missing, DatasetError if `data` is not the run's dataset.
+    missing, OtherDatasetError if `data` is not the run's dataset.
     """
     config = run.config()
     notes: list[str] = []
@@ -123,10 +137,14 @@ def _open_dataset(
         dataset = open_own(run, data or config.data.places, config.data.tars)
         place, fingerprint = dataset.place, dataset.index.fingerprint
         if reader and fingerprint != reader.dataset_fingerprint:
-            raise DatasetError(
+            message = (
                 f"{place} is not the dataset that the run was trained on: its fingerprint is {fingerprint[:12]}…, the "
                 f"state has {reader.dataset_fingerprint[:12]}…. Of a mixture, pass --data for each part, in order"
             )
+            parts, own = dataset.parts if isinstance(dataset, Mixture) else (dataset,), kept_facts(run)
+            if own and {part.index.fingerprint for part in parts} & {*own.fingerprints}:
+                raise DatasetError(message)
+            raise OtherDatasetError(message, dataset)
         if reader and dataset.n != reader.samples:
             raise DatasetError(f"{place} holds {dataset.n:,} samples, the state {reader.samples:,}: one is damaged")
     except (DatasetError, OSError) as error:
@@ -138,3 +156,15 @@ def _open_dataset(
     if dataset.index.mode == "images":
         notes.append("The samples have no captions: the dataset holds images only.")
     return dataset
+
+
+def pieces(reader: StateReader) -> list[range]:
+    """Return ranges of ids in whole blocks of the state, about 262,144 ids each."""
+    step = max(1, STATE_ROWS_AT_ONCE // reader.block_rows) * reader.block_rows
+    return [range(start, min(start + step, reader.samples)) for start in range(0, reader.samples, step)]
+
+
+def read_blocks(reader: StateReader, columns: Sequence[str]) -> Iterator[tuple[range, Rows]]:
+    """Read columns of a snapshot piece by piece. Raises DamagedChunkError, SnapshotNotFoundError."""
+    for piece in pieces(reader):
+        yield piece, reader.rows(piece.start, piece.stop, columns)

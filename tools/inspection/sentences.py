@@ -1,18 +1,18 @@
-"""The first sentences on a run: what its lowest and highest temperatures go with, as far as that was measured."""
+"""Sentences for the top of the report, and about the list of misfits."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 
-from .reading.opening import Inspection
+from .feature_findings.by_features import ByFeatures
+from .feature_findings.properties import OF_FEATURES
+from .opening import Inspection
 from .summary import per_side
 from .temperatures.associations import Association
 from .temperatures.wrong_captions import LEAST_PLANTED, WrongCaptions
-from .told.by_features import ByFeatures
-from .told.properties import OF_FEATURES
 
-MOST_SAID, MOST_PLANTED = 4, 0.1
+MAX_SENTENCES, MAX_PLANTED = 4, 0.1
 """Sentences, or lists; and share of the samples to plant."""
 SETTLED = 1.15
 """Factor within which the update rule may still move the median temperature of a side that has settled."""
@@ -30,18 +30,18 @@ NAMES = {
     "near_pictures": ("pictures that few others lie near in the features", "a heap of pictures in the features"),
     "near_captions": ("captions that few others lie near in the features", "a heap of captions in the features"),
 }
-"""Property -> what an end with low, and with high values of it goes with."""
+"""Property -> words for low and for high values."""
 
 
-def said_first(found: ByFeatures | None) -> list[str]:
-    """Return what is said before all else, the strongest first; empty without features."""
+def first_sentences(found: ByFeatures | None) -> list[str]:
+    """Return sentences for the top of the report, the strongest first; empty without features."""
     if found is None:
         return []
-    said = sorted(
-        ((side, each) for side, of_side in found.associations.items() for each in of_side if each.is_said),
+    notable = sorted(
+        ((side, each) for side, of_side in found.associations.items() for each in of_side if each.is_notable),
         key=lambda one: (one[1].of in OF_FEATURES, -abs(one[1].area - 0.5)),
     )
-    sentences = [in_words(side, each) for side, each in said[:MOST_SAID]]
+    sentences = [in_words(side, each) for side, each in notable[:MAX_SENTENCES]]
     moves = {side: f"{factor - 1:+.0%}" for side, factor in found.moves.items() if max(factor, 1 / factor) > SETTLED}
     if moves:
         sentences.append(
@@ -51,19 +51,20 @@ def said_first(found: ByFeatures | None) -> list[str]:
     return sentences
 
 
-def said_of_misfits(inspection: Inspection, found: WrongCaptions | None) -> list[str]:
-    """Return what is said of the list of misfits: how many captions are wrong, or what it takes to learn that."""
+def misfit_sentences(inspection: Inspection, found: WrongCaptions | None) -> list[str]:
+    """Return sentences about the list of misfits: the number of wrong captions, or how to measure it."""
     if found is not None:
-        lists = [f"of the first {first:,}, about {_rounded(of)}" for first, of in [*found.lists.items()][:MOST_SAID]]
+        lists = [f"of the first {n:,}, about {_rounded(of)}" for n, of in [*found.lists.items()][:MAX_SENTENCES]]
         of_all = f"About {_rounded(100 * each for each in found.share)}% of captions are as wrong as another sample's"
         of_lists = [f"Wrong captions in the order of log s over the run: {'; '.join(lists)}."] if lists else []
         return [*of_lists, f"{of_all}; those that are wrong in part come on top."]
     pairs, planted = inspection.reader.kept if inspection.reader else 1, len(inspection.planted[0])
-    why, share = "This is an order, and tells no number of wrong captions", math.ceil(125 * LEAST_PLANTED / pairs) / 100
-    if inspection.config.objective.mode != "bimodal" or planted >= LEAST_PLANTED or share > MOST_PLANTED:
-        return [f"{why}{', for planted samples have too few visits yet' if planted else ''}."]
+    why = "This is an order; the number of wrong captions is unknown"
+    share = math.ceil(125 * LEAST_PLANTED / pairs) / 100
+    if inspection.config.objective.mode != "bimodal" or planted >= LEAST_PLANTED or share > MAX_PLANTED:
+        return [f"{why}{': planted samples have too few visits yet' if planted else ''}."]
     few = f": {planted:,} are planted, {LEAST_PLANTED} are needed" if planted else ""
-    return [f"{why}{few}. To learn it, train with --set data.planted={share:g}."]
+    return [f"{why}{few}. To measure it, train with --set data.planted={share:g}."]
 
 
 def _rounded(interval: Iterable[float]) -> str:
@@ -71,7 +72,7 @@ def _rounded(interval: Iterable[float]) -> str:
 
 
 def in_words(side: str, each: Association) -> str:
-    """Say what an end of a side's temperatures goes with, and how strongly."""
+    """Return the sentence for an association, with its strength."""
     what, end = NAMES[each.of][each.area > 0.5], "Low" if each.end == "lowest" else "High"
     of_side = "" if side == "sample" else f"{side} "
     share, low, high = (100 * (value if each.area > 0.5 else 1 - value) for value in (each.area, each.low, each.high))

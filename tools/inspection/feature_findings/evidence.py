@@ -1,4 +1,4 @@
-"""The kinds of samples that features show, each with what speaks for it."""
+"""The kinds of samples that features show, each with its evidence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..json_fields import Hidden, Shown, named
+from ..json_fields import AsJson, Hidden, named
 from ..temperatures.associations import Association, ends_of
 from ..temperatures.kinds import (
     BY_FEATURES,
@@ -22,8 +22,7 @@ from ..temperatures.kinds import (
     RARE,
     Codes,
 )  # fmt: skip
-from .properties import OF_FEATURES, Properties
-from .surroundings import NEAREST
+from .properties import NEAREST, OF_FEATURES, Properties
 
 RARE_BY = ("class_size", "rarest_word", "near_pictures", "near_captions")
 """Properties of which little means that few samples are like this one."""
@@ -36,7 +35,7 @@ TOO_NEAR = 0.9
 
 
 class Evidence(NamedTuple):
-    """What speaks for the kind of a sample."""
+    """Evidence for the kind of a sample."""
 
     words: str
     nearest: str
@@ -47,18 +46,18 @@ class Evidence(NamedTuple):
 class EvidentKinds:
     """The kinds of m samples whose features were looked at."""
 
-    sample_ids: Annotated[NDArray[np.int64], Shown(len), named("samples")]
+    sample_ids: Annotated[NDArray[np.int64], AsJson(len), named("samples")]
     """int64 [m], ascending."""
     codes: Hidden[Codes]
-    """int8 [m]: by the state alone where that tells more than `ordinary`."""
+    """int8 [m]: by the state alone, unless that is `ordinary`."""
     counts: dict[str, int]
     """Kind -> number of samples; only those that need features."""
     sheets: dict[str, list[int]]
     """Kind -> ids to show, the most typical first."""
     evidence: Hidden[dict[int, Evidence]]
-    """What speaks for the kind of a sample that is shown, by id."""
+    """Evidence for the kinds of the samples shown, by id."""
     rare_by: str | None
-    """The property that tells the rare ones, one of RARE_BY; None if none goes with the temperatures of this run."""
+    """The property by which samples are rare, one of RARE_BY; None if none goes with this run's temperatures."""
 
 
 def evident_kinds(
@@ -108,14 +107,14 @@ def evident_kinds(
 
 
 def _rare_by(associations: Mapping[str, Sequence[Association]]) -> tuple[str, Association] | None:
-    """Return the side and the strongest association that says that an end has little of a property of RARE_BY."""
-    said = [
+    """Return the side and the strongest association of an end with low values of a property of RARE_BY."""
+    notable = [
         (side, each)
         for side, of_side in associations.items()
         for each in of_side
-        if each.of in RARE_BY and each.is_said and each.area < 0.5 and (each.of in OF_FEATURES or each.stands)
+        if each.of in RARE_BY and each.is_notable and each.area < 0.5 and (each.of in OF_FEATURES or each.stands)
     ]
-    return min(said, key=lambda one: one[1].area, default=None)
+    return min(notable, key=lambda one: one[1].area, default=None)
 
 
 def _not_told_apart(found: Properties) -> NDArray[np.bool_]:

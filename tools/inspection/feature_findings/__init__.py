@@ -1,0 +1,1 @@
+"""Findings from features: solved temperatures, what they go with, and kinds of samples."""

@@ -1,1 +1,0 @@
-"""Open a run, and read its state piece by piece."""

@@ -1,1 +1,0 @@
-"""What features say of the temperatures of a run."""

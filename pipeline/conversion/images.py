@@ -270,7 +270,7 @@ def _what_it_is(data: bytes) -> str:
     start = data[:1000].lstrip().lower()
     if start.startswith(b"<"):
         return "an SVG drawing, not pixels" if b"<svg" in start else "a page of HTML or XML, not a picture"
-    if data[4:8] == b"ftyp":
+    if data[4:8] == b"ftyp" and data[8:12] not in (b"avif", b"avis"):
         return "a HEIC picture or a film; save it as PNG or JPEG"
     kind = next((kind for magic, kind in _OTHER_FILES.items() if data.startswith(magic)), None)
     return f"{kind}, not a picture" if kind else f"not a {', '.join(FORMATS)} picture, or its start is damaged"

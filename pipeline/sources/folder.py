@@ -141,7 +141,7 @@ class FolderSource(Source):
                 with os.scandir(os.path.join(root, below)) as entries:
                     for entry in entries:
                         name = os.path.join(below, entry.name)
-                        if not entry.is_dir():
+                        if not _is_folder(entry):
                             yield name
                         elif _is_hidden(entry.name):
                             self._unused.add("hidden folders", as_text(name))
@@ -231,12 +231,19 @@ def _cure(base: bytes, suffix: bytes) -> str:
     return "convert them to JPEG first" if suffix in UNREAD else ""
 
 
+def _is_folder(entry: os.DirEntry[bytes]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
 def _is_hidden(name: bytes) -> bool:
     return name.startswith(b".") or name in _SYSTEM
 
 
 def _also(unused: Account) -> str:
-    return "".join(f"; {each.count:,} {kind}, such as {each.example}" for kind, each in unused.items())
+    return "".join(f"; {each.number:,} × {kind}, such as {each.example}" for kind, each in unused.items())
 
 
 def _metadata(root: Place, name: bytes, column: str) -> dict[bytes, bytes]:

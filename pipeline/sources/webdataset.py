@@ -458,9 +458,8 @@ class WebDatasetSource(Source):
         uri, key = f"{self._names[tar]}/{as_text(name)}", as_text(key_and_suffix(name, last_dot=self._last_dot)[0])
         try:
             if picture is None:
-                dots = "; keys end at the first dot, --key-by last-dot reads others" * (
-                    b"." in name[: name.rfind(b".")]
-                )
+                has_dots = name.rpartition(b"/")[2].count(b".") > 1 and not self._last_dot
+                dots = "; a key ends at the first dot, unless --key-by last-dot is given" * has_dots
                 raise BadSampleError(f"no picture: no member of this key ends in {self._options['image']}{dots}")
             is_pair = mode == "pairs" or (not mode and self._caption.member(members) is not None)
             caption, *further = self._captions_of(members) if is_pair else (None,)

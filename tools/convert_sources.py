@@ -223,7 +223,11 @@ KINDS = (
         _EITHER,
         (
             _part("image", "image;jpg;jpeg;png;webp;img", "Column with the picture; the first that exists is used."),
-            _part("caption", "caption;text", "Column with the caption or captions; images only if empty or not found."),
+            _part(
+                "caption",
+                "caption;captions;text;TEXT;prompt;sentences",
+                "Column with the caption or captions; images only if empty or not found.",
+            ),
             _part("group", "label;cls", "Column with the class; the first that exists is used."),
         ),
         many=True,

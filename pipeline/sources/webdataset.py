@@ -430,7 +430,7 @@ class WebDatasetSource(Source):
             index = (self.first_tar + piece.tar << PLACE_BITS) + place
             ignored = mode == "images" and isinstance(found, dict) and self._caption.member(found) is not None
             sample = self._sample(piece.tar, mode, found) if is_wanted else None
-            unused = self._unused_of(found) if is_wanted and isinstance(found, dict) else ()
+            unused = self._unused_of(found) if isinstance(sample, Sample) and isinstance(found, dict) else ()
             yield Read(index, sample, end - start, ignored=ignored, unused=unused)
         yield Read(-1, None, piece.stop - end, int(piece.stop == self.versions[piece.tar][0]))
 

@@ -154,6 +154,15 @@ KINDS = (
         "~/pictures data/pictures --holdout 0.05",
         "folder:FolderSource",
         _FOLDER,
+        (
+            _part(
+                "caption",
+                None,
+                "Suffix of files with captions, such as txt: x.txt beside x.jpg, one a line; or metadata[:COLUMN]: of "
+                "metadata.csv or .jsonl.",
+            ),
+        ),
+        captions=True,
     ),
     Kind(
         "cifar",
@@ -191,6 +200,12 @@ KINDS = (
             _part("image", "jpg;jpeg;png;webp", "Suffixes of pictures; the first that a sample has is used."),
             _part("caption", "txt", "Suffix of the captions, one per line, or json:FIELD; empty for images only."),
             _part("group", "cls", "Suffix of the class, or json:FIELD."),
+            defaulting(
+                "key-by",
+                click.Choice(["first-dot", "last-dot"]),
+                "first-dot",
+                "Where a member's key ends: WebDataset's first dot of its name, or the last one.",
+            ),
             flag(
                 "in-place",
                 "Leave the pictures in the tars, where training reads them; OUT has only those that must change.",
@@ -208,7 +223,11 @@ KINDS = (
         _EITHER,
         (
             _part("image", "image;jpg;jpeg;png;webp;img", "Column with the picture; the first that exists is used."),
-            _part("caption", "caption;text", "Column with the caption or captions; images only if empty or not found."),
+            _part(
+                "caption",
+                "caption;captions;text;TEXT;prompt;sentences",
+                "Column with the caption or captions; images only if empty or not found.",
+            ),
             _part("group", "label;cls", "Column with the class; the first that exists is used."),
         ),
         many=True,

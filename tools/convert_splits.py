@@ -114,6 +114,8 @@ def announce(splits: list[Split], settings: ConvertSettings) -> None:
             words += f", about {in_units(size)} in {split.shown}"
             needed += 0 if split.out.is_remote else size - Partial(split.out).path.size_below()
         click.echo(words, err=True)
+    for note in splits[0].source.notes:
+        click.echo(f"  {plain_text(note)}", err=True)
     if splits[0].out.is_remote:
         return
     out = Path(str(splits[0].out)).absolute()
@@ -166,6 +168,10 @@ def say_summary(
     if summary.left_out:
         reasons = "; ".join(f"{count:,} × {plain_text(reason, 80)}" for reason, count in summary.reasons)
         click.echo(f"  {summary.left_out:,} left out, see {path / ERRORS_FILE}: {reasons}")
+    for kind, unused in index.source.get("not_used", {}).items():
+        cure = f": {unused['cure']}" if unused["cure"] else ""
+        named = f"{plain_text(kind)}, such as {plain_text(unused['example'], 80)}"
+        click.echo(f"  not used: {unused['number']:,} × {named}{cure}")
     if (in_tars := index.source.get("pictures_in_tars")) is not None and index.tars:
         click.echo(f"  {in_tars:,} pictures stay in the tars below {index.tars.root}; {index.n - in_tars:,} are stored")
         if is_address(index.tars.root):

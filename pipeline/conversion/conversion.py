@@ -22,7 +22,7 @@ from ...storage.place import AnyPlace, Place, place_of
 from ..dataset.index import ERRORS_FILE, DatasetIndex, TokenizerInfo, read_index, seal_index
 from ..dataset.tokenizer import MAX_FILE_BYTES, end_id_of, load_tokenizer, train_tokenizer, vocab_size_of
 from ..errors import DatasetError, DatasetExistsError, SourceChangedError, SourceError
-from ..sources import NEVER, Asked, Selection, Source
+from ..sources import NEVER, Account, Asked, Selection, Source
 from ..sources.caption_lengths import CONTEXTS
 from .content import content_of
 from .marker import Counts, PartResult, SampleCounts, count_reasons, read_bad_samples, stem
@@ -387,6 +387,9 @@ class _Begun:
             )
         info = self._tokenizer_info(found.truncated) if self._facts.mode == "pairs" else None
         per_sample, tars = max(shard.captions_per_sample for shard in shards), self._source.index
+        unused = Account(self._source.unused())
+        for result in results:
+            unused.merge(result.unused)
         content = content_of(partial.row_records(plan, results), samples, pairs=info is not None, blank=found.blank)
         index = seal_index(
             {
@@ -411,6 +414,7 @@ class _Begun:
                     "plan": plan.digest(),
                     "content": content.model_dump(),
                     **({"captions_ignored": found.ignored} if found.ignored else {}),
+                    **({"not_used": {kind: each._asdict() for kind, each in unused.items()}} if unused else {}),
                     **({"pictures_in_tars": found.in_tars} if tars else {}),
                 },
             }

@@ -4,6 +4,8 @@ Colour profiles are not applied, as in nearly every loader. A JPEG's markers tel
 Pillow does not; source: ITU-T T.81, annex B.
 """
 
+from __future__ import annotations
+
 import io
 import re
 import warnings
@@ -21,7 +23,7 @@ from ..dataset.raw_bytes import writable
 from ..dataset.row_records import MAX_JPEG_BYTES
 from ..errors import BadSampleError
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 """Other formats are refused: Pillow starts other programs for some. MPO is a JPEG followed by more pictures."""
 MAX_SIDE = 65_500
 """libjpeg's limit; FFCV stores a side in 16 bits."""
@@ -54,6 +56,9 @@ _OTHER_FILES = {
 """First bytes → kind of files often found among pictures."""
 
 _ORIENTATION_TAG = 0x0112
+_BITS_PER_SAMPLE, _PHOTOMETRIC, _MAX_SAMPLE_VALUE, _EXTRA_SAMPLES = 258, 262, 281, 338
+"""Tags of TIFF 6.0."""
+_PNG = b"\x89PNG\r\n\x1a\n"
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -90,6 +95,15 @@ def to_stored(picture: bytes | Image.Image, policy: ImagePolicy) -> StoredImage:
     coding = coding_of(picture) if picture.startswith(b"\xff\xd8") else None
     if coding and coding.plain_size and (kept := _kept(picture, *coding.plain_size, policy)):
         return kept  # without Pillow: saves a tenth of a conversion's time
+    try:
+        return _read(picture, coding, policy)
+    except BadSampleError:
+        if (plain := _without_metadata(picture)) == picture:
+            raise
+        return _read(plain, coding, policy)
+
+
+def _read(picture: bytes, coding: Coding | None, policy: ImagePolicy) -> StoredImage:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # odd metadata, and bombs, which _refuse_bomb handles
@@ -173,8 +187,11 @@ def _rgb(image: Image.Image) -> Image.Image:
     """Convert with Pillow, except deep pixels, which it would clip at 255, and transparent pixels, put on white."""
     if image.mode == "F" or image.mode.startswith("I"):
         image = _eight_bits(image)
-    if image.has_transparency_data:
+    says_nothing = image.format == "TIFF" and _EXTRA_SAMPLES not in image.tag_v2  # type: ignore[attr-defined]
+    if image.has_transparency_data and not says_nothing:
         image = image.convert("RGBA")
+        if image.getchannel("A").getextrema() == (0, 0):
+            return image.convert("RGB")  # a BMP's unused channel: nobody stores a picture that cannot be seen
         # Drop the colours of transparent pixels, which were never meant to be seen.
         paper = Image.new("RGB", image.size, "white")
         paper.paste(image, mask=image.getchannel("A"))
@@ -183,13 +200,42 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Convert floating-point pixels of 0 to 1, or integers of 0 to 65,535, to 8-bit grey."""
-    grey = np.asarray(image)
+    """Convert floating-point pixels of 0 to 1, or integers of 0 to 65,535 or a TIFF's own white, to 8-bit grey.
+
+    A TIFF of 16 bits that uses fewer than 12 of them holds a camera's or a scanner's numbers, whose white is not known.
+    """
+    grey, tags = np.asarray(image), getattr(image, "tag_v2", {})
     white = 1.0 if image.mode == "F" else 65_535.0
-    low, high = grey.min(), grey.max()
-    if not (0 <= low <= high <= white):
+    bits, named = tags.get(_BITS_PER_SAMPLE, (16,))[0], tags.get(_MAX_SAMPLE_VALUE)
+    if image.mode != "F":
+        white = float(named[0] if isinstance(named, tuple) else named or (1 << min(bits, 16)) - 1)
+    low, high = float(grey.min()), float(grey.max())
+    is_unknown = tags and image.mode != "F" and not named and bits >= 16 and high < 1 << 12
+    if not (0 <= low <= high <= white) or is_unknown:
         raise BadSampleError(f"deep pixels of unknown scale: {low:g} to {high:g}; 0 to {white:g} is understood")
-    return Image.fromarray(np.rint(grey.astype(np.float32) * np.float32(255 / white)).astype(np.uint8))
+    pixels = np.rint(grey.astype(np.float32) * np.float32(255 / white)).astype(np.uint8)
+    if tags.get(_PHOTOMETRIC) == 0:
+        pixels = 255 - pixels  # white is zero
+    if isinstance(transparent := image.info.get("transparency"), int):
+        pixels[grey == transparent] = 255
+    return Image.fromarray(pixels)
+
+
+def _without_metadata(picture: bytes) -> bytes:
+    """Return a PNG with the chunks alone that its pixels need; other files as they are.
+
+    Pillow refuses a sound picture for a text or a profile that is large, short, or has a wrong checksum.
+    """
+    if not picture.startswith(_PNG):
+        return picture
+    kept, place = [_PNG], len(_PNG)
+    while place < len(picture):
+        end = place + 12 + int.from_bytes(picture[place : place + 4], "big")
+        name = picture[place + 4 : place + 8]
+        if name[:1].isupper() or name == b"tRNS":
+            kept.append(picture[place:end])
+        place = end
+    return b"".join(kept)
 
 
 def _reduced(size: tuple[int, int], policy: ImagePolicy) -> tuple[int, int]:
@@ -208,7 +254,7 @@ def _encode(image: Image.Image, policy: ImagePolicy) -> StoredImage:
             f"too large: {image.width}×{image.height} pixels, above {MAX_PIXELS:,}; a smaller --max-size fits"
         )
     buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=policy.quality)
+    image.save(buffer, "JPEG", quality=policy.quality, comment="")  # else Pillow keeps a GIF's, up to 64 kB
     if buffer.tell() > MAX_JPEG_BYTES:
         raise BadSampleError(
             f"too large: {buffer.tell():,} bytes as JPEG, above {MAX_JPEG_BYTES:,}; a smaller --max-size fits"
@@ -224,8 +270,8 @@ def _what_it_is(data: bytes) -> str:
     start = data[:1000].lstrip().lower()
     if start.startswith(b"<"):
         return "an SVG drawing, not pixels" if b"<svg" in start else "a page of HTML or XML, not a picture"
-    if data[4:8] == b"ftyp":
-        return "an AVIF or HEIC picture, or a film; save it as PNG or JPEG"
+    if data[4:8] == b"ftyp" and data[8:12] not in (b"avif", b"avis"):
+        return "a HEIC picture or a film; save it as PNG or JPEG"
     kind = next((kind for magic, kind in _OTHER_FILES.items() if data.startswith(magic)), None)
     return f"{kind}, not a picture" if kind else f"not a {', '.join(FORMATS)} picture, or its start is damaged"
 

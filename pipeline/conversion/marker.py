@@ -13,7 +13,7 @@ from ...storage.place import Place
 from ...storage.sealed_json import DamagedJSONError, parse, seal_line, unseal
 from ..dataset.index import SHARD_SUFFIXES, ShardSuffix
 from ..errors import DatasetError
-from ..sources import BadSample
+from ..sources import BadSample, Unused
 
 PartSuffix = ShardSuffix | Literal["errors.jsonl", "done.json"]
 PART_SUFFIXES: tuple[PartSuffix, ...] = (*SHARD_SUFFIXES, "errors.jsonl")
@@ -84,6 +84,8 @@ class PartResult(NamedTuple):
     plan: int
     """Plan.made_at of the part's plan."""
     errors_etag: str = ""
+    unused: dict[str, Unused] = {}  # noqa: RUF012  nobody changes it
+    """Kind → what stands beside its samples and is not used, of a source that is read in order."""
     version: str = __version__
     """Version of thermopile that wrote the part: another may encode pictures differently."""
 
@@ -93,7 +95,8 @@ class PartResult(NamedTuple):
 
     def sealed(self) -> bytes:
         shards = [shard._asdict() for shard in self.shards]
-        return seal_line(self._asdict() | {"shards": shards, "found": self.found._asdict()})
+        unused = {kind: each._asdict() for kind, each in self.unused.items()}
+        return seal_line(self._asdict() | {"shards": shards, "found": self.found._asdict(), "unused": unused})
 
 
 _RESULT = TypeAdapter(PartResult)

@@ -25,7 +25,7 @@ from ..dataset.row_records import IN_BETON, PAGE_BYTES, RECORD, Extent, RowRecor
 from ..dataset.stored_sample import SOUND, Located, checksum, read_samples, read_tokens
 from ..dataset.tokenizer import encode, vocab_size_of
 from ..errors import BadSampleError, DatasetError, SourceError
-from ..sources import BadSample, Read, Sample, Source
+from ..sources import Account, BadSample, Read, Sample, Source
 from .beton import BetonRow, write_beton
 from .images import to_stored
 from .marker import Counts, PartResult, SampleCounts, ShardResult, line_of
@@ -95,7 +95,7 @@ def _written(part: PartFiles, work: Any, writer: Writer, open_files: ExitStack) 
             part.being_written(suffix).unlink()
         shards.clear()
     found = SampleCounts(samples.left_out, samples.truncated, samples.blank, samples.ignored, samples.in_tars)
-    return PartResult(tuple(shards), found, errors.stat().st_size, part.plan)
+    return PartResult(tuple(shards), found, errors.stat().st_size, part.plan, unused=dict(samples.unused))
 
 
 def _begun(part: PartFiles, shard: int, open_files: ExitStack) -> int:
@@ -131,6 +131,7 @@ class _Samples:
         self._settings, self._count, self._errors = writer.settings, writer.count_more, errors
         self.max_rows: int = work.max_rows
         self.left_out = self.truncated = self.blank = self.ignored = self.in_tars = 0
+        self.unused = Account()
         self._usable = self._usable_of(writer.source.read(work))
         self._next: tuple[Sample, BetonRow] | None = None
 
@@ -149,7 +150,9 @@ class _Samples:
         return taken
 
     def _usable_of(self, reads: Iterator[Read]) -> Iterator[tuple[Sample, BetonRow]]:
-        for source_index, sample, done, files, ignored in reads:
+        for source_index, sample, done, files, ignored, unused in reads:
+            for each in unused:
+                self.unused.add(*each)
             if isinstance(sample, Sample):
                 try:
                     jpeg, height, width, is_blank = to_stored(sample.picture, self._settings.image)

@@ -1,7 +1,7 @@
 """The interface of sources. A new source is one file, one entry in tools/convert_sources.py and one test."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -70,6 +70,33 @@ class Read(NamedTuple):
     """Files that end here."""
     ignored: bool = False
     """Whether it has a caption that is not wanted."""
+    unused: tuple[tuple[str, str, str], ...] = ()
+    """Kind, name and cure of what stands beside the sample and is not used."""
+
+
+class Unused(NamedTuple):
+    """Things of one kind in a source that no sample uses."""
+
+    number: int
+    example: str
+    cure: str = ""
+    """How to use them; empty where they are no picture, caption or class."""
+
+    def plus(self, other: "Unused") -> "Unused":
+        return self._replace(number=self.number + other.number)
+
+
+class Account(dict[str, Unused]):
+    """Kind → what of it no sample uses, so that nothing of a source is dropped without a word."""
+
+    def add(self, kind: str, example: str, cure: str = "", number: int = 1) -> None:
+        """Count things of a kind; the first one is the example."""
+        if number:
+            self.merge({kind: Unused(number, example, cure)})
+
+    def merge(self, other: Mapping[str, Unused]) -> None:
+        for kind, unused in other.items():
+            self[kind] = self[kind].plus(unused) if kind in self else unused
 
 
 class ClassGroups(NamedTuple):
@@ -158,6 +185,12 @@ class Source:
     """Number of files that are read in order; progress then counts their bytes. 0: random access."""
     index: Tars | None = None
     """The tars that keep the pictures; None if the dataset stores them."""
+    notes: list[str] = []  # noqa: RUF012  nobody changes it
+    """What the user is told about how the source was read."""
+
+    def unused(self) -> Account:
+        """Return what the listing has that no sample uses; of a source that is read in order, `read` tells it."""
+        return Account()
 
     def __len__(self) -> int:
         raise NotImplementedError

@@ -5,6 +5,7 @@ import json
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from ...storage.bucket import is_address
 from ...storage.place import AnyPlace, Place, place_of
 from ..errors import BadSampleError, SourceError
-from . import NEVER, ClassGroups, Sample, Source, marks_of
+from . import NEVER, Account, ClassGroups, Sample, Source, marks_of
 from .listing import (
     binary_arrays,
     caption_text,
@@ -44,8 +45,9 @@ class ParquetSource(Source):
 
     image, caption, group: column names; in a list separated by `;`, the first that fits. Pictures are bytes or Hugging
     Face's {bytes, path}; a path is used only without bytes, and only within the file's folder. Captions are text, or
-    lists of text: several captions of a picture. Classes are text or integers, named by Hugging Face's ClassLabel if
-    present. caption None, or none of several columns found: images only.
+    lists of text: several captions of a picture; of a column that is named alone, also bytes of UTF-8. Classes are text
+    or numbers, named by Hugging Face's ClassLabel, of each file its own, if present. caption None, or none of several
+    columns found: images only.
     Raises SourceError if a file is not parquet, lacks a column or has another type in it, or a row group is too large.
     """
 
@@ -54,22 +56,23 @@ class ParquetSource(Source):
         files: Sequence[AnyPlace],
         *,
         image: str = "image;jpg;jpeg;png;webp;img",
-        caption: str | None = "caption;text",
+        caption: str | None = "caption;captions;text;TEXT;prompt;sentences",
         group: str | None = "label;cls",
     ) -> None:
         if not files:
             raise SourceError("there are no parquet files to read")
         self.files = tuple(map(place_of, files))
         self._file_names = names_below_common_folder(self.files)
-        parts, versions = list[RowGroup](), list[Version]()
+        parts, versions, self._names_of = list[RowGroup](), list[Version](), list[tuple[str, ...] | None]()
         digest = hashlib.sha256()
         for number, file in enumerate(self.files):
             opened, parquet = _open(file)
             with parquet:
                 if number == 0:
                     self._columns = _Columns.choose(file, parquet.schema_arrow, image, caption, group)
-                    self._class_names = _class_names(parquet.schema_arrow, self._columns.group)
+                    self._others = _columns_of_text(parquet.schema_arrow, self._columns)
                 _Columns.choose(file, parquet.schema_arrow, *self._columns)
+                self._names_of.append(_class_names(parquet.schema_arrow, self._columns.group))
                 parts += row_groups_of(file, number, parquet.metadata, self._columns.image)
                 size = parquet.metadata.serialized_size + 8  # the footer, with offset and size of every page
                 digest.update(opened.read(opened.size - size, size))
@@ -102,7 +105,7 @@ class ParquetSource(Source):
             self.key(index),
             picture=_picture(values[self._columns.image], self._row_groups.file(chunk).parent, unchanged_since),
             caption=captions[0],
-            group=None if self._columns.group is None else self._group(values[self._columns.group]),
+            group=None if self._columns.group is None else self._group(chunk, values[self._columns.group]),
             further_captions=captions[1:],
         )
 
@@ -116,15 +119,24 @@ class ParquetSource(Source):
     def groups(self) -> ClassGroups | None:
         if self._columns.group is None:
             return None
-        if self._class_names is None:
-            parts = (values for _, values in self._column(self._columns.group))
-            names = (values.cast(pa.large_string()).cast(pa.large_binary()).fill_null(b"") for values in parts)
-            return groups_by_name(binary_arrays(name for part in names for name in part.to_pylist()))
-        of_sample, none = np.empty(len(self), np.int32), len(self._class_names)
+        if len({*self._names_of}) > 1 or (names := self._names_of[0]) is None:
+            texts = (
+                (self._group(locate(self._chunks, start)[0], value) or "").encode()
+                for start, values in self._column(self._columns.group)
+                for value in values.to_pylist()
+            )
+            return groups_by_name(binary_arrays(texts))
+        of_sample, none = np.empty(len(self), np.int32), len(names)
         for start, values in self._column(self._columns.group):
             numbers = values.cast(pa.int64(), safe=False).fill_null(-1).to_numpy()
             of_sample[start : start + len(numbers)] = np.where((numbers >= 0) & (numbers < none), numbers, none)
-        return ClassGroups(self._class_names if of_sample.max() < none else (*self._class_names, ""), of_sample)
+        return ClassGroups(names if of_sample.max() < none else (*names, ""), of_sample)
+
+    def unused(self) -> Account:
+        found = Account()
+        for name in self._others:
+            found.add("columns of text", name, f"--{'group' if self._columns.caption else 'caption'} {name}")
+        return found
 
     def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:
         if self._columns.caption is None:
@@ -176,10 +188,19 @@ class ParquetSource(Source):
             if start < end:
                 yield start, pa.nulls(end - start, kind)
 
-    def _group(self, value: str | int | None) -> str | None:
-        if self._class_names is None or value is None:
+    def _group(self, chunk: int, value: Any) -> str | None:
+        """Return the class of a value: text, or a whole number, alone or in a list of one.
+
+        pandas makes whole numbers floats where some are missing; others are measurements.
+        """
+        if isinstance(value, list):
+            value = value[0] if len(value) == 1 else None
+        if isinstance(value, float | Decimal):
+            value = int(value) if value % 1 == 0 else None  # not of nan either
+        names = self._names_of[self._row_groups.parts[chunk].file]
+        if names is None or value is None:
             return None if value is None else str(value) or None
-        return self._class_names[value] if isinstance(value, int) and 0 <= value < len(self._class_names) else None
+        return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
 
 
 class _Columns(NamedTuple):
@@ -190,13 +211,15 @@ class _Columns(NamedTuple):
     @classmethod
     def choose(cls, file: Place, schema: pa.Schema, image: str, caption: str | None, group: str | None) -> Self:
         """Raises SourceError if there is no picture column, or if the only column given for an option does not fit."""
+        is_named = ";" not in (caption or ";")  # bytes may be anything, unless one says that they are captions
+        holds = (lambda kind: _holds_captions(kind) or _is_bytes(kind)) if is_named else _holds_captions
         pictures = _column_of(file, schema, image, _holds_pictures, "pictures: bytes or {bytes, path}")
         if pictures is None:
             raise SourceError(f"{file} has no pictures in any of {image}; {_columns_there(schema)}")
         return cls(
             pictures,
-            caption and _column_of(file, schema, caption, _holds_captions, "captions: text or lists of text"),
-            group and _column_of(file, schema, group, _holds_classes, "classes: integers or text"),
+            caption and _column_of(file, schema, caption, holds, "captions: text or lists of text"),
+            group and _column_of(file, schema, group, _holds_classes, "classes: numbers or text"),
         )
 
 
@@ -221,21 +244,34 @@ def _holds_pictures(kind: pa.DataType) -> bool:
     if pt.is_struct(kind):
         place = kind.get_field_index("bytes")
         kind = kind.field(place).type if place >= 0 else kind
-    return bool(pt.is_binary(kind) or pt.is_large_binary(kind))
+    return _is_bytes(kind)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pt.is_binary(kind) or pt.is_large_binary(kind) or pt.is_binary_view(kind))
 
 
 def _holds_captions(kind: pa.DataType) -> bool:
-    is_list = pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind)
-    return _is_text(kind.value_type if is_list else kind)
+    return _is_text(kind.value_type if _is_list(kind) else kind)
 
 
 def _holds_classes(kind: pa.DataType) -> bool:
-    return _is_text(kind) or bool(pt.is_integer(kind))
+    kind = kind.value_type if _is_list(kind) else kind
+    return _is_text(kind) or any(of(kind) for of in (pt.is_integer, pt.is_floating, pt.is_boolean, pt.is_decimal))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind))
 
 
 def _is_text(kind: pa.DataType) -> bool:
     kind = kind.value_type if pt.is_dictionary(kind) else kind
-    return bool(pt.is_string(kind) or pt.is_large_string(kind))
+    return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind))
+
+
+def _columns_of_text(schema: pa.Schema, used: _Columns) -> list[str]:
+    """Return the names of the columns with text that are not used, for captions or classes."""
+    return [field.name for field in schema if _holds_captions(field.type) and field.name not in used]
 
 
 def _class_names(schema: pa.Schema, column: str | None) -> tuple[str, ...] | None:
@@ -274,7 +310,7 @@ def _below(folder: Place, path: str | bytes) -> bytes:
     return target
 
 
-def _captions(value: str | list[str | None] | None) -> tuple[str, ...]:
+def _captions(value: str | bytes | list[str | None] | None) -> tuple[str, ...]:
     return caption_texts(value) if isinstance(value, list) else (caption_text(value),)
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple, Self
 
 from ..errors import BadSampleError, SourceError
@@ -12,6 +13,9 @@ _UNPACKED_BY = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b
 
 MAX_MEMBER_BYTES = 256 << 20
 """Larger members are no photographs and no captions; a worker would hold the file and its unpacked picture."""
+
+
+MAX_NAMED = 20
 
 
 class SampleMember(NamedTuple):
@@ -59,6 +63,15 @@ class TarPart(NamedTuple):
                 )
         return [entry or "" for entry in value]
 
+    def fields_of(self, members: dict[bytes, SampleMember]) -> str:
+        """Return words that name the fields of the sample's .json member; "" if it has none."""
+        member = self.member(members)
+        with suppress(ValueError, TypeError, AttributeError, RecursionError):
+            if self.field is not None and member is not None:
+                names = [*json.loads(member.data or b"")][:MAX_NAMED]
+                return f"; the fields of its .json member: {', '.join(map(repr, names))}"
+        return ""
+
     def _field_of(self, raw: bytes) -> Any:
         """Return the field's value, None if the member lacks it. Raises BadSampleError if the member is not JSON."""
         try:
@@ -83,11 +96,14 @@ def samples_of(
     wanted: Container[bytes],
     start: int = 0,
     stop: int | None = None,
+    *,
+    last_dot: bool = False,
 ) -> Iterator[dict[bytes, SampleMember]]:
     """Yield the members by suffix of each sample of a tar of `size` bytes, reading it once and forward.
 
     name: the tar's, in errors. wanted: suffixes of the members to read. start, stop: begin and end there, both starts
-    of samples. Raises BrokenTarError after the samples before the damage, SourceError if the tar is compressed.
+    of samples. last_dot: as for key_and_suffix. Raises BrokenTarError after the samples before the damage, SourceError
+    if the tar is compressed.
     """
     if not size:
         raise BrokenTarError("the file is empty")
@@ -98,13 +114,17 @@ def samples_of(
         is_read = suffix in wanted and member.size <= MAX_MEMBER_BYTES
         return SampleMember(member, read_at(member.offset, member.size) if is_read else None)
 
-    return _samples(regular_members(read_at, size, start, stop), read)
+    return _samples(regular_members(read_at, size, start, stop), read, last_dot)
 
 
-def key_and_suffix(name: bytes) -> tuple[bytes, bytes]:
-    """Split by WebDataset's rule: the key ends at the first dot of the base name. No suffix: not part of a sample."""
+def key_and_suffix(name: bytes, *, last_dot: bool = False) -> tuple[bytes, bytes]:
+    """Split by WebDataset's rule: the key ends at the first dot of the base name. No suffix: not part of a sample.
+
+    last_dot: it ends at the last one instead.
+    """
     folder, slash, base = name.rpartition(b"/")
-    stem, _, suffix = base.partition(b".")
+    stem, dot, suffix = base.rpartition(b".") if last_dot else base.partition(b".")
+    stem, suffix = (stem, suffix) if dot else (base, b"")
     return folder + slash + stem, suffix.lower() if stem else b""
 
 
@@ -115,7 +135,7 @@ def _refuse_compressed(start: bytes, name: object) -> None:
 
 
 def _samples(
-    members: Iterable[TarMember], read: Callable[[TarMember, bytes], SampleMember]
+    members: Iterable[TarMember], read: Callable[[TarMember, bytes], SampleMember], last_dot: bool
 ) -> Iterator[dict[bytes, SampleMember]]:
     """Yield the members of each sample by suffix: consecutive members with the same key.
 
@@ -124,7 +144,7 @@ def _samples(
     key, sample, broken = b"", dict[bytes, SampleMember](), None
     try:
         for member in members:
-            prefix, suffix = key_and_suffix(member.name)
+            prefix, suffix = key_and_suffix(member.name, last_dot=last_dot)
             top = member.name.partition(b"/")[0]
             if not suffix or (top.startswith(b"__") and top.endswith(b"__")):  # WebDataset's own metadata
                 continue

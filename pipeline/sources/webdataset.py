@@ -10,7 +10,6 @@ import time
 import zlib
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from itertools import islice, pairwise
 from typing import Any, Literal, NamedTuple, Self, TypeVar
@@ -26,6 +25,7 @@ from ..dataset.index import Tar, Tars, is_plain_name
 from ..errors import BadSampleError, SourceChangedError, SourceError
 from . import Asked, BadSample, ClassGroups, Draw, Facts, Piece, Read, Sample, Selection, Source, marks_of
 from .caption_lengths import MEASURED_ON, measure
+from .folder import PICTURES
 from .listing import (
     MAX_CAPTION_BYTES,
     as_text,
@@ -53,6 +53,12 @@ tars, at least SAMPLED_TAR_BYTES of each."""
 MAX_SAMPLED = 1_000_000
 """Samples read beforehand at most: more captions change few merges of a tokenizer."""
 SECONDS_BETWEEN_LINES = 30.0
+_CURES = {
+    b"txt": "--caption txt",
+    b"caption": "--caption caption",
+    b"json": "--caption json:FIELD",
+    b"cls": "--group cls",
+}
 SIDE_BY_SIDE = 8
 """Tars read at a time when no picture is converted meanwhile."""
 
@@ -87,6 +93,8 @@ class Sampled:
     bytes: int = 0
     with_caption: int = 0
     with_group: int = 0
+    without: str = ""
+    """Why the first unusable caption is none."""
     damage: str = ""
     """A tar that cannot be read to its end, and why."""
 
@@ -96,9 +104,9 @@ class Sampled:
 
     def add(self, other: Self) -> None:
         for field in fields(self):
-            if field.name != "damage":
+            if field.name not in ("damage", "without"):
                 setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
-        self.damage = self.damage or other.damage
+        self.damage, self.without = self.damage or other.damage, self.without or other.without
 
 
 class WebDatasetSource(Source):
@@ -122,6 +130,7 @@ class WebDatasetSource(Source):
         image: str = "jpg;jpeg;png;webp",
         caption: str | None = "txt",
         group: str | None = "cls",
+        key_by: Literal["first-dot", "last-dot"] = "first-dot",
         in_place: bool = False,
         behind: Tars | None = None,
         required: Sequence[str] = (),
@@ -132,6 +141,7 @@ class WebDatasetSource(Source):
             raise SourceError("there are no tar files to read")
         self.tars, self.versions = tuple(versions), tuple(versions.values())
         self._options = {"image": image, "caption": caption, "group": group}
+        self._last_dot = key_by == "last-dot"
         self._image, self._caption, self._group = map(TarPart.of, (image, caption, group))
         self._wanted = {*self._image.suffixes, *self._caption.suffixes, *self._group.suffixes}
         self._names = names_below_common_folder(self.tars)
@@ -164,6 +174,7 @@ class WebDatasetSource(Source):
             "root": real_root(self.tars),
             "tars": len(self.tars),
             **self._options,
+            **({"key_by": "last-dot"} if self._last_dot else {}),
             "listing": listed.hexdigest(),
             **({"in_place": True} if self.index else {}),
         }
@@ -300,6 +311,11 @@ class WebDatasetSource(Source):
             for option, samples in (("caption", found.with_caption), ("group", found.with_group)):
                 if option in self._required and not samples:
                     raise SourceError(nobody_has(option, self._options[option]))
+            if found.mode == "pairs" and not found.captions:
+                raise SourceError(
+                    f"--caption {self._options['caption']!r} gives none of {found.samples:,} samples a caption; the "
+                    f"first: {found.without}"
+                )
             if self._required_mode not in ("", found.mode):
                 raise SourceError(
                     f"the dataset to append to holds {self._required_mode}, but the tars hold {found.mode}"
@@ -319,15 +335,17 @@ class WebDatasetSource(Source):
                     # The first sample counts even if its picture ends later.
                     return reader.read(at, count) if found.samples or at + count <= most else file.read(at, count)
 
-                for members in samples_of(read, file.size, file.place, told):
+                for members in samples_of(read, file.size, file.place, told, last_dot=self._last_dot):
                     if (end := _end(members)) > most and found.samples:
                         break
                     found.samples += 1
                     found.bytes = end
                     found.with_caption += self._caption.member(members) is not None
                     found.with_group += bool(self._group_if_any(members))
-                    with suppress(BadSampleError):
+                    try:
                         found.captions += self._captions_of(members)
+                    except BadSampleError as error:
+                        found.without = found.without or f"{error}{self._caption.fields_of(members)}"
         except (BrokenTarError, OSError) as error:
             self._refuse_other_than_damage(tar, error)
             found.damage = f"{self.tars[tar]}: {error}"
@@ -374,7 +392,7 @@ class WebDatasetSource(Source):
         starts, size = list[int](), self.versions[tar][0]
         try:
             file = SourceFile(self.tars[tar], self.versions[tar])
-            for members in samples_of(file.read, size, file.place, ()):
+            for members in samples_of(file.read, size, file.place, (), last_dot=self._last_dot):
                 starts.append(next(iter(members.values())).at.start)
         except (BrokenTarError, OSError) as error:
             self._refuse_other_than_damage(tar, error)
@@ -411,7 +429,9 @@ class WebDatasetSource(Source):
             is_wanted = selected is None or (place < len(selected) and selected[place])
             index = (self.first_tar + piece.tar << PLACE_BITS) + place
             ignored = mode == "images" and isinstance(found, dict) and self._caption.member(found) is not None
-            yield Read(index, self._sample(piece.tar, mode, found) if is_wanted else None, end - start, ignored=ignored)
+            sample = self._sample(piece.tar, mode, found) if is_wanted else None
+            unused = self._unused_of(found) if isinstance(sample, Sample) and isinstance(found, dict) else ()
+            yield Read(index, sample, end - start, ignored=ignored, unused=unused)
         yield Read(-1, None, piece.stop - end, int(piece.stop == self.versions[piece.tar][0]))
 
     def _members(
@@ -423,7 +443,7 @@ class WebDatasetSource(Source):
             with ThreadPoolExecutor(PIECES_AHEAD) as threads:
                 read = ForwardReader(file, piece.start, piece.stop, threads).read if ahead else file.read
                 stop = None if piece.stop == file.size else piece.stop
-                yield from samples_of(read, file.size, file.place, wanted, piece.start, stop)
+                yield from samples_of(read, file.size, file.place, wanted, piece.start, stop, last_dot=self._last_dot)
         except (BrokenTarError, OSError) as error:
             self._refuse_other_than_damage(piece.tar, error)
             yield error
@@ -435,10 +455,12 @@ class WebDatasetSource(Source):
             return BadSample(self._names[tar], "", str(members))
         picture = self._image.member(members)
         name = (picture or next(iter(members.values()))).at.name
-        uri, key = f"{self._names[tar]}/{as_text(name)}", as_text(key_and_suffix(name)[0])
+        uri, key = f"{self._names[tar]}/{as_text(name)}", as_text(key_and_suffix(name, last_dot=self._last_dot)[0])
         try:
             if picture is None:
-                raise BadSampleError(f"no picture: no member of this key ends in {self._options['image']}")
+                has_dots = name.rpartition(b"/")[2].count(b".") > 1 and not self._last_dot
+                dots = "; a key ends at the first dot, unless --key-by last-dot is given" * has_dots
+                raise BadSampleError(f"no picture: no member of this key ends in {self._options['image']}{dots}")
             is_pair = mode == "pairs" or (not mode and self._caption.member(members) is not None)
             caption, *further = self._captions_of(members) if is_pair else (None,)
             tar_at = picture.at.offset if self.index else None
@@ -446,6 +468,19 @@ class WebDatasetSource(Source):
             return Sample(uri, key, _data(picture), caption, group, tuple(further), tar_at=tar_at)
         except BadSampleError as error:
             return BadSample(uri, key, str(error))
+
+    def _unused_of(self, members: dict[bytes, SampleMember]) -> tuple[tuple[str, str, str], ...]:
+        """Return kind, name and cure of the members that look like pictures or texts, and are not the sample's."""
+        if len(members) <= 1:
+            return ()
+        used = [part.member(members) for part in (self._image, self._caption, self._group)]
+        found = list[tuple[str, str, str]]()
+        for suffix, member in members.items():
+            kind = suffix.rpartition(b".")[2]
+            if member not in used and (cure := _CURES.get(kind, "--image" if b"." + kind in PICTURES else None)):
+                cure = "--key-by last-dot" if b"." in suffix else cure
+                found.append((f"members that end in .{kind.decode()}", as_text(member.at.name), cure))
+        return tuple(found)
 
     def _captions_of(self, members: dict[bytes, SampleMember]) -> tuple[str, ...]:
         member = self._caption.member(members)

@@ -1,5 +1,6 @@
 """Files that are not pictures, are damaged, or are bombs: each is refused with a reason."""
 
+import io
 import struct
 import zlib
 
@@ -70,7 +71,6 @@ def claims(height, width):
 
 
 def bombs():
-    unpacks_to_much = zlib.compress(bytes(50_000_000), 9)
     jpeg = as_bytes(Image.new("RGB", (64, 64)), "JPEG", progressive=True)
     scan = jpeg[jpeg.rindex(b"\xff\xda") : -2]
     return {
@@ -82,8 +82,6 @@ def bombs():
         "webp": (b"RIFF\x1e\0\0\0WEBPVP8X\x0a" + bytes(7) + b"\xff\x3f\0\xff\x3f\0VP8L\5\0\0\0\x2f\xff\xff\xff\x0f",
                  "too many pixels"),
         "tiff": (tiff((256, 4, 1, 2**31), (257, 4, 1, 2**31)), "too many pixels"),
-        "text": (png(1, 1, bytes(4), extra=chunk(b"zTXt", b"a\0\0" + unpacks_to_much)), "too large"),
-        "profile": (png(1, 1, bytes(4), extra=chunk(b"iCCP", b"a\0\0" + unpacks_to_much)), "too large"),
         "scans": (jpeg[:-2] + 1000 * scan + b"\xff\xd9", "a bomb: more than 100 scans"),
         "segments": (jpeg[:2] + 20_000 * b"\xff\xfe\0\2" + jpeg[2:], "a bomb: more than 10,000 segments"),
         "filling": (jpeg[:2] + bytes([255]) * 1_000_000 + jpeg[2:], "a bomb: more than 1,000 bytes between"),
@@ -125,6 +123,55 @@ def test_a_bomb_is_refused_before_it_is_unpacked(name):
     assert len(data) < 1_100_000
     with pytest.raises(BadSampleError, match=reason):
         to_stored(data, POLICY)
+
+
+@pytest.mark.parametrize("name", [b"zTXt", b"iCCP"])
+def test_texts_and_profiles_that_unpack_to_much_or_are_damaged_are_left_out_of_a_sound_picture(name):
+    for data in (b"a\0\0" + zlib.compress(bytes(50_000_000), 9), b"a", b"a\0\0damaged"):
+        whole = chunk(name, data)
+        for extra in (whole, whole[:-4] + b"sum!"):
+            assert to_stored(png(1, 1, bytes(4), extra=extra), POLICY)[1:3] == (1, 1)
+
+
+def test_a_comment_is_not_carried_into_the_jpeg():
+    plain, commented = (as_bytes(Image.new("P", (64, 48)), "GIF", **more) for more in ({}, {"comment": b"x" * 65_534}))
+    assert to_stored(commented, POLICY).jpeg == to_stored(plain, POLICY).jpeg
+
+
+def ramp(kind, values, **more):
+    """The first and last pixel of a row of 256 grey values, as stored."""
+    image = Image.fromarray(np.tile(np.asarray(values), (8, 1)))
+    stored = np.asarray(Image.open(io.BytesIO(to_stored(as_bytes(image, kind, **more), POLICY).jpeg)))
+    return stored[0, 0, 0], stored[0, -1, 0]
+
+
+DEEP = np.arange(256, dtype=np.uint16) * 257
+
+
+def test_deep_pixels_are_scaled_by_the_white_that_the_file_names():
+    assert ramp("TIFF", DEEP) == (0, 255)
+    assert ramp("TIFF", DEEP, tiffinfo={262: 0}) == (255, 0)  # TIFF 6.0: 0 is imaged as white
+    assert ramp("TIFF", DEEP // 16, tiffinfo={281: 4095}) == (0, 255)
+    assert ramp("TIFF", np.linspace(0, 1, 256, dtype=np.float32)) == (0, 255)
+    assert ramp("PNG", DEEP // 16) == (0, 16)  # a PNG's white is 65,535, whatever is used of it
+
+
+@pytest.mark.parametrize("values", [DEEP // 16, DEEP.astype(np.int32) * 7, -DEEP.astype(np.int32)])
+def test_deep_pixels_of_unknown_scale_are_left_out(values):
+    with pytest.raises(BadSampleError, match="deep pixels of unknown scale"):
+        ramp("TIFF", values)
+
+
+def test_a_fourth_channel_without_a_meaning_and_an_alpha_of_zero_everywhere_hide_nothing():
+    pixels = np.full((8, 8, 4), (200, 100, 50, 0), np.uint8)
+    masks = struct.pack("<4I", 0xFF, 0xFF00, 0xFF0000, 0xFF000000)
+    header = struct.pack("<IiiHHIIiiII", 108, 8, 8, 1, 32, 3, 256, 0, 0, 0, 0) + masks + bytes(52)
+    v4 = b"BM" + struct.pack("<IHHI", 14 + 108 + 256, 0, 0, 14 + 108) + header + pixels.tobytes()
+    bands = as_bytes(Image.fromarray(pixels), "TIFF", tiffinfo={338: ()})
+    assert Image.open(io.BytesIO(v4)).mode == "RGBA"
+    for data in (v4, bands):
+        stored = np.asarray(Image.open(io.BytesIO(to_stored(data, POLICY).jpeg)))
+        assert np.abs(stored[0, 0].astype(int) - (200, 100, 50)).max() < 4
 
 
 def test_tags_that_all_claim_the_whole_file_are_read_once_at_most():

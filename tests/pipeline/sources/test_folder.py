@@ -2,6 +2,7 @@
 
 import os
 
+import numpy as np
 import pytest
 
 from thermopile.pipeline.errors import BadSampleError, SourceError
@@ -47,7 +48,7 @@ def test_a_missing_folder_and_one_without_pictures_are_refused(tmp_path):
     with pytest.raises(SourceError, match="not a folder"):
         FolderSource(tmp_path / "nowhere")
     touch(tmp_path / "readme.txt")
-    with pytest.raises(SourceError, match="holds no picture"):
+    with pytest.raises(SourceError, match=r"holds no picture: .*; 1 × files that end in .txt, such as readme.txt"):
         FolderSource(tmp_path)
 
 
@@ -57,17 +58,114 @@ def test_a_circle_of_links_is_not_walked(tmp_path):
     assert len(FolderSource(tmp_path)) == 1
 
 
-def test_links_to_pictures_are_followed_and_links_to_folders_are_not(tmp_path):
+def listed(source):
+    return [source.uri(i) for i in range(len(source))]
+
+
+def told(source):
+    return {kind: (each.number, each.example, each.cure) for kind, each in source.unused().items()}
+
+
+def test_links_are_followed_to_a_folder_once_and_named(tmp_path):
     touch(tmp_path / "elsewhere" / "1.png", b"pixels")
-    (tmp_path / "in").mkdir()
+    touch(tmp_path / "in" / "dogs" / "2.png")
     (tmp_path / "in" / "picture.png").symlink_to("../elsewhere/1.png")
-    (tmp_path / "in" / "folder.png").symlink_to("../elsewhere")
+    (tmp_path / "in" / "cats").symlink_to("../elsewhere")
+    (tmp_path / "in" / "again").symlink_to("dogs")
+    (tmp_path / "in" / "twice").symlink_to("../elsewhere")
     (tmp_path / "in" / "circle.png").symlink_to("circle.png")
     source = FolderSource(tmp_path / "in")
-    assert [source.uri(i) for i in range(len(source))] == ["circle.png", "picture.png"]
-    assert source[1].picture == b"pixels"
+    assert listed(source) == ["cats/1.png", "circle.png", "dogs/2.png", "picture.png"]
+    assert source[3].picture == b"pixels"
     with pytest.raises(BadSampleError, match="symbolic links"):
-        source[0]
+        source[1]
+    assert source.notes == [f"the folder cats is a link to {tmp_path / 'elsewhere'}"]
+    assert told(source) == {"links to folders that are listed already": (2, "again", "")}
+
+
+def test_what_systems_and_tools_leave_in_a_folder_is_neither_class_nor_picture(tmp_path):
+    for name in (".ipynb_checkpoints/a.jpg", "@eaDir/a.jpg", "__MACOSX/._a.jpg", "a/._1.jpg", "a/Thumbs.db", "a/1.jpg"):
+        touch(tmp_path / name)
+    source = FolderSource(tmp_path)
+    assert listed(source) == ["a/1.jpg"]
+    assert source.groups().names == ("a",)
+    found = told(source)
+    assert (found["hidden folders"][0], found["hidden files"][0]) == (3, 2)
+
+
+def test_every_suffix_of_what_conversion_reads_is_a_picture_and_without_one_the_first_bytes_tell(tmp_path):
+    suffixes = ["apng", "avif", "bmp", "dib", "gif", "jfif", "jpe", "jpeg", "jpg", "pbm", "pgm", "pnm", "png", "ppm",
+                "tif", "tiff", "webp", "JPG"]  # fmt: skip
+    for suffix in suffixes:
+        touch(tmp_path / f"x.{suffix}")
+    starts = {"jpeg": b"\xff\xd8\xff\xe0", "png": b"\x89PNG\r\n\x1a\n", "gif": b"GIF89a", "tiff": b"II*\0",
+              "bmp": b"BM", "webp": b"RIFF\0\0\0\0WEBP", "avif": b"\0\0\0\x20ftypavif"}  # fmt: skip
+    for name, start in starts.items():
+        touch(tmp_path / f"no_suffix_{name}", start + bytes(20))
+    touch(tmp_path / "README", b"words")
+    touch(tmp_path / "x.heic")
+    source = FolderSource(tmp_path)
+    assert listed(source) == sorted(
+        [*(f"x.{suffix}" for suffix in suffixes), *(f"no_suffix_{name}" for name in starts)]
+    )
+    assert told(source) == {
+        "files without a suffix, and no pictures": (1, "README", ""),
+        "files that end in .heic": (1, "x.heic", "convert them to JPEG first"),
+    }
+
+
+def test_captions_stand_in_files_beside_the_pictures(tmp_path):
+    for name, text in {"1.txt": b"a dog\nan animal\n", "deep/2.txt": b"\xef\xbb\xbfa cat", "alone.txt": b"x"}.items():
+        touch(tmp_path / name, text)
+    for name in ("1.jpg", "deep/2.png", "3.jpg"):
+        touch(tmp_path / name)
+    assert told(FolderSource(tmp_path))["files that end in .txt"][::2] == (3, "--caption txt")
+    source = FolderSource(tmp_path, caption="txt")
+    assert source.mode == "pairs"
+    assert (source[0].captions, source[2].captions) == (("a dog", "an animal"), ("a cat",))
+    with pytest.raises(BadSampleError, match=r"caption 3\.txt: cannot be read: No such file"):
+        source[1]
+    assert [*source.captions(np.arange(3))] == ["a dog", "an animal", "a cat"]
+    assert told(source) == {"files that end in .txt without a picture": (1, "alone.txt", "")}
+    assert source.describe()["caption"] == "txt"
+    with pytest.raises(SourceError, match=r"no file below .* that ends in \.caption has a picture of its name"):
+        FolderSource(tmp_path, caption="caption")
+
+
+METADATA = {
+    "metadata.csv": b'file_name,text\n1.jpg,"a dog, running"\nsub/2.jpg,a cat\nnone.jpg,nobody\n',
+    "metadata.jsonl": b'{"file_name": "1.jpg", "text": ["a dog, running", "an animal"]}\n\n'
+    b'{"file_name": "sub/2.jpg", "text": "a cat"}\n'
+    b'{"file_name": "none.jpg", "text": "nobody"}\n',
+}
+
+
+@pytest.mark.parametrize("name", METADATA)
+def test_captions_stand_in_the_metadata_of_hugging_face(tmp_path, name):
+    for picture in ("train/1.jpg", "train/sub/2.jpg", "train/3.jpg"):
+        touch(tmp_path / picture)
+    touch(tmp_path / "train" / name, METADATA[name])
+    assert told(FolderSource(tmp_path))[f"files that end in .{name[9:]}"] == (1, f"train/{name}", "--caption metadata")
+    source = FolderSource(tmp_path, caption="metadata")
+    assert (source[0].caption, source[2].caption) == ("a dog, running", "a cat")
+    assert source[0].further_captions == (("an animal",) if name.endswith("jsonl") else ())
+    with pytest.raises(BadSampleError, match="no caption"):
+        source[1]
+    assert told(source) == {"rows of metadata without a picture": (1, "train/none.jpg", "")}
+    before = source.describe()["listing"]
+    touch(tmp_path / "train" / name, METADATA[name].replace(b"a cat", b"a bat"))
+    assert FolderSource(tmp_path, caption="metadata").describe()["listing"] != before
+    with pytest.raises(SourceError, match=r"needs the columns file_name and one of .* it has 'file_name', 'text'"):
+        FolderSource(tmp_path, caption="metadata:words")
+
+
+def test_metadata_that_is_missing_or_broken_is_refused(tmp_path):
+    touch(tmp_path / "1.jpg")
+    with pytest.raises(SourceError, match=r"has neither metadata\.csv nor metadata\.jsonl"):
+        FolderSource(tmp_path, caption="metadata")
+    touch(tmp_path / "metadata.jsonl", b"{")
+    with pytest.raises(SourceError, match=r"metadata\.jsonl cannot be read: JSONDecodeError"):
+        FolderSource(tmp_path, caption="metadata")
 
 
 def test_the_listing_has_another_digest_when_a_picture_has_come_or_gone(tmp_path):

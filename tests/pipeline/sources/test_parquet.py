@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pickle
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -106,6 +107,56 @@ def test_classes_may_be_text_or_integers_without_names(write):
 def test_class_names_that_are_none_are_passed_over(write, names):
     features = {"label": {"names": names}}
     assert ParquetSource([write(image=images(1), label=[5], features=features)])[0].group == "5"
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (pa.array([1.0, None, float("nan"), 0.0]), ["1", None, None, "0"]),  # as pandas writes integers with gaps
+        (pa.array([True, False, None, True]), ["True", "False", None, "True"]),
+        (pa.array([Decimal(2), None, Decimal("2.5"), Decimal(1)], pa.decimal128(9, 1)), ["2", None, None, "1"]),
+        (pa.array([["a"], [], None, ["a", "b"]]), ["a", None, None, None]),
+        (pa.array(["a", "", None, "b"], pa.string_view()), ["a", None, None, "b"]),
+    ],
+)
+def test_classes_are_numbers_or_texts_of_any_kind(write, labels, classes):
+    source = ParquetSource([write(image=images(*range(4)), label=labels)])
+    assert [source[i].group for i in range(4)] == classes
+    groups = source.groups()
+    assert [groups.names[number] or None for number in groups.of_sample] == classes
+
+
+def test_names_of_classes_that_differ_between_files_are_those_of_each_file(write):
+    files = [
+        write(f"{i}.parquet", image=images(0, 1), label=[0, 1], features={"label": {"names": names}})
+        for i, names in enumerate((["cat", "dog"], ["dog", "cat"]))
+    ]
+    source = ParquetSource(files)
+    assert [source[i].group for i in range(4)] == ["cat", "dog", "dog", "cat"]
+    assert source.groups().names == ("cat", "dog")
+    assert source.groups().of_sample.tolist() == [0, 1, 1, 0]
+
+
+@pytest.mark.parametrize("name", ["caption", "captions", "text", "TEXT", "prompt", "sentences"])
+def test_captions_are_found_under_the_names_that_people_give_them(write, name):
+    of_lists, of_views = pa.array([["a", "b"], ["c"]]), pa.array(["a", "c"], pa.string_view())
+    assert ParquetSource([write(image=images(0, 1), **{name: of_lists})])[0].captions == ("a", "b")
+    assert ParquetSource([write(image=images(0, 1), **{name: of_views})])[1].captions == ("c",)
+
+
+def test_bytes_are_captions_only_where_one_says_so(write):
+    file = write(image=images(0), words=[b"caf\xc3\xa9"])
+    assert ParquetSource([file]).mode == "images"
+    assert ParquetSource([file], caption="words")[0].captions == ("café",)
+
+
+def test_columns_of_text_that_no_sample_uses_are_told(write):
+    file = write(image=images(0, 1), title=["a", "b"], set=["x", "y"], size=[1, 2], label=["c", "d"])
+    unused = ParquetSource([file]).unused()
+    assert {kind: tuple(each) for kind, each in unused.items()} == {"columns of text": (2, "title", "--caption title")}
+    unused = ParquetSource([file], caption="title").unused()
+    assert {kind: tuple(each) for kind, each in unused.items()} == {"columns of text": (1, "set", "--group set")}
+    assert ParquetSource([file], caption="title", group="set").unused()["columns of text"].example == "label"
 
 
 def test_a_path_is_followed_where_there_are_no_bytes_and_not_out_of_the_folder(write, tmp_path):

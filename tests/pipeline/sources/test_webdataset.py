@@ -13,7 +13,7 @@ import pytest
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from thermopile.pipeline.errors import SourceChangedError, SourceError
-from thermopile.pipeline.sources import BadSample
+from thermopile.pipeline.sources import Asked, BadSample
 from thermopile.pipeline.sources import webdataset as module
 from thermopile.pipeline.sources.listing import MAX_PICTURE_BYTES
 from thermopile.pipeline.sources.webdataset import WebDatasetSource
@@ -107,10 +107,62 @@ def test_each_line_of_a_text_member_is_a_caption(tmp_path):
 
 @pytest.mark.parametrize("text", [b"{", b"[1]", b"[" * 100_000, b"\xff\xfe", b'{"caption": %s}' % (b"9" * 5000), b"7"])
 def test_invalid_json_is_a_bad_sample(tmp_path, text):
-    source = WebDatasetSource([write_members(tmp_path / "0.tar", ("1.jpg", b"x"), ("1.json", text))],
+    sound = ("0.jpg", b"x"), ("0.json", b'{"caption": "a dog"}')
+    source = WebDatasetSource([write_members(tmp_path / "0.tar", *sound, ("1.jpg", b"x"), ("1.json", text))],
                               caption="json:caption")  # fmt: skip
-    (sample,) = samples_of(source)
+    _, sample = samples_of(source)
     assert_bad(sample, "the .json member cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("option", "json", "reason"),
+    [
+        (
+            "json:WRONG",
+            b'{"caption": "a dog", "url": 7}',
+            r"no caption; .*; the fields of its .json member: 'caption', 'url'",
+        ),
+        (
+            "json:caption",
+            b'{"caption": {"en": "a dog"}}',
+            r"'caption' of the .json member is a dict, not text; .*'caption'",
+        ),
+        ("json:caption", b"not json", "the .json member cannot be read"),
+        ("json:caption", b'{"caption": " "}', "no caption"),
+    ],
+)
+def test_captions_that_no_sample_has_are_refused_before_work_begins(tmp_path, option, json, reason):
+    shard = write_members(tmp_path / "0.tar", ("0.jpg", b"x"), ("0.json", json), ("1.jpg", b"x"), ("1.json", json))
+    with pytest.raises(
+        SourceError, match=rf"--caption '{option}' gives none of 2 samples a caption; the first: {reason}"
+    ):
+        WebDatasetSource([shard], caption=option).facts(Asked())
+
+
+DOTS = [(f"p{dots}.{kind}", f"{kind}{dots}".encode()) for dots in ("", ".1", ".2") for kind in ("jpg", "txt")]
+
+
+def test_members_that_no_sample_uses_are_told_and_a_key_may_end_at_the_last_dot(tmp_path):
+    shard = write_members(
+        tmp_path / "0.tar", *DOTS, ("q.jpg", b"x"), ("q.txt", b"q"), ("q.json", b"{}"), ("q.npy", b"0")
+    )
+    by_rule, by_last = WebDatasetSource([shard]), WebDatasetSource([shard], key_by="last-dot")
+    assert [sample.caption for sample in samples_of(by_rule)] == ["txt", "q"]
+    assert [sample.caption for sample in samples_of(by_last)] == ["txt", "txt.1", "txt.2", "q"]
+    assert [sample.key for sample in samples_of(by_last)] == ["p", "p.1", "p.2", "q"]
+    json = "members that end in .json", "q.json", "--caption json:FIELD"
+    others = [(f"members that end in .{name[-3:]}", name, "--key-by last-dot") for name, _ in DOTS[2:]]
+    assert [found for read in by_rule.from_start(0) for found in read.unused] == [*others, json]
+    assert [found for read in by_last.from_start(0) for found in read.unused] == [json]
+    assert "key_by" not in by_rule.describe()
+    assert by_last.describe()["key_by"] == "last-dot"
+
+
+def test_a_dot_before_the_suffix_is_named_where_it_hides_a_picture(tmp_path):
+    shard = write_members(tmp_path / "0.tar", ("a.jpg", b"x"), ("Mr. T 1.jpg", b"x"))
+    assert_bad(
+        samples_of(WebDatasetSource([shard]))[1], "a key ends at the first dot, unless --key-by last-dot is given"
+    )
 
 
 def test_the_first_of_several_suffixes_that_a_sample_has_is_its_picture(tmp_path):

@@ -94,15 +94,19 @@ def task_bars() -> Iterator[Callable[[str, int, int], None]]:
     Only once it takes longer than QUICK, or at once if nothing is done at the first call: what follows may take long.
     """
     with ExitStack() as open_bar:
-        begun, bars = dict[str, float](), dict[str, ProgressBar]()
+        current, begun = "", 0.0
+        bar: ProgressBar | None = None
 
         def show(what: str, done: int, total: int) -> None:
+            nonlocal current, begun, bar
             now = time.monotonic()
-            if what not in bars and (done == 0 or now > begun.setdefault(what, now) + QUICK):
+            if what != current:
                 open_bar.close()
-                bars[what] = open_bar.enter_context(progress_bar(what, total))
-            if what in bars:
-                bars[what].update(done)
+                current, begun, bar = what, now, None
+            if bar is None and (done == 0 or now > begun + QUICK):
+                bar = open_bar.enter_context(progress_bar(what, total))
+            if bar:
+                bar.update(done)
 
         yield show
 

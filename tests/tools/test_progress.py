@@ -65,6 +65,7 @@ def test_a_task_that_takes_less_than_a_second_is_not_shown_unless_it_begins_with
             show("long", done, 10)
         for clock[0], done in ((300, 0), (300.1, 10)):
             show("loading", done, 10)
+        show("short", 10, 10)  # again, long after its first call
     assert capsys.readouterr().err.splitlines() == ["long: 10/10 ", "loading: 10/10 "]
 
 

@@ -128,7 +128,7 @@ def look(
     inspection, found = findings.inspection, findings.survey
     if found is None or not found.sides:
         return findings
-    in_time = through_time(inspection, partial(on_progress, "reading all snapshots"))
+    in_time = through_time(inspection, partial(on_progress, "temperatures of all snapshots"))
     shown = embedding_map(inspection, found, on_progress, weights=weights, allow_code=allow_code) if with_map else None
     return replace(findings, through_time=in_time, map=shown)
 

@@ -133,11 +133,12 @@ def test_few_classes_have_their_names_beside_their_dots_and_more_than_a_dozen_ha
 
 @pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "phone"])
 def test_no_name_covers_another(size):
-    alike = groups_of([2] * 12, [0.1] * 24)
+    alike = dataclasses.replace(groups_of([2] * 12, [0.1] * 24), names=[f"class {i:08}" for i in range(12)])
     figure = matplotlib.figure.Figure(size, layout="constrained")
     draw_tau_by_group(SIDES, alike, figure)
     boxes = [name.get_window_extent() for name in figure.axes[0].texts]
     assert len(boxes) == 6, "all of one dot: left, right, above and below"
+    assert all(0 < box.x0 < box.x1 < figure.bbox.x1 for box in boxes)
     assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])
 
 
@@ -154,3 +155,14 @@ def test_dots_of_very_many_classes_are_one_raster_in_the_figure():
     assert len(list(root.iter(f"{SVG}image"))) == 1
     assert sum(len(str(value)) for element in root.iter() for value in element.attrib.values()) < 200_000
     assert root.find(f".//{SVG}image").get(LINK).startswith("data:image/png;base64,")
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "phone"])
+def test_a_long_name_at_the_edge_stands_on_the_other_side(size):
+    sizes, names = [50, 40, 3], ["a class with a long name", "another long name", "w" * 20]
+    groups = dataclasses.replace(groups_of(sizes, np.repeat([0.1, 0.2, 0.3], sizes)), names=names)
+    figure = matplotlib.figure.Figure(size, layout="constrained")
+    draw_tau_by_group(SIDES, groups, figure)
+    boxes = [name.get_window_extent() for name in figure.axes[0].texts]
+    assert len(boxes) == 3
+    assert all(figure.axes[0].bbox.x0 < box.x0 and box.x1 < figure.bbox.x1 for box in boxes)

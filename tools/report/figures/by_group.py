@@ -89,7 +89,7 @@ def _draw_few(axes: Axes, groups: TauGroups, side: str, look: dict[str, Any]) ->
 
 
 def _name_dots(figure: Figure, axes: Axes, groups: TauGroups, means: NDArray[np.float64]) -> None:
-    """Write each group's name beside its dot where it covers no other name, or nowhere."""
+    """Write each group's name beside its dot where it fits and covers no other name, or nowhere."""
     axes.margins(x=0.3)
     look: dict[str, Any] = {"fontsize": "small", "color": INK, "parse_math": False, "va": "center"}
     figure.draw_without_rendering()  # lays the figure out
@@ -100,7 +100,8 @@ def _name_dots(figure: Figure, axes: Axes, groups: TauGroups, means: NDArray[np.
             name = axes.annotate(words, dot, (aside, up), textcoords="offset points", ha=side, **look)
             name.set_in_layout(False)  # long names would leave no room for the axes
             box = name.get_window_extent()
-            if not any(box.overlaps(other) for other in covered):
+            is_inside = axes.bbox.x0 < box.x0 and box.x1 < figure.bbox.x1
+            if is_inside and not any(box.overlaps(other) for other in covered):
                 covered.append(box)
                 break
             name.remove()

@@ -1,6 +1,9 @@
 """What every test shares: hypothesis' rules, and data made once."""
 
+import gc
 import os
+
+gc.disable()  # until all is imported, which it would slow by a tenth
 
 # Before torch or hf libraries are imported: nothing here may ask the network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -81,6 +84,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = {item for item, count in wanted.items() if count > gpus}
     items[:] = [item for item in items if item not in left_out]
     config.stash[LEFT_OUT] = len(left_out)
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage from now on, but not in the half million objects that imports and collection have made."""
+    gc.freeze()
+    gc.enable()
 
 
 def scope_of(nodeid: str) -> str:

@@ -10,7 +10,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Tensors here are small. Two threads that meet at each operation are ten times slower where others use the cores too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from hypothesis import Phase, settings
+from hypothesis import Phase, settings  # noqa: E402
 
 # The first example of a property compiles numba kernels; a deadline would fail it. Examples are the same in every run
 # of the tests, so that a failure is one for everybody. Only the soak looks for the smallest example that fails, which
@@ -112,6 +112,8 @@ def place_of(scope: str) -> int:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log):
     from xdist.scheduler import LoadScopeScheduling
+
+    gc.enable()  # this process collects no tests itself
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid):

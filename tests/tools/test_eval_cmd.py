@@ -253,8 +253,7 @@ def test_trained_network_and_moving_average_have_scores_of_their_own(images_run,
     assert scores["online"]["scores"] != scores["momentum"]["scores"]
     assert any("--network momentum" in note for note in scores["online"]["notes"])
     assert (
-        "step-4, momentum network"
-        in evaluate(images_run, flat_dataset, flat_dataset, "--network", "momentum").stdout
+        "step-4, momentum network" in evaluate(images_run, flat_dataset, flat_dataset, "--network", "momentum").stdout
     )
 
 

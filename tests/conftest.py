@@ -1,13 +1,16 @@
 """What every test shares: hypothesis' rules, and data made once."""
 
+import gc
 import os
+
+gc.disable()  # until all is imported, which it would slow by a tenth
 
 # Before torch or hf libraries are imported: nothing here may ask the network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Tensors here are small. Two threads that meet at each operation are ten times slower where others use the cores too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from hypothesis import Phase, settings
+from hypothesis import Phase, settings  # noqa: E402
 
 # The first example of a property compiles numba kernels; a deadline would fail it. Examples are the same in every run
 # of the tests, so that a failure is one for everybody. Only the soak looks for the smallest example that fails, which
@@ -83,6 +86,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.stash[LEFT_OUT] = len(left_out)
 
 
+def pytest_collection_finish() -> None:
+    """Look for garbage from now on, but not in the half million objects that imports and collection have made."""
+    gc.freeze()
+    gc.enable()
+
+
 def scope_of(nodeid: str) -> str:
     """Return what one process runs whole: a folder, whose tests share fixtures and fork servers, or a file of none.
 
@@ -103,6 +112,8 @@ def place_of(scope: str) -> int:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log):
     from xdist.scheduler import LoadScopeScheduling
+
+    gc.enable()  # this process collects no tests itself
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid):

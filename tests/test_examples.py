@@ -39,7 +39,7 @@ def own_loop(pairs_dataset, tmp_path_factory):
 
 def test_a_loop_of_ones_own_makes_a_run_that_every_command_works_on(own_loop, pairs_dataset, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "examples")
-    found = answer("inspect", own_loop)
+    found = answer("inspect", own_loop, "--features", 64)
     assert found["samples"] == pairs_dataset.n
     assert "step 7" in succeed("status", own_loop).stdout
     scores = succeed(
@@ -70,7 +70,7 @@ def test_a_temperature_rule_of_ones_own_trains_as_isogclr_does_and_its_samples_h
         losses.append([json.loads(line)["loss"] for line in lines])
     assert len(losses[0]) == 7
     assert losses[0] == losses[1]
-    found = [answer("inspect", tmp_path / name) for name in ("isogclr", "own_temperature:Own")]
+    found = [answer("inspect", tmp_path / name, "--features", "none") for name in ("isogclr", "own_temperature:Own")]
     assert found[0]["kinds"] == found[1]["kinds"]
 
 

@@ -159,10 +159,10 @@ class _Samples:
                     self._refuse_too_many_tokens(sample, jpeg)
                 except BadSampleError as error:
                     sample = BadSample(sample.uri, sample.key, str(error))
-            self._count(Counts(done, int(sample is not None), int(isinstance(sample, BadSample)), files))
             if isinstance(sample, BadSample):
-                self._leave_out(sample)
-            elif sample is not None:
+                self._leave_out(sample)  # before it is counted: whoever stops at a count finds the reasons written
+            self._count(Counts(done, int(sample is not None), int(isinstance(sample, BadSample)), files))
+            if isinstance(sample, Sample):
                 self.blank += is_blank
                 self.ignored += ignored
                 tar_at = sample.tar_at if jpeg is sample.picture else None

@@ -2,7 +2,7 @@
 
 import hashlib
 
-from thermopile.pipeline.conversion.conversion import Conversion, ConvertSettings, convert
+from thermopile.pipeline.conversion.conversion import Conversion, ConvertSettings
 from thermopile.pipeline.conversion.shard_pool import processes
 from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource
@@ -11,7 +11,8 @@ from thermopile.storage.place import place_of
 
 def dataset_of(source, out, selection=None, tokenizer_from=None, **settings):
     """Convert a source into a dataset at `out`, in this process."""
-    convert(source, out, ConvertSettings(**settings), workers=1, selection=selection, tokenizer_from=tokenizer_from)
+    settings = ConvertSettings(**settings)
+    Conversion(source, out, settings, selection, tokenizer_from, pool=in_this_process).run()
     return Dataset(out)
 
 

@@ -2,9 +2,10 @@
 
 import numpy as np
 
-from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
 from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources.dataset_source import DatasetSource
+
+from support.conversions import dataset_of
 
 
 def made_parts(glyphs: Dataset, folder, *sizes: int) -> list[Dataset]:
@@ -13,10 +14,6 @@ def made_parts(glyphs: Dataset, folder, *sizes: int) -> list[Dataset]:
     tokens = {"tokenizer": glyphs.tokenizer_path, "context_length": glyphs.index.tokenizer.context_length}
     for name, size in zip(("a/glyphs", "b/glyphs", "c/rare"), sizes, strict=False):
         (folder / name).parent.mkdir(parents=True)
-        convert(
-            DatasetSource(glyphs.path), folder / name, ConvertSettings(**tokens), workers=1,
-            selection=np.arange(start, start + size),
-        )  # fmt: skip
-        parts.append(Dataset(folder / name))
+        parts.append(dataset_of(DatasetSource(glyphs.path), folder / name, np.arange(start, start + size), **tokens))
         start += size
     return parts

@@ -75,11 +75,11 @@ def make_objective(name, mode, frame=PLAIN, **settings):
     return objective.double()
 
 
-def make_features(samples, seed=0, dtype=torch.float64):
-    """Unit-norm rows of two sides, [samples, 16], of which pairs are alike."""
+def make_features(samples, seed=0, dtype=torch.float64, columns=16):
+    """Unit-norm rows of two sides, [samples, columns], of which pairs are alike."""
     generator = torch.Generator().manual_seed(seed)
-    first = torch.randn(samples, 16, generator=generator, dtype=torch.float64)
-    second = first + torch.randn(samples, 16, generator=generator, dtype=torch.float64)
+    first = torch.randn(samples, columns, generator=generator, dtype=torch.float64)
+    second = first + torch.randn(samples, columns, generator=generator, dtype=torch.float64)
     return [F.normalize(side, dim=1).to(dtype).requires_grad_() for side in (first, second)]
 
 

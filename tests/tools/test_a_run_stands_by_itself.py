@@ -26,8 +26,8 @@ OR_TRAIN = "pass its new path with --data, or name another dataset with --train.
 
 COMMANDS = {
     "status": ("status {run}", None),
-    "inspect": ("inspect {run} --json {data}", None),
-    "inspect --at": ("inspect {run} --json --at step-2 {data}", None),
+    "inspect": ("inspect {run} --json --features 64 {data}", None),
+    "inspect --at": ("inspect {run} --json --at step-2 --features none {data}", None),
     "inspect --sample": ("inspect {run} --sample 3 --json {data}", None),
     "inspect --export": ("inspect {run} --export {out} {data}", None),
     "inspect --neighbours": ("inspect {run} --sample 3 --neighbours 2 --json {data}", "pass its path with --data"),
@@ -128,7 +128,9 @@ def test_a_place_that_is_typed_and_holds_no_dataset_is_an_error_of_a_check_too(c
     assert (done.exit_code, f"{tmp_path} is not a dataset" in done.stderr) == (1, True), done.output
 
 
-@pytest.mark.parametrize("words", ["train --out {run} --resume", "state check {run}", "inspect {run} --json"])
+@pytest.mark.parametrize(
+    "words", ["train --out {run} --resume", "state check {run}", "inspect {run} --json --features none"]
+)
 def test_after_samples_were_appended_the_line_names_the_command_that_uses_them(words, carry_out, run, grown):
     said = carry_out(words).output
     assert f"{grown} has grown since {run.path} began; the 22 new samples are left out. To use them, go on with" in said

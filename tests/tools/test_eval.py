@@ -244,7 +244,7 @@ def test_pictures_alone_can_be_classified_by_a_run_on_pairs_but_not_retrieved(pa
     assert any("has no captions, so there are no retrieval scores" in note for note in result["notes"])
 
 
-def test_trained_network_and_moving_average_have_scores_of_their_own(images_run, images_dataset):
+def test_trained_network_and_moving_average_have_scores_of_their_own(images_run, images_dataset, flat_dataset):
     scores = {
         network: scores_of(images_run, images_dataset, images_dataset, "--network", network)
         for network in ("online", "momentum")
@@ -253,8 +253,7 @@ def test_trained_network_and_moving_average_have_scores_of_their_own(images_run,
     assert scores["online"]["scores"] != scores["momentum"]["scores"]
     assert any("--network momentum" in note for note in scores["online"]["notes"])
     assert (
-        "step-4, momentum network"
-        in evaluate(images_run, images_dataset, images_dataset, "--network", "momentum").stdout
+        "step-4, momentum network" in evaluate(images_run, flat_dataset, flat_dataset, "--network", "momentum").stdout
     )
 
 
@@ -263,12 +262,12 @@ def test_a_run_without_a_momentum_network_is_refused_where_it_is_asked_for(pairs
     assert_one_line(result, 2, "has no momentum network (model.momentum is 0); score it without --network")
 
 
-def test_the_output_says_which_weights_were_scored_and_missing_ones_are_refused(images_run, images_dataset):
-    assert scores_of(images_run, images_dataset, images_dataset, "--weights", "raw")["weights"] == "raw"
-    assert "step-4, raw weights" in evaluate(images_run, images_dataset, images_dataset).stdout
-    lacking = evaluate(images_run, images_dataset, images_dataset, "--weights", "averaged")
+def test_the_output_says_which_weights_were_scored_and_missing_ones_are_refused(images_run, flat_dataset):
+    assert scores_of(images_run, flat_dataset, flat_dataset, "--weights", "raw")["weights"] == "raw"
+    assert "step-4, raw weights" in evaluate(images_run, flat_dataset, flat_dataset).stdout
+    lacking = evaluate(images_run, flat_dataset, flat_dataset, "--weights", "averaged")
     assert_one_line(lacking, 2, "has no averaged weights (model.ema is 0); leave out --weights averaged")
-    both = evaluate(images_run, images_dataset, images_dataset, "--weights", "averaged", "--network", "momentum")
+    both = evaluate(images_run, flat_dataset, flat_dataset, "--weights", "averaged", "--network", "momentum")
     assert_one_line(both, 2, "a momentum network has no averaged weights; leave out")
 
 

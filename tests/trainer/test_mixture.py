@@ -150,7 +150,11 @@ def test_a_mixture_that_was_moved_is_given_part_by_part(parts, tmp_path):
         trainer.train()
     again = [place.rename(place.with_name("new")) for place in moved]
     data = [word for place in again for word in ("--data", place)]
-    assert {of["part"] for of in answer("inspect", tmp_path / "run", *data)["parts"]} == {"new", "new-2", "new-3"}
+    assert {of["part"] for of in answer("inspect", tmp_path / "run", "--features", "none", *data)["parts"]} == {
+        "new",
+        "new-2",
+        "new-3",
+    }
     assert open_run(tmp_path / "run", again).dataset.n == 1_600
     succeed("export", tmp_path / "run", "--to", tmp_path / "exported", "--format", "safetensors", *data)
     for wrong in (data[:2], data[2:], [word for place in again[::-1] for word in ("--data", place)]):

@@ -164,14 +164,14 @@ def test_a_mixture_with_one_part_planted_is_stopped_and_goes_on_with_the_same(pa
 
 def test_a_grown_dataset_has_the_same_samples_planted_and_a_share_of_the_new_ones(pairs_dataset, tmp_path):
     grown = shutil.copytree(pairs_dataset.path, tmp_path / "grown")
-    config = planted(Dataset(grown), 200, batch_size=64, epochs=1)
-    run = stopped(config, tmp_path / "run", 20)
+    config = planted(Dataset(grown), 200, batch_size=128, epochs=1)
+    run = stopped(config, tmp_path / "run", 11)
     append_glyphs(grown, np.arange(0, 10_847, 54))
     # Resumed on what it began with.
     succeed("train", "--out", run.path, "--resume")
-    assert_same_run(run, train(planted(pairs_dataset, 200, batch_size=64, epochs=1), tmp_path / "whole"))
+    assert_same_run(run, train(planted(pairs_dataset, 200, batch_size=128, epochs=1), tmp_path / "whole"))
     words = ("--config", run.config_file, "--init-from", run.path, "--grow", "--data", grown)
-    succeed("train", *words, "--out", tmp_path / "after")
+    succeed("train", *words, "--out", tmp_path / "after", "--steps", "1")
     assert RunDirectory(tmp_path / "after").config().data.planted == 0.1
     before, after = (Planting(dataset, 0, 0.1).all()[0] for dataset in (pairs_dataset, Dataset(grown)))
     np.testing.assert_array_equal(after[: len(before)], before)

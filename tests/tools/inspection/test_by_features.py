@@ -9,6 +9,7 @@ from scipy.optimize import brentq
 from scipy.special import logsumexp
 
 from thermopile.pipeline.sources.folder import FolderSource
+from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.tools.inspection.feature_findings.by_features import by_features
 from thermopile.tools.inspection.features import drawn as drawn_module
 from thermopile.tools.inspection.features.drawn import (
@@ -31,7 +32,7 @@ from support.pictures import draw
 from support.written_checkpoints import save_encoders
 from support.written_runs import write_state
 
-HEAP, APART = 400, 60
+HEAP, APART = 100, 15
 """Samples of a heap, a fifth of all and so more than exp(-2), and of samples that lie alone."""
 
 
@@ -58,10 +59,17 @@ def keep(run, features, ids=None):
 
 
 @pytest.fixture(scope="module")
-def planted(pairs_dataset):
-    """Features of pairs: a heap, samples that lie alone, and others in fifty groups; float32 [n, 2, d]."""
+def pairs(pairs_dataset, tmp_path_factory):
+    """500 pairs, five of each of 100 classes."""
+    out, tokenizer = tmp_path_factory.mktemp("pairs") / "glyphs", pairs_dataset.path / "tokenizer.json"
+    return dataset_of(GlyphSource(0, test=True), out, np.arange(0, pairs_dataset.n, 4), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def planted(pairs):
+    """Features of pairs: a heap, samples that lie alone, and others in twelve groups; float32 [n, 2, d]."""
     random = np.random.default_rng(0)
-    centres = np.repeat(random.normal(size=(50, 24)), pairs_dataset.n // 50, axis=0)
+    centres = random.normal(size=(12, 24))[np.arange(pairs.n) % 12]
     pictures = centres + 0.9 * random.normal(size=centres.shape)
     order = random.permutation(len(pictures))
     pictures[order[:HEAP]] = random.normal(size=24) + 0.01 * random.normal(size=(HEAP, 24))
@@ -70,8 +78,8 @@ def planted(pairs_dataset):
 
 
 @pytest.fixture(scope="module")
-def run(pairs_dataset, planted, tmp_path_factory):
-    made = run_of(pairs_dataset, tmp_path_factory.mktemp("pairs") / "run", rho=2.0)
+def run(pairs, planted, tmp_path_factory):
+    made = run_of(pairs, tmp_path_factory.mktemp("pairs") / "run", rho=2.0)
     keep(made, planted[0])
     return made
 
@@ -96,14 +104,14 @@ def test_temperatures_are_those_at_which_the_divergence_is_rho_and_a_heap_has_no
         tau = found.solved.sides[side].tau
         assert (tau[is_heap] == 0).all()
         assert (tau[~is_heap] > 0).all()
-        for i in np.flatnonzero(~is_heap)[::200]:
+        for i in np.flatnonzero(~is_heap)[::50]:
             h = np.delete(features[:, other] @ features[i, own], i).astype(np.float64)
             at = brentq(lambda log_tau, h=h: divergence(h, math.exp(log_tau)) - 2, math.log(0.005), 0)
             assert tau[i] == pytest.approx(math.exp(at), rel=2e-3)  # features are stored as float16
 
 
 def test_of_drawn_samples_the_others_have_no_solved_temperature_in_an_export(run, planted, tmp_path):
-    ids = np.sort(planted[1][:900])
+    ids = np.sort(planted[1][:225])
     keep(run, planted[0][ids], ids)
     try:
         succeed("inspect", run.path, "--export", tmp_path / "rows.parquet")
@@ -123,7 +131,7 @@ def test_the_heap_is_crowded_as_the_evidence_says(found, planted):
     assert kinds.counts["crowded"] == HEAP
     first = kinds.sheets["crowded"][0]
     assert first in order[:HEAP]
-    assert kinds.evidence[first].words == f"{HEAP - 1} of 2,000 are near"
+    assert kinds.evidence[first].words == f"{HEAP - 1} of 500 are near"
     assert kinds.evidence[first].nearest.endswith(", cosine 1.00, 1.00, 1.00")
 
 
@@ -226,7 +234,7 @@ def test_copies_are_counted_and_the_cure_is_offered_where_there_are_some(tmp_pat
 def test_another_rho_can_be_asked_for_and_one_of_nothing_is_refused(pairs_dataset, tmp_path):
     made = run_of(pairs_dataset, tmp_path / "run", name="sogclr")
     assert answer("inspect", made.path)["by_features"] is None
-    assert answer("inspect", made.path, "--rho", "1.5", "--features", "600")["by_features"]["solved"]["rho"] == 1.5
+    assert answer("inspect", made.path, "--rho", "1.5", "--features", "100")["by_features"]["solved"]["rho"] == 1.5
     refused = cli("inspect", made.path, "--rho", "0")
     assert refused.exit_code == 2
     assert cli("inspect", made.path, "--features", "some").exit_code == 2

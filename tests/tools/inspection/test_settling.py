@@ -20,13 +20,13 @@ def test_temperatures_come_to_rest_where_the_objective_takes_them(start):
     state = {name: torch.full((N,), value) for name, value in objective.fields.items()}
     order = torch.Generator().manual_seed(0)
     ends = []
-    for step in range(300 * N // B):
+    for step in range(160 * N // B):
         ids = torch.randperm(N, generator=order)[:B]
         rows = {name: values[ids] for name, values in state.items()} | {"visits": torch.full((B,), 10)}
         made = objective(*(side[ids] for side in features), rows, Progress(step, N // B))
         for name, values in state.items():
             values[ids] = made.state[name].detach()
-        if step > 200 * N // B and step % 8 == 0:
+        if step > 100 * N // B and step % 8 == 0:
             ends.append(state["image/tau"].log().numpy().copy())
     image, text = (side.numpy() for side in features)
     h = image @ text.T - (image * text).sum(1, keepdims=True)

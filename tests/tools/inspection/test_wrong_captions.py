@@ -280,8 +280,10 @@ def test_confirming_decides_by_the_margins_of_planted_samples_and_sorts_by_margi
     assert not set(Planting(Dataset(trained.config().data.path), 0, 0.3).all()[0]) & set(checked["sample_id"])
 
 
-def test_features_show_the_true_caption_of_a_planted_sample(trained, pairs_dataset, tmp_path):
-    succeed("embed", trained.path, pairs_dataset.path, tmp_path / "features.parquet")
+def test_features_show_the_true_caption_of_a_planted_sample(pairs_dataset, tmp_path):
+    data = {"path": str(pairs_dataset.path), "image_size": 16, "planted": 0.3}
+    run = train(small(pairs_dataset, data=data, steps=1), tmp_path / "run")
+    succeed("embed", run.path, pairs_dataset.path, tmp_path / "features.parquet")
     table = pq.read_table(tmp_path / "features.parquet").to_pydict()
     ids, donors = Planting(pairs_dataset, 0, 0.3).all()
     captions = pairs_dataset.column("caption").to_pylist()

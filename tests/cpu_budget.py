@@ -29,7 +29,7 @@ SECONDS = 850
 LOOPS, LOOP_SECONDS, EVERY_SECONDS = 200_000, 0.015, 5
 SECONDS_A_FILE = 25
 DEARER_FILES: dict[str, tuple[int, str]] = {
-    "tools/inspection/test_confirmation.py": (40, "reads pictures first: compiles loops that have no cache"),
+    "tools/inspection/features/test_confirmation.py": (40, "reads pictures first: compiles loops that have no cache"),
 }
 """Files that may take more seconds, and why; at most ten."""
 SHOWN = 20

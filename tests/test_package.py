@@ -97,7 +97,7 @@ def test_every_folder_of_modules_is_a_package_that_is_installed():
 
 
 def test_the_tests_of_a_module_have_its_name_and_stand_where_it_stands_and_others_tell_a_story():
-    rooms = ("storage", "pipeline", "state_store", "trainer")
+    rooms = ("storage", "pipeline", "state_store", "trainer", "tools")
     modules = {room: [path.relative_to(ROOT) for path in (ROOT / room).rglob("*.py")] for room in rooms}
     misplaced = [
         path

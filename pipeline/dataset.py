@@ -252,7 +252,7 @@ class Dataset(SamplesTable):
         from .raw_bytes import Descriptor
         from .shard import OpenFiles
 
-        return OpenFiles(lambda number: Descriptor(self.files.tar(number), os.O_NOFOLLOW))
+        return OpenFiles(lambda number: Descriptor(cast(TarFiles, self.tars).path(number), os.O_NOFOLLOW))
 
     def _opened(self, number: int) -> Shard:
         return self._open_shards[number]
@@ -297,7 +297,7 @@ class Dataset(SamplesTable):
 def _files_at(place: Place, index: DatasetIndex, tars: TarFiles | None, opened: Callable[[int], Shard]) -> DatasetFiles:
     def local(folder: Path) -> DatasetFiles:
         if tars is None or not tars.root.is_remote:
-            return LocalFiles(folder, tars)
+            return LocalFiles(folder)
         from .remote.files import RemoteTars
 
         return RemoteTars(folder, index, tars, opened)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pyarrow as pa
@@ -150,7 +150,7 @@ class Dataset(SamplesTable):
         from .dataset.raw_bytes import Descriptor
         from .dataset.shard import OpenFiles
 
-        return OpenFiles(lambda number: Descriptor(self.files.tar(number), os.O_NOFOLLOW))
+        return OpenFiles(lambda number: Descriptor(cast(TarFiles, self.tars).path(number), os.O_NOFOLLOW))
 
     def _opened(self, number: int) -> Shard:
         return self._open_shards[number]
@@ -195,7 +195,7 @@ class Dataset(SamplesTable):
 def _files_at(place: Place, index: DatasetIndex, tars: TarFiles | None, opened: Callable[[int], Shard]) -> DatasetFiles:
     def local(folder: Path) -> DatasetFiles:
         if tars is None or not tars.root.is_remote:
-            return LocalFiles(folder, tars)
+            return LocalFiles(folder)
         from .remote.files import RemoteTars
 
         return RemoteTars(folder, index, tars, opened)

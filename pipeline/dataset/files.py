@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self, cast
+from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ..order.order import Order, Selected, Window
     from .raw_bytes import Descriptor
     from .stored_sample import Located
-    from .tar_files import TarFiles
 
 
 class Held:
@@ -56,10 +55,6 @@ class DatasetFiles(Protocol):
 
     def whole(self, name: str) -> Path:
         """Return the path of tokenizer.json or a table, given its name in the dataset."""
-        ...
-
-    def tar(self, number: int) -> Path:
-        """Return the path of a tar that is on disk."""
         ...
 
     def beton_size(self, shard: int) -> int | None:
@@ -110,8 +105,8 @@ class DatasetFiles(Protocol):
 class LocalFiles:
     """Files in a folder, all of them present."""
 
-    def __init__(self, folder: Path, tars: TarFiles | None = None) -> None:
-        self.folder, self._tars = folder, tars
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def names(self) -> Iterable[str]:
         """Return the file names in the shards' folder, in one listing. Raises DatasetError."""
@@ -123,9 +118,6 @@ class LocalFiles:
 
     def whole(self, name: str) -> Path:
         return self.folder / name
-
-    def tar(self, number: int) -> Path:
-        return cast("TarFiles", self._tars).path(number)
 
     def beton_size(self, shard: int) -> int | None:
         return None

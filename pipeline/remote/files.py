@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,7 +94,7 @@ class RemoteTars(_Cached, LocalFiles):
     """A dataset's files on disk, whose tars are at an address."""
 
     def __init__(self, folder: Path, index: DatasetIndex, tars: TarFiles, open_shard: Callable[[int], Shard]) -> None:
-        super().__init__(folder, tars)
+        super().__init__(folder)
         self._whole = threading.Lock()
         self.samples = CachedSamples(None, tars, lambda: self.cache, index, {}, open_shard)
 
@@ -106,7 +106,7 @@ class RemoteFiles(_Cached):
         self, address: Address, index: DatasetIndex, tars: TarFiles | None, open_shard: Callable[[int], Shard]
     ) -> None:
         """open_shard: returns a shard whose files this object has created. Raises OSError, DatasetError."""
-        self._address, self._index, self._tars, self._whole = address, index, tars, threading.Lock()
+        self._address, self._index, self._whole = address, index, threading.Lock()
         shards, fetched = address / SHARD_FOLDER, tars if tars and tars.root.is_remote else None
         sizes = {name: size for name, (size, _) in listed(shards, {*index.shard_files()}).items()}
         self.samples = CachedSamples(shards, fetched, lambda: self.cache, index, sizes, open_shard)
@@ -126,10 +126,6 @@ class RemoteFiles(_Cached):
                 with written_aside(path) as file, self.samples.clock.waiting():
                     (self._address / name).download(file)
         return path
-
-    def tar(self, number: int) -> Path:
-        tars: Any = self._tars  # only called if the tars are on disk
-        return Path(tars.path(number))
 
     def beton_size(self, shard: int) -> int:
         return self.samples.sizes[self._index.shard_name(shard, "beton")]

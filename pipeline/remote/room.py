@@ -71,11 +71,7 @@ class Room:
         with self.changed:
             self._waiting += 1
             try:
-                while True:
-                    end = self._sizes[block] + size
-                    more = self._more(block, end)
-                    if self._make_room(more, later_than=-NEVER) or not self._firm:
-                        break
+                while not self._make_room(more := self._more(block, self._sizes[block] + size), -NEVER) and self._firm:
                     if self._waiting >= self._callers and not self._reading_ahead:
                         raise CacheTooSmallError(
                             f"data.cache = {self.limit:,} is too small: the samples in use at once take "
@@ -85,9 +81,10 @@ class Room:
             finally:
                 self._waiting -= 1
             self._pay(block, more)
+            at = self._sizes[block]
             if block is not None:
-                self._sizes[block] = end
-            return end - size
+                self._sizes[block] += size
+            return at
 
     def take_ahead(self, block: int | None, size: int, first_step: int) -> bool:
         """Take room for a block of `size` bytes, needed by a window from `first_step` on, if later ones can make room.

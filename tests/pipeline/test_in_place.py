@@ -3,7 +3,6 @@
 import logging
 import os
 import shutil
-from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from thermopile.storage.local import LocalPath
 
 from support.damage import flip
 from support.in_place import IN_BETON, change_index, in_place, versions_of
+from support.open_files import open_files
 
 
 @pytest.fixture(scope="module")
@@ -79,13 +79,6 @@ def test_few_tars_are_open_at_a_time(copy, tmp_path, monkeypatch):
     monkeypatch.setattr(shard.OpenFiles, "__getitem__", counted)
     batches(dataset)
     assert 2 < max(counts) <= 2 + 2  # those kept, and one held by each of the loader's threads
-
-
-def open_files():
-    """Names of the files that this process has open."""
-    for number in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):
-            yield os.readlink(f"/proc/self/fd/{number}")
 
 
 def test_its_fingerprint_is_its_own_wherever_its_tars_are(of_tars, placed, tmp_path):

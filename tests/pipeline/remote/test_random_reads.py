@@ -24,6 +24,7 @@ from thermopile.storage.selection import IDS, Selection, SelectionWriter
 from thermopile.trainer.run.build import windows_from
 
 from support.in_place import change_index, in_place
+from support.open_files import open_files
 from support.remote_reading import on_disk
 
 THREADS, LIMIT = 4, 1_700_000
@@ -104,12 +105,16 @@ def test_random_reads_of_threads_beside_the_read_ahead_are_those_of_a_dict(store
         if failures:
             raise failures[0]
         assert refused
+        for thread in threading.enumerate():
+            if thread.name.startswith("thermopile-read-ahead"):
+                thread.join(60)
         assert_within_the_limit(dataset)
         with dataset.files.samples.lock:
             room = dataset.files.samples.room
             room.limit = 0
             room._make_room(0, later_than=-1 << 62)
         assert list((dataset.files.cache / "blocks").iterdir()) == []
+        assert not [name for name in open_files() if name.startswith(str(tmp_path)) and "/blocks/" in name]
 
 
 @pytest.mark.wide

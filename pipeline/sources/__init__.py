@@ -156,6 +156,8 @@ class Source:
     """Whether the source alters samples on purpose. The samples table then has the column `altered`."""
     files_in_order: int = 0
     """Number of files that are read in order; progress then counts their bytes. 0: random access."""
+    notes: tuple[str, ...] = ()
+    """Facts about how the source is read, of which the command informs the user."""
     index: Tars | None = None
     """The tars that keep the pictures; None if the dataset stores them."""
 

@@ -192,7 +192,8 @@ class _Reading:
         """Count the lines that the two ways read differently, and see whether all fit without quoting."""
         if self._quoting == "csv" and self.differing and not self.plain_fits:
             return
-        opening = [place for place, line in enumerate(lines) if self._opening in line or line[:1] == '"']
+        quotes = [place for place, line in enumerate(lines) if '"' in line]
+        opening = [place for place in quotes if self._opening in lines[place] or lines[place][0] == '"']
         if opening and not self.differing:
             self._example = f"line {self._line + opening[0]:,}: {lines[opening[0]][:80].strip()}"
         self.differing += len(opening)
@@ -346,9 +347,10 @@ def _missing(header: list[str], option: str, name: str, first: str, others: Sequ
             "'\\t'", "$'\\t'"
         )
     if data := [each for each in header if _PICTURE.search(each)]:
+        web = " Its pictures are on the web: download them with img2dataset first." * ("://" in data[0])
         return (
-            f"seems to have no header: its first line holds {data[0][:100]!r}. Put a line with the names of the "
-            "columns above it, separated as the rows are, and give the names with --image and --caption"
+            f"seems to have no header: its first line holds {data[0][:100]!r}. Put a line with the names of the columns "
+            f"above it, separated as the rows are, and give the names with --image and --caption.{web}"
         )
     there = ", ".join(repr(column) for column in header[:50]) or "none"
     said = "no column" if name not in header else "more than one column"

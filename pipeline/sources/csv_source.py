@@ -106,12 +106,13 @@ class CsvSource(Source):
         return os.path.lexists(os.path.join(os.fsencode(str(self.root)), name))
 
     def _near(self, name: bytes) -> str:
-        """Say if there is a file whose suffix differs in case alone: it may be another picture, so it is not read."""
+        """Say what may be wrong with a path that is not there: not read is a file whose suffix differs in case, as it
+        may be another picture."""
         stem, suffix = os.path.splitext(name)
-        near = (
-            [] if self.root.is_remote else [stem + each for each in (suffix.upper(), suffix.lower()) if each != suffix]
-        )
-        return next((f"; {as_text(each)} is there, so correct the list" for each in near if self._is_there(each)), "")
+        for other in (suffix.upper(), suffix.lower()):
+            if other != suffix and not self.root.is_remote and self._is_there(stem + other):
+                return f"; {as_text(stem + other)} exists: write the suffix in the list as it is on disk"
+        return "; nor with slashes in place of its backslashes" if b"\\" in name else ""
 
     def uri(self, index: int) -> str:
         return as_text(self._row(index)["image"] or b"")

@@ -355,3 +355,65 @@ def test_every_row_is_a_sample_or_malformed_and_captions_are_those_of_an_indepen
             source = CsvSource(file, separator=separator, quoting="csv")
             assert captions_of(source) == [*filter(None, (text.strip() for _, text, _ in rows))]
             assert len(source) == len(rows)
+
+
+# What programs write, and paths as people list them
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("pandas.csv", b",filepath,title\n0,a.jpg,\"x, y\"\n"),
+        ("pandas.tsv", b'filepath\ttitle\na.jpg\t"x, y"\n'),
+        ("writer_all.csv", b'"filepath","title"\r\n"a.jpg","x, y"\r\n'),
+        ("writer_nonnumeric.csv", b'"id","filepath","title"\r\n1,"a.jpg","x, y"\r\n'),
+        ("excel_utf8.csv", b"\xef\xbb\xbfsep=;\r\nfilepath;title\r\na.jpg;x, y\r\n"),
+        ("excel_unicode.txt", "\ufefffilepath\ttitle\r\na.jpg\t\"x, y\"\r\n".encode("utf-16-le")),
+        ("excel_mac.csv", b'filepath,title\ra.jpg,"x, y"\r'),
+        ("excel_empty_columns.csv", b'filepath,title,,\r\na.jpg,"x, y",,\r\n'),
+        ("libreoffice.csv", b'"filepath","title"\n"a.jpg","x, y"\n'),
+        ("polars.csv", b'filepath,title,note\na.jpg,"x, y",""\n'),
+        ("duckdb.csv", b'filepath,title,note\na.jpg,"x, y",\n'),
+        ("by_hand.csv", b'filepath , title\na.jpg , "x, y"\n'),
+    ],
+)  # fmt: skip
+def test_lists_of_other_programs_are_read(listed, name, data):
+    source = listed(data, name)
+    assert (len(source), source[0].picture, source[0].caption) == (1, b"pixels", "x, y")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a cat\ta.jpg\na dog\tb.jpg\n", "seems to have no header.*--image and --caption"),
+        ("a cat\thttp://x.org/1\n", "seems to have no header.*img2dataset"),
+        ('{"filepath": "a.jpg", "title": "x"}\n', "is JSON"),
+        ("filepath;title\na.jpg;x\n", "pass --separator ';'"),
+        ("filepath|title\na.jpg|x\n", r"pass --separator '\|'"),
+    ],
+)
+def test_a_list_of_another_kind_is_refused_with_its_cause(listed, text, said):
+    with pytest.raises(SourceError, match=said):
+        listed(text)
+
+
+def test_a_picture_is_found_however_its_path_is_spelled(listed, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "sub").mkdir()
+    for name in ("sub/b.jpg", "caf\u00e9.jpg", "re\u0301.jpg"):
+        (tmp_path / name).write_bytes(b"pixels")
+    names = ["sub\\b.jpg", "cafe\u0301.jpg", "r\u00e9.jpg", "~/a.jpg", " a.jpg ", f"file://{tmp_path}/caf%C3%A9.jpg"]
+    source = listed("filepath,title\n" + "".join(f"{name},x\n" for name in names))
+    source.refuse_wrong_root()
+    assert [source[i].picture for i in range(len(names))] == [b"pixels"] * len(names)
+    assert [source.uri(i) for i in range(len(names))] == names
+
+
+def test_a_picture_that_is_not_there_is_answered_with_the_likely_cause(listed, tmp_path):
+    (tmp_path / "b.JPG").write_bytes(b"others")
+    for name, said in [("b.jpg", "b.JPG exists"), ("no\\b.jpg", "backslashes"), ("http://x.org/1.jpg", "img2dataset")]:
+        source = listed(f"filepath,title\n{name},x\n")
+        with pytest.raises(SourceError, match=said):
+            source.refuse_wrong_root()
+        with pytest.raises(BadSampleError, match=said):
+            source[0]

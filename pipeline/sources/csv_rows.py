@@ -349,7 +349,7 @@ def _missing(header: list[str], option: str, name: str, first: str, others: Sequ
     if data := [each for each in header if _PICTURE.search(each)]:
         web = " Its pictures are on the web: download them with img2dataset first." * ("://" in data[0])
         return (
-            f"seems to have no header: its first line holds {data[0][:100]!r}. Put a line with the names of the columns "
+            f"seems to have no header: its first line holds {data[0][:100]!r}. Put a line with the columns' names "
             f"above it, separated as the rows are, and give the names with --image and --caption.{web}"
         )
     there = ", ".join(repr(column) for column in header[:50]) or "none"

@@ -315,10 +315,17 @@ def _layout(opened: SourceFile, wanted: dict[str, str], separator: str | None, q
     separator = separator or ("\t" if file.name.lower().endswith(".tsv") or "\t" in first else ",")
     if len(separator.encode()) != 1:
         raise SourceError(f"the separator {separator!r} is not one ASCII character")
-    rule = csv.QUOTE_NONE if quoting == "none" else csv.QUOTE_MINIMAL
 
     def split(separator: str) -> list[str]:
-        return next(csv.reader([first], delimiter=separator, quoting=rule, skipinitialspace=True), [])
+        return next(
+            csv.reader(
+                [first],
+                delimiter=separator,
+                quoting=csv.QUOTE_NONE if quoting == "none" else csv.QUOTE_MINIMAL,
+                skipinitialspace=True,
+            ),
+            [],
+        )
 
     try:
         header = [name.strip() for name in split(separator)]

@@ -36,7 +36,7 @@ from .arguments import ANY_PLACE, TARS, DatasetPath
 from .convert_options import ConvertOptions, PartNumber, options_of
 from .convert_sources import KINDS, Kind, users_kind
 from .convert_splits import ConversionProgress, Split, announce, say_content, say_summary
-from .printing import plain_text
+from .printing import MAX_ERROR_CHARACTERS, plain_text
 from .progress import progress_bar
 
 SECONDS_UNTIL_HINT = 2.0
@@ -159,6 +159,8 @@ def _run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOp
         start_workers_early()
     with _hint_if_slow(f"listing {kind.name} …"):
         sources = kind.open(src, **own, **_of_tars(grown) if kind.in_order else {})
+        for note in sources[0].notes:
+            click.echo(plain_text(note, MAX_ERROR_CHARACTERS), err=True)
         settings = _settings(sources[0], grown, asked)
         splits = _splits(sources, outs, asked)
         if select is not None:

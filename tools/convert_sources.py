@@ -186,6 +186,11 @@ KINDS = (
                 ["--separator"],
                 help="Column separator. Default: a tab for .tsv or if the header has one, else a comma.",
             ),
+            click.Option(
+                ["--quoting"],
+                type=click.Choice(["csv", "none"]),
+                help="Whether quotes enclose texts (csv) or belong to them (none). Default: decided by the whole file.",
+            ),
             click.Option(["--root"], type=_FOLDER, help="Base folder of relative paths. Default: the folder of SRC."),
         ),
         captions=True,

@@ -114,8 +114,6 @@ def announce(splits: list[Split], settings: ConvertSettings) -> None:
             words += f", about {in_units(size)} in {split.shown}"
             needed += 0 if split.out.is_remote else size - Partial(split.out).path.size_below()
         click.echo(words, err=True)
-    for note in splits[0].source.notes:
-        click.echo(f"  {plain_text(note)}", err=True)
     if splits[0].out.is_remote:
         return
     out = Path(str(splits[0].out)).absolute()

@@ -183,10 +183,10 @@ class Source:
     """Whether the source alters samples on purpose. The samples table then has the column `altered`."""
     files_in_order: int = 0
     """Number of files that are read in order; progress then counts their bytes. 0: random access."""
+    notes: tuple[str, ...] = ()
+    """Facts about how the source is read, of which the command informs the user."""
     index: Tars | None = None
     """The tars that keep the pictures; None if the dataset stores them."""
-    notes: list[str] = []  # noqa: RUF012  nobody changes it
-    """What the user is told about how the source was read."""
 
     def unused(self) -> Account:
         """Return what the listing has that no sample uses; of a source that is read in order, `read` tells it."""

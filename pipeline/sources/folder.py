@@ -60,7 +60,7 @@ class FolderSource(Source):
         root = place_of(root)
         if not root.is_folder():
             raise SourceError(f"{root} is not a folder; pass the folder that holds the pictures")
-        self.root, self._caption, self.notes = root, caption, list[str]()
+        self.root, self._caption, self._links = root, caption, list[str]()
         self.mode = "images" if caption is None else "pairs"
         self._unused, versions = Account(), array("Q")
         below = made_for(root, self._files_below, lambda address: _objects_below(address, versions))
@@ -73,6 +73,7 @@ class FolderSource(Source):
             known = ", ".join(sorted(suffix.decode() for suffix in PICTURES))
             raise SourceError(f"{root} holds no picture: no file below it ends in {known}{_also(self._unused)}")
         self._texts = self._texts_of(beside) if caption else None
+        self.notes = tuple(self._links)
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -153,7 +154,7 @@ class FolderSource(Source):
                 ) from error
             links.sort()
             if below and os.path.islink(whole := os.path.join(root, below)):
-                self.notes.append(f"the folder {as_text(below)} is a link to {as_text(os.path.realpath(whole))}")
+                self._links.append(f"the folder {as_text(below)} is a link to {as_text(os.path.realpath(whole))}")
 
     def _pictures(self, files: Iterable[bytes], beside: list[bytes]) -> Iterator[bytes]:
         """Yield the pictures among files; note the others, those in `beside` that may hold captions."""

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thermopile.pipeline.errors import BadSampleError, SourceError
-from thermopile.pipeline.sources import csv_source
+from thermopile.pipeline.sources import csv_rows
 from thermopile.pipeline.sources.csv_source import CsvSource
 
 
@@ -35,9 +36,9 @@ def test_paths_are_relative_to_the_list_and_captions_may_be_quoted_and_of_many_l
 
 
 def test_captions_of_many_lines_are_whole_wherever_the_file_is_cut_into_blocks(listed, monkeypatch):
-    monkeypatch.setattr(csv_source, "BLOCK_CHARACTERS", 64)
+    monkeypatch.setattr(csv_rows, "BLOCK_CHARACTERS", 64)
     captions = [f"line one of {n}\nline two, {n}" for n in range(30)]
-    source = listed("filepath,title\n" + "".join(f'a.jpg,"{caption}"\n' for caption in captions))
+    source = listed("filepath,title\n" + "".join(f'a.jpg,"{caption}"\n' for caption in captions), quoting="csv")
     assert list(source.captions(np.arange(30))) == captions
 
 
@@ -87,7 +88,7 @@ def test_a_missing_column_is_answered_with_the_columns_there_are(listed):
         ("filepath,title", {}, "no row"),
         ("filepath,title\n", {}, "no row"),
         ("filepath,title\na.jpg,x\n", {"separator": ", "}, "not one ASCII character"),
-        (b"\xff\xfef\0i\0l\0e\0", {}, "no column"),
+        (b"f\0i\0l\0e\0", {}, "not text in UTF-8"),
         ('"' + "x" * 200_000 + '"\n', {}, "does not begin with column names"),
     ],
     ids=["empty", "header", "header and line end", "separator", "utf-16", "endless"],
@@ -111,9 +112,9 @@ def test_a_quote_that_is_not_closed_is_refused_with_its_line(listed, rows):
         listed('filepath,title\na.jpg,"two\nlines"\n' + rows)
 
 
-def test_quotes_that_belong_to_the_text_are_kept(listed):
+def test_by_csvs_rules_text_may_follow_a_quote_and_quotes_within_a_text_are_kept(listed):
     rows = ['a.jpg,"two\nlines, and ""quotes"""', 'a.jpg,5" pipe', 'a.jpg,"big" dog', '"a.jpg",""']
-    source = listed("filepath,title\n" + "\n".join(rows))
+    source = listed("filepath,title\n" + "\n".join(rows), quoting="csv")
     assert [source[i].caption for i in range(3)] == ['two\nlines, and "quotes"', '5" pipe', "big dog"]
     assert len(source) == 4
 
@@ -158,7 +159,7 @@ def test_rows_of_another_number_of_columns_come_last_and_are_bad_samples(listed,
 
 
 def test_a_list_that_is_malformed_throughout_is_refused(listed, monkeypatch):
-    monkeypatch.setattr(csv_source, "MAX_MALFORMED", 10)
+    monkeypatch.setattr(csv_rows, "MAX_MALFORMED", 10)
     with pytest.raises(SourceError, match="over 10 malformed rows, the last: row 12 of the file"):
         listed("filepath,title\n" + "a.jpg\n" * 20)
 
@@ -176,15 +177,15 @@ texts = st.text(st.sampled_from('ab,;"\n\r\t é'), max_size=8)
        st.sampled_from(["\n", "\r\n", "\r"]), st.integers(1, 50), st.booleans())  # fmt: skip
 def test_rows_are_those_of_pythons_own_reader_wherever_the_file_is_cut(rows, separator, line_end, piece, has_bom):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as small:
-        small.setattr(csv_source, "BLOCK_CHARACTERS", piece)
+        small.setattr(csv_rows, "BLOCK_CHARACTERS", piece)
         file = Path(folder) / "list.csv"
         with file.open("w", newline="", encoding="utf-8-sig" if has_bom else "utf-8") as opened:
             writer = csv.writer(opened, delimiter=separator, lineterminator=line_end)
             writer.writerows([("filepath", "title", "class"), *rows])
-        read = CsvSource(file, group="class", separator=separator)._rows.to_pylist()
+        read = CsvSource(file, group="class", separator=separator, quoting="csv")._rows.to_pylist()
         with file.open(newline="", encoding="utf-8-sig") as opened:  # of which a lone carriage return makes more rows
             found = [row for row in csv.reader(opened, delimiter=separator) if len(row) == 3][1:]
-        expected = [tuple(text.encode() for text in row) for row in found]
+        expected = [tuple(text.encode() for text in (*row[:2], row[2].strip())) for row in found]
         assert [(row["image"], row["caption"], row["group"]) for row in read if row["problem"] is None] == expected
 
 
@@ -195,8 +196,224 @@ def test_a_list_that_is_changed_after_it_was_read_changes_no_sample(listed, tmp_
 
 
 def test_a_row_or_a_field_that_is_too_long_is_refused_with_its_number(listed, monkeypatch):
-    monkeypatch.setattr(csv_source, "MAX_ROW_BYTES", 100)
-    monkeypatch.setattr(csv_source, "BLOCK_CHARACTERS", 20)
+    monkeypatch.setattr(csv_rows, "MAX_ROW_BYTES", 100)
+    monkeypatch.setattr(csv_rows, "BLOCK_CHARACTERS", 20)
     for row in ("a.jpg," + "x" * 100, 'a.jpg,"' + "two\nlines " * 20 + '"'):
         with pytest.raises(SourceError, match=r"row 3 has more than 100 bytes|quote opened in line 3"):
             listed(f"filepath,title\na.jpg,x\n{row}\n")
+
+
+# Quoting
+
+
+def captions_of(source):
+    return list(source.captions(np.arange(len(source))))
+
+
+@pytest.mark.parametrize(
+    ("rows", "captions", "said"),
+    [
+        ('0.jpg\t"a\n1.jpg\tb\n2.jpg\tc"\n', ['"a', "b", 'c"'], "in line 2 holds line breaks and the separator"),
+        ('0.jpg\t"a\n1.jpg\tb\n2.jpg\tc\n', ['"a', "b", "c"], "the quote opened in line 2 is not closed"),
+        ('0.jpg\t"Keep calm" poster\n', ['"Keep calm" poster'], "text follows the closing quote in line 2"),
+        ('0.jpg\t"a \\"big\\" dog"\n1.jpg\tb\n', ['"a \\"big\\" dog"', "b"], 'line 2 has \\" within quoted text'),
+    ],
+    ids=["opened and closed", "only opened", "text after a quote", "backslash"],
+)  # fmt: skip
+def test_a_list_that_breaks_csvs_rules_is_read_without_quoting_if_that_fits_and_this_is_said(
+    listed, rows, captions, said
+):
+    source = listed("filepath\ttitle\n" + rows, "list.tsv")
+    assert captions_of(source) == captions
+    assert source.describe()["quoting"] == "none"
+    (note,) = source.notes
+    assert "read without quoting, since " in note
+    assert said in note
+    assert re.search("; 1 row, such as line 2: 0.jpg.* would differ with --quoting csv", note)
+
+
+def test_where_neither_reading_fits_an_unclosed_quote_is_refused_and_the_option_reads_all_other_rows(listed):
+    text = 'filepath\ttitle\n0.jpg\ta\tb\n1.jpg\t"c\n2.jpg\td\n'
+    with pytest.raises(SourceError, match=r"line 3 is not closed.*--quoting none"):
+        listed(text)
+    source = listed(text, quoting="none")
+    assert (captions_of(source), len(source), source.notes) == (['"c', "d"], 3, ())
+
+
+def test_a_list_that_fits_both_ways_is_read_by_csvs_rules_and_the_rows_that_differ_are_counted(listed):
+    text = 'filepath\ttitle\na.jpg\tx\na.jpg\t"y ""z"""\na.jpg\t5" pipe\na.jpg\t"w"\n'
+    source = listed(text)
+    assert captions_of(source) == ["x", 'y "z"', '5" pipe', "w"]
+    (note,) = source.notes
+    assert 'by csv\'s rules; 2 rows, such as line 3: a.jpg\t"y ""z""", would keep them with --quoting none' in note
+    plain = listed(text, quoting="none")
+    assert captions_of(plain) == ["x", '"y ""z"""', '5" pipe', '"w"']
+    assert "quoting" not in source.describe()
+    assert (listed(text, quoting="csv").notes, plain.notes) == ((), ())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'filepath,title\na.jpg,x\na.jpg,5" pipe\n',
+        'filepath,title\na.jpg,"x, y"\na.jpg,"z"\n',
+        "filepath,title\na.jpg,x\na.jpg\n",
+        '"filepath","title"\n"a.jpg","x"\n"a.jpg"\n',
+    ],
+    ids=["no text begins with a quote", "only csv's rules fit", "no quote at all", "quoted names"],
+)
+def test_nothing_is_said_where_only_one_reading_makes_sense(listed, text):
+    assert listed(text).notes == ()
+
+
+def test_one_malformed_row_does_not_let_quotes_take_in_other_rows(listed):
+    rows = [f"{n}.jpg\tcaption {n}" for n in range(100)]
+    rows[10], rows[20], rows[60] = '10.jpg\t"caption 10', "20.jpg", '60.jpg\tcaption 60"'
+    source = listed("filepath\ttitle\n" + "\n".join(rows), "list.tsv")
+    assert (len(captions_of(source)), len(source)) == (99, 100)
+    assert "read without quoting" in source.notes[0]
+
+
+def test_csvs_rules_stay_where_neither_reading_fits_and_they_lose_no_more_rows(listed):
+    source = listed('filepath,title,class\na.jpg,"one, two\nthree, four",x\na.jpg,y\n')
+    assert (captions_of(source), len(source)) == (["one, two\nthree, four"], 2)
+    assert "by csv's rules although " in source.notes[0]
+    assert "--quoting none" in source.notes[0]
+
+
+@pytest.mark.parametrize("quoting", [None, "csv"])
+def test_a_backslash_before_a_quote_is_refused_where_no_reading_fits(listed, quoting):
+    text = 'filepath,title\na.jpg,"a \\"big\\", old dog"\n'
+    with pytest.raises(SourceError, match=r'line 2 has \\" within quoted text, where csv doubles the quote'):
+        listed(text, quoting=quoting)
+    assert len(listed(text, quoting="none")) == 1
+
+
+def test_no_row_is_lost_of_a_tsv_whose_captions_have_quotes_of_their_own(listed):
+    """In CC3M, some captions begin with a quote and ten times as many end with one."""
+    rng = np.random.default_rng(0)
+    for _ in range(6):
+        captions = [f"caption {n}" for n in range(3000)]
+        for place in rng.choice(3000, 3, replace=False):
+            captions[place] = '"' + captions[place]
+        for place in rng.choice(3000, 30, replace=False):
+            captions[place] += '"'
+        source = listed("filepath\ttitle\n" + "".join(f"a.jpg\t{caption}\n" for caption in captions), "list.tsv")
+        assert captions_of(source) == captions
+
+
+def by_the_rules(text, separator):
+    """Return the rows of a csv, and whether no quoted text has a line break and the separator; no rows if malformed."""
+    rows, row, at, sound = [], [], 0, True
+    while at < len(text):
+        quoted = re.compile(r'"((?:[^"]|"")*)"').match(text, at)
+        found = quoted or re.compile(rf"[^{separator}\r\n]*").match(text, at)
+        row.append(quoted[1].replace('""', '"') if quoted else found[0])
+        sound = sound and not (quoted and separator in quoted[1] and "\n" in quoted[1])
+        at = found.end()
+        if (row[-1][:1] == '"' and not quoted) or text[at] not in (separator, "\n"):
+            return [], False
+        if text[at] == "\n":
+            rows.append(row)
+            row = []
+        at += 1
+    return rows, sound
+
+
+@given(st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL, None]), st.sampled_from([",", "\t"]), st.integers(1, 60),
+       st.data())  # fmt: skip
+def test_every_row_is_a_sample_or_malformed_and_captions_are_those_of_an_independent_reader(
+    style, separator, piece, data
+):
+    fields = st.text(st.sampled_from('ab" ,é' if style is None else 'ab" ,é\n\t'), max_size=6)
+    rows = data.draw(st.lists(st.tuples(st.just("a.jpg"), fields, st.just("x")), min_size=1, max_size=40))
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as small:
+        small.setattr(csv_rows, "BLOCK_CHARACTERS", piece)
+        file = Path(folder) / "list.csv"
+        with file.open("w", newline="", encoding="utf-8") as opened:
+            opened.write(separator.join(("filepath", "title", "class")) + "\n")
+            if style is None:
+                opened.writelines(separator.join(row) + "\n" for row in rows)
+            else:
+                csv.writer(opened, delimiter=separator, quoting=style, lineterminator="\n").writerows(rows)
+        text = file.read_bytes().decode()
+        quoted, is_sound = by_the_rules(text, separator)
+        plain = [line.split(separator) for line in text.split("\n") if line]
+        fits, fits_plain = is_sound and all(len(row) == 3 for row in quoted), all(len(row) == 3 for row in plain)
+        try:
+            source = CsvSource(file, separator=separator)
+        except SourceError:
+            assert (fits, fits_plain) == (False, False)
+        else:
+            is_plain = source.describe().get("quoting") == "none"
+            assert is_plain == (not fits) or not (fits or fits_plain)
+            if is_plain or quoted:  # else Python's csv reader alone decides what text after a quote means
+                read = [row[1].strip() for row in (plain if is_plain else quoted)[1:] if len(row) == 3]
+                assert len(source) == len(plain if is_plain else quoted) - 1
+                assert captions_of(source) == [*filter(None, read)]
+        if style is not None:
+            source = CsvSource(file, separator=separator, quoting="csv")
+            assert captions_of(source) == [*filter(None, (text.strip() for _, text, _ in rows))]
+            assert len(source) == len(rows)
+
+
+# What programs write, and paths as people list them
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("pandas.csv", b",filepath,title\n0,a.jpg,\"x, y\"\n"),
+        ("pandas.tsv", b'filepath\ttitle\na.jpg\t"x, y"\n'),
+        ("writer_all.csv", b'"filepath","title"\r\n"a.jpg","x, y"\r\n'),
+        ("writer_nonnumeric.csv", b'"id","filepath","title"\r\n1,"a.jpg","x, y"\r\n'),
+        ("excel_utf8.csv", b"\xef\xbb\xbfsep=;\r\nfilepath;title\r\na.jpg;x, y\r\n"),
+        ("excel_unicode.txt", "\ufefffilepath\ttitle\r\na.jpg\t\"x, y\"\r\n".encode("utf-16-le")),
+        ("excel_mac.csv", b'filepath,title\ra.jpg,"x, y"\r'),
+        ("excel_empty_columns.csv", b'filepath,title,,\r\na.jpg,"x, y",,\r\n'),
+        ("libreoffice.csv", b'"filepath","title"\n"a.jpg","x, y"\n'),
+        ("polars.csv", b'filepath,title,note\na.jpg,"x, y",""\n'),
+        ("duckdb.csv", b'filepath,title,note\na.jpg,"x, y",\n'),
+        ("by_hand.csv", b'filepath , title\na.jpg , "x, y"\n'),
+    ],
+)  # fmt: skip
+def test_lists_of_other_programs_are_read(listed, name, data):
+    source = listed(data, name)
+    assert (len(source), source[0].picture, source[0].caption) == (1, b"pixels", "x, y")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a cat\ta.jpg\na dog\tb.jpg\n", "seems to have no header.*--image and --caption"),
+        ("a cat\thttp://x.org/1\n", "seems to have no header.*img2dataset"),
+        ('{"filepath": "a.jpg", "title": "x"}\n', "is JSON"),
+        ("filepath;title\na.jpg;x\n", "pass --separator ';'"),
+        ("filepath|title\na.jpg|x\n", r"pass --separator '\|'"),
+    ],
+)
+def test_a_list_of_another_kind_is_refused_with_its_cause(listed, text, said):
+    with pytest.raises(SourceError, match=said):
+        listed(text)
+
+
+def test_a_picture_is_found_however_its_path_is_spelled(listed, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "sub").mkdir()
+    for name in ("sub/b.jpg", "caf\u00e9.jpg", "re\u0301.jpg"):
+        (tmp_path / name).write_bytes(b"pixels")
+    names = ["sub\\b.jpg", "cafe\u0301.jpg", "r\u00e9.jpg", "~/a.jpg", " a.jpg ", f"file://{tmp_path}/caf%C3%A9.jpg"]
+    source = listed("filepath,title\n" + "".join(f"{name},x\n" for name in names))
+    source.refuse_wrong_root()
+    assert [source[i].picture for i in range(len(names))] == [b"pixels"] * len(names)
+    assert [source.uri(i) for i in range(len(names))] == names
+
+
+def test_a_picture_that_is_not_there_is_answered_with_the_likely_cause(listed, tmp_path):
+    (tmp_path / "b.JPG").write_bytes(b"others")
+    for name, said in [("b.jpg", "b.JPG exists"), ("no\\b.jpg", "backslashes"), ("http://x.org/1.jpg", "img2dataset")]:
+        source = listed(f"filepath,title\n{name},x\n")
+        with pytest.raises(SourceError, match=said):
+            source.refuse_wrong_root()
+        with pytest.raises(BadSampleError, match=said):
+            source[0]

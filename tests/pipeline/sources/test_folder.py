@@ -79,7 +79,7 @@ def test_links_are_followed_to_a_folder_once_and_named(tmp_path):
     assert source[3].picture == b"pixels"
     with pytest.raises(BadSampleError, match="symbolic links"):
         source[1]
-    assert source.notes == [f"the folder cats is a link to {tmp_path / 'elsewhere'}"]
+    assert source.notes == (f"the folder cats is a link to {tmp_path / 'elsewhere'}",)
     assert told(source) == {"links to folders that are listed already": (2, "again", "")}
 
 

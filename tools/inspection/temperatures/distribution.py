@@ -71,15 +71,6 @@ class Distribution:
         place = _place(np.array([self.quantile(share)], np.float32))
         return float(_lower_edge(place)[0]), float(_lower_edge(place + 1)[0])
 
-    def lower_edge(self, share: float, left_out: Distribution) -> float:
-        """Return the lower edge of the bin that holds a quantile of the values, of which some below it do not count.
-
-        left_out: those, a part of the values.
-        """
-        below = self._up_to - (1 - share) * left_out._up_to
-        place = np.searchsorted(below, int(share * (self.count - 1)), side="right") - 1
-        return float(_lower_edge(place))
-
     def share_below(self, value: float) -> float:
         """Return the share of the finite values in lower bins, 0 … 1."""
         return float(self._up_to[int(_place(np.array([value], np.float32))[0])] / self.count)

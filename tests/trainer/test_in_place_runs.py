@@ -18,7 +18,7 @@ from support.runs import SMALL_MODEL, assert_same_run, finish, train
 
 pytestmark = pytest.mark.wide
 
-WINDOWS = {"order": {"canonical_shards": 2, "blocks_per_shard": 8, "window_blocks": 3}}
+WINDOWS = {"canonical_shards": 2, "blocks_per_shard": 8, "window_blocks": 3}
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def in_store(s3, of_tars, tmp_path_factory):
 def settings(place, **data):
     """Eleven epochs of 18 steps, in windows of three blocks of eight."""
     data = {"path": str(place), "image_size": 16, "workers": 2} | data
-    tree = {"epochs": 11, "batch_size": 32, "log_every": 1, "model": SMALL_MODEL, "data": data, **WINDOWS}
+    tree = {"epochs": 11, "batch_size": 32, "log_every": 1, "model": SMALL_MODEL, "data": data, "order": WINDOWS}
     return resolve(load_config(tree), Dataset(place))
 
 
@@ -65,7 +65,7 @@ def test_a_run_on_tars_in_a_store_is_that_on_the_conversion(in_store, converted_
 
 def test_two_ranks_train_as_on_the_conversion(start_ranks, of_tars, in_store, tmp_path):
     runs, words = [], sets("batch_size=64", "epochs=2", "data.image_size=16", "model.dim=16", "log_every=1",
-                           *(f"{name}={value}" for name, value in WINDOWS.items()))  # fmt: skip
+                           *(f"order.{name}={value}" for name, value in WINDOWS.items()))  # fmt: skip
     variables = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "THERMOPILE_"))}
     code = f"os.environ |= {variables}; from thermopile.tools.cli import main; main()"
     for name, place in ("converted", of_tars[1].path), ("in_place", in_store[0]):

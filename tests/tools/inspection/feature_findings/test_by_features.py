@@ -140,8 +140,8 @@ def test_samples_that_lie_alone_are_rare_where_that_goes_with_the_temperatures(p
     random = np.random.default_rng(1)
     group = np.sort((20 * random.random(pairs_dataset.n) ** 2).astype(int))
     pictures = random.normal(size=(20, 24))[group] + 0.5 * random.normal(size=(len(group), 24))
-    alone = random.permutation(len(group))[:APART]
-    pictures[alone] = random.normal(size=(APART, 24))
+    alone = random.permutation(len(group))[:60]
+    pictures[alone] = random.normal(size=(60, 24))
     made = run_of(pairs_dataset, tmp_path / "run", rho=1.0)
     features = np.stack([unit(pictures), unit(pictures + 0.1 * random.normal(size=pictures.shape))], 1)
     keep(made, features)

@@ -19,7 +19,7 @@ from .report.html import document, part
 from .report.sheets import data_uri
 
 FRAME_COLOURS = ("#0072b2", "#d55e00")
-"""Of each view's crop on the stored picture; Okabe and Ito's blue and vermilion."""
+"""Colours of the views' crops on the stored picture; Okabe and Ito's blue and vermilion."""
 LARGEST = 384
 """Longer side of the stored picture as shown, in pixels."""
 

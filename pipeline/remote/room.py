@@ -35,7 +35,7 @@ class Room:
         self._last_use: dict[int, int] = {}
         self._paid: Counter[int] = Counter()
         self._sizes: Counter[int | None] = Counter()
-        """Of each block's file, in bytes: never more than `_paid`, which is whole pages."""
+        """Bytes of each block's file: never more than `_paid`, which is whole pages."""
         self._in_use: Counter[int] = Counter()
         self._left: deque[tuple[int, ...]] = deque()
         self.bytes = self.peak_bytes = self._uses = self._callers = self._waiting = self._reading_ahead = 0

@@ -212,7 +212,7 @@ class FolderSource(Source):
             return caption_texts((self._texts[index].as_py() or b"").split(b"\0"))
         name = os.path.splitext(self._path(index))[0] + f".{self._caption}".encode()
         try:
-            return caption_texts(read_picture(self.root, name, unchanged_since).split(b"\n"))
+            return caption_texts(_text(self.root, name, unchanged_since).split(b"\n"))
         except BadSampleError as error:
             raise BadSampleError(f"caption {as_text(name)}: {error}") from error
 
@@ -247,11 +247,18 @@ def _also(unused: Account) -> str:
     return "".join(f"; {each.number:,} × {kind}, such as {each.example}" for kind, each in unused.items())
 
 
+def _text(root: Place, name: bytes, unchanged_since: int) -> bytes:
+    """Return a file of captions. A link is refused: it could bring any text of this machine into the dataset."""
+    if not root.is_remote and os.path.islink(os.path.join(os.fsencode(str(root)), name)):
+        raise BadSampleError("a link, and captions are not read through links; replace it with its target")
+    return read_picture(root, name, unchanged_since)
+
+
 def _metadata(root: Place, name: bytes, column: str) -> dict[bytes, bytes]:
     """Return path → caption of the rows of a metadata file. Raises SourceError if it has no such columns."""
     place = f"{root}/{as_text(name)}"
     try:
-        text = read_picture(root, name, NEVER).decode("utf-8-sig")
+        text = _text(root, name, NEVER).decode("utf-8-sig")
         lines = filter(str.strip, text.splitlines())
         rows = [*map(json.loads, lines)] if name.endswith(b".jsonl") else [*csv.DictReader(io.StringIO(text))]
         chosen = next((each for each in ([column] if column else _TEXT_COLUMNS) if rows and each in rows[0]), None)

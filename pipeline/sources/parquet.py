@@ -120,11 +120,8 @@ class ParquetSource(Source):
         if self._columns.group is None:
             return None
         if len({*self._names_of}) > 1 or (names := self._names_of[0]) is None:
-            texts = (
-                (self._group(locate(self._chunks, start)[0], value) or "").encode()
-                for start, values in self._column(self._columns.group)
-                for value in values.to_pylist()
-            )
+            parts = ((locate(self._chunks, start)[0], part) for start, part in self._column(self._columns.group))
+            texts = ((self._group(chunk, value) or "").encode() for chunk, part in parts for value in part.to_pylist())
             return groups_by_name(binary_arrays(texts))
         of_sample, none = np.empty(len(self), np.int32), len(names)
         for start, values in self._column(self._columns.group):

@@ -28,7 +28,7 @@ from support.open_files import open_files
 from support.remote_reading import on_disk
 
 THREADS, LIMIT = 4, 1_700_000
-"""Of 3.6 MB; four threads hold samples of up to twelve blocks of 17."""
+"""The dataset takes 3.6 MB; four threads hold samples of up to twelve blocks of 17."""
 ORDER = Order.create(600, 32, 0, 2, 18, 2)
 
 

@@ -62,7 +62,7 @@ def orders(tmp_path):
 
 
 def batches(dataset, order, *, limit=None, done=0):
-    """All batches after so many steps, as bytes, and the most bytes on disk."""
+    """Return all batches from a step on, as bytes, and the most bytes on disk."""
     positions, found, most = order.order if isinstance(order, Selected) else order, [], 0
     steps = order.steps_per_epoch
     windows = windows_from(done, positions, EPOCHS)

@@ -159,6 +159,18 @@ def test_captions_stand_in_the_metadata_of_hugging_face(tmp_path, name):
         FolderSource(tmp_path, caption="metadata:words")
 
 
+def test_captions_are_not_read_through_links(tmp_path):
+    touch(tmp_path / "secret", b"of this machine")
+    for name in ("1.jpg", "2.jpg", "1.txt"):
+        touch(tmp_path / "in" / name, b"a dog")
+    (tmp_path / "in" / "2.txt").symlink_to(tmp_path / "secret")
+    with pytest.raises(BadSampleError, match=r"caption 2\.txt: a link, and captions are not read through links"):
+        FolderSource(tmp_path / "in", caption="txt")[1]
+    (tmp_path / "in" / "metadata.csv").symlink_to(tmp_path / "secret")
+    with pytest.raises(SourceError, match="captions are not read through links"):
+        FolderSource(tmp_path / "in", caption="metadata")
+
+
 def test_metadata_that_is_missing_or_broken_is_refused(tmp_path):
     touch(tmp_path / "1.jpg")
     with pytest.raises(SourceError, match=r"has neither metadata\.csv nor metadata\.jsonl"):

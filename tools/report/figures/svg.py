@@ -35,7 +35,7 @@ MARGIN = 0.08
 RASTER_DPI, LARGE_RASTER = 200, 30_000
 """Dots per inch, and bytes."""
 CSS_PIXELS_PER_INCH = 120
-"""Of a figure on a page: its text then matches the page's small print."""
+"""For a figure on a page: its text then matches the page's small print."""
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 _FONT = 9.0
 _SETTINGS: dict[Any, Any] = {

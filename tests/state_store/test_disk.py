@@ -150,6 +150,7 @@ def power(tmp_path, monkeypatch):
     return failures
 
 
+@pytest.mark.wide
 def test_a_power_failure_leaves_every_announced_snapshot_and_no_broken_one(power, tmp_path):
     repository = Repository.create(tmp_path / "disk" / "run" / "state", Description(SAMPLES, SCHEMA, BLOCK_ROWS, "g"))
     power.announced = {0}

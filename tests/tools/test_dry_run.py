@@ -49,6 +49,7 @@ def test_a_dry_run_says_what_training_then_has_and_writes_nothing(pairs_dataset,
     assert again == {name: value for name, value in found.items() if name != "time"}  # --timed is for a new run
 
 
+@pytest.mark.wide
 def test_encoders_of_transformers_take_no_memory_and_can_be_exported_to_it(pairs_dataset, tmp_path):
     wide = ("model.image.config.hidden_size=4096", "model.image.config.intermediate_size=16384")  # 10 GB of weights
     towers = ("model.image.name=hf:vit-b", *wide, "model.text.name=hf:clip-text")

@@ -85,6 +85,7 @@ def test_a_run_does_not_run_code_that_only_its_own_files_name(trained, dataset, 
     assert "which imports that module and runs its code. If you trust it, add --allow-code" in done.stderr
 
 
+@pytest.mark.wide
 def test_a_map_of_a_run_with_code_of_its_own_needs_permission(dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(embedding_map, "MAX_SAMPLES", 16)
     monkeypatch.setattr(embedding_map, "MARKED", 0)

@@ -122,6 +122,7 @@ def test_status_says_that_a_run_has_collapsed(images_dataset, tmp_path):
     assert f"collapsed      {SAID}" in succeed("status", run.path).stdout
 
 
+@pytest.mark.wide
 def test_inspect_tells_no_kinds_of_a_snapshot_at_which_the_run_had_collapsed(images_dataset, tmp_path, monkeypatch):
     n = images_dataset.n
     columns = {

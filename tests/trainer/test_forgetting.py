@@ -49,6 +49,7 @@ def without(dataset, file):
     return small(dataset, **KEEPING | {"data": data})
 
 
+@pytest.mark.wide
 def test_a_fork_at_step_0_is_the_run_that_never_had_the_samples(whole, steps, pairs_dataset, named, tmp_path):
     file = named(np.flatnonzero(steps == 0)[:20])
     done = succeed("fork", whole.path, "--out", tmp_path / "fork", "--without", file)

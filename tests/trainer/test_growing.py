@@ -71,6 +71,7 @@ def test_training_goes_on_from_the_carried_rows(run, after):
     assert_an_epoch_was_counted_on_top(run, after)
 
 
+@pytest.mark.wide
 def test_training_goes_on_from_the_carried_rows_through_a_window(grown, run, tmp_path):
     few = {"state.memory_budget": 40_000, "order.canonical_shards": 2}
     result = train("--data", grown[1], "--out", tmp_path / "run", "--init-from", run, "--grow", **few)

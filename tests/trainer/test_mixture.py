@@ -68,6 +68,7 @@ def test_a_stopped_run_repeats_its_losses_bit_for_bit(whole, parts, tmp_path):
     assert_same_run(resumed(mixed(parts), run, from_step=30), whole)
 
 
+@pytest.mark.wide
 def test_a_windowed_run_is_stopped_and_counts_exactly(parts, tmp_path):
     config, run = mixed(parts, state={"memory_budget": "20KB"}), RunDirectory(tmp_path / "run")
     assert config.order.window_blocks < config.order.blocks_per_shard

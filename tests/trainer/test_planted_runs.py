@@ -62,6 +62,7 @@ def test_a_number_is_recorded_as_a_share_of_the_samples_that_there_are(pairs_dat
     assert planted(pairs_dataset, 200) == whole.config()
 
 
+@pytest.mark.wide
 def test_a_run_stopped_anywhere_goes_on_with_the_same(pairs_dataset, whole, tmp_path):
     for step in (3, 7, 13):
         run = stopped(planted(pairs_dataset), tmp_path / f"run-{step}", step)
@@ -162,6 +163,7 @@ def test_a_mixture_with_one_part_planted_is_stopped_and_goes_on_with_the_same(pa
     assert mixture.n == 1_600
 
 
+@pytest.mark.wide
 def test_a_grown_dataset_has_the_same_samples_planted_and_a_share_of_the_new_ones(pairs_dataset, tmp_path):
     grown = shutil.copytree(pairs_dataset.path, tmp_path / "grown")
     config = planted(Dataset(grown), 200, batch_size=128, epochs=1)

@@ -256,6 +256,7 @@ def test_ranks_wait_for_a_disk_that_takes_longer_than_a_rank_may_be_silent(start
     assert latest_checkpoint(run.checkpoints).name == "step-15"
 
 
+@pytest.mark.wide
 def test_a_rank_that_dies_ends_the_run_by_name_and_it_resumes_with_the_same_losses(two_ranks, start, tmp_path):
     run = RunDirectory(tmp_path / "run")
     ranks = start(run, 2, code=IMPATIENT)
@@ -337,18 +338,14 @@ def test_ranks_whose_shares_differ_by_holes_train_as_one_does_also_killed_and_re
         assert visits.sum() > 0.7 * 30 * 128
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "more",
     [
         (*KEYS, "objective.name=moco_v3", "data.local_views=1", "data.local_size=8"),
-        *(
-            pytest.param(more, marks=pytest.mark.wide)
-            for more in (
-                (*KEYS, "objective.name=isogclr", "objective.mode=unimodal", "micro_batch=32"),
-                OWN_CODE,
-                ("model.text.locked=true", "model.text.unlocked_groups=1"),
-            )
-        ),
+        (*KEYS, "objective.name=isogclr", "objective.mode=unimodal", "micro_batch=32"),
+        OWN_CODE,
+        ("model.text.locked=true", "model.text.unlocked_groups=1"),
     ],
 )
 def test_two_ranks_that_clip_gradients_train_as_one_process_does(start, tmp_path, more):

@@ -73,6 +73,7 @@ def test_forks_of_one_seed_have_one_origin_which_keeps_every_point(searched):
     assert 10_847 // 8 // 16 * settings["epochs"] == 4 * QUARTER
 
 
+@pytest.mark.wide
 def test_a_fork_forgets_all_wrong_captions_or_as_many_at_random_or_a_class_or_one(searched, sources):
     ids = {without: forgotten(forked(searched, 1, 50, without), Train()) for without in WITHOUT}
     given, meant = map(np.array, sources)

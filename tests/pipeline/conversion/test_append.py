@@ -163,6 +163,7 @@ def interrupted(*arguments):
     raise KeyboardInterrupt
 
 
+@pytest.mark.wide
 def test_a_dataset_that_replaced_the_one_an_append_was_begun_for_stays_as_it_is(two_lists, out, monkeypatch):
     converted_but_not_joined(two_lists, out, monkeypatch)
     with monkeypatch.context() as patch:

@@ -192,6 +192,7 @@ def a_tar_with_bad(path, good, bad, bad_first=True):
     return write_shard(path, [*broken, *drawn(range(good))] if bad_first else [*drawn(range(good)), *broken])
 
 
+@pytest.mark.wide
 def test_the_share_of_bad_samples_holds_of_those_seen_once_there_are_many_and_of_all_at_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr("thermopile.pipeline.conversion.conversion.LEAST_SEEN", 40)
     settings = LEAST.model_copy(update={"max_error_rate": 0.1})

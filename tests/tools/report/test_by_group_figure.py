@@ -149,6 +149,7 @@ def test_names_in_a_figure_are_text_whatever_they_hold():
     assert {"<script>alert(1)</scr…"[:20] + "…", *hostile[1:3], "[U+202E][U+0000]", "日本"} <= {*shown}
 
 
+@pytest.mark.wide
 def test_dots_of_very_many_classes_are_one_raster_in_the_figure():
     sizes = np.repeat(np.arange(50, 0, -1), 400)
     root = svg(draw_tau_by_group, SIDES, groups_of(sizes, np.repeat(np.linspace(0.01, 0.2, len(sizes)), sizes)))

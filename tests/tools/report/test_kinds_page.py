@@ -57,6 +57,7 @@ def test_hostile_captions_on_the_sheets_are_escaped(shown):
     assert 'alt="picture of sample 30"' in shown[0]
 
 
+@pytest.mark.wide
 def test_a_run_that_doubts_pairs_has_their_share_and_how_many_came_back(hostile_dataset, tmp_path, shown):
     n = hostile_dataset.n
     columns = {f"{side}/{name}": np.full(n, value) for side in ("image", "text")

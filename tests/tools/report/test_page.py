@@ -299,6 +299,7 @@ def test_a_run_with_a_name_that_is_not_utf_8_has_a_page(hostile_dataset, tmp_pat
     assert "caf[U+DCE9]" in report_on(moved)
 
 
+@pytest.mark.wide
 def test_texts_of_any_length_and_kind_leave_a_page_below_8_mb(hostile_run):
     findings = look(hostile_run.path)
     # Shown as [U+202E], each of these characters takes eight bytes.

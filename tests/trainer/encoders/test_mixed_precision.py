@@ -48,7 +48,7 @@ def in_float32(pairs_dataset, tmp_path_factory):
     return losses(trained(tiny(pairs_dataset, "float32", **CLIP), tmp_path_factory.mktemp("runs") / "float32"))
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.wide)])
 def test_a_run_in_half_precision_begins_as_one_in_float32_and_learns_as_it_does(
     in_float32, pairs_dataset, tmp_path, precision
 ):

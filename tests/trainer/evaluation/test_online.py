@@ -135,6 +135,7 @@ def test_a_run_that_is_resumed_has_the_same_lines(watched, tmp_path):
     assert evaluations(run) == evaluations(watched)
 
 
+@pytest.mark.wide
 def test_samples_that_the_run_forgot_are_no_neighbours_and_are_not_read(pairs_dataset, few_pairs, tmp_path, caplog):
     """By default the neighbours are the run's own samples; here those that it forgot cannot be read any more."""
     ids = np.arange(5, 2_000, 10)

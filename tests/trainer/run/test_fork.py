@@ -142,6 +142,7 @@ def test_a_fork_shares_what_nothing_changes_and_writes_the_rest(whole, tmp_path)
     assert own < 40_000 + forked.metrics_file.stat().st_size
 
 
+@pytest.mark.wide
 def test_origin_and_fork_each_lose_their_own_names_alone(whole, tmp_path):
     run = RunDirectory(shutil.copytree(whole.path, tmp_path / "run"))
     forked = fork(at(run, 8), tmp_path / "fork", *sets("checkpoint.keep_every=0", "checkpoint.keep_last=1"))

@@ -66,6 +66,7 @@ def test_a_selection_of_all_samples_changes_nothing(finished, pairs_dataset, wri
     assert_same_run(run, finished)
 
 
+@pytest.mark.wide
 def test_few_rows_in_memory_give_the_bits_of_all_in_memory_also_when_resumed(pairs_dataset, write, tmp_path):
     config = on(pairs_dataset, write(KEPT), **WINDOWED, checkpoint={"every_steps": 4})
     assert config.order.blocks_per_shard > config.order.window_blocks

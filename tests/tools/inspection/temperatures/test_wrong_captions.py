@@ -48,6 +48,7 @@ def test_share_and_precision_are_those_of_the_definition(seed):
         assert precision[first - 1] == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.wide
 def test_what_is_said_of_lists_and_of_all_is_near_the_truth_and_rather_too_little():
     errors = []
     for seed in range(30):
@@ -240,6 +241,7 @@ def test_a_run_with_too_few_planted_gives_an_order_and_says_what_it_takes(
     succeed("curate", place, "--keep", tmp_path / "keep.parquet", "--drop-misfits", 10)
 
 
+@pytest.mark.wide
 def test_too_few_pairs_to_plant_enough_are_told_no_share(pairs_dataset, log_s, tmp_path):
     place = written(pairs_dataset, tmp_path / "run", log_s[0], 0.0).path
     said = succeed("inspect", place, "--features", "none", "--to", tmp_path / "report").stdout

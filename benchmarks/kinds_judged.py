@@ -81,9 +81,12 @@ def main(folder: Path, only: tuple[str, ...], sentences: bool, is_solved: bool, 
             continue
         directory = RunDirectory(LocalPath(path))
         every = directory.config().checkpoint.keep_every or 1
-        for snapshot in list_snapshots(directory.state):
+        snapshots = list_snapshots(directory.state)
+        last = max(snapshot.step for snapshot in snapshots)
+        for snapshot in snapshots:
             name = f"{run.name}@{snapshot.tag}"
-            if name not in found and snapshot.step and snapshot.step % every == 0:  # those that are kept for this
+            is_kept = snapshot.step > 0 and snapshot.step % every == 0
+            if name not in found and (is_kept or snapshot.step == last):
                 found[name] = judge(folder, run, snapshot.tag)
                 with file_of_lines.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"snapshot": name, "commit": commit(), **found[name]}) + "\n")

@@ -25,8 +25,7 @@ from ..storage.files import sync, writer_name, written_through
 from ..storage.place import Places, place_of
 from .checkpoints.checkpoint_files import LATEST
 from .checkpoints.tensors import save_tensors
-from .config import EncoderConfig, TrainConfig
-from .config.sections import Weights
+from .config import EncoderConfig, TrainConfig, Weights
 from .encoders import Encoder
 from .errors import ConfigError, RunError
 from .evaluation.evaluate import tokenizer_of
@@ -212,11 +211,29 @@ def _write_whole(sides: list[_Side], folder: Path) -> None:
 
 
 def _write_preparation(side: _Side, folder: Path) -> None:
-    """Write the image processor or the tokenizer."""
-    if side.tokenizer is None:
-        _write_json(folder / "preprocessor_config.json", _preprocessor(side.facts))
-    else:
+    """Write the tokenizer, or the image processor.
+
+    It does what `thermopile eval` does, the central square, except for another resampler's rounding.
+    """
+    if side.tokenizer is not None:
         _write_tokenizer(side, folder)
+        return
+    size = side.facts["image_size"]
+    processor = {
+        "image_processor_type": "CLIPImageProcessor",  # it resizes the short side and crops the centre
+        "do_convert_rgb": True,
+        "do_resize": True,
+        "size": {"shortest_edge": size},
+        "resample": 2,
+        "do_center_crop": True,
+        "crop_size": {"height": size, "width": size},
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": side.facts["mean"],
+        "image_std": side.facts["std"],
+    }
+    _write_json(folder / "preprocessor_config.json", processor)
 
 
 def _write_timm(side: _Side, folder: Path) -> None:
@@ -266,25 +283,6 @@ def _copy_tokenizer(side: _Side, folder: Path) -> None:
 def _save(module: nn.Module, path: Path, facts: dict[str, Any]) -> None:
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in facts.items()}
     save_tensors(path, module.state_dict(), {"format": "pt"} | texts)
-
-
-def _preprocessor(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return `thermopile eval`'s preprocessing, the central square, except for another resampler's rounding."""
-    size = facts["image_size"]
-    return {
-        "image_processor_type": "CLIPImageProcessor",  # it resizes the short side and crops the centre
-        "do_convert_rgb": True,
-        "do_resize": True,
-        "size": {"shortest_edge": size},
-        "resample": 2,
-        "do_center_crop": True,
-        "crop_size": {"height": size, "width": size},
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": facts["mean"],
-        "image_std": facts["std"],
-    }
 
 
 def _card(side: _Side) -> str:

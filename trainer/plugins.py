@@ -47,10 +47,10 @@ def load_plugin(name: str) -> Any:
     try:
         imported = import_module(module)
     except Exception as error:  # a user's module may raise anything
-        said = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            raise PluginError(f"cannot be imported: {said}. {WRITE}") from error
-        raise PluginError(f"cannot be used, because the module {module} ends with an error: {said}") from error
+            raise PluginError(f"cannot be imported: {reason}. {WRITE}") from error
+        raise PluginError(f"cannot be used, because the module {module} ends with an error: {reason}") from error
     try:
         return getattr(imported, attribute)
     except Exception as error:  # a module may look names up by its own code

@@ -179,7 +179,7 @@ def _config(found: Findings, name: str = "", steps: int = STEPS, **more: Any) ->
     dataset = synthetic_dataset(Path(mkdtemp(dir=found.folder), "dataset"), steps * batch)
     tree = settings(found.device, found.small, name) | {"batch_size": batch, "epochs": 1, "log_every": 1} | more
     tree["data"] |= {"path": str(dataset.path)}
-    return resolve(load_config(tree), dataset)
+    return resolve(load_config(tree), dataset)[0]
 
 
 def _losses(run: RunDirectory) -> list[float]:

@@ -228,7 +228,7 @@ def test_a_preset_trains_on_data_of_its_kind(name, pairs_dataset, images_dataset
     tree = read_preset(name)
     apply_overrides(tree, TINY)
     dataset = images_dataset if tree["objective"].get("mode") == "unimodal" else pairs_dataset
-    config = resolve(load_config(tree | {"data": tree["data"] | {"path": str(dataset.path)}}), dataset)
+    config = resolve(load_config(tree | {"data": tree["data"] | {"path": str(dataset.path)}}), dataset)[0]
     with Trainer.open(config, RunDirectory(tmp_path / "run")) as trainer:
         trainer.train(should_stop=lambda: trainer.run.steps_done == 2)
         losses = [json.loads(line)["loss"] for line in trainer.run.directory.metrics_file.read_text().splitlines()]

@@ -51,7 +51,7 @@ def settings(dataset, model, **more):
     tree = {} if "steps" in more else {"epochs": 1}
     tree |= {"batch_size": 250, "log_every": 1, "data": {"path": str(dataset.path), "image_size": 32},
             "model": {"dim": 16} | model}  # fmt: skip
-    return resolve(load_config(tree | more), dataset)
+    return resolve(load_config(tree | more), dataset)[0]
 
 
 def restored(run):

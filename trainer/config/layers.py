@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from ...storage.place import AnyPlace, Place, place_of
 from ..errors import ConfigError
-from . import TrainConfig, flat, load_config, nearest
+from . import flat, nearest
 
 PRESETS = Path(__file__).parents[1] / "presets"
 MAX_BYTES, MAX_DOTS = 1 << 18, 300
@@ -49,10 +49,6 @@ class Layers:
         known = self.origins | other.origins
         # A name that has become a table of changed fields keeps its origin: data.recipe's is now data.recipe.name's.
         self.origins = {key: known.get(key) or known[key.removesuffix(".name")] for key in flat(self.tree)}
-
-    def load(self) -> TrainConfig:
-        """Return the validated settings. Raises ConfigError as `load_config`."""
-        return load_config(self.tree)
 
 
 def read_toml(path: AnyPlace) -> dict[str, Any]:

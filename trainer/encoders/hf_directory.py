@@ -159,8 +159,10 @@ def _architecture(where: str, folder: Path, model_type: str, stored: dict[str, A
         for key, value in sorted(stored.items())
         if key in own and value != default[key] and value is not None and not key.endswith("_token_id")
     }
-    if foreign := [key for key, value in found.items() if not _is_setting(value)]:
-        raise ConfigError(f"{where}: its config.json sets {foreign[0]} to a value that settings cannot record")
+    for key, value in found.items():
+        lists = isinstance(value, list) and any(all(isinstance(each, kind) for each in value) for kind in (int, str))
+        if not (lists or isinstance(value, bool | int | float | str)):
+            raise ConfigError(f"{where}: its config.json sets {key} to a value that settings cannot record")
     if "pad_token_id" in default and model_type not in ("distilbert", "clip_text_model"):
         pad_id = _pad_id(where, folder, stored.get("pad_token_id", default["pad_token_id"]))
         found |= {} if pad_id is None else {"pad_token_id": pad_id}
@@ -182,11 +184,6 @@ def _pad_id(where: str, folder: Path, configured: int | None) -> int | None:
     token = read_object(where, folder, "tokenizer_config.json").get("pad_token")
     name = token.get("content") if isinstance(token, dict) else token
     return read_tokenizer(folder / TOKENIZER_FILE).token_to_id(str(name))
-
-
-def _is_setting(value: object) -> bool:
-    lists = isinstance(value, list) and any(all(isinstance(item, kind) for item in value) for kind in (int, str))
-    return lists or isinstance(value, bool | int | float | str)
 
 
 def refuse_other_tokenizer(folder: Path, tokenizer: Path) -> None:

@@ -23,9 +23,8 @@ from ...pipeline.views.recipes import Recipe
 from ...state_store.ranks import agreement
 from ...storage.gpu_copies import Arriving, Copies, CudaDevice
 from ...storage.place import Place
-from ..config import TrainConfig
+from ..config import TrainConfig, Weights
 from ..config.own_code import CODE_OF_FEATURES, announce_code, code_in, refuse_code
-from ..config.sections import Weights
 from ..encoders import Encoders
 from ..errors import RunError
 from ..world import ALONE, World

@@ -159,7 +159,7 @@ class StepReport:
 def report_of(lines: Lines, recent: Lines, total_steps: int, config: TrainConfig, seconds: float) -> StepReport:
     """Summarise the steps in `lines` of metrics.jsonl (at least one), which took `seconds`.
 
-    recent: these and the steps before them, RECENT_STEPS at most, by which a collapse is told.
+    recent: these and the steps before them, RECENT_STEPS at most, by which a collapse is judged.
     """
     last, collapsed, found = lines[-1], collapse(recent, config), _of_sides(lines, "retrieval_accuracy").values()
     taus = [value for name, value in last.items() if name == "tau" or name.endswith("/tau_mean")]

@@ -1,6 +1,6 @@
 """The losses, by name. To add a loss: a file, a line in OBJECTIVES, a test; or `module:name`, with no line here."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -54,11 +54,7 @@ def create_objective(name: str, mode: str = "bimodal", **settings: Any) -> Objec
     Raises ValueError for an unknown name, mode or setting, and for a value out of range; for `module:name`, also if
     the object is no objective or cannot take a step.
     """
-    known = objective_class(name)
-    models = known.settings_of_mode
-    if mode not in models:
-        raise ValueError(f"objective '{name}' has no mode '{mode}'{_nearest(mode, models)}; valid: {', '.join(models)}")
-    checked = _check_settings(name, models[mode], settings)
+    known, checked = objective_class(name), checked_settings(name, mode, settings)
     if is_plugin(name):
         return tried(name, lambda: known(mode, checked))
     try:
@@ -125,22 +121,25 @@ def tried(name: str, make: Callable[[], Objective], rows: int = 4) -> Objective:
     return objective
 
 
-def _check_settings(name: str, model: type[Settings], settings: dict[str, Any]) -> Settings:
-    known = model.model_fields
+def checked_settings(name: str, mode: str, settings: Mapping[str, Any]) -> Settings:
+    """Return an objective's settings with their defaults. Raises ValueError as `create_objective`."""
+    models = objective_class(name).settings_of_mode
+    if mode not in models:
+        raise ValueError(f"objective '{name}' has no mode '{mode}'{_nearest(mode, models)}; valid: {', '.join(models)}")
+    known = models[mode].model_fields
     for key in settings:
         if key not in known:
             raise ValueError(f"'{name}' has no setting '{key}'{_nearest(key, known)}; valid: {', '.join(known)}")
     try:
-        return model(**{key: value for key, value in settings.items() if value != "none"})
+        return models[mode](**{key: value for key, value in settings.items() if value != "none"})
     except ValidationError as error:
-        raise ValueError(f"objective '{name}': {'; '.join(_describe(part) for part in error.errors())}") from None
-
-
-def _describe(part: Any) -> str:
-    """Describe one pydantic error in one line: the setting, its value and the allowed values."""
-    if part["loc"]:
-        return f"{part['loc'][0]} = {part['input']!r}: {part['msg']}"
-    return str(part["msg"]).removeprefix("Value error, ")
+        faults = [
+            f"{each['loc'][0]} = {each['input']!r}: {each['msg']}"
+            if each["loc"]
+            else each["msg"].removeprefix("Value error, ")
+            for each in error.errors()
+        ]
+        raise ValueError(f"objective '{name}': {'; '.join(faults)}") from None
 
 
 def _nearest(given: str, valid: Iterable[str]) -> str:

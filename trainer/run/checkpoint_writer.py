@@ -118,12 +118,16 @@ class Checkpointer:
         self.finish()
         config_hash = hashlib.sha256(to_toml(self._config).encode()).hexdigest()
         attempts = LAST_ATTEMPTS_IN_BUCKET if self._run.path.is_remote else LAST_ATTEMPTS
-        self._has_warned &= not is_last  # that the run's end waits is said even after a warning during training
+        self._has_warned &= not is_last  # the run's end warns again that it waits
         for attempt in range(1, attempts + 1):
             # Before the snapshot's threads start: they would compete with the copy for the interpreter.
             training = self._copy(training_state()) if self._world.is_first else None
             try:
-                snapshot = self._snapshot(step, epoch, config_hash)
+                if (committed := self._store.last_snapshot).step == step > 0:  # its checkpoint could not be written
+                    snapshot: Future[Snapshot] = Future()
+                    snapshot.set_result(committed)
+                else:
+                    snapshot = self._store.snapshot(step, epoch=epoch, config_hash=config_hash)
             except BaseException:
                 if training is not None:
                     training.result()  # its memory is in use until then
@@ -136,14 +140,6 @@ class Checkpointer:
                 return
             time.sleep(RETRY_SECONDS)
             self._log.flush()  # writes the lines that the disk had no room for
-
-    def _snapshot(self, step: int, epoch: int, config_hash: str) -> Future[Snapshot]:
-        """Cut the state, or reuse a committed snapshot whose checkpoint could not be written."""
-        if (committed := self._store.last_snapshot).step == step > 0:
-            taken: Future[Snapshot] = Future()
-            taken.set_result(committed)
-            return taken
-        return self._store.snapshot(step, epoch=epoch, config_hash=config_hash)
 
     def begin(self, step: int, snapshot: Future[Snapshot], training: CopyOnHost | None) -> None:
         """Write the checkpoint of `step` in the background. The previous one must be settled.
@@ -197,7 +193,7 @@ class Checkpointer:
         """Wait for the pending checkpoint, if any, and settle it."""
         if self.wait():
             self._world.slow_group.broadcast(None)  # the others wait here for rank 0's write, which takes longest
-            write_states = [state for (state,) in self._world.all_gather([self.write_state])]
+            write_states = [state for (state,) in self._world.control.all_gather([self.write_state])]
             self.settle(write_states, must_succeed=must_succeed)
 
     def settle(self, of_ranks: list[int], *, must_succeed: bool = False) -> None:
@@ -223,8 +219,8 @@ class Checkpointer:
         self._retry_at = time.monotonic() + RETRY_SECONDS
         if self._world.is_first and not self._has_warned:
             self._has_warned = True
-            said = "the checkpoint of step %d was not written: %s. It is tried again every %.0f seconds"
-            _log.warning(said, self._step, error, RETRY_SECONDS)
+            failed = "the checkpoint of step %d was not written: %s. It is tried again every %.0f seconds"
+            _log.warning(failed, self._step, error, RETRY_SECONDS)
 
     def close(self) -> None:
         """Finish pending writes and end the thread."""

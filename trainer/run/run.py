@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
@@ -17,12 +18,13 @@ from torch import Tensor
 from ...pipeline.batch import Batch
 from ...pipeline.order.mixed_order import MixedOrder
 from ...pipeline.order.order import Selected
+from ...state_store import DamagedChunkError, SnapshotNotFoundError, StateStore
 from ...state_store.ranks import agreement
 from ...storage.gpu_copies import CudaDevice, Pace
 from ...storage.mixed_rows import MIXTURE, MixedRows
-from ...storage.place import AnyPlace, Places, place_of
+from ...storage.place import AnyPlace, Lock, Places, place_of
 from ...storage.selection import ABOUT, Selection
-from ..checkpoints.checkpoint_files import latest_checkpoint
+from ..checkpoints.checkpoint_files import Loaded, checkpoints_in, latest_checkpoint, remove_checkpoints
 from ..checkpoints.tensors import take_apart
 from ..config import TrainConfig, data_at
 from ..config.layers import Layers
@@ -39,10 +41,10 @@ from ..precision import fast_kernels
 from ..run_directory import RunDirectory
 from ..world import ALONE, World, refuse_separate_directories
 from .build import (
-    create_order,
+    Parts,
     device_named,
-    objective_of,
     open_loader,
+    parts_of,
     pieces_per_step,
     refuse_thin_steps,
     windows_from,
@@ -50,12 +52,13 @@ from .build import (
 from .checkpoint_writer import Checkpointer
 from .dataset_cache import DatasetCache
 from .own_dataset import keep_facts
-from .restoring import find_start, open_store, restore, take_lock, warn_of_changes
+from .restoring import find_start, newest, restore, state_to_grow, take_lock, warn_of_changes
 from .selection_files import selects, write_selection
 from .starting import Request, start
 
 FIRST_IDS = 8
 """Number of samples of a bad batch to name."""
+_log = logging.getLogger(__name__)
 
 
 class Stateful(Protocol):
@@ -84,22 +87,29 @@ class Run:
     """
 
     def __init__(
-        self, config: TrainConfig, directory: RunDirectory, *, resume: bool = False, world: World = ALONE
+        self,
+        config: TrainConfig,
+        directory: RunDirectory,
+        *,
+        resume: bool = False,
+        world: World = ALONE,
+        parts: Parts | None = None,
     ) -> None:
         """Make the parts of a run with complete settings (`resolve`), or of one to resume from its latest checkpoint.
 
-        Writes nothing; `begin` does, once the ranks are known to agree and the loop's own parts are made, too.
-        Called by all ranks. Raises ConfigError, RunError, DatasetError, OSError.
+        parts: as far as `resolve` made them. Writes nothing; `begin` does, once the ranks are known to agree and the
+        loop's own parts are made, too. Called by all ranks. Raises ConfigError, RunError, DatasetError, OSError.
         """
         self.config, self.directory, self.world, self.mode = config, directory, world, config.objective.mode
         self.resumes = resume
-        self.dataset, self.start = find_start(config, directory, world, resume=resume)
+        opened = parts.dataset if parts else None
+        self.dataset, self.start = find_start(config, directory, world, opened, resume=resume)
         self.device = device_named(config.device)
+        _, objective, self.order = parts or parts_of(config, self.dataset, world)
+        self.objective = objective.to(self.device)
         torch.manual_seed(config.seed)
-        self.objective = objective_of(config).to(self.device)
         with agreement(world.slow_group, ConfigError):  # published weights may be fetched
             self.encoders = self._created_encoders(pretrained=self.start is None)
-        self.order = create_order(config, self.dataset, self.objective, world)
         if config.data.local_views:
             self.encoders.image.backbone.check_side(config.data.local_size)
         self.selection = Selection(directory.selection) if selects(config.data) else None
@@ -115,17 +125,17 @@ class Run:
         self.objective.communicating = partial(self.clock.computing, "communication")
         self._parts: dict[str, Stateful] = {"encoders": self.encoders, "objective": self.objective}
         self._has_begun = self._has_stepped = False
-        with ExitStack() as opened:
+        with ExitStack() as resources:
             timed = self.device.type == "cuda" and not config.data.without
-            opened.enter_context(fast_kernels(config.precision, timed=timed, deterministic=config.deterministic))
-            self.loader = opened.enter_context(
+            resources.enter_context(fast_kernels(config.precision, timed=timed, deterministic=config.deterministic))
+            self.loader = resources.enter_context(
                 open_loader(config.data, self.dataset, self.served, self.mode, self.device, world, pieces=self.pieces)
             )
             with agreement(world.control, RunError):
                 if self.start is None and config.init.run:
                     load_initial_weights(self.encoders, config.init.run, config.init.sides)
                 self._makers = makers_of(config.trackers) if world.is_first else {}
-            self._resources = opened.pop_all()
+            self._resources = resources.pop_all()
 
     def _created_encoders(self, *, pretrained: bool) -> Encoders:
         model, data, text = self.config.model, self.config.data, self.config.model.text
@@ -167,9 +177,7 @@ class Run:
         with agreement(world.slow_group, RunError):  # to copy and check a selection takes a while
             if not resume and world.is_first:
                 run.create(config, self._write_own_files)
-        self.store, start = open_store(
-            config, run, world, start, self.dataset, self.objective, self.order, self.device, self.selection, lock
-        )
+        self.store, start = self._open_store(start, lock)
         opened.enter_context(self.store)
         with agreement(world.slow_group, RunError):
             if resume and world.is_first:
@@ -187,6 +195,49 @@ class Run:
         self.log = self._opened_log(run, opened)
         self.checkpointer = Checkpointer(config, run, self.store, self.log, world, self.dataset.index.fingerprint)
         opened.callback(self.checkpointer.close)
+
+    def _open_store(self, start: Loaded | None, lock: Lock | None) -> tuple[StateStore, Loaded | None]:
+        """Open the state at a checkpoint's snapshot; if damaged, at an earlier checkpoint's, which is returned with it.
+
+        Without a checkpoint the state is created, or returned to its initial values if a run was killed before its
+        first checkpoint.
+        """
+        config, run, world, order = self.config, self.held_directory, self.world, self.order
+        settings: dict[str, Any] = {
+            "samples": order.rows.about.kept if isinstance(order, MixedOrder) else order.samples,
+            "fields": self.objective.fields,
+            "dataset_fingerprint": self.dataset.index.fingerprint,
+            "selection": self.selection,
+            "device": self.device,
+            "memory_budget": config.state.memory_budget,
+            "ranks": world.snapshots,
+            "owned": order.rank_ids(world.rank, world.size),
+            "lock": lock,
+        }
+        if start is None:
+            if world.control.broadcast(world.is_first and run.has_state):
+                return StateStore.open(run.state, at="step-0", **settings), None
+            carried = None
+            if config.init.state:
+                with agreement(world.control, RunError):
+                    carried = state_to_grow(config, self.dataset, self.objective)
+            return StateStore.create(run.state, block_rows=order.block_rows, carried=carried, **settings), None
+        while True:
+            try:
+                store = StateStore.open(run.state, at=start.info.snapshot, **settings)
+            except Exception as error:  # any failure on one rank makes all ranks fail
+                is_damaged = world.any_rank(isinstance(error, DamagedChunkError | SnapshotNotFoundError))
+                if not is_damaged or (earlier := newest(config, run, world, before=start.path)) is None:
+                    raise
+                if world.is_first:
+                    damage = "the state of %s is damaged (%s). Resuming from %s"
+                    _log.warning(damage, start.path, error, earlier.path.name)
+                start = earlier
+            else:
+                if world.is_first:  # later checkpoints have lost their state
+                    kept = {step for step in checkpoints_in(run.checkpoints) if step <= start.info.step}
+                    remove_checkpoints(run.checkpoints, keep=kept)
+                return store, start
 
     def _opened_log(self, run: RunDirectory, opened: ExitStack) -> MetricsLog:
         """Open the log, cut back to the step at which the run begins."""
@@ -238,11 +289,11 @@ class Run:
                 given.add_preset(preset)
             given.add(settings or {}, "settings")
             given.add({"data": data_at(data)}, "data")
-        own = start(given, Request(directory, given.origins.values(), allowed=allow_change), world)
-        settings_of_step = own.config.batch_size, own.config.micro_batch, world
-        if begin and (pieces_per_step(*settings_of_step) > 1 or own.config.model.ema):
+        plan = start(given, Request(directory, given.origins.values(), allowed=allow_change), world)
+        config = plan.config
+        if begin and (config.model.ema or pieces_per_step(config.batch_size, config.micro_batch, world) > 1):
             raise ConfigError("micro_batch and model.ema are for thermopile's own loop, Trainer.train; leave them out")
-        run = cls(own.config, directory, resume=own.resume, world=world)
+        run = cls(config, directory, resume=plan.resume, world=world, parts=plan.parts)
         if begin:
             run.begin(record=True)
         return run
@@ -410,7 +461,7 @@ class Run:
     def agree(self, stop: bool) -> tuple[bool, bool]:
         """Agree at the end of a step whether any rank is to stop, and whether a checkpoint is due."""
         own = [stop, self.store.refused_rows, self.checkpointer.is_due(self.steps_done), self.checkpointer.write_state]
-        stops, refused, dues, write_states = map(list, zip(*self.world.all_gather(own), strict=True))
+        stops, refused, dues, write_states = map(list, zip(*self.world.control.all_gather(own), strict=True))
         self._refused_rows = self._refused_before + sum(refused)
         self.checkpointer.settle(write_states)
         return any(stops), bool(dues[0])

@@ -129,7 +129,7 @@ def read_status(run: RunDirectory) -> RunStatus:
     return RunStatus(
         run=str(run.path),
         lineage=read_lineage(run.lineage_file),
-        state=_state(_every_steps(run, config, checkpoints), steps, checkpoints, total, silence),
+        state=_state(run, config, steps, checkpoints, total, silence),
         writer=writer,
         epochs=config.epochs,
         batch_size=config.batch_size,
@@ -162,26 +162,23 @@ def _writer(run: RunDirectory, notes: list[str]) -> tuple[str | None, float | No
 
 
 def _state(
-    every_steps: int,
+    run: RunDirectory,
+    config: TrainConfig,
     steps: StepsStatus | None,
     checkpoints: Sequence[CheckpointStatus],
     total: int | None,
     silence: float | None,
 ) -> str:
-    """every_steps: steps between the run's writes. silence: seconds since its last write; None without a process."""
+    """silence: seconds since the run's last write; None without a process."""
     if silence is not None:
+        every_steps = config.log_every  # between writes of lines, or in a bucket of a part of them at each checkpoint
+        if run.metrics.is_late and checkpoints:
+            every_steps = checkpoints[-1].step - (checkpoints[-2].step if len(checkpoints) > 1 else 0)
         between_writings = every_steps * (steps.step_seconds or 0.0) if steps else 0.0
         return "silent" if silence > max(SILENT_SECONDS, 10 * between_writings) else "running"
     if checkpoints and checkpoints[-1].step == total:
         return "finished"
     return "stopped" if steps or checkpoints else "never started"
-
-
-def _every_steps(run: RunDirectory, config: TrainConfig, checkpoints: Sequence[CheckpointStatus]) -> int:
-    """Return the steps between the run's writes: of lines, or in a bucket of a part of them at each checkpoint."""
-    if not run.metrics.is_late or not checkpoints:
-        return config.log_every
-    return checkpoints[-1].step - (checkpoints[-2].step if len(checkpoints) > 1 else 0)
 
 
 def _read_metrics(

@@ -1,4 +1,4 @@
-"""Settings that are chosen from the dataset unless they are given, and what is said of each choice."""
+"""Settings that are chosen from the dataset unless they are given, and a line on each choice."""
 
 from __future__ import annotations
 

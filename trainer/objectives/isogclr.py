@@ -94,9 +94,15 @@ class IndividualTemperature(GlobalContrastive):
 
     settings: RobustSettings
 
+    averages: ClassVar[dict[str, float]] = {}
+    """Moving averages that `move` keeps beside each temperature, with their initial values."""
+
+    def __init__(self, mode: str, settings: RobustSettings) -> None:
+        super().__init__(mode, settings, tau=settings.tau_init, **self.averages)
+
     @abstractmethod
     def move(self, rows: Rows, gradient: Tensor, progress: Progress) -> Rows:
-        """Return the new tau and its moving averages, [sides, b]; gradient: G, clipped."""
+        """Return the new tau and its `averages`, [sides, b]; gradient: G, clipped."""
 
     def temperature(self, rows: Rows, features: Tensor) -> Tensor:
         return rows["tau"]
@@ -166,10 +172,8 @@ class Isogclr(IndividualTemperature):
     }
 
     keys = "optional"
+    averages: ClassVar[dict[str, float]] = {"u": 0.0}
     settings: IsogclrSettings
-
-    def __init__(self, mode: str, settings: IsogclrSettings) -> None:
-        super().__init__(mode, settings, log_s=-math.inf, tau=settings.tau_init, u=0.0)
 
     def move(self, rows: Rows, gradient: Tensor, progress: Progress) -> Rows:
         """iSogCLR algorithm 1."""

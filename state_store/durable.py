@@ -365,13 +365,9 @@ def _refusing(
             "resume anyway: that drops the damaged snapshots, which `thermopile state check RUN --all` lists"
         ) from error
     except errors as error:
-        raise SnapshotError(f"{what}: {_reason_of(error)}") from error
-
-
-def _reason_of(error: Exception) -> str:
-    """Return the root cause in one line."""
-    if isinstance(error, icechunk.IcechunkError):
-        # icechunk formats the error as a tree over several lines; the last line is the root cause.
-        lines = str(error).strip().splitlines()
-        return without_credentials(lines[-1].partition("`-> ")[2] or lines[0].removeprefix("x "))
-    return str(error) if isinstance(error, StateStoreError) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, StateStoreError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, icechunk.IcechunkError):
+            # icechunk formats the error as a tree over several lines; the last line is the root cause.
+            lines = str(error).strip().splitlines()
+            reason = without_credentials(lines[-1].partition("`-> ")[2] or lines[0].removeprefix("x "))
+        raise SnapshotError(f"{what}: {reason}") from error

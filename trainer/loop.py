@@ -14,8 +14,7 @@ from ..pipeline.loading.synthetic_loader import ADVICE as SYNTHETIC_ADVICE
 from ..state_store.ranks import agreement
 from ..storage.place import AnyPlace, Places
 from .config import TrainConfig
-from .encoders import Features
-from .encoders.averaging import AveragedEncoders
+from .encoders import AveragedEncoders, Features
 from .encoders.data_parallel import batch_norm_advice, encoders_of_a_step
 from .encoders.locking import lock_advice
 from .encoders.micro_batches import MicroBatches, OnePiece

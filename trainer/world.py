@@ -63,7 +63,7 @@ class World:
         return any(of_rank for (of_rank,) in self.control.all_gather([flag]))
 
     def naming_lost_ranks(self, as_error: AsError) -> AbstractContextManager[None]:
-        """In this context, report lost ranks by `as_error`, also in place of a RuntimeError that they caused."""
+        """As `Heartbeats.naming_lost_ranks`."""
         return nullcontext() if self.heartbeats is None else self.heartbeats.naming_lost_ranks(as_error)
 
     def end_by_itself(self) -> None:

@@ -106,7 +106,12 @@ def load_checkpoint(path: Place) -> tuple[CheckpointInfo, dict[str, Any]]:
     info = read_info(path)
     with _damage_of(path), path.on_this_machine((_TENSORS, _REST)) as local:
         for name in (_TENSORS, _REST):
-            _verify(local / name, info.files.get(name))
+            if (written := info.files.get(name)) is None:
+                raise ValueError(f"{INFO} does not list {name}")
+            if (have := (local / name).stat().st_size) != written.bytes:
+                raise ValueError(f"{name} has {have:,} bytes, but {written.bytes:,} were written")
+            if sha256_of(local / name) != written.sha256:
+                raise ValueError(f"{name} does not match its checksum")
         training = join(load_tensors(local / _TENSORS), parse(read_regular(local / _REST)))
         if not isinstance(training, dict):
             raise ValueError(f"{_REST} is not a JSON object")
@@ -133,15 +138,6 @@ def read_info(path: Place) -> CheckpointInfo:
         if step_of(path.name) != info.step:
             raise ValueError(f"{INFO} is for step {info.step}")
     return info
-
-
-def _verify(file: Path, written: FileDigest | None) -> None:
-    if written is None:
-        raise ValueError(f"{INFO} does not list {file.name}")
-    if (have := file.stat().st_size) != written.bytes:
-        raise ValueError(f"{file.name} has {have:,} bytes, but {written.bytes:,} were written")
-    if sha256_of(file) != written.sha256:
-        raise ValueError(f"{file.name} does not match its checksum")
 
 
 @contextmanager

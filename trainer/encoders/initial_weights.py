@@ -81,7 +81,8 @@ def load_initial_weights(encoders: Encoders, source: str, sides: Literal["both",
         else:
             what = "predictor" if network is encoders.predictor else f"{side} encoder"
             _log.warning("%s has no %s: that of this run is newly initialised", checkpoint, what)
-    encoders.restart_momentum()
+    if encoders.momentum is not None:
+        encoders.momentum.load_state_dict(encoders.image.state_dict())
 
 
 def _weights_in(checkpoint: Place) -> dict[str, Tensor]:

@@ -228,7 +228,13 @@ def score_encoders(
         result.notes.append("Fewer than two classes are not forgotten, so there are no k-NN and linear probe scores.")
     caption_texts = texts(sorted({text for _, text in captions}), "captions")
     if encoders.text is not None and names is None:
-        names = _readable(result)
+        own = result.named.names
+        if wnid := next((name for name in own if re.fullmatch(r"n\d{8}", name)), None):
+            result.notes.append(f"Class names such as {wnid} say nothing to a text encoder; give --classnames FILE.")
+        if joined := next((name for name in own if "_" in name), None):
+            note = f"Underscores in class names, as in {joined}, are blanks; --classnames group keeps them."
+            result.notes.append(note)
+        names = [name.replace("_", " ") for name in own]
     prompt_texts = texts(prompts(names or (), templates), "prompts")
     if not world.is_first:
         return
@@ -240,16 +246,6 @@ def score_encoders(
     _retrieve(result, test_images, captions, caption_texts, on_progress)
     if prompt_texts is not None:
         _name_classes(result, test_images, templates, prompt_texts)
-
-
-def _readable(result: Evaluation) -> list[str]:
-    """Return the names of the classes with blanks for underscores, and note what is read so or cannot be."""
-    names = result.named.names
-    if wnid := next((name for name in names if re.fullmatch(r"n\d{8}", name)), None):
-        result.notes.append(f"Class names such as {wnid} say nothing to a text encoder; give --classnames FILE.")
-    if joined := next((name for name in names if "_" in name), None):
-        result.notes.append(f"Underscores in class names, as in {joined}, are blanks; --classnames group keeps them.")
-    return [name.replace("_", " ") for name in names]
 
 
 def tokenizer_of(

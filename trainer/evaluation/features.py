@@ -24,9 +24,9 @@ from ...state_store.ranks import agreement
 from ...storage.gpu_copies import Arriving, Copies, CudaDevice
 from ...storage.place import Place
 from ..config import TrainConfig, Weights
-from ..config.own_code import CODE_OF_FEATURES, announce_code, code_in, refuse_code
 from ..encoders import Encoders
 from ..errors import RunError
+from ..plugins import CODE_OF_FEATURES, announce_code, code_in, refuse_code
 from ..world import ALONE, World
 from .scoring import OnCount
 

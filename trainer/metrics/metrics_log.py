@@ -67,7 +67,7 @@ class MetricsLog:
         steps, self._waiting = self._waiting, []
         tensors = [value.detach().double() for step in steps for value in step.values() if isinstance(value, Tensor)]
         numbers = iter(_read_back(tensors))
-        lines = [
+        lines: list[dict[str, Any]] = [
             {
                 # A lazy value is available because reading has synchronised.
                 name: next(numbers) if isinstance(value, Tensor) else value() if callable(value) else value

@@ -24,7 +24,7 @@ from ...storage.log import FileLog
 from ..config import TrainConfig, flat
 from ..errors import ConfigError
 from ..lineage import read_lineage
-from ..plugins import PluginError, load_plugin
+from ..plugins import load_plugin
 from ..run_directory import RunDirectory
 from .metrics_file import last_lines, numbers_in
 
@@ -109,10 +109,7 @@ def makers_of(names: Iterable[str]) -> dict[str, Maker]:
     for name in names:
         if name in built_in and find_spec(name) is None:
             raise ConfigError(f"tracker {name} needs its package: pip install 'thermopile[{name}]', or leave it out")
-        try:
-            makers[name] = built_in.get(name) or load_plugin(name)
-        except PluginError as error:
-            raise ConfigError(f"trackers: {name!r} {error}") from error
+        makers[name] = built_in.get(name) or load_plugin(name, f"trackers: {name!r}")
     return makers
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from ..plugins import PluginError, is_plugin, load_plugin
+from ..plugins import is_plugin, load_plugin
 from .auc_cl import AucCl
 from .base import FeaturesError, Objective, Outcome, Progress, Settings
 from .clip import Clip, Cyclip, Siglip
@@ -80,10 +80,7 @@ def objective_class(name: str) -> type[Objective]:
             near = _nearest(name, OBJECTIVES)
             raise ValueError(f"objective '{name}' is unknown{near}; valid: {', '.join(OBJECTIVES)}, module:name")
         return OBJECTIVES[name]
-    try:
-        found = load_plugin(name)
-    except PluginError as error:
-        raise ValueError(f"objective '{name}' {error}") from error
+    found = load_plugin(name, f"objective '{name}'")
     models = getattr(found, "settings_of_mode", None)
     if not (
         isinstance(found, type)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from ...pipeline.loading import Loader
@@ -32,8 +31,8 @@ from ...state_store.schema import Schema
 from ..config import DataConfig, OrderConfig, RecipeConfig, TrainConfig, nearest
 from ..encoders import with_names
 from ..errors import ConfigError
-from ..objectives import Objective, checked_settings, create_objective, objective_class, tried
-from ..plugins import PluginError, is_plugin, load_plugin
+from ..objectives import Objective, Settings, checked_settings, create_objective, objective_class, tried
+from ..plugins import is_plugin, load_plugin
 from ..precision import resolve_speed
 from ..world import ALONE, World
 from .dataset_cache import DatasetCache
@@ -69,14 +68,14 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> tupl
     pairs = dataset.index.mode == "pairs"
     name, mode = config.objective.name, config.objective.mode
     if mode == "auto":  # the objective's only mode, or the mode that fits the data
-        with _refusals():
+        with refusals():
             modes = objective_class(name).settings_of_mode.keys()
         mode = "bimodal" if (pairs and "bimodal" in modes) or modes == {"bimodal"} else "unimodal"
     if mode == "bimodal" and not pairs:
         raise ConfigError(f"objective.mode = 'bimodal' needs captions, but {dataset.place} has only images")
     data = _resolve_data(config.data, dataset, mode)
     device = device_named(config.device)
-    refuse_unnamed_encoders(config.model, data.image_size, mode, dataset.index.tokenizer, device)
+    refuse_unnamed_encoders(config.model, data.image_size, mode)
     resolved = config.model_copy(
         update={
             "batch_size": config.batch_size or usual_batch_size(_samples(data, dataset), lowest_shares(data)),
@@ -85,9 +84,7 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> tupl
             "model": with_names(config.model, mode),
         }
     )
-    with _refusals():
-        settings = checked_settings(name, mode, _settings_given(resolved))
-    resolved = with_settings_of_models(config.model, resolved, settings)
+    resolved = with_settings_of_models(config.model, resolved, objective_settings(resolved))
     parts = parts_of(resolved, dataset, world)
     pieces_per_step(resolved.batch_size, config.micro_batch, world)
     settings = parts.objective.settings
@@ -106,7 +103,7 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> tupl
 
 
 @contextmanager
-def _refusals(where: str = "") -> Iterator[None]:
+def refusals(where: str = "") -> Iterator[None]:
     """Turn ValueError into ConfigError. where: the setting that it concerns."""
     try:
         yield
@@ -120,7 +117,7 @@ def _check_frame(objective: Objective, momentum: float, data: DataConfig, *, com
     if data.without and compiles:
         raise ConfigError("compile = true is for batches of one size, which data.without makes differ; leave one out")
     if data.weights:
-        with _refusals("data.weights: "):
+        with refusals("data.weights: "):
             objective.check_weights()
     try:
         objective.check_frame(momentum > 0, local)
@@ -169,10 +166,7 @@ def recipe_named(asked: str | RecipeConfig) -> Recipe:
     """
     name, fields = (asked, {}) if isinstance(asked, str) else (asked.name, asked.fields)
     if is_plugin(name):
-        try:
-            recipe = load_plugin(name)
-        except PluginError as error:
-            raise ConfigError(f"data.recipe = {name!r} {error}") from error
+        recipe = load_plugin(name, f"data.recipe = {name!r}")
         if not isinstance(recipe, Recipe):
             raise ConfigError(
                 f"data.recipe = {name!r} is a {type(recipe).__name__}; it must be a thermopile.Recipe, "
@@ -229,7 +223,7 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
     blocks, window = config.order.blocks_per_shard or None, config.order.window_blocks or None
     cache, batch_size, seed = DatasetCache.of(config.data, dataset, world), config.batch_size, config.seed
     for_rows = partial(Order.for_memory, samples=samples, batch_size=batch_size, seed=seed, canonical_shards=shards)
-    with _refusals():
+    with refusals():
         if isinstance(dataset, Mixture):
             order: Order = _mixed_order(config, dataset, rows if config.state.memory_budget else 1 << 62, world)
         elif blocks or window:
@@ -320,11 +314,17 @@ def pieces_per_step(batch_size: int, micro_batch: int, world: World = ALONE) -> 
 def objective_of(config: TrainConfig) -> Objective:
     """Create the objective, whose mode is no longer `auto`. Raises ConfigError for an invalid setting."""
     name, mode = config.objective.name, config.objective.mode
-    with _refusals():
+    with refusals():
         created = create_objective(name, mode=mode, **_settings_given(config))
         if config.data.without and is_plugin(name):
             tried(name, lambda: created, rows=3)  # its batches differ in size
         return created
+
+
+def objective_settings(config: TrainConfig) -> Settings:
+    """Return the settings of the objective, whose mode is no longer `auto`, with defaults. Raises ConfigError."""
+    with refusals():
+        return checked_settings(config.objective.name, config.objective.mode, _settings_given(config))
 
 
 def _settings_given(config: TrainConfig) -> dict[str, Any]:
@@ -332,12 +332,6 @@ def _settings_given(config: TrainConfig) -> dict[str, Any]:
     known = objective_class(config.objective.name).settings_of_mode.get(config.objective.mode)
     width = {"width": config.model.dim} if known and "width" in known.model_fields else {}
     return width | config.objective.settings
-
-
-def refuse_thin_steps(order: Order, holes: NDArray[np.int64], first_step: int, total_steps: int, pieces: int) -> None:
-    """As `Order.refuse_thin_steps`, with a ConfigError."""
-    with _refusals("data.without: "):
-        order.refuse_thin_steps(holes, first_step, total_steps, pieces)
 
 
 def open_loader(
@@ -405,10 +399,7 @@ def _augmentation_named(name: str) -> Augmentation:
     from numba.core.dispatcher import Dispatcher
     from numba.core.errors import NumbaError
 
-    try:
-        augmentation = load_plugin(name)
-    except PluginError as error:
-        raise ConfigError(f"data.augmentation = {name!r} {error}") from error
+    augmentation = load_plugin(name, f"data.augmentation = {name!r}")
     if not isinstance(augmentation, Dispatcher):
         raise ConfigError(f"data.augmentation = {name!r} is not compiled; decorate it with numba.njit")
     try:

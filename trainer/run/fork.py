@@ -11,7 +11,7 @@ from ...pipeline.opening import Dataset
 from ...state_store import StateStoreError, StoreLockedError, history
 from ...state_store.errors import DAMAGE, SnapshotError
 from ...state_store.forking import fork_state
-from ...state_store.shares import writer_lock
+from ...state_store.store import writer_lock
 from ...storage.lock import LockedError
 from ...storage.mixed_rows import MixedRows
 from ...storage.place import Lock, Place
@@ -26,13 +26,13 @@ from ..checkpoints.checkpoint_files import (
 )
 from ..config import TrainConfig, load_config, to_tree
 from ..config.layers import Layers
-from ..config.own_code import code_in
 from ..errors import ConfigError, DamagedCheckpointError, RunError, RunExistsError
 from ..lineage import Origin, read_lineage
 from ..metrics.metrics_file import copy_until
 from ..optim import rate_jump
+from ..plugins import code_in
 from ..run_directory import RunDirectory, find_checkpoint
-from .build import pieces_per_step, refuse_thin_steps
+from .build import pieces_per_step, refusals
 from .own_dataset import keep_facts, open_own
 from .restoring import refuse_other_order, refuse_published
 from .resume_settings import Change, differences, impossible, settings_at, with_free
@@ -88,7 +88,9 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
     asked = load_config(layers.tree)
     refuse_code_of_files(code_in(asked), code_in(recorded), layers.origins, given.origins.values())
     dataset = open_own(origin, asked.data.places, asked.data.tars)
-    _refuse_other_dataset(origin, dataset)
+    made_for = history.load(origin.state)[0].description.dataset_fingerprint if origin.has_state else None
+    if made_for not in (None, dataset.index.fingerprint):
+        raise ConfigError(f"{dataset.place} is not the dataset of {origin.path}; pass that one's place with --data")
     (recorded, _), (asked, parts) = (complete(each, dataset, recorded=recorded) for each in (recorded, asked))
     changes = differences(recorded, asked)
     may_change = {"data.weights", *(["data.without"] if asked.data.without else [])}  # holes are only added
@@ -109,7 +111,8 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
         if at is None and unaware < step:
             return plan_fork(origin, f"step-{unaware}", given)
         used = int((first < step).sum())
-        refuse_thin_steps(order, holes, step, after, pieces_per_step(asked.batch_size, asked.micro_batch))
+        with refusals("data.without: "):
+            order.refuse_thin_steps(holes, step, after, pieces_per_step(asked.batch_size, asked.micro_batch))
     if later:
         _log.warning("%s has changed since step-%d, and a fork does so only if told to: %s", origin.path, step, later)
     if after < step:
@@ -156,12 +159,6 @@ def fork_run(origin: RunDirectory, at: str | None, given: Layers, into: RunDirec
             if not (gone := {*seen.values()} - {*checkpoints_in(origin.checkpoints).values()}):
                 raise
             _log.warning("%s has removed %s; starting over", origin.path, ", ".join(sorted(path.name for path in gone)))
-
-
-def _refuse_other_dataset(origin: RunDirectory, dataset: Dataset) -> None:
-    made_for = history.load(origin.state)[0].description.dataset_fingerprint if origin.has_state else None
-    if made_for not in (None, dataset.index.fingerprint):
-        raise ConfigError(f"{dataset.place} is not the dataset of {origin.path}; pass that one's place with --data")
 
 
 def _make(fork: Fork, into: RunDirectory) -> None:

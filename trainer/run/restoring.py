@@ -14,7 +14,7 @@ from ...pipeline.opening import Dataset, open_dataset
 from ...pipeline.order.order import ORDER_VERSION
 from ...state_store import StateReader, StateStore, StoreLockedError
 from ...state_store.ranks import agreement
-from ...state_store.shares import writer_lock
+from ...state_store.store import writer_lock
 from ...storage.place import Lock, Place
 from ...storage.selection import Selection
 from ..checkpoints.checkpoint_files import (

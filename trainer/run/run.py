@@ -46,7 +46,7 @@ from .build import (
     open_loader,
     parts_of,
     pieces_per_step,
-    refuse_thin_steps,
+    refusals,
     windows_from,
 )
 from .checkpoint_writer import Checkpointer
@@ -190,7 +190,10 @@ class Run:
             if resume and world.is_first and self.selection is not None:
                 self.refuse_thin_steps(self.selection.without)
         self.store.expect(windows_from(self.steps_done, self.order, config.epochs, world))
-        self._expect_samples(opened)
+        cache = DatasetCache.of(config.data, self.dataset, world)
+        if cache is not None and config.data.loader != "synthetic":  # read ahead until the run is closed
+            windows = windows_from(self.steps_done, self.order, config.epochs, world)
+            opened.enter_context(self.dataset.files.expect(windows, self.served, cache.limit))
         self._prefetched = self.steps_done + 1  # number of steps whose rows need no prefetch
         self.log = self._opened_log(run, opened)
         self.checkpointer = Checkpointer(config, run, self.store, self.log, world, self.dataset.index.fingerprint)
@@ -255,13 +258,6 @@ class Run:
             run.metrics.settle()
             return log
 
-    def _expect_samples(self, opened: ExitStack) -> None:
-        """Let a dataset in an object store read ahead until the run is closed."""
-        cache = DatasetCache.of(self.config.data, self.dataset, self.world)
-        if cache is not None and self.config.data.loader != "synthetic":
-            windows = windows_from(self.steps_done, self.order, self.config.epochs, self.world)
-            opened.enter_context(self.dataset.files.expect(windows, self.served, cache.limit))
-
     @classmethod
     def from_settings(
         cls,
@@ -313,7 +309,9 @@ class Run:
     def refuse_thin_steps(self, holes: NDArray[np.int64] | None) -> None:
         """Raise ConfigError if a coming step would keep too few samples. holes: positions to leave out, ascending."""
         if holes is not None:
-            refuse_thin_steps(self.order, holes, self.steps_done, self.total_steps, self.pieces * self.world.size)
+            with refusals("data.without: "):
+                pieces = self.pieces * self.world.size
+                self.order.refuse_thin_steps(holes, self.steps_done, self.total_steps, pieces)
 
     @property
     def progress(self) -> Progress:

@@ -15,9 +15,8 @@ from ...state_store.ranks import agreement
 from ...storage.place import Place, Places
 from ..config import EncoderConfig, TrainConfig, load_config, to_tree
 from ..config.layers import Layers
-from ..config.own_code import ALLOW, announce_code, code_in, refuse_code
 from ..errors import ConfigError
-from ..plugins import OPEN_CLIP, TIMM, is_directory
+from ..plugins import ALLOW, OPEN_CLIP, TIMM, announce_code, code_in, is_directory, refuse_code
 from ..run_directory import RunDirectory
 from ..world import ALONE, World, refuse_separate_directories
 from .own_dataset import open_own

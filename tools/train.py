@@ -192,7 +192,7 @@ def _train(plan: Start, directory: RunDirectory, world: World, *, accepted: bool
         run = trainer.run
         finished = run.steps_done >= run.total_steps
         if resume and world.is_first and (accepted or not finished or data.tars):
-            run.held_directory.record(plan.config)  # the data's new path and other allowed changes
+            run.locked_directory.record(plan.config)  # the data's new path and other allowed changes
         if finished:
             say(f"finished at step {run.steps_done:,}; nothing to do", err=False)
             return True

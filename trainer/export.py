@@ -8,7 +8,6 @@ import logging
 import math
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,7 +20,9 @@ from torch import nn
 
 from .._version import __version__
 from ..pipeline.dataset.index import TOKENIZER_FILE
-from ..storage.files import sync, writer_name, written_through
+from ..storage.files import written_through
+from ..storage.local import LocalPath
+from ..storage.lock import LockedError
 from ..storage.place import Places, place_of
 from .checkpoints.checkpoint_files import LATEST
 from .checkpoints.tensors import save_tensors
@@ -78,7 +79,7 @@ def export_encoders(
     if why := why_impossible(config, format):
         raise ConfigError(f"{why}; export it with --format safetensors")
     sides = _restore(run, config, at, data, weights, allow_code)
-    with _written_aside(to) as folder:
+    with _built(to) as folder:
         if format == "open_clip":
             _write_open_clip(*sides, folder=folder)
         for side in sides if format != "open_clip" else ():
@@ -311,20 +312,16 @@ def _write_json(path: Path, tree: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _written_aside(to: Path) -> Iterator[Path]:
-    """Yield a temporary directory that is flushed and renamed to `to` at the end, or removed on failure."""
-    beside = to.with_name(f".{to.name}.{writer_name()}.partial")  # by no other process
-    beside.mkdir(parents=True)
-    usual = beside.stat().st_mode & 0o666  # a new file's permissions under the umask
+def _built(to: Path) -> Iterator[Path]:
+    """Yield a new directory that is flushed and gets the name `to` at the end, or is removed on failure."""
     try:
-        with written_through(beside):
-            yield beside
-            for path in beside.rglob("*.safetensors"):
-                path.chmod(usual)  # safetensors creates files readable only by their owner
-        beside.rename(to)
-    except (OSError, SafetensorError) as error:  # SafetensorError comes from transformers
+        with LocalPath(to).built() as building:
+            building.mkdir()
+            with written_through(building):
+                yield building
+                usual = building.stat().st_mode & 0o666  # a new file's permissions under the umask
+                for path in building.rglob("*.safetensors"):
+                    path.chmod(usual)  # safetensors creates files readable only by their owner
+    except (OSError, SafetensorError, LockedError) as error:  # SafetensorError comes from transformers
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise OSError(f"{to} cannot be written: {reason}. Nothing was left behind") from error
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-    sync(to.parent)

@@ -172,21 +172,18 @@ class Heartbeats:
 
     def _watch(self) -> None:
         """Wait for a loss, then end the process if it still runs after GRACE_SECONDS."""
-        while not self._notices_loss():
+        while not self._lost:
             if self._ended.wait(BEAT_SECONDS):
                 return
+            # Beats, not seconds: a scheduler may suspend all ranks for an hour, and no time passes between their beats.
+            self._beats_unanswered += 1
+            if self._beats_unanswered > SILENT_BEATS:
+                self._lost = self._lost or [0]
+            if self._suspects_loss:
+                self._suspects_loss = False  # before the scan: a later end needs another
+                self.lost()
         if not self.leaving.wait(GRACE_SECONDS) and self._end is not None:
             self._end(self._as_error(self._named()))
-
-    def _notices_loss(self) -> bool:
-        # Beats, not seconds: a scheduler may suspend all ranks for an hour, and no time passes between their beats.
-        self._beats_unanswered += 1
-        if self._beats_unanswered > SILENT_BEATS:
-            self._lost = self._lost or [0]
-        if self._suspects_loss:
-            self._suspects_loss = False  # before the scan: a later end needs another
-            self.lost()
-        return bool(self._lost)
 
     def _leave(self) -> None:
         """Tell the others that this rank is done. Rank 0 stays until all are done, since the counts end with it."""

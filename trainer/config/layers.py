@@ -145,14 +145,10 @@ def merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
     """
     for key, value in other.items():
         old = tree.get(key)
-        if isinstance(value, Mapping):
-            old = _as_table(key, old)
-        if isinstance(value, Mapping) and isinstance(old, dict) and (key == "optimizer" or _one_name(old, value)):
+        old = _as_table(key, old) if isinstance(value, Mapping) else None
+        has_name = isinstance(old, dict) and "name" in old and key != "optimizer"
+        if isinstance(old, dict) and not (has_name and value.get("name", old["name"]) != old["name"]):
             tree[key] = old
             merge(old, value)
         else:
             tree[key] = deepcopy(value)
-
-
-def _one_name(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    return "name" not in old or new.get("name", old["name"]) == old["name"]

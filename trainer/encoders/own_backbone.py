@@ -123,13 +123,13 @@ def _groups_of(key: str, body: nn.Module) -> list[nn.Module] | None:
         return None
     try:
         listed = list(groups())
-        held = [id(value) for group in listed for value in (*group.parameters(), *group.buffers())]
+        grouped = [id(value) for group in listed for value in (*group.parameters(), *group.buffers())]
     except Exception as error:  # a user's code may raise anything
         raise ConfigError(
             f"{key}: its method groups fails: {type(error).__name__}: {error}; it must return a list of "
             "modules, input first"
         ) from error
-    if sorted(held) != sorted(id(value) for value in (*body.parameters(), *body.buffers())):
+    if sorted(grouped) != sorted(id(value) for value in (*body.parameters(), *body.buffers())):
         raise ConfigError(f"{key}: its method groups must have each of its weights and buffers in one group")
     return listed
 

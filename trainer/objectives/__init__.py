@@ -54,11 +54,16 @@ def create_objective(name: str, mode: str = "bimodal", **settings: Any) -> Objec
     Raises ValueError for an unknown name, mode or setting, and for a value out of range; for `module:name`, also if
     the object is no objective or cannot take a step.
     """
-    known, checked = objective_class(name), checked_settings(name, mode, settings)
+    return objective_with(name, mode, checked_settings(name, mode, settings))
+
+
+def objective_with(name: str, mode: str, settings: Settings) -> Objective:
+    """As `create_objective`, with settings as `checked_settings` returns them."""
+    known = objective_class(name)
     if is_plugin(name):
-        return tried(name, lambda: known(mode, checked))
+        return tried(name, lambda: known(mode, settings))
     try:
-        objective = known(mode, checked)
+        objective = known(mode, settings)
     except ValueError as error:
         raise ValueError(f"objective '{name}': {error}") from None
     objective.name = name

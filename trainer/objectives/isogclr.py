@@ -141,23 +141,20 @@ class IndividualTemperature(GlobalContrastive):
         found = {"the same picture": content.most_copied}
         if self.across:
             found[f"the caption of sample {content.caption_sample}"] = content.with_caption
-        bound = math.exp(-self.settings.rho)
-        return [
-            f"{count / content.samples:.1%} of the dataset's samples have {what}, more than exp(-rho) = {bound:.1%}: "
-            "rho cannot bind for them, so their temperatures fall to tau_min, and they will be called crowded. "
-            + _against_crowds(count / content.samples, pairs=self.across)
-            for what, count in found.items()
-            if count > bound * content.samples
-        ]
-
-
-def _against_crowds(share: float, *, pairs: bool) -> str:
-    """Return advice for when this share of the negatives, above exp(-rho), is as close as the positive."""
-    ways = ["thin copies of a picture (`thermopile inspect --duplicates`, then `curate --thin`)"]
-    ways += ["give different pictures captions of their own"] * pairs
-    if (limit := -math.log(share)) >= 0.05:  # below, weights are nearly uniform, so such a rho is not recommended
-        ways.append(f"set objective.rho below log(1/share) = {limit:.2f}")
-    return f"What helps: {', or '.join(ways)}."
+        bound, lines = math.exp(-self.settings.rho), []
+        for what, share in ((what, count / content.samples) for what, count in found.items()):
+            if share <= bound:
+                continue
+            ways = ["thin copies of a picture (`thermopile inspect --duplicates`, then `curate --thin`)"]
+            ways += ["give different pictures captions of their own"] * self.across
+            if (limit := -math.log(share)) >= 0.05:  # below, weights are nearly uniform, so such a rho is not advised
+                ways.append(f"set objective.rho below log(1/share) = {limit:.2f}")
+            lines.append(
+                f"{share:.1%} of the dataset's samples have {what}, more than exp(-rho) = {bound:.1%}: rho cannot bind "
+                "for them, so their temperatures fall to tau_min, and they will be called crowded. What helps: "
+                f"{', or '.join(ways)}."
+            )
+        return lines
 
 
 class Isogclr(IndividualTemperature):

@@ -31,7 +31,7 @@ from ...state_store.schema import Schema
 from ..config import DataConfig, OrderConfig, RecipeConfig, TrainConfig, nearest
 from ..encoders import with_names
 from ..errors import ConfigError
-from ..objectives import Objective, Settings, checked_settings, create_objective, objective_class, tried
+from ..objectives import Objective, Settings, checked_settings, objective_class, objective_with, tried
 from ..plugins import is_plugin, load_plugin
 from ..precision import resolve_speed
 from ..world import ALONE, World
@@ -53,10 +53,23 @@ class Parts(NamedTuple):
 
 
 def parts_of(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Parts:
-    """Make the parts, for settings whose mode and batch size are no longer `auto`. Raises ConfigError."""
+    """Make the parts, for settings whose mode and batch size are no longer `auto`.
+
+    Raises ConfigError, also unless the objective supports the momentum network, local views and weights.
+    """
     torch.manual_seed(config.seed)  # a user's objective may draw weights
-    objective = objective_of(config)
-    _check_frame(objective, config.model.momentum, config.data, compiles=config.compile)
+    objective, momentum, local = objective_of(config), config.model.momentum, config.data.local_views
+    if config.data.without and config.compile:
+        raise ConfigError("compile = true is for batches of one size, which data.without makes differ; leave one out")
+    if config.data.weights:
+        with refusals("data.weights: "):
+            objective.check_weights()
+    try:
+        objective.check_frame(momentum > 0, local)
+    except ValueError as error:
+        of_keys = f"model.momentum = {momentum:g}" if momentum else "model.momentum = 0 (set 0.99, say)"
+        given = f"data.local_views = {local}" if local and "local views" in str(error) else of_keys
+        raise ConfigError(f"{given}: {error}") from None
     return Parts(dataset, objective, create_order(config, dataset, objective, world))
 
 
@@ -109,22 +122,6 @@ def refusals(where: str = "") -> Iterator[None]:
         yield
     except ValueError as error:
         raise ConfigError(f"{where}{error}") from error
-
-
-def _check_frame(objective: Objective, momentum: float, data: DataConfig, *, compiles: bool) -> None:
-    """Raise ConfigError unless the objective supports the momentum network, local views and weights."""
-    local = data.local_views
-    if data.without and compiles:
-        raise ConfigError("compile = true is for batches of one size, which data.without makes differ; leave one out")
-    if data.weights:
-        with refusals("data.weights: "):
-            objective.check_weights()
-    try:
-        objective.check_frame(momentum > 0, local)
-    except ValueError as error:
-        of_keys = f"model.momentum = {momentum:g}" if momentum else "model.momentum = 0 (set 0.99, say)"
-        given = f"data.local_views = {local}" if local and "local views" in str(error) else of_keys
-        raise ConfigError(f"{given}: {error}") from None
 
 
 def _resolve_data(data: DataConfig, dataset: Dataset, mode: str) -> DataConfig:
@@ -313,25 +310,21 @@ def pieces_per_step(batch_size: int, micro_batch: int, world: World = ALONE) -> 
 
 def objective_of(config: TrainConfig) -> Objective:
     """Create the objective, whose mode is no longer `auto`. Raises ConfigError for an invalid setting."""
-    name, mode = config.objective.name, config.objective.mode
+    name, settings = config.objective.name, objective_settings(config)
     with refusals():
-        created = create_objective(name, mode=mode, **_settings_given(config))
+        created = objective_with(name, config.objective.mode, settings)
         if config.data.without and is_plugin(name):
             tried(name, lambda: created, rows=3)  # its batches differ in size
         return created
 
 
 def objective_settings(config: TrainConfig) -> Settings:
-    """Return the settings of the objective, whose mode is no longer `auto`, with defaults. Raises ConfigError."""
+    """Return its settings, with defaults; `width`, if it has one, is the features'. Raises as `objective_of`."""
+    objective = config.objective
     with refusals():
-        return checked_settings(config.objective.name, config.objective.mode, _settings_given(config))
-
-
-def _settings_given(config: TrainConfig) -> dict[str, Any]:
-    """Return the given settings of the objective; its `width`, if it has one, is the features'. Raises ValueError."""
-    known = objective_class(config.objective.name).settings_of_mode.get(config.objective.mode)
-    width = {"width": config.model.dim} if known and "width" in known.model_fields else {}
-    return width | config.objective.settings
+        known = objective_class(objective.name).settings_of_mode.get(objective.mode)
+        width = {"width": config.model.dim} if known and "width" in known.model_fields else {}
+        return checked_settings(objective.name, objective.mode, width | objective.settings)
 
 
 def open_loader(

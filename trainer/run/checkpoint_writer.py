@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from enum import IntEnum
+from functools import partial
 from typing import Any
 
 import torch
@@ -81,7 +82,8 @@ class Checkpointer:
             # Give the index: in another thread, "cuda" may be another GPU.
             device = torch.device("cuda", torch.cuda.current_device())
             self._pinned = self._thread.submit(PinnedMemory, size, device)
-            self._pinned.add_done_callback(_warn_of_no_memory)
+            alone = "no memory could be pinned, so that each checkpoint waits for its copy from the GPU: %s"
+            self._pinned.add_done_callback(partial(_warn_of_failure, alone))
 
     def _copy(self, state: dict[str, Any]) -> CopyOnHost:
         pinned = self._pinned
@@ -166,16 +168,12 @@ class Checkpointer:
             settings=to_tree(self._config),
         )
         save_checkpoint(self._run.checkpoints, info, state)
-        self._remove_old(step)
-
-    def _remove_old(self, newest: int) -> None:
-        """Remove old checkpoints before their snapshots; never the newest, which `latest` names."""
         keep_last, keep_every = self._keep.keep_last, self._keep.keep_every
-        try:
+        try:  # before their snapshots; never this one, which `latest` names
             snapshots = (snapshot.step for snapshot in list_snapshots(self._run.state))
-            kept = retained_steps(snapshots, keep_last, keep_every) | {newest}
+            kept = retained_steps(snapshots, keep_last, keep_every) | {step}
             if keep_every:  # includes steps with a damaged snapshot: the weights are intact
-                kept |= {step for step in checkpoints_in(self._run.checkpoints) if step % keep_every == 0}
+                kept |= {each for each in checkpoints_in(self._run.checkpoints) if each % keep_every == 0}
             remove_checkpoints(self._run.checkpoints, keep=kept)
         except StoreLockedError:
             raise
@@ -211,7 +209,7 @@ class Checkpointer:
         if error is None:
             keep, self._has_warned = self._keep, False
             removed = self._store.retain(keep.keep_last, keep.keep_every, KEEP_EARLY)
-            removed.add_done_callback(_warn_of_failure)
+            removed.add_done_callback(partial(_warn_of_failure, _NOT_REMOVED))
             return
         lost = isinstance(error, StoreLockedError)  # to another process: later attempts would fail too
         if must_succeed or lost or not isinstance(error, SnapshotError | StateStoreError | OSError):
@@ -229,11 +227,6 @@ class Checkpointer:
             self._pinned.result().close()
 
 
-def _warn_of_no_memory(pinned: Future[PinnedMemory]) -> None:
-    if error := pinned.exception():
-        _log.warning("no memory could be pinned, so that each checkpoint waits for its copy from the GPU: %s", error)
-
-
-def _warn_of_failure(removed: Future[None]) -> None:
-    if error := removed.exception():
-        _log.warning(_NOT_REMOVED, error)
+def _warn_of_failure(message: str, done: Future[Any]) -> None:
+    if error := done.exception():
+        _log.warning(message, error)

@@ -165,7 +165,7 @@ class Run:
             if self.world.is_first and self.start:  # only now, when nothing can be refused any more
                 warn_of_changes(self.config, self.start, self.order.steps_per_epoch)
             if self.world.is_first and self.resumes and record:
-                self.held_directory.record(self.config)  # the dataset's new path and other allowed changes
+                self.locked_directory.record(self.config)  # the dataset's new path and other allowed changes
             self._resources = opened.pop_all()
 
     def _open_records(self, opened: ExitStack) -> None:
@@ -173,7 +173,7 @@ class Run:
         if not resume:
             refuse_separate_directories(world, run.path)
         lock, start = take_lock(config, run, self.start, world, resume=resume, until=opened)
-        self.held_directory = run = run.under(lock)
+        self.locked_directory = run = run.under(lock)
         with agreement(world.slow_group, RunError):  # to copy and check a selection takes a while
             if not resume and world.is_first:
                 run.create(config, self._write_own_files)
@@ -205,7 +205,7 @@ class Run:
         Without a checkpoint the state is created, or returned to its initial values if a run was killed before its
         first checkpoint.
         """
-        config, run, world, order = self.config, self.held_directory, self.world, self.order
+        config, run, world, order = self.config, self.locked_directory, self.world, self.order
         settings: dict[str, Any] = {
             "samples": order.rows.about.kept if isinstance(order, MixedOrder) else order.samples,
             "fields": self.objective.fields,
@@ -295,8 +295,8 @@ class Run:
         return run
 
     def _write_own_files(self) -> None:
-        keep_facts(self.held_directory, self.dataset)
-        folder = self.held_directory.selection
+        keep_facts(self.locked_directory, self.dataset)
+        folder = self.locked_directory.selection
         # What a killed or refused start left would be taken for this run's; all else may be someone's.
         folder.remove([ABOUT, MIXTURE])
         folder.remove_leftovers()
@@ -359,7 +359,12 @@ class Run:
             if self.device.type == "cuda":  # a copy from other memory would wait for all queued work of the GPU
                 weights = weights.pin_memory()
             state[WEIGHT] = weights.to(self.device, non_blocking=True)
-        self._prefetch()
+        end = min(self.steps_done + 1 + self.config.state.prefetch_steps, self.total_steps)
+        for steps_done in range(self._prefetched, end):
+            coming = self._positions(steps_done)
+            with self.clock.waiting("store_wait"):  # exclude the time to compute the order
+                self.store.prefetch(coming)
+        self._prefetched = end
         return state
 
     def put(self, sample_ids: Tensor, state: Mapping[str, Tensor]) -> None:
@@ -433,15 +438,6 @@ class Run:
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
             torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)
-
-    def _prefetch(self) -> None:
-        """Let the store gather the rows of coming steps, once for each step."""
-        end = min(self.steps_done + 1 + self.config.state.prefetch_steps, self.total_steps)
-        for steps_done in range(self._prefetched, end):
-            rows = self._positions(steps_done)
-            with self.clock.waiting("store_wait"):  # exclude the time to compute the order
-                self.store.prefetch(rows)
-        self._prefetched = end
 
     def count_step(self, scalars: Mapping[str, Scalar]) -> None:
         """Count the step, and add its scalars to the log, with its epoch and times."""

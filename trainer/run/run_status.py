@@ -122,7 +122,11 @@ def read_status(run: RunDirectory) -> RunStatus:
     steps, evaluations = _read_metrics(run, config, notes)
     sample_state = _read_state(run, config.data, notes)
     total = _total_steps(config, sample_state, notes)
-    checkpoints = _read_checkpoints(run.checkpoints)
+    checkpoints = []
+    for step, path in sorted(checkpoints_in(run.checkpoints).items()):
+        with suppress(OSError):  # the run may be removing old ones
+            written = path / INFO if path.is_remote else path  # objects alone have times in a bucket
+            checkpoints.append(CheckpointStatus(step, _age(written), path.size_below()))
     writer, silence = _writer(run, notes)
     is_held = silence is not None
     seconds = steps.step_seconds if steps else None
@@ -292,15 +296,6 @@ def _total_steps(config: TrainConfig, state: StateStatus | None, notes: list[str
         notes.append(f"the number of steps is unknown: {error}")
         return None
     return config.total_steps(order.steps_per_epoch)
-
-
-def _read_checkpoints(folder: Place) -> list[CheckpointStatus]:
-    found = []
-    for step, path in sorted(checkpoints_in(folder).items()):
-        with suppress(OSError):  # the run may be removing old ones
-            written = path / INFO if path.is_remote else path  # objects alone have times in a bucket
-            found.append(CheckpointStatus(step, _age(written), path.size_below()))
-    return found
 
 
 def _last_warnings(run: RunDirectory, notes: list[str]) -> list[str]:

@@ -84,7 +84,6 @@ def start(given: Layers, request: Request, world: World = ALONE) -> Start:
             refuse_code_of_files(code_in(asked), of_run, layers.origins, request.trusted, cure)
         if request.is_command and world.is_first:
             announce_code(code_in(asked))
-    with agreement(world.control, ConfigError):
         dataset = _opened(asked.data.places, asked.data.tars, request, resume=recorded is not None)
     if request.is_command and recorded is None:
         has_text = asked.objective.mode != "unimodal" and (dataset is None or dataset.index.mode == "pairs")

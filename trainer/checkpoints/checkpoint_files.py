@@ -21,7 +21,7 @@ from ...storage.files import read_regular, sha256_of, write_atomically
 from ...storage.place import Place, duplicate, steps_in
 from ...storage.sealed_json import DamagedJSONError, parse, seal_document, unseal
 from ...storage.step_folders import is_step_name, step_of
-from ..errors import DamagedCheckpointError, RunError
+from ..errors import DamagedCheckpointError, RunError, one_line
 
 FORMAT: Final = 2
 LATEST = "latest"
@@ -148,8 +148,7 @@ def _damage_of(path: Place) -> Iterator[None]:
     except (OSError, ValueError) as error:  # ValueError includes pydantic's
         if isinstance(error, OSError) and (is_away(error) or error.errno not in _NOT_THERE):
             raise
-        reason = " ".join((str(error) or type(error).__name__).split())[:200]
-        raise DamagedCheckpointError(f"{path} is damaged ({reason}).") from error
+        raise DamagedCheckpointError(f"{path} is damaged ({one_line(error)}).") from error
 
 
 def latest_checkpoint(folder: Place) -> Place | None:

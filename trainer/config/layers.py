@@ -63,23 +63,19 @@ def parse_toml(text: bytes, path: Place) -> dict[str, Any]:
     """Return the settings in a text, unvalidated. Raises ConfigError, naming the file, if it is not valid TOML."""
     if any(line.count(b".") > MAX_DOTS for line in text.splitlines()):
         raise ConfigError(f"{path} is not a settings file: it has a line with more than {MAX_DOTS} dots")
-    try:
-        tree = tomllib.loads(text.decode())
-    except ValueError as error:  # also for invalid UTF-8 and integers of thousands of digits
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    except RecursionError:
-        raise ConfigError(f"{path} is not a settings file: it is nested too deeply") from None
-    _refuse_depth(tree, path)
-    return tree
+    with suppress(RecursionError):
+        try:
+            tree = tomllib.loads(text.decode())
+        except ValueError as error:  # also for invalid UTF-8 and integers of thousands of digits
+            raise ConfigError(f"{path} is not valid TOML: {error}") from None
+        if _depth(tree) <= MAX_DEPTH:
+            return tree
+    raise ConfigError(f"{path} is not a settings file: it is nested too deeply")
 
 
-def _refuse_depth(tree: dict[str, Any], path: Path | Place) -> None:
-    level: list[Any] = [tree]
-    for _ in range(MAX_DEPTH):
-        tables = [value.values() if isinstance(value, dict) else value for value in level]
-        level = [value for table in tables for value in table if isinstance(value, dict | list)]
-    if level:
-        raise ConfigError(f"{path} is not a settings file: it is nested too deeply")
+def _depth(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(_depth, inner), default=0)
 
 
 def preset_names() -> list[str]:
@@ -109,8 +105,8 @@ def preset_chain(name: str, extended_by: tuple[str, ...] = ()) -> list[tuple[str
     return [*below, (name, own)]
 
 
-def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> None:
-    """Merge every `a.b=value` into the tree, in place; a value is TOML, or plain text if it does not parse."""
+def from_overrides(overrides: Iterable[str]) -> dict[str, Any]:
+    """Return the tree of settings written as `a.b=value`; a value is TOML, or plain text if it does not parse."""
     asked: dict[str, Any] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -129,7 +125,7 @@ def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> None:
             fields["name"] = value
         else:
             table[last] = value
-    merge(tree, asked)
+    return asked
 
 
 def _as_table(key: str, value: Any) -> Any:

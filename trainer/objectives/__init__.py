@@ -1,12 +1,12 @@
 """The losses, by name. To add a loss: a file, a line in OBJECTIVES, a test; or `module:name`, with no line here."""
 
-from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from pydantic import ValidationError
 
+from ..config import nearest
 from ..plugins import is_plugin, load_plugin
 from .auc_cl import AucCl
 from .base import FeaturesError, Objective, Outcome, Progress, Settings
@@ -82,7 +82,7 @@ def objective_class(name: str) -> type[Objective]:
                 "of your own; a run of tempnet goes on only with the version that began it"
             )
         if name not in OBJECTIVES:
-            near = _nearest(name, OBJECTIVES)
+            near = nearest(name, OBJECTIVES)
             raise ValueError(f"objective '{name}' is unknown{near}; valid: {', '.join(OBJECTIVES)}, module:name")
         return OBJECTIVES[name]
     found = load_plugin(name, f"objective '{name}'")
@@ -127,11 +127,11 @@ def checked_settings(name: str, mode: str, settings: Mapping[str, Any]) -> Setti
     """Return an objective's settings with their defaults. Raises ValueError as `create_objective`."""
     models = objective_class(name).settings_of_mode
     if mode not in models:
-        raise ValueError(f"objective '{name}' has no mode '{mode}'{_nearest(mode, models)}; valid: {', '.join(models)}")
+        raise ValueError(f"objective '{name}' has no mode '{mode}'{nearest(mode, models)}; valid: {', '.join(models)}")
     known = models[mode].model_fields
     for key in settings:
         if key not in known:
-            raise ValueError(f"'{name}' has no setting '{key}'{_nearest(key, known)}; valid: {', '.join(known)}")
+            raise ValueError(f"'{name}' has no setting '{key}'{nearest(key, known)}; valid: {', '.join(known)}")
     try:
         return models[mode](**{key: value for key, value in settings.items() if value != "none"})
     except ValidationError as error:
@@ -142,8 +142,3 @@ def checked_settings(name: str, mode: str, settings: Mapping[str, Any]) -> Setti
             for each in error.errors()
         ]
         raise ValueError(f"objective '{name}': {'; '.join(faults)}") from None
-
-
-def _nearest(given: str, valid: Iterable[str]) -> str:
-    nearest = get_close_matches(str(given), list(valid), n=1)
-    return f" (did you mean '{nearest[0]}'?)" if nearest else ""

@@ -28,7 +28,7 @@ from ..checkpoints.tensors import join, take_apart
 from ..config import TrainConfig, flat, to_tree
 from ..encoders.initial_weights import parts_of
 from ..encoders.locking import starts_trained
-from ..errors import ConfigError, RunError
+from ..errors import ConfigError, RunError, one_line
 from ..lineage import read_lineage
 from ..objectives import Objective
 from ..optim import rate_jump
@@ -132,10 +132,9 @@ def restore(start: Loaded, store: StateStore, parts: dict[str, Any]) -> int:
                 part.load_state_dict(training.pop(name))  # its memory is not needed again
         return int(training.get("refused_rows", 0))
     except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
         raise RunError(
-            f"{path} does not match the run's settings ({reason}): it is from another run or version of thermopile; "
-            "resume it with the version that started it"
+            f"{path} does not match the run's settings ({one_line(error)}): it is from another run or version of "
+            "thermopile; resume it with the version that started it"
         ) from error
 
 

@@ -19,7 +19,7 @@ from ...storage.files import open_regular, sha256_of
 from ...storage.place import Place
 from ...storage.selection import IDS, WEIGHTS, WITHOUT, Selection, SelectionError, SelectionWriter
 from ..config import DataConfig
-from ..errors import ConfigError
+from ..errors import ConfigError, one_line
 
 SELECTING = ("select", "weights", "without")
 """Settings of `data`, and command-line options, that name a file."""
@@ -320,8 +320,7 @@ def _opened(path: Path, option: str) -> Iterator[pq.ParquetFile]:
                 raise ConfigError(f"--{option} {path} has no rows; leave it out")
             yield parquet
     except pa.ArrowException as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"--{option} {path} is not a Parquet file, or is damaged: {reason}") from error
+        raise ConfigError(f"--{option} {path} is not a Parquet file, or is damaged: {one_line(error)}") from error
     except OSError as error:
         raise ConfigError(f"--{option} {error.filename or path} cannot be read: {error.strerror or error}") from error
 

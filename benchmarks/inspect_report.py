@@ -121,7 +121,7 @@ def make_run(rows: int, directory: Path) -> tuple[int, int]:
     shards = shard_count(rows, None)
     dataset = make_pairs(directory / "dataset", -(-rows // shards), shards)
     tree = {"batch_size": min(1024, dataset.n), "data": {"path": str(dataset.path)}, "objective": {"name": "isogclr"}}
-    config = resolve(load_config(tree), dataset)
+    config = resolve(load_config(tree), dataset)[0]
     objective, run = objective_of(config), RunDirectory(directory / "run")
     run.create(config)
     start, target, pieces = np.log(objective.fields["image/tau"]), _target(dataset), range(0, dataset.n, 1 << 20)

@@ -177,7 +177,7 @@ def compared(format: str, model: Mapping[str, Any], objective: str, data: Data, 
         "steps": LONGER.get(objective, STEPS), "batch_size": BATCH,
         "data": {"path": str(data.dataset.path), "image_size": SIDE},
         "model": model, "objective": {"name": objective}, "optimizer": {"lr": 0.003, "warmup": 0},
-    }), data.dataset)  # fmt: skip
+    }), data.dataset)[0]  # fmt: skip
     run = RunDirectory(place)
     with Trainer.open(config, run) as trainer:
         trainer.train()
@@ -224,7 +224,7 @@ def _came_in(name: str, model: Model, data: Data, folder: Path) -> list[str]:
     config = resolve(load_config({
         "batch_size": BATCH, "data": {"path": str(data.dataset.path), "image_size": SIDE},
         "model": model.settings(place, data.dataset), "objective": {"name": model.objective},
-    }), data.dataset)  # fmt: skip
+    }), data.dataset)[0]  # fmt: skip
     encoders = Encoders.create(config.model, "bimodal", SIDE, data.dataset.index.tokenizer).eval()
     recipe, settings = recipe_named(config.data.recipe), config.objective.settings
     pictures = [Image.open(file).resize((SIDE, SIDE)) for file in data.files[:BATCH]]

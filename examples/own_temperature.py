@@ -4,8 +4,6 @@ PYTHONPATH=examples thermopile train --preset glyphs --data data/glyphs --out ru
   --set objective.name=own_temperature:Own --set objective.rho=2 --set objective.tau_init=0.05 --set objective.eta=0.005
 """
 
-import math
-
 import thermopile
 
 
@@ -16,9 +14,7 @@ class OwnSettings(thermopile.RobustSettings, frozen=True):
 class Own(thermopile.IndividualTemperature):
     settings_of_mode = {"bimodal": OwnSettings, "unimodal": OwnSettings}
     keys = "optional"
-
-    def __init__(self, mode, settings):
-        super().__init__(mode, settings, log_s=-math.inf, tau=settings.tau_init, u=0.0)
+    averages = {"u": 0.0}
 
     def move(self, rows, gradient, progress):
         u = (1 - self.settings.beta_u) * rows["u"] + self.settings.beta_u * gradient

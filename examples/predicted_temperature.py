@@ -5,8 +5,6 @@ PYTHONPATH=examples thermopile train --preset glyphs --data data/glyphs --out ru
   --set objective.name=predicted_temperature:Predicted --set objective.tau_max=0.2 --set objective.eta=0.003
 """
 
-import math
-
 import torch
 from torch import nn
 
@@ -28,7 +26,7 @@ class Predicted(thermopile.GlobalContrastive):
     settings_of_mode = {"bimodal": PredictedSettings, "unimodal": PredictedSettings}
 
     def __init__(self, mode, settings):
-        super().__init__(mode, settings, log_s=-math.inf, tau=settings.tau_max)
+        super().__init__(mode, settings, tau=settings.tau_max)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # the same networks on every rank
             self.networks = nn.ModuleDict({

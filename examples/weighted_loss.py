@@ -29,22 +29,17 @@ class Weighted(thermopile.Objective):
 
     def loss(self, first, second, own, state, progress):
         # first, second: features of all ranks; own: the rows of this one
-        rows = torch.arange(len(first), device=first.device)[own]
-        losses = sum(
-            F.cross_entropy(one[own] @ other.T / self.settings.tau, rows, reduction="none") / 2
-            for one, other in ((first, second), (second, first))
-        )
+        logits, rows = first @ second.T / self.settings.tau, torch.arange(len(first), device=first.device)
+        losses = sum(F.cross_entropy(each, rows, reduction="none") / 2 for each in (logits, logits.T))[own]
         memory, old = self.settings.memory, state["pair/mean_loss"]
         new = torch.where(state["visits"] == 0, losses, memory * old + (1 - memory) * losses).detach()
         weights = (math.log(len(first)) / 2 / new).clamp(max=1)  # of a guess the loss is log(b)
         return thermopile.Outcome((weights * losses).mean(), {"pair/mean_loss": new}, {"weight": weights.mean()})
 
 
-SETTINGS = {"epochs": 5, "objective": {"name": "weighted_loss:Weighted"}, "data": {"image_size": 32}}
-
-
-def main(data, path, epochs=SETTINGS["epochs"]):
-    with thermopile.Trainer.from_settings(path, data, SETTINGS | {"epochs": int(epochs)}) as trainer:
+def main(data, path, epochs=5):
+    settings = {"epochs": int(epochs), "objective": {"name": "weighted_loss:Weighted"}, "data": {"image_size": 32}}
+    with thermopile.Trainer.from_settings(path, data, settings) as trainer:
         trainer.train()
     rows = thermopile.open_run(path).temperatures().frame(columns=["caption", "pair/mean_loss"])
     print(rows.nlargest(5, "pair/mean_loss").to_string())

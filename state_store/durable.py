@@ -58,7 +58,7 @@ class Repository:
         writer: in a bucket, the writer's name; `create` and `repair` record it in the index.
         """
         self.path, self._writer = path, writer
-        self._damage_told: str | None = None
+        self._damage_warned_of: str | None = None
         self._damaged: set[int] = set()  # steps of snapshots that commits found damaged and skipped
         self._left: set[str] = set()  # files present then: a damaged manifest no longer tells which files it needs
         self.description = self._load(by_writer=False).description
@@ -109,8 +109,8 @@ class Repository:
         damaged = [] if found or history.copy_is_sound(self.path, loaded) else [history.COPY]
         if not icechunk_files.reference_is_sound(self.path):
             damaged.append(icechunk_files.REFERENCE)
-        told = [f"{self.path}: {file} is damaged or missing; resuming the run rewrites it" for file in damaged]
-        return [found, *told] if found else told
+        lines = [f"{self.path}: {file} is damaged or missing; resuming the run rewrites it" for file in damaged]
+        return [found, *lines] if found else lines
 
     def resolve(self, at: str) -> Snapshot:
         """Return the snapshot for `at`: `latest`, a tag `step-N`, or a snapshot id.
@@ -324,9 +324,9 @@ class Repository:
         loaded, damage = history.load(self.path)
         if by_writer and self._writer is not None and loaded.writer != self._writer:
             raise history.taken_over(self.path)
-        if damage and damage != self._damage_told:
+        if damage and damage != self._damage_warned_of:
             _log.warning("%s", damage)
-            self._damage_told = damage
+            self._damage_warned_of = damage
         return loaded
 
     def _read(self, snapshot: Snapshot) -> Snapshot | UnreadableSnapshot | None:
@@ -365,13 +365,9 @@ def _refusing(
             "resume anyway: that drops the damaged snapshots, which `thermopile state check RUN --all` lists"
         ) from error
     except errors as error:
-        raise SnapshotError(f"{what}: {_reason_of(error)}") from error
-
-
-def _reason_of(error: Exception) -> str:
-    """Return the root cause in one line."""
-    if isinstance(error, icechunk.IcechunkError):
-        # icechunk formats the error as a tree over several lines; the last line is the root cause.
-        lines = str(error).strip().splitlines()
-        return without_credentials(lines[-1].partition("`-> ")[2] or lines[0].removeprefix("x "))
-    return str(error) if isinstance(error, StateStoreError) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, StateStoreError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, icechunk.IcechunkError):
+            # icechunk formats the error as a tree over several lines; the last line is the root cause.
+            lines = str(error).strip().splitlines()
+            reason = without_credentials(lines[-1].partition("`-> ")[2] or lines[0].removeprefix("x "))
+        raise SnapshotError(f"{what}: {reason}") from error

@@ -177,7 +177,11 @@ class StateReader:
     ) -> dict[str, npt.NDArray[Any]]:
         schema = self._description.schema
         if selection.ids is None:
-            found = self._mixed(selection.positions(ids := np.arange(start, stop), ids), names)
+            rows = selection.positions(ids := np.arange(start, stop), ids)
+            runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)  # neighbours, read together
+            ranges = [(int(run[0]), int(run[-1]) + 1) if len(run) else (0, 0) for run in runs]
+            read = partial(read_rows, self._group, self._description)
+            found = {name: np.concatenate([read(name, *each) for each in ranges]) for name in names}
         else:
             (first, end), places = places_within(selection, start, stop)
             found = {name: np.empty(stop - start, schema.dtype(name)) for name in names}
@@ -187,12 +191,6 @@ class StateReader:
         for name, values in found.items():
             values[absent] = schema.fill_value(name)
         return found
-
-    def _mixed(self, rows: npt.NDArray[np.int64], names: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
-        runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)  # neighbours, read together
-        ranges = [(int(run[0]), int(run[-1]) + 1) if len(run) else (0, 0) for run in runs]
-        read = partial(read_rows, self._group, self._description)
-        return {name: np.concatenate([read(name, *each) for each in ranges]) for name in names}
 
     def _check_known(self, names: Iterable[str]) -> None:
         if unknown := [name for name in names if name not in self.columns]:
@@ -270,7 +268,7 @@ def _damaged_bytes(array: zarr.Array[Any], chunk: int) -> str:
     key = f"{array.path}/{array.metadata.encode_chunk_key((chunk,))}"
     reason = "its checksum does not match"
     try:
-        held = sync(array.store.get(key, default_buffer_prototype()))
+        stored = sync(array.store.get(key, default_buffer_prototype()))
     except icechunk.IcechunkError as error:
         return _damage(error)
     try:
@@ -278,7 +276,7 @@ def _damaged_bytes(array: zarr.Array[Any], chunk: int) -> str:
         sync(array.store.get(key, default_buffer_prototype(), SuffixByteRequest(0)))
     except icechunk.IcechunkError as refusal:
         length = _LENGTH.search(str(refusal))
-        if held is not None and length and len(held) < int(length[1]):
-            reason = f"it holds {len(held):,} of the {int(length[1]):,} bytes written"
+        if stored is not None and length and len(stored) < int(length[1]):
+            reason = f"it holds {len(stored):,} of the {int(length[1]):,} bytes written"
         return _damage(refusal, reason)
     return f"the manifest that holds it in the state directory: {reason}"

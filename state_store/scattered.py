@@ -71,10 +71,10 @@ class Scattered:
             places = self._selection.positions(wanted.reshape(-1), wanted).reshape(wanted.shape)
         else:
             places = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
-        held = self._selection.are_present(places) & (ids is None or ids[places] == wanted)
+        present = self._selection.are_present(places) & (ids is None or ids[places] == wanted)
         values = np.full(wanted.shape, self._fill_value, self.dtype)
-        if held.any():
-            values[held] = self._stored.oindex[places[held]]
+        if present.any():
+            values[present] = self._stored.oindex[places[present]]
         return values[()]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:

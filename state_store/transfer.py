@@ -83,7 +83,12 @@ class Transfer:
         done = self.thread.submit(self._scatter, ids, values, copied, step)
         self._puts_made += 1
         self._puts.append(_Put(self._puts_made, ascending, done, time.monotonic()))
-        self._forget_old_puts()
+        # Drop puts that are in the rows and in every prefetched batch; no take needs them any more.
+        while self._prefetches and self._puts_made - self._prefetches[0].puts_seen > _PREFETCHES_KEPT:
+            self._prefetches.popleft()
+        seen_by_all = self._prefetches[0].puts_seen if self._prefetches else self._puts_made
+        while self._puts and self._puts[0].number <= seen_by_all and self._puts[0].done.done():
+            self._puts.popleft()
 
     def seconds_behind(self) -> float:
         """Age of the oldest unfinished put, in seconds; 0 if there is none."""
@@ -156,14 +161,6 @@ class Transfer:
                 named,
             )
         self._rows.blocks.finished(step)
-
-    def _forget_old_puts(self) -> None:
-        """Drop puts that are in the rows and in every prefetched batch; no take needs them any more."""
-        while self._prefetches and self._puts_made - self._prefetches[0].puts_seen > _PREFETCHES_KEPT:
-            self._prefetches.popleft()
-        seen_by_all = self._prefetches[0].puts_seen if self._prefetches else self._puts_made
-        while self._puts and self._puts[0].number <= seen_by_all and self._puts[0].done.done():
-            self._puts.popleft()
 
     def _result(self, future: Future[T]) -> T:
         if not future.done():

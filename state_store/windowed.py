@@ -48,7 +48,7 @@ class WindowedBlocks(Blocks):
         self._first_needed, self._last_needed = np.zeros((2, slots), dtype=np.int64)
         self._step = step  # last step whose put is in the rows
         self._coming: Iterator[tuple[int, BlockWindow]] = iter(())
-        self._complaint = ""
+        self._last_error = ""
 
     def expect(self, windows: Iterable[BlockWindow]) -> None:
         with self.lock:
@@ -72,7 +72,7 @@ class WindowedBlocks(Blocks):
         while (absent := self._slot_of[blocks] == _NONE).any():
             if not wait:
                 return None
-            self._bring_in(int(blocks[absent][0]), np.unique(blocks))
+            self._fetch(int(blocks[absent][0]), np.unique(blocks))
         places: IdArray = self._slot_of[blocks] * self._block_rows + row_in_block
         return places
 
@@ -117,8 +117,8 @@ class WindowedBlocks(Blocks):
             except Exception as error:  # noqa: BLE001 (a caller that needs the block retries and raises)
                 with self.lock:
                     self._rest()
-                if str(error) != self._complaint:
-                    self._complaint = str(error)
+                if str(error) != self._last_error:
+                    self._last_error = str(error)
                     _log.warning("the state's working tier %s: %s", self._tier.path, error)
                 return
 
@@ -136,7 +136,7 @@ class WindowedBlocks(Blocks):
                 self._ended = True
                 self._rest()
                 raise
-            self._complaint = ""
+            self._last_error = ""
             self._rest()
             return None
 
@@ -189,7 +189,7 @@ class WindowedBlocks(Blocks):
 
     # For a caller whose block is missing; called under the lock.
 
-    def _bring_in(self, block: int, needed: IdArray) -> None:
+    def _fetch(self, block: int, needed: IdArray) -> None:
         """Fetch a block that no window announced, or wait for the thread to read an announced block."""
         if len(needed) > len(self._block_in):
             row_bytes = self.words.shape[1] * 4

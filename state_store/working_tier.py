@@ -58,7 +58,16 @@ class WorkingTier:
         start = block * self._description.block_rows
         stop = min(start + self._description.block_rows, len(self._owned))
         if self._written[block]:
-            return self._read_own(block, start, stop)
+            file = self.path / "c" / str(block) / "0"
+            try:
+                if not file.exists():  # zarr would read a missing file as zeros
+                    raise FileNotFoundError("it is missing")
+                return np.ascontiguousarray(self._array[start:stop], dtype=np.uint32)
+            except (OSError, ValueError) as error:
+                raise DamagedChunkError(
+                    f"block {block} of the working tier cannot be read from {file}: {error}. "
+                    "Resume at the last snapshot, which does not need it"
+                ) from error
         words = np.zeros((stop - start, self._description.schema.row_words), dtype=np.uint32)
         snapshot = followed = self._snapshot
         while True:
@@ -90,18 +99,6 @@ class WorkingTier:
         shutil.rmtree(self.path, ignore_errors=True)
         with suppress(OSError):  # other ranks still have their files
             self.path.parent.rmdir()
-
-    def _read_own(self, block: int, start: int, stop: int) -> Words:
-        file = self.path / "c" / str(block) / "0"
-        try:
-            if not file.exists():  # zarr would read a missing file as zeros
-                raise FileNotFoundError("it is missing")
-            return np.ascontiguousarray(self._array[start:stop], dtype=np.uint32)
-        except (OSError, ValueError) as error:
-            raise DamagedChunkError(
-                f"block {block} of the working tier cannot be read from {file}: {error}. "
-                "Resume at the last snapshot, which does not need it"
-            ) from error
 
 
 def discard(repository: Place) -> None:

@@ -63,7 +63,7 @@ dataset = synthetic_dataset(folder / "dataset", 64)
 
 def train(loader):
     data = {"path": str(dataset.path), "loader": loader, "image_size": 16}
-    config = resolve(load_config({"epochs": 1, "batch_size": 32, "device": "cpu", "data": data}), dataset)
+    config, _ = resolve(load_config({"epochs": 1, "batch_size": 32, "device": "cpu", "data": data}), dataset)
     with Trainer.open(config, RunDirectory(folder / loader)) as trainer:
         trainer.train()
         print(trainer.run.steps_done, *trainer.advice())

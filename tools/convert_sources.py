@@ -58,14 +58,13 @@ class Kind(NamedTuple):
 def _users_source(name: str, src: str, **options: Any) -> Source:
     """Import and create a source. Raises SourceError if it is none."""
     from ..pipeline.errors import SourceError
-    from ..trainer.config.own_code import announce_code
-    from ..trainer.plugins import PluginError, load_plugin
+    from ..trainer.plugins import PluginError, announce_code, load_plugin
 
     announce_code({"the source": name})
     try:
-        source: Source = load_plugin(name)(src, **options)
+        source: Source = load_plugin(name, name)(src, **options)
     except PluginError as error:
-        raise SourceError(f"{name} {error}") from error
+        raise SourceError(str(error)) from error
     except SourceError:
         raise
     except Exception as error:  # a user's code may raise anything

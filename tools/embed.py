@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..pipeline.opening import Dataset
-    from ..trainer.config.sections import Weights
+    from ..trainer.config import Weights
 
 NUMPY_TYPES = {"half": "f2", "float": "f4"}
 ROW_GROUP = 8192

@@ -11,7 +11,7 @@ from ..storage.place import Place, Places
 from .arguments import ALLOW, AT, RUN, RUN_DATA, WEIGHTS
 
 if TYPE_CHECKING:
-    from ..trainer.config.sections import Weights
+    from ..trainer.config import Weights
     from ..trainer.export import Format
 
 

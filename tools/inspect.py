@@ -52,7 +52,7 @@ from .report.sheets import facts, number, state_word
 
 if TYPE_CHECKING:
     from ..pipeline.opening import Dataset
-    from ..trainer.config.sections import Weights
+    from ..trainer.config import Weights
     from .serving.answers import Answers
     from .serving.server import PageServer
 

@@ -15,7 +15,7 @@ import click
 import tomli_w
 from pydantic import BaseModel
 
-from ..trainer.config import TrainConfig, flat, nearest, settings_named
+from ..trainer.config import TrainConfig, flat, load_config, nearest, settings_named
 from ..trainer.config.layers import PRESETS, Layers, preset_names
 from ..trainer.plugins import is_directory
 from .printing import plain_text
@@ -131,10 +131,10 @@ def shown_settings(settings: TrainConfig, layers: Layers) -> str:
     """
     tree = settings.model_dump(mode="json")
     if settings.objective.mode != "auto":
-        from ..trainer.run.build import objective_of  # imports torch
+        from ..trainer.run.build import objective_settings  # imports torch
 
-        tree["objective"] |= objective_of(settings).settings.model_dump(mode="json")
-    asked = flat(layers.load().model_dump(mode="json"))
+        tree["objective"] |= objective_settings(settings).model_dump(mode="json")
+    asked = flat(load_config(layers.tree).model_dump(mode="json"))
     sides = {"image": settings.model.image, "text": settings.model.text}
     models = {f"model.{side}.config": encoder.name for side, encoder in sides.items() if is_directory(encoder.name)}
     lines = []

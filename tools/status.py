@@ -63,12 +63,12 @@ def _lines(run: RunStatus) -> Iterator[tuple[str, str]]:
     else:
         yield "checkpoints", "none yet"
     if run.sample_state:
-        tags = [tag for tag in run.sample_state.snapshots if tag != "step-0"]
-        held = run.sample_state
-        selected = f" selected of {held.dataset_samples:,}" if held.kept < held.dataset_samples else ""
-        yield "samples", f"{held.kept:,}{selected}, visited {held.coverage:.0%} at the last snapshot"
-        if held.parts:
-            named = [f"{name} {samples:,}" for name, samples in held.parts.items()]
+        state = run.sample_state
+        tags = [tag for tag in state.snapshots if tag != "step-0"]
+        selected = f" selected of {state.dataset_samples:,}" if state.kept < state.dataset_samples else ""
+        yield "samples", f"{state.kept:,}{selected}, visited {state.coverage:.0%} at the last snapshot"
+        if state.parts:
+            named = [f"{name} {samples:,}" for name, samples in state.parts.items()]
             yield "parts", plain_text(", ".join(named), most=1000)
         yield "snapshots", _listed(tags) if tags else "only the initial values"
     for evaluation in run.evaluations:

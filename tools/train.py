@@ -187,12 +187,12 @@ def _train(plan: Start, directory: RunDirectory, world: World, *, accepted: bool
         say(f"copying {copied:,} rows of selection, weights and holes …")
     with (
         warnings_log(directory.warnings_file, world.rank if world.size > 1 else None),
-        Trainer.open(plan.config, directory, resume=resume, world=world) as trainer,
+        Trainer.open(plan.config, directory, resume=resume, world=world, parts=plan.parts) as trainer,
     ):
         run = trainer.run
         finished = run.steps_done >= run.total_steps
         if resume and world.is_first and (accepted or not finished or data.tars):
-            run.held_directory.record(plan.config)  # the data's new path and other allowed changes
+            run.locked_directory.record(plan.config)  # the data's new path and other allowed changes
         if finished:
             say(f"finished at step {run.steps_done:,}; nothing to do", err=False)
             return True
@@ -225,7 +225,7 @@ def _rehearse(plan: Start, directory: RunDirectory, world: World, *, timed: bool
     from ..trainer.export import Format, why_impossible
 
     config, optimizer, kept = plan.config, plan.config.optimizer, plan.config.checkpoint
-    with dry_run(config, directory, resume=plan.resume, world=world) as trainer:
+    with dry_run(config, directory, resume=plan.resume, world=world, parts=plan.parts) as trainer:
         if not world.is_first:
             return
         for advice in trainer.advice():

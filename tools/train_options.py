@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
 from ..storage.place import Place, Places
 from ..trainer.config import data_at, settings_named
-from ..trainer.config.layers import Layers, apply_overrides
+from ..trainer.config.layers import Layers, from_overrides
 from .arguments import ANY_PLACE, TARS_HELP, flag
 
 COMMAND_LINE = "--set"
@@ -87,9 +86,7 @@ def add_typed(
     layers: Layers, overrides: Sequence[str], data: Places | None, files: Mapping[str, Place | Path | None]
 ) -> None:
     """Add the settings of the options --set, --data, and those named as settings of `data` that are files."""
-    tree: dict[str, Any] = {}
-    apply_overrides(tree, overrides)
-    layers.add(tree, COMMAND_LINE)
+    layers.add(from_overrides(overrides), COMMAND_LINE)
     if data:
         layers.add({"data": data_at(data)}, "--data")
     for name, path in files.items():

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from itertools import islice
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,6 @@ from .run.restoring import warn_of_changes
 from .run.run import Run
 from .run.selection_files import holes_in, selected_ids, unchanged
 from .run_directory import RunDirectory
-from .world import ALONE, World
 
 FIRST_STEPS, TIMED_STEPS = 3, 10
 """Steps that are not timed, because much happens in them for the first time, and steps that are."""
@@ -44,19 +44,20 @@ class _WithoutMemory(Run):
 
 
 @contextmanager
-def dry_run(
-    config: TrainConfig, directory: RunDirectory, *, resume: bool = False, world: World = ALONE
-) -> Iterator[Trainer]:
-    """Yield a trainer of a run that does not begin, after refusing what a run that begins refuses. Writes nothing."""
+def dry_run(config: TrainConfig, directory: RunDirectory, **options: Any) -> Iterator[Trainer]:
+    """Yield a trainer of a run that does not begin, after refusing what a run that begins refuses. Writes nothing.
+
+    options: as for `Run`.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")
-        run = _WithoutMemory(config, directory, resume=resume, world=world)
+        run = _WithoutMemory(config, directory, **options)
         with closing(run):
             trainer = Trainer(run)
-            if config.data.without and not resume:
+            if config.data.without and not run.resumes:
                 ids = selected_ids(unchanged(config.data.select, "select"), run.dataset) if config.data.select else None
                 run.refuse_thin_steps(holes_in(unchanged(config.data.without, "without"), ids, run.dataset))
-            if world.is_first and run.start:
+            if run.world.is_first and run.start:
                 warn_of_changes(config, run.start, run.order.steps_per_epoch)
             yield trainer
 

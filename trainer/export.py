@@ -8,7 +8,6 @@ import logging
 import math
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,12 +20,13 @@ from torch import nn
 
 from .._version import __version__
 from ..pipeline.dataset.index import TOKENIZER_FILE
-from ..storage.files import sync, writer_name, written_through
+from ..storage.files import written_through
+from ..storage.local import LocalPath
+from ..storage.lock import LockedError
 from ..storage.place import Places, place_of
 from .checkpoints.checkpoint_files import LATEST
 from .checkpoints.tensors import save_tensors
-from .config import EncoderConfig, TrainConfig
-from .config.sections import Weights
+from .config import EncoderConfig, TrainConfig, Weights
 from .encoders import Encoder
 from .errors import ConfigError, RunError
 from .evaluation.evaluate import tokenizer_of
@@ -79,7 +79,7 @@ def export_encoders(
     if why := why_impossible(config, format):
         raise ConfigError(f"{why}; export it with --format safetensors")
     sides = _restore(run, config, at, data, weights, allow_code)
-    with _written_aside(to) as folder:
+    with _built(to) as folder:
         if format == "open_clip":
             _write_open_clip(*sides, folder=folder)
         for side in sides if format != "open_clip" else ():
@@ -212,11 +212,29 @@ def _write_whole(sides: list[_Side], folder: Path) -> None:
 
 
 def _write_preparation(side: _Side, folder: Path) -> None:
-    """Write the image processor or the tokenizer."""
-    if side.tokenizer is None:
-        _write_json(folder / "preprocessor_config.json", _preprocessor(side.facts))
-    else:
+    """Write the tokenizer, or the image processor.
+
+    It does what `thermopile eval` does, the central square, except for another resampler's rounding.
+    """
+    if side.tokenizer is not None:
         _write_tokenizer(side, folder)
+        return
+    size = side.facts["image_size"]
+    processor = {
+        "image_processor_type": "CLIPImageProcessor",  # it resizes the short side and crops the centre
+        "do_convert_rgb": True,
+        "do_resize": True,
+        "size": {"shortest_edge": size},
+        "resample": 2,
+        "do_center_crop": True,
+        "crop_size": {"height": size, "width": size},
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": side.facts["mean"],
+        "image_std": side.facts["std"],
+    }
+    _write_json(folder / "preprocessor_config.json", processor)
 
 
 def _write_timm(side: _Side, folder: Path) -> None:
@@ -268,25 +286,6 @@ def _save(module: nn.Module, path: Path, facts: dict[str, Any]) -> None:
     save_tensors(path, module.state_dict(), {"format": "pt"} | texts)
 
 
-def _preprocessor(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return `thermopile eval`'s preprocessing, the central square, except for another resampler's rounding."""
-    size = facts["image_size"]
-    return {
-        "image_processor_type": "CLIPImageProcessor",  # it resizes the short side and crops the centre
-        "do_convert_rgb": True,
-        "do_resize": True,
-        "size": {"shortest_edge": size},
-        "resample": 2,
-        "do_center_crop": True,
-        "crop_size": {"height": size, "width": size},
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": facts["mean"],
-        "image_std": facts["std"],
-    }
-
-
 def _card(side: _Side) -> str:
     facts, backbone = side.facts, side.encoder.backbone
     model_class = type(backbone.model).__name__
@@ -313,20 +312,16 @@ def _write_json(path: Path, tree: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _written_aside(to: Path) -> Iterator[Path]:
-    """Yield a temporary directory that is flushed and renamed to `to` at the end, or removed on failure."""
-    beside = to.with_name(f".{to.name}.{writer_name()}.partial")  # by no other process
-    beside.mkdir(parents=True)
-    usual = beside.stat().st_mode & 0o666  # a new file's permissions under the umask
+def _built(to: Path) -> Iterator[Path]:
+    """Yield a new directory that is flushed and gets the name `to` at the end, or is removed on failure."""
     try:
-        with written_through(beside):
-            yield beside
-            for path in beside.rglob("*.safetensors"):
-                path.chmod(usual)  # safetensors creates files readable only by their owner
-        beside.rename(to)
-    except (OSError, SafetensorError) as error:  # SafetensorError comes from transformers
+        with LocalPath(to).built() as building:
+            building.mkdir()
+            with written_through(building):
+                yield building
+                usual = building.stat().st_mode & 0o666  # a new file's permissions under the umask
+                for path in building.rglob("*.safetensors"):
+                    path.chmod(usual)  # safetensors creates files readable only by their owner
+    except (OSError, SafetensorError, LockedError) as error:  # SafetensorError comes from transformers
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise OSError(f"{to} cannot be written: {reason}. Nothing was left behind") from error
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-    sync(to.parent)

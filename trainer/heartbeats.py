@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple, Self
 
 from .errors import RanksLostError
-from .meeting import RankProcess, connected_to, is_reset
+from .meeting import RankProcess
 
 BEAT_SECONDS = 1.0
 SILENT_BEATS = 60
@@ -33,7 +33,7 @@ End = Callable[[RanksLostError], None]
 
 
 class _Known(NamedTuple):
-    """What rank 0 has been told, by rank; and the lost ranks."""
+    """Reports that rank 0 has received, by rank; and the lost ranks."""
 
     beats: list[int]
     left: list[bool]
@@ -45,8 +45,8 @@ class Heartbeats:
 
     A failed collective tells which connection broke, not which rank is the cause: a rank that loses its neighbour ends
     as well, and then its own neighbours do. A collective on GPUs does not even fail, and the training thread waits
-    inside CUDA. So rank 0 is connected to all others: a process that ends resets its connection at once, and only one
-    that hangs, or a machine that fails, has to be silent for long to be suspected. A firewall resets connections too.
+    inside CUDA. So rank 0 is connected to all others: the connection of a process that ends closes at once, and only
+    one that hangs, or a machine that fails, has to be silent for long to be suspected.
 
     Rank 0's process counts the beats, so that the counts are gone if and only if rank 0 is. Two threads, because the
     process of a machine that has failed never answers: `_beat` may wait for it, `_watch` does not.
@@ -61,7 +61,6 @@ class Heartbeats:
         self._known = _Known([0] * self._size, [False] * self._size, [])
         self._as_error: AsError = lambda lost: RanksLostError(f"lost {lost}; see its messages")
         self._lost: list[int] = []
-        self._connections = {other: connected_to(member) for other, member in enumerate(members) if rank == 0 < other}
         self._suspects_loss, self._beats_unanswered = False, 0
         self.leaving, self._ended = threading.Event(), threading.Event()  # leaving: by itself, whoever is lost
         self._threads = [
@@ -145,6 +144,7 @@ class Heartbeats:
             while True:
                 known = self._noted(rank, *json.loads(self._to[rank].recv_bytes()))
                 self._to[rank].send_bytes(json.dumps(known).encode())
+        self._suspects_loss |= not self._known.left[rank]
 
     def _noted(self, rank: int, beats: int, left: bool, lost: Sequence[int]) -> _Known:
         with self._turn:
@@ -158,13 +158,12 @@ class Heartbeats:
         listens_to, heard, silent = (self._rank + 1) % self._size, -1, 0
         while not self._ended.wait(BEAT_SECONDS):
             try:
-                reset = [rank for rank, connection in self._connections.items() if is_reset(connection)]
                 known = self._tell(beats=1)
                 beats = known.beats[listens_to]
                 heard, silent = beats, 0 if beats != heard else silent + 1
                 if known.left[listens_to]:
                     listens_to, silent = (listens_to + 1) % self._size, 0
-                if silent > SILENT_BEATS or not all(known.left[rank] for rank in reset) or known.lost:
+                if silent > SILENT_BEATS or known.lost:
                     self._suspects_loss = True
             except RuntimeError:  # rank 0 has ended
                 self._suspects_loss = True
@@ -173,21 +172,18 @@ class Heartbeats:
 
     def _watch(self) -> None:
         """Wait for a loss, then end the process if it still runs after GRACE_SECONDS."""
-        while not self._notices_loss():
+        while not self._lost:
             if self._ended.wait(BEAT_SECONDS):
                 return
+            # Beats, not seconds: a scheduler may suspend all ranks for an hour, and no time passes between their beats.
+            self._beats_unanswered += 1
+            if self._beats_unanswered > SILENT_BEATS:
+                self._lost = self._lost or [0]
+            if self._suspects_loss:
+                self._suspects_loss = False  # before the scan: a later end needs another
+                self.lost()
         if not self.leaving.wait(GRACE_SECONDS) and self._end is not None:
             self._end(self._as_error(self._named()))
-
-    def _notices_loss(self) -> bool:
-        # Beats, not seconds: a scheduler may suspend all ranks for an hour, and no time passes between their beats.
-        self._beats_unanswered += 1
-        if self._beats_unanswered > SILENT_BEATS:
-            self._lost = self._lost or [0]
-        if self._suspects_loss:
-            self._suspects_loss = False  # before the scan: a later reset needs another
-            self.lost()
-        return bool(self._lost)
 
     def _leave(self) -> None:
         """Tell the others that this rank is done. Rank 0 stays until all are done, since the counts end with it."""

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 from ..storage.bucket_errors import is_away
 from ..storage.place import Place
 from ..storage.sealed_json import DamagedJSONError, seal_document, unseal
+from .errors import one_line
 
 _Id = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 M = TypeVar("M", bound=BaseModel)
@@ -62,6 +63,5 @@ def read_facts(file: Place, kind: type[M], lost: str) -> M | None:
     except (OSError, DamagedJSONError, ValidationError) as error:
         if isinstance(error, OSError) and is_away(error):
             raise
-        reason = " ".join(str(error).split())[:200]
-        _log.warning("%s is damaged, so %s: %s", file, lost, reason)
+        _log.warning("%s is damaged, so %s: %s", file, lost, one_line(error))
         return None

@@ -14,11 +14,10 @@ from ..pipeline.loading.synthetic_loader import ADVICE as SYNTHETIC_ADVICE
 from ..state_store.ranks import agreement
 from ..storage.place import AnyPlace, Places
 from .config import TrainConfig
-from .encoders import Features
-from .encoders.averaging import AveragedEncoders
+from .encoders import AveragedEncoders, Features
 from .encoders.data_parallel import batch_norm_advice, encoders_of_a_step
 from .encoders.locking import lock_advice
-from .encoders.micro_batches import MicroBatches, OnePiece, StepEncoder
+from .encoders.micro_batches import MicroBatches, OnePiece
 from .errors import RunError
 from .evaluation.online import OnlineEvaluation
 from .metrics.metrics_log import Scalar
@@ -30,7 +29,6 @@ from .precision import MixedPrecision
 from .run.restoring import LOSS_SCALE
 from .run.run import Run
 from .run_directory import RunDirectory
-from .world import ALONE, World
 
 MAX_SKIPPED = 10
 """Maximum number of consecutive skipped steps; corrupted weights never yield a finite step again."""
@@ -59,7 +57,7 @@ class Trainer:
         self.optimizer = create_optimizer(config.optimizer, run.encoders, run.objective, factors)
         self.precision = MixedPrecision(config.precision, run.device)
         shared = encode, self.precision, run.device, run.clock
-        self._encoder: StepEncoder = OnePiece(*shared)
+        self._encoder = OnePiece(*shared)
         if run.pieces > 1:
             self._encoder = MicroBatches(run.encoders, *shared, run.seed_random_numbers)
         self.average = AveragedEncoders(run.encoders, config.model.ema) if config.model.ema else None
@@ -72,9 +70,9 @@ class Trainer:
             )
 
     @classmethod
-    def open(cls, config: TrainConfig, directory: RunDirectory, *, resume: bool = False, world: World = ALONE) -> Self:
-        """Start a run with complete settings, or resume it, as `Run` does."""
-        return cls._begun(Run(config, directory, resume=resume, world=world))
+    def open(cls, config: TrainConfig, directory: RunDirectory, **options: Any) -> Self:
+        """Start a run with complete settings, or resume it, as `Run` does, whose options it has."""
+        return cls._begun(Run(config, directory, **options))
 
     @classmethod
     def from_settings(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hmac
 import json
@@ -46,8 +45,6 @@ class RankProcess(NamedTuple):
     """The process's affinity mask."""
     address: str
     """Address of this machine on the way to MASTER_ADDR, of the loopback if that names this machine."""
-    port: int
-    """Accepts connections in silence until the process ends."""
     machine: str
     """Its boot: two machines may have one name, and the containers of one machine several."""
 
@@ -62,18 +59,14 @@ Meeting = tuple[str, list[RankProcess], dict[int, Connection]]
 def meet(public: Store, rank: int, size: int) -> Meeting:
     """Return once all ranks have come and proved that they know the secret. Called by all ranks.
 
-    Rank 0 listens until then only, and where the others are.
+    Rank 0 listens until then only, and where the others are. No other rank listens.
 
     public: a store that all ranks reach. That of torchrun outlives its ranks, so it may have the port of a rank 0 that
     died before a restart: the others try until the process at a port knows the announced secret, and takes them.
     Raises RanksLostError after MEETING_TIMEOUT.
     """
-    host = os.environ["MASTER_ADDR"]
-    address = _address_towards(host)
-    silent = _listening(address)
-    cores, port = sorted(os.sched_getaffinity(0)), silent.getsockname()[1]
-    os.register_at_fork(after_in_child=silent.close)  # it is open until this process ends, not its children
-    own = RankProcess(socket.gethostname(), os.getpid(), cores, address, port, BOOT.read_text())
+    host, cores = os.environ["MASTER_ADDR"], sorted(os.sched_getaffinity(0))
+    own = RankProcess(socket.gethostname(), os.getpid(), cores, _address_towards(host), BOOT.read_text())
     end = time.monotonic() + MEETING_TIMEOUT.total_seconds()
     return _join_rank_0(public, host, rank, own, end) if rank else _gather(public, host, size, own, end)
 
@@ -91,7 +84,8 @@ def _gather(public: Store, host: str, size: int, own: RankProcess, end: float) -
     with suppress(RuntimeError):  # the launcher's store is gone, or nobody has come to it
         if _is_loopback(address) and int(os.environ.get("LOCAL_WORLD_SIZE", size)) < size:  # its name for itself
             address = _address_towards(public.get(_TOWARDS).decode())
-        with _listening(address) as door:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.create_server((address, 0), family=family) as door:
             door.settimeout(RETRY_SECONDS)
             public.set(_ANNOUNCED, f"{address} {door.getsockname()[1]} {secret}")
             while len(found) < size and time.monotonic() < end:
@@ -148,29 +142,12 @@ def _introduced(stranger: socket.socket, secret: str, own: bytes, other: bytes) 
             raise ConnectionError(f"another process answers, or one with another {SECRET}")
         stranger.settimeout(None)
         connection = Connection(stranger.detach())
-    os.register_at_fork(after_in_child=connection.close)
+    os.register_at_fork(after_in_child=connection.close)  # it is open until this process ends, not its children
     return connection
-
-
-def _listening(address: str) -> socket.socket:
-    return socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
 
 
 def _is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
-
-
-def connected_to(member: RankProcess) -> socket.socket:
-    """Return a connection from rank 0's machine to another rank's process, which may still be made, or fail."""
-    connection = socket.socket(socket.AF_INET6 if ":" in member.address else socket.AF_INET)
-    connection.setblocking(False)
-    connection.connect_ex((member.address, member.port))
-    return connection
-
-
-def is_reset(connection: socket.socket) -> bool:
-    """Return whether the process at the other end has ended since the last call."""
-    return connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET
 
 
 def choose_interface(rank: int, members: list[RankProcess]) -> None:

@@ -129,26 +129,19 @@ class Optimizer:
         The step count of a temperature's AdamW stays there: on the device, every step would synchronise to read it.
         Raises ValueError if the state belongs to other optimisers or weights.
         """
-        held, asked = _kind(state), _kind(self.state_dict())
-        if held != asked:
-            raise ValueError(f"its optimiser is {held}, but the settings have {asked}")
+        stored, own = _kind(state), _kind(self.state_dict())
+        if stored != own:
+            raise ValueError(f"its optimiser is {stored}, but the settings have {own}")
         self.weights.load_state_dict(state["weights"])
         if self.temperature is not None:
             self.temperature.load_state_dict(state["temperature"])
-        for part in self.parts:
-            _lay_out_as_weights(part)
-
-
-def _lay_out_as_weights(part: torch.optim.Optimizer) -> None:
-    """Give the state its weights' strides: fused steps traverse raw memory, ignoring shape and strides."""
-    for parameter, own in part.state.items():
-        for name, value in own.items():
-            if isinstance(value, torch.Tensor) and name in _MEMORIES:
-                if value.shape != parameter.shape:
-                    raise ValueError(
-                        f"its {name} has shape {list(value.shape)}, but the weight has {list(parameter.shape)}"
-                    )
-                own[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+        # Give the state its weights' strides: fused steps traverse raw memory, ignoring shape and strides.
+        for weight, memory in (pair for part in self.parts for pair in part.state.items()):
+            for name in memory.keys() & _MEMORIES:
+                value, shape = memory[name], list(weight.shape)
+                if list(value.shape) != shape:
+                    raise ValueError(f"its {name} has shape {list(value.shape)}, but the weight has {shape}")
+                memory[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
 
 
 def _kind(state: dict[str, Any]) -> str:
@@ -181,8 +174,8 @@ def create_optimizer(
         spared.append({"params": [p for p in of_factor if p.ndim < 2], "weight_decay": 0.0, **scale})
     spared.append({"params": own if rate is None else [], "weight_decay": 0.0})
     settings = {"lr": config.lr} | {name: getattr(config, name) for name in OPTIMIZERS[config.name]}
-    made = _of_library(config.name, _without_empty(decayed), _without_empty(spared), settings)
-    return Optimizer(config.name, made, temperature)
+    decayed, spared = ([group for group in groups if group["params"]] for groups in (decayed, spared))
+    return Optimizer(config.name, _of_library(config.name, decayed, spared, settings), temperature)
 
 
 def _of_library(name: str, decayed: Groups, spared: Groups, settings: dict[str, Any]) -> torch.optim.Optimizer:
@@ -221,7 +214,3 @@ def _lamb(decayed: Groups, spared: Groups, settings: dict[str, Any]) -> torch.op
     lamb = Lamb(decayed + spared, weight_decouple=False, adam_debias=True, **settings)
     lamb.clamp = math.inf
     return lamb
-
-
-def _without_empty(groups: Groups) -> Groups:
-    return [group for group in groups if group["params"]]

@@ -1,8 +1,13 @@
-"""A user's own objects, which settings name as `module:name`."""
+"""A user's own objects, which settings name as `module:name`: which settings do, and whether they may be imported."""
 
+import logging
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
+
+from .config import TrainConfig, flat
+from .errors import ConfigError
 
 WRITE = "Write module:name, with the module's directory in PYTHONPATH"
 
@@ -11,7 +16,15 @@ HF, TIMM, OPEN_CLIP = "hf:", "timm:", "open_clip:"
 """Before the name of an encoder that transformers, timm or open_clip makes."""
 
 
-class PluginError(ValueError):
+_log = logging.getLogger(__name__)
+
+CODE_OF_FEATURES = ("data.recipe", "data.recipe.name", "model.image.name", "model.text.name")
+CODE = ("data.augmentation", "objective.name", "trackers", *CODE_OF_FEATURES)
+"""Settings that may name a user's own code, as `module:name`; features depend on CODE_OF_FEATURES."""
+ALLOW = "add --allow-code"
+
+
+class PluginError(ConfigError, ValueError):
     """An object cannot be imported, or is not of the required kind."""
 
 
@@ -39,19 +52,50 @@ def file_of(name: str) -> str:
     return "" if spec is None else spec.origin or next(iter(spec.submodule_search_locations or ()), "")
 
 
-def load_plugin(name: str) -> Any:
-    """Import the object `module:name`, which runs the module. Raises PluginError if that fails."""
+def load_plugin(name: str, where: str) -> Any:
+    """Import the object `module:name`, which runs the module. Raises PluginError if that fails.
+
+    where: what names it, for messages.
+    """
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
-        raise PluginError(f"is not module:name. {WRITE}")
+        raise PluginError(f"{where} is not module:name. {WRITE}")
     try:
         imported = import_module(module)
     except Exception as error:  # a user's module may raise anything
-        said = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            raise PluginError(f"cannot be imported: {said}. {WRITE}") from error
-        raise PluginError(f"cannot be used, because the module {module} ends with an error: {said}") from error
+            raise PluginError(f"{where} cannot be imported: {reason}. {WRITE}") from error
+        raise PluginError(
+            f"{where} cannot be used, because the module {module} ends with an error: {reason}"
+        ) from error
     try:
         return getattr(imported, attribute)
     except Exception as error:  # a module may look names up by its own code
-        raise PluginError(f"is not in {file_of(name)}, which has no {attribute!r}") from error
+        raise PluginError(f"{where} is not in {file_of(name)}, which has no {attribute!r}") from error
+
+
+def code_in(config: TrainConfig, keys: Iterable[str] = CODE) -> dict[str, str]:
+    """Return key → `module:name` of the code that a run with these settings imports; of `trackers`, with spaces."""
+    values = {key: value for key, value in flat(config.model_dump()).items() if key in keys}
+    if config.objective.mode == "unimodal":
+        values.pop("model.text.name", None)
+    if "trackers" in values:
+        values["trackers"] = " ".join(filter(is_plugin, values["trackers"]))
+    return {
+        key: name for key, name in values.items() if (is_own_encoder if key.startswith("model.") else is_plugin)(name)
+    }
+
+
+def refuse_code(named: Mapping[str, str], where: object, cure: str = ALLOW) -> None:
+    """Raise ConfigError if `named` has any code. named: as `code_in` returns it; where: the file that names it."""
+    if named:
+        sets = " and ".join(f"{key} = {code!r}" for key, code in named.items())
+        raise ConfigError(f"{where} sets {sets}, which imports that module and runs its code. If you trust it, {cure}")
+
+
+def announce_code(named: Mapping[str, str]) -> None:
+    """Log the code about to be imported, and its file."""
+    for key, codes in named.items():
+        for code in codes.split() if key == "trackers" else [codes]:
+            _log.warning("imports %s = %s from %s", key, code, file_of(code) or "a place that is not found")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 from ..pipeline.dataset.index import TOKENIZER_FILE
 from ..storage.bucket import Address
@@ -128,48 +128,38 @@ class RunDirectory:
         """Replace the recorded settings."""
         self.config_file.rewrite(_sealed(config, self.path))
 
-    def config(self) -> TrainConfig:
-        """Return the run's settings; warns if config.toml is not what `record` wrote.
+    def config(self, *, edited: Literal["warn", "refuse", "accept"] = "warn") -> TrainConfig:
+        """Return the run's settings.
 
-        Raises RunError if the directory is not a run or the file has no settings.
+        edited: what to do if config.toml is not what `record` wrote. Raises RunError if the directory is not a run or
+        the file has no settings, or is to be refused.
         """
-        text = self._config_text()
-        if not _is_as_written(text):
-            _log.warning("%s was edited by hand or is damaged; its current content is used", self.config_file)
-        return self._parsed(text)
-
-    def config_to_resume(self, *, accept_edits: bool) -> TrainConfig:
-        """Return the settings to train with, as `config` does, but raise RunError instead of warning.
-
-        accept_edits: use a config.toml that was edited by hand.
-        """
-        text = self._config_text()
-        if not (accept_edits or _is_as_written(text)):
-            if (latest := latest_checkpoint(self.checkpoints)) is not None:
-                with suppress(DamagedCheckpointError):
-                    read_info(latest)  # reports a run of another version
-            raise RunError(
-                f"{self.config_file} is damaged or was edited by hand: it does not match the sha256 in its last line. "
-                "If you edited it, resume with --accept-config; if not, each checkpoint's settings are in its "
-                "checkpoint.json"
-            )
-        return self._parsed(text)
-
-    def _config_text(self) -> bytes:
+        file = self.config_file
         try:
-            return self.config_file.read_bytes(MAX_BYTES)
+            text = file.read_bytes(MAX_BYTES)
         except MissingBucketError as error:
             raise RunError(str(error)) from None
         except FileNotFoundError:
             raise RunError(
-                f"{self.path} is not a run: it has no {self.config_file.name}. Start one with `thermopile train`."
+                f"{self.path} is not a run: it has no {file.name}. Start one with `thermopile train`."
             ) from None
-
-    def _parsed(self, text: bytes) -> TrainConfig:
+        seal = _SEAL.search(text)
+        if not seal or hashlib.sha256(text[: seal.start()]).hexdigest() != seal[1].decode():
+            if edited == "warn":
+                _log.warning("%s was edited by hand or is damaged; its current content is used", file)
+            if edited == "refuse":
+                if (latest := latest_checkpoint(self.checkpoints)) is not None:
+                    with suppress(DamagedCheckpointError):
+                        read_info(latest)  # reports a run of another version
+                raise RunError(
+                    f"{file} is damaged or was edited by hand: it does not match the sha256 in its last line. "
+                    "If you edited it, resume with --accept-config; if not, each checkpoint's settings are in its "
+                    "checkpoint.json"
+                )
         try:
-            return load_config(parse_toml(text, self.config_file))
+            return load_config(parse_toml(text, file))
         except ConfigError as error:
-            raise RunError(f"{self.config_file} is damaged: {error}") from error
+            raise RunError(f"{file} is damaged: {error}") from error
 
 
 def _sealed(config: TrainConfig, path: Place) -> bytes:
@@ -177,11 +167,6 @@ def _sealed(config: TrainConfig, path: Place) -> bytes:
     if path.lease:  # so that no earlier writer's settings have the same version
         text += f"# written in term {path.lease.term}\n".encode()
     return text + f'# sha256 = "{hashlib.sha256(text).hexdigest()}"\n'.encode()
-
-
-def _is_as_written(text: bytes) -> bool:
-    seal = _SEAL.search(text)
-    return seal is not None and hashlib.sha256(text[: seal.start()]).hexdigest() == seal[1].decode()
 
 
 def refuse_in_run(place: Place, *, is_file: bool = False) -> None:

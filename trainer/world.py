@@ -7,7 +7,7 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -58,18 +58,12 @@ class World:
         """Whether this rank writes the run's files and talks to the user."""
         return self.rank == 0
 
-    def all_gather(self, own: Sequence[int]) -> list[list[int]]:
-        """Return every rank's integers or flags, equally many from each, in rank order. Never waits for a GPU."""
-        if not isinstance(self.control, TorchRanks):
-            return [list(own)]
-        return self.control.all_gather(own)
-
     def any_rank(self, flag: bool) -> bool:
         """Return whether the flag is set on any rank. Called by all ranks."""
-        return any(of_rank for (of_rank,) in self.all_gather([flag]))
+        return any(of_rank for (of_rank,) in self.control.all_gather([flag]))
 
     def naming_lost_ranks(self, as_error: AsError) -> AbstractContextManager[None]:
-        """In this context, report lost ranks by `as_error`, also in place of a RuntimeError that they caused."""
+        """As `Heartbeats.naming_lost_ranks`."""
         return nullcontext() if self.heartbeats is None else self.heartbeats.naming_lost_ranks(as_error)
 
     def end_by_itself(self) -> None:

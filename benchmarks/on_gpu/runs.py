@@ -169,7 +169,7 @@ def _world_of_one(device: str) -> Iterator[tuple[World, Heartbeats]]:
     store = HashStore()
     dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", store=store, rank=0, world_size=1)
     control = TorchRanks(dist.new_group(backend="gloo"))
-    with Heartbeats(0, [RankProcess("this machine", os.getpid(), [], "127.0.0.1", 0, "")], {}).beating() as heartbeats:
+    with Heartbeats(0, [RankProcess("this machine", os.getpid(), [], "127.0.0.1", "")], {}).beating() as heartbeats:
         yield World(control=control, heartbeats=heartbeats), heartbeats
     dist.destroy_process_group()
 
@@ -179,7 +179,7 @@ def _config(found: Findings, name: str = "", steps: int = STEPS, **more: Any) ->
     dataset = synthetic_dataset(Path(mkdtemp(dir=found.folder), "dataset"), steps * batch)
     tree = settings(found.device, found.small, name) | {"batch_size": batch, "epochs": 1, "log_every": 1} | more
     tree["data"] |= {"path": str(dataset.path)}
-    return resolve(load_config(tree), dataset)
+    return resolve(load_config(tree), dataset)[0]
 
 
 def _losses(run: RunDirectory) -> list[float]:

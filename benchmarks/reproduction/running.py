@@ -29,7 +29,7 @@ from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.trainer.checkpoints.checkpoint_files import LATEST, load_checkpoint
 from thermopile.trainer.config import load_config
-from thermopile.trainer.config.layers import apply_overrides
+from thermopile.trainer.config.layers import from_overrides, merge
 from thermopile.trainer.encoders import Encoders, with_names
 from thermopile.trainer.errors import TrainingError
 from thermopile.trainer.evaluation.bands import BANDS
@@ -190,7 +190,7 @@ def _train(run: Run, sets: Sets, directory: RunDirectory) -> str:
         with redirect_stderr(said), redirect_stdout(said):
             if DIVIDED_AFTER in run.settings:
                 tree: dict[str, Any] = {}
-                apply_overrides(tree, _overrides(run.settings))
+                merge(tree, from_overrides(_overrides(run.settings)))
                 train_divided(directory.path, sets.train.path, tree, run.settings[DIVIDED_AFTER])
                 return ""
             if FORKED_AT in run.settings:
@@ -256,7 +256,7 @@ def _baseline(run: Run, sets: Sets) -> Scorer:
     raw = run.settings["baseline"] == "raw_pixels"
     mode: Mode = "unimodal" if raw else run.mode
     tree: dict[str, Any] = {}
-    apply_overrides(tree, _overrides(untrained_settings(mode)))
+    merge(tree, from_overrides(_overrides(untrained_settings(mode))))
     config, index, tokenizer = load_config(tree), sets.train.index, None
     torch.manual_seed(config.seed)
     encoders = Encoders.create(with_names(config.model), mode, config.data.image_size, index.tokenizer)

@@ -35,7 +35,7 @@ def small(dataset: Dataset, **more):
         "epochs": 2, "batch_size": 256, "log_every": 1, "model": SMALL_MODEL,
         "data": {"path": str(dataset.path), "image_size": 16},
     }  # fmt: skip
-    return resolve(load_config(tree | more), dataset)
+    return resolve(load_config(tree | more), dataset)[0]
 
 
 _places = count()

@@ -16,7 +16,7 @@ def run_without_state(path, dataset, planted=0.0, **objective):
     """Write the settings of a run; return its directory and the objective's fields."""
     run = RunDirectory(path)
     data = {"path": str(dataset.path), "image_size": 32, "planted": planted}
-    config = resolve(load_config({"batch_size": 16, "data": data, "objective": objective}), dataset)
+    config = resolve(load_config({"batch_size": 16, "data": data, "objective": objective}), dataset)[0]
     run.create(config)
     return run, create_objective(config.objective.name, mode=config.objective.mode, **config.objective.settings).fields
 

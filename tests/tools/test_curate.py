@@ -189,7 +189,7 @@ def test_weights_are_tau_to_the_power_with_mean_1_and_train_takes_the_file(curat
     file = str(tmp_path / "k.parquet")
     tree = {"batch_size": 16, "data": {"path": str(hostile_dataset.path), "select": file, "weights": file},
             "objective": {"name": "isogclr"}}  # fmt: skip
-    config = resolve(load_config(tree), hostile_dataset)
+    config = resolve(load_config(tree), hostile_dataset)[0]
     write_selection(config.data, hostile_dataset, tmp_path / "selection")
     own = Selection(tmp_path / "selection")
     assert own.ids.tolist() == kept["sample_id"].to_pylist()

@@ -58,7 +58,7 @@ def test_encoders_of_transformers_take_no_memory_and_can_be_exported_to_it(pairs
     assert found["export"] == "hf or safetensors"
     model = {"image": {"name": "hf:vit-s"}, "text": {"name": "hf:clip-text"}}
     config = {"device": "cpu", "data": {"image_size": 224}, "model": model}
-    settings, run = resolve(load_config(config), pairs_dataset), RunDirectory(tmp_path / "run")
+    settings, run = resolve(load_config(config), pairs_dataset)[0], RunDirectory(tmp_path / "run")
     with dry_run(settings, run) as trainer:
         assert all(weights.is_meta for weights in trainer.run.encoders.parameters())
     assert int(found["parameters"].split()[1].rstrip(",").replace(",", "")) > 2_400_000_000

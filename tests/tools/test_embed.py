@@ -41,7 +41,7 @@ def run_with_random_weights(path, dataset):
         "batch_size": 16, "data": {"path": str(dataset.path), "image_size": 16},
         "model": {"dim": 6, "image": {"name": "conv", "config": {"width": 2}}},
     }  # fmt: skip
-    config = resolve(load_config(settings), dataset)
+    config = resolve(load_config(settings), dataset)[0]
     run = RunDirectory(path)
     run.create(config)
     for step in (1, 2):

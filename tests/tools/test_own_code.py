@@ -7,7 +7,7 @@ import pytest
 
 from thermopile.pipeline.opening import Dataset
 from thermopile.tools.inspection.features import embedding_map
-from thermopile.trainer.config.own_code import CODE
+from thermopile.trainer.plugins import CODE
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import answer, cli, sets, succeed

@@ -39,15 +39,16 @@ def lines(text):
 @pytest.mark.parametrize("name", preset_names())
 def test_what_is_shown_is_toml_that_gives_the_same_settings(name):
     layers = layered(preset=name)
-    config = load_config(tomllib.loads(shown_settings(layers.load(), layers)))
-    assert config.model_copy(update={"objective": None}) == layers.load().model_copy(update={"objective": None})
-    given = layers.load().objective.settings
+    config = load_config(tomllib.loads(shown_settings(load_config(layers.tree), layers)))
+    asked = load_config(layers.tree)
+    assert config.model_copy(update={"objective": None}) == asked.model_copy(update={"objective": None})
+    given = asked.objective.settings
     assert {key: config.objective.settings[key] for key in given} == given
 
 
 def test_every_setting_is_shown_with_where_it_comes_from():
     layers = layered(preset="isogclr/cifar100", epochs=3)
-    shown = lines(shown_settings(layers.load(), layers))
+    shown = lines(shown_settings(load_config(layers.tree), layers))
     assert flat(TrainConfig().model_dump()).keys() <= shown.keys()
     assert shown["epochs"] == ("epochs = 3", "--set")
     assert shown["objective.rho"] == ("rho = 0.4", "preset isogclr/cifar100")
@@ -60,7 +61,7 @@ def test_every_setting_is_shown_with_where_it_comes_from():
 
 def test_what_was_open_says_what_it_was(pairs_dataset):
     layers = layered(order={"canonical_shards": 0}, data={"path": str(pairs_dataset.path)})
-    shown = lines(shown_settings(resolve(layers.load(), pairs_dataset), layers))
+    shown = lines(shown_settings(resolve(load_config(layers.tree), pairs_dataset)[0], layers))
     assert shown["order.canonical_shards"] == ("canonical_shards = 8", "resolved from 0 (--set)")
     assert shown["objective.mode"] == ('mode = "bimodal"', "resolved from auto (default)")
     assert shown["data.recipe"] == ('recipe = "clip"', "resolved from auto (default)")
@@ -69,7 +70,7 @@ def test_what_was_open_says_what_it_was(pairs_dataset):
 
 def test_without_a_dataset_what_is_open_stays_so():
     layers = layered()
-    shown = lines(shown_settings(layers.load(), layers))
+    shown = lines(shown_settings(load_config(layers.tree), layers))
     assert shown["objective.mode"] == ('mode = "auto"', "default")
     assert "objective.rho" not in shown
 
@@ -79,7 +80,7 @@ def test_what_a_model_directory_says_is_from_there(images_dataset, tmp_path):
     (tmp_path / "tiny" / "config.json").write_text('{"model_type": "resnet", "depths": [1, 1], "embedding_size": 4}')
     (tmp_path / "tiny" / "model.safetensors").touch()
     layers = layered(model={"image": {"name": f"hf:{tmp_path}/tiny", "config": {"embedding_size": 8}}})
-    shown = lines(shown_settings(resolve(layers.load(), images_dataset), layers))
+    shown = lines(shown_settings(resolve(load_config(layers.tree), images_dataset)[0], layers))
     assert shown["model.image.config.model_type"] == ('model_type = "resnet"', "from tiny")
     assert shown["model.image.config.depths"] == ("depths = [1, 1]", "from tiny")
     assert shown["model.image.config.embedding_size"] == ("embedding_size = 8", "--set")
@@ -88,7 +89,7 @@ def test_what_a_model_directory_says_is_from_there(images_dataset, tmp_path):
 
 def test_no_setting_hides_or_reorders_what_the_terminal_shows():
     layers = layered(data={"path": "a\x1b[2J\u202eb\x85\x7f"}, model={"image": {"config": {"a\u202eb": [1, 2]}}})
-    text = shown_settings(layers.load(), layers)
+    text = shown_settings(load_config(layers.tree), layers)
     assert all(c.isprintable() or c == "\n" for c in text)
     assert load_config(tomllib.loads(text)).data.path == "a\x1b[2J\u202eb\x85\x7f"
 

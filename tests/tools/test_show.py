@@ -90,7 +90,7 @@ def test_the_recipes_are_those_of_the_loaders():
 @pytest.mark.parametrize("name", ["pairs_dataset", "images_dataset"])
 def test_the_recipe_is_the_one_that_training_would_choose(name, request, tmp_path):
     dataset = request.getfixturevalue(name)
-    config = resolve(load_config({"data": {"path": str(dataset.path)}, "batch_size": 16}), dataset)
+    config = resolve(load_config({"data": {"path": str(dataset.path)}, "batch_size": 16}), dataset)[0]
     done = show(dataset.path, "--out", tmp_path / "sheet.html", "--samples", 1, "--image-size", 16)
     assert done.stdout.endswith(f"recipe {config.data.recipe}\n")
 

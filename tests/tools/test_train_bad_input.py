@@ -97,7 +97,7 @@ def small(dataset):
         "data": {"path": str(dataset.path), "image_size": 16},
         "checkpoint": {"every_minutes": 0, "every_steps": 2, "keep_last": 9},
     }  # fmt: skip
-    return resolve(load_config(tree), dataset)
+    return resolve(load_config(tree), dataset)[0]
 
 
 def room_for_files(size):
@@ -375,7 +375,7 @@ def test_a_flipped_bit_in_the_settings_is_an_error_on_resume_and_a_warning_elsew
         flipped[place // 8] ^= 1 << place % 8
         run.config_file.write_bytes(flipped)
         with pytest.raises(RunError, match=str(run.config_file)):
-            run.config_to_resume(accept_edits=False)
+            run.config(edited="refuse")
         caplog.clear()
         with contextlib.suppress(RunError):
             run.config()

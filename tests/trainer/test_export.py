@@ -47,7 +47,7 @@ def make_run(path, dataset, image, text=None, name=None, **model):
     config = resolve(load_config({
         "batch_size": 64, "data": {"path": str(dataset.path), "image_size": 32}, "model": {"dim": 6} | sides | model,
         "objective": {"mode": "bimodal" if text else "unimodal"},
-    }), dataset)  # fmt: skip
+    }), dataset)[0]  # fmt: skip
     run = RunDirectory(path)
     run.create(config)
     torch.manual_seed(3)

@@ -19,7 +19,7 @@ TREE = {"epochs": 2, "batch_size": 256, "log_every": 1, "optimizer": {"warmup": 
 def small(dataset, **more):
     # One loader everywhere: views of `dali` differ from those of `ffcv` by a level.
     data = {"path": str(dataset.path), "image_size": 32, "loader": "ffcv"}
-    return resolve(load_config(TREE | {"data": data, "checkpoint": {"every_minutes": 0}} | more), dataset)
+    return resolve(load_config(TREE | {"data": data, "checkpoint": {"every_minutes": 0}} | more), dataset)[0]
 
 
 def first(steps, run):

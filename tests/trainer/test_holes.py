@@ -90,7 +90,7 @@ def test_a_resumed_run_refuses_other_holes_and_a_damaged_copy(pairs_dataset, nam
     recorded = run.config()
     for other in (named(FORGOTTEN[1:], "other.parquet"), ""):
         data = recorded.data.model_copy(update={"without": other})
-        asked = complete(recorded.model_copy(update={"data": data}), pairs_dataset, recorded=recorded)
+        asked, _ = complete(recorded.model_copy(update={"data": data}), pairs_dataset, recorded=recorded)
         with pytest.raises(ConfigError, match=r"data\.without: .* \(cannot change: .* thermopile fork RUN --out NEW"):
             compare(run.path, recorded, asked, [])
     file = run.selection / "without.int64"

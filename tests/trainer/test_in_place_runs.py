@@ -45,7 +45,7 @@ def settings(place, **data):
     """Eleven epochs of 18 steps, in windows of three blocks of eight."""
     data = {"path": str(place), "image_size": 16, "workers": 2} | data
     tree = {"epochs": 11, "batch_size": 32, "log_every": 1, "model": SMALL_MODEL, "data": data, "order": WINDOWS}
-    return resolve(load_config(tree), Dataset(place))
+    return resolve(load_config(tree), Dataset(place))[0]
 
 
 @pytest.fixture(scope="module")

@@ -57,20 +57,6 @@ TALK_FOR_EVER = JOINED + "    while True: world.any_rank(False)"
 LEAVE = JOINED + "    pass"
 FAIL = JOINED + "    raise ValueError('its own error')"
 WAIT_FOR_FILE = JOINED + "    while not file.exists(): time.sleep(0.05)"
-# As a firewall does, while the process goes on.
-RESET_ITS_CONNECTION = (
-    JOINED
-    + """
-    import os, socket
-    from contextlib import suppress
-    for number in map(int, os.listdir("/proc/self/fd")):
-        with suppress(OSError), socket.socket(fileno=os.dup(number)) as own:
-            if own.getsockname()[1:] == (world.heartbeats._members[world.rank].port,):
-                own.shutdown(socket.SHUT_RDWR)
-                print("reset", flush=True)
-    while not file.exists(): time.sleep(0.05)
-"""
-)
 TRAIN_UNTIL_STEP_8 = (
     SHORTER_TIMES
     + """
@@ -255,12 +241,6 @@ def work_on(rank):
 )
 def test_a_rank_that_leaves_in_order_does_not_end_one_that_works_on(ranks):
     assert_end_in_order(ranks)
-
-
-@after(Scene([WAIT_FOR_FILE, RESET_ITS_CONNECTION], work_on(1), said="joined"))
-def test_a_connection_that_is_reset_ends_nobody_whose_rank_lives(ranks):
-    assert_end_in_order(ranks)
-    assert ranks[1].has_said("reset")
 
 
 def kill_2_once_1_has_left(ranks, folder):

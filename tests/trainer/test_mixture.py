@@ -32,7 +32,7 @@ def mixed(parts, **more):
     """Settings of 34 steps, more than an epoch: of a batch of 64, 32 : 16 : 16 are of the parts."""
     data = {"parts": [str(part.path) for part in parts], "shares": [2, 1, 1], "image_size": 16}
     tree = {"epochs": 2, "steps": 34, "batch_size": 64, "log_every": 1, "model": SMALL_MODEL, "data": data}
-    return resolve(load_config(tree | {"checkpoint": {"every_steps": 5}} | more), Mixture(parts))
+    return resolve(load_config(tree | {"checkpoint": {"every_steps": 5}} | more), Mixture(parts))[0]
 
 
 @pytest.fixture(scope="module")

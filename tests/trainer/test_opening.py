@@ -27,7 +27,7 @@ class Told:
 @pytest.fixture(scope="module")
 def config(pairs_dataset):
     tree = {"batch_size": 128, "data": {"path": str(pairs_dataset.path), "image_size": 32}}
-    return resolve(load_config(tree), pairs_dataset)
+    return resolve(load_config(tree), pairs_dataset)[0]
 
 
 @pytest.fixture(scope="module")

@@ -145,7 +145,7 @@ def test_a_mixture_with_one_part_planted_is_stopped_and_goes_on_with_the_same(pa
     def mixed(share, **more):
         data = {"parts": [str(part.path) for part in parts], "shares": [2, 1, 1], "image_size": 16, "planted": share}
         tree = {"epochs": 2, "steps": 20, "batch_size": 64, "log_every": 1, "model": SMALL_MODEL, "data": data}
-        return resolve(load_config(tree | {"checkpoint": {"every_steps": 5}} | more), Mixture(parts))
+        return resolve(load_config(tree | {"checkpoint": {"every_steps": 5}} | more), Mixture(parts))[0]
 
     config = mixed([0, 100, 0])
     assert config.data.planted == (0, 0.25, 0)

@@ -10,7 +10,7 @@ import torch
 from thermopile.pipeline.dataset.index import TokenizerInfo
 from thermopile.pipeline.views.recipes import RECIPES
 from thermopile.trainer.config import layers, load_config
-from thermopile.trainer.config.layers import PRESETS, apply_overrides, preset_names, read_preset
+from thermopile.trainer.config.layers import PRESETS, from_overrides, merge, preset_names, read_preset
 from thermopile.trainer.encoders import Encoders, with_names
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer
@@ -192,7 +192,7 @@ def test_the_other_optimisers_that_a_header_offers_load_on_top_of_its_preset(siz
     for line in text.splitlines():
         if line.startswith("#   --set"):
             tree = read_preset(f"fastclip_v3/{size}")
-            apply_overrides(tree, re.findall(r"--set (\S+)", line))
+            merge(tree, from_overrides(re.findall(r"--set (\S+)", line)))
             optimizer = load_config(tree).optimizer
             offered[optimizer.name] = (optimizer.lr, optimizer.weight_decay)
             assert optimizer.warmup == 10_000
@@ -226,9 +226,9 @@ def one_of_each_kind():
 @pytest.mark.parametrize("name", one_of_each_kind())
 def test_a_preset_trains_on_data_of_its_kind(name, pairs_dataset, images_dataset, tmp_path):
     tree = read_preset(name)
-    apply_overrides(tree, TINY)
+    merge(tree, from_overrides(TINY))
     dataset = images_dataset if tree["objective"].get("mode") == "unimodal" else pairs_dataset
-    config = resolve(load_config(tree | {"data": tree["data"] | {"path": str(dataset.path)}}), dataset)
+    config = resolve(load_config(tree | {"data": tree["data"] | {"path": str(dataset.path)}}), dataset)[0]
     with Trainer.open(config, RunDirectory(tmp_path / "run")) as trainer:
         trainer.train(should_stop=lambda: trainer.run.steps_done == 2)
         losses = [json.loads(line)["loss"] for line in trainer.run.directory.metrics_file.read_text().splitlines()]

@@ -408,12 +408,12 @@ def test_two_ranks_killed_60_times_with_all_or_few_rows_in_memory_lose_nothing(s
 def test_a_number_of_ranks_that_does_not_divide_the_orders_shards_is_refused(pairs_dataset):
     config = load_config({"batch_size": 128, "data": {"path": str(pairs_dataset.path), "image_size": 32}})
     with pytest.raises(ConfigError, match="world 3 does not divide canonical_shards 8"):
-        resolve(config, pairs_dataset, World(rank=0, size=3))
+        resolve(config, pairs_dataset, World(rank=0, size=3))[0]
 
 
 def test_a_memory_budget_is_a_ranks_own(pairs_dataset):
     tree = {"batch_size": 128, "data": {"path": str(pairs_dataset.path)}, "state": {"memory_budget": "40KB"}}
-    alone, shared = (resolve(load_config(tree), pairs_dataset, World(size=size)) for size in (1, 2))
+    alone, shared = (resolve(load_config(tree), pairs_dataset, World(size=size))[0] for size in (1, 2))
     assert (
         alone.order.window_blocks / alone.order.blocks_per_shard
         < shared.order.window_blocks / shared.order.blocks_per_shard
@@ -444,4 +444,4 @@ def test_a_run_of_one_process_needs_no_launcher(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with joined_world() as world:
         assert (world.rank, world.size, world.is_first) == (0, 1, True)
-        assert world.all_gather([3, 4]) == [[3, 4]]
+        assert world.control.all_gather([3, 4]) == [[3, 4]]

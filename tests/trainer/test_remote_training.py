@@ -49,14 +49,14 @@ def settings(place, *, cache="none", **more):
 @pytest.fixture(scope="module")
 def windowed(address, noise_dataset, tmp_path_factory):
     """The run on disk, with the order that a cache of a quarter asks for."""
-    asked = resolve(settings(address, cache=QUARTER), Dataset(address))
+    asked = resolve(settings(address, cache=QUARTER), Dataset(address))[0]
     assert asked.order.window_blocks < asked.order.blocks_per_shard
-    config = resolve(settings(noise_dataset.path, order=dict(asked.order)), noise_dataset)
+    config = resolve(settings(noise_dataset.path, order=dict(asked.order)), noise_dataset)[0]
     return train(config, tmp_path_factory.mktemp("runs") / "windowed")
 
 
 def test_a_run_with_a_cache_of_a_quarter_has_the_losses_of_one_on_disk(s3, address, windowed, tmp_path):
-    config = resolve(settings(address, cache=QUARTER), Dataset(address))
+    config = resolve(settings(address, cache=QUARTER), Dataset(address))[0]
     run = train(config, tmp_path / "run")
     assert losses(run) == losses(windowed)
     assert run.config().data.path == "s3://bucket/noise"
@@ -68,9 +68,9 @@ def test_a_run_with_a_cache_of_a_quarter_has_the_losses_of_one_on_disk(s3, addre
 
 
 def test_a_dataset_that_fits_the_cache_is_fully_shuffled(s3, address, noise_dataset):
-    fits = resolve(settings(address, cache="1GB"), Dataset(address))
+    fits = resolve(settings(address, cache="1GB"), Dataset(address))[0]
     assert (fits.order.window_blocks, fits.order.blocks_per_shard) == (1, 1)
-    local = resolve(settings(noise_dataset.path), noise_dataset)
+    local = resolve(settings(noise_dataset.path), noise_dataset)[0]
     assert (fits.order.window_blocks, fits.order.blocks_per_shard) == (
         local.order.window_blocks,
         local.order.blocks_per_shard,
@@ -80,19 +80,19 @@ def test_a_dataset_that_fits_the_cache_is_fully_shuffled(s3, address, noise_data
 def test_without_a_setting_a_dataset_must_fit_the_free_disk_and_is_fully_shuffled(s3, address, monkeypatch):
     dataset, free = Dataset(address), 100_000_000
     monkeypatch.setattr(cache_folder, "free_bytes", lambda: free)
-    fits = resolve(settings(address), dataset)
+    fits = resolve(settings(address), dataset)[0]
     assert (fits.order.window_blocks, fits.order.blocks_per_shard) == (1, 1)
     free = 12_000_000
     with pytest.raises(
         ConfigError, match=r"s3://bucket/noise takes .* half of the free disk, 6,000,000\. Set data\.cache"
     ):
-        resolve(settings(address), dataset)
+        resolve(settings(address), dataset)[0]
 
 
 def test_the_narrower_of_the_windows_for_state_and_cache_counts(s3, address):
     dataset = Dataset(address)
     of_cache, of_both, of_state = (
-        resolve(settings(address, cache=cache, state={"memory_budget": budget}), dataset)
+        resolve(settings(address, cache=cache, state={"memory_budget": budget}), dataset)[0]
         for cache, budget in ((QUARTER, "none"), (QUARTER, 30_000), ("1GB", 30_000))
     )
     rows = [config.order.window_blocks / config.order.blocks_per_shard for config in (of_cache, of_both, of_state)]
@@ -102,7 +102,7 @@ def test_the_narrower_of_the_windows_for_state_and_cache_counts(s3, address):
 
 def test_a_resumed_run_may_have_a_larger_cache_but_none_too_small_for_its_order(s3, address, windowed, tmp_path):
     dataset, run = Dataset(address), RunDirectory(tmp_path / "run")
-    config = resolve(settings(address, cache=QUARTER), dataset)
+    config = resolve(settings(address, cache=QUARTER), dataset)[0]
     with Trainer.open(config, run) as trainer:
         trainer.train(should_stop=lambda: trainer.run.steps_done >= 30)
     smaller = config.model_copy(update={"data": config.data.model_copy(update={"cache": 1_000_000})})
@@ -118,9 +118,9 @@ def test_a_resumed_run_may_have_a_larger_cache_but_none_too_small_for_its_order(
 
 def test_a_new_run_whose_cache_is_too_small_for_any_order_is_told_the_least(s3, address):
     with pytest.raises(ConfigError, match=r"Set data.cache to at least ") as refused:
-        resolve(settings(address, cache=100_000), Dataset(address))
+        resolve(settings(address, cache=100_000), Dataset(address))[0]
     least = int(re.search(r"at least ([\d,]+)$", str(refused.value))[1].replace(",", ""))
-    resolve(settings(address, cache=least), Dataset(address))
+    resolve(settings(address, cache=least), Dataset(address))[0]
 
 
 def test_a_run_whose_store_goes_away_ends_with_one_error_and_can_be_resumed(
@@ -129,7 +129,7 @@ def test_a_run_whose_store_goes_away_ends_with_one_error_and_can_be_resumed(
     monkeypatch.setattr(bucket, "PATIENCE_SECONDS", 2)
     run = RunDirectory(tmp_path / "run")
     with s3.gateway() as gateway:
-        config = resolve(settings(address, cache=QUARTER), Dataset(address))
+        config = resolve(settings(address, cache=QUARTER), Dataset(address))[0]
 
         def outage(report):
             if report.step == 30:

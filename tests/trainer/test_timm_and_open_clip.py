@@ -16,7 +16,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from thermopile.pipeline.dataset.tokenizer import encode, load_tokenizer
 from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import load_config
-from thermopile.trainer.config.own_code import code_in
 from thermopile.trainer.dry_run import dry_run
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.encoders.locking import lock_advice
@@ -25,6 +24,7 @@ from thermopile.trainer.errors import ConfigError, RunError
 from thermopile.trainer.evaluation.evaluate import tokenizer_of
 from thermopile.trainer.evaluation.features import restore_encoders
 from thermopile.trainer.export import export_encoders
+from thermopile.trainer.plugins import code_in
 from thermopile.trainer.run.build import recipe_named, resolve
 from thermopile.trainer.run.settings_of_data import choices_of
 from thermopile.trainer.run_directory import RunDirectory
@@ -51,7 +51,7 @@ def settings(dataset, model, **more):
     tree = {} if "steps" in more else {"epochs": 1}
     tree |= {"batch_size": 250, "log_every": 1, "data": {"path": str(dataset.path), "image_size": 32},
             "model": {"dim": 16} | model}  # fmt: skip
-    return resolve(load_config(tree | more), dataset)
+    return resolve(load_config(tree | more), dataset)[0]
 
 
 def restored(run):

@@ -53,7 +53,7 @@ def test_a_run_with_few_rows_in_memory_equals_one_with_all_bit_for_bit(resident,
 def test_a_windowed_run_stopped_within_an_epoch_goes_on_with_another_budget(resident, pairs_dataset, tmp_path):
     config = small(pairs_dataset, **WINDOWED, checkpoint={"every_steps": 4})
     run = stopped(config, tmp_path / "run", 11)
-    other = resolve(with_budget(config, 30_000, prefetch_steps=5), pairs_dataset)
+    other = resolve(with_budget(config, 30_000, prefetch_steps=5), pairs_dataset)[0]
     assert differences(config, other) == []
     assert_same_run(resumed(other, run, from_step=8), resident)
 

@@ -82,7 +82,7 @@ def step(
     """
     from ...pipeline.opening import Dataset
     from ...trainer.config import load_config
-    from ...trainer.config.layers import apply_overrides, merge, read_preset
+    from ...trainer.config.layers import from_overrides, merge, read_preset
     from ...trainer.run.build import device_named
     from ...trainer.run.settings_of_data import USUAL_BATCH_SIZE
     from .machine import describe_machine, words_of
@@ -93,7 +93,7 @@ def step(
         tree = read_preset(preset)
         names = {"image": {"name": image} if image else {}, "text": {"name": text} if text else {}}
         merge(tree, {"model": names} | ({"device": device} if device else {}))
-        apply_overrides(tree, [*overrides, *([f"batch_size={batch}"] if batch else [])])
+        merge(tree, from_overrides([*overrides, *([f"batch_size={batch}"] if batch else [])]))
         return tree
 
     for name in devices:

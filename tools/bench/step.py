@@ -116,4 +116,4 @@ def open_trainer(dataset: Dataset, settings: Mapping[str, Any], steps: int, dire
     """Return a trainer at the start of a run of at least `steps` steps in `directory`/run."""
     tree = {**settings, "data": {**settings.get("data", {}), "path": dataset.absolute}}
     tree["epochs"] = 1 + 2 * steps * (load_config(tree).batch_size or USUAL_BATCH_SIZE) // dataset.n
-    return Trainer.open(resolve(load_config(tree), dataset), RunDirectory(directory / "run"))
+    return Trainer.open(resolve(load_config(tree), dataset)[0], RunDirectory(directory / "run"))

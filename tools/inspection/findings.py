@@ -29,7 +29,7 @@ from .temperatures.whole_run import WholeRun
 from .temperatures.wrong_captions import WrongCaptions, misfits
 
 if TYPE_CHECKING:
-    from ...trainer.config.sections import Weights
+    from ...trainer.config import Weights
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from ...storage.files import read_regular, sha256_of, write_atomically
 from ...storage.place import Place, duplicate, steps_in
 from ...storage.sealed_json import DamagedJSONError, parse, seal_document, unseal
 from ...storage.step_folders import is_step_name, step_of
-from ..errors import DamagedCheckpointError, RunError
+from ..errors import DamagedCheckpointError, RunError, one_line
 
 FORMAT: Final = 2
 LATEST = "latest"
@@ -106,7 +106,12 @@ def load_checkpoint(path: Place) -> tuple[CheckpointInfo, dict[str, Any]]:
     info = read_info(path)
     with _damage_of(path), path.on_this_machine((_TENSORS, _REST)) as local:
         for name in (_TENSORS, _REST):
-            _verify(local / name, info.files.get(name))
+            if (written := info.files.get(name)) is None:
+                raise ValueError(f"{INFO} does not list {name}")
+            if (have := (local / name).stat().st_size) != written.bytes:
+                raise ValueError(f"{name} has {have:,} bytes, but {written.bytes:,} were written")
+            if sha256_of(local / name) != written.sha256:
+                raise ValueError(f"{name} does not match its checksum")
         training = join(load_tensors(local / _TENSORS), parse(read_regular(local / _REST)))
         if not isinstance(training, dict):
             raise ValueError(f"{_REST} is not a JSON object")
@@ -135,15 +140,6 @@ def read_info(path: Place) -> CheckpointInfo:
     return info
 
 
-def _verify(file: Path, written: FileDigest | None) -> None:
-    if written is None:
-        raise ValueError(f"{INFO} does not list {file.name}")
-    if (have := file.stat().st_size) != written.bytes:
-        raise ValueError(f"{file.name} has {have:,} bytes, but {written.bytes:,} were written")
-    if sha256_of(file) != written.sha256:
-        raise ValueError(f"{file.name} does not match its checksum")
-
-
 @contextmanager
 def _damage_of(path: Place) -> Iterator[None]:
     """Turn errors from a checkpoint's files into DamagedCheckpointError."""
@@ -152,8 +148,7 @@ def _damage_of(path: Place) -> Iterator[None]:
     except (OSError, ValueError) as error:  # ValueError includes pydantic's
         if isinstance(error, OSError) and (is_away(error) or error.errno not in _NOT_THERE):
             raise
-        reason = " ".join((str(error) or type(error).__name__).split())[:200]
-        raise DamagedCheckpointError(f"{path} is damaged ({reason}).") from error
+        raise DamagedCheckpointError(f"{path} is damaged ({one_line(error)}).") from error
 
 
 def latest_checkpoint(folder: Place) -> Place | None:

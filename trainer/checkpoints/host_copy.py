@@ -64,21 +64,20 @@ class CopyOnHost:
 
     def _copy(self, value: Any) -> Any:
         if isinstance(value, Tensor):
-            return self._from_gpu(value) if value.device.type == "cuda" else value.detach().clone()
+            if value.device.type != "cuda":
+                return value.detach().clone()
+            if self._pinned is None:
+                return value.detach().cpu()
+            copy = placed(self._pinned, self._used, value)
+            self._used += _padded(value)
+            self._sources.append(value.detach())
+            self._copies.append(copy)
+            return copy
         if isinstance(value, Mapping):
             return {name: self._copy(each) for name, each in value.items()}
         if isinstance(value, list | tuple):
             return type(value)(self._copy(each) for each in value)
         return value
-
-    def _from_gpu(self, value: Tensor) -> Tensor:
-        if self._pinned is None:
-            return value.detach().cpu()
-        copy = placed(self._pinned, self._used, value)
-        self._used += _padded(value)
-        self._sources.append(value.detach())
-        self._copies.append(copy)
-        return copy
 
 
 def placed(memory: Tensor, at: int, like: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from ...storage.place import AnyPlace, Place, place_of
 from ..errors import ConfigError
-from . import TrainConfig, flat, load_config, nearest
+from . import flat, nearest
 
 PRESETS = Path(__file__).parents[1] / "presets"
 MAX_BYTES, MAX_DOTS = 1 << 18, 300
@@ -50,10 +50,6 @@ class Layers:
         # A name that has become a table of changed fields keeps its origin: data.recipe's is now data.recipe.name's.
         self.origins = {key: known.get(key) or known[key.removesuffix(".name")] for key in flat(self.tree)}
 
-    def load(self) -> TrainConfig:
-        """Return the validated settings. Raises ConfigError as `load_config`."""
-        return load_config(self.tree)
-
 
 def read_toml(path: AnyPlace) -> dict[str, Any]:
     """Return the settings in a file, unvalidated. Raises ConfigError if it is missing or not valid TOML."""
@@ -67,23 +63,19 @@ def parse_toml(text: bytes, path: Place) -> dict[str, Any]:
     """Return the settings in a text, unvalidated. Raises ConfigError, naming the file, if it is not valid TOML."""
     if any(line.count(b".") > MAX_DOTS for line in text.splitlines()):
         raise ConfigError(f"{path} is not a settings file: it has a line with more than {MAX_DOTS} dots")
-    try:
-        tree = tomllib.loads(text.decode())
-    except ValueError as error:  # also for invalid UTF-8 and integers of thousands of digits
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    except RecursionError:
-        raise ConfigError(f"{path} is not a settings file: it is nested too deeply") from None
-    _refuse_depth(tree, path)
-    return tree
+    with suppress(RecursionError):
+        try:
+            tree = tomllib.loads(text.decode())
+        except ValueError as error:  # also for invalid UTF-8 and integers of thousands of digits
+            raise ConfigError(f"{path} is not valid TOML: {error}") from None
+        if _depth(tree) <= MAX_DEPTH:
+            return tree
+    raise ConfigError(f"{path} is not a settings file: it is nested too deeply")
 
 
-def _refuse_depth(tree: dict[str, Any], path: Path | Place) -> None:
-    level: list[Any] = [tree]
-    for _ in range(MAX_DEPTH):
-        tables = [value.values() if isinstance(value, dict) else value for value in level]
-        level = [value for table in tables for value in table if isinstance(value, dict | list)]
-    if level:
-        raise ConfigError(f"{path} is not a settings file: it is nested too deeply")
+def _depth(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(_depth, inner), default=0)
 
 
 def preset_names() -> list[str]:
@@ -113,8 +105,8 @@ def preset_chain(name: str, extended_by: tuple[str, ...] = ()) -> list[tuple[str
     return [*below, (name, own)]
 
 
-def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> None:
-    """Merge every `a.b=value` into the tree, in place; a value is TOML, or plain text if it does not parse."""
+def from_overrides(overrides: Iterable[str]) -> dict[str, Any]:
+    """Return the tree of settings written as `a.b=value`; a value is TOML, or plain text if it does not parse."""
     asked: dict[str, Any] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -133,7 +125,7 @@ def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> None:
             fields["name"] = value
         else:
             table[last] = value
-    merge(tree, asked)
+    return asked
 
 
 def _as_table(key: str, value: Any) -> Any:
@@ -149,14 +141,10 @@ def merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
     """
     for key, value in other.items():
         old = tree.get(key)
-        if isinstance(value, Mapping):
-            old = _as_table(key, old)
-        if isinstance(value, Mapping) and isinstance(old, dict) and (key == "optimizer" or _one_name(old, value)):
+        old = _as_table(key, old) if isinstance(value, Mapping) else None
+        has_name = isinstance(old, dict) and "name" in old and key != "optimizer"
+        if isinstance(old, dict) and not (has_name and value.get("name", old["name"]) != old["name"]):
             tree[key] = old
             merge(old, value)
         else:
             tree[key] = deepcopy(value)
-
-
-def _one_name(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    return "name" not in old or new.get("name", old["name"]) == old["name"]

@@ -1,6 +1,6 @@
 """Backbones: images or tokens → features. Their base class, the small built-in ones, and activation checkpointing."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
@@ -47,7 +47,8 @@ class OneBlock(Backbone):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """float32 [b, 3, H, W], or int [b, L], → [b, width]."""
-        return run_blocks([self.body], inputs, recompute=self.recompute)
+        features: Tensor = _recomputed(self.body, self.body, inputs) if self.recompute else self.body(inputs)
+        return features
 
 
 class BuiltIn(OneBlock):
@@ -112,16 +113,6 @@ def caption_mask(tokens: Tensor, end_id: int) -> Tensor:
     """
     is_end = tokens == end_id
     return (is_end.cumsum(1) - is_end.long()) == 0
-
-
-def run_blocks(blocks: Iterable[nn.Module], inputs: Tensor, *, recompute: bool) -> Tensor:
-    """Apply the blocks in order; with `recompute`, keep only the tensors between them. The result is the same.
-
-    inputs: any tensor that the first block accepts; each block accepts the previous one's output.
-    """
-    for block in blocks:
-        inputs = _recomputed(block, block, inputs) if recompute else block(inputs)
-    return inputs
 
 
 def recompute_alone(block: nn.Module) -> None:

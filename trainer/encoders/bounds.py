@@ -1,8 +1,7 @@
 """Bounds on what a model's configuration may ask for, checked before anything takes memory."""
 
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -26,14 +25,6 @@ def refuse_absurd(where: str, settings: object) -> None:
 
 def refuse_too_large(make: Callable[[], nn.Module]) -> None:
     """Make a model without memory. Raises ValueError if it has more modules or weights than any model."""
-    with torch.device("meta"), _bounded():
-        weights = sum(weight.numel() for weight in make().parameters())
-    if weights > MAX_WEIGHTS:
-        raise ValueError(f"{weights:.1e} weights do not fit into memory; look at the settings of the model")
-
-
-@contextmanager
-def _bounded() -> Iterator[None]:
     made = itertools.count(1)
 
     def counted(*_: object) -> None:
@@ -42,6 +33,9 @@ def _bounded() -> Iterator[None]:
 
     hook = register_module_module_registration_hook(counted)
     try:
-        yield
+        with torch.device("meta"):
+            weights = sum(weight.numel() for weight in make().parameters())
     finally:
         hook.remove()
+    if weights > MAX_WEIGHTS:
+        raise ValueError(f"{weights:.1e} weights do not fit into memory; look at the settings of the model")

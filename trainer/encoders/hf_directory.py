@@ -144,7 +144,8 @@ def _architecture(where: str, folder: Path, model_type: str, stored: dict[str, A
     """Return the settings of a config.json that differ from the default of the model's type.
 
     Leaves out settings common to all models (some name code to fetch or run), settings for outputs other than features,
-    and token ids, which come from the run's tokenizer; but for models that read padding its id.
+    and token ids, which come from the run's tokenizer; but for models that read padding its id, with which the
+    directory's tokenizer pads.
     """
     default = AutoConfig.for_model(model_type).to_dict()
     if usual := default.get("rope_parameters"):
@@ -159,10 +160,16 @@ def _architecture(where: str, folder: Path, model_type: str, stored: dict[str, A
         for key, value in sorted(stored.items())
         if key in own and value != default[key] and value is not None and not key.endswith("_token_id")
     }
-    if foreign := [key for key, value in found.items() if not _is_setting(value)]:
-        raise ConfigError(f"{where}: its config.json sets {foreign[0]} to a value that settings cannot record")
+    for key, value in found.items():
+        lists = isinstance(value, list) and any(all(isinstance(each, kind) for each in value) for kind in (int, str))
+        if not (lists or isinstance(value, bool | int | float | str)):
+            raise ConfigError(f"{where}: its config.json sets {key} to a value that settings cannot record")
     if "pad_token_id" in default and model_type not in ("distilbert", "clip_text_model"):
-        pad_id = _pad_id(where, folder, stored.get("pad_token_id", default["pad_token_id"]))
+        pad_id = stored.get("pad_token_id", default["pad_token_id"])
+        if all((folder / name).is_file() for name in (TOKENIZER_FILE, "tokenizer_config.json")):  # its tokenizer's
+            token = read_object(where, folder, "tokenizer_config.json").get("pad_token")
+            name = token.get("content") if isinstance(token, dict) else token
+            pad_id = read_tokenizer(folder / TOKENIZER_FILE).token_to_id(str(name))
         found |= {} if pad_id is None else {"pad_token_id": pad_id}
     return found
 
@@ -173,20 +180,6 @@ def built(where: str, model_type: str, settings: dict[str, Any]) -> Any:
         return AutoConfig.for_model(model_type, **settings)
     except Exception as error:  # transformers has no common class for invalid settings
         raise ConfigError(f"{where}: {one_line(error)}") from error
-
-
-def _pad_id(where: str, folder: Path, configured: int | None) -> int | None:
-    """Return the id with which the directory's tokenizer pads; without a tokenizer the configured one."""
-    if not all((folder / name).is_file() for name in (TOKENIZER_FILE, "tokenizer_config.json")):
-        return configured
-    token = read_object(where, folder, "tokenizer_config.json").get("pad_token")
-    name = token.get("content") if isinstance(token, dict) else token
-    return read_tokenizer(folder / TOKENIZER_FILE).token_to_id(str(name))
-
-
-def _is_setting(value: object) -> bool:
-    lists = isinstance(value, list) and any(all(isinstance(item, kind) for item in value) for kind in (int, str))
-    return lists or isinstance(value, bool | int | float | str)
 
 
 def refuse_other_tokenizer(folder: Path, tokenizer: Path) -> None:

@@ -102,8 +102,8 @@ class HFBackbone(Backbone):
         """
         before, blocks, after = _around_blocks(self.model)
         listed = [nn.ModuleList(before), *blocks, nn.ModuleList(after)]
-        held = [id(each) for group in listed for each in (*group.parameters(), *group.buffers())]
-        if sorted(held) != sorted(id(each) for each in (*self.model.parameters(), *self.model.buffers())):
+        grouped = [id(each) for group in listed for each in (*group.parameters(), *group.buffers())]
+        if sorted(grouped) != sorted(id(each) for each in (*self.model.parameters(), *self.model.buffers())):
             return [self.model]
         return [group for group in listed if [*group.parameters(), *group.buffers()]]
 

@@ -61,7 +61,7 @@ class _Processor(BaseModel):
 
     @property
     def normalisation(self) -> dict[str, list[float]]:
-        """The equivalent `mean` and `std` of pixels in [0, 1]; empty if they are not told."""
+        """The equivalent `mean` and `std` of pixels in [0, 1]; empty without them."""
         mean, std = (self.image_mean, self.image_std) if self.do_normalize else ([0.0] * 3, [1.0] * 3)
         scale = 255 * (self.rescale_factor if self.do_rescale else 1.0)
         shift = float(self.do_rescale and self.rescale_offset)
@@ -78,22 +78,22 @@ class _Processor(BaseModel):
 
 
 def normalisation(folder: Path, image_size: int) -> dict[str, Any]:
-    """Return `mean` and `std` of a directory's image processor, for a recipe; empty if it tells none, which is said.
+    """Return `mean` and `std` of a directory's image processor, for a recipe; empty, with a warning, if it has none.
 
-    image_size: side of this run's views in pixels; if the processor's pictures have another one, that is said.
+    image_size: side of this run's views in pixels; warns if the processor's pictures have another one.
     Raises ConfigError if its file cannot be read, or says what cannot be meant.
     """
     where, stored = f"hf:{folder}", dict[str, Any]()
     for name in (name for name in reversed(_FILES) if (folder / name).is_file()):
         found = read_object(where, folder, name)
         stored = found.get("image_processor", stored) if name == _FILES[0] else found
-    return _told(where, stored, image_size)
+    return _normalisation_of(where, stored, image_size)
 
 
 def library_normalisation(image: EncoderConfig, image_size: int, *, quiet: bool = False) -> dict[str, Any]:
     """As normalisation, of the weights of timm or open_clip that the settings ask for; empty without any.
 
-    Of a file, what its library wrote beside it counts. quiet: say nothing.
+    Of a file, what its library wrote beside it counts. quiet: do not warn.
     """
     prefix = TIMM if image.name.startswith(TIMM) else OPEN_CLIP
     arch, _, weights = image.name.removeprefix(prefix).partition(":")
@@ -101,16 +101,16 @@ def library_normalisation(image: EncoderConfig, image_size: int, *, quiet: bool 
     if image.name.startswith(prefix) and weights.endswith(".safetensors"):
         (name, part), folder = _OF_LIBRARY[prefix], Path(weights).parent
         found = read_object(image.name, folder, name) if (folder / name).is_file() else {}
-        return _told(image.name, found.get(part, found), image_size, quiet=quiet)
+        return _normalisation_of(image.name, found.get(part, found), image_size, quiet=quiet)
     if image.name.startswith(TIMM) and image.config.get("pretrained"):
         models = imported(image.name, "timm").models
         found = vars(models.get_pretrained_cfg(arch)) if models.is_model_pretrained(arch) else {}
     elif image.name.startswith(OPEN_CLIP) and weights:
         found = imported(image.name, "open_clip").get_pretrained_cfg(arch, weights)
-    return _told(image.name, found, image_size, quiet=quiet) if found else {}
+    return _normalisation_of(image.name, found, image_size, quiet=quiet) if found else {}
 
 
-def _told(where: str, stored: object, image_size: int, *, quiet: bool = False) -> dict[str, Any]:
+def _normalisation_of(where: str, stored: object, image_size: int, *, quiet: bool = False) -> dict[str, Any]:
     try:
         processor = _Processor.model_validate(stored)
     except ValidationError as error:

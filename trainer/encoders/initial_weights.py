@@ -69,7 +69,9 @@ def load_initial_weights(encoders: Encoders, source: str, sides: Literal["both",
     path, step = parts_of(source)
     if (checkpoint := path / "checkpoints" / str(step)) not in checkpoints_in(path / "checkpoints").values():
         raise RunError(f"{checkpoint}, which the run starts from, is missing; start a new run with another --init-from")
-    weights = _weights_in(checkpoint)
+    weights = load_checkpoint(checkpoint)[1].get("encoders")
+    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise RunError(f"{checkpoint} contains no encoders: it is not a checkpoint of a run")
     for side, network in encoders.named_children():
         if network is encoders.momentum or sides == ("image" if network is encoders.text else "text"):
             continue
@@ -81,15 +83,8 @@ def load_initial_weights(encoders: Encoders, source: str, sides: Literal["both",
         else:
             what = "predictor" if network is encoders.predictor else f"{side} encoder"
             _log.warning("%s has no %s: that of this run is newly initialised", checkpoint, what)
-    encoders.restart_momentum()
-
-
-def _weights_in(checkpoint: Place) -> dict[str, Tensor]:
-    _, training = load_checkpoint(checkpoint)
-    weights = training.get("encoders")
-    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
-        raise RunError(f"{checkpoint} contains no encoders: it is not a checkpoint of a run")
-    return weights
+    if encoders.momentum is not None:
+        encoders.momentum.load_state_dict(encoders.image.state_dict())
 
 
 def _load(network: nn.Module, weights: dict[str, Tensor], side: str, checkpoint: Place) -> None:

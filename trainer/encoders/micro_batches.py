@@ -3,10 +3,10 @@
 Source of the second way: GradCache (Gao, Zhang, Han and Callan, RepL4NLP 2021).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,32 +27,21 @@ class EncodedBatch(NamedTuple):
     features: Features
 
 
-class StepEncoder(Protocol):
-    """Encodes the batches of a run, one after the other."""
-
-    def encode(self, pieces: Iterable[Batch]) -> EncodedBatch:
-        """Return the features of a rank's share of a batch, whose pieces are drawn one by one."""
-        ...
-
-    def finish_backward(self) -> None:
-        """Backpropagate the features' gradients to the weights, once the loss's backward pass is done."""
-        ...
-
-
 class OnePiece:
-    """The loss's own backward pass reaches the weights."""
+    """Encodes the batches of a run, one after the other; the loss's own backward pass reaches the weights."""
 
     def __init__(self, encode: nn.Module, precision: MixedPrecision, device: torch.device, clock: StepClock) -> None:
         """encode: the encoders, or the module that replaces them in a step."""
         self._encode, self._precision, self._device, self._clock = encode, precision, device, clock
 
     def encode(self, pieces: Iterable[Batch]) -> EncodedBatch:
+        """Return the features of a rank's share of a batch, whose pieces are drawn one by one."""
         (batch,) = pieces
         with self._clock.computing("forward_backward"), self._precision.autocast():
             return EncodedBatch(batch.sample_ids, self._encode(batch.to(self._device)))
 
     def finish_backward(self) -> None:
-        """Nothing is left to do."""
+        """Backpropagate the features' gradients to the weights, once the loss's backward pass is done."""
 
 
 class MicroBatches(OnePiece):
@@ -101,26 +90,29 @@ class MicroBatches(OnePiece):
         Releases the batch.
         """
         rows = [len(piece.sample_ids) for piece in self._waiting]
-        gradients = [torch.split(_gradient(features), rows) for features in self._features]
+        # A loss may depend on some of the features only.
+        found = [torch.zeros_like(each) if each.grad is None else each.grad for each in self._features]
+        gradients = [torch.split(gradient, rows) for gradient in found]
         self._waiting.reverse()
         for number, of_piece in enumerate(zip(*gradients, strict=True), 1):
             self._seed(number)
             piece = self._on_device(self._waiting.pop())
-            with self._averaging(last=not self._waiting), statistics_untouched(self._encoders):
+            averaging: AbstractContextManager[None] = nullcontext()
+            if isinstance(self._encode, DistributedDataParallel) and self._waiting:
+                averaging = self._encode.no_sync()
+            with averaging, statistics_untouched(self._encoders):
                 with self._precision.autocast():
                     features = self._encode(piece, keys=False)
-                _backward([features.first, features.second, *features.local], of_piece)
+                views = zip((features.first, features.second, *features.local), of_piece, strict=True)
+                trained = [pair for pair in views if pair[0].requires_grad]  # not by a locked encoder
+                torch.autograd.backward([view for view, _ in trained], [gradient for _, gradient in trained])
         self._features = []
-
-    def _averaging(self, *, last: bool) -> AbstractContextManager[None]:
-        """Average the gradients over ranks with the last piece only."""
-        if isinstance(self._encode, DistributedDataParallel) and not last:
-            return self._encode.no_sync()
-        return nullcontext()
 
     def _on_device(self, piece: Batch) -> Batch:
         """Return the piece for both passes: in float32, rounded to the encoders' precision."""
-        return _with_pixels(piece.to(self._device), _at_least_float32)
+        return _with_pixels(
+            piece.to(self._device), lambda view: view.to(torch.promote_types(view.dtype, torch.float32))
+        )
 
     def _kept(self, view: Tensor) -> Tensor:
         """Return the pixels on the host, in the encoders' precision."""
@@ -136,10 +128,6 @@ def _with_pixels(piece: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
     return replace(piece, views=tuple(map(change, piece.views)), local=tuple(map(change, piece.local)))
 
 
-def _at_least_float32(values: Tensor) -> Tensor:
-    return values.to(torch.promote_types(values.dtype, torch.float32))
-
-
 def _joined(pieces: list[Features]) -> Features:
     first, second, keys, local = zip(*pieces, strict=True)
     of_momentum = None
@@ -147,13 +135,3 @@ def _joined(pieces: list[Features]) -> Features:
         of_first, of_second = zip(*keys, strict=True)
         of_momentum = torch.cat(of_first), torch.cat(of_second)
     return Features(torch.cat(first), torch.cat(second), of_momentum, tuple(map(torch.cat, zip(*local, strict=True))))
-
-
-def _backward(features: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-    trained = [place for place, of_view in enumerate(features) if of_view.requires_grad]  # not by a locked encoder
-    torch.autograd.backward([features[place] for place in trained], [gradients[place] for place in trained])
-
-
-def _gradient(features: Tensor) -> Tensor:
-    """Return the gradient, zero if the loss does not depend on the features."""
-    return torch.zeros_like(features) if features.grad is None else features.grad

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ...pipeline.dataset.index import TokenizerInfo
 from ..config import EncoderConfig
 from ..errors import ConfigError
-from ..plugins import PluginError, load_plugin
+from ..plugins import load_plugin
 from .backbones import Backbone, OneBlock
 
 TRIED = 2
@@ -56,10 +56,7 @@ def own_backbone(side: str, encoder: EncoderConfig, recompute: bool, given: int 
     Raises ConfigError if it cannot be created, or does not map two samples to finite features of its width.
     """
     key = f"model.{side}.name = {encoder.name!r}"
-    try:
-        create = load_plugin(encoder.name)
-    except PluginError as error:
-        raise ConfigError(f"{key} {error}") from error
+    create = load_plugin(encoder.name, key)
     sizes = {"image_size": given} if isinstance(given, int) else {"tokenizer": given}
     asked = ", ".join([*sizes, *encoder.config])
     try:
@@ -126,13 +123,13 @@ def _groups_of(key: str, body: nn.Module) -> list[nn.Module] | None:
         return None
     try:
         listed = list(groups())
-        held = [id(value) for group in listed for value in (*group.parameters(), *group.buffers())]
+        grouped = [id(value) for group in listed for value in (*group.parameters(), *group.buffers())]
     except Exception as error:  # a user's code may raise anything
         raise ConfigError(
             f"{key}: its method groups fails: {type(error).__name__}: {error}; it must return a list of "
             "modules, input first"
         ) from error
-    if sorted(held) != sorted(id(value) for value in (*body.parameters(), *body.buffers())):
+    if sorted(grouped) != sorted(id(value) for value in (*body.parameters(), *body.buffers())):
         raise ConfigError(f"{key}: its method groups must have each of its weights and buffers in one group")
     return listed
 

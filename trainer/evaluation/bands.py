@@ -69,5 +69,5 @@ def band_of_class(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def score(right: NDArray[np.bool_ | np.float64], bands: NDArray[np.int64]) -> Scores:
     """Return the mean of `right`, bool or float64 [m], overall and per band; bands: int64 [m]."""
-    chosen = {"all": right} | {name: right[bands == band] for band, name in enumerate(BANDS)}
-    return {name: float(part.mean()) if len(part) else None for name, part in chosen.items()}
+    parts = {"all": right} | {name: right[bands == band] for band, name in enumerate(BANDS)}
+    return {name: float(part.mean()) if len(part) else None for name, part in parts.items()}

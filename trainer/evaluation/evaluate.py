@@ -23,8 +23,7 @@ from ...storage.files import sha256_of
 from ...storage.place import Places
 from ...storage.selection import Selection, SelectionError
 from ..checkpoints.checkpoint_files import LATEST, CheckpointInfo
-from ..config import DataConfig
-from ..config.sections import Weights
+from ..config import DataConfig, Weights
 from ..encoders import Encoders
 from ..errors import ConfigError
 from ..run.build import device_named, recipe_named
@@ -130,7 +129,7 @@ def evaluate(
     network's, by default averaged if the run has averages. allow_code: as restore_encoders.
     Raises RunError if the run or checkpoint does not exist, DatasetError if the datasets do not fit the run,
     ConfigError as read_class_names, if the run's encoders cannot be built or it has no momentum network or averaged
-    weights.
+    weights; SelectionError if the run's own copy of what it has forgotten is damaged or another run's.
     """
     config = run.config()
     if network == "momentum":
@@ -146,7 +145,12 @@ def evaluate(
     has_texts = config.objective.mode == "bimodal"
     tokenizer, sizes, _ = tokenizer_of(run, info, config.data.places, data) if has_texts else (None, None, None)
     if config.data.without and train.index.fingerprint == info.dataset_fingerprint:
-        result.forgotten = _forgotten(run, config.data, train)
+        own = Selection(run.selection)
+        if own.about.samples != train.n:
+            of = f"{own.about.samples:,} samples"
+            raise SelectionError(f"{own.folder} is of a dataset of {of}; restore the run's own")
+        check_own_copy(config.data, own)
+        result.forgotten = own.forgotten
         if not result.not_classified:
             gone = f"{len(result.forgotten):,} samples that {run.path} has forgotten"
             result.notes.append(f"k-NN and linear probe leave out {gone}.")
@@ -224,7 +228,13 @@ def score_encoders(
         result.notes.append("Fewer than two classes are not forgotten, so there are no k-NN and linear probe scores.")
     caption_texts = texts(sorted({text for _, text in captions}), "captions")
     if encoders.text is not None and names is None:
-        names = _readable(result)
+        own = result.named.names
+        if wnid := next((name for name in own if re.fullmatch(r"n\d{8}", name)), None):
+            result.notes.append(f"Class names such as {wnid} say nothing to a text encoder; give --classnames FILE.")
+        if joined := next((name for name in own if "_" in name), None):
+            note = f"Underscores in class names, as in {joined}, are blanks; --classnames group keeps them."
+            result.notes.append(note)
+        names = [name.replace("_", " ") for name in own]
     prompt_texts = texts(prompts(names or (), templates), "prompts")
     if not world.is_first:
         return
@@ -236,28 +246,6 @@ def score_encoders(
     _retrieve(result, test_images, captions, caption_texts, on_progress)
     if prompt_texts is not None:
         _name_classes(result, test_images, templates, prompt_texts)
-
-
-def _readable(result: Evaluation) -> list[str]:
-    """Return the names of the classes with blanks for underscores, and note what is read so or cannot be."""
-    names = result.named.names
-    if wnid := next((name for name in names if re.fullmatch(r"n\d{8}", name)), None):
-        result.notes.append(f"Class names such as {wnid} say nothing to a text encoder; give --classnames FILE.")
-    if joined := next((name for name in names if "_" in name), None):
-        result.notes.append(f"Underscores in class names, as in {joined}, are blanks; --classnames group keeps them.")
-    return [name.replace("_", " ") for name in names]
-
-
-def _forgotten(run: RunDirectory, data: DataConfig, dataset: Dataset) -> NDArray[np.int64]:
-    """Return the ids of the samples that a run has left out of its dataset, int64 [m], ascending.
-
-    Raises SelectionError if its own copy of them is damaged or another run's.
-    """
-    own = Selection(run.selection)
-    if own.about.samples != dataset.n:
-        raise SelectionError(f"{own.folder} is of a dataset of {own.about.samples:,} samples; restore the run's own")
-    check_own_copy(data, own)
-    return own.forgotten
 
 
 def tokenizer_of(

@@ -23,11 +23,10 @@ from ...pipeline.views.recipes import Recipe
 from ...state_store.ranks import agreement
 from ...storage.gpu_copies import Arriving, Copies, CudaDevice
 from ...storage.place import Place
-from ..config import TrainConfig
-from ..config.own_code import CODE_OF_FEATURES, announce_code, code_in, refuse_code
-from ..config.sections import Weights
+from ..config import TrainConfig, Weights
 from ..encoders import Encoders
-from ..errors import RunError
+from ..errors import RunError, one_line
+from ..plugins import CODE_OF_FEATURES, announce_code, code_in, refuse_code
 from ..world import ALONE, World
 from .scoring import OnCount
 
@@ -63,8 +62,9 @@ def restore_encoders(
     try:
         encoders.load_state_dict(training["encoders"] | (training["averaged"] if averaged else {}))
     except (KeyError, TypeError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]  # torch lists every tensor on its own line
-        raise RunError(f"{checkpoint} does not contain the encoders in the run's settings ({reason})") from error
+        raise RunError(
+            f"{checkpoint} does not contain the encoders in the run's settings ({one_line(error)})"
+        ) from error
     return encoders.eval()
 
 

@@ -152,8 +152,8 @@ def zero_shot(
 
 def prompts(names: Sequence[str], templates: Sequence[str]) -> list[str]:
     """Return every template filled with every name, ordered by name."""
-    return [_prompt(template, name) for name in names for template in templates]
-
-
-def _prompt(template: str, name: str) -> str:
-    return PLACE.sub(lambda place: name.lower() if place[1] else name, template)
+    return [
+        PLACE.sub(lambda place, name=name: name.lower() if place[1] else name, template)  # type: ignore[misc]
+        for name in names
+        for template in templates
+    ]

@@ -152,8 +152,15 @@ def cut_back(path: Path, keep_steps: int) -> bytes:
                 damaged += 1
             elif step <= keep_steps:
                 last, kept_bytes, end = line, kept_bytes + len(line) + 1, file.tell()
+    aside = path.with_name("metrics.damaged.jsonl")
     if damaged:
-        _set_aside(path)
+        with (
+            open_regular(path) as file,
+            os.fdopen(open_own(aside, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as unreadable,
+        ):
+            unreadable.writelines(line + b"\n" for line, step in _lines(file) if step is None)
+            unreadable.flush()
+            os.fsync(unreadable.fileno())
     if kept_bytes != end:
         _rewrite(path, keep_steps)
     else:  # the usual case, also after a kill: all lines to remove are at the end
@@ -164,7 +171,7 @@ def cut_back(path: Path, keep_steps: int) -> bytes:
             "%s: %s cannot be read and moved to %s; all other lines are unchanged",
             path,
             "a line" if damaged == 1 else f"{damaged:,} lines",
-            _aside(path),
+            aside,
         )
     return last
 
@@ -198,22 +205,7 @@ def _step_of(line: bytes) -> int | None:
     return int(step[1]) if step else None
 
 
-def _set_aside(path: Path) -> None:
-    """Append the unreadable lines to their own file."""
-    with (
-        open_regular(path) as file,
-        os.fdopen(open_own(_aside(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as aside,
-    ):
-        aside.writelines(line + b"\n" for line, step in _lines(file) if step is None)
-        aside.flush()
-        os.fsync(aside.fileno())
-
-
 def _rewrite(path: Path, keep_steps: int) -> None:
     """Replace the file by a copy with only the lines to keep."""
     with open_regular(path) as file, written_aside(path) as kept:
         kept.writelines(line + b"\n" for line, step in _lines(file) if step is not None and step <= keep_steps)
-
-
-def _aside(path: Path) -> Path:
-    return path.with_name("metrics.damaged.jsonl")

@@ -67,8 +67,12 @@ class MetricsLog:
         steps, self._waiting = self._waiting, []
         tensors = [value.detach().double() for step in steps for value in step.values() if isinstance(value, Tensor)]
         numbers = iter(_read_back(tensors))
-        lines = [
-            {name: next(numbers) if isinstance(value, Tensor) else _ready(value) for name, value in step.items()}
+        lines: list[dict[str, Any]] = [
+            {
+                # A lazy value is available because reading has synchronised.
+                name: next(numbers) if isinstance(value, Tensor) else value() if callable(value) else value
+                for name, value in step.items()
+            }
             for step in steps
         ]
         good = list(takewhile(lambda line: line["loss"] is None or math.isfinite(line["loss"]), lines))
@@ -132,11 +136,6 @@ def _read_back(scalars: list[Tensor]) -> list[float]:
         for place, value in zip(of_device, values, strict=True):
             found[place] = value
     return found
-
-
-def _ready(value: Any) -> Any:
-    """Return a number; a lazy value is available because `flush` has synchronised."""
-    return value() if callable(value) else value
 
 
 def _finite(value: float | None) -> float | None:

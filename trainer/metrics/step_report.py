@@ -82,20 +82,18 @@ def hints(lines: Lines, objective: Mapping[str, Any]) -> dict[str, str]:
         if shares.get(name, 0.0) > TOO_LONG
     }
     if silent is not None and silent > TOO_SILENT:
+        # Ways to let s follow the temperatures: first a limit of each step, then a smaller rate. A user's own objective
+        # may have anything under these names.
+        tau_step, eta = objective.get("tau_step"), objective.get("eta")
+        example = f", to {eta / 2:g} for example" if isinstance(eta, int | float) and eta else ""
+        cure = f"No harm where few of a sample's near-copies meet in a batch; else lower `objective.eta`{example}"
+        if tau_step is None or (isinstance(tau_step, int | float) and tau_step > USUAL_TAU_STEP):
+            cure = f"Their temperatures may move faster than s can follow: set `objective.tau_step` to {USUAL_TAU_STEP}"
         found["silent"] = (
             f"silent anchors {silent:.1%}: negatives weigh next to nothing against their s, so they give no "
-            f"gradient. {_cure_of_silence(objective)}"
+            f"gradient. {cure}"
         )
     return found
-
-
-def _cure_of_silence(objective: Mapping[str, Any]) -> str:
-    """Name the next way to let s follow the temperatures: first a limit of each step, then a smaller rate."""
-    tau_step, eta = objective.get("tau_step"), objective.get("eta")  # of a user's own objective, they may be anything
-    if tau_step is None or (isinstance(tau_step, int | float) and tau_step > USUAL_TAU_STEP):
-        return f"Their temperatures may move faster than s can follow: set `objective.tau_step` to {USUAL_TAU_STEP}"
-    example = f", to {eta / 2:g} for example" if isinstance(eta, int | float) and eta else ""
-    return f"No harm where few of a sample's near-copies meet in a batch; else lower `objective.eta`{example}"
 
 
 def collapse(lines: Lines, config: TrainConfig) -> str:
@@ -159,7 +157,7 @@ class StepReport:
 def report_of(lines: Lines, recent: Lines, total_steps: int, config: TrainConfig, seconds: float) -> StepReport:
     """Summarise the steps in `lines` of metrics.jsonl (at least one), which took `seconds`.
 
-    recent: these and the steps before them, RECENT_STEPS at most, by which a collapse is told.
+    recent: these and the steps before them, RECENT_STEPS at most, by which a collapse is judged.
     """
     last, collapsed, found = lines[-1], collapse(recent, config), _of_sides(lines, "retrieval_accuracy").values()
     taus = [value for name, value in last.items() if name == "tau" or name.endswith("/tau_mean")]

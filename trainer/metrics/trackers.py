@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
+from itertools import repeat
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Protocol
+
+import numpy as np
 
 from ...pipeline.opening import Dataset
 from ...state_store import StateReader
@@ -21,10 +24,9 @@ from ...storage.log import FileLog
 from ..config import TrainConfig, flat
 from ..errors import ConfigError
 from ..lineage import read_lineage
-from ..plugins import PluginError, load_plugin
+from ..plugins import load_plugin
 from ..run_directory import RunDirectory
 from .metrics_file import last_lines, numbers_in
-from .temperatures import summary
 
 QUEUE = 10_000
 """Lines, of about a kilobyte, that wait for a slow tracker."""
@@ -33,6 +35,8 @@ CLOSE_SECONDS, UPLOAD_SECONDS = 15.0, 10.0
 FAILED_SECONDS = 2.0
 """The longest that an error waits for them."""
 
+EDGES = np.geomspace(1e-3, 10, 257)
+"""Edges of the bins of every histogram, 4 % apart. Values outside are counted in the first or the last bin."""
 _KEPT = re.compile(rb"([0-9a-f]{16}) ([0-9]{1,18}) ([01])\n")
 _log = logging.getLogger(__name__)
 
@@ -43,7 +47,7 @@ class Tracker(Protocol):
     def add(self, line: dict[str, Any]) -> None:
         """Take `step` and the finite numbers of a line by name, such as evaluation/knn/10/all.
 
-        Once an epoch also the temperatures, as `temperatures.summary` returns them.
+        Once an epoch also the temperatures, as `summary` returns them.
         """
 
     def close(self) -> None: ...
@@ -105,10 +109,7 @@ def makers_of(names: Iterable[str]) -> dict[str, Maker]:
     for name in names:
         if name in built_in and find_spec(name) is None:
             raise ConfigError(f"tracker {name} needs its package: pip install 'thermopile[{name}]', or leave it out")
-        try:
-            makers[name] = built_in.get(name) or load_plugin(name)
-        except PluginError as error:
-            raise ConfigError(f"trackers: {name!r} {error}") from error
+        makers[name] = built_in.get(name) or load_plugin(name, f"trackers: {name!r}")
     return makers
 
 
@@ -204,3 +205,40 @@ def _identified(run: RunDirectory) -> tuple[str, tuple[int, bool]]:
         places += [(line["step"], "evaluation" in line) for line in (*steps, *evaluations)]
     run.trackers_id.rewrite(b"%s %d %d\n" % (run_id, *max(places)))
     return run_id.decode(), max(places)
+
+
+def summary(reader: StateReader, dataset: Dataset) -> dict[str, Any]:
+    """Return what the visited samples' temperatures say; empty for a run without a temperature per sample.
+
+    `histograms`: for each side, such as image/tau, counts int64 [bins] and edges float64 [bins + 1], from the first
+    bin with samples to the last. And numbers image/tau_of_classes/16: the mean tau of a class, over the classes of 16
+    to 31 visited samples; not for a dataset in an object store, where the classes would have to be fetched again.
+    Reads a block at a time. Raises StateStoreError, DatasetError, OSError.
+    """
+    import pandas as pd  # late: only a run with trackers needs it
+
+    sides, samples = [name for name in reader.fields if name.endswith("/tau")], reader.samples
+    if not sides:
+        return {}
+    counts = {side: np.zeros(len(EDGES) - 1, np.int64) for side in sides}
+    pieces = [pd.DataFrame(columns=[*sides, "size"], dtype=float)]  # sums over classes: of many blocks, of some more
+    tables = repeat(None) if dataset.is_remote else dataset.tables(["group"], reader.block_rows)
+    for start, table in zip(range(0, samples, reader.block_rows), tables, strict=False):
+        rows = reader.rows(start, min(start + reader.block_rows, samples), [*sides, "visits"])
+        seen = rows.pop("visits") > 0
+        for side in sides:
+            counts[side] += np.histogram(rows[side][seen].clip(EDGES[0], EDGES[-1]), EDGES)[0]
+        if table is not None:
+            frame = pd.DataFrame(rows | {"size": seen}, dtype=float)[seen]
+            pieces.append(frame.groupby(table["group"].to_pandas()[seen]).sum())
+            if sum(map(len, pieces[1:])) > len(pieces[0]):
+                pieces = [pd.concat(pieces).groupby(level=0).sum()]
+    sums = pd.concat(pieces).groupby(level=0).sum()
+    means = sums[sides].div(sums["size"], axis=0).groupby(2 ** np.log2(sums["size"]).astype(int)).mean()
+    numbers = {f"{side}_of_classes/{size}": mean for side in sides for size, mean in means[side].items()}
+    histograms = {}
+    for side, of_side in counts.items():
+        if len(having := np.flatnonzero(of_side)):
+            first, last = having[[0, -1]]
+            histograms[side] = of_side[first : last + 1], EDGES[first : last + 2]
+    return numbers | {"histograms": histograms}

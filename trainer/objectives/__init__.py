@@ -1,13 +1,13 @@
 """The losses, by name. To add a loss: a file, a line in OBJECTIVES, a test; or `module:name`, with no line here."""
 
-from collections.abc import Callable, Iterable
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from pydantic import ValidationError
 
-from ..plugins import PluginError, is_plugin, load_plugin
+from ..config import nearest
+from ..plugins import is_plugin, load_plugin
 from .auc_cl import AucCl
 from .base import FeaturesError, Objective, Outcome, Progress, Settings
 from .clip import Clip, Cyclip, Siglip
@@ -54,15 +54,16 @@ def create_objective(name: str, mode: str = "bimodal", **settings: Any) -> Objec
     Raises ValueError for an unknown name, mode or setting, and for a value out of range; for `module:name`, also if
     the object is no objective or cannot take a step.
     """
+    return objective_with(name, mode, checked_settings(name, mode, settings))
+
+
+def objective_with(name: str, mode: str, settings: Settings) -> Objective:
+    """As `create_objective`, with settings as `checked_settings` returns them."""
     known = objective_class(name)
-    models = known.settings_of_mode
-    if mode not in models:
-        raise ValueError(f"objective '{name}' has no mode '{mode}'{_nearest(mode, models)}; valid: {', '.join(models)}")
-    checked = _check_settings(name, models[mode], settings)
     if is_plugin(name):
-        return tried(name, lambda: known(mode, checked))
+        return tried(name, lambda: known(mode, settings))
     try:
-        objective = known(mode, checked)
+        objective = known(mode, settings)
     except ValueError as error:
         raise ValueError(f"objective '{name}': {error}") from None
     objective.name = name
@@ -81,13 +82,10 @@ def objective_class(name: str) -> type[Objective]:
                 "of your own; a run of tempnet goes on only with the version that began it"
             )
         if name not in OBJECTIVES:
-            near = _nearest(name, OBJECTIVES)
+            near = nearest(name, OBJECTIVES)
             raise ValueError(f"objective '{name}' is unknown{near}; valid: {', '.join(OBJECTIVES)}, module:name")
         return OBJECTIVES[name]
-    try:
-        found = load_plugin(name)
-    except PluginError as error:
-        raise ValueError(f"objective '{name}' {error}") from error
+    found = load_plugin(name, f"objective '{name}'")
     models = getattr(found, "settings_of_mode", None)
     if not (
         isinstance(found, type)
@@ -125,24 +123,22 @@ def tried(name: str, make: Callable[[], Objective], rows: int = 4) -> Objective:
     return objective
 
 
-def _check_settings(name: str, model: type[Settings], settings: dict[str, Any]) -> Settings:
-    known = model.model_fields
+def checked_settings(name: str, mode: str, settings: Mapping[str, Any]) -> Settings:
+    """Return an objective's settings with their defaults. Raises ValueError as `create_objective`."""
+    models = objective_class(name).settings_of_mode
+    if mode not in models:
+        raise ValueError(f"objective '{name}' has no mode '{mode}'{nearest(mode, models)}; valid: {', '.join(models)}")
+    known = models[mode].model_fields
     for key in settings:
         if key not in known:
-            raise ValueError(f"'{name}' has no setting '{key}'{_nearest(key, known)}; valid: {', '.join(known)}")
+            raise ValueError(f"'{name}' has no setting '{key}'{nearest(key, known)}; valid: {', '.join(known)}")
     try:
-        return model(**{key: value for key, value in settings.items() if value != "none"})
+        return models[mode](**{key: value for key, value in settings.items() if value != "none"})
     except ValidationError as error:
-        raise ValueError(f"objective '{name}': {'; '.join(_describe(part) for part in error.errors())}") from None
-
-
-def _describe(part: Any) -> str:
-    """Describe one pydantic error in one line: the setting, its value and the allowed values."""
-    if part["loc"]:
-        return f"{part['loc'][0]} = {part['input']!r}: {part['msg']}"
-    return str(part["msg"]).removeprefix("Value error, ")
-
-
-def _nearest(given: str, valid: Iterable[str]) -> str:
-    nearest = get_close_matches(str(given), list(valid), n=1)
-    return f" (did you mean '{nearest[0]}'?)" if nearest else ""
+        faults = [
+            f"{each['loc'][0]} = {each['input']!r}: {each['msg']}"
+            if each["loc"]
+            else each["msg"].removeprefix("Value error, ")
+            for each in error.errors()
+        ]
+        raise ValueError(f"objective '{name}': {'; '.join(faults)}") from None

@@ -285,7 +285,10 @@ class Objective(nn.Module):
         self.check_frame(keys is not None, len(local))
         ranks = replace(GlobalBatch.of_this_process(self.communicating), shares=self.shares)
         views = [first, second, *local]
-        self._check(first, {"second": second} | _numbered(keys=keys or (), local=local), ranks)
+        others = {"second": second}
+        others |= {f"keys[{number}]": view for number, view in enumerate(keys or ())}
+        others |= {f"local[{number}]": view for number, view in enumerate(local)}
+        self._check(first, others, ranks)
         if WEIGHT in state:
             self.check_weights()
         check_state(state, self.fields, len(first))
@@ -311,7 +314,10 @@ class Objective(nn.Module):
             # The sum of both directions: a positive then pulls at only one anchor, as strongly as without keys, when it
             # pulls at both ends with half the weight.
             loss = 2 * loss
-        new, metrics = (_without_graph(each) for each in (outcome.state, outcome.metrics))
+        new, metrics = (
+            {name: value.detach() if value.requires_grad else value for name, value in each.items()}
+            for each in (outcome.state, outcome.metrics)
+        )
         # Through int64, because torch cannot add in uint32.
         new |= {name: (old.to(torch.int64) + 1).to(old.dtype) for name, old in state.items() if name == "visits"}
         return Outcome(loss, new, metrics)
@@ -344,12 +350,20 @@ class Objective(nn.Module):
         }
 
     def _check(self, first: Tensor, others: Mapping[str, Tensor], batch: GlobalBatch) -> None:
-        """Raise ValueError unless all are [b, d] of equal shape, on all ranks, of 2 samples or more in all.
+        """Raise ValueError unless all are floating-point [b, d] of equal shape, on all ranks, of 2 samples or more.
 
         On a GPU values are checked only in the first step, because reading them synchronises with the device.
         """
-        for name, features in others.items():
-            check_shapes(first, features, name)
+        for name, other in others.items():
+            if first.dim() != 2 or first.shape != other.shape:
+                raise ValueError(
+                    f"features: first is {list(first.shape)} and {name} {list(other.shape)}; "
+                    "both must be [b, d], row i of each from the same sample"
+                )
+            if not (first.is_floating_point() and other.is_floating_point()):
+                raise ValueError(
+                    f"features: first is {first.dtype} and {name} {other.dtype}; both must be floating point"
+                )
         first_step = not self._looked_at_features
         if first_step:
             batch.check_alike(first)
@@ -364,17 +378,21 @@ class Objective(nn.Module):
 
         Synchronises with the device.
         """
-        check = check_unit_norm if self.unit_norm else check_finite
         for name, rows in features.items():
-            check(name, rows)
-
-
-def _without_graph(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.detach() if value.requires_grad else value for name, value in values.items()}
-
-
-def _numbered(**views: Sequence[Tensor]) -> dict[str, Tensor]:
-    return {f"{kind}[{number}]": view for kind, given in views.items() for number, view in enumerate(given)}
+            norms, of_norm_one = row_norms(rows)
+            off = ~of_norm_one if self.unit_norm else ~rows.detach().isfinite().all(1)
+            if not off.any():
+                continue
+            row, count = int(off.nonzero()[0]), f"{int(off.sum())} of {len(off)}"
+            if self.unit_norm:
+                raise FeaturesError(
+                    f"features: row {row} of {name} has norm {norms[row].item():.6g}, and so {count} rows are not of "
+                    "norm 1; pass finite features through torch.nn.functional.normalize(…, dim=1)"
+                )
+            raise FeaturesError(
+                f"features: row {row} of {name} holds NaN or infinity, and so {count} rows are not finite; check the "
+                "inputs of these samples, or lower the learning rate"
+            )
 
 
 def slope(of: Tensor) -> Tensor:
@@ -387,47 +405,11 @@ def scalar_parameter(value: float) -> nn.Parameter:
     return nn.Parameter(torch.tensor(value, dtype=torch.float64))
 
 
-def check_shapes(first: Tensor, other: Tensor, name: str) -> None:
-    """Raise ValueError unless both are floating-point [b, d] of equal shape; name: of `other`."""
-    if first.dim() != 2 or first.shape != other.shape:
-        raise ValueError(
-            f"features: first is {list(first.shape)} and {name} {list(other.shape)}; "
-            "both must be [b, d], row i of each from the same sample"
-        )
-    if not (first.is_floating_point() and other.is_floating_point()):
-        raise ValueError(f"features: first is {first.dtype} and {name} {other.dtype}; both must be floating point")
-
-
-def check_unit_norm(name: str, features: Tensor) -> None:
-    """Raise FeaturesError unless every row of `features` [b, d] has norm 1, within the round-off of its dtype.
-
-    Synchronises with the device.
-    """
-    norms, of_norm_one = row_norms(features)
-    off = ~of_norm_one
-    if off.any():
-        row = int(off.nonzero()[0])
-        raise FeaturesError(
-            f"features: row {row} of {name} has norm {norms[row].item():.6g}, and so {int(off.sum())} of {len(norms)} "
-            "rows are not of norm 1; pass finite features through torch.nn.functional.normalize(…, dim=1)"
-        )
-
-
 def row_norms(features: Tensor) -> tuple[Tensor, Tensor]:
     """Return the norm of every row of `features` [b, d], and whether it is 1 within the round-off of its dtype."""
     norms = torch.linalg.vector_norm(features.detach(), dim=1, dtype=torch.promote_types(features.dtype, torch.float32))
     slack = 1e-3 if features.dtype in (torch.float32, torch.float64) else 1e-2
     return norms, (norms - 1).abs() <= slack  # False for a NaN norm
-
-
-def check_finite(name: str, features: Tensor) -> None:
-    """Raise FeaturesError unless `features` [b, d] are finite. Synchronises with the device."""
-    bad = ~features.detach().isfinite().all(1)
-    if bad.any():
-        raise FeaturesError(
-            f"features: row {int(bad.nonzero()[0])} of {name} holds NaN or infinity, and so {int(bad.sum())} of "
-            f"{len(bad)} rows are not finite; check the inputs of these samples, or lower the learning rate"
-        )
 
 
 def check_state(

@@ -167,15 +167,6 @@ class DoubtSettings(Settings, frozen=True):
     bimodal. Ours."""
 
 
-def is_doubted(log_s: Tensor) -> Tensor:
-    """Return which pairs may have a wrong caption, bool [b]; log_s, [2, b], before the step: -inf for an unseen pair.
-
-    A model learns right pairs long before it learns wrong pairs by heart. Until then a wrong pair's positive is random,
-    and the mean of its negatives' exp(h / tau) is above 1 more often than not.
-    """
-    return log_s.sum(0) > 0
-
-
 class Anchors(NamedTuple):
     """Sums over the candidates of each anchor in the global batch, [2, b]: anchors in `first`, then those in `second`.
 
@@ -319,7 +310,9 @@ class Contrastive(Objective):
         if self.doubt_after is None:
             return weight, None, {}
         log_s = rows["log_s" if "log_s" in rows else "log_g"]
-        doubted = is_doubted(log_s) & (progress.epoch >= self.doubt_after)
+        # A model learns right pairs long before it learns wrong pairs by heart. Until then a wrong pair's positive is
+        # random, and the mean of its negatives' exp(h / tau) is above 1 more often than not; -inf: an unseen pair.
+        doubted = (log_s.sum(0) > 0) & (progress.epoch >= self.doubt_after)
         factors = (~doubted).to(log_s.dtype)
         outweighed = (log_s > 0).to(log_s.dtype).mean(1)
         metrics = {"share_doubted": 1 - factors.mean()} | self.by_side(share_outweighed=outweighed)

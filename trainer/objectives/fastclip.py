@@ -72,7 +72,7 @@ class _GlobalTemperature(GlobalContrastive):
     slow_below: ClassVar[float | None] = None
 
     def __init__(self, mode: str, settings: FastclipV0Settings | FastclipV3Settings) -> None:
-        super().__init__(mode, settings, log_s=-math.inf)
+        super().__init__(mode, settings)
         self.tau = scalar_parameter(settings.tau)
         self.temperature_rate = TemperatureRate(settings.eta, settings.betas, self.slow_below)
         self._bounds = settings.tau_min, settings.tau_max
@@ -122,10 +122,8 @@ class FastclipV2(IndividualTemperature):
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": FastclipV2Settings}
     reads_visits = True
+    averages: ClassVar[dict[str, float]] = {"m": 0.0, "v": 0.0}
     settings: FastclipV2Settings
-
-    def __init__(self, mode: str, settings: FastclipV2Settings) -> None:
-        super().__init__(mode, settings, log_s=-math.inf, tau=settings.tau_init, m=0.0, v=0.0)
 
     def move(self, rows: Rows, gradient: Tensor, progress: Progress) -> Rows:
         """FastCLIP procedure 5."""

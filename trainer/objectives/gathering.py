@@ -74,9 +74,9 @@ class GlobalBatch:
         of_ranks = replace(self, shares=None).gather(own.unsqueeze(1)).T.tolist()
         shares = self.shares or [of_ranks[0][0]] * self.world
         if any(of_rank != [rows, *of_ranks[0][1:]] for of_rank, rows in zip(of_ranks, shares, strict=True)):
-            held = ", ".join(f"{rows} × {width} numbers of {size} bytes" for rows, width, size in of_ranks)
+            shapes = ", ".join(f"{rows} × {width} numbers of {size} bytes" for rows, width, size in of_ranks)
             raise ValueError(
-                f"features: the ranks hold {held}; all must hold the same: "
+                f"features: the ranks hold {shapes}; all must hold the same: "
                 "choose a global batch that the number of ranks divides, and one precision"
             )
 

@@ -94,9 +94,15 @@ class IndividualTemperature(GlobalContrastive):
 
     settings: RobustSettings
 
+    averages: ClassVar[dict[str, float]] = {}
+    """Moving averages that `move` keeps beside each temperature, with their initial values."""
+
+    def __init__(self, mode: str, settings: RobustSettings) -> None:
+        super().__init__(mode, settings, tau=settings.tau_init, **self.averages)
+
     @abstractmethod
     def move(self, rows: Rows, gradient: Tensor, progress: Progress) -> Rows:
-        """Return the new tau and its moving averages, [sides, b]; gradient: G, clipped."""
+        """Return the new tau and its `averages`, [sides, b]; gradient: G, clipped."""
 
     def temperature(self, rows: Rows, features: Tensor) -> Tensor:
         return rows["tau"]
@@ -135,23 +141,20 @@ class IndividualTemperature(GlobalContrastive):
         found = {"the same picture": content.most_copied}
         if self.across:
             found[f"the caption of sample {content.caption_sample}"] = content.with_caption
-        bound = math.exp(-self.settings.rho)
-        return [
-            f"{count / content.samples:.1%} of the dataset's samples have {what}, more than exp(-rho) = {bound:.1%}: "
-            "rho cannot bind for them, so their temperatures fall to tau_min, and they will be called crowded. "
-            + _against_crowds(count / content.samples, pairs=self.across)
-            for what, count in found.items()
-            if count > bound * content.samples
-        ]
-
-
-def _against_crowds(share: float, *, pairs: bool) -> str:
-    """Return advice for when this share of the negatives, above exp(-rho), is as close as the positive."""
-    ways = ["thin copies of a picture (`thermopile inspect --duplicates`, then `curate --thin`)"]
-    ways += ["give different pictures captions of their own"] * pairs
-    if (limit := -math.log(share)) >= 0.05:  # below, weights are nearly uniform, so such a rho is not recommended
-        ways.append(f"set objective.rho below log(1/share) = {limit:.2f}")
-    return f"What helps: {', or '.join(ways)}."
+        bound, lines = math.exp(-self.settings.rho), []
+        for what, share in ((what, count / content.samples) for what, count in found.items()):
+            if share <= bound:
+                continue
+            ways = ["thin copies of a picture (`thermopile inspect --duplicates`, then `curate --thin`)"]
+            ways += ["give different pictures captions of their own"] * self.across
+            if (limit := -math.log(share)) >= 0.05:  # below, weights are nearly uniform, so such a rho is not advised
+                ways.append(f"set objective.rho below log(1/share) = {limit:.2f}")
+            lines.append(
+                f"{share:.1%} of the dataset's samples have {what}, more than exp(-rho) = {bound:.1%}: rho cannot bind "
+                "for them, so their temperatures fall to tau_min, and they will be called crowded. What helps: "
+                f"{', or '.join(ways)}."
+            )
+        return lines
 
 
 class Isogclr(IndividualTemperature):
@@ -166,10 +169,8 @@ class Isogclr(IndividualTemperature):
     }
 
     keys = "optional"
+    averages: ClassVar[dict[str, float]] = {"u": 0.0}
     settings: IsogclrSettings
-
-    def __init__(self, mode: str, settings: IsogclrSettings) -> None:
-        super().__init__(mode, settings, log_s=-math.inf, tau=settings.tau_init, u=0.0)
 
     def move(self, rows: Rows, gradient: Tensor, progress: Progress) -> Rows:
         """iSogCLR algorithm 1."""

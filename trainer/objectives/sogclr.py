@@ -86,6 +86,10 @@ class GlobalContrastive(Contrastive):
 
     settings: EstimatorSettings
 
+    def __init__(self, mode: str, settings: EstimatorSettings, **initial: float) -> None:
+        """initial: as in Objective, besides log_s."""
+        super().__init__(mode, settings, log_s=-math.inf, **initial)
+
     def estimate(self, anchors: Anchors, rows: Rows, progress: Progress) -> Estimate:
         """Update s from the anchors' sums.
 
@@ -173,9 +177,6 @@ class Sogclr(GlobalContrastive):
 
     keys: ClassVar[Literal["never", "optional", "always"]] = "optional"
     settings: SogclrSettings
-
-    def __init__(self, mode: str, settings: SogclrSettings) -> None:
-        super().__init__(mode, settings, log_s=-math.inf)
 
     def temperature(self, rows: Rows, features: Tensor) -> Tensor:
         return torch.full_like(rows["log_s"], self.settings.tau)

@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from ...pipeline.loading import Loader
 from ...pipeline.opening import Dataset, Mixture
-from ...pipeline.order.order import AnyOrder, Order, Pieces, Selected, Window
+from ...pipeline.order.mixed_order import MixedOrder
+from ...pipeline.order.order import (
+    FEW_SHARDS,
+    MIN_ROWS_PER_STEP,
+    AnyOrder,
+    Order,
+    Pieces,
+    Selected,
+    Window,
+    usual_shards,
+)
 from ...pipeline.planted import Planting
 from ...pipeline.views.recipes import RECIPES, Recipe
 from ...state_store.schema import Schema
 from ..config import DataConfig, OrderConfig, RecipeConfig, TrainConfig, nearest
 from ..encoders import with_names
 from ..errors import ConfigError
-from ..objectives import Objective, create_objective, objective_class, tried
-from ..plugins import PluginError, is_plugin, load_plugin
+from ..objectives import Objective, Settings, checked_settings, objective_class, objective_with, tried
+from ..plugins import is_plugin, load_plugin
 from ..precision import resolve_speed
 from ..world import ALONE, World
 from .dataset_cache import DatasetCache
-from .order_of_mixture import lowest_shares, mixed_order
 from .selection_files import SELECTING, pinned, rows_of, selects
 from .settings_of_data import refuse_unnamed_encoders, usual_batch_size, usual_image_size
 from .settings_of_models import with_settings_of_models
@@ -35,21 +44,51 @@ if TYPE_CHECKING:
     from ...pipeline.loading.ffcv_loader import Augmentation
 
 
-def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> TrainConfig:
+class Parts(NamedTuple):
+    """What a run's settings were completed with, so that the run need not make it again."""
+
+    dataset: Dataset
+    objective: Objective
+    order: Order
+
+
+def parts_of(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Parts:
+    """Make the parts, for settings whose mode and batch size are no longer `auto`.
+
+    Raises ConfigError, also unless the objective supports the momentum network, local views and weights.
+    """
+    torch.manual_seed(config.seed)  # a user's objective may draw weights
+    objective, momentum, local = objective_of(config), config.model.momentum, config.data.local_views
+    if config.data.without and config.compile:
+        raise ConfigError("compile = true is for batches of one size, which data.without makes differ; leave one out")
+    if config.data.weights:
+        with refusals("data.weights: "):
+            objective.check_weights()
+    try:
+        objective.check_frame(momentum > 0, local)
+    except ValueError as error:
+        of_keys = f"model.momentum = {momentum:g}" if momentum else "model.momentum = 0 (set 0.99, say)"
+        given = f"data.local_views = {local}" if local and "local views" in str(error) else of_keys
+        raise ConfigError(f"{given}: {error}") from None
+    return Parts(dataset, objective, create_order(config, dataset, objective, world))
+
+
+def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> tuple[TrainConfig, Parts]:
     """Replace every `auto` that affects results by its value, and fill in the objective's settings.
 
     Raises ConfigError if the objective, its mode or settings, the recipe or the batch size does not fit.
     """
     pairs = dataset.index.mode == "pairs"
-    mode = config.objective.mode
+    name, mode = config.objective.name, config.objective.mode
     if mode == "auto":  # the objective's only mode, or the mode that fits the data
-        modes = _modes_of(config.objective.name)
+        with refusals():
+            modes = objective_class(name).settings_of_mode.keys()
         mode = "bimodal" if (pairs and "bimodal" in modes) or modes == {"bimodal"} else "unimodal"
     if mode == "bimodal" and not pairs:
         raise ConfigError(f"objective.mode = 'bimodal' needs captions, but {dataset.place} has only images")
     data = _resolve_data(config.data, dataset, mode)
     device = device_named(config.device)
-    refuse_unnamed_encoders(config.model, data.image_size, mode, dataset.index.tokenizer, device)
+    refuse_unnamed_encoders(config.model, data.image_size, mode)
     resolved = config.model_copy(
         update={
             "batch_size": config.batch_size or usual_batch_size(_samples(data, dataset), lowest_shares(data)),
@@ -58,50 +97,31 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
             "model": with_names(config.model, mode),
         }
     )
-    resolved = with_settings_of_models(config.model, resolved, type(objective_of(resolved).settings))
-    objective = objective_of(resolved)
-    _check_frame(objective, resolved.model.momentum, data, compiles=config.compile)
-    order = create_order(resolved, dataset, objective, world)
+    resolved = with_settings_of_models(config.model, resolved, objective_settings(resolved))
+    parts = parts_of(resolved, dataset, world)
     pieces_per_step(resolved.batch_size, config.micro_batch, world)
-    settings = objective.settings.model_dump(exclude_none=True)
-    settings["similarity_budget"] = objective.settings.budget_on(device)
+    settings = parts.objective.settings
+    own = settings.model_dump(exclude_none=True) | {"similarity_budget": settings.budget_on(device)}
     optimizer = config.optimizer
     if optimizer.warmup is None:
-        steps = min(200, config.total_steps(order.steps_per_epoch) // 10)
+        steps = min(200, config.total_steps(parts.order.steps_per_epoch) // 10)
         optimizer = optimizer.model_copy(update={"warmup": steps})
-    return resolved.model_copy(
-        update={
-            **resolve_speed(config, device),
-            "optimizer": optimizer,
-            "objective": type(config.objective)(name=resolved.objective.name, mode=mode, **settings),
-            "order": OrderConfig(**{name: getattr(order, name) for name in OrderConfig.model_fields}),
-        }
-    )
+    update = {
+        **resolve_speed(config, device),
+        "optimizer": optimizer,
+        "objective": type(config.objective)(name=name, mode=mode, **own),
+        "order": OrderConfig(**{field: getattr(parts.order, field) for field in OrderConfig.model_fields}),
+    }
+    return resolved.model_copy(update=update), parts
 
 
-def _modes_of(objective: str) -> Set[str]:
+@contextmanager
+def refusals(where: str = "") -> Iterator[None]:
+    """Turn ValueError into ConfigError. where: the setting that it concerns."""
     try:
-        return objective_class(objective).settings_of_mode.keys()
+        yield
     except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _check_frame(objective: Objective, momentum: float, data: DataConfig, *, compiles: bool) -> None:
-    """Raise ConfigError unless the objective supports the momentum network, local views and weights."""
-    local = data.local_views
-    if data.without and compiles:
-        raise ConfigError("compile = true is for batches of one size, which data.without makes differ; leave one out")
-    if data.weights:
-        try:
-            objective.check_weights()
-        except ValueError as error:
-            raise ConfigError(f"data.weights: {error}") from None
-    try:
-        objective.check_frame(momentum > 0, local)
-    except ValueError as error:
-        of_keys = f"model.momentum = {momentum:g}" if momentum else "model.momentum = 0 (set 0.99, say)"
-        given = f"data.local_views = {local}" if local and "local views" in str(error) else of_keys
-        raise ConfigError(f"{given}: {error}") from None
+        raise ConfigError(f"{where}{error}") from error
 
 
 def _resolve_data(data: DataConfig, dataset: Dataset, mode: str) -> DataConfig:
@@ -143,10 +163,7 @@ def recipe_named(asked: str | RecipeConfig) -> Recipe:
     """
     name, fields = (asked, {}) if isinstance(asked, str) else (asked.name, asked.fields)
     if is_plugin(name):
-        try:
-            recipe = load_plugin(name)
-        except PluginError as error:
-            raise ConfigError(f"data.recipe = {name!r} {error}") from error
+        recipe = load_plugin(name, f"data.recipe = {name!r}")
         if not isinstance(recipe, Recipe):
             raise ConfigError(
                 f"data.recipe = {name!r} is a {type(recipe).__name__}; it must be a thermopile.Recipe, "
@@ -201,17 +218,13 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
     budget = (config.state.memory_budget or samples * row_bytes) * world.size
     rows, shards = budget // row_bytes, config.order.canonical_shards or None
     blocks, window = config.order.blocks_per_shard or None, config.order.window_blocks or None
-    cache, for_rows = (
-        DatasetCache.of(config.data, dataset, world),
-        partial(
-            Order.for_memory, samples=samples, batch_size=config.batch_size, seed=config.seed, canonical_shards=shards
-        ),
-    )
-    try:
+    cache, batch_size, seed = DatasetCache.of(config.data, dataset, world), config.batch_size, config.seed
+    for_rows = partial(Order.for_memory, samples=samples, batch_size=batch_size, seed=seed, canonical_shards=shards)
+    with refusals():
         if isinstance(dataset, Mixture):
-            order: Order = mixed_order(config, dataset, rows if config.state.memory_budget else 1 << 62, world)
+            order: Order = _mixed_order(config, dataset, rows if config.state.memory_budget else 1 << 62, world)
         elif blocks or window:
-            order = Order.create(samples, config.batch_size, config.seed, shards, blocks, window)
+            order = Order.create(samples, batch_size, seed, shards, blocks, window)
         elif cache is None or not cache.is_set:
             order = for_rows(rows)
         else:
@@ -223,8 +236,6 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
         if cache is not None:
             narrowest = order if blocks or window else for_rows(1, canonical_shards=order.canonical_shards)
             cache.check(order, narrowest)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
     if config.state.memory_budget and order.live_rows > rows:
         raise ConfigError(
             f"state.memory_budget = {budget // world.size:,} holds {rows:,} rows of {row_bytes} "
@@ -235,6 +246,48 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
             f"{math.ceil(order.live_rows / world.size) * row_bytes:,}, or to none"
         )
     return order
+
+
+def lowest_shares(data: DataConfig) -> list[int]:
+    """Return the parts' smallest whole numbers of samples in their shares; of one dataset [1]."""
+    shares = data.shares or (1,)
+    return [share // math.gcd(*shares) for share in shares]
+
+
+def _mixed_order(config: TrainConfig, mixture: Mixture, rows: int, world: World) -> MixedOrder:
+    """Create the order for a memory of `rows` rows over all ranks; its parts have equally many canonical shards.
+
+    Raises ConfigError unless batch size and number of ranks fit the shares, ValueError as `Order.create`.
+    """
+    shares, unit = config.data.shares or (), sum(lowest_shares(config.data)) * MIN_ROWS_PER_STEP
+    batches = [config.batch_size * share / sum(shares) for share in shares]
+    if min(batches) < MIN_ROWS_PER_STEP or not all(map(float.is_integer, batches)):
+        fits = max(unit * min(shares), config.batch_size // unit * unit)
+        raise ConfigError(
+            f"batch_size = {config.batch_size:,} in shares of {' : '.join(map(str, shares))} does not give each part "
+            f"whole samples, {MIN_ROWS_PER_STEP} or more; use {fits:,} or {fits + unit:,}, for example"
+        )
+    usual = [usual_shards(part.n, int(batch)) for part, batch in zip(mixture.parts, batches, strict=True)]
+    most = FEW_SHARDS if config.state.memory_budget else min(usual)  # as Order.for_memory
+    shards = config.order.canonical_shards or min(most, *usual)
+    if shards % world.size:
+        part = usual.index(min(usual))
+        raise ConfigError(
+            f"{world.size} ranks cannot share the {batches[part]:,.0f} samples of a batch that are of the part "
+            f"{mixture.names[part]}, since order.canonical_shards is {shards}; use a number of ranks that divides it, "
+            "or with state.memory_budget set more order.canonical_shards"
+        )
+    given = (mixture.n, config.batch_size, config.seed, shards)
+    mix = partial(MixedOrder.of, samples=[part.n for part in mixture.parts], shares=shares)
+    if config.order.blocks_per_shard or config.order.window_blocks:
+        return mix(Order.create(*given, config.order.blocks_per_shard or None, config.order.window_blocks or None))
+    # Windows in proportion take more memory than those of one dataset.
+    for halvings in range(4):
+        with suppress(ValueError):  # a part's blocks may be too small for its share of a step
+            order = mix(Order.for_memory(rows >> halvings, *given))
+            if order.live_rows <= rows:
+                return order
+    return mix(Order.for_memory(rows, *given))
 
 
 def pieces_per_step(batch_size: int, micro_batch: int, world: World = ALONE) -> int:
@@ -256,29 +309,22 @@ def pieces_per_step(batch_size: int, micro_batch: int, world: World = ALONE) -> 
 
 
 def objective_of(config: TrainConfig) -> Objective:
-    """Create the objective, whose mode is no longer `auto`; its `width`, if it has one, is the features'.
-
-    Raises ConfigError for an invalid setting.
-    """
-    objective = config.objective
-    try:
-        models = objective_class(objective.name).settings_of_mode
-        known = models[objective.mode].model_fields if objective.mode in models else {}
-        given = {"width": config.model.dim} if "width" in known else {}
-        created = create_objective(objective.name, mode=objective.mode, **given | objective.settings)
-        if config.data.without and is_plugin(objective.name):
-            tried(objective.name, lambda: created, rows=3)  # its batches differ in size
+    """Create the objective, whose mode is no longer `auto`. Raises ConfigError for an invalid setting."""
+    name, settings = config.objective.name, objective_settings(config)
+    with refusals():
+        created = objective_with(name, config.objective.mode, settings)
+        if config.data.without and is_plugin(name):
+            tried(name, lambda: created, rows=3)  # its batches differ in size
         return created
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
 
 
-def refuse_thin_steps(order: Order, holes: NDArray[np.int64], first_step: int, total_steps: int, pieces: int) -> None:
-    """As `Order.refuse_thin_steps`, with a ConfigError."""
-    try:
-        order.refuse_thin_steps(holes, first_step, total_steps, pieces)
-    except ValueError as error:
-        raise ConfigError(f"data.without: {error}") from None
+def objective_settings(config: TrainConfig) -> Settings:
+    """Return its settings, with defaults; `width`, if it has one, is the features'. Raises as `objective_of`."""
+    objective = config.objective
+    with refusals():
+        known = objective_class(objective.name).settings_of_mode.get(objective.mode)
+        width = {"width": config.model.dim} if known and "width" in known.model_fields else {}
+        return checked_settings(objective.name, objective.mode, width | objective.settings)
 
 
 def open_loader(
@@ -346,10 +392,7 @@ def _augmentation_named(name: str) -> Augmentation:
     from numba.core.dispatcher import Dispatcher
     from numba.core.errors import NumbaError
 
-    try:
-        augmentation = load_plugin(name)
-    except PluginError as error:
-        raise ConfigError(f"data.augmentation = {name!r} {error}") from error
+    augmentation = load_plugin(name, f"data.augmentation = {name!r}")
     if not isinstance(augmentation, Dispatcher):
         raise ConfigError(f"data.augmentation = {name!r} is not compiled; decorate it with numba.njit")
     try:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from enum import IntEnum
+from functools import partial
 from typing import Any
 
 import torch
@@ -81,7 +82,8 @@ class Checkpointer:
             # Give the index: in another thread, "cuda" may be another GPU.
             device = torch.device("cuda", torch.cuda.current_device())
             self._pinned = self._thread.submit(PinnedMemory, size, device)
-            self._pinned.add_done_callback(_warn_of_no_memory)
+            alone = "no memory could be pinned, so that each checkpoint waits for its copy from the GPU: %s"
+            self._pinned.add_done_callback(partial(_warn_of_failure, alone))
 
     def _copy(self, state: dict[str, Any]) -> CopyOnHost:
         pinned = self._pinned
@@ -118,12 +120,16 @@ class Checkpointer:
         self.finish()
         config_hash = hashlib.sha256(to_toml(self._config).encode()).hexdigest()
         attempts = LAST_ATTEMPTS_IN_BUCKET if self._run.path.is_remote else LAST_ATTEMPTS
-        self._has_warned &= not is_last  # that the run's end waits is said even after a warning during training
+        self._has_warned &= not is_last  # the run's end warns again that it waits
         for attempt in range(1, attempts + 1):
             # Before the snapshot's threads start: they would compete with the copy for the interpreter.
             training = self._copy(training_state()) if self._world.is_first else None
             try:
-                snapshot = self._snapshot(step, epoch, config_hash)
+                if (committed := self._store.last_snapshot).step == step > 0:  # its checkpoint could not be written
+                    snapshot: Future[Snapshot] = Future()
+                    snapshot.set_result(committed)
+                else:
+                    snapshot = self._store.snapshot(step, epoch=epoch, config_hash=config_hash)
             except BaseException:
                 if training is not None:
                     training.result()  # its memory is in use until then
@@ -136,14 +142,6 @@ class Checkpointer:
                 return
             time.sleep(RETRY_SECONDS)
             self._log.flush()  # writes the lines that the disk had no room for
-
-    def _snapshot(self, step: int, epoch: int, config_hash: str) -> Future[Snapshot]:
-        """Cut the state, or reuse a committed snapshot whose checkpoint could not be written."""
-        if (committed := self._store.last_snapshot).step == step > 0:
-            taken: Future[Snapshot] = Future()
-            taken.set_result(committed)
-            return taken
-        return self._store.snapshot(step, epoch=epoch, config_hash=config_hash)
 
     def begin(self, step: int, snapshot: Future[Snapshot], training: CopyOnHost | None) -> None:
         """Write the checkpoint of `step` in the background. The previous one must be settled.
@@ -170,16 +168,12 @@ class Checkpointer:
             settings=to_tree(self._config),
         )
         save_checkpoint(self._run.checkpoints, info, state)
-        self._remove_old(step)
-
-    def _remove_old(self, newest: int) -> None:
-        """Remove old checkpoints before their snapshots; never the newest, which `latest` names."""
         keep_last, keep_every = self._keep.keep_last, self._keep.keep_every
-        try:
+        try:  # before their snapshots; never this one, which `latest` names
             snapshots = (snapshot.step for snapshot in list_snapshots(self._run.state))
-            kept = retained_steps(snapshots, keep_last, keep_every) | {newest}
+            kept = retained_steps(snapshots, keep_last, keep_every) | {step}
             if keep_every:  # includes steps with a damaged snapshot: the weights are intact
-                kept |= {step for step in checkpoints_in(self._run.checkpoints) if step % keep_every == 0}
+                kept |= {each for each in checkpoints_in(self._run.checkpoints) if each % keep_every == 0}
             remove_checkpoints(self._run.checkpoints, keep=kept)
         except StoreLockedError:
             raise
@@ -197,7 +191,7 @@ class Checkpointer:
         """Wait for the pending checkpoint, if any, and settle it."""
         if self.wait():
             self._world.slow_group.broadcast(None)  # the others wait here for rank 0's write, which takes longest
-            write_states = [state for (state,) in self._world.all_gather([self.write_state])]
+            write_states = [state for (state,) in self._world.control.all_gather([self.write_state])]
             self.settle(write_states, must_succeed=must_succeed)
 
     def settle(self, of_ranks: list[int], *, must_succeed: bool = False) -> None:
@@ -215,7 +209,7 @@ class Checkpointer:
         if error is None:
             keep, self._has_warned = self._keep, False
             removed = self._store.retain(keep.keep_last, keep.keep_every, KEEP_EARLY)
-            removed.add_done_callback(_warn_of_failure)
+            removed.add_done_callback(partial(_warn_of_failure, _NOT_REMOVED))
             return
         lost = isinstance(error, StoreLockedError)  # to another process: later attempts would fail too
         if must_succeed or lost or not isinstance(error, SnapshotError | StateStoreError | OSError):
@@ -223,8 +217,8 @@ class Checkpointer:
         self._retry_at = time.monotonic() + RETRY_SECONDS
         if self._world.is_first and not self._has_warned:
             self._has_warned = True
-            said = "the checkpoint of step %d was not written: %s. It is tried again every %.0f seconds"
-            _log.warning(said, self._step, error, RETRY_SECONDS)
+            failed = "the checkpoint of step %d was not written: %s. It is tried again every %.0f seconds"
+            _log.warning(failed, self._step, error, RETRY_SECONDS)
 
     def close(self) -> None:
         """Finish pending writes and end the thread."""
@@ -233,11 +227,6 @@ class Checkpointer:
             self._pinned.result().close()
 
 
-def _warn_of_no_memory(pinned: Future[PinnedMemory]) -> None:
-    if error := pinned.exception():
-        _log.warning("no memory could be pinned, so that each checkpoint waits for its copy from the GPU: %s", error)
-
-
-def _warn_of_failure(removed: Future[None]) -> None:
-    if error := removed.exception():
-        _log.warning(_NOT_REMOVED, error)
+def _warn_of_failure(message: str, done: Future[Any]) -> None:
+    if error := done.exception():
+        _log.warning(message, error)

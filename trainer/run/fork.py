@@ -11,7 +11,7 @@ from ...pipeline.opening import Dataset
 from ...state_store import StateStoreError, StoreLockedError, history
 from ...state_store.errors import DAMAGE, SnapshotError
 from ...state_store.forking import fork_state
-from ...state_store.shares import writer_lock
+from ...state_store.store import writer_lock
 from ...storage.lock import LockedError
 from ...storage.mixed_rows import MixedRows
 from ...storage.place import Lock, Place
@@ -24,15 +24,15 @@ from ..checkpoints.checkpoint_files import (
     load_checkpoint,
     read_info,
 )
-from ..config import TrainConfig, to_tree
+from ..config import TrainConfig, load_config, to_tree
 from ..config.layers import Layers
-from ..config.own_code import code_in
 from ..errors import ConfigError, DamagedCheckpointError, RunError, RunExistsError
 from ..lineage import Origin, read_lineage
 from ..metrics.metrics_file import copy_until
 from ..optim import rate_jump
+from ..plugins import code_in
 from ..run_directory import RunDirectory, find_checkpoint
-from .build import create_order, objective_of, pieces_per_step, refuse_thin_steps
+from .build import pieces_per_step, refusals
 from .own_dataset import keep_facts, open_own
 from .restoring import refuse_other_order, refuse_published
 from .resume_settings import Change, differences, impossible, settings_at, with_free
@@ -74,7 +74,7 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
     Raises ConfigError for a change that no fork can make, and for code that only the run names; RunError, DatasetError,
     StateStoreError, OSError.
     """
-    recorded = now = origin.config_to_resume(accept_edits=False)
+    recorded = now = origin.config(edited="refuse")
     checkpoint, step = None, 0
     kept = checkpoints_in(origin.checkpoints)
     if (at or kept) and (at != "step-0" or 0 in kept):
@@ -85,11 +85,13 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
         recorded = with_free(settings_at(file, info.settings), now)
     later = "; ".join(change.arrow for change in differences(recorded, now))
     layers = merge(recorded, given, origin.path)
-    asked = layers.load()
+    asked = load_config(layers.tree)
     refuse_code_of_files(code_in(asked), code_in(recorded), layers.origins, given.origins.values())
     dataset = open_own(origin, asked.data.places, asked.data.tars)
-    _refuse_other_dataset(origin, dataset)
-    recorded, asked = (complete(each, dataset, recorded=recorded) for each in (recorded, asked))
+    made_for = history.load(origin.state)[0].description.dataset_fingerprint if origin.has_state else None
+    if made_for not in (None, dataset.index.fingerprint):
+        raise ConfigError(f"{dataset.place} is not the dataset of {origin.path}; pass that one's place with --data")
+    (recorded, _), (asked, parts) = (complete(each, dataset, recorded=recorded) for each in (recorded, asked))
     changes = differences(recorded, asked)
     may_change = {"data.weights", *(["data.without"] if asked.data.without else [])}  # holes are only added
     may_change |= set() if asked.data.planted else {"data.planted"}
@@ -98,8 +100,8 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
             f"{origin.path} cannot be forked with other settings: {'; '.join(refused)}. Leave them out, or start a "
             f"new run: thermopile train --config {origin.config_file} …"
         )
-    order, used = create_order(asked, dataset, objective_of(asked)), 0
-    per_epoch = order.steps_per_epoch
+    assert parts is not None
+    order, used, per_epoch = parts.order, 0, parts.order.steps_per_epoch
     after = asked.total_steps(per_epoch)
     holes, new = _holes(origin, recorded, asked, dataset)
     if len(new):
@@ -109,7 +111,8 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
         if at is None and unaware < step:
             return plan_fork(origin, f"step-{unaware}", given)
         used = int((first < step).sum())
-        refuse_thin_steps(order, holes, step, after, pieces_per_step(asked.batch_size, asked.micro_batch))
+        with refusals("data.without: "):
+            order.refuse_thin_steps(holes, step, after, pieces_per_step(asked.batch_size, asked.micro_batch))
     if later:
         _log.warning("%s has changed since step-%d, and a fork does so only if told to: %s", origin.path, step, later)
     if after < step:
@@ -158,12 +161,6 @@ def fork_run(origin: RunDirectory, at: str | None, given: Layers, into: RunDirec
             _log.warning("%s has removed %s; starting over", origin.path, ", ".join(sorted(path.name for path in gone)))
 
 
-def _refuse_other_dataset(origin: RunDirectory, dataset: Dataset) -> None:
-    made_for = history.load(origin.state)[0].description.dataset_fingerprint if origin.has_state else None
-    if made_for not in (None, dataset.index.fingerprint):
-        raise ConfigError(f"{dataset.place} is not the dataset of {origin.path}; pass that one's place with --data")
-
-
 def _make(fork: Fork, into: RunDirectory) -> None:
     known, place = read_lineage(fork.origin.lineage_file), str(fork.origin.path.resolve())
     changed = [change.arrow for change in fork.changes]
@@ -173,9 +170,9 @@ def _make(fork: Fork, into: RunDirectory) -> None:
     if not (last and last.run == place and {*checkpoints_in(into.checkpoints)} <= {last.step}):  # of a killed fork
         into.refuse_existing()
     try:
-        with into.path.resolve().built() as building, ExitStack() as held:
+        with into.path.resolve().built() as building, ExitStack() as end:
             lock = writer_lock(building / "state")
-            held.callback(lock.release)
+            end.callback(lock.release)
             if into.path.is_taken(into.config_file.name):  # again, under the lock
                 raise RunExistsError(f"{into.path} {into.path.occupied} with --out")
             run = RunDirectory(building).under(lock)

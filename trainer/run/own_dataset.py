@@ -52,7 +52,7 @@ def open_own(
     known = kept_facts(run)
     before = known.fingerprints if known else ()
     if known is None:
-        with suppress(RunError, OSError):  # they are told where the checkpoint is needed
+        with suppress(RunError, OSError):  # raised again where the checkpoint is needed
             latest = latest_checkpoint(run.checkpoints)
             before = (read_info(latest).dataset_fingerprint,) if latest else ()
     try:

@@ -11,27 +11,24 @@ from torch import Tensor
 from ..._version import __version__
 from ...pipeline.errors import DatasetError
 from ...pipeline.opening import Dataset, open_dataset
-from ...pipeline.order.mixed_order import MixedOrder
-from ...pipeline.order.order import ORDER_VERSION, Order
-from ...state_store import DamagedChunkError, SnapshotNotFoundError, StateReader, StateStore, StoreLockedError
+from ...pipeline.order.order import ORDER_VERSION
+from ...state_store import StateReader, StateStore, StoreLockedError
 from ...state_store.ranks import agreement
-from ...state_store.shares import writer_lock
+from ...state_store.store import writer_lock
 from ...storage.place import Lock, Place
 from ...storage.selection import Selection
 from ..checkpoints.checkpoint_files import (
     CheckpointInfo,
     Loaded,
-    checkpoints_in,
     latest_checkpoint,
     load_latest,
     read_info,
-    remove_checkpoints,
 )
 from ..checkpoints.tensors import join, take_apart
 from ..config import TrainConfig, flat, to_tree
 from ..encoders.initial_weights import parts_of
 from ..encoders.locking import starts_trained
-from ..errors import ConfigError, RunError
+from ..errors import ConfigError, RunError, one_line
 from ..lineage import read_lineage
 from ..objectives import Objective
 from ..optim import rate_jump
@@ -52,21 +49,25 @@ LOSS_SCALE = "loss_scale"
 _log = logging.getLogger(__name__)
 
 
-def find_start(config: TrainConfig, run: RunDirectory, world: World, *, resume: bool) -> tuple[Dataset, Loaded | None]:
+def find_start(
+    config: TrainConfig, run: RunDirectory, world: World, dataset: Dataset | None, *, resume: bool
+) -> tuple[Dataset, Loaded | None]:
     """Return the run's dataset, and the newest intact checkpoint when resuming. Called by all ranks.
 
-    Writes nothing. Raises ConfigError, RunError, DatasetError, OSError; on every rank if one fails or they differ.
+    dataset: the run's, if it is open already. Writes nothing.
+    Raises ConfigError, RunError, DatasetError, OSError; on every rank if one fails or they differ.
     """
     with agreement(world.control, RunError):
         if world.is_first:
             run.refuse_unusable()
-        at = config.data.places, config.data.tars
-        dataset = open_own(run, *at) if resume else open_dataset(*at)
+        if dataset is None:
+            at = config.data.places, config.data.tars
+            dataset = open_own(run, *at) if resume else open_dataset(*at)
         for line in growth(run, config, dataset) if world.is_first else ():
             _log.warning("%s", line)
         if resume and world.is_first and selects(config.data):
             check_own_copy(config.data, Selection(run.selection))
-    start = _newest(config, run, world) if resume else None
+    start = newest(config, run, world) if resume else None
     with agreement(world.control, RunError):
         if resume and start is None:
             refuse_published(config, run)
@@ -109,65 +110,12 @@ def take_lock(
             is_newest = not resume or latest_checkpoint(run.checkpoints) == (start and start.newest)
     if world.control.broadcast(is_newest):
         return lock, start
-    newest = _newest(config, run, world)
+    later = newest(config, run, world)
     with agreement(world.control, RunError):
         before = settings_at(start.path, start.info.settings) if start else config
-        if newest is None or changes_since(newest.path, newest.info.settings, before):
+        if later is None or changes_since(later.path, later.info.settings, before):
             raise RunError(f"another process has just changed the settings or checkpoints of {run.path}; resume again")
-    return lock, newest
-
-
-def open_store(
-    config: TrainConfig,
-    run: RunDirectory,
-    world: World,
-    start: Loaded | None,
-    dataset: Dataset,
-    objective: Objective,
-    order: Order,
-    device: torch.device,
-    selection: Selection | None,
-    lock: Lock | None,
-) -> tuple[StateStore, Loaded | None]:
-    """Open the state at a checkpoint's snapshot; if damaged, at an earlier checkpoint's, which is returned with it.
-
-    Without a checkpoint the state is created, or returned to its initial values if a run was killed before its first
-    checkpoint. Called by all ranks. Raises RunError, StateStoreError, OSError.
-    """
-    settings: dict[str, Any] = {
-        "samples": order.rows.about.kept if isinstance(order, MixedOrder) else order.samples,
-        "fields": objective.fields,
-        "dataset_fingerprint": dataset.index.fingerprint,
-        "selection": selection,
-        "device": device,
-        "memory_budget": config.state.memory_budget,
-        "ranks": world.snapshots,
-        "owned": order.rank_ids(world.rank, world.size),
-        "lock": lock,
-    }
-    if start is None:
-        if world.control.broadcast(world.is_first and run.has_state):
-            return StateStore.open(run.state, at="step-0", **settings), None
-        carried = None
-        if config.init.state:
-            with agreement(world.control, RunError):
-                carried = state_to_grow(config, dataset, objective)
-        return StateStore.create(run.state, block_rows=order.block_rows, carried=carried, **settings), None
-    while True:
-        try:
-            store = StateStore.open(run.state, at=start.info.snapshot, **settings)
-        except Exception as error:  # any failure on one rank makes all ranks fail
-            is_damaged = world.any_rank(isinstance(error, DamagedChunkError | SnapshotNotFoundError))
-            if not is_damaged or (earlier := _newest(config, run, world, before=start.path)) is None:
-                raise
-            if world.is_first:
-                _log.warning("the state of %s is damaged (%s). Resuming from %s", start.path, error, earlier.path.name)
-            start = earlier
-        else:
-            if world.is_first:  # later checkpoints have lost their state
-                kept = {step for step in checkpoints_in(run.checkpoints) if step <= start.info.step}
-                remove_checkpoints(run.checkpoints, keep=kept)
-            return store, start
+    return lock, later
 
 
 def restore(start: Loaded, store: StateStore, parts: dict[str, Any]) -> int:
@@ -184,14 +132,13 @@ def restore(start: Loaded, store: StateStore, parts: dict[str, Any]) -> int:
                 part.load_state_dict(training.pop(name))  # its memory is not needed again
         return int(training.get("refused_rows", 0))
     except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
         raise RunError(
-            f"{path} does not match the run's settings ({reason}): it is from another run or version of thermopile; "
-            "resume it with the version that started it"
+            f"{path} does not match the run's settings ({one_line(error)}): it is from another run or version of "
+            "thermopile; resume it with the version that started it"
         ) from error
 
 
-def _newest(config: TrainConfig, run: RunDirectory, world: World, before: Place | None = None) -> Loaded | None:
+def newest(config: TrainConfig, run: RunDirectory, world: World, before: Place | None = None) -> Loaded | None:
     """Return the newest intact checkpoint as `load_latest` does, which only rank 0 reads. Called by all ranks.
 
     Raises RunError, ConfigError as `changes_since` and `refuse_other_order`, too.
@@ -264,16 +211,13 @@ def _fingerprint(key: str, path: str) -> str:
 def differences(of_ranks: Sequence[dict[str, Any]]) -> list[str]:
     """Describe each difference from rank 0: rank, fact, both values."""
     first, *others = of_ranks
-
-    def shown(value: object) -> str:
-        return "none" if value is None else repr(value)
-
-    return [
-        f"rank {rank} has {key} = {shown(own.get(key))}, rank 0 {shown(first.get(key))}"
+    texts = [
+        (rank, key, *("none" if value is None else repr(value) for value in (own.get(key), first.get(key))))
         for rank, own in enumerate(others, start=1)
         for key in (first | own)
         if own.get(key) != first.get(key)
     ]
+    return [f"rank {rank} has {key} = {value}, rank 0 {of_first}" for rank, key, value, of_first in texts]
 
 
 def state_to_grow(config: TrainConfig, dataset: Dataset, objective: Objective) -> StateReader:

@@ -14,13 +14,9 @@ from .build import device_named, objective_of
 from .selection_files import SELECTING, as_recorded_file
 
 _RESTORED = "it is restored from the checkpoint"
-_OPTIMIZER = ("weight_decay", "betas", "eps", "momentum", "trust_coefficient", "layer_decay")
 
 FIXED = {
-    **dict.fromkeys(
-        ("seed", "batch_size", "order", "data.shares"),
-        "it determines the order of the samples",
-    ),
+    **dict.fromkeys(("seed", "batch_size", "order", "data.shares"), "it determines the order of the samples"),
     **dict.fromkeys(
         ("model", "objective.name", "objective.mode", "optimizer.name"),
         "the checkpoint's weights and state depend on it",
@@ -31,7 +27,10 @@ FIXED = {
     "objective.learn_b": "it decides whether the checkpoint holds b",
     "objective.similarity": "the weights were trained for it",
     "objective.tau_init": "unseen samples have the run's value",
-    **{f"optimizer.{name}": _RESTORED for name in _OPTIMIZER},
+    **{
+        f"optimizer.{name}": _RESTORED
+        for name in ("weight_decay", "betas", "eps", "momentum", "trust_coefficient", "layer_decay")
+    },
     "init": "the run continues with its own weights",
 }
 """Settings, and tables of settings, that must not change on resume, with the reason."""
@@ -66,7 +65,8 @@ class Change(NamedTuple):
         return re.sub("@([0-9]+)-[0-9a-f]{64}", r" (\1 rows)", f"{self.key}: {self.before} → {self.after}")
 
     def __str__(self) -> str:
-        return f"{self.key}: the run has {_shown(self.before)}, asked for {_shown(self.after)}"
+        before, after = ("no such setting" if each is None else repr(each) for each in (self.before, self.after))
+        return f"{self.key}: the run has {before}, asked for {after}"
 
 
 def differences(run: TrainConfig, asked: TrainConfig) -> list[Change]:
@@ -79,10 +79,6 @@ def differences(run: TrainConfig, asked: TrainConfig) -> list[Change]:
         for key in sorted(have.keys() | want.keys())
         if have.get(key) != want.get(key) and not key.startswith(FREE_TO_CHANGE)
     ]
-
-
-def _shown(value: object) -> str:
-    return "no such setting" if value is None else repr(value)
 
 
 def with_free(recorded: TrainConfig, now: TrainConfig) -> TrainConfig:
@@ -100,22 +96,18 @@ def as_recorded(asked: TrainConfig, recorded: TrainConfig) -> TrainConfig:
     So the command that started a run also resumes it, even if the source run has newer checkpoints by now, or the
     directory of a local model or a file of selected samples is gone. Reads nothing; `asked` is not resolved yet.
     """
-    update: dict[str, object] = {
+    model = {
         side: _encoder_as_recorded(getattr(asked.model, side), getattr(recorded.model, side))
         for side in ("image", "text")
     }
     data: dict[str, object] = {
         name: as_recorded_file(getattr(asked.data, name), getattr(recorded.data, name)) for name in SELECTING
     }
-    if update["image"] is not asked.model.image and asked.data.recipe == getattr(recorded.data.recipe, "name", ""):
-        data["recipe"] = recorded.data.recipe  # with the normalisation that the model brought
-    changed: dict[str, object] = {
-        "model": asked.model.model_copy(update=update),
-        "data": asked.data.model_copy(update=data),
-    }
-    if is_same_source(asked.init.run, recorded.init.run):
-        changed["init"] = asked.init.model_copy(update={"run": recorded.init.run})
-    return asked.model_copy(update=changed)
+    if model["image"] is not asked.model.image and asked.data.recipe == getattr(recorded.data.recipe, "name", ""):
+        data["recipe"] = recorded.data.recipe  # with the model's normalisation
+    init = {"run": recorded.init.run} if is_same_source(asked.init.run, recorded.init.run) else {}
+    changed = {"model": model, "data": data, "init": init}
+    return asked.model_copy(update={key: getattr(asked, key).model_copy(update=new) for key, new in changed.items()})
 
 
 def _encoder_as_recorded(asked: EncoderConfig, recorded: EncoderConfig) -> EncoderConfig:
@@ -123,8 +115,7 @@ def _encoder_as_recorded(asked: EncoderConfig, recorded: EncoderConfig) -> Encod
         return asked
     from ..encoders.hf_hub import hub_name
 
-    path = f"hf:{Path(asked.name.removeprefix('hf:')).expanduser().absolute()}"
-    hub = hub_name(asked.name)
+    path, hub = f"hf:{Path(asked.name.removeprefix('hf:')).expanduser().absolute()}", hub_name(asked.name)
     is_fixed = hub is not None and re.fullmatch(r"[0-9a-f]{40}", hub[1] or "") is not None
     at_its_revision = hub is not None and not is_fixed and recorded.name.startswith(f"hf:{hub[0]}@")
     if recorded.name not in (asked.name, path) and not at_its_revision:
@@ -161,8 +152,8 @@ def settings_at(checkpoint: Place, settings: Mapping[str, Any]) -> TrainConfig:
 
 def impossible(changes: list[Change], recorded: TrainConfig) -> dict[str, str]:
     """Return key → reason for each impossible change: of FIXED settings, and of values that the objective learns."""
-    learned = []
-    if all(change.key != "objective.name" for change in changes):  # impossible, and the name may be code to import
+    learned, keys = [], {change.key for change in changes if change.key.startswith("objective.")}
+    if keys and "objective.name" not in keys:  # which is impossible, and may be code to import
         objective = objective_of(recorded)
         learned = [name for name, _ in objective.named_parameters()]  # initial values no longer matter
         if objective.temperature_rate is not None:

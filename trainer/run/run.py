@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
@@ -17,12 +18,13 @@ from torch import Tensor
 from ...pipeline.batch import Batch
 from ...pipeline.order.mixed_order import MixedOrder
 from ...pipeline.order.order import Selected
+from ...state_store import DamagedChunkError, SnapshotNotFoundError, StateStore
 from ...state_store.ranks import agreement
 from ...storage.gpu_copies import CudaDevice, Pace
 from ...storage.mixed_rows import MIXTURE, MixedRows
-from ...storage.place import AnyPlace, Places, place_of
+from ...storage.place import AnyPlace, Lock, Places, place_of
 from ...storage.selection import ABOUT, Selection
-from ..checkpoints.checkpoint_files import latest_checkpoint
+from ..checkpoints.checkpoint_files import Loaded, checkpoints_in, latest_checkpoint, remove_checkpoints
 from ..checkpoints.tensors import take_apart
 from ..config import TrainConfig, data_at
 from ..config.layers import Layers
@@ -39,23 +41,24 @@ from ..precision import fast_kernels
 from ..run_directory import RunDirectory
 from ..world import ALONE, World, refuse_separate_directories
 from .build import (
-    create_order,
+    Parts,
     device_named,
-    objective_of,
     open_loader,
+    parts_of,
     pieces_per_step,
-    refuse_thin_steps,
+    refusals,
     windows_from,
 )
 from .checkpoint_writer import Checkpointer
 from .dataset_cache import DatasetCache
 from .own_dataset import keep_facts
-from .restoring import find_start, open_store, restore, take_lock, warn_of_changes
+from .restoring import find_start, newest, restore, state_to_grow, take_lock, warn_of_changes
 from .selection_files import selects, write_selection
 from .starting import Request, start
 
 FIRST_IDS = 8
 """Number of samples of a bad batch to name."""
+_log = logging.getLogger(__name__)
 
 
 class Stateful(Protocol):
@@ -84,22 +87,29 @@ class Run:
     """
 
     def __init__(
-        self, config: TrainConfig, directory: RunDirectory, *, resume: bool = False, world: World = ALONE
+        self,
+        config: TrainConfig,
+        directory: RunDirectory,
+        *,
+        resume: bool = False,
+        world: World = ALONE,
+        parts: Parts | None = None,
     ) -> None:
         """Make the parts of a run with complete settings (`resolve`), or of one to resume from its latest checkpoint.
 
-        Writes nothing; `begin` does, once the ranks are known to agree and the loop's own parts are made, too.
-        Called by all ranks. Raises ConfigError, RunError, DatasetError, OSError.
+        parts: as far as `resolve` made them. Writes nothing; `begin` does, once the ranks are known to agree and the
+        loop's own parts are made, too. Called by all ranks. Raises ConfigError, RunError, DatasetError, OSError.
         """
         self.config, self.directory, self.world, self.mode = config, directory, world, config.objective.mode
         self.resumes = resume
-        self.dataset, self.start = find_start(config, directory, world, resume=resume)
+        opened = parts.dataset if parts else None
+        self.dataset, self.start = find_start(config, directory, world, opened, resume=resume)
         self.device = device_named(config.device)
+        _, objective, self.order = parts or parts_of(config, self.dataset, world)
+        self.objective = objective.to(self.device)
         torch.manual_seed(config.seed)
-        self.objective = objective_of(config).to(self.device)
         with agreement(world.slow_group, ConfigError):  # published weights may be fetched
             self.encoders = self._created_encoders(pretrained=self.start is None)
-        self.order = create_order(config, self.dataset, self.objective, world)
         if config.data.local_views:
             self.encoders.image.backbone.check_side(config.data.local_size)
         self.selection = Selection(directory.selection) if selects(config.data) else None
@@ -115,17 +125,17 @@ class Run:
         self.objective.communicating = partial(self.clock.computing, "communication")
         self._parts: dict[str, Stateful] = {"encoders": self.encoders, "objective": self.objective}
         self._has_begun = self._has_stepped = False
-        with ExitStack() as opened:
+        with ExitStack() as resources:
             timed = self.device.type == "cuda" and not config.data.without
-            opened.enter_context(fast_kernels(config.precision, timed=timed, deterministic=config.deterministic))
-            self.loader = opened.enter_context(
+            resources.enter_context(fast_kernels(config.precision, timed=timed, deterministic=config.deterministic))
+            self.loader = resources.enter_context(
                 open_loader(config.data, self.dataset, self.served, self.mode, self.device, world, pieces=self.pieces)
             )
             with agreement(world.control, RunError):
                 if self.start is None and config.init.run:
                     load_initial_weights(self.encoders, config.init.run, config.init.sides)
                 self._makers = makers_of(config.trackers) if world.is_first else {}
-            self._resources = opened.pop_all()
+            self._resources = resources.pop_all()
 
     def _created_encoders(self, *, pretrained: bool) -> Encoders:
         model, data, text = self.config.model, self.config.data, self.config.model.text
@@ -155,7 +165,7 @@ class Run:
             if self.world.is_first and self.start:  # only now, when nothing can be refused any more
                 warn_of_changes(self.config, self.start, self.order.steps_per_epoch)
             if self.world.is_first and self.resumes and record:
-                self.held_directory.record(self.config)  # the dataset's new path and other allowed changes
+                self.locked_directory.record(self.config)  # the dataset's new path and other allowed changes
             self._resources = opened.pop_all()
 
     def _open_records(self, opened: ExitStack) -> None:
@@ -163,13 +173,11 @@ class Run:
         if not resume:
             refuse_separate_directories(world, run.path)
         lock, start = take_lock(config, run, self.start, world, resume=resume, until=opened)
-        self.held_directory = run = run.under(lock)
+        self.locked_directory = run = run.under(lock)
         with agreement(world.slow_group, RunError):  # to copy and check a selection takes a while
             if not resume and world.is_first:
                 run.create(config, self._write_own_files)
-        self.store, start = open_store(
-            config, run, world, start, self.dataset, self.objective, self.order, self.device, self.selection, lock
-        )
+        self.store, start = self._open_store(start, lock)
         opened.enter_context(self.store)
         with agreement(world.slow_group, RunError):
             if resume and world.is_first:
@@ -182,11 +190,57 @@ class Run:
             if resume and world.is_first and self.selection is not None:
                 self.refuse_thin_steps(self.selection.without)
         self.store.expect(windows_from(self.steps_done, self.order, config.epochs, world))
-        self._expect_samples(opened)
+        cache = DatasetCache.of(config.data, self.dataset, world)
+        if cache is not None and config.data.loader != "synthetic":  # read ahead until the run is closed
+            windows = windows_from(self.steps_done, self.order, config.epochs, world)
+            opened.enter_context(self.dataset.files.expect(windows, self.served, cache.limit))
         self._prefetched = self.steps_done + 1  # number of steps whose rows need no prefetch
         self.log = self._opened_log(run, opened)
         self.checkpointer = Checkpointer(config, run, self.store, self.log, world, self.dataset.index.fingerprint)
         opened.callback(self.checkpointer.close)
+
+    def _open_store(self, start: Loaded | None, lock: Lock | None) -> tuple[StateStore, Loaded | None]:
+        """Open the state at a checkpoint's snapshot; if damaged, at an earlier checkpoint's, which is returned with it.
+
+        Without a checkpoint the state is created, or returned to its initial values if a run was killed before its
+        first checkpoint.
+        """
+        config, run, world, order = self.config, self.locked_directory, self.world, self.order
+        settings: dict[str, Any] = {
+            "samples": order.rows.about.kept if isinstance(order, MixedOrder) else order.samples,
+            "fields": self.objective.fields,
+            "dataset_fingerprint": self.dataset.index.fingerprint,
+            "selection": self.selection,
+            "device": self.device,
+            "memory_budget": config.state.memory_budget,
+            "ranks": world.snapshots,
+            "owned": order.rank_ids(world.rank, world.size),
+            "lock": lock,
+        }
+        if start is None:
+            if world.control.broadcast(world.is_first and run.has_state):
+                return StateStore.open(run.state, at="step-0", **settings), None
+            carried = None
+            if config.init.state:
+                with agreement(world.control, RunError):
+                    carried = state_to_grow(config, self.dataset, self.objective)
+            return StateStore.create(run.state, block_rows=order.block_rows, carried=carried, **settings), None
+        while True:
+            try:
+                store = StateStore.open(run.state, at=start.info.snapshot, **settings)
+            except Exception as error:  # any failure on one rank makes all ranks fail
+                is_damaged = world.any_rank(isinstance(error, DamagedChunkError | SnapshotNotFoundError))
+                if not is_damaged or (earlier := newest(config, run, world, before=start.path)) is None:
+                    raise
+                if world.is_first:
+                    damage = "the state of %s is damaged (%s). Resuming from %s"
+                    _log.warning(damage, start.path, error, earlier.path.name)
+                start = earlier
+            else:
+                if world.is_first:  # later checkpoints have lost their state
+                    kept = {step for step in checkpoints_in(run.checkpoints) if step <= start.info.step}
+                    remove_checkpoints(run.checkpoints, keep=kept)
+                return store, start
 
     def _opened_log(self, run: RunDirectory, opened: ExitStack) -> MetricsLog:
         """Open the log, cut back to the step at which the run begins."""
@@ -203,13 +257,6 @@ class Run:
             log = opened.enter_context(MetricsLog(run.metrics_file, trackers, keep_steps=self.steps_done))
             run.metrics.settle()
             return log
-
-    def _expect_samples(self, opened: ExitStack) -> None:
-        """Let a dataset in an object store read ahead until the run is closed."""
-        cache = DatasetCache.of(self.config.data, self.dataset, self.world)
-        if cache is not None and self.config.data.loader != "synthetic":
-            windows = windows_from(self.steps_done, self.order, self.config.epochs, self.world)
-            opened.enter_context(self.dataset.files.expect(windows, self.served, cache.limit))
 
     @classmethod
     def from_settings(
@@ -238,18 +285,18 @@ class Run:
                 given.add_preset(preset)
             given.add(settings or {}, "settings")
             given.add({"data": data_at(data)}, "data")
-        own = start(given, Request(directory, given.origins.values(), allowed=allow_change), world)
-        settings_of_step = own.config.batch_size, own.config.micro_batch, world
-        if begin and (pieces_per_step(*settings_of_step) > 1 or own.config.model.ema):
+        plan = start(given, Request(directory, given.origins.values(), allowed=allow_change), world)
+        config = plan.config
+        if begin and (config.model.ema or pieces_per_step(config.batch_size, config.micro_batch, world) > 1):
             raise ConfigError("micro_batch and model.ema are for thermopile's own loop, Trainer.train; leave them out")
-        run = cls(own.config, directory, resume=own.resume, world=world)
+        run = cls(config, directory, resume=plan.resume, world=world, parts=plan.parts)
         if begin:
             run.begin(record=True)
         return run
 
     def _write_own_files(self) -> None:
-        keep_facts(self.held_directory, self.dataset)
-        folder = self.held_directory.selection
+        keep_facts(self.locked_directory, self.dataset)
+        folder = self.locked_directory.selection
         # What a killed or refused start left would be taken for this run's; all else may be someone's.
         folder.remove([ABOUT, MIXTURE])
         folder.remove_leftovers()
@@ -262,7 +309,9 @@ class Run:
     def refuse_thin_steps(self, holes: NDArray[np.int64] | None) -> None:
         """Raise ConfigError if a coming step would keep too few samples. holes: positions to leave out, ascending."""
         if holes is not None:
-            refuse_thin_steps(self.order, holes, self.steps_done, self.total_steps, self.pieces * self.world.size)
+            with refusals("data.without: "):
+                pieces = self.pieces * self.world.size
+                self.order.refuse_thin_steps(holes, self.steps_done, self.total_steps, pieces)
 
     @property
     def progress(self) -> Progress:
@@ -310,7 +359,12 @@ class Run:
             if self.device.type == "cuda":  # a copy from other memory would wait for all queued work of the GPU
                 weights = weights.pin_memory()
             state[WEIGHT] = weights.to(self.device, non_blocking=True)
-        self._prefetch()
+        end = min(self.steps_done + 1 + self.config.state.prefetch_steps, self.total_steps)
+        for steps_done in range(self._prefetched, end):
+            coming = self._positions(steps_done)
+            with self.clock.waiting("store_wait"):  # exclude the time to compute the order
+                self.store.prefetch(coming)
+        self._prefetched = end
         return state
 
     def put(self, sample_ids: Tensor, state: Mapping[str, Tensor]) -> None:
@@ -385,15 +439,6 @@ class Run:
         if self.device.type == "cuda":
             torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)
 
-    def _prefetch(self) -> None:
-        """Let the store gather the rows of coming steps, once for each step."""
-        end = min(self.steps_done + 1 + self.config.state.prefetch_steps, self.total_steps)
-        for steps_done in range(self._prefetched, end):
-            rows = self._positions(steps_done)
-            with self.clock.waiting("store_wait"):  # exclude the time to compute the order
-                self.store.prefetch(rows)
-        self._prefetched = end
-
     def count_step(self, scalars: Mapping[str, Scalar]) -> None:
         """Count the step, and add its scalars to the log, with its epoch and times."""
         scalars = {"epoch": self.steps_done // self.order.steps_per_epoch, **scalars}
@@ -410,7 +455,7 @@ class Run:
     def agree(self, stop: bool) -> tuple[bool, bool]:
         """Agree at the end of a step whether any rank is to stop, and whether a checkpoint is due."""
         own = [stop, self.store.refused_rows, self.checkpointer.is_due(self.steps_done), self.checkpointer.write_state]
-        stops, refused, dues, write_states = map(list, zip(*self.world.all_gather(own), strict=True))
+        stops, refused, dues, write_states = map(list, zip(*self.world.control.all_gather(own), strict=True))
         self._refused_rows = self._refused_before + sum(refused)
         self.checkpointer.settle(write_states)
         return any(stops), bool(dues[0])

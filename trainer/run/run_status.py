@@ -122,14 +122,18 @@ def read_status(run: RunDirectory) -> RunStatus:
     steps, evaluations = _read_metrics(run, config, notes)
     sample_state = _read_state(run, config.data, notes)
     total = _total_steps(config, sample_state, notes)
-    checkpoints = _read_checkpoints(run.checkpoints)
+    checkpoints = []
+    for step, path in sorted(checkpoints_in(run.checkpoints).items()):
+        with suppress(OSError):  # the run may be removing old ones
+            written = path / INFO if path.is_remote else path  # objects alone have times in a bucket
+            checkpoints.append(CheckpointStatus(step, _age(written), path.size_below()))
     writer, silence = _writer(run, notes)
     is_held = silence is not None
     seconds = steps.step_seconds if steps else None
     return RunStatus(
         run=str(run.path),
         lineage=read_lineage(run.lineage_file),
-        state=_state(_every_steps(run, config, checkpoints), steps, checkpoints, total, silence),
+        state=_state(run, config, steps, checkpoints, total, silence),
         writer=writer,
         epochs=config.epochs,
         batch_size=config.batch_size,
@@ -162,26 +166,23 @@ def _writer(run: RunDirectory, notes: list[str]) -> tuple[str | None, float | No
 
 
 def _state(
-    every_steps: int,
+    run: RunDirectory,
+    config: TrainConfig,
     steps: StepsStatus | None,
     checkpoints: Sequence[CheckpointStatus],
     total: int | None,
     silence: float | None,
 ) -> str:
-    """every_steps: steps between the run's writes. silence: seconds since its last write; None without a process."""
+    """silence: seconds since the run's last write; None without a process."""
     if silence is not None:
+        every_steps = config.log_every  # between writes of lines, or in a bucket of a part of them at each checkpoint
+        if run.metrics.is_late and checkpoints:
+            every_steps = checkpoints[-1].step - (checkpoints[-2].step if len(checkpoints) > 1 else 0)
         between_writings = every_steps * (steps.step_seconds or 0.0) if steps else 0.0
         return "silent" if silence > max(SILENT_SECONDS, 10 * between_writings) else "running"
     if checkpoints and checkpoints[-1].step == total:
         return "finished"
     return "stopped" if steps or checkpoints else "never started"
-
-
-def _every_steps(run: RunDirectory, config: TrainConfig, checkpoints: Sequence[CheckpointStatus]) -> int:
-    """Return the steps between the run's writes: of lines, or in a bucket of a part of them at each checkpoint."""
-    if not run.metrics.is_late or not checkpoints:
-        return config.log_every
-    return checkpoints[-1].step - (checkpoints[-2].step if len(checkpoints) > 1 else 0)
 
 
 def _read_metrics(
@@ -295,15 +296,6 @@ def _total_steps(config: TrainConfig, state: StateStatus | None, notes: list[str
         notes.append(f"the number of steps is unknown: {error}")
         return None
     return config.total_steps(order.steps_per_epoch)
-
-
-def _read_checkpoints(folder: Place) -> list[CheckpointStatus]:
-    found = []
-    for step, path in sorted(checkpoints_in(folder).items()):
-        with suppress(OSError):  # the run may be removing old ones
-            written = path / INFO if path.is_remote else path  # objects alone have times in a bucket
-            found.append(CheckpointStatus(step, _age(written), path.size_below()))
-    return found
 
 
 def _last_warnings(run: RunDirectory, notes: list[str]) -> list[str]:

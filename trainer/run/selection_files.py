@@ -19,7 +19,7 @@ from ...storage.files import open_regular, sha256_of
 from ...storage.place import Place
 from ...storage.selection import IDS, WEIGHTS, WITHOUT, Selection, SelectionError, SelectionWriter
 from ..config import DataConfig
-from ..errors import ConfigError
+from ..errors import ConfigError, one_line
 
 SELECTING = ("select", "weights", "without")
 """Settings of `data`, and command-line options, that name a file."""
@@ -32,7 +32,7 @@ MAX_UNSORTED = 1 << 26
 """Rows sorted in memory, in about a gigabyte. A longer file must be in the order of its ids."""
 
 _log = logging.getLogger(__name__)
-_PINNED = re.compile(r"(?P<path>.+)@(?P<rows>[0-9]+)-(?P<sha256>[0-9a-f]{64})", re.DOTALL)
+_PINNED = re.compile(r"(?P<path>.+)@[0-9]+-[0-9a-f]{64}", re.DOTALL)
 
 Ids = NDArray[np.int64]
 Rows = tuple[Ids, NDArray[np.float64]]
@@ -58,9 +58,7 @@ def selects(data: DataConfig) -> bool:
 
 def rows_of(pinned: str) -> int:
     """Return the number of rows of a pinned file."""
-    parts = _PINNED.fullmatch(pinned)
-    assert parts is not None, pinned
-    return int(parts["rows"])
+    return int(pinned.rpartition("@")[2].partition("-")[0])
 
 
 def as_recorded_file(asked: str, recorded: str) -> str:
@@ -144,15 +142,13 @@ def check_own_copy(data: DataConfig, selection: Selection) -> None:
 
 def unchanged(pinned: str, option: str) -> Path:
     """Return the path of a pinned file. Raises ConfigError if it has changed."""
-    parts = _PINNED.fullmatch(pinned)
-    assert parts is not None, pinned
-    path = Path(parts["path"])
-    if sha256_of(path) != parts["sha256"]:
+    path, _, pin = pinned.rpartition("@")
+    if sha256_of(Path(path)) != (sha256 := pin.partition("-")[2]):
         raise ConfigError(
-            f"--{option} {path} has changed since it was recorded: its sha256 is no longer "
-            f"{parts['sha256']}. Pass it again with --{option}"
+            f"--{option} {path} has changed since it was recorded: its sha256 is no longer {sha256}. "
+            f"Pass it again with --{option}"
         )
-    return path
+    return Path(path)
 
 
 def _weights(file: Path, ids: Ids | None, dataset: Dataset) -> Iterator[NDArray[np.float64]]:
@@ -191,7 +187,8 @@ def _sorted(file: Path, option: str, dataset: Dataset) -> Iterator[Rows]:
         known = _samples_of_named(parquet, dataset, where)
         rows, samples = parquet.metadata.num_rows, known or dataset.n
         if rows > MAX_UNSORTED:
-            pieces: Iterator[pa.Table] = map(_as_table, parquet.iter_batches(ROWS_AT_ONCE, columns=columns))
+            batches = parquet.iter_batches(ROWS_AT_ONCE, columns=columns)
+            pieces: Iterator[pa.Table] = (pa.Table.from_batches([batch]) for batch in batches)
         else:
             pieces = iter([parquet.read(columns=columns)])
         for piece in pieces:
@@ -200,7 +197,7 @@ def _sorted(file: Path, option: str, dataset: Dataset) -> Iterator[Rows]:
             if not (known or (names and pc.all(pc.match_substring_regex(texts, "[^0-9\\x00]")).as_py())):
                 _doubt(where, option)
             if SAMPLE_ID not in columns:
-                piece = piece.append_column(SAMPLE_ID, _found(texts, names, dataset, samples, where))
+                piece = piece.append_column(SAMPLE_ID, _named(texts, names, dataset, samples, where))
                 texts = None
             ids, weights = _checked(piece, where, samples)
             if rows <= MAX_UNSORTED and (np.diff(ids) < 0).any():
@@ -219,7 +216,14 @@ def _sorted(file: Path, option: str, dataset: Dataset) -> Iterator[Rows]:
             for start in range(0, len(ids), ROWS_AT_ONCE):
                 here = slice(start, start + ROWS_AT_ONCE)
                 if texts:
-                    _refuse_other_names(ids[here], texts[here], names, dataset, where)
+                    own = _texts(dataset.take(ids[here], names), names)
+                    for row in map(int, np.flatnonzero(pc.not_equal(own, texts[here]))):
+                        both = " and ".join(names)
+                        raise ConfigError(
+                            f"{where}: {SAMPLE_ID} and {both} name different samples: {ids[here][row]} is "
+                            f"{_shown(own[row])} here, not {_shown(texts[here][row])}. Use a file made for this "
+                            f"dataset, or leave {SAMPLE_ID} out to go by {both}"
+                        )
                 yield ids[here], weights[here]
 
 
@@ -229,7 +233,8 @@ def _samples_of_named(parquet: pq.ParquetFile, dataset: Dataset, where: str) -> 
     named = {text for key, text in (schema.metadata or {}).items() if key == FINGERPRINT.encode()}
     if FINGERPRINT_COLUMN in schema.names:
         for batch in parquet.iter_batches(ROWS_AT_ONCE, columns=[FINGERPRINT_COLUMN]):
-            named.update(_texts(_as_table(batch), [FINGERPRINT_COLUMN]).unique().to_pylist())
+            table = pa.Table.from_batches([batch])
+            named.update(_texts(table, [FINGERPRINT_COLUMN]).unique().to_pylist())
     known = {name.encode(): n for name, n in {**index.predecessors, index.fingerprint: index.n}.items()}
     if len(named) > 1 or not named <= {b"", *known}:
         others = " and ".join(f"{name[:12].decode(errors='replace')}…" for name in sorted(named))
@@ -259,7 +264,7 @@ def _texts(table: pa.Table, columns: Sequence[str]) -> pa.ChunkedArray:
     return pc.binary_join_element_wise(*texts, pa.scalar(b"\0", pa.large_binary()))
 
 
-def _found(given: pa.ChunkedArray, names: Sequence[str], dataset: Dataset, samples: int, where: str) -> pa.ChunkedArray:
+def _named(given: pa.ChunkedArray, names: Sequence[str], dataset: Dataset, samples: int, where: str) -> pa.ChunkedArray:
     """Return the id of each row's sample, the only one among the first `samples` with these texts in these columns."""
     wanted, start = given.unique(), 0
     ids, count = np.zeros((2, len(wanted)), np.int64)
@@ -276,15 +281,6 @@ def _found(given: pa.ChunkedArray, names: Sequence[str], dataset: Dataset, sampl
             f"correct or remove them, or keep {SAMPLE_ID} beside"
         )
     return pa.array(ids).take(pc.index_in(given, value_set=wanted))
-
-
-def _refuse_other_names(ids: Ids, given: pa.ChunkedArray, names: Sequence[str], dataset: Dataset, where: str) -> None:
-    own, both = _texts(dataset.take(ids, names), names), " and ".join(names)
-    for row in map(int, np.flatnonzero(pc.not_equal(own, given))):
-        raise ConfigError(
-            f"{where}: {SAMPLE_ID} and {both} name different samples: {ids[row]} is {_shown(own[row])} here, not "
-            f"{_shown(given[row])}. Use a file made for this dataset, or leave {SAMPLE_ID} out to go by {both}"
-        )
 
 
 def _shown(text: pa.Scalar) -> str:
@@ -314,10 +310,6 @@ def _checked(piece: pa.Table, where: str, samples: int) -> Rows:
     return ids, weights
 
 
-def _as_table(batch: pa.RecordBatch) -> pa.Table:
-    return pa.Table.from_batches([batch])
-
-
 @contextmanager
 def _opened(path: Path, option: str) -> Iterator[pq.ParquetFile]:
     """Open a file with the option's columns. Raises ConfigError if it is not Parquet or has no rows."""
@@ -328,8 +320,7 @@ def _opened(path: Path, option: str) -> Iterator[pq.ParquetFile]:
                 raise ConfigError(f"--{option} {path} has no rows; leave it out")
             yield parquet
     except pa.ArrowException as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"--{option} {path} is not a Parquet file, or is damaged: {reason}") from error
+        raise ConfigError(f"--{option} {path} is not a Parquet file, or is damaged: {one_line(error)}") from error
     except OSError as error:
         raise ConfigError(f"--{option} {error.filename or path} cannot be read: {error.strerror or error}") from error
 

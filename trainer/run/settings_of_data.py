@@ -1,16 +1,13 @@
-"""Settings that are chosen from the dataset unless they are given, and what is said of each choice."""
+"""Settings that are chosen from the dataset unless they are given, and a line on each choice."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
 import pyarrow as pa
-import torch
 
-from ...pipeline.dataset.index import TokenizerInfo
 from ...pipeline.opening import Dataset, Mixture
 from ...pipeline.order.order import MIN_ROWS_PER_STEP
 from ..config import ModelConfig, TrainConfig
@@ -26,13 +23,8 @@ SMALLEST, LARGEST, SIDE_STEP = 32, 224, 16
 USUAL_BATCH_SIZE = 256
 LARGEST_FOR_BUILT_IN = 64
 """Side length of views, in pixels, up to which the built-in encoders are chosen."""
-NAMED = {
-    "image": {"hf:resnet-18": 10.6e9 / 224**2, "hf:resnet-50": 24.3e9 / 224**2},
-    "text": {"hf:clip-text": 17.9e9 / 77},
-}
-"""Encoders to name for larger views → floating-point operations to train on a pixel or a token."""
-MATRIX = 1024
-"""Side of the matrices whose product shows how fast a device computes."""
+NAMED = {"image": ("hf:resnet-18", "hf:resnet-50"), "text": ("hf:clip-text",)}
+"""Encoders to name for larger views, the fastest first."""
 
 
 def shorter_side(dataset: Dataset) -> int:
@@ -59,39 +51,21 @@ def usual_batch_size(samples: int, shares: Sequence[int] = (1,)) -> int:
     return sum(shares) << max(least, (usual // sum(shares)).bit_length() - 1)
 
 
-def refuse_unnamed_encoders(
-    model: ModelConfig, image_size: int, mode: str, tokenizer: TokenizerInfo | None, device: torch.device
-) -> None:
-    """Raise ConfigError if an encoder must be given by name, because the views are large for the built-in one.
-
-    The message has two sets of names, with the speed of each that this machine's arithmetic allows.
-    """
-    sides = {"image": model.image} | ({"text": model.text} if mode == "bimodal" else {})
-    unnamed = [side for side, encoder in sides.items() if encoder.name == "auto"]
+def refuse_unnamed_encoders(model: ModelConfig, image_size: int, mode: str) -> None:
+    """Raise ConfigError if an encoder must be given by name, because the views are large for the built-in one."""
+    sides = ("image", "text") if mode == "bimodal" else ("image",)
+    unnamed = [side for side in sides if getattr(model, side).name == "auto"]
     if not unnamed or image_size <= LARGEST_FOR_BUILT_IN:
         return
-    offers, speed = [], _flops_per_second(device)
-    views = 1 if mode == "bimodal" else 2
-    inputs = {"image": views * image_size**2, "text": tokenizer.context_length if tokenizer else 0}
+    offers = []
     for names in product(*(NAMED[side] for side in unnamed)):
-        named = dict(zip(unnamed, names, strict=True))
-        words = " ".join(f"--set model.{side}.name={name}" for side, name in named.items())
-        work = sum(NAMED[side][name] * inputs[side] for side, name in named.items())
-        offers.append(f"`{words}` (at most {speed / work:,.0f} samples a second here)")
+        named = zip(unnamed, names, strict=True)
+        offers.append(f"`{' '.join(f'--set model.{side}.name={name}' for side, name in named)}`")
     raise ConfigError(
         f"the built-in encoders are chosen for views of up to {LARGEST_FOR_BUILT_IN} pixels, but data.image_size = "
-        f"{image_size}. Name the {' and the '.join(unnamed)} encoder: {', or '.join(offers)}. "
-        f"Or train on smaller views: `--set data.image_size={LARGEST_FOR_BUILT_IN}`"
+        f"{image_size}. Name the {' and the '.join(unnamed)} encoder: {', or '.join(offers)} (`thermopile bench step` "
+        f"times them). Or train on smaller views: `--set data.image_size={LARGEST_FOR_BUILT_IN}`"
     )
-
-
-def _flops_per_second(device: torch.device) -> float:
-    """Return how many floating-point operations of a float32 matrix product a device does; the second of two."""
-    matrix = torch.ones(MATRIX, MATRIX, device=device)
-    for _ in range(2):
-        began = time.monotonic()
-        (matrix @ matrix)[0, 0].item()  # waits for a GPU
-    return 2 * MATRIX**3 / (time.monotonic() - began)
 
 
 def choices_of(asked: TrainConfig, resolved: TrainConfig, dataset: Dataset) -> list[str]:

@@ -8,17 +8,18 @@ from ..config import ModelConfig, RecipeConfig, TrainConfig
 from ..encoders import open_clip_encoders
 from ..encoders.locking import starts_trained
 from ..objectives.base import Settings
+from ..objectives.sogclr import BoundedTau
 from ..plugins import OPEN_CLIP, TIMM
 
 LEARNED = {"log_logit_scale": "logit_scale", "logit_bias": "logit_bias"}
 """Parameters of an objective that learns a global temperature → tensors of a whole CLIP or SigLIP."""
 
 
-def with_settings_of_models(asked: ModelConfig, config: TrainConfig, objective: type[Settings]) -> TrainConfig:
+def with_settings_of_models(asked: ModelConfig, config: TrainConfig, objective: Settings) -> TrainConfig:
     """Return the settings with what newly named models have, where nothing else is set.
 
     asked: the settings before the architectures were recorded in `config`; a resumed run's are recorded already.
-    objective: the class of its settings. Raises ConfigError if a directory or package cannot be read.
+    objective: its settings. Raises ConfigError if a directory or package cannot be read.
     """
     sides = ("image", "text") if config.objective.mode == "bimodal" else ("image",)
     new = [side for side in sides if getattr(config.model, side).config != getattr(asked, side).config]
@@ -33,16 +34,16 @@ def with_settings_of_models(asked: ModelConfig, config: TrainConfig, objective: 
 
         if "image" in new:
             theirs = normalisation(folder_of(model.image.name), data.image_size)
-        else:  # quiet where the run's start said it
+        else:  # quiet where the run's start has warned
             theirs = library_normalisation(model.image, data.image_size, quiet=config.order.canonical_shards > 0)
     recipe = RecipeConfig(name=data.recipe) if isinstance(data.recipe, str) else data.recipe
     usual = RECIPES.get(recipe.name)  # a user's own recipe has its own normalisation
-    brought = {key: value for key, value in theirs.items() if usual and tuple(value) != getattr(usual, key)}
-    if brought.keys() - recipe.fields.keys():
-        data = data.model_copy(update={"recipe": RecipeConfig(name=recipe.name, **brought | recipe.fields)})
+    unusual = {key: value for key, value in theirs.items() if usual and tuple(value) != getattr(usual, key)}
+    if unusual.keys() - recipe.fields.keys():
+        data = data.model_copy(update={"recipe": RecipeConfig(name=recipe.name, **unusual | recipe.fields)})
     if len(sides) == 2 and is_whole(model) and (len(new) == 2 or model.image.name.startswith(OPEN_CLIP)):
-        found = _temperature(config, objective) | temperature.settings
-        temperature = type(temperature)(name=temperature.name, mode=temperature.mode, **found)
+        own = _temperature(config, objective) | temperature.settings
+        temperature = type(temperature)(name=temperature.name, mode=temperature.mode, **own)
     return config.model_copy(update={"model": model, "data": data, "objective": temperature})
 
 
@@ -74,18 +75,19 @@ def learned_by(model: ModelConfig) -> dict[str, float]:
     }
 
 
-def _temperature(config: TrainConfig, objective: type[Settings]) -> dict[str, float]:
+def _temperature(config: TrainConfig, objective: Settings) -> dict[str, float]:
     """Return the objective's first temperature from the whole model; empty if it has none, or one of another kind."""
-    known, given = objective.model_fields, config.objective.settings
-    first = getattr(objective, "first_tau", None)
-    wanted = {first: "logit_scale"} if first else {name: theirs for name, theirs in LEARNED.items() if name in known}
+    known, given = type(objective).model_fields, config.objective.settings
+    wanted = {name: theirs for name, theirs in LEARNED.items() if name in known}
+    if isinstance(objective, BoundedTau):
+        wanted = {objective.first_tau: "logit_scale"}
     if given.keys() >= wanted.keys():  # as in a resumed run
         return {}
     theirs = learned_by(config.model)
     if not theirs.keys() >= {*wanted.values()}:
         return {}
-    if first:
-        lowest, highest = (given.get(name, known[name].default) for name in ("tau_min", "tau_max"))
-        return {first: min(max(math.exp(-theirs["logit_scale"]), lowest), highest)}
+    if isinstance(objective, BoundedTau):
+        tau = math.exp(-theirs["logit_scale"])
+        return {objective.first_tau: min(max(tau, objective.tau_min), objective.tau_max)}
     most = {name: min([inf, *(getattr(limit, "le", inf) for limit in known[name].metadata)]) for name in wanted}
     return {name: min(most[name], theirs[tensor]) for name, tensor in wanted.items()}

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 from ...pipeline.opening import Dataset, open_dataset
 from ...state_store.ranks import agreement
 from ...storage.place import Place, Places
-from ..config import EncoderConfig, TrainConfig, to_tree
+from ..config import EncoderConfig, TrainConfig, load_config, to_tree
 from ..config.layers import Layers
-from ..config.own_code import ALLOW, announce_code, code_in, refuse_code
 from ..errors import ConfigError
-from ..plugins import OPEN_CLIP, TIMM, is_directory
+from ..plugins import ALLOW, OPEN_CLIP, TIMM, announce_code, code_in, is_directory, refuse_code
 from ..run_directory import RunDirectory
 from ..world import ALONE, World, refuse_separate_directories
 from .own_dataset import open_own
 
 if TYPE_CHECKING:
+    from .build import Parts
     from .resume_settings import Change
 
 
@@ -60,6 +60,8 @@ class Start:
     layers: Layers
     """The settings before they were completed, with their origins."""
     resume: bool
+    parts: Parts | None = None
+    """Made of the settings; None if there is no dataset."""
     changes: list[Change] = field(default_factory=list)
     """Of a resumed run's settings, those that affect results."""
     choices: list[str] = field(default_factory=list)
@@ -76,13 +78,12 @@ def start(given: Layers, request: Request, world: World = ALONE) -> Start:
     directory, recorded = request.directory, read(request, world)
     with agreement(world.control, ConfigError):
         layers = merge(recorded, given, directory.config_file if directory else None)
-        asked = layers.load()
+        asked = load_config(layers.tree)
         if not request.allow_code:
             cure, of_run = ALLOW if request.is_command else NAME_IT, code_in(recorded) if recorded else {}
             refuse_code_of_files(code_in(asked), of_run, layers.origins, request.trusted, cure)
         if request.is_command and world.is_first:
             announce_code(code_in(asked))
-    with agreement(world.control, ConfigError):
         dataset = _opened(asked.data.places, asked.data.tars, request, resume=recorded is not None)
     if request.is_command and recorded is None:
         has_text = asked.objective.mode != "unimodal" and (dataset is None or dataset.index.mode == "pairs")
@@ -91,18 +92,21 @@ def start(given: Layers, request: Request, world: World = ALONE) -> Start:
                 _fetch_named(side, getattr(asked.model, side), layers.origins, request)
     if dataset is None and not asked.init.run and world.size == 1:
         return Start(asked, layers, resume=False)
-    config = complete(asked, dataset, world, recorded)
+    config, parts = complete(asked, dataset, world, recorded)
     changes, choices = list["Change"](), list[str]()
     if dataset is not None and recorded is not None and directory is not None:
-        completed = complete(recorded, dataset, world, recorded)  # settings added since then get their defaults
+        from .build import resolve
+
         with agreement(world.control, ConfigError):
-            changes = compare(directory.path, completed, config, request.allowed)
+            if recorded != config:
+                recorded, _ = resolve(recorded, dataset, world)  # settings added since then get their defaults
+            changes = compare(directory.path, recorded, config, request.allowed)
     elif dataset is not None and request.is_command and not request.only_show:
         from .settings_of_data import choices_of
 
         with agreement(world.control, ConfigError):
             choices = choices_of(asked, config, dataset) if world.is_first else []
-    return Start(config, layers, recorded is not None, changes, choices)
+    return Start(config, layers, recorded is not None, parts, changes, choices)
 
 
 def read(request: Request, world: World) -> TrainConfig | None:
@@ -123,7 +127,7 @@ def read(request: Request, world: World) -> TrainConfig | None:
     if not request.only_show:
         refuse_separate_directories(world, directory.path)
     with agreement(world.control, ConfigError):
-        return directory.config_to_resume(accept_edits=request.accept_edits)
+        return directory.config(edited="accept" if request.accept_edits else "refuse")
 
 
 def merge(recorded: TrainConfig | None, given: Layers, origin: Place | None) -> Layers:
@@ -137,8 +141,8 @@ def merge(recorded: TrainConfig | None, given: Layers, origin: Place | None) -> 
 
 def complete(
     asked: TrainConfig, dataset: Dataset | None, world: World = ALONE, recorded: TrainConfig | None = None
-) -> TrainConfig:
-    """Return the settings with a value for all that they leave open, from dataset, models and machine.
+) -> tuple[TrainConfig, Parts | None]:
+    """Return the settings with a value for all that they leave open, from dataset, models and machine, and the parts.
 
     dataset: None leaves all open but the step of `init.run`. recorded: settings of the run to resume, whose own copies
     of models and files count. Called by all ranks. Raises ConfigError as `resolve`, RunError for `init.run`.
@@ -151,7 +155,7 @@ def complete(
         asked = with_pinned_source(asked, world)
     with agreement(world.control, ConfigError):
         own = asked if recorded is None else as_recorded(asked, recorded)
-        return own if dataset is None else resolve(own, dataset, world)
+        return (own, None) if dataset is None else resolve(own, dataset, world)
 
 
 def compare(run: Place, recorded: TrainConfig, asked: TrainConfig, allowed: Collection[str]) -> list[Change]:

@@ -39,7 +39,7 @@ def run(pairs_dataset, tmp_path_factory):
         "data": {"path": str(pairs_dataset.path), "image_size": 16, "select": str(folder / "kept.parquet")},
     }  # fmt: skip
     run = RunDirectory(folder / "run")
-    with Trainer.open(resolve(load_config(tree), pairs_dataset), run) as trainer:
+    with Trainer.open(resolve(load_config(tree), pairs_dataset)[0], run) as trainer:
         trainer.train()
     return run
 

@@ -145,7 +145,7 @@ def test_credentials_are_in_nothing_that_is_written(pairs_dataset, run, scratch,
 def test_a_new_run_at_an_address_with_other_objects_is_refused(pairs_dataset, run):
     (run.path / "thesis.tex").write(b"mine")
     with pytest.raises(RunExistsError, match="has objects below it"):
-        train(resolve(load_config(to_tree(small(pairs_dataset))), pairs_dataset), run)
+        train(resolve(load_config(to_tree(small(pairs_dataset))), pairs_dataset)[0], run)
     assert [name for name, _ in run.path.objects()] == ["thesis.tex"]
 
 

@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from thermopile.trainer.config import OPTIMIZERS, OptimizerConfig, TrainConfig, load_config, to_toml
-from thermopile.trainer.config.layers import apply_overrides, merge, read_preset, read_toml
+from thermopile.trainer.config.layers import from_overrides, merge, read_preset, read_toml
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.run.resume_settings import differences
 
@@ -46,19 +46,19 @@ def test_every_bad_setting_is_named_at_once():
 )  # fmt: skip
 def test_an_override_is_toml_or_else_plain_text(override, value):
     tree = {"optimizer": {"lr": 1.0}}
-    apply_overrides(tree, [override])
+    merge(tree, from_overrides([override]))
     assert tree["optimizer"][override.split("=")[0].split(".")[1]] == value
 
 
 @pytest.mark.parametrize("overrides", [["optimizer.lr"], ["=3"], ["seed=1", "seed.deep=1"]])
 def test_an_override_that_is_none_is_refused(overrides):
     with pytest.raises(ConfigError):
-        apply_overrides({"seed": 0}, overrides)
+        from_overrides(overrides)
 
 
 def test_an_override_of_a_value_by_a_table_is_named():
     tree = {"seed": 0}
-    apply_overrides(tree, ["seed.deep=1"])
+    merge(tree, from_overrides(["seed.deep=1"]))
     with pytest.raises(ConfigError, match="seed: Input should be a valid integer"):
         load_config(tree)
 
@@ -74,13 +74,13 @@ def test_another_objective_or_encoder_starts_without_the_settings_of_the_old_one
         "objective": {"name": "isogclr", "rho": 2.0},
         "model": {"dim": 5, "image": {"name": "hf:vit-b", "config": {}}},
     }
-    apply_overrides(tree, ["objective.tau=0.1", "objective.name=sogclr", "model.image.name=conv"])
+    merge(tree, from_overrides(["objective.tau=0.1", "objective.name=sogclr", "model.image.name=conv"]))
     assert tree == {"objective": {"name": "sogclr", "tau": 0.1}, "model": {"dim": 5, "image": {"name": "conv"}}}
 
 
 def test_the_same_objective_named_again_keeps_its_settings():
     tree = {"objective": {"name": "isogclr", "rho": 2.0}}
-    apply_overrides(tree, ["objective.name=isogclr", "objective.eta=0.1"])
+    merge(tree, from_overrides(["objective.name=isogclr", "objective.eta=0.1"]))
     assert tree == {"objective": {"name": "isogclr", "rho": 2.0, "eta": 0.1}}
 
 
@@ -140,7 +140,8 @@ def test_settings_that_the_optimiser_has_not_are_named_with_the_cure(settings, m
 
 def test_another_optimiser_than_a_presets_keeps_its_schedule():
     tree = {"optimizer": {"name": "adamw", "lr": 4e-4, "betas": [0.9, 0.98], "eps": 1e-6, "warmup": "3 epochs"}}
-    apply_overrides(tree, ["optimizer.name=sgd", "optimizer.lr=1.0", "optimizer.betas=none", "optimizer.eps=none"])
+    other = ["optimizer.name=sgd", "optimizer.lr=1.0", "optimizer.betas=none", "optimizer.eps=none"]
+    merge(tree, from_overrides(other))
     config = load_config(tree).optimizer
     assert (config.name, config.lr, config.warmup) == ("sgd", 1.0, "3 epochs")
     assert own_settings(config) == {"momentum"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from thermopile.trainer.config.layers import Layers, apply_overrides, read_preset
+from thermopile.trainer.config.layers import Layers, from_overrides, read_preset
 
 
 def test_a_value_comes_from_the_last_layer_that_has_it():
@@ -63,6 +63,4 @@ def test_the_name_of_a_recipe_keeps_its_origin_where_fields_are_changed():
 @pytest.mark.parametrize("overrides", [("data.recipe=simclr", "data.recipe.blur=0.5"),
                                        ("data.recipe.blur=0.5", "data.recipe=simclr")])  # fmt: skip
 def test_a_recipes_name_and_fields_may_be_set_in_any_order(overrides):
-    tree = {}
-    apply_overrides(tree, overrides)
-    assert tree == {"data": {"recipe": {"name": "simclr", "blur": 0.5}}}
+    assert from_overrides(overrides) == {"data": {"recipe": {"name": "simclr", "blur": 0.5}}}

@@ -8,8 +8,7 @@ import torch
 from thermopile.pipeline.batch import Batch
 from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import ModelConfig
-from thermopile.trainer.encoders import Encoders
-from thermopile.trainer.encoders.averaging import AveragedEncoders
+from thermopile.trainer.encoders import AveragedEncoders, Encoders
 from thermopile.trainer.evaluation.evaluate import evaluate
 
 from support.runs import SMALL_MODEL, lines, losses, small, train

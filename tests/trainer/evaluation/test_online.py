@@ -44,7 +44,7 @@ MODEL = {
 
 def settings(dataset, evaluation, **more):
     tree = {"epochs": 1, "batch_size": 256, "data": {"path": str(dataset.path), "image_size": 16}, "model": MODEL}
-    return resolve(load_config(tree | {"evaluation": evaluation} | more), dataset)
+    return resolve(load_config(tree | {"evaluation": evaluation} | more), dataset)[0]
 
 
 def evaluations(run):

@@ -17,7 +17,7 @@ def scores(path, dataset, pictures, head, *, blind_head):
         "batch_size": 64, "data": {"path": str(dataset.path), "image_size": 24},
         "model": {"dim": 6, "head": head, "image": {"name": "conv", "config": {"width": 1}}},
     }  # fmt: skip
-    config = resolve(load_config(settings), dataset)
+    config = resolve(load_config(settings), dataset)[0]
     run = RunDirectory(path)
     run.create(config)
     torch.manual_seed(0)

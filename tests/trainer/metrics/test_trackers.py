@@ -18,8 +18,7 @@ from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.metrics import trackers
 from thermopile.trainer.metrics.metrics_file import numbers_in
-from thermopile.trainer.metrics.temperatures import summary
-from thermopile.trainer.metrics.trackers import TensorBoard, makers_of
+from thermopile.trainer.metrics.trackers import TensorBoard, makers_of, summary
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import assert_one_line, cli, sets

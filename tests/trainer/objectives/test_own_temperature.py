@@ -1,6 +1,5 @@
 """A temperature of one's own, from the public classes: examples/own_temperature.py is iSogCLR, bit for bit."""
 
-import math
 import sys
 from pathlib import Path
 from typing import ClassVar
@@ -19,9 +18,6 @@ OWN = "own_temperature:Own"
 
 class Unbounded(thermopile.IndividualTemperature):
     settings_of_mode: ClassVar = {"bimodal": thermopile.RobustSettings}
-
-    def __init__(self, mode, settings):
-        super().__init__(mode, settings, log_s=-math.inf, tau=settings.tau_init)
 
     def move(self, rows, gradient, progress):
         return {"tau": rows["tau"] + 1}

@@ -1,6 +1,5 @@
 """A temperature that is a function of the features: examples/predicted_temperature.py."""
 
-import math
 import sys
 from pathlib import Path
 
@@ -21,9 +20,6 @@ class Fixed(thermopile.IndividualTemperature):
     """iSogCLR's loss at temperatures that do not move."""
 
     settings_of_mode = {"bimodal": thermopile.RobustSettings, "unimodal": thermopile.RobustSettings}  # noqa: RUF012
-
-    def __init__(self, mode, settings):
-        super().__init__(mode, settings, log_s=-math.inf, tau=settings.tau_init)
 
     def move(self, rows, gradient, progress):
         self.gradient = gradient  # as the loss has it, clipped

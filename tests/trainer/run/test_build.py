@@ -28,7 +28,7 @@ def settings(dataset, device="cpu", objective="isogclr", **data):
         "epochs": 1, "batch_size": 256, "device": device, "data": data, "objective": {"name": objective},
         "model": SMALL_MODEL,
     }  # fmt: skip
-    return resolve(load_config(tree), dataset)
+    return resolve(load_config(tree), dataset)[0]
 
 
 def first_batch(config, dataset):
@@ -65,7 +65,7 @@ def test_a_run_has_ffcv_unless_it_asks_for_dali_also_on_a_gpu(pairs_dataset, gpu
 def test_an_objectives_setting_that_there_is_not_is_named_also_where_it_is_none(pairs_dataset):
     tree = {"data": {"path": str(pairs_dataset.path)}, "objective": {"tau_stepp": "none"}}
     with pytest.raises(ConfigError, match=r"no setting 'tau_stepp' .did you mean 'tau_step'"):
-        resolve(load_config(tree), pairs_dataset)
+        resolve(load_config(tree), pairs_dataset)[0]
 
 
 def test_local_views_that_a_vits_patches_do_not_divide_are_refused_at_once(images_dataset, tmp_path):
@@ -73,13 +73,13 @@ def test_local_views_that_a_vits_patches_do_not_divide_are_refused_at_once(image
     data = {"path": str(images_dataset.path), "image_size": 32, "local_views": 1, "local_size": 24}
     tree = {"data": data, "model": {"image": vit}, "objective": {"name": "simclr"}, "batch_size": 64}
     with pytest.raises(ConfigError, match=r"patches of 16 pixels, of which data.local_size = 24 is no multiple"):
-        Trainer.open(resolve(load_config(tree), images_dataset), RunDirectory(tmp_path / "run"))
+        Trainer.open(resolve(load_config(tree), images_dataset)[0], RunDirectory(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 
 def test_an_objectives_setting_that_is_none_has_its_default_again(pairs_dataset):
     tree = {"data": {"path": str(pairs_dataset.path)}, "objective": {"tau_step": "none", "eta": 0.5}}
-    found = resolve(load_config(tree), pairs_dataset).objective.settings
+    found = resolve(load_config(tree), pairs_dataset)[0].objective.settings
     assert "tau_step" not in found
     assert found["eta"] == 0.5
 
@@ -97,14 +97,14 @@ def test_an_objectives_setting_that_is_none_has_its_default_again(pairs_dataset)
 def test_a_frame_that_the_objective_does_not_take_is_refused_by_its_settings(pairs_dataset, tree, words):
     tree = tree | {"data": {"path": str(pairs_dataset.path), **tree.get("data", {})}}
     with pytest.raises(ConfigError, match=words) as refused:
-        resolve(load_config(tree), pairs_dataset)
+        resolve(load_config(tree), pairs_dataset)[0]
     assert "\n" not in str(refused.value)
 
 
 def test_a_run_keeps_its_loader_and_speed_settings_on_a_machine_of_another_kind(pairs_dataset, gpu):
     with gpu():
         begun = settings(pairs_dataset, device="auto", loader="dali")
-    resumed = resolve(begun, pairs_dataset)
+    resumed = resolve(begun, pairs_dataset)[0]
     assert differences(begun, resumed) == []
     assert not first_batch(resumed, pairs_dataset).views[0].is_cuda
 
@@ -146,7 +146,7 @@ def test_what_is_set_stays_on_a_gpu(pairs_dataset, gpu):
         "data": {"path": str(pairs_dataset.path)}, "objective": {"similarity_budget": 2**20},
     }  # fmt: skip
     with gpu():
-        assert speed(resolve(load_config(tree), pairs_dataset)) == ("float32", False, 2**20)
+        assert speed(resolve(load_config(tree), pairs_dataset)[0]) == ("float32", False, 2**20)
 
 
 # The recipe
@@ -293,8 +293,9 @@ def test_a_warm_up_that_is_not_set_takes_200_steps_or_a_tenth_of_the_run(pairs_d
 
 def test_a_resumed_run_keeps_the_warm_up_that_it_recorded(pairs_dataset):
     for recorded in (small(pairs_dataset, optimizer={"warmup": 200}), small(pairs_dataset)):
-        longer = merge(recorded, Layers({"epochs": 300}, {"epochs": "settings"}), Path("config.toml")).load()
-        changes = compare(Path("run"), recorded, resolve(longer, pairs_dataset), ["epochs"])
+        layers = merge(recorded, Layers({"epochs": 300}, {"epochs": "settings"}), Path("config.toml"))
+        longer, _ = resolve(load_config(layers.tree), pairs_dataset)
+        changes = compare(Path("run"), recorded, longer, ["epochs"])
         assert [change.key for change in changes] == ["epochs"]
 
 

@@ -11,6 +11,7 @@ from thermopile.state_store import StateReader
 from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config.layers import read_preset
 from thermopile.trainer.errors import ConfigError, RunError
+from thermopile.trainer.objectives.isogclr import Isogclr
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.runs import OWN_CODE, SMALL_MODEL, assert_same_run, lines
@@ -66,6 +67,15 @@ def test_stopped_within_an_epoch_it_goes_on_bit_by_bit_with_optimiser_and_dropou
         assert run.steps_done == 8
         train(run)
     assert_same_run(run.directory, whole)
+
+
+def test_a_start_makes_the_objective_once_and_once_more_for_settings_that_changed(pairs_dataset, tmp_path, monkeypatch):
+    made, init = [], Isogclr.__init__
+    monkeypatch.setattr(Isogclr, "__init__", lambda self, *given: made.append(init(self, *given)))
+    for more, times in (({}, 1), ({}, 1), ({"epochs": 3}, 2)):  # a new run, resumed, with other settings
+        made.clear()
+        Run.from_settings(tmp_path / "run", pairs_dataset.path, SETTINGS | more, allow_change=["epochs"]).close()
+        assert len(made) == times
 
 
 def test_a_finished_run_yields_no_batch(whole, pairs_dataset):

@@ -147,7 +147,7 @@ def test_a_run_goes_on_with_its_own_copy_and_refuses_another_selection(selected,
 
     def resumed(select):
         data = recorded.data.model_copy(update={"select": select})
-        asked = complete(recorded.model_copy(update={"data": data}), pairs_dataset, recorded=recorded)
+        asked, _ = complete(recorded.model_copy(update={"data": data}), pairs_dataset, recorded=recorded)
         compare(selected.path, recorded, asked, [])
         return asked
 
@@ -207,7 +207,7 @@ def test_a_file_that_changed_since_it_was_recorded_is_refused(pairs_dataset, wri
     config = on(pairs_dataset, write(KEPT))
     write(KEPT[1:])
     with pytest.raises(ConfigError, match=r"has changed since it was recorded: .* Pass it again with --select"):
-        Trainer.open(resolve(config, pairs_dataset), RunDirectory(tmp_path / "run"))
+        Trainer.open(resolve(config, pairs_dataset)[0], RunDirectory(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("option", ["select", "weights"])
@@ -215,9 +215,9 @@ def test_a_file_that_names_another_dataset_is_refused(pairs_dataset, tmp_path, o
     table, file = pa.table({"sample_id": np.arange(2_000), "weight": np.ones(2_000)}), tmp_path / "kept.parquet"
     for fingerprint in (pairs_dataset.index.fingerprint, "f" * 64):
         pq.write_table(table.replace_schema_metadata({"thermopile.dataset_fingerprint": fingerprint}), file)
-        data = resolve(
-            on(pairs_dataset, "", data={"path": str(pairs_dataset.path), option: str(file)}), pairs_dataset
-        ).data
+        data = resolve(on(pairs_dataset, "", data={"path": str(pairs_dataset.path), option: str(file)}), pairs_dataset)[
+            0
+        ].data
         if fingerprint == pairs_dataset.index.fingerprint:
             write_selection(data, pairs_dataset, tmp_path / "selection")
     with pytest.raises(ConfigError, match=rf"--{option} .* names samples of another dataset, whose fingerprint is f+…"):

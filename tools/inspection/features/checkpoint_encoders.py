@@ -18,8 +18,7 @@ from ..opening import Inspection
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ....trainer.config import TrainConfig
-    from ....trainer.config.sections import Weights
+    from ....trainer.config import TrainConfig, Weights
     from ....trainer.encoders import Encoders
 
 

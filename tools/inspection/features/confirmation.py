@@ -25,7 +25,7 @@ from .checkpoint_encoders import load_encoders
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ....trainer.config.sections import Weights
+    from ....trainer.config import Weights
 
 MAX_NEGATIVES = 4096
 MIN_NEGATIVES, MAX_PLANTED = 16, 2048

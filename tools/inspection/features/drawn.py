@@ -28,7 +28,7 @@ from .features_file import NAME, FeaturesFile, FeaturesOf, UnusableFeaturesError
 from .run_features import checkpoint_features, wanted_features
 
 if TYPE_CHECKING:
-    from ....trainer.config.sections import Weights
+    from ....trainer.config import Weights
 
 DRAWN = "drawn.f16"
 """Of the latest checkpoint; of an older one, `drawn-step-N.f16`."""

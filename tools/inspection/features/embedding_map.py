@@ -22,7 +22,7 @@ from ..temperatures.survey import Pool, Survey
 from .checkpoint_encoders import load_encoders
 
 if TYPE_CHECKING:
-    from ....trainer.config.sections import Weights
+    from ....trainer.config import Weights
 
 MAX_SAMPLES = 2000
 MIN_OF_CLASS = 10

@@ -25,7 +25,7 @@ from .features_file import NAME, FeaturesFile, FeaturesOf, UnusableFeaturesError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from ....trainer.config.sections import Weights
+    from ....trainer.config import Weights
     from ....trainer.encoders import Encoders
 
 

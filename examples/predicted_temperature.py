@@ -35,7 +35,7 @@ class Predicted(thermopile.GlobalContrastive):
                 )
                 for side in self.sides
             })  # fmt: skip
-        self.temperature_rate = thermopile.TemperatureRate(settings.eta, betas=(0.9, 0.999))
+        self.temperature_rate = thermopile.TemperatureRate(settings.eta)
 
     def predict(self, side, features):
         """Temperatures of any samples, [n], from one side's features, [n, d], as `thermopile embed` writes them."""

@@ -155,7 +155,9 @@ def _logits(config: TrainConfig, learned: Mapping[str, torch.Tensor]) -> dict[st
     found = {name: value.item() for name, value in learned.items() if name in LEARNED}
     settings, image = config.objective.settings, config.model.image
     tau = learned["tau"].item() if "tau" in learned else settings.get("tau", settings.get("tau_init"))
-    if tau:
+    if "log_tau" in learned:
+        found["log_logit_scale"] = -learned["log_tau"].item()
+    elif tau:
         found.setdefault("log_logit_scale", -math.log(tau))
     if "logit_bias" not in found and image.config.get("model_type") != "clip_vision_model" and is_whole(config.model):
         try:

@@ -1,7 +1,7 @@
 """Optimisers and their learning rate, which is a pure function of the step."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -60,83 +60,72 @@ def momentum_at(start: float, step: int, total_steps: int) -> float:
     return 1.0 - (1.0 - start) * 0.5 * (1 + math.cos(math.pi * step / total_steps))
 
 
-class TemperatureAdamW(torch.optim.AdamW):
-    """AdamW for a global temperature, independent of the weights' optimiser; no decay.
+class Optimizer:
+    """The optimiser of the weights and of the objective's own parameters.
 
-    Its learning rate has no warm-up and no cosine: FastCLIP (appendix B) has these for the model's parameters, and
-    a third "of its original value" for the temperature's rate. That third applies in every step that starts with tau
-    below `slow_below`, and ends when tau rises above it again: the paper says only "when tau becomes smaller than", and
-    its code checks the value in each step. So there is no further state to save.
+    A temperature with a `temperature_rate` follows the same rule (FastCLIP procedures 4 and 5) in the last group, at
+    its own rate, without warm-up and cosine: FastCLIP (appendix B) has these for the model's parameters, and a third
+    "of its original value" for the temperature's rate. That third applies in every step that starts with it below
+    `slow_below`, and ends when it rises above that again: the paper says only "when tau becomes smaller than", and its
+    code checks the value in each step. So there is no further state to save.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], rate: TemperatureRate) -> None:
-        super().__init__(parameters, lr=rate.lr, betas=rate.betas, eps=1e-8, weight_decay=0.0)
-        self._tau, self._rate = parameters[0], rate
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        if self._rate.slow_below is None:
-            super().step()
-            return
-        before = self._tau.clone()
-        super().step()
-        # Without weight decay the step is proportional to the rate, so a third of the rate is a third of the step.
-        # Computed on the device: testing tau here would synchronise with it.
-        share = torch.ones_like(before).masked_fill_(before < self._rate.slow_below, 1 / 3)
-        self._tau.copy_(before.lerp(self._tau, share))
-
-
-class Optimizer:
-    """The optimisers of the weights and, if the objective has a `temperature_rate`, of the temperature."""
-
-    def __init__(self, name: str, weights: torch.optim.Optimizer, temperature: TemperatureAdamW | None) -> None:
-        """name: the settings' name for `weights`."""
-        self.name, self.weights, self.temperature = name, weights, temperature
+    def __init__(self, name: str, weights: torch.optim.Optimizer, rate: TemperatureRate | None) -> None:
+        """name: the settings' name for `weights`; rate: of the last group, if it is a temperature's."""
+        self.name, self.weights, self._rate = name, weights, rate
 
     @property
-    def parts(self) -> list[torch.optim.Optimizer]:
-        return [self.weights] if self.temperature is None else [self.weights, self.temperature]
+    def _groups(self) -> Groups:
+        """Groups of all but a temperature with a rate of its own."""
+        return self.weights.param_groups if self._rate is None else self.weights.param_groups[:-1]
 
     def set_learning_rate(self, rate: float) -> None:
-        """Set the learning rate of everything except the temperature, times a layer's factor if it has one."""
-        for group in self.weights.param_groups:
+        """Set the learning rate of everything, times a layer's factor if it has one; a temperature's is its own."""
+        for group in self._groups:
             group["lr"] = rate * group.get(_LR_SCALE, 1.0)
+        if self._rate is not None:
+            self.weights.param_groups[-1]["lr"] = self._rate.lr
 
     def clip_gradients(self, max_norm: float) -> torch.Tensor:
         """Scale the gradients of everything except the temperature, together, down to a norm of at most `max_norm`.
 
         Returns the norm before clipping, a scalar on the device, without reading it.
         """
-        parameters = [parameter for group in self.weights.param_groups for parameter in group["params"]]
-        return nn.utils.clip_grad_norm_(parameters, max_norm)
+        return nn.utils.clip_grad_norm_([weight for group in self._groups for weight in group["params"]], max_norm)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        for part in self.parts:
-            part.zero_grad(set_to_none)
+        self.weights.zero_grad(set_to_none)
 
-    def step(self) -> None:
-        """Update every parameter by its gradient, which LARS overwrites. Does not read from the device."""
-        for part in self.parts:
-            part.step()
+    @torch.no_grad()
+    def step(self, made: Callable[[torch.optim.Optimizer], object] = lambda weights: weights.step()) -> None:
+        """Update every parameter by its gradient, which LARS overwrites. Does not read from the device.
+
+        made: makes the step of torch's optimiser; a loss scaler's may leave it out.
+        """
+        if self._rate is None or self._rate.slow_below is None:
+            made(self.weights)
+            return
+        (tau,) = self.weights.param_groups[-1]["params"]
+        before = tau.clone()
+        made(self.weights)
+        # Without weight decay the step is proportional to the rate, so a third of the rate is a third of the step.
+        # Computed on the device: testing tau here would synchronise with it.
+        tau.copy_(before.lerp(tau, torch.ones_like(before).masked_fill_(before < self._rate.slow_below, 1 / 3)))
 
     def state_dict(self) -> dict[str, Any]:
-        temperature = None if self.temperature is None else self.temperature.state_dict()
-        return {"name": self.name, "weights": self.weights.state_dict(), "temperature": temperature}
+        return {"name": self.name, "weights": self.weights.state_dict(), "temperature": self._rate is not None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of `state_dict`, with tensors on the CPU.
 
-        The step count of a temperature's AdamW stays there: on the device, every step would synchronise to read it.
-        Raises ValueError if the state belongs to other optimisers or weights.
+        Raises ValueError if the state belongs to another optimiser or other weights.
         """
         stored, own = _kind(state), _kind(self.state_dict())
         if stored != own:
             raise ValueError(f"its optimiser is {stored}, but the settings have {own}")
         self.weights.load_state_dict(state["weights"])
-        if self.temperature is not None:
-            self.temperature.load_state_dict(state["temperature"])
         # Give the state its weights' strides: fused steps traverse raw memory, ignoring shape and strides.
-        for weight, memory in (pair for part in self.parts for pair in part.state.items()):
+        for weight, memory in self.weights.state.items():
             for name in memory.keys() & _MEMORIES:
                 value, shape = memory[name], list(weight.shape)
                 if list(value.shape) != shape:
@@ -145,7 +134,38 @@ class Optimizer:
 
 
 def _kind(state: dict[str, Any]) -> str:
-    return f"{state.get('name', 'of an older format')} {'with' if state.get('temperature') else 'without'} one for tau"
+    with_rate = "with" if state.get("temperature") else "without"
+    return f"{state.get('name', 'of an older format')} {with_rate} a rate of tau's own"
+
+
+class Lamb(torch.optim.Optimizer):
+    """LAMB as in FastCLIP (procedure 4, appendix B, and code): a step of Adam, times a trust ratio for each tensor.
+
+    Weight decay is part of the step that the trust ratio scales, and the weights' norm is not clipped. Groups whose
+    `trust` is False, those without weight decay, have no trust ratio: a scalar that starts at 0 would hardly move. The
+    means are corrected for their start, which pytorch_optimizer's Lamb leaves out: the trust ratio cancels it, but
+    parameters without one would make steps up to 7 times as long in the first hundreds of steps.
+    """
+
+    def __init__(self, groups: Groups, lr: float, betas: tuple[float, float], eps: float) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "step": 0})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["step"] += 1
+            first, second = (1 - beta ** group["step"] for beta in group["betas"])
+            for weight in (p for p in group["params"] if p.grad is not None):
+                memory = self.state[weight]
+                if not memory:
+                    memory |= {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")}
+                mean = memory["exp_avg"].lerp_(weight.grad, 1 - group["betas"][0])
+                square = memory["exp_avg_sq"].lerp_(weight.grad.square(), 1 - group["betas"][1])
+                step = mean / first / ((square / second).sqrt() + group["eps"]) + group["weight_decay"] * weight
+                if group["trust"]:
+                    norm, length = weight.norm(), step.norm()
+                    step *= torch.where((norm > 0) & (length > 0), norm / length, 1.0)
+                weight.sub_(step, alpha=group["lr"])
 
 
 def create_optimizer(
@@ -156,14 +176,13 @@ def create_optimizer(
 ) -> Optimizer:
     """Create a run's optimisers. Weight decay applies to matrices and kernels, not to biases, norms or temperatures.
 
-    Except for those with a `temperature_rate`, the objective's own parameters (CLIP's logit scale, AUC-CL's b) are
-    treated as biases. LARS updates scalars and vectors by plain SGD with momentum, without its trust ratio.
+    The objective's own parameters (CLIP's logit scale, AUC-CL's b, a temperature) are treated as biases, but for their
+    rate if they have a `temperature_rate`. LARS updates scalars and vectors by plain SGD with momentum, without its
+    trust ratio.
     factors: weight → its share of the learning rate, 1 if left out; as `Encoders.learning_rate_factors`. Groups of
     weights with small factors come first.
     """
-    rate = objective.temperature_rate
-    own = list(objective.parameters())
-    temperature = None if rate is None else TemperatureAdamW(own, rate)
+    own = [parameter for parameter in objective.parameters() if parameter.requires_grad]
     weights = [parameter for parameter in encoders.parameters() if parameter.requires_grad]
     decayed: Groups = []
     spared: Groups = []
@@ -172,13 +191,13 @@ def create_optimizer(
         scale = {} if factor == 1.0 else {_LR_SCALE: factor}
         decayed.append({"params": [p for p in of_factor if p.ndim >= 2], "weight_decay": config.weight_decay, **scale})
         spared.append({"params": [p for p in of_factor if p.ndim < 2], "weight_decay": 0.0, **scale})
-    spared.append({"params": own if rate is None else [], "weight_decay": 0.0})
+    spared.append({"params": own, "weight_decay": 0.0})
     settings = {"lr": config.lr} | {name: getattr(config, name) for name in OPTIMIZERS[config.name]}
     decayed, spared = ([group for group in groups if group["params"]] for groups in (decayed, spared))
-    return Optimizer(config.name, _of_library(config.name, decayed, spared, settings), temperature)
+    return Optimizer(config.name, _rule(config.name, decayed, spared, settings), objective.temperature_rate)
 
 
-def _of_library(name: str, decayed: Groups, spared: Groups, settings: dict[str, Any]) -> torch.optim.Optimizer:
+def _rule(name: str, decayed: Groups, spared: Groups, settings: dict[str, Any]) -> torch.optim.Optimizer:
     """decayed, spared: groups with and without weight decay, none of them empty."""
     groups = decayed + spared
     if name == "adamw":
@@ -190,27 +209,11 @@ def _of_library(name: str, decayed: Groups, spared: Groups, settings: dict[str, 
             sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         return sgd
     if name == "lamb":
-        return _lamb(decayed, spared, settings)
+        return Lamb(
+            [group | {"trust": trust} for trust, of in ((True, decayed), (False, spared)) for group in of], **settings
+        )
     import pytorch_optimizer  # deferred: the import takes seconds
 
     library: dict[str, Any] = {"lars": pytorch_optimizer.LARS, "lion": pytorch_optimizer.Lion}
-    optimizer: torch.optim.Optimizer = library[name](groups, **settings)
-    return optimizer
-
-
-def _lamb(decayed: Groups, spared: Groups, settings: dict[str, Any]) -> torch.optim.Optimizer:
-    """LAMB as in FastCLIP (procedure 4, appendix B, and code), which differs from the library's defaults.
-
-    Weight decay is part of the step that the trust ratio scales. The weights' norm is not clipped at 10, which the
-    larger kernels of a ResNet exceed. Parameters without weight decay have no trust ratio, because a scalar that starts
-    at 0 would hardly move. The rate is not divided by 1 - beta_1^t, which would make the first steps ten times as long.
-    The library does not correct the means' bias: the trust ratio cancels the bias, but parameters without a ratio make
-    steps up to 7 times as long in the first hundreds of steps, which a warm-up covers.
-    """
-    from pytorch_optimizer import Lamb
-
-    for group in spared:
-        group["adam"] = True  # trust ratio 1
-    lamb = Lamb(decayed + spared, weight_decouple=False, adam_debias=True, **settings)
-    lamb.clamp = math.inf
-    return lamb
+    rule: torch.optim.Optimizer = library[name](groups, **settings)
+    return rule

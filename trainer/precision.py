@@ -92,7 +92,6 @@ class MixedPrecision:
         if max_norm is not None:
             self.scaler.unscale_(optimizer.weights)
             norm = optimizer.clip_gradients(max_norm)
-        for each in optimizer.parts:
-            self.scaler.step(each)
+        optimizer.step(self.scaler.step)
         self.scaler.update()
         return norm

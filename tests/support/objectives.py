@@ -26,6 +26,9 @@ class Frame(NamedTuple):
 
 PLAIN = Frame()
 
+PAPER = {"gamma_schedule": "constant", "tau_scale": "plain"}
+"""FastCLIP's equations alone, without what their authors' code adds."""
+
 
 def frames_of(name, mode):
     """The frames that an objective takes in a mode."""
@@ -69,7 +72,7 @@ def make_objective(name, mode, frame=PLAIN, **settings):
     """The objective with those of `settings` that it knows; `step` calls it with this frame."""
     known = OBJECTIVES[name].settings_of_mode[mode].model_fields
     # Rows of norm 1 are on the edge of the ball of mu = 1, where the gradient jumps.
-    settings = {"mu": 0.9} | settings
+    settings = {"mu": 0.9} | PAPER | settings
     objective = create_objective(name, mode, **{key: value for key, value in settings.items() if key in known})
     objective.frame = frame
     return objective.double()

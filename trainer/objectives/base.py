@@ -30,6 +30,8 @@ class Progress:
     """Completed steps: 0 during the first step of a run."""
     steps_per_epoch: int
     """Steps per pass over the data, at least 1."""
+    epochs: int = 1
+    """Passes over the data of the whole run, at least 1."""
 
     def __post_init__(self) -> None:
         if self.step < 0 or self.steps_per_epoch < 1:
@@ -74,14 +76,12 @@ class Settings(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
 @dataclass(frozen=True)
 class TemperatureRate:
-    """Learning rule of an objective's own parameters if they are a temperature's: AdamW without weight decay."""
+    """Learning rate of an objective's own parameters if they are a temperature's: no warm-up, no cosine, no decay."""
 
     lr: float
     """Learning rate, 0 or more."""
-    betas: tuple[float, float]
-    """AdamW's betas."""
     slow_below: float | None = None
-    """Divide the learning rate by 3 while the only parameter, a temperature, is below this; None: never."""
+    """Divide the rate by 3 while the only parameter is below this; None: never."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Mini-batch losses of image-text pairs with a learned logit scale: CLIP, CyCLIP and SigLIP."""
+"""Mini-batch losses of image-text pairs with a logit scale: CLIP, CyCLIP and SigLIP."""
 
 import math
 from collections.abc import Mapping
@@ -22,7 +22,9 @@ LOG_LOGIT_SCALE_MAX = math.log(100.0)
 
 class LogitScaleSettings(Settings, frozen=True):
     log_logit_scale: float = Field(default=math.log(1 / 0.07), ge=0.0, le=LOG_LOGIT_SCALE_MAX)
-    """Initial log of the learned logit scale (1/tau), in [0, ln 100]. Source: CLIP (Radford et al., 2021)."""
+    """Initial log of the logit scale (1/tau), in [0, ln 100]. Source: CLIP (Radford et al., 2021)."""
+    learn_scale: bool = True
+    """Whether the logit scale is learned; False keeps it, as in iSogCLR's figure 7."""
 
 
 class ClipSettings(LogitScaleSettings, DoubtSettings, frozen=True):
@@ -39,7 +41,7 @@ class CyclipSettings(LogitScaleSettings, frozen=True):
 class Clip(Contrastive):
     """Mini-batch loss of image-text pairs: the cross-entropy of S · logit_scale, averaged over both sides.
 
-    The learned `log_logit_scale` is clamped to [0, ln 100]. There is no per-sample state, so `state` may be empty;
+    The parameter `log_logit_scale` is clamped to [0, ln 100]. There is no per-sample state, so `state` may be empty;
     `visits` is updated if given. With `doubt_after`: log_g of each side.
     """
 
@@ -50,7 +52,7 @@ class Clip(Contrastive):
 
     def __init__(self, mode: str, settings: ClipSettings | CyclipSettings) -> None:
         super().__init__(mode, settings)
-        self.log_logit_scale = scalar_parameter(settings.log_logit_scale)
+        self.log_logit_scale = scalar_parameter(settings.log_logit_scale).requires_grad_(settings.learn_scale)
 
     def project(self) -> None:
         self.log_logit_scale.clamp_(0.0, LOG_LOGIT_SCALE_MAX)
@@ -85,10 +87,12 @@ class Cyclip(Clip):
 
 
 class SiglipSettings(Settings, frozen=True):
-    """Settings of SigLIP. Both are initial values of learned parameters."""
+    """Settings of SigLIP."""
 
     log_logit_scale: float = Field(default=math.log(10.0), ge=-10.0, le=10.0)
-    """Initial log of the learned logit scale, in [-10, 10]. SigLIP algorithm 1."""
+    """Initial log of the logit scale, in [-10, 10]. SigLIP algorithm 1."""
+    learn_scale: bool = True
+    """Whether the logit scale is learned; False keeps it, as in iSogCLR's figure 7."""
     logit_bias: float = Field(default=-10.0, ge=-100.0, le=100.0)
     """Initial value of the learned bias, in [-100, 100]: at first, few pairs count as positive. Algorithm 1."""
 
@@ -106,7 +110,7 @@ class Siglip(Objective):
 
     def __init__(self, mode: str, settings: SiglipSettings) -> None:
         super().__init__(mode, settings)
-        self.log_logit_scale = scalar_parameter(settings.log_logit_scale)
+        self.log_logit_scale = scalar_parameter(settings.log_logit_scale).requires_grad_(settings.learn_scale)
         self.logit_bias = scalar_parameter(settings.logit_bias)
 
     def step(self, frame: Frame, state: Mapping[str, Tensor], progress: Progress) -> Outcome:

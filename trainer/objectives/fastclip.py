@@ -5,7 +5,7 @@ temperatures.
 """
 
 import math
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -20,7 +20,11 @@ Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class FastclipSettings(EstimatorSettings, DoubtSettings, frozen=True):
-    """Settings shared by the four versions."""
+    """Settings shared by the four versions, of which the cosine of gamma is part (table 1)."""
+
+    gamma_schedule: Literal["constant", "cosine"] = "cosine"
+    """Whether gamma falls as a cosine from 1 to gamma_min, as FastCLIP's does, or is constant, as its rivals' is: v1 is
+    then SogCLR, v2 iSogCLR by Adam, v3 the row "constant" of table 3."""
 
     eps: float = Field(default=1e-14, ge=0.0)
     """Added to s before division or logarithm, 0 or more. FastCLIP eq 2-7; Appendix D uses 1e-14, and 1e-6 for 315
@@ -32,14 +36,19 @@ class GlobalTau(BoundedTau, frozen=True):
 
     tau: float = Field(default=0.03, gt=0.0)
     """Initial temperature; dimensionless, within tau_min and tau_max."""
-    eta: float = Field(default=1e-3, ge=0.0)
-    """Learning rate of tau, 0 or more; 0 keeps it constant. FastCLIP tunes it in [1e-4, 1e-2] (Appendix B)."""
-    betas: tuple[Beta, Beta] = (0.9, 0.999)
-    """Adam's betas for tau; each in [0, 1)."""
+    tau_min: float = Field(default=0.01, ge=1e-4)
+    """Lower bound after each update, 0.0001 or more. The authors' code."""
+    tau_scale: Literal["log", "plain"] = "log"
+    """What the optimiser moves: the log of tau, as in the authors' code, whose rates Appendix B has; or tau itself, in
+    which a step of AdamW at the same rate is 1/tau times as long: 14 times at 0.07."""
 
 
 class FastclipV0Settings(FastclipSettings, GlobalTau, frozen=True):
     """Settings of version 0."""
+
+    eta: float | None = Field(default=None, ge=0.0)
+    """Learning rate of tau, 0 or more; 0 keeps it constant; unset: that of the encoders, with its warm-up and cosine,
+    as in the authors' code."""
 
 
 class FastclipV1Settings(FastclipSettings, SogclrSettings, frozen=True):
@@ -51,6 +60,8 @@ class FastclipV2Settings(FastclipSettings, RobustSettings, frozen=True):
 
     tau_init: float = Field(default=0.03, gt=0.0)
     """Initial temperature of a sample; dimensionless, within tau_min and tau_max. FastCLIP Appendix B."""
+    tau_min: float = Field(default=0.01, ge=1e-4)
+    """Lower bound after each update, 0.0001 or more. The authors' code."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Adam's betas for every tau; each in [0, 1). FastCLIP procedure 5."""
 
@@ -59,33 +70,45 @@ class FastclipV3Settings(FastclipSettings, GlobalTau, frozen=True):
     tau: float = Field(default=0.07, gt=0.0)
     """Initial temperature; dimensionless, within tau_min and tau_max. FastCLIP Appendix B."""
     eta: float = Field(default=2e-4, ge=0.0)
-    """Learning rate of tau, 0 or more; 0 keeps tau constant. FastCLIP Appendix B."""
+    """Learning rate of tau, 0 or more; 0 keeps tau constant. FastCLIP Appendix B; by `tau_scale`."""
     rho: float = Field(default=2.0, ge=0.0)
     """KL radius of the robust loss, 0 or more, below log(number of negatives). 2.0 suits 256 pairs; the paper uses 6.5
     for 1,024. FastCLIP table 9."""
 
 
 class _GlobalTemperature(GlobalContrastive):
-    """A learned global `tau`, clamped to [tau_min, tau_max] when used."""
+    """A learned global temperature, the parameter `log_tau` or `tau`, clamped to [tau_min, tau_max] when used."""
 
+    settings: FastclipV0Settings | FastclipV3Settings
     doubt_keeps_mean = True
     slow_below: ClassVar[float | None] = None
 
     def __init__(self, mode: str, settings: FastclipV0Settings | FastclipV3Settings) -> None:
         super().__init__(mode, settings)
-        self.tau = scalar_parameter(settings.tau)
-        self.temperature_rate = TemperatureRate(settings.eta, settings.betas, self.slow_below)
-        self._bounds = settings.tau_min, settings.tau_max
+        if settings.tau_scale == "log":
+            self.log_tau = scalar_parameter(math.log(settings.tau))
+        else:
+            self.tau = scalar_parameter(settings.tau)
+        if settings.eta is not None:
+            slow_below = None if self.slow_below is None else self._scaled(self.slow_below)
+            self.temperature_rate = TemperatureRate(settings.eta, slow_below)
+
+    def _scaled(self, tau: float) -> float:
+        """Return a temperature as the parameter has it."""
+        return math.log(tau) if self.settings.tau_scale == "log" else tau
 
     def project(self) -> None:
-        self.tau.clamp_(*self._bounds)
+        for parameter in self.parameters():
+            parameter.clamp_(self._scaled(self.settings.tau_min), self._scaled(self.settings.tau_max))
 
     def temperature(self, rows: Rows, features: Tensor) -> Tensor:
-        return self.tau.clone().to(features).expand_as(rows["log_s"])  # a copy, since `project` writes
+        # A copy, since `project` writes.
+        tau = self.log_tau.exp() if self.settings.tau_scale == "log" else self.tau.clone()
+        return tau.to(features).expand_as(rows["log_s"])
 
-    def metrics_of(self, est: Estimate, gradient: Tensor) -> dict[str, Tensor]:
-        """gradient: the temperature's, a scalar."""
-        return {"tau": self.tau.detach().clone(), "tau_gradient": gradient} | est.metrics
+    def metrics_of(self, est: Estimate, tau: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+        """tau, gradient: the temperature and the loss's gradient in it, scalars."""
+        return {"tau": tau.detach().clone(), "tau_gradient": gradient} | est.metrics
 
 
 class FastclipV0(_GlobalTemperature):
@@ -102,7 +125,7 @@ class FastclipV0(_GlobalTemperature):
         pull = anchors.mean(est.ratio * anchors.log_sum)  # in tau: eq 8
         loss = anchors.mean(est.log_s_eps) + slope(pull)
         gradient = -anchors.mean(est.exponent) / tau  # the same, as a metric
-        return Outcome(loss, {"log_s": est.log_s}, self.metrics_of(est, gradient))
+        return Outcome(loss, {"log_s": est.log_s}, self.metrics_of(est, tau, gradient))
 
 
 class FastclipV1(Sogclr):
@@ -156,7 +179,7 @@ class FastclipV3(_GlobalTemperature):
         pull = anchors.mean(est.ratio * tau.detach() * anchors.log_sum)
         loss = tau * (anchors.mean(est.log_s_eps) + 2 * rho) + slope(pull)  # in tau: eq 10
         gradient = anchors.mean(est.log_s_eps - est.exponent) + 2 * rho  # eq 10 again, as a metric
-        return Outcome(loss, {"log_s": est.log_s}, self.metrics_of(est, gradient))
+        return Outcome(loss, {"log_s": est.log_s}, self.metrics_of(est, tau, gradient))
 
     def advice(self, batch_size: int, *, keys: bool = False) -> list[str]:
         return self.advice_on_rho(self.settings.rho, batch_size)

@@ -23,18 +23,26 @@ class AverageSettings(Settings, frozen=True):
     """Speed at which a moving average follows the batches."""
 
     gamma: float = Field(default=0.8, gt=0.0, le=1.0)
-    """Weight of the new value in the average, in (0, 1]; 1 keeps no memory; unused with gamma_decay_epochs.
-    iSogCLR eq 12, where it is beta_0."""
+    """Weight of the new value in the average, in (0, 1]; 1 keeps no memory; unused with a cosine. iSogCLR eq 12, where
+    it is beta_0."""
+    gamma_schedule: Literal["constant", "cosine"] = "constant"
+    """Whether the weight is `gamma`, or falls as a cosine from 1 to gamma_min. FastCLIP section 5."""
     gamma_min: float = Field(default=0.2, gt=0.0, le=1.0)
-    """Final gamma of the cosine, in (0, 1]; used only with gamma_decay_epochs. FastCLIP section 5."""
+    """Final weight of the cosine, in (0, 1]."""
     gamma_decay_epochs: int | None = Field(default=None, ge=1)
-    """Epochs (1 or more) in which gamma falls as a cosine from 1 to gamma_min; unset: constant. FastCLIP section 5."""
+    """Epochs (1 or more) in which the cosine falls; unset: half of the run's. FastCLIP Appendix B."""
+
+    @model_validator(mode="after")
+    def _has_a_cosine(self) -> Self:
+        if self.gamma_decay_epochs is not None and self.gamma_schedule == "constant":
+            raise ValueError("gamma_decay_epochs is of a cosine: set gamma_schedule to 'cosine'")
+        return self
 
     def gamma_at(self, progress: Progress) -> float:
         """Return the weight of the new value in this step."""
-        if self.gamma_decay_epochs is None:
+        if self.gamma_schedule == "constant":
             return self.gamma
-        return progress.cosine(1.0, self.gamma_min, self.gamma_decay_epochs)
+        return progress.cosine(1.0, self.gamma_min, self.gamma_decay_epochs or max(1, progress.epochs // 2))
 
 
 class EstimatorSettings(AverageSettings, frozen=True):

@@ -25,6 +25,8 @@ FIXED = {
     "data.planted": "other samples were trained with their captions; a fork can set it to 0",
     "data.without": "the run has its own copy; to forget samples: thermopile fork RUN --out NEW --without FILE",
     "objective.learn_b": "it decides whether the checkpoint holds b",
+    "objective.learn_scale": "the checkpoint's optimiser has the scale, or has not",
+    "objective.tau_scale": "it decides what the checkpoint holds",
     "objective.similarity": "the weights were trained for it",
     "objective.tau_init": "unseen samples have the run's value",
     **{
@@ -154,10 +156,8 @@ def impossible(changes: list[Change], recorded: TrainConfig) -> dict[str, str]:
     """Return key → reason for each impossible change: of FIXED settings, and of values that the objective learns."""
     learned, keys = [], {change.key for change in changes if change.key.startswith("objective.")}
     if keys and "objective.name" not in keys:  # which is impossible, and may be code to import
-        objective = objective_of(recorded)
-        learned = [name for name, _ in objective.named_parameters()]  # initial values no longer matter
-        if objective.temperature_rate is not None:
-            learned += ["eta", "betas"]  # the checkpoint restores the temperature's optimiser
+        # Initial values no longer matter; log_tau begins with `tau`.
+        learned = [name.replace("log_tau", "tau") for name, _ in objective_of(recorded).named_parameters()]
     reasons = FIXED | {f"objective.{name}": _RESTORED for name in learned}
     return {
         change.key: f"{change} (cannot change: {why})"

@@ -316,7 +316,7 @@ class Run:
     @property
     def progress(self) -> Progress:
         """The training's progress, for schedules."""
-        return Progress(self.steps_done, self.order.steps_per_epoch)
+        return Progress(self.steps_done, self.order.steps_per_epoch, self.config.epochs)
 
     def attach(self, **parts: Stateful) -> None:
         """Make optimisers and the like part of every checkpoint, and restore them if the run was resumed.

@@ -66,7 +66,7 @@ def test_no_optimiser_reads_from_the_device(name):
         optimizer.zero_grad(set_to_none=False)
     before = next(encoders.parameters()).clone()
     backward(encoders, inputs)
-    states = [state for part in optimizer.parts if not part.defaults.get("fused") for state in part.state.values()]
+    states = () if optimizer.weights.defaults.get("fused") else optimizer.weights.state.values()
     with no_waits(on_host=[state["step"] for state in states if "step" in state]):
         optimizer.step()
     assert not torch.equal(next(encoders.parameters()), before)

@@ -73,10 +73,12 @@ OUT_OF_RANGE = {
         ("tau_min", 0.0), ("eta", -0.1), ("eta_min", -0.1), ("eta_decay_epochs", 0), ("beta_u", 0.0), ("beta_u", 1.5),
         ("grad_clip", 0.0), ("rho", float("nan")), ("rho", float("inf")), ("gamma", "fast"),
     ],
-    "fastclip_v0": [("gamma", 0.0), ("tau_min", 0.0), ("eta", -1.0), ("betas", (1.0, 0.9)), ("betas", (0.9, -0.1))],
+    "fastclip_v0": [
+        ("gamma", 0.0), ("tau_min", 0.0), ("eta", -1.0), ("tau_scale", "exp"), ("gamma_schedule", "linear"),
+    ],
     "fastclip_v1": [("gamma", 2.0), ("tau", 0.0), ("eps", -1.0)],
     "fastclip_v2": [("rho", -1.0), ("eta", -1.0), ("grad_clip", 0.0), ("betas", (1.5, 0.9)), ("betas", (0.9, 1.0))],
-    "fastclip_v3": [("rho", -1.0), ("eta", -1.0), ("tau_max", 0.0), ("betas", (-0.1, 0.9)), ("betas", (0.9, 1.0))],
+    "fastclip_v3": [("rho", -1.0), ("eta", -1.0), ("tau_max", 0.0), ("tau_scale", "exp")],
     "decl": [
         ("gamma", 0.0), ("tau", 0.0), ("t0", 0.0), ("seed", -1), ("auxiliary", "median"), ("mixing", "both"),
         ("similarity", "distances"), ("rate", "median"),

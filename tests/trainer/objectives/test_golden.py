@@ -30,7 +30,7 @@ KEYS, LOCAL = Frame(keys=True), Frame(local=2)
 FURTHER = [
     ("sogclr", "bimodal", PLAIN, {"doubt_after": 1, "eps": 0.1}),
     ("isogclr", "bimodal", PLAIN, {"doubt_after": 1, "tau_step": 0.01}),
-    ("isogclr", "unimodal", KEYS, {"gamma_decay_epochs": 3, "eta_decay_epochs": 3}),
+    ("isogclr", "unimodal", KEYS, {"gamma_schedule": "cosine", "gamma_decay_epochs": 3, "eta_decay_epochs": 3}),
     ("fastclip_v0", "bimodal", PLAIN, {"doubt_after": 1}),
     ("clip", "bimodal", PLAIN, {"doubt_after": 1}),
     ("decl", "bimodal", PLAIN, {"doubt_after": 1}),
@@ -52,7 +52,9 @@ HELD = ("flatnce", "simco", "dclw")
 
 def name_of(step):
     name, mode, frame, settings = step
-    return f"{name}-{mode}{frame}" + "".join(f"-{key}={value}" for key, value in settings.items())
+    return f"{name}-{mode}{frame}" + "".join(
+        f"-{key}={value}" for key, value in settings.items() if key != "gamma_schedule"
+    )
 
 
 def numbers_of(step, weighted, dtype=torch.float64):

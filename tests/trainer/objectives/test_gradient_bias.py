@@ -58,7 +58,7 @@ def mean_gradient(objective, state, ids_of_steps, epoch=0):
 
 def settled_gradient(mode, tau, settling, measured):
     """With the s of a run whose gamma has fallen, as FastCLIP's does."""
-    schedule = {"gamma_decay_epochs": settling * 3 // 4, "gamma_min": 0.05}
+    schedule = {"gamma_schedule": "cosine", "gamma_decay_epochs": settling * 3 // 4, "gamma_min": 0.05}
     objective, features = create_objective("sogclr", mode, tau=tau, **schedule), make_dataset()
     state = new_state(objective)
     with torch.no_grad():

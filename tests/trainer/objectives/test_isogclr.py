@@ -70,7 +70,14 @@ def test_metrics_describe_the_new_temperatures_and_the_share_of_unseen_samples(m
 
 
 def test_cosine_schedules_give_the_steps_of_their_constant_values():
-    schedules = {"gamma_decay_epochs": 2, "gamma_min": 0.4, "eta": 0.02, "eta_min": 0.01, "eta_decay_epochs": 2}
+    schedules = {
+        "gamma_schedule": "cosine",
+        "gamma_decay_epochs": 2,
+        "gamma_min": 0.4,
+        "eta": 0.02,
+        "eta_min": 0.01,
+        "eta_decay_epochs": 2,
+    }
     scheduled = create_objective("isogclr", **schedules)
     features, state = make_features(6), make_state(scheduled, 6)
     for epoch, gamma, eta in ((0, 1.0, 0.02), (1, 0.7, 0.015), (2, 0.4, 0.01), (9, 0.4, 0.01)):

@@ -9,6 +9,8 @@ import torch
 
 from thermopile.trainer.objectives import OBJECTIVES, Progress, create_objective
 
+from support.objectives import PAPER
+
 VECTORS = Path(__file__).parents[2] / "data" / "vectors"
 CASES = [entry for entry in json.loads((VECTORS / "index.json").read_text()) if entry["objective"] in OBJECTIVES]
 SETTINGS_OF_KEY = {"clip": ["grad_clip"], "tau": ["tau", "tau_init"], "which": ["mixing"]}
@@ -30,7 +32,7 @@ def make_objective(entry):
     known = OBJECTIVES[entry["objective"]].settings_of_mode[entry["mode"]].model_fields
     config = entry["config"]
     settings = {name: value for key, value in config.items() for name in SETTINGS_OF_KEY.get(key, [key])}
-    settings |= {"auxiliary": "mean", "betas": (config.get("b1"), config.get("b2"))}
+    settings |= PAPER | {"auxiliary": "mean", "betas": (config.get("b1"), config.get("b2"))}
     return create_objective(
         entry["objective"], entry["mode"], **{name: value for name, value in settings.items() if name in known}
     )

@@ -67,7 +67,7 @@ def test_what_order_weights_or_state_depend_on_cannot_change_even_where_it_is_na
 
 
 @pytest.mark.parametrize(
-    ("objective", "key"), [("clip", "log_logit_scale"), ("fastclip_v3", "tau"), ("fastclip_v0", "eta")]
+    ("objective", "key"), [("clip", "log_logit_scale"), ("fastclip_v3", "tau"), ("fastclip_v0", "tau")]
 )
 def test_what_is_learned_cannot_be_set_any_more(objective, key):
     run = load_config({"objective": {"name": objective, "mode": "bimodal", key: 0.1}})

@@ -132,8 +132,8 @@ def _moves(inspection: Inspection, features: VisitedFeatures, solved: SolvedTemp
     if settings.get("rho") != solved.rho or reader is None or not solved.learned or not has_rule:
         return {}
     gamma = settings["gamma"]
-    if decay := settings.get("gamma_decay_epochs"):
-        if reader.snapshot.epoch < decay:
+    if settings.get("gamma_schedule") == "cosine":
+        if reader.snapshot.epoch < (settings["gamma_decay_epochs"] or max(1, config.epochs // 2)):
             return {}
         gamma = settings["gamma_min"]
     drawn = np.random.default_rng(_SEED).permutation(len(features))

@@ -46,7 +46,8 @@ def solve_other(
     tokenizer, sizes, _ = tokenizer_of(run, info, config.data.places) if is_paired else (None, None, b"")
     encoders = restore_encoders(config, checkpoint, training, sizes, weights, allow_code=asked.allow_code)
     views = 0 if is_paired else 2 * DRAWS
-    made = [*feature_batches(encoders, dataset, ids, config, views, on_progress, tokenizer)]
+    shown = dict.fromkeys([0, views])
+    made = [*feature_batches(encoders, dataset, ids, config, shown, on_progress, tokenizer)]
     of = FeaturesOf(samples=dataset.n, views=views, checkpoint=checkpoint.name, weights=weights, digest="0" * 64)
     features = HeldFeatures(of, ids, np.concatenate(made))
     return solved_temperatures(Inspection(run, config, None, dataset, []), features, rho)

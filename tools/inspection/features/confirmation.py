@@ -20,7 +20,7 @@ from ..opening import Inspection, Rows
 from ..temperatures.kinds import KIND_NAMES, KIND_SHEET_SAMPLES, MISFIT, STUCK, Codes, SampleKinds
 from ..temperatures.survey import Survey
 from ..temperatures.wrong_captions import HALF, wrong_captions
-from .checkpoint_encoders import load_encoders
+from .run_features import features_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,9 +89,9 @@ def confirm(
     negatives. What is not stuck is a misfit if its margin is so low that, by the margins of planted and random samples,
     half of the captions up to it are expected to be wrong; with too few planted, by the state alone. The rest is
     ordinary. Pairs are shown without augmentation, images in two views as the run's recipe draws them.
-    weights: by default averaged ones, where the run has them. allow_code: as restore_encoders. Runs on the CPU, since
-    the run may still be training on the GPU. Returns None if nothing can be confirmed; the notes get the reason.
-    Raises DamagedChunkError, SnapshotNotFoundError. Source of g: iSogCLR (ICML 2023) eq 3, 11, 15, 16.
+    weights: by default averaged ones, where the run has them. allow_code: as restore_encoders. Returns None if nothing
+    can be confirmed; the notes get the reason. Raises DamagedChunkError, SnapshotNotFoundError.
+    Source of g: iSogCLR (ICML 2023) eq 3, 11, 15, 16.
     """
     try:
         return _confirmed(inspection, survey, weights, allow_code, on_progress)
@@ -103,21 +103,18 @@ def confirm(
 def _confirmed(
     inspection: Inspection, survey: Survey, weights: Weights | None, allow_code: bool, on_progress: OnDone
 ) -> Confirmation:
-    reader, dataset, kinds = inspection.reader, inspection.dataset, survey.kinds
+    import torch
+
+    reader, kinds = inspection.reader, survey.kinds
     if reader is None or kinds is None or not len(kinds.suspects):
         raise RunError("no sample looks stuck or like a misfit")
-    if dataset is None:
-        raise RunError("it needs the run's dataset; pass its path with --data")
     suspects, negatives, *_ = ids = compared_ids(survey, kinds, inspection)
     if len(negatives) < MIN_NEGATIVES:
         raise RunError(f"it needs {MIN_NEGATIVES} visited samples, but there are only {len(negatives)}; try later")
-    use = "its kinds are confirmed by the encoders of"
-    shown = np.unique(np.concatenate(ids))
-    on_progress(0, len(shown))
-    found = load_encoders(inspection, reader.snapshot, dataset, weights, allow_code, use)
-    rows = reader.rows_at(suspects, kinds.rules.columns)
-    is_paired = found.encoders.text is not None
-    features = found.features(inspection.config, dataset, shown, on_progress, 1 if is_paired else 2)
+    shown, is_paired = np.unique(np.concatenate(ids)), inspection.config.objective.mode == "bimodal"
+    views = 0 if is_paired else 2
+    of, made = features_of(inspection, shown, views, weights, allow_code, on_progress)
+    features, rows = [torch.from_numpy(side) for side in made], reader.rows_at(suspects, kinds.rules.columns)
     places, others, pictures, captions = (np.searchsorted(shown, each) for each in ids)
     compare = partial(_compare, features, others=others, paired=is_paired)
     compared = compare(places, places, rows=rows)
@@ -132,8 +129,8 @@ def _confirmed(
             misfit = margin <= below
     stuck = kinds.rules.is_stuck(rows) & silent
     return Confirmation(
-        checkpoint=found.checkpoint.name,
-        weights=found.weights,
+        checkpoint=of.checkpoint,
+        weights=of.weights,
         negatives=len(negatives),
         below=below,
         sample_ids=suspects,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,15 +44,13 @@ def run_features(
     Raises RunError, ConfigError, DatasetError, OSError; NotRegularFileError if the file is a link.
     """
     *_, of = made_of = wanted_features(inspection, weights)
-    path = folder / NAME
+    path, ids = folder / NAME, np.arange(of.samples)
     try:
         return FeaturesFile(path, of)
     except UnusableFeaturesError as error:
         if path.exists():
             inspection.notes.append(f"The features were made again: {error}.")
-    write_features(
-        path, of, checkpoint_features(inspection.config, made_of, np.arange(of.samples), allow_code, on_progress)
-    )
+    write_features(path, of, checkpoint_features(inspection.config, made_of, ids, allow_code, on_progress))
     return FeaturesFile(path, of)
 
 
@@ -68,7 +66,7 @@ def open_features(inspection: Inspection, folder: Path) -> FeaturesFile:
 def wanted_features(inspection: Inspection, weights: Weights | None) -> tuple[Dataset, Place, FeaturesOf]:
     """Return the dataset, the snapshot's checkpoint, and what determines its features."""
     if (dataset := inspection.dataset) is None:
-        raise RunError("the features of all samples need the run's dataset; pass its path with --data")
+        raise RunError("features need the run's dataset; pass its path with --data")
     run, config, snapshot = inspection.run, inspection.config, inspection.reader and inspection.reader.snapshot
     named = checkpoints_in(run.checkpoints).get(snapshot.step) if snapshot else None
     checkpoint = named or find_checkpoint(run, LATEST)
@@ -76,10 +74,11 @@ def wanted_features(inspection: Inspection, weights: Weights | None) -> tuple[Da
     if info.dataset_fingerprint != dataset.index.fingerprint:
         raise RunError(f"{checkpoint} belongs to another dataset than {dataset.place}; it may be another run's")
     if snapshot and info.snapshot != snapshot.id:
-        inspection.notes.append(
+        note = (
             f"No checkpoint belongs to the snapshot {snapshot.tag}: its temperatures are combined "
             f"with the features of checkpoint {checkpoint.name}."
         )
+        inspection.notes[:] = dict.fromkeys([*inspection.notes, note])  # it may have been noted before
     weights = config.model.chosen_weights(weights)
     view = config.data.model_dump(mode="json", include={"recipe", "image_size"})
     tree = [info.model_dump(mode="json"), weights, config.model.model_dump(mode="json"), view]
@@ -88,14 +87,35 @@ def wanted_features(inspection: Inspection, weights: Weights | None) -> tuple[Da
     return dataset, checkpoint, of
 
 
+def features_of(
+    inspection: Inspection,
+    ids: NDArray[np.int64],
+    views: int,
+    weights: Weights | None,
+    allow_code: bool,
+    on_progress: OnDone,
+) -> tuple[FeaturesOf, list[NDArray[np.float32]]]:
+    """Return features of samples, at least one, by the snapshot's encoders, float32 [m, d] a side, rows of norm 1.
+
+    views: augmented ones of each picture; 0: the picture itself, and for pairs the caption. Else as run_features.
+    """
+    *_, of = made_of = wanted_features(inspection, weights)
+    batches = checkpoint_features(inspection.config, made_of, ids, allow_code, on_progress, [views])
+    return of, list(np.concatenate([*batches]).transpose(1, 0, 2).copy())
+
+
 def checkpoint_features(
     config: TrainConfig,
     made_of: tuple[Dataset, Place, FeaturesOf],
     ids: NDArray[np.int64],
     allow_code: bool,
     on_progress: OnDone,
+    views: Iterable[int] | None = None,
 ) -> Generator[NDArray[np.float32], None, None]:
-    """Yield features of samples by a checkpoint's encoders, as feature_batches; made_of: from wanted_features."""
+    """Yield features of samples by a checkpoint's encoders, as feature_batches; made_of: from wanted_features.
+
+    views: None: those of the file that `made_of` describes.
+    """
     from ....trainer.evaluation.features import restore_encoders
 
     dataset, checkpoint, of = made_of
@@ -103,7 +123,8 @@ def checkpoint_features(
     _, training = load_found(checkpoint)
     tokenizer = dataset.index.tokenizer
     encoders = restore_encoders(config, checkpoint, training, tokenizer, of.weights, allow_code=allow_code)
-    yield from feature_batches(encoders, dataset, ids, config, of.views, on_progress)
+    shown = dict.fromkeys([0, of.views]) if views is None else views
+    yield from feature_batches(encoders, dataset, ids, config, shown, on_progress)
 
 
 def feature_batches(
@@ -111,13 +132,14 @@ def feature_batches(
     dataset: Dataset,
     ids: NDArray[np.int64],
     config: TrainConfig,
-    views: int,
+    views: Iterable[int],
     on_progress: OnDone,
     tokenizer: Tokenizer | None = None,
 ) -> Generator[NDArray[np.float32], None, None]:
     """Yield features of samples in the order of the ids, float32 [up to 256, sides, d], on the GPU if there is one.
 
-    views: of each picture, beside the picture itself; 0: its caption. tokenizer: None: the dataset's tokens are used.
+    views: numbers of augmented views of each picture, one after another; 0: the picture itself, and its caption.
+    tokenizer: None: the dataset's tokens are used.
     """
     from ....trainer.evaluation.features import some_features
     from ....trainer.run.build import device_named, recipe_named
@@ -126,8 +148,7 @@ def feature_batches(
     how = (encoders.to(device), dataset, ids, recipe_named(config.data.recipe), config.data.image_size, device)
     with ExitStack() as opened:
         made = [
-            opened.enter_context(closing(some_features(*how, views=number, tokenizer=tokenizer)))
-            for number in dict.fromkeys([0, views])
+            opened.enter_context(closing(some_features(*how, views=number, tokenizer=tokenizer))) for number in views
         ]
         for parts in zip(*made, strict=True):
             on_progress(done := done + len(parts[0][0]), len(ids))

@@ -167,7 +167,7 @@ def moved(run):
     run.config_file.write_text(text)
 
 
-@pytest.mark.parametrize(("spoil", "words"), [(without_encoders, "no checkpoint"), (moved, "needs the run's dataset")])
+@pytest.mark.parametrize(("spoil", "words"), [(without_encoders, "no checkpoint"), (moved, "need the run's dataset")])
 @pytest.mark.filterwarnings("ignore:.*config.toml")
 def test_where_nothing_can_be_confirmed_a_note_says_why(pairs_run, tmp_path, spoil, words):
     run = RunDirectory(tmp_path / "run")
@@ -191,7 +191,7 @@ def test_a_checkpoint_of_another_snapshot_is_noted(pairs_run, hostile_dataset, t
     save_encoders(run, hostile_dataset, step=9, at="step-0")
     found, _, (note,) = confirmed(run)
     assert found.checkpoint == "step-9"
-    assert note.startswith("No checkpoint belongs to the snapshot step-5: its kinds are confirmed by the encoders of")
+    assert note.startswith("No checkpoint belongs to the snapshot step-5: its temperatures are combined with the")
 
 
 def test_the_report_the_terminal_and_json_tell_who_decided(pairs_run, tmp_path):

@@ -229,7 +229,7 @@ def test_without_pictures_there_is_no_map(own_run, hostile_dataset, tmp_path):
     shutil.rmtree(path)
     shown, notes = mapped(own_run)
     assert shown is None
-    assert "There is no map of the embeddings: it needs the run's dataset; pass its path with --data" in notes
+    assert "There is no map of the embeddings: features need the run's dataset; pass its path with --data" in notes
 
 
 def test_with_too_few_samples_or_no_tau_there_is_no_map(hostile_dataset, tmp_path):

@@ -32,7 +32,7 @@ from thermopile.state_store.durable import Repository
 from thermopile.storage.local import LocalPath
 from thermopile.tools.bench.machine import describe_machine, words_of
 from thermopile.tools.inspection.features.confirmation import Confirmation, confirm
-from thermopile.tools.inspection.features.run_features import features_of
+from thermopile.tools.inspection.features.run_features import Asked, features_of
 from thermopile.tools.inspection.opening import Inspection, read_run
 from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES, MISFIT, STUCK, KindRules
 from thermopile.tools.inspection.temperatures.survey import survey
@@ -232,7 +232,7 @@ def _cosines(inspection: Inspection) -> tuple[NDArray[np.float32], NDArray[np.fl
     """By the trained encoders, float32 [n]: the cosine of every sample's picture and caption, of planted ones the
     caption that they show; and that minus the largest with 4,096 drawn captions and pictures."""
     dataset = _dataset(inspection)
-    _, sides = features_of(inspection, np.arange(dataset.n), 0, None, False, lambda done, total: None)
+    _, sides = features_of(inspection, np.arange(dataset.n), 0, Asked(), lambda done, total: None)
     pictures, captions = map(torch.from_numpy, sides)
     shown, (planted, donors) = np.arange(dataset.n), inspection.planted
     shown[planted] = donors

@@ -24,19 +24,13 @@ from .inspection.as_json import duplicates_to_json, samples_to_json, to_json
 from .inspection.duplicates.finding import DUPLICATES, find_duplicates, write_duplicates
 from .inspection.duplicates.representatives import read_scores
 from .inspection.feature_findings.by_features import by_features, json_quantiles
-from .inspection.feature_findings.other_dataset import solve_other
-from .inspection.features.drawn import DRAWN, Asked
+from .inspection.features.confirmation import confirm
+from .inspection.features.drawn import DRAWN
 from .inspection.features.features_file import NAME, FeaturesFile
 from .inspection.features.neighbours import ANCHORS, Neighbours, find_neighbours
-from .inspection.features.run_features import open_features, run_features
-from .inspection.features.solving import SolvedTemperatures
-from .inspection.findings import (
-    Findings,
-    confirmed,
-    look,
-    read_again,
-    surveyed,
-)
+from .inspection.features.run_features import Asked, open_features, run_features
+from .inspection.features.solving import SolvedTemperatures, solve_other
+from .inspection.findings import Findings, look, read_again, surveyed
 from .inspection.opening import LATEST, Inspection, OtherDatasetError
 from .inspection.rows_export import check_target, export_rows, export_solved
 from .inspection.temperatures.kinds import KindRules
@@ -104,6 +98,11 @@ class InspectOptions:
     to: Path | None
     allow_code: bool
     as_json: bool
+
+    @property
+    def encoders(self) -> Asked:
+        """Which features to make, and by which encoders."""
+        return Asked(self.features, self.weights, self.allow_code)
 
     @property
     def mode(self) -> str:
@@ -273,10 +272,8 @@ def report(asked: InspectOptions) -> None:
             with_map=asked.with_map,
             suspects=asked.suspects,
             rho=asked.rho,
-            features=asked.features,
+            asked=asked.encoders,
             folder=folder,
-            weights=asked.weights,
-            allow_code=asked.allow_code,
             data=asked.data,
             on_progress=show,
         )
@@ -382,13 +379,7 @@ def _features(inspection: Inspection, folder: Path, asked: InspectOptions) -> Fe
     """Return the features of all samples. Makes them first where `folder` has none."""
     folder.mkdir(parents=True, exist_ok=True)
     with task_bars() as show:
-        return run_features(
-            inspection,
-            folder,
-            weights=asked.weights,
-            allow_code=asked.allow_code,
-            on_progress=partial(show, "features"),
-        )
+        return run_features(inspection, folder, asked.encoders, partial(show, "features"))
 
 
 def _around(
@@ -438,10 +429,10 @@ def write_rows(asked: InspectOptions) -> None:
         needed = asked.suspects or asked.features or are_kept  # else two passes over all rows for nothing
         with task_bars() as show:
             if needed and (survey := surveyed(inspection, (), asked.suspects, show, over_run=asked.suspects > 0)):
-                encoders = asked.weights, asked.allow_code
-                _, confirmation = confirmed(inspection, survey, asked.suspects, *encoders, show)
-                of, folder = Asked(asked.features or 0, *encoders), inspection.run.report
-                of_features = by_features(inspection, survey, folder, of, asked.rho, show)
+                if asked.suspects and survey.kinds:
+                    confirmation = confirm(inspection, survey, partial(show, "confirming kinds"), asked.encoders)
+                of = asked.encoders._replace(samples=asked.features or 0)
+                of_features = by_features(inspection, survey, inspection.run.report, of, asked.rho, show)
             if samples and (rules := KindRules.of(inspection)).log_s and not rules.why_none:
                 more = exported(*misfits(inspection, show), inspection, samples)
             export_rows(inspection, to, partial(show, "exporting"), confirmation, of_features, more)
@@ -456,8 +447,8 @@ def write_rows(asked: InspectOptions) -> None:
 def solve_other_dataset(asked: InspectOptions, dataset: Dataset) -> None:
     """Print temperatures solved for samples that the run was not trained on, or write them as rows."""
     with task_bars() as show:
-        of, run = Asked(asked.features, asked.weights, asked.allow_code), RunDirectory(asked.run)
-        found = solve_other(run, dataset, asked.at, of, asked.rho, partial(show, "features"))
+        run = RunDirectory(asked.run)
+        found = solve_other(run, dataset, asked.at, asked.encoders, asked.rho, partial(show, "features"))
     note = f"The run was not trained on {dataset.absolute}: its temperatures are solved from features, not learned."
     tau = {side: solved.tau for side, solved in found.sides.items()}
     if asked.as_json:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ...state_store import SnapshotNotFoundError
 from ...storage.place import Place, Places
@@ -14,8 +14,8 @@ from ...trainer.run_directory import RunDirectory
 from . import OnTask
 from .feature_findings.by_features import ByFeatures, by_features
 from .features.confirmation import Confirmation, confirm, with_confirmed
-from .features.drawn import Asked
 from .features.embedding_map import EmbeddingMap, embedding_map
+from .features.run_features import DEFAULT, Asked
 from .json_fields import Hidden
 from .opening import LATEST, Inspection, read_run
 from .sentences import first_sentences, misfit_sentences
@@ -27,9 +27,6 @@ from .temperatures.survey import Side, Survey, survey
 from .temperatures.through_time import ThroughTime, through_time
 from .temperatures.whole_run import WholeRun
 from .temperatures.wrong_captions import WrongCaptions, misfits
-
-if TYPE_CHECKING:
-    from ...trainer.config.sections import Weights
 
 T = TypeVar("T")
 
@@ -89,19 +86,16 @@ def look(
     with_map: bool = False,
     suspects: int = 0,
     rho: float | None = None,
-    features: int | None = None,
+    asked: Asked = DEFAULT,
     folder: Path | None = None,
-    weights: Weights | None = None,
-    allow_code: bool = False,
     data: Places | None = None,
     on_progress: OnTask = lambda what, done, total: None,
 ) -> Findings:
     """Inspect a run at one snapshot, and its history up to it.
 
     at, against: tags, ids, or `latest`. by: columns to group the samples by. suspects: how many samples to confirm by a
-    forward pass. rho: at which temperatures are solved; None: the run's. features: how many samples' features to make
-    where too few are kept, 0: none, None: as many as a minute allows. folder: where they are kept; None: RUN/report.
-    weights, allow_code: of the encoders, as `embedding_map`. data: new path of the dataset.
+    forward pass. rho: at which temperatures are solved; None: the run's. asked: which features to make. folder: where
+    they are kept; None: RUN/report. data: new path of the dataset.
     Raises RunError, StateStoreError, DatasetError, and ConfigError if `against` names the same snapshot.
     """
     if with_map:  # the map draws and colours its samples by class
@@ -114,11 +108,13 @@ def look(
         found, moved = surveyed(inspection, by, suspects, on_progress, over_run=True), None
         if found is None or not found.visited:
             return Findings(inspection, found)
-        found, confirmation = confirmed(inspection, found, suspects, weights, allow_code, on_progress)
+        confirmation = None
+        if suspects and found.kinds:
+            confirmation = confirm(inspection, found, partial(on_progress, "confirming kinds"), asked)
+            found = replace(found, kinds=with_confirmed(found.kinds, confirmation)) if confirmation else found
         if against and found.sides:
             moved = drift(inspection, against, partial(on_progress, "comparing snapshots"))
-        asked, kept_in = Asked(features, weights, allow_code), folder or inspection.run.report
-        of_features = by_features(inspection, found, kept_in, asked, rho, on_progress)
+        of_features = by_features(inspection, found, folder or inspection.run.report, asked, rho, on_progress)
         samples = read_samples(inspection, shown_ids(found, moved, of_features))
         parts: dict[str, Any] = {"drift": moved, "confirmation": confirmation, "by_features": of_features}
         parts["wrong_captions"] = misfits(inspection, on_progress)[1] if len(inspection.planted[0]) else None
@@ -129,7 +125,7 @@ def look(
     if found is None or not found.sides:
         return findings
     in_time = through_time(inspection, partial(on_progress, "temperatures of all snapshots"))
-    shown = embedding_map(inspection, found, on_progress, weights=weights, allow_code=allow_code) if with_map else None
+    shown = embedding_map(inspection, found, on_progress, asked) if with_map else None
     return replace(findings, through_time=in_time, map=shown)
 
 
@@ -155,22 +151,6 @@ def surveyed(
     whole_run = WholeRun(inspection, partial(on_progress, "reading all snapshots")) if over_run and has_rows else None
     rows_read = partial(on_progress, "reading the state")
     return survey(inspection, by, rows_read, suspects=suspects, whole_run=whole_run)
-
-
-def confirmed(
-    inspection: Inspection,
-    survey: Survey,
-    suspects: int,
-    weights: Weights | None,
-    allow_code: bool,
-    on_progress: OnTask,
-) -> tuple[Survey, Confirmation | None]:
-    """Return the survey with the kinds of its suspects confirmed, and how, if there are to be any."""
-    if not suspects or survey.kinds is None:
-        return survey, None
-    confirming = partial(on_progress, "confirming kinds")
-    found = confirm(inspection, survey, confirming, weights=weights, allow_code=allow_code)
-    return (replace(survey, kinds=with_confirmed(survey.kinds, found)) if found else survey), found
 
 
 def shown_ids(survey: Survey, drift: Drift | None, by_features: ByFeatures | None) -> list[int]:

@@ -15,13 +15,14 @@ from ....pipeline.errors import DatasetError
 from ....trainer.checkpoints.checkpoint_files import latest_checkpoint
 from ....trainer.errors import ConfigError, RunError
 from .. import OnTask
-from ..features.drawn import Asked, VisitedFeatures, drawn_features
+from ..features.drawn import SampleFeatures, drawn_features, visited_features
+from ..features.run_features import Asked
 from ..features.solving import SolvedTemperatures, compared_views, direction, solved_temperatures
 from ..json_fields import AsJson
 from ..opening import Inspection
 from ..temperatures.associations import Association, associations
 from ..temperatures.kinds import KindRules
-from ..temperatures.settling import Rule, at_rest
+from ..temperatures.solved import Bounds, at_rest
 from ..temperatures.survey import Survey
 from .evidence import EvidentKinds, evident_kinds
 from .properties import Properties, properties
@@ -75,7 +76,7 @@ def by_features(
         return None
     try:
         file = drawn_features(inspection, folder, asked, partial(on_progress, "features"))
-        features = VisitedFeatures(file, inspection.reader, inspection.planted[0])
+        features = visited_features(file, inspection.reader, inspection.planted[0])
         if len(features) < LEAST:
             raise RunError(f"it needs {LEAST} visited samples with features, but there are only {len(features)}")
         return _measured(inspection, survey, features, rho, on_progress)
@@ -85,7 +86,7 @@ def by_features(
 
 
 def _measured(
-    inspection: Inspection, survey: Survey, features: VisitedFeatures, rho: float, on_progress: OnTask
+    inspection: Inspection, survey: Survey, features: SampleFeatures, rho: float, on_progress: OnTask
 ) -> ByFeatures:
     assert inspection.reader is not None
     solved = solved_temperatures(inspection, features, rho, on_progress=partial(on_progress, "solving temperatures"))
@@ -122,7 +123,7 @@ def _asked(found: Properties, side: str) -> Mapping[str, NDArray[np.float64]]:
     }
 
 
-def _moves(inspection: Inspection, features: VisitedFeatures, solved: SolvedTemperatures) -> dict[str, float]:
+def _moves(inspection: Inspection, features: SampleFeatures, solved: SolvedTemperatures) -> dict[str, float]:
     """Run the update rule on the features of some samples.
 
     Empty for a rho that is not the run's, an objective without the rule, and while its gamma still falls.
@@ -140,15 +141,15 @@ def _moves(inspection: Inspection, features: VisitedFeatures, solved: SolvedTemp
     rows, others = np.split(
         drawn[: _AT_REST + _NEGATIVES], [min(_AT_REST, len(features) // 2)]
     )  # none is its own negative
+    bounds = Bounds(solved.rho, settings["tau_min"], settings["tau_max"])
     own, against, moves = features.rows(rows), features.rows(others), dict[str, float]()
     for side, anchors, negatives in {side: (side, a, n) for side, a, n in compared_views(features)}.values():
         positive = (own[:, anchors[0]] * own[:, negatives[-1]]).sum(1)
         columns = np.concatenate([against[:, view] for view in negatives])
         h = np.concatenate([own[:, view] @ columns.T for view in anchors], axis=1) - positive[:, None]
-        in_batch = (config.batch_size - 1) * len(anchors) * len(negatives)
-        rule = Rule(solved.rho, gamma, settings["grad_clip"], in_batch, settings["tau_min"], settings["tau_max"])
-        learned = solved.learned[side][rows]
-        moves[side] = float(np.exp(np.median(np.log(at_rest(h, learned, rule) / learned))))
+        in_batch, learned = (config.batch_size - 1) * len(anchors) * len(negatives), solved.learned[side][rows]
+        rest = at_rest(h, learned, bounds, gamma, settings["grad_clip"], in_batch)
+        moves[side] = float(np.exp(np.median(np.log(rest / learned))))
     return moves
 
 

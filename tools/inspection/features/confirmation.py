@@ -20,12 +20,10 @@ from ..opening import Inspection, Rows
 from ..temperatures.kinds import KIND_NAMES, KIND_SHEET_SAMPLES, MISFIT, STUCK, Codes, SampleKinds
 from ..temperatures.survey import Survey
 from ..temperatures.wrong_captions import HALF, wrong_captions
-from .run_features import features_of
+from .run_features import DEFAULT, Asked, features_of
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from ....trainer.config.sections import Weights
 
 MAX_NEGATIVES = 4096
 MIN_NEGATIVES, MAX_PLANTED = 16, 2048
@@ -79,9 +77,7 @@ def confirm(
     inspection: Inspection,
     survey: Survey,
     on_progress: OnDone = lambda done, total: None,
-    *,
-    weights: Weights | None = None,
-    allow_code: bool = False,
+    asked: Asked = DEFAULT,
 ) -> Confirmation | None:
     """Embed the survey's suspects and up to 4,096 random visited samples, and decide the suspects' kinds again.
 
@@ -89,20 +85,17 @@ def confirm(
     negatives. What is not stuck is a misfit if its margin is so low that, by the margins of planted and random samples,
     half of the captions up to it are expected to be wrong; with too few planted, by the state alone. The rest is
     ordinary. Pairs are shown without augmentation, images in two views as the run's recipe draws them.
-    weights: by default averaged ones, where the run has them. allow_code: as restore_encoders. Returns None if nothing
-    can be confirmed; the notes get the reason. Raises DamagedChunkError, SnapshotNotFoundError.
+    Returns None if nothing can be confirmed; the notes get the reason. Raises DamagedChunkError, SnapshotNotFoundError.
     Source of g: iSogCLR (ICML 2023) eq 3, 11, 15, 16.
     """
     try:
-        return _confirmed(inspection, survey, weights, allow_code, on_progress)
+        return _confirmed(inspection, survey, asked, on_progress)
     except (RunError, ConfigError, DatasetError, OSError) as error:
         inspection.notes.append(f"No kind is confirmed by a forward pass: {error}")
         return None
 
 
-def _confirmed(
-    inspection: Inspection, survey: Survey, weights: Weights | None, allow_code: bool, on_progress: OnDone
-) -> Confirmation:
+def _confirmed(inspection: Inspection, survey: Survey, asked: Asked, on_progress: OnDone) -> Confirmation:
     import torch
 
     reader, kinds = inspection.reader, survey.kinds
@@ -113,7 +106,7 @@ def _confirmed(
         raise RunError(f"it needs {MIN_NEGATIVES} visited samples, but there are only {len(negatives)}; try later")
     shown, is_paired = np.unique(np.concatenate(ids)), inspection.config.objective.mode == "bimodal"
     views = 0 if is_paired else 2
-    of, made = features_of(inspection, shown, views, weights, allow_code, on_progress)
+    of, made = features_of(inspection, shown, views, asked, on_progress)
     features, rows = [torch.from_numpy(side) for side in made], reader.rows_at(suspects, kinds.rules.columns)
     places, others, pictures, captions = (np.searchsorted(shown, each) for each in ids)
     compare = partial(_compare, features, others=others, paired=is_paired)

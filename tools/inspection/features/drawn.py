@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,10 +25,7 @@ from ....trainer.run_directory import RunDirectory
 from .. import OnDone
 from ..opening import Inspection, read_run
 from .features_file import NAME, FeaturesFile, FeaturesOf, UnusableFeaturesError, write_features
-from .run_features import checkpoint_features, wanted_features
-
-if TYPE_CHECKING:
-    from ....trainer.config.sections import Weights
+from .run_features import Asked, checkpoint_features, wanted_features
 
 DRAWN = "drawn.f16"
 """Of the latest checkpoint; of an older one, `drawn-step-N.f16`."""
@@ -42,52 +39,25 @@ _SEED = 2027
 _log = logging.getLogger(__name__)
 
 
-class Asked(NamedTuple):
-    """Which features to make where none are kept that suffice."""
-
-    samples: int | None = None
-    """At most; 0: none. None: as many as a minute allows, LEAST_DRAWN at least."""
-    weights: Weights | None = None
-    allow_code: bool = False
-    """As run_features."""
-
-
 @dataclass(frozen=True)
-class HeldFeatures:
-    """The features of m samples in memory."""
+class SampleFeatures:
+    """The features of m samples, in memory or in a file."""
 
     of: FeaturesOf
     sample_ids: NDArray[np.int64]
     """int64 [m], ascending."""
-    values: NDArray[np.float32]
-    """float32 [m, sides, d], rows of norm 1."""
+    rows: Callable[[NDArray[np.int64]], NDArray[np.float32]]
+    """Return the features of samples by their places, int64 [k] in 0 … m - 1: float32 [k, sides, d], rows of norm 1."""
 
     def __len__(self) -> int:
         return len(self.sample_ids)
 
-    def rows(self, places: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the features of samples by their places, int64 [k], as VisitedFeatures.rows."""
-        return self.values[places]
 
-
-class VisitedFeatures:
-    """The features of m visited samples, from a file that may hold others too."""
-
-    def __init__(self, file: FeaturesFile, reader: StateReader, planted: ArrayLike = ()) -> None:
-        """planted: ids of samples to leave out, whose state is of other captions."""
-        ids = np.arange(file.samples) if file.drawn is None else file.drawn
-        seen = (reader.rows_at(ids, [VISITS])[VISITS] > 0) & ~np.isin(ids, planted)
-        self._file, self._rows = file, np.flatnonzero(seen)
-        self.of = file.of
-        self.sample_ids: NDArray[np.int64] = ids[self._rows]
-        """int64 [m], ascending."""
-
-    def __len__(self) -> int:
-        return len(self.sample_ids)
-
-    def rows(self, places: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the features of samples by their places, int64 [k] in 0 … m - 1, as FeaturesFile.rows."""
-        return self._file.rows(self._rows[places])
+def visited_features(file: FeaturesFile, reader: StateReader, planted: ArrayLike = ()) -> SampleFeatures:
+    """Return features of the visited samples in a file. planted: ids to leave out, whose state is of other captions."""
+    ids = np.arange(file.samples) if file.drawn is None else file.drawn
+    rows = np.flatnonzero((reader.rows_at(ids, [VISITS])[VISITS] > 0) & ~np.isin(ids, planted))
+    return SampleFeatures(file.of, ids[rows], lambda places: file.rows(rows[places]))
 
 
 def drawn_features(
@@ -100,7 +70,7 @@ def drawn_features(
     Raises RunError if there are none and none are to be made, ConfigError, DatasetError, OSError.
     """
     assert inspection.reader is not None
-    made_of = _wanted(inspection, asked.weights)
+    made_of = _wanted(inspection, asked)
     latest = latest_checkpoint(inspection.run.checkpoints)
     own = DRAWN if latest and latest.name == made_of[1].name else f"drawn-{made_of[1].name}.f16"
     wanted = LEAST_DRAWN if asked.samples is None else asked.samples
@@ -117,7 +87,7 @@ def drawn_features(
     ids = visited_samples(inspection.reader, asked.samples or MOST_DRAWN)
     least = LEAST_DRAWN if asked.samples is None else len(ids)
     folder.mkdir(parents=True, exist_ok=True)
-    return _made(inspection, made_of, ids, least, folder / own, asked.allow_code, on_progress)
+    return _made(inspection, made_of, ids, least, folder / own, asked, on_progress)
 
 
 def keep_features(run: RunDirectory, on_progress: OnDone = lambda done, total: None) -> None:
@@ -130,10 +100,10 @@ def keep_features(run: RunDirectory, on_progress: OnDone = lambda done, total: N
         reader = inspection.reader
         if reader is None or not inspection.sides or inspection.dataset is None or reader.kept < LEAST_DRAWN:
             return
-        ids = visited_samples(reader, MOST_AT_END)
+        ids, own = visited_samples(reader, MOST_AT_END), Asked(allow_code=True)
         refuse_link(run.report)
         run.report.mkdir(parents=True, exist_ok=True)
-        _made(inspection, _wanted(inspection, None), ids, 0, run.report / DRAWN, True, on_progress)
+        _made(inspection, _wanted(inspection, own), ids, 0, run.report / DRAWN, own, on_progress)
     except (RunError, ConfigError, DatasetError, StateStoreError, OSError, ImportError) as error:  # ffcv may be missing
         _log.warning("no features are kept for `thermopile inspect`, which makes its own: %s", error)
 
@@ -148,9 +118,9 @@ def visited_samples(reader: StateReader, count: int) -> NDArray[np.int64]:
     return ids[reader.rows_at(ids, [VISITS])[VISITS] > 0][:count]
 
 
-def _wanted(inspection: Inspection, weights: Weights | None) -> tuple[Dataset, Place, FeaturesOf]:
+def _wanted(inspection: Inspection, asked: Asked) -> tuple[Dataset, Place, FeaturesOf]:
     """Return the dataset, the snapshot's checkpoint, and what determines the features."""
-    dataset, checkpoint, of = wanted_features(inspection, weights)
+    dataset, checkpoint, of = wanted_features(inspection, asked)
     if inspection.config.objective.mode == "unimodal":
         of = of.model_copy(update={"views": 2 * DRAWS})
     return dataset, checkpoint, of
@@ -162,12 +132,12 @@ def _made(
     ids: NDArray[np.int64],
     least: int,
     path: Path,
-    allow_code: bool,
+    asked: Asked,
     on_progress: OnDone,
 ) -> FeaturesFile:
     """Write the features of samples, in this order `least` of them and more while the time lasts."""
     features, begun = list[NDArray[np.float32]](), time.monotonic()
-    with closing(checkpoint_features(inspection.config, made_of, ids, allow_code, on_progress)) as batches:
+    with closing(checkpoint_features(inspection.config, made_of, ids, asked, on_progress)) as batches:
         for batch in batches:
             features.append(batch)
             done = sum(map(len, features))

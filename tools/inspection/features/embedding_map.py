@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +18,7 @@ from ..opening import Inspection
 from ..temperatures.correlation import NO_GROUP
 from ..temperatures.groups import CLASS_COLUMN, TauGroups
 from ..temperatures.survey import Pool, Survey
-from .run_features import features_of
-
-if TYPE_CHECKING:
-    from ....trainer.config.sections import Weights
+from .run_features import DEFAULT, Asked, features_of
 
 MAX_SAMPLES = 2000
 MIN_OF_CLASS = 10
@@ -83,27 +80,22 @@ def embedding_map(
     inspection: Inspection,
     survey: Survey,
     on_progress: OnTask = lambda what, done, total: None,
-    *,
-    weights: Weights | None = None,
-    allow_code: bool = False,
+    asked: Asked = DEFAULT,
 ) -> EmbeddingMap | None:
     """Embed up to 2,000 stratified samples and the coldest and hottest of each side, and project them by t-SNE.
 
-    weights: by default averaged ones, where the run has them. allow_code: as restore_encoders.
     All samples come from the survey's pool. Returns None if no map can be made; the inspection's notes get the reason,
     and any caveat about a map.
     Source: iSogCLR (ICML 2023) Figures 5 and 6, right.
     """
     try:
-        return _made(inspection, survey, weights, allow_code, on_progress)
+        return _made(inspection, survey, asked, on_progress)
     except (RunError, ConfigError, DatasetError, OSError) as error:
         inspection.notes.append(f"There is no map of the embeddings: {error}")
         return None
 
 
-def _made(
-    inspection: Inspection, survey: Survey, weights: Weights | None, allow_code: bool, on_progress: OnTask
-) -> EmbeddingMap:
+def _made(inspection: Inspection, survey: Survey, asked: Asked, on_progress: OnTask) -> EmbeddingMap:
     pool, visited = survey.pool, len(survey.pool.sample_ids)
     if not survey.sides or inspection.reader is None:
         raise RunError("no sample has a temperature to show")
@@ -113,7 +105,7 @@ def _made(
     ends = {side.name: _ends(pool.tau[side.name]) for side in survey.sides}
     places = np.union1d(_stratified(pool, classes), np.concatenate([end for both in ends.values() for end in both]))
     ids, embedding = pool.sample_ids[places], partial(on_progress, "embeddings")
-    of, features = features_of(inspection, ids, 0, weights, allow_code, embedding)
+    of, features = features_of(inspection, ids, 0, asked, embedding)
     perplexity = min(PERPLEXITY, (len(features) * len(places) - 1) / 3)
     on_progress("t-SNE", 0, 1)
     xy = np.split(_project(np.concatenate(features), perplexity, of.checkpoint), len(features))

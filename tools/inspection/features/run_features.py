@@ -7,7 +7,7 @@ import json
 from collections.abc import Generator, Iterable
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,28 +29,36 @@ if TYPE_CHECKING:
     from ....trainer.encoders import Encoders
 
 
+class Asked(NamedTuple):
+    """Which features to make where none are kept that suffice."""
+
+    samples: int | None = None
+    """At most; 0: none. None: as many as a minute allows, LEAST_DRAWN at least."""
+    weights: Weights | None = None
+    """None: averaged ones, where the run has them."""
+    allow_code: bool = False
+    """As restore_encoders."""
+
+
+DEFAULT = Asked()
+
+
 def run_features(
-    inspection: Inspection,
-    folder: Path,
-    *,
-    weights: Weights | None = None,
-    allow_code: bool = False,
-    on_progress: OnDone = lambda done, total: None,
+    inspection: Inspection, folder: Path, asked: Asked, on_progress: OnDone = lambda done, total: None
 ) -> FeaturesFile:
     """Open the features of all samples in `folder`, an existing directory; make them first where they do not fit.
 
-    They are those of the checkpoint of the snapshot's step, else of the latest, which is noted. weights: by default
-    averaged ones, where the run has them. allow_code: as restore_encoders.
+    They are those of the checkpoint of the snapshot's step, else of the latest, which is noted.
     Raises RunError, ConfigError, DatasetError, OSError; NotRegularFileError if the file is a link.
     """
-    *_, of = made_of = wanted_features(inspection, weights)
+    *_, of = made_of = wanted_features(inspection, asked)
     path, ids = folder / NAME, np.arange(of.samples)
     try:
         return FeaturesFile(path, of)
     except UnusableFeaturesError as error:
         if path.exists():
             inspection.notes.append(f"The features were made again: {error}.")
-    write_features(path, of, checkpoint_features(inspection.config, made_of, ids, allow_code, on_progress))
+    write_features(path, of, checkpoint_features(inspection.config, made_of, ids, asked, on_progress))
     return FeaturesFile(path, of)
 
 
@@ -59,11 +67,11 @@ def open_features(inspection: Inspection, folder: Path) -> FeaturesFile:
 
     Raises UnusableFeaturesError if they do not fit, RunError, OSError; NotRegularFileError if the file is a link.
     """
-    *_, of = wanted_features(inspection, None)
+    *_, of = wanted_features(inspection, DEFAULT)
     return FeaturesFile(folder / NAME, of)
 
 
-def wanted_features(inspection: Inspection, weights: Weights | None) -> tuple[Dataset, Place, FeaturesOf]:
+def wanted_features(inspection: Inspection, asked: Asked) -> tuple[Dataset, Place, FeaturesOf]:
     """Return the dataset, the snapshot's checkpoint, and what determines its features."""
     if (dataset := inspection.dataset) is None:
         raise RunError("features need the run's dataset; pass its path with --data")
@@ -79,7 +87,7 @@ def wanted_features(inspection: Inspection, weights: Weights | None) -> tuple[Da
             f"with the features of checkpoint {checkpoint.name}."
         )
         inspection.notes[:] = dict.fromkeys([*inspection.notes, note])  # it may have been noted before
-    weights = config.model.chosen_weights(weights)
+    weights = config.model.chosen_weights(asked.weights)
     view = config.data.model_dump(mode="json", include={"recipe", "image_size"})
     tree = [info.model_dump(mode="json"), weights, config.model.model_dump(mode="json"), view]
     digest = hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
@@ -88,19 +96,14 @@ def wanted_features(inspection: Inspection, weights: Weights | None) -> tuple[Da
 
 
 def features_of(
-    inspection: Inspection,
-    ids: NDArray[np.int64],
-    views: int,
-    weights: Weights | None,
-    allow_code: bool,
-    on_progress: OnDone,
+    inspection: Inspection, ids: NDArray[np.int64], views: int, asked: Asked, on_progress: OnDone
 ) -> tuple[FeaturesOf, list[NDArray[np.float32]]]:
     """Return features of samples, at least one, by the snapshot's encoders, float32 [m, d] a side, rows of norm 1.
 
-    views: augmented ones of each picture; 0: the picture itself, and for pairs the caption. Else as run_features.
+    views: augmented ones of each picture; 0: the picture itself, and for pairs the caption.
     """
-    *_, of = made_of = wanted_features(inspection, weights)
-    batches = checkpoint_features(inspection.config, made_of, ids, allow_code, on_progress, [views])
+    *_, of = made_of = wanted_features(inspection, asked)
+    batches = checkpoint_features(inspection.config, made_of, ids, asked, on_progress, [views])
     return of, list(np.concatenate([*batches]).transpose(1, 0, 2).copy())
 
 
@@ -108,7 +111,7 @@ def checkpoint_features(
     config: TrainConfig,
     made_of: tuple[Dataset, Place, FeaturesOf],
     ids: NDArray[np.int64],
-    allow_code: bool,
+    asked: Asked,
     on_progress: OnDone,
     views: Iterable[int] | None = None,
 ) -> Generator[NDArray[np.float32], None, None]:
@@ -122,7 +125,7 @@ def checkpoint_features(
     on_progress(0, len(ids))
     _, training = load_found(checkpoint)
     tokenizer = dataset.index.tokenizer
-    encoders = restore_encoders(config, checkpoint, training, tokenizer, of.weights, allow_code=allow_code)
+    encoders = restore_encoders(config, checkpoint, training, tokenizer, of.weights, allow_code=asked.allow_code)
     shown = dict.fromkeys([0, of.views]) if views is None else views
     yield from feature_batches(encoders, dataset, ids, config, shown, on_progress)
 

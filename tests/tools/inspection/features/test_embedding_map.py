@@ -9,6 +9,7 @@ import torch
 from thermopile.pipeline.views.recipes import RECIPES
 from thermopile.tools.inspection.features import embedding_map as module
 from thermopile.tools.inspection.features.embedding_map import embedding_map
+from thermopile.tools.inspection.features.run_features import Asked
 from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.trainer.evaluation.features import sample_features
@@ -160,7 +161,9 @@ def test_the_map_shows_averaged_weights_unless_the_raw_ones_are_asked_for(
     run = RunDirectory(shutil.copytree(hostile_run.path, tmp_path / "run"))
     save_encoders(run, hostile_dataset, ema=0.9)
     inspection = read_run(run)
-    averaged, raw = (embedding_map(inspection, survey(inspection), weights=weights) for weights in (None, "raw"))
+    averaged, raw = (
+        embedding_map(inspection, survey(inspection), asked=Asked(None, weights)) for weights in (None, "raw")
+    )
     assert (averaged.weights, raw.weights) == ("averaged", "raw")
     np.testing.assert_array_equal(raw.similarity, mapped(saved_run[0])[0].similarity)
     assert not np.allclose(averaged.similarity, raw.similarity)

@@ -18,7 +18,7 @@ from ...trainer.errors import RunError
 from ...trainer.run_directory import RunDirectory
 from .opening import LATEST, STATE_ROWS_AT_ONCE, Inspection, read_run
 from .rows_export import SAMPLE_ID, sample_columns
-from .temperatures.kinds import KIND, KindRules, names_of
+from .temperatures.kinds import KIND, KIND_NAMES, KindRules
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -115,7 +115,7 @@ class Temperatures:
         state = self._reader.rows_at(ids, dict.fromkeys([*needed, *(set(names) & {*self._reader.columns})]))
         frame = pd.DataFrame(state, index=pd.RangeIndex(len(ids)))
         if KIND in names:
-            frame[KIND] = names_of(self._rules.kinds(state, ids))
+            frame[KIND] = np.array(KIND_NAMES, object)[self._rules.kinds(state, ids)]
         from_table = [name for name in names if name in self._sample_columns]
         if self._dataset and from_table:
             frame = frame.join(self._dataset.take(ids, from_table).to_pandas())

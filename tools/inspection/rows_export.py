@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -158,43 +158,34 @@ def _tables(
         columns |= _kind_columns(block, rules.kinds(rows, block), confirmation, by_features)
         if more:
             columns |= {name: more[name].slice(block.start, len(block)) for name in more.column_names}
-        if by_features:
-            columns |= _solved_columns(block, by_features)
+        for side, solved in by_features.solved.sides.items() if by_features else ():
+            tau = _placed(block, by_features.solved.sample_ids, solved.tau, np.full(len(block), np.nan, np.float32))
+            columns[f"{side}/{TAU_SOLVED}"] = pa.array(tau, from_pandas=True)
         yield pa.table(columns, schema=schema)
 
 
-def _within(ids: NDArray[np.int64], block: range) -> slice:
-    """Return the places of a block's samples among ascending ids."""
-    return slice(*np.searchsorted(ids, (block.start, block.stop)))
-
-
-def _solved_columns(block: range, by_features: ByFeatures) -> dict[str, pa.Array]:
-    """Return the columns of a block's solved temperatures."""
-    here, columns = _within(by_features.solved.sample_ids, block), dict[str, pa.Array]()
-    for side, solved in by_features.solved.sides.items():
-        values, known = np.zeros(len(block), np.float32), np.zeros(len(block), np.bool_)
-        places = by_features.solved.sample_ids[here] - block.start
-        values[places], known[places] = solved.tau[here], True
-        columns[f"{side}/{TAU_SOLVED}"] = pa.array(values, mask=~known)
-    return columns
+def _placed(block: range, ids: NDArray[np.int64], values: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
+    """Return values of samples, ids ascending, at their places in a block; of its others, those given, [m]."""
+    here = slice(*np.searchsorted(ids, (block.start, block.stop)))
+    others[ids[here] - block.start] = values[here]
+    return others
 
 
 def _kind_columns(
     block: range, kinds: Codes, confirmation: Confirmation | None, by_features: ByFeatures | None
 ) -> dict[str, pa.Array]:
     """Return the columns of a block's kinds, int8 [m] by the state alone, of which level decided them, and margins."""
-    confirmed, margin = np.zeros(len(block), np.int8), np.full(len(block), np.nan, np.float32)
+    levels, columns = np.zeros(len(block), np.int8), dict[str, pa.Array]()
     if by_features:
-        here = _within(by_features.kinds.sample_ids, block)
-        places, codes = by_features.kinds.sample_ids[here] - block.start, by_features.kinds.codes[here]
-        decided = np.isin(codes, BY_FEATURES)
-        kinds[places[decided]], confirmed[places[decided]] = codes[decided], 2
+        found = by_features.kinds
+        decided = np.isin(found.codes, BY_FEATURES)
+        ids, codes = found.sample_ids[decided], found.codes[decided]
+        kinds, levels = _placed(block, ids, codes, kinds), _placed(block, ids, np.full_like(codes, 2), levels)
     if confirmation:
-        here = _within(confirmation.sample_ids, block)
-        places = confirmation.sample_ids[here] - block.start
-        kinds[places], confirmed[places], margin[places] = confirmation.kinds[here], 1, confirmation.margin[here]
-    return {
-        **({MARGIN: pa.array(margin, from_pandas=True)} if confirmation else {}),
-        KIND: pa.DictionaryArray.from_arrays(kinds, list(KIND_NAMES)).dictionary_decode(),
-        KIND_FROM: pa.DictionaryArray.from_arrays(confirmed, list(LEVELS)).dictionary_decode(),
-    }
+        ids, codes = confirmation.sample_ids, confirmation.kinds
+        kinds, levels = _placed(block, ids, codes, kinds), _placed(block, ids, np.ones_like(codes), levels)
+        margin = _placed(block, ids, confirmation.margin, np.full(len(block), np.nan, np.float32))
+        columns[MARGIN] = pa.array(margin, from_pandas=True)
+    for name, values, words in ((KIND, kinds, KIND_NAMES), (KIND_FROM, levels, LEVELS)):
+        columns[name] = pa.DictionaryArray.from_arrays(values, list(words)).dictionary_decode()
+    return columns

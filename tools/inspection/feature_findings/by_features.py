@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from ..temperatures.kinds import KindRules
 from ..temperatures.solved import Bounds, at_rest
 from ..temperatures.survey import Survey
 from .evidence import EvidentKinds, evident_kinds
-from .properties import Properties, properties
+from .properties import properties
 
 NEAR_OF = {"image": "near_pictures", "text": "near_captions", "sample": "near_pictures"}
 """Side of the state -> near samples by its own features."""
@@ -92,35 +91,17 @@ def _measured(
     solved = solved_temperatures(inspection, features, rho, on_progress=partial(on_progress, "solving temperatures"))
     found = properties(inspection, features, survey.pool, on_progress)
     tau = {side: of_side.tau[found.places] for side, of_side in solved.sides.items()}
+    goes_with, rules = dict[str, list[Association]](), KindRules.of(inspection)
+    for side, of_side in tau.items():  # of near samples only those by its own features
+        others = {*NEAR_OF.values()} - {NEAR_OF[side]}
+        asked = {name: values for name, values in found.values.items() if name not in others}
+        groups = {} if found.classes is None else {"class_size": found.classes}
+        goes_with[side] = associations(of_side, asked, NEAR_OF[side], groups)
+    of_state = rules.kinds(inspection.reader.rows_at(found.sample_ids, rules.columns), found.sample_ids)
+    kinds = evident_kinds(found, tau, goes_with, of_state)
     near = {side: found.values[NEAR_OF[side]] for side in tau}
-    rules = KindRules.of(inspection)
-    goes_with = {
-        side: associations(
-            of_side,
-            _asked(found, side),
-            NEAR_OF[side],
-            {} if found.classes is None else {"class_size": found.classes},
-        )
-        for side, of_side in tau.items()
-    }
-    kinds = evident_kinds(
-        found, tau, goes_with, rules.kinds(inspection.reader.rows_at(found.sample_ids, rules.columns), found.sample_ids)
-    )
-    return ByFeatures(
-        solved,
-        tau,
-        _moves(inspection, features, solved),
-        direction(inspection, features, near, found.places),
-        goes_with,
-        kinds,
-    )
-
-
-def _asked(found: Properties, side: str) -> Mapping[str, NDArray[np.float64]]:
-    """Return the properties that a side's temperatures are compared with: of near samples only its own."""
-    return {
-        name: values for name, values in found.values.items() if name == NEAR_OF[side] or name not in NEAR_OF.values()
-    }
+    curves = direction(inspection, features, near, found.places)
+    return ByFeatures(solved, tau, _moves(inspection, features, solved), curves, goes_with, kinds)
 
 
 def _moves(inspection: Inspection, features: SampleFeatures, solved: SolvedTemperatures) -> dict[str, float]:

@@ -85,12 +85,6 @@ class KindRules:
         of_sides = {"tau": self.u, "u": self.u, "log_s": self.log_s}
         return [VISITS, *(f"{side}/{name}" for name, sides in of_sides.items() for side in sides)]
 
-    @property
-    def decidable(self) -> list[str]:
-        """Names of the kinds that the state's fields allow, in order."""
-        needed = {PLANTED: self.planted.tolist(), STUCK: self.u, MISFIT: self.log_s} | dict.fromkeys(BY_FEATURES)
-        return [name for code, name in enumerate(KIND_NAMES) if needed.get(code, True)]
-
     def kinds(self, rows: Rows, ids: NDArray[np.int64] | range) -> Codes:
         """Return the kinds of m samples, given `columns` [m] each."""
         kinds = self.first_kind(rows, self.is_stuck(rows), self.score(rows) > 0)
@@ -208,19 +202,9 @@ class KindCounts:
         self._suspects.add(places + block.start, suspicion[places])
 
     def result(self) -> SampleKinds:
-        found = {
-            name: (int(count), shown.chosen()[0].tolist())
-            for name, count, shown in zip(KIND_NAMES, self._counts, self._shown, strict=True)
-        }
-        decided = self._rules.decidable
-        return SampleKinds(
-            self._rules,
-            {name: found[name][0] for name in decided},
-            {name: found[name][1] for name in decided},
-            self._suspects.chosen()[0],
-        )
-
-
-def names_of(kinds: Codes) -> NDArray[np.object_]:
-    """Return the names of kinds, str [m]."""
-    return np.array(KIND_NAMES, object)[kinds]
+        rules = self._rules
+        needed = {PLANTED: rules.planted.tolist(), STUCK: rules.u, MISFIT: rules.log_s} | dict.fromkeys(BY_FEATURES)
+        decided = {code: name for code, name in enumerate(KIND_NAMES) if needed.get(code, True)}
+        counts = {name: int(self._counts[code]) for code, name in decided.items()}
+        sheets = {name: self._shown[code].chosen()[0].tolist() for code, name in decided.items()}
+        return SampleKinds(rules, counts, sheets, self._suspects.chosen()[0])

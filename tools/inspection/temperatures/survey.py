@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ....pipeline.opening import PART, Mixture
@@ -19,7 +17,7 @@ from ..json_fields import BY_NAME, AsJson, Hidden, named
 from ..opening import Inspection, Rows, TauSettings, read_blocks
 from .correlation import Joint, JointCounts
 from .distribution import Distribution, Figures, Smallest
-from .groups import CLASS_COLUMN, GroupCounts, Labels, TauGroups, TooManyGroupsError, check_columns
+from .groups import CLASS_COLUMN, GroupCounts, TauGroups, TooManyGroupsError, check_columns, codes_of
 from .kinds import KindCounts, KindRules, SampleKinds
 from .whole_run import Doubted, WholeRun
 
@@ -251,7 +249,12 @@ class _SecondPass:
         self._equal = dict.fromkeys(self._ends, 0)  # number of samples with the same tau as the last one chosen
         limits = {side.name: (side.tau.mean, side.tau.bin_of(0.05)[1], side.tau.bin_of(0.95)[0]) for side in sides}
         dataset = inspection.dataset if sides else None
-        self._grouping = [(GroupCounts(column, limits), Labels(dataset, column)) for column in by if dataset]
+        self._grouping = list[GroupCounts]()
+        for column in by if dataset else ():
+            try:
+                self._grouping.append(GroupCounts(column, *codes_of(dataset, column), limits))
+            except TooManyGroupsError as error:
+                self._notes.append(str(error))
 
     def add(self, block: range, rows: Rows, kept: NDArray[np.bool_], ranks: NDArray[np.float32] | None) -> None:
         self.kinds.add(block, rows, kept, ranks)
@@ -264,15 +267,8 @@ class _SecondPass:
             self.joint.add(*(of_side[seen] for of_side in tau.values()))
         for (name, end), (_, keys) in self._ends.items():
             self._equal[name, end] += int((tau[name][seen] == np.float32(abs(keys[-1]))).sum())
-        for counts, labels in list(self._grouping):
-            try:
-                of_block = labels.take(len(block))
-                if not kept.all():  # without a label, samples that the run does not train on are in no group
-                    of_block = pc.if_else(pa.array(kept), of_block, pa.scalar(None))
-                counts.add(of_block, seen, tau, pooled)
-            except TooManyGroupsError as error:
-                self._notes.append(str(error))
-                self._grouping.remove((counts, labels))
+        for counts in self._grouping:
+            counts.add(block, kept, seen, tau)
 
     def sheets(self) -> list[Sheet]:
         sheets = []
@@ -286,12 +282,12 @@ class _SecondPass:
 
     def groups(self, pool: Pool) -> list[TauGroups]:
         found = []
-        for counts, labels in self._grouping:
-            groups = counts.result(pool.tau)
+        for counts in self._grouping:
+            groups = counts.result(*pool)
             if groups and len(groups.names) > 1:
                 found.append(groups)
             else:
-                self._notes.append(_why_not_grouped(labels.column, groups))
+                self._notes.append(_why_not_grouped(counts.column, groups))
         return found
 
 

@@ -30,7 +30,7 @@ from .made import make_pairs
 if TYPE_CHECKING:
     from thermopile.pipeline.loading.dali_loader import DALILoader
     from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
-    from thermopile.tools.bench.work import Contender
+    from thermopile.tools.bench.loader import Contender
 
 # `open` counts the memory of processes that import this file: what is heavy is imported where it is used.
 
@@ -77,8 +77,7 @@ ASKED = {
 
 def rate(sizes: RateSizes, directory: Path) -> Measured:
     """Open every contender, and let each serve its batches once a round."""
-    from thermopile.tools.bench.loader import LOADERS, rates
-    from thermopile.tools.bench.work import Work
+    from thermopile.tools.bench.loader import LOADERS, Work, rates
     from thermopile.trainer.run.build import device_named
 
     from .ffcv_rival import ffcv_own_loader, has_opencv

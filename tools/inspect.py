@@ -47,8 +47,6 @@ from .report.sheets import facts, number, state_word
 if TYPE_CHECKING:
     from ..pipeline.opening import Dataset
     from ..trainer.config.sections import Weights
-    from .serving.answers import Answers
-    from .serving.server import PageServer
 
 
 ALL_SAMPLES = 1 << 40
@@ -472,6 +470,7 @@ def serve(asked: InspectOptions) -> None:
     """
     from .serving.answers import NEIGHBOURS, Answers
     from .serving.catalogue import Catalogue, open_catalogue, with_margins
+    from .serving.server import PageServer
 
     folder = _writable(asked.run, asked.to)
 
@@ -486,13 +485,17 @@ def serve(asked: InspectOptions) -> None:
         if features and features.sides == 2:
             with task_bars() as on_progress:
                 catalogue = with_margins(catalogue, features, folder, on_progress)
-        with _listening(Answers(inspection, catalogue, features, asked.neighbours or NEIGHBOURS), asked.port) as server:
+        answers = Answers(inspection, catalogue, features, asked.neighbours or NEIGHBOURS)
+        try:
+            server = PageServer(answers, asked.port)
+        except OSError as error:
+            why = f"port {asked.port} cannot be used: {error.strerror}; choose another one with --port"
+            raise RunError(why) from error
+        with server:
             print_facts([("note", note) for note in inspection.notes])
             try:
-                click.echo(
-                    f"{server.address}\nOnly this machine, and whoever has this address, can open the page. "
-                    "Ctrl-C ends it."
-                )
+                click.echo(server.address)
+                click.echo("Only this machine, and whoever has this address, can open the page. Ctrl-C ends it.")
                 server.serve_forever()
             except KeyboardInterrupt:
                 os._exit(0)  # leaving otherwise waits for threads that are computing or inside SQLite
@@ -507,15 +510,6 @@ def _features_there(inspection: Inspection, folder: Path) -> FeaturesFile | None
     except RunError as error:
         inspection.notes.append(f"No neighbours are shown: {error}. --neighbours makes the features again.")
     return None
-
-
-def _listening(answers: Answers, port: int) -> PageServer:
-    from .serving.server import PageServer
-
-    try:
-        return PageServer(answers, port)
-    except OSError as error:
-        raise RunError(f"port {port} cannot be used: {error.strerror}; choose another one with --port") from error
 
 
 _SHOW = {

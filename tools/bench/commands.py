@@ -174,9 +174,8 @@ def loader(
     from ...pipeline.opening import Dataset
     from ...pipeline.views.recipes import RECIPES
     from ...trainer.run.build import device_named
-    from .loader import LOADERS, NEEDS, missing, rates
+    from .loader import LOADERS, NEEDS, missing, rates, work_of
     from .machine import describe_machine, words_of
-    from .work import work_of
 
     if recipe not in RECIPES:
         raise click.UsageError(f"data.recipe = {recipe!r} is unknown; available: {', '.join(RECIPES)}")

@@ -16,7 +16,7 @@ from ...pipeline.dataset.raw_bytes import read_at
 from ...pipeline.dataset.shard import Shard
 from ...pipeline.dataset.stored_sample import Located
 from ...storage.kernels import kernel
-from .work import WARM_UP, Serve, Work
+from .loader import WARM_UP, Serve, Work
 
 
 @contextmanager

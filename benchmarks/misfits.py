@@ -170,7 +170,7 @@ def _dataset(inspection: Inspection) -> Dataset:
 def _lists(inspection: Inspection, seed: int) -> dict[str, Ids]:
     """Ids by list, the most suspicious first."""
     n = _dataset(inspection).n
-    found = survey(inspection, (), suspects=n, whole_run=WholeRun(inspection))
+    found = survey(inspection, (), suspects=n, over_run=True)
     assert found is not None
     confirmation = confirm(inspection, found)
     assert confirmation is not None, inspection.notes

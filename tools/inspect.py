@@ -30,12 +30,12 @@ from .inspection.features.features_file import NAME, FeaturesFile
 from .inspection.features.neighbours import ANCHORS, Neighbours, find_neighbours
 from .inspection.features.run_features import Asked, open_features, run_features
 from .inspection.features.solving import SolvedTemperatures, solve_other
-from .inspection.findings import Findings, look, read_again, surveyed
+from .inspection.findings import Findings, look, read_again
 from .inspection.opening import LATEST, Inspection, OtherDatasetError
 from .inspection.rows_export import check_target, export_rows, export_solved
 from .inspection.temperatures.kinds import KindRules
 from .inspection.temperatures.samples import InspectedSample, read_histories, read_samples
-from .inspection.temperatures.survey import Survey
+from .inspection.temperatures.survey import Survey, survey
 from .inspection.temperatures.wrong_captions import exported, misfits
 from .printing import plain_text, print_facts, print_table
 from .progress import task_bars, working
@@ -345,11 +345,11 @@ def print_samples(asked: InspectOptions) -> None:
 
     def read(inspection: Inspection) -> tuple[Inspection, Survey | None, list[InspectedSample]]:
         with task_bars() as show:
-            survey = surveyed(inspection, (), 0, show)
-        return inspection, survey, read_histories(inspection, asked.ids, survey)
+            found = survey(inspection, (), show)
+        return inspection, found, read_histories(inspection, asked.ids, found)
 
     folder = None if asked.as_json and not asked.neighbours else _writable(asked.run, asked.to)
-    inspection, survey, samples = read_again(read, asked.run, asked.at, asked.data)
+    inspection, surveyed, samples = read_again(read, asked.run, asked.at, asked.data)
     around: dict[int, Neighbours] = {}
     if folder and asked.neighbours:
         around = _around(inspection, samples, folder, asked)
@@ -358,8 +358,8 @@ def print_samples(asked: InspectOptions) -> None:
         return
     # Without the state: a run that trains may have deleted the snapshot while features were made.
     listed = read_samples(replace(inspection, reader=None), listed_ids(around.values()))
-    path = write_samples(inspection, survey, samples, folder, around, listed)
-    print_facts([*summary.facts(inspection, survey), *(("note", note) for note in inspection.notes)])
+    path = write_samples(inspection, surveyed, samples, folder, around, listed)
+    print_facts([*summary.facts(inspection, surveyed), *(("note", note) for note in inspection.notes)])
     for sample in samples:
         click.echo()
         print_facts(facts(sample))
@@ -426,11 +426,12 @@ def write_rows(asked: InspectOptions) -> None:
         are_kept = any((inspection.run.report / name).exists() for name in (NAME, DRAWN))
         needed = asked.suspects or asked.features or are_kept  # else two passes over all rows for nothing
         with task_bars() as show:
-            if needed and (survey := surveyed(inspection, (), asked.suspects, show, over_run=asked.suspects > 0)):
-                if asked.suspects and survey.kinds:
-                    confirmation = confirm(inspection, survey, partial(show, "confirming kinds"), asked.encoders)
+            suspects = asked.suspects
+            if needed and (found := survey(inspection, (), show, suspects=suspects, over_run=suspects > 0)):
+                if suspects and found.kinds:
+                    confirmation = confirm(inspection, found, partial(show, "confirming kinds"), asked.encoders)
                 of = asked.encoders._replace(samples=asked.features or 0)
-                of_features = by_features(inspection, survey, inspection.run.report, of, asked.rho, show)
+                of_features = by_features(inspection, found, inspection.run.report, of, asked.rho, show)
             if samples and (rules := KindRules.of(inspection)).log_s and not rules.why_none:
                 more = exported(*misfits(inspection, show), inspection, samples)
             export_rows(inspection, to, partial(show, "exporting"), confirmation, of_features, more)

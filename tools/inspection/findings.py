@@ -25,7 +25,6 @@ from .temperatures.kinds import COPIED, KIND_NAMES, MANY_AT_BOUND, MISFIT, NOT_T
 from .temperatures.samples import InspectedSample, read_samples
 from .temperatures.survey import Side, Survey, survey
 from .temperatures.through_time import ThroughTime, through_time
-from .temperatures.whole_run import WholeRun
 from .temperatures.wrong_captions import WrongCaptions, misfits
 
 T = TypeVar("T")
@@ -105,7 +104,7 @@ def look(
         """Read everything that the run may delete meanwhile."""
         if against and inspection.reader:
             in_order(inspection, inspection.reader, against)  # fail on a wrong name before reading all rows
-        found, moved = surveyed(inspection, by, suspects, on_progress, over_run=True), None
+        found, moved = survey(inspection, by, on_progress, suspects=suspects, over_run=True), None
         if found is None or not found.visited:
             return Findings(inspection, found)
         confirmation = None
@@ -141,16 +140,6 @@ def read_again(read: Callable[[Inspection], T], run: Place, at: str, data: Place
             if at != LATEST:
                 raise
     return read(read_run(RunDirectory(run), at=at, data=data))
-
-
-def surveyed(
-    inspection: Inspection, by: Sequence[str], suspects: int, on_progress: OnTask, *, over_run: bool = False
-) -> Survey | None:
-    """Survey the snapshot. over_run: sort misfits and suspects by the whole run."""
-    has_rows = inspection.reader is not None and inspection.reader.samples > 0
-    whole_run = WholeRun(inspection, partial(on_progress, "reading all snapshots")) if over_run and has_rows else None
-    rows_read = partial(on_progress, "reading the state")
-    return survey(inspection, by, rows_read, suspects=suspects, whole_run=whole_run)
 
 
 def shown_ids(survey: Survey, drift: Drift | None, by_features: ByFeatures | None) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from ....pipeline.opening import PART, Mixture
 from ....state_store import StateReader
 from ....state_store.schema import LAST_STEP, VISITS
-from .. import OnDone
+from .. import OnTask
 from ..json_fields import BY_NAME, AsJson, Hidden, named
 from ..opening import Inspection, Rows, TauSettings, read_blocks
 from .correlation import Joint, JointCounts
@@ -112,15 +113,15 @@ class Survey:
 def survey(
     inspection: Inspection,
     by: Sequence[str] = (CLASS_COLUMN,),
-    on_progress: OnDone = lambda done, total: None,
+    on_progress: OnTask = lambda what, done, total: None,
     *,
     suspects: int = 0,
-    whole_run: WholeRun | None = None,
+    over_run: bool = False,
 ) -> Survey | None:
     """Survey the inspection's whole snapshot; None if it has none. `by`: columns to group the samples by.
 
-    suspects: how many of the samples that may be stuck or misfits to name, for a forward pass. whole_run: what these
-    are sorted by; None: by log s at the snapshot.
+    suspects: how many of the samples that may be stuck or misfits to name, for a forward pass. over_run: sort these by
+    log s over the whole run, not at the snapshot.
     Notes why parts are missing. Calls on_progress with the rows read.
     Raises ConfigError for an unknown column, DamagedChunkError, SnapshotNotFoundError if the run deletes the snapshot
     meanwhile, DatasetError.
@@ -130,11 +131,13 @@ def survey(
         return None
     if inspection.dataset:
         check_columns(inspection.dataset, by)
+    is_over_run = over_run and reader.samples > 0
+    whole_run = WholeRun(inspection, partial(on_progress, "reading all snapshots")) if is_over_run else None
     rules, first = KindRules.of(inspection), _FirstPass(reader, inspection)
     for block, rows in read_blocks(reader, reader.columns):
         kept = reader.is_kept(block.start, block.stop) & ~rules.are_planted(block)
         first.add(block, rules.judged(rows, block), kept)
-        on_progress(block.stop, 2 * reader.samples)
+        on_progress("reading the state", block.stop, 2 * reader.samples)
     sides = first.sides(inspection.tau)
     if not first.staleness.count:
         notes.append(f"No sample was visited by {reader.snapshot.tag}: every tau still has its initial value.")
@@ -145,7 +148,7 @@ def survey(
     for block, rows in read_blocks(reader, second.columns) if first.staleness.count else ():
         kept, ranks = reader.is_kept(block.start, block.stop), whole_run.ranks(block) if whole_run else None
         second.add(block, rules.judged(rows, block), kept, ranks)
-        on_progress(reader.samples + block.stop, 2 * reader.samples)
+        on_progress("reading the state", reader.samples + block.stop, 2 * reader.samples)
     pool = Pool(second.pool, {name: np.concatenate(parts) for name, parts in second.pool_tau.items()})
     groups = second.groups(pool)
     kinds = second.kinds.result() if first.staleness.count else None

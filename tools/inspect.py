@@ -28,7 +28,7 @@ from .inspection.features.confirmation import confirm
 from .inspection.features.drawn import DRAWN
 from .inspection.features.features_file import NAME, FeaturesFile
 from .inspection.features.neighbours import ANCHORS, Neighbours, find_neighbours
-from .inspection.features.run_features import Asked, open_features, run_features
+from .inspection.features.run_features import DEFAULT, Asked, run_features, wanted_features
 from .inspection.features.solving import SolvedTemperatures, solve_other
 from .inspection.findings import Findings, look, read_again
 from .inspection.opening import LATEST, Inspection, OtherDatasetError
@@ -507,7 +507,7 @@ def _features_there(inspection: Inspection, folder: Path) -> FeaturesFile | None
     if not (folder / NAME).exists():
         return None
     try:
-        return open_features(inspection, folder)
+        return FeaturesFile(folder / NAME, wanted_features(inspection, DEFAULT)[2])
     except RunError as error:
         inspection.notes.append(f"No neighbours are shown: {error}. --neighbours makes the features again.")
     return None

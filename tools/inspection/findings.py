@@ -21,7 +21,7 @@ from .opening import LATEST, Inspection, read_run
 from .sentences import first_sentences, misfit_sentences
 from .temperatures.drift import Drift, drift, in_order
 from .temperatures.groups import CLASS_COLUMN
-from .temperatures.kinds import COPIED, KIND_NAMES, MANY_AT_BOUND, MISFIT, NOT_TOLD_APART, STUCK, hardly_differs
+from .temperatures.kinds import COPIED, KIND_NAMES, MISFIT, NOT_TOLD_APART, STUCK
 from .temperatures.samples import InspectedSample, read_samples
 from .temperatures.survey import Side, Survey, survey
 from .temperatures.through_time import ThroughTime, through_time
@@ -33,6 +33,10 @@ TRIES = 5
 """A run that keeps few snapshots may delete the one being read."""
 SOME_AT_TOP = 0.05
 """Share of the samples. None should be at the ceiling, which is only a safeguard."""
+MANY_AT_BOUND = 0.5
+"""Share of the samples. Some samples at the floor are normal: rare ones."""
+NARROW = 1.1
+"""Ratio of the 95 % quantile of tau to the 5 % one; below it the temperatures are practically equal."""
 FEW_VISITED = 0.5
 MANY_STUCK = 0.01
 MANY_COPIED = 0.01
@@ -207,8 +211,8 @@ def _warnings_of_side(inspection: Inspection, side: Side) -> Iterator[str]:
             f"{high:.0%} of the {side.name} temperatures are at their ceiling, tau_max = {bounds.highest:g}, "
             "and no longer distinguish these samples. Raise rho or tau_max, or lower eta."
         )
-    if hardly_differs(side.tau, bounds):
-        cold, hot = side.tau.quantile(0.05), side.tau.quantile(0.95)
+    cold, hot = side.tau.quantile(0.05), side.tau.quantile(0.95)
+    if max(low, high) < MANY_AT_BOUND and hot < NARROW * cold:
         yield (
             f"The {side.name} temperatures hardly differ: 90% lie between {cold:.4f} and {hot:.4f}. "
             "Train longer or raise eta."

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...state_store.schema import VISITS
-from ...storage.kernels import kernel
 from ...trainer.errors import ConfigError
 from .catalogue import SERVED_KINDS, Catalogue, Ids
 from .texts import MAX_MATCHES
@@ -64,8 +63,6 @@ class Finder:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
-        # Loads the compiled code for read-only arrays, as mapped ones are; the first reader would wait for it.
-        _among(np.frombuffer(bytes(4), np.uint32), np.empty(0, np.bool_))
         self.find = lru_cache(maxsize=4)(self._find)  # up to 8 bytes a sample each
 
     def _find(self, query: Query) -> Matches:
@@ -75,7 +72,7 @@ class Finder:
         if order is None:
             order = (np.arange(self._catalogue.samples) if wanted is None else np.flatnonzero(wanted)).astype(np.uint32)
         elif wanted is not None:
-            order = _among(order, wanted)
+            order = order[wanted.take(order, mode="clip") & (order < len(wanted))]  # other ids lie in a damaged index
         return Matches(order if query.sort != "hottest" else order[::-1], has_more)
 
     def _order(self, query: Query) -> Ids | None:
@@ -127,14 +124,3 @@ class Finder:
             conditions += [tau >= np.float32(query.low)] if query.low is not None else []
             conditions += [tau <= np.float32(query.high)] if query.high is not None else []
         return (reduce(np.logical_and, conditions) if conditions else None), has_more
-
-
-@kernel()
-def _among(order: Ids, wanted: NDArray[np.bool_]) -> Ids:
-    """Return the ids of `order` that are wanted, in its order; wanted: bool by id. Other ids lie in a damaged index."""
-    found, count = np.empty(len(order), np.uint32), 0
-    for id in order:
-        if id < len(wanted) and wanted[id]:
-            found[count] = id
-            count += 1
-    return found[:count].copy()

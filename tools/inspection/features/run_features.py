@@ -62,15 +62,6 @@ def run_features(
     return FeaturesFile(path, of)
 
 
-def open_features(inspection: Inspection, folder: Path) -> FeaturesFile:
-    """Open the features of all samples in `folder` as `run_features` does with default weights, but never make them.
-
-    Raises UnusableFeaturesError if they do not fit, RunError, OSError; NotRegularFileError if the file is a link.
-    """
-    *_, of = wanted_features(inspection, DEFAULT)
-    return FeaturesFile(folder / NAME, of)
-
-
 def wanted_features(inspection: Inspection, asked: Asked) -> tuple[Dataset, Place, FeaturesOf]:
     """Return the dataset, the snapshot's checkpoint, and what determines its features."""
     if (dataset := inspection.dataset) is None:

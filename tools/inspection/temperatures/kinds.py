@@ -19,8 +19,8 @@ from ....state_store.schema import VISITS
 from ....trainer.metrics.metrics_file import last_lines
 from ....trainer.metrics.step_report import RECENT_STEPS, collapse
 from ..json_fields import Hidden
-from ..opening import Inspection, Rows, TauSettings
-from .distribution import Distribution, Smallest
+from ..opening import Inspection, Rows
+from .distribution import Smallest
 
 TOO_FEW_VISITS, STUCK, MISFIT, CROWDED, COPIED, NOT_TOLD_APART, RARE, ORDINARY, PLANTED = range(9)
 KIND_NAMES = ("too_few_visits", "stuck", "misfit", "crowded", "copied", "not_told_apart", "rare", "ordinary", "planted")
@@ -35,10 +35,6 @@ MIN_VISITS = 5
 """With fewer, tau and log s say more about the start of the training than about the sample."""
 NEAR_FLOOR, NEAR_CLIP = 1.01, 0.99
 """Factors of tau_min and of the bound of u, within which a value counts as at it."""
-MANY_AT_BOUND = 0.5
-"""Share of the samples. Some samples at the floor are normal: rare ones."""
-NARROW = 1.1
-"""Ratio of the 95 % quantile of tau to the 5 % one; below it the temperatures are practically equal."""
 _SEED = 2024
 
 Codes = NDArray[np.int8]
@@ -133,14 +129,6 @@ class KindRules:
             for side in self.log_s:
                 score += rows[f"{side}/log_s"]
         return score
-
-
-def hardly_differs(tau: Distribution, bounds: TauSettings) -> bool:
-    """Whether 90 % of the values, at least one, are practically equal, and not because most are at a bound."""
-    low, high = bounds.lowest, bounds.highest
-    at_low = low is not None and tau.share_at_most(low) >= MANY_AT_BOUND
-    at_high = high is not None and tau.share_at_least(high) >= MANY_AT_BOUND
-    return not at_low and not at_high and tau.quantile(0.95) < NARROW * tau.quantile(0.05)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ LAYOUTS = (WIDE, NARROW)
 
 def drawn(draw: Callable[..., None], *shown: object) -> Markup:
     """Draw a figure once in each layout; report.css shows the one that fits the screen. draw: as in figures/."""
-    return Markup("").join(Markup(svg_of(partial(draw, *shown), size, inline=True)) for size in LAYOUTS)
+    return Markup("").join(Markup(svg_of(partial(draw, *shown), size)) for size in LAYOUTS)
 
 
 def part(template: str, macro: str, *arguments: object) -> Markup:

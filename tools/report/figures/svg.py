@@ -61,7 +61,7 @@ Draw = Callable[["Figure"], None]
 
 
 def svg_of(draw: Draw, size: tuple[float, float] = WIDE) -> str:
-    """Return a figure as SVG for a page whose CSS has VARIABLES and the font. Leaves matplotlib's settings unchanged."""
+    """Return a figure as SVG, for a page whose CSS has VARIABLES and the font. Leaves matplotlib as it is set."""
     import matplotlib
     from matplotlib.figure import Figure
 

@@ -37,9 +37,8 @@ from thermopile.state_store import list_snapshots
 from thermopile.storage.local import LocalPath
 from thermopile.tools.inspection.feature_findings.by_features import NEAR_OF, by_features
 from thermopile.tools.inspection.feature_findings.properties import OF_FEATURES, properties
-from thermopile.tools.inspection.features.drawn import drawn_features, visited_features
 from thermopile.tools.inspection.features.features_file import FeaturesFile
-from thermopile.tools.inspection.features.run_features import Asked
+from thermopile.tools.inspection.features.run_features import Asked, drawn_features, visited_features
 from thermopile.tools.inspection.features.solving import compared_views, solved_temperatures
 from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.sentences import first_sentences

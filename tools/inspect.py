@@ -25,10 +25,9 @@ from .inspection.duplicates.finding import DUPLICATES, find_duplicates, write_du
 from .inspection.duplicates.representatives import read_scores
 from .inspection.feature_findings.by_features import by_features, json_quantiles
 from .inspection.features.confirmation import confirm
-from .inspection.features.drawn import DRAWN
 from .inspection.features.features_file import NAME, FeaturesFile
 from .inspection.features.neighbours import ANCHORS, Neighbours, find_neighbours
-from .inspection.features.run_features import DEFAULT, Asked, run_features, wanted_features
+from .inspection.features.run_features import DEFAULT, DRAWN, Asked, run_features, wanted_features
 from .inspection.features.solving import SolvedTemperatures, solve_other
 from .inspection.findings import Findings, look, read_again
 from .inspection.opening import LATEST, Inspection, OtherDatasetError

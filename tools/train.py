@@ -169,7 +169,7 @@ def _train(plan: Start, directory: RunDirectory, world: World, *, accepted: bool
     from ..trainer.loop import Trainer
     from ..trainer.run.preemption import StopRequest
     from ..trainer.run.selection_files import SELECTING, rows_of
-    from .inspection.features.drawn import keep_features
+    from .inspection.features.run_features import keep_features
     from .warnings_log import warnings_log
 
     def say(text: str, err: bool = True) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
 SAMPLE_ID, KIND_FROM, MARGIN = "sample_id", "kind_from", "margin"
 TAU_SOLVED, OF_MISFITS = "tau_solved", ("misfit_rank", "expected_precision", "planted")
-_Found: TypeAlias = "tuple[Confirmation | None, ByFeatures | None, pa.Table | None]"
+_SNAPSHOT = {"snapshot": "id", "tag": "tag", "step": "step"}
+"""Key of the metadata, after `thermopile.` -> attribute of a snapshot."""
 LEVELS = ("state", "forward_pass", "features")
 """Values of kind_from."""
 
@@ -83,11 +85,10 @@ def export_rows(
             f"{inspection.run.path} has no snapshot of its state yet, so there is nothing to export; "
             "the first checkpoint writes one"
         )
-    schema = _schema(inspection, inspection.reader, found := (confirmation, by_features, more))
-    rules = KindRules.of(inspection)
-    with written_aside(to) as file, _WRITERS[to.suffix](file, schema) as writer:
-        done = 0
-        for table in _tables(inspection, inspection.reader, schema, rules, found):
+    with written_aside(to) as file, ExitStack() as opened:
+        writer, done = None, 0
+        for table in _tables(inspection, inspection.reader, confirmation, by_features, more):
+            writer = writer or opened.enter_context(_WRITERS[to.suffix](file, table.schema))
             writer.write_table(table)
             done += len(table)
             on_progress(done, inspection.reader.samples)
@@ -122,46 +123,34 @@ def sample_columns(inspection: Inspection) -> list[str]:
     return [name for name in inspection.dataset.schema.names if name not in left_out]
 
 
-def _schema(inspection: Inspection, reader: StateReader, found: _Found) -> pa.Schema:
-    """Return the columns' names and types; metadata names snapshot and dataset."""
-    dataset, snapshot, (confirmation, by_features, more) = inspection.dataset, reader.snapshot, found
-    table = [dataset.schema.field(name) for name in sample_columns(inspection)] if dataset else []
-    state = [(name, pa.float32() if name in reader.fields else pa.uint32()) for name in inspection.columns]
-    metadata = {
-        "thermopile.snapshot": snapshot.id,
-        "thermopile.tag": snapshot.tag,
-        "thermopile.step": str(snapshot.step),
-        FINGERPRINT: reader.dataset_fingerprint,
-    }
-    kinds = [(KIND, pa.string()), (KIND_FROM, pa.string())]
-    margin = [(MARGIN, pa.float32())] if confirmation else []
-    solved = [(f"{side}/{TAU_SOLVED}", pa.float32()) for side in (by_features.tau if by_features else ())]
-    last = (FINGERPRINT_COLUMN, pa.string())
-    columns = [(SAMPLE_ID, pa.int64()), *table, *state, *solved, *kinds, *margin, *(more.schema if more else ()), last]
-    return pa.schema(columns, metadata=metadata)
-
-
 def _tables(
-    inspection: Inspection, reader: StateReader, schema: pa.Schema, rules: KindRules, found: _Found
+    inspection: Inspection,
+    reader: StateReader,
+    confirmation: Confirmation | None,
+    by_features: ByFeatures | None,
+    more: pa.Table | None,
 ) -> Iterator[pa.Table]:
-    """Yield all rows of the export, block by block."""
-    dataset, names, (confirmation, by_features, more) = inspection.dataset, sample_columns(inspection), found
-    samples: Iterator[pa.Table] | None = None
+    """Yield all rows of the export, block by block; metadata names snapshot and dataset."""
+    dataset, snapshot, rules = inspection.dataset, reader.snapshot, KindRules.of(inspection)
+    metadata = {f"thermopile.{name}": str(getattr(snapshot, of)) for name, of in _SNAPSHOT.items()}
+    metadata[FINGERPRINT] = reader.dataset_fingerprint
+    names, samples = sample_columns(inspection), None
     for block, rows in read_blocks(reader, inspection.columns):
-        columns = {SAMPLE_ID: np.arange(block.start, block.stop, dtype=np.int64), **rows}
-        columns[FINGERPRINT_COLUMN] = pa.repeat(reader.dataset_fingerprint, len(block))
+        columns: dict[str, Any] = {SAMPLE_ID: np.arange(block.start, block.stop, dtype=np.int64)}
         if dataset:
             # Every block but the last is as long as the first, so pieces of the table line up with blocks.
             samples = samples or dataset.tables(names, len(block))
             table = next(samples)
             columns |= {name: table[name] for name in names}
-        columns |= _kind_columns(block, rules.kinds(rows, block), confirmation, by_features)
-        if more:
-            columns |= {name: more[name].slice(block.start, len(block)) for name in more.column_names}
+        columns |= rows
         for side, solved in by_features.solved.sides.items() if by_features else ():
             tau = _placed(block, by_features.solved.sample_ids, solved.tau, np.full(len(block), np.nan, np.float32))
             columns[f"{side}/{TAU_SOLVED}"] = pa.array(tau, from_pandas=True)
-        yield pa.table(columns, schema=schema)
+        columns |= _kind_columns(block, rules.kinds(rows, block), confirmation, by_features)
+        if more:
+            columns |= {name: more[name].slice(block.start, len(block)) for name in more.column_names}
+        columns[FINGERPRINT_COLUMN] = pa.repeat(reader.dataset_fingerprint, len(block))
+        yield pa.table(columns, metadata=metadata)
 
 
 def _placed(block: range, ids: NDArray[np.int64], values: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
@@ -175,7 +164,7 @@ def _kind_columns(
     block: range, kinds: Codes, confirmation: Confirmation | None, by_features: ByFeatures | None
 ) -> dict[str, pa.Array]:
     """Return the columns of a block's kinds, int8 [m] by the state alone, of which level decided them, and margins."""
-    levels, columns = np.zeros(len(block), np.int8), dict[str, pa.Array]()
+    levels, margins = np.zeros(len(block), np.int8), dict[str, pa.Array]()
     if by_features:
         found = by_features.kinds
         decided = np.isin(found.codes, BY_FEATURES)
@@ -185,7 +174,6 @@ def _kind_columns(
         ids, codes = confirmation.sample_ids, confirmation.kinds
         kinds, levels = _placed(block, ids, codes, kinds), _placed(block, ids, np.ones_like(codes), levels)
         margin = _placed(block, ids, confirmation.margin, np.full(len(block), np.nan, np.float32))
-        columns[MARGIN] = pa.array(margin, from_pandas=True)
-    for name, values, words in ((KIND, kinds, KIND_NAMES), (KIND_FROM, levels, LEVELS)):
-        columns[name] = pa.DictionaryArray.from_arrays(values, list(words)).dictionary_decode()
-    return columns
+        margins[MARGIN] = pa.array(margin, from_pandas=True)
+    names = {KIND: pa.array(KIND_NAMES).take(pa.array(kinds)), KIND_FROM: pa.array(LEVELS).take(pa.array(levels))}
+    return names | margins

@@ -14,8 +14,7 @@ from ....pipeline.errors import DatasetError
 from ....trainer.checkpoints.checkpoint_files import latest_checkpoint
 from ....trainer.errors import ConfigError, RunError
 from .. import OnTask
-from ..features.drawn import SampleFeatures, drawn_features, visited_features
-from ..features.run_features import Asked
+from ..features.run_features import Asked, SampleFeatures, drawn_features, visited_features
 from ..features.solving import SolvedTemperatures, compared_views, direction, solved_temperatures
 from ..json_fields import AsJson
 from ..opening import Inspection

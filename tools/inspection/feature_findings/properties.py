@@ -19,7 +19,7 @@ from ..duplicates.exact_copies import checksums
 from ..duplicates.finding import Thumbnails
 from ..duplicates.picture_agreement import Agreement, agreement
 from ..duplicates.similar_pairs import MIN_SIMILARITY
-from ..features.drawn import SampleFeatures
+from ..features.run_features import SampleFeatures
 from ..opening import Inspection
 from ..temperatures.groups import CLASS_COLUMN
 from ..temperatures.kinds import KindRules

@@ -17,9 +17,8 @@ from .. import OnDone
 from ..json_fields import AsJson, Hidden, named
 from ..opening import Inspection
 from ..temperatures.solved import Bounds, Solved, solve
-from .drawn import DRAWS, LEAST_DRAWN, SampleFeatures
 from .features_file import FeaturesOf
-from .run_features import Asked, feature_batches
+from .run_features import DRAWS, LEAST_DRAWN, Asked, SampleFeatures, feature_batches
 
 OTHERS = 8192
 """Negatives that each sample is compared with: of fewer, ranks and deviations are those of fewer (docs/figures.md)."""

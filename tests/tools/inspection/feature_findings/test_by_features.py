@@ -11,16 +11,17 @@ from scipy.special import logsumexp
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.tools.inspection.feature_findings.by_features import by_features
-from thermopile.tools.inspection.features import drawn as drawn_module
-from thermopile.tools.inspection.features.drawn import (
+from thermopile.tools.inspection.features import run_features as drawn_module
+from thermopile.tools.inspection.features.features_file import FeaturesFile, write_features
+from thermopile.tools.inspection.features.run_features import (
     DRAWN,
     DRAWS,
+    Asked,
     drawn_features,
     keep_features,
     visited_features,
+    wanted_features,
 )
-from thermopile.tools.inspection.features.features_file import FeaturesFile, write_features
-from thermopile.tools.inspection.features.run_features import Asked, wanted_features
 from thermopile.tools.inspection.features.solving import solved_temperatures
 from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.survey import survey

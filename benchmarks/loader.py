@@ -80,6 +80,7 @@ def rate(sizes: RateSizes, directory: Path) -> Measured:
     from thermopile.tools.bench.loader import LOADERS, Work, rates
     from thermopile.trainer.run.build import device_named
 
+    from .decoding import decode_alone
     from .ffcv_rival import ffcv_own_loader, has_opencv
     from .photographs import photographs
     from .pillow_views import pillow
@@ -87,7 +88,7 @@ def rate(sizes: RateSizes, directory: Path) -> Measured:
     dataset = photographs(directory, sizes.images)
     order = Order.create(sizes.images, sizes.batch)
     work = Work(dataset, order, sizes.recipe, sizes.views, sizes.image_size, sizes.batches, device_named("auto"))
-    known: dict[str, Contender] = {**LOADERS, "ffcv_own": ffcv_own_loader, "pillow": pillow}
+    known: dict[str, Contender] = LOADERS | {"ffcv_own": ffcv_own_loader, "pillow": pillow, "decode": decode_alone}
     pairs = [(ours, other) for ours, other in sizes.pairs if other != "ffcv_own" or has_opencv()]
     contenders = {name: known[name] for pair in pairs for name in pair}
     found = rates(contenders, work, sizes.rounds)

@@ -191,16 +191,12 @@ def _state(inspection: Inspection, rules: CurationRules, on_progress: OnTask) ->
         here, visits = slice(block.start, block.stop), kinds.judged(rows, block)[VISITS]
         is_kept[here], is_new[here] = reader.is_kept(block.start, block.stop), visits < MIN_VISITS
         if taus:
-            log_tau[here] = np.where(visits > 0, _mean_log([rows[tau] for tau in taus]), np.nan)
+            with np.errstate(divide="ignore", invalid="ignore"):  # a row may be damaged, and an objective's own tau 0
+                mean = np.mean([np.log(rows[tau].astype(np.float64)) for tau in taus], axis=0)
+            log_tau[here] = np.where(visits > 0, mean, np.nan)
             at_floor[here] = np.any([np.isclose(rows[tau], lowest, NEAR_FLOOR - 1) for tau in taus], axis=0)
         on_progress("reading the state", block.stop, reader.samples)
     return is_kept, is_new, at_floor, log_tau
-
-
-def _mean_log(taus: list[NDArray[np.float32]]) -> NDArray[np.float64]:
-    with np.errstate(divide="ignore", invalid="ignore"):  # a row may be damaged, and an objective's own tau may be 0
-        mean: NDArray[np.float64] = np.mean([np.log(tau.astype(np.float64)) for tau in taus], axis=0)
-    return mean
 
 
 def _weights(log_tau: NDArray[np.float32], power: float) -> NDArray[np.float32]:

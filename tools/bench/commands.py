@@ -168,8 +168,7 @@ def loader(
 ) -> None:
     """Measure how many images a second each loader can feed.
 
-    The loaders take turns, and so does libjpeg-turbo that only decodes, the limit on a CPU. Let nothing else run
-    meanwhile.
+    The loaders take turns. Let nothing else run meanwhile.
     """
     from ...pipeline.opening import Dataset
     from ...pipeline.views.recipes import RECIPES
@@ -192,13 +191,8 @@ def loader(
         f"{words_of(machine)}\n\n{work.dataset.n:,} images as {views} view{'s'[: views - 1]} of {recipe}, "
         f"{image_size}×{image_size}, batches of {batch}; images a second, medians of {rounds} rounds"
     )
-    words = {
-        "ffcv": "ffcv",
-        "dali": f"dali on the {'GPU' if work.device.type == 'cuda' else 'CPU'}",
-        "decode": "libjpeg-turbo, decoding alone",
-    }
+    words = {"ffcv": "ffcv", "dali": f"dali on the {'GPU' if work.device.type == 'cuda' else 'CPU'}"}
     for name, rate in found.items():
-        share = f"   {rate / decode:.0%}" if (decode := found.get("decode")) else ""
-        click.echo(f"{words[name]:<30} {rate:>8,.0f}{share}")
+        click.echo(f"{words[name]:<16} {rate:>8,.0f}")
     for name, why in lacking.items():
-        click.echo(f"{words[name]:<30} not measured: {why}")
+        click.echo(f"{words[name]:<16} not measured: {why}")

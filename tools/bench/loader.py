@@ -1,4 +1,4 @@
-"""Measure what this machine can feed: images per second of both loaders and of the decoder alone."""
+"""Measure what this machine can feed: images per second of both loaders."""
 
 from __future__ import annotations
 
@@ -80,15 +80,8 @@ def _loader(module: str, name: str, work: Work, **options: Any) -> Iterator[Serv
 ffcv, dali = partial(_loader, "ffcv_loader", "FFCVLoader"), partial(_loader, "dali_loader", "DALILoader")
 
 
-def decode_only(work: Work) -> AbstractContextManager[Serve]:
-    """Decode JPEGs of the first shard whole, once each, on all cores: no loader can be faster on a CPU."""
-    from .decoding import decode_alone
-
-    return decode_alone(work)
-
-
-LOADERS: dict[str, Contender] = {"ffcv": ffcv, "dali": dali, "decode": decode_only}
-NEEDS = {"ffcv": "...pipeline.dataset.jpeg", "dali": "nvidia.dali", "decode": "...pipeline.dataset.jpeg"}
+LOADERS: dict[str, Contender] = {"ffcv": ffcv, "dali": dali}
+NEEDS = {"ffcv": "...pipeline.dataset.jpeg", "dali": "nvidia.dali"}
 """The module that each needs. Not ffcv itself, whose import sets torch and numba to one thread."""
 
 
@@ -106,7 +99,7 @@ def rates(contenders: Mapping[str, Contender], work: Work, rounds: int) -> dict[
     found: dict[str, list[float]] = {name: [] for name in contenders}
     with ExitStack() as opened, progress_bar("rounds", 1 + rounds) as bar:
         opened.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(1)  # as importing FFCV does; the others decode in threads of their own
+        torch.set_num_threads(1)  # as importing FFCV does
         serves = {name: opened.enter_context(contender(work)) for name, contender in contenders.items()}
         for number in range(1 + rounds):
             for name, serve in serves.items():

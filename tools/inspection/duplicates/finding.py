@@ -131,14 +131,8 @@ def find_duplicates(
             on_progress("similar pictures", done, n)
         on_walk = partial(on_progress, "clusters of duplicates")
         representative = represent(SimilarPairs.joined(near), score, features, confirmed, on_walk)
-    return _sorted(
-        exact,
-        blank,
-        SimilarPairs.joined(near),
-        Agreement(*map(np.concatenate, zip(*agreed, strict=True))),
-        representative,
-        compared,
-    )
+    of_near = Agreement(*map(np.concatenate, zip(*agreed, strict=True)))
+    return _sorted(exact, blank, SimilarPairs.joined(near), of_near, representative, compared)
 
 
 class Thumbnails:

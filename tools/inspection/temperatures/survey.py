@@ -251,11 +251,11 @@ class _SecondPass:
         self._ends = {key: end.chosen() for key, end in first.ends.items()} if sides else {}
         self._equal = dict.fromkeys(self._ends, 0)  # number of samples with the same tau as the last one chosen
         limits = {side.name: (side.tau.mean, side.tau.bin_of(0.05)[1], side.tau.bin_of(0.95)[0]) for side in sides}
-        dataset = inspection.dataset if sides else None
-        self._grouping = list[GroupCounts]()
-        for column in by if dataset else ():
+        self._grouping, dataset = list[GroupCounts](), inspection.dataset
+        for column in by if sides else ():
             try:
-                self._grouping.append(GroupCounts(column, *codes_of(dataset, column), limits))
+                if dataset:
+                    self._grouping.append(GroupCounts(column, *codes_of(dataset, column), limits))
             except TooManyGroupsError as error:
                 self._notes.append(str(error))
 

@@ -12,9 +12,9 @@ from thermopile.tools.inspection.features.embedding_map import embedding_map
 from thermopile.tools.inspection.features.run_features import Asked
 from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.survey import survey
-from thermopile.trainer.evaluation.features import sample_features
 from thermopile.trainer.run_directory import RunDirectory
 
+from support.features import sample_features
 from support.written_checkpoints import IMAGE_SIZE, save_encoders
 from support.written_runs import train_on, write_run
 
@@ -73,7 +73,7 @@ def test_pictures_and_captions_lie_in_one_map_each_with_the_tau_of_its_side(foun
 def test_they_are_the_features_that_the_objective_compares_each_on_its_side(found, saved_run, hostile_dataset):
     run, encoders = saved_run
     view = (RECIPES[run.config().data.recipe], IMAGE_SIZE, torch.device("cpu"))
-    pictures, captions = sample_features(encoders, hostile_dataset, found.sample_ids, *view, lambda *at: None)
+    pictures, captions = sample_features(encoders, hostile_dataset, found.sample_ids, *view)
     assert found.similarity == pytest.approx((pictures * captions).sum(1).numpy(), abs=1e-6)
     assert np.ptp(found.similarity) > 0
     # Fresh encoders put pictures and captions far apart. Captions take turns in a few texts, pictures are noise.

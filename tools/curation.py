@@ -186,7 +186,7 @@ def _state(inspection: Inspection, rules: CurationRules, on_progress: OnTask) ->
         name = inspection.config.objective.name
         raise ConfigError(f"the objective {name} keeps no temperature per sample to weigh by; leave --tau-power out")
     is_kept, is_new, at_floor = np.zeros((3, reader.samples), np.bool_)
-    lowest, log_tau = inspection.tau.lowest or np.inf, np.zeros(reader.samples, np.float32)
+    lowest, log_tau = inspection.settings.get("tau_min") or np.inf, np.zeros(reader.samples, np.float32)
     for block, rows in read_blocks(reader, [VISITS, *taus]):
         here, visits = slice(block.start, block.stop), kinds.judged(rows, block)[VISITS]
         is_kept[here], is_new[here] = reader.is_kept(block.start, block.stop), visits < MIN_VISITS

@@ -56,12 +56,6 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 @click.option("--preset", default="glyphs", show_default=True, help="Where all other settings come from.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="One setting; repeatable.")
 @click.option("--steps", type=click.IntRange(min=1), default=30, show_default=True, help="Steps that are timed.")
-@click.option(
-    "--dir",
-    "directory",
-    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
-    help="Where temporary files go.",
-)
 @_JSON
 def step(
     images: tuple[str, ...],
@@ -72,7 +66,6 @@ def step(
     preset: str,
     overrides: tuple[str, ...],
     steps: int,
-    directory: Path | None,
     as_json: bool,
 ) -> None:
     """Measure what a training step costs with these encoders on these devices, and where its time goes.
@@ -86,8 +79,7 @@ def step(
     from ...trainer.run.build import device_named
     from ...trainer.run.settings_of_data import USUAL_BATCH_SIZE
     from .machine import describe_machine, words_of
-    from .step import costs_of
-    from .synthetic_dataset import synthetic_dataset
+    from .step import costs_of, synthetic_dataset
 
     def settings(image: str | None, device: str | None) -> dict[str, Any]:
         tree = read_preset(preset)
@@ -99,7 +91,7 @@ def step(
     for name in devices:
         device_named(name)
     costs, failed = [], {}
-    with TemporaryDirectory(prefix="thermopile-bench-", dir=directory) as temporary:
+    with TemporaryDirectory(prefix="thermopile-bench-") as temporary:
         config = load_config(settings(None, None))
         made = Path(temporary, "dataset")
         samples = 4 * (config.batch_size or USUAL_BATCH_SIZE)

@@ -174,7 +174,7 @@ def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
             f"{stuck:.1%} of the samples are stuck at tau_min, where they hardly learn: tau moved too fast. "
             "Limit them with objective.tau_step, 0.1 for example, or lower eta."
         )
-    if survey.sides and inspection.config.objective.settings.get("eta") == 0:
+    if survey.sides and inspection.settings.get("eta") == 0:
         yield "eta is 0: every tau keeps its initial value."
     else:
         for side in survey.sides:
@@ -197,18 +197,19 @@ def _warnings_of_features(inspection: Inspection, found: ByFeatures) -> Iterator
 
 
 def _warnings_of_side(inspection: Inspection, side: Side) -> Iterator[str]:
-    bounds, rho = inspection.tau, inspection.config.objective.settings.get("rho")
+    settings = inspection.settings
+    rho = settings.get("rho")
     low, high = side.share_at_tau_min or 0.0, side.share_at_tau_max or 0.0
     if low >= MANY_AT_BOUND:
         yield (
             f"rho{'' if rho is None else f' = {rho:g}'} seems never to bind: {low:.0%} of the {side.name} "
-            f"temperatures are at their floor, tau_min = {bounds.lowest:g}. The weights of their negatives "
+            f"temperatures are at their floor, tau_min = {settings['tau_min']:g}. The weights of their negatives "
             "never move as far from uniform as rho allows, so nothing raises tau. "
             "Lower rho or raise the batch size."
         )
     if high >= SOME_AT_TOP:
         yield (
-            f"{high:.0%} of the {side.name} temperatures are at their ceiling, tau_max = {bounds.highest:g}, "
+            f"{high:.0%} of the {side.name} temperatures are at their ceiling, tau_max = {settings['tau_max']:g}, "
             "and no longer distinguish these samples. Raise rho or tau_max, or lower eta."
         )
     cold, hot = side.tau.quantile(0.05), side.tau.quantile(0.95)

@@ -37,15 +37,6 @@ class OtherDatasetError(DatasetError):
 
 
 @dataclass(frozen=True)
-class TauSettings:
-    """Initial value and bounds of tau; None if the objective does not define one."""
-
-    start: float | None
-    lowest: float | None
-    highest: float | None
-
-
-@dataclass(frozen=True)
 class Inspection:
     """A run as far as it could be opened. `notes` say why parts are missing."""
 
@@ -68,9 +59,9 @@ class Inspection:
         return tuple(name.removesuffix("/tau") for name in fields if name.endswith("/tau"))
 
     @property
-    def tau(self) -> TauSettings:
-        settings = self.config.objective.settings
-        return TauSettings(*(settings.get(name) for name in ("tau_init", "tau_min", "tau_max")))
+    def settings(self) -> dict[str, Any]:
+        """The objective's."""
+        return self.config.objective.settings
 
     @cached_property
     def planted(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -133,15 +133,15 @@ def area(found: Association | None) -> str:
 
 def table(inspection: Inspection, survey: Survey, quantiles: Sequence[float] = QUANTILES) -> list[TableRow]:
     """Return the figures of every side; there must be at least one side."""
-    taus, bounds = [side.tau for side in survey.sides], inspection.tau
+    taus, settings = [side.tau for side in survey.sides], inspection.settings
     rows = [["mean", *(tau(of_side.mean) for of_side in taus)], ["lowest", *(tau(of_side.min) for of_side in taus)]]
     for at in quantiles:
         label = "median" if at == 0.5 else f"{100 * at:g}% quantile"
         rows.append([label, *(tau(of_side.quantile(at)) for of_side in taus)])
     rows.append(["highest", *(tau(of_side.max) for of_side in taus)])
-    if (low := bounds.lowest) is not None:
+    if (low := settings.get("tau_min")) is not None:
         rows.append([f"share at tau_min ({low:g})", *(share(side.share_at_tau_min) for side in survey.sides)])
-    if (high := bounds.highest) is not None:
+    if (high := settings.get("tau_max")) is not None:
         rows.append([f"share at tau_max ({high:g})", *(share(side.share_at_tau_max) for side in survey.sides)])
     for groups in survey.groups:
         found, word = [groups.correlation[side.name] for side in survey.sides], groups.word

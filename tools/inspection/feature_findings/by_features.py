@@ -68,7 +68,7 @@ def by_features(
     """
     if survey.kinds and survey.kinds.rules.why_none:
         return None
-    rho = rho if rho is not None else inspection.config.objective.settings.get("rho")
+    rho = rho if rho is not None else inspection.settings.get("rho")
     has_encoders = latest_checkpoint(inspection.run.checkpoints) is not None  # a copied state may have none
     if rho is None or inspection.reader is None or not survey.visited or not has_encoders:
         return None
@@ -108,7 +108,7 @@ def _moves(inspection: Inspection, features: SampleFeatures, solved: SolvedTempe
 
     Empty for a rho that is not the run's, an objective without the rule, and while its gamma still falls.
     """
-    config, settings, reader = inspection.config, inspection.config.objective.settings, inspection.reader
+    config, settings, reader = inspection.config, inspection.settings, inspection.reader
     has_rule = {"gamma", "grad_clip", "eta", "tau_min", "tau_max"} <= set(settings)
     if settings.get("rho") != solved.rho or reader is None or not solved.learned or not has_rule:
         return {}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,13 +64,9 @@ class Confirmation:
         return dict(zip(self.sample_ids.tolist(), self.margin.tolist(), strict=True))
 
 
-class Compared(NamedTuple):
-    """One side of the suspects against the negatives, [m] each."""
-
-    log_g: NDArray[np.float64]
-    """log mean_j exp(h_j / tau)."""
-    margin: NDArray[np.float32]
-    """Similarity of the positive minus that of the hardest negative."""
+Compared = tuple[NDArray[np.float64], NDArray[np.float32]]
+"""Of one side of m suspects against the negatives: log mean_j exp(h_j / tau), and the margin, the similarity of the
+positive minus that of the hardest negative, [m] each."""
 
 
 def confirm(
@@ -111,12 +107,12 @@ def _confirmed(inspection: Inspection, survey: Survey, asked: Asked, on_progress
     places, others, pictures, captions = (np.searchsorted(shown, each) for each in ids)
     compare = partial(_compare, features, others=others, paired=is_paired)
     compared = compare(places, places, rows=rows)
-    silent = _silent(rows, compared, inspection.config.objective.settings.get("eps") or 0.0)
-    below, margin = None, np.minimum.reduce([side.margin for side in compared.values()])
+    silent = _silent(rows, compared, inspection.settings.get("eps") or 0.0)
+    below, margin = None, np.minimum.reduce([margin for _, margin in compared.values()])
     misfit = kinds.rules.score(rows) > 0
     if len(pictures):
         each = (compare(*of, rows={}).values() for of in ((others, others), (pictures, captions)))
-        random, wrong = (np.sort(np.minimum.reduce([side.margin for side in sides])) for sides in each)
+        random, wrong = (np.sort(np.minimum.reduce([margin for _, margin in sides])) for sides in each)
         if judged := wrong_captions(np.searchsorted(random, wrong, "right"), len(random)):
             below = float([-2.0, *random][judged.longest(HALF)])  # cosines differ by no more
             misfit = margin <= below
@@ -169,8 +165,7 @@ def _compare(
         }
     both = torch.cat([first[others], second[others]])
     one, other = (against("sample", view, both, is_own.repeat(1, 2)) for view in features)
-    log_g = np.logaddexp(one.log_g, other.log_g) - math.log(2)
-    return {"sample": Compared(log_g, np.minimum(one.margin, other.margin))}
+    return {"sample": (np.logaddexp(one[0], other[0]) - math.log(2), np.minimum(one[1], other[1]))}
 
 
 def _against(anchors: Tensor, candidates: Tensor, positives: Tensor, is_own: Tensor, tau: Tensor) -> Compared:
@@ -182,7 +177,7 @@ def _against(anchors: Tensor, candidates: Tensor, positives: Tensor, is_own: Ten
         count = (~is_own[rows]).sum(1)
         log_g[rows] = ((h.double() / tau[rows, None]).logsumexp(1) - count.log()).numpy()
         margin[rows] = -h.amax(1).numpy()
-    return Compared(log_g, margin)
+    return log_g, margin
 
 
 def _silent(rows: Rows, compared: Mapping[str, Compared], eps: float) -> NDArray[np.bool_]:

@@ -71,7 +71,7 @@ def solved_temperatures(
     """
     places = np.arange(len(features)) if places is None else places
     ids = features.sample_ids[places]
-    settings, reader = inspection.config.objective.settings, inspection.reader
+    settings, reader = inspection.settings, inspection.reader
     bounds = Bounds(rho, settings.get("tau_min") or LOWEST, settings.get("tau_max") or HIGHEST)
     chosen = np.random.default_rng(_SEED).permutation(len(features))[:OTHERS]
     own = np.full(len(features), -1)

@@ -62,7 +62,7 @@ class KindRules:
     def of(cls, inspection: Inspection) -> KindRules:
         """Return the rules of a run's snapshot, which there must be; notes why if there are no kinds."""
         assert inspection.reader is not None
-        fields, settings = inspection.reader.fields, inspection.config.objective.settings
+        fields, settings = inspection.reader.fields, inspection.settings
         floor, clip = settings.get("tau_min"), settings.get("grad_clip")
         log_s = tuple(name.removesuffix("/log_s") for name in fields if name.endswith("/log_s"))
         u = tuple(side for side in log_s if {f"{side}/tau", f"{side}/u"} <= set(fields) and floor and clip)
@@ -156,11 +156,6 @@ class SampleKinds:
     def worth_showing(self) -> bool:
         """Whether the state's fields allow any kind but too few visits and ordinary."""
         return len(self.counts) > 2 and not self.rules.why_none
-
-    @property
-    def unknown(self) -> list[str]:
-        """Names of the kinds that the state's fields do not allow."""
-        return [KIND_NAMES[code] for code in (STUCK, MISFIT) if KIND_NAMES[code] not in self.counts]
 
 
 class KindCounts:

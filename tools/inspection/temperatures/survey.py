@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,11 @@ from ....state_store import StateReader
 from ....state_store.schema import LAST_STEP, VISITS
 from .. import OnTask
 from ..json_fields import BY_NAME, AsJson, Hidden, named
-from ..opening import Inspection, Rows, TauSettings, read_blocks
+from ..opening import Inspection, Rows, read_blocks
 from .correlation import Joint, JointCounts
 from .distribution import Distribution, Figures, Smallest
 from .groups import CLASS_COLUMN, GroupCounts, TauGroups, TooManyGroupsError, check_columns, codes_of
-from .kinds import KindCounts, KindRules, SampleKinds
+from .kinds import KIND_NAMES, MISFIT, STUCK, KindCounts, KindRules, SampleKinds
 from .whole_run import Doubted, WholeRun
 
 SHEET_SAMPLES = 72
@@ -138,7 +138,7 @@ def survey(
         kept = reader.is_kept(block.start, block.stop) & ~rules.are_planted(block)
         first.add(block, rules.judged(rows, block), kept)
         on_progress("reading the state", block.stop, 2 * reader.samples)
-    sides = first.sides(inspection.tau)
+    sides = first.sides(inspection.settings)
     if not first.staleness.count:
         notes.append(f"No sample was visited by {reader.snapshot.tag}: every tau still has its initial value.")
     elif inspection.sides and not sides:
@@ -152,8 +152,9 @@ def survey(
     pool = Pool(second.pool, {name: np.concatenate(parts) for name, parts in second.pool_tau.items()})
     groups = second.groups(pool)
     kinds = second.kinds.result() if first.staleness.count else None
-    if kinds and kinds.worth_showing and kinds.unknown:
-        notes.append(f"The objective keeps too little state to tell which samples are {' or '.join(kinds.unknown)}.")
+    unknown = [KIND_NAMES[code] for code in (STUCK, MISFIT) if kinds and KIND_NAMES[code] not in kinds.counts]
+    if kinds and kinds.worth_showing and unknown:
+        notes.append(f"The objective keeps too little state to tell which samples are {' or '.join(unknown)}.")
     samples = reader.kept - len(rules.planted)
     return Survey(
         samples,
@@ -170,7 +171,7 @@ def survey(
         [each for each in groups if each.column not in parts],
         next((each for each in groups if each.column in parts), None),
         kinds,
-        whole_run.doubted() if whole_run and "doubt_after" in inspection.config.objective.settings else None,
+        whole_run.doubted() if whole_run and "doubt_after" in inspection.settings else None,
     )
 
 
@@ -217,11 +218,11 @@ class _FirstPass:
         keys = np.random.default_rng((_SEED, block.start)).random(len(seen))[shown]
         self.pool.add(shown + block.start, keys)
 
-    def sides(self, bounds: TauSettings) -> list[Side]:
+    def sides(self, settings: Mapping[str, Any]) -> list[Side]:
         taus = {name: self.fields[f"{name}/tau"] for name in self._sides}
         if not all(tau.count for tau in taus.values()):
             return []
-        low, high = bounds.lowest, bounds.highest
+        low, high = settings.get("tau_min"), settings.get("tau_max")
         return [
             Side(
                 name,

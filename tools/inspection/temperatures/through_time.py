@@ -79,7 +79,7 @@ def through_time(inspection: Inspection, on_progress: OnDone = lambda done, tota
     blocks = whole[::every]
 
     def read(reader: StateReader) -> Moment | None:
-        return _read_moment(reader, blocks, sides, inspection.tau.lowest)
+        return _read_moment(reader, blocks, sides, inspection.settings.get("tau_min"))
 
     moments = [moment for moment in read_every_snapshot(inspection, read, on_progress) if moment]
     held = reader.selection

@@ -35,9 +35,8 @@ from thermopile.tools.inspection.features.confirmation import Confirmation, conf
 from thermopile.tools.inspection.features.run_features import Asked, features_of
 from thermopile.tools.inspection.opening import Inspection, read_run
 from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES, MISFIT, STUCK, KindRules
+from thermopile.tools.inspection.temperatures.misfits import MAX_SNAPSHOTS, WholeRun, wrong_captions
 from thermopile.tools.inspection.temperatures.survey import survey
-from thermopile.tools.inspection.temperatures.whole_run import MAX_SNAPSHOTS, WholeRun
-from thermopile.tools.inspection.temperatures.wrong_captions import wrong_captions
 from thermopile.trainer.config import CheckpointConfig
 from thermopile.trainer.run.checkpoint_writer import KEEP_EARLY
 from thermopile.trainer.run_directory import RunDirectory

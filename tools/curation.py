@@ -30,8 +30,8 @@ from .inspection.sentences import misfit_sentences
 from .inspection.temperatures.correlation import NO_GROUP
 from .inspection.temperatures.groups import CLASS_COLUMN, check_columns, codes_of
 from .inspection.temperatures.kinds import MIN_VISITS, NEAR_FLOOR, KindRules
-from .inspection.temperatures.wrong_captions import HALF as HALF
-from .inspection.temperatures.wrong_captions import misfits
+from .inspection.temperatures.misfits import HALF as HALF
+from .inspection.temperatures.misfits import misfits
 from .progress import task_bars
 
 KEPT, LISTED, IS_MISFIT, DUPLICATE, CLASS_FULL, NOT_TRAINED_ON = range(6)

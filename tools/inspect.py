@@ -33,9 +33,9 @@ from .inspection.findings import Findings, look, read_again
 from .inspection.opening import LATEST, Inspection, OtherDatasetError
 from .inspection.rows_export import check_target, export_rows, export_solved
 from .inspection.temperatures.kinds import KindRules
+from .inspection.temperatures.misfits import exported, misfits
 from .inspection.temperatures.samples import InspectedSample, read_histories, read_samples
 from .inspection.temperatures.survey import Survey, survey
-from .inspection.temperatures.wrong_captions import exported, misfits
 from .printing import plain_text, print_facts, print_table
 from .progress import task_bars, working
 from .report.duplicates import duplicate_facts, write_duplicates_page

@@ -22,10 +22,10 @@ from .sentences import first_sentences, misfit_sentences
 from .temperatures.drift import Drift, drift, in_order
 from .temperatures.groups import CLASS_COLUMN
 from .temperatures.kinds import COPIED, KIND_NAMES, MISFIT, NOT_TOLD_APART, STUCK
+from .temperatures.misfits import WrongCaptions, misfits
 from .temperatures.samples import InspectedSample, read_samples
 from .temperatures.survey import Side, Survey, survey
 from .temperatures.through_time import ThroughTime, through_time
-from .temperatures.wrong_captions import WrongCaptions, misfits
 
 T = TypeVar("T")
 

@@ -18,8 +18,8 @@ from .temperatures.distribution import QUANTILES, Distribution
 from .temperatures.drift import Drift
 from .temperatures.groups import TauGroups
 from .temperatures.kinds import SampleKinds
+from .temperatures.misfits import Doubted
 from .temperatures.survey import Survey
-from .temperatures.whole_run import Doubted
 
 TERMINAL_QUANTILES = (0.05, 0.5, 0.95)
 SETTINGS = ("rho", "gamma", "eta", "tau_step", "tau_init", "tau_min", "tau_max")

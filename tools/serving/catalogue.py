@@ -29,7 +29,7 @@ from ..inspection.opening import Inspection, read_blocks
 from ..inspection.temperatures.correlation import NO_GROUP
 from ..inspection.temperatures.groups import CLASS_COLUMN, TooManyGroupsError, codes_of
 from ..inspection.temperatures.kinds import KIND_NAMES, KindRules
-from ..inspection.temperatures.whole_run import WholeRun
+from ..inspection.temperatures.misfits import WholeRun
 from .texts import Texts, damaged, write_texts
 
 INDEX = "index"

@@ -18,8 +18,8 @@ from .. import OnDone
 from ..json_fields import HOW_MANY, AsJson, Hidden, named
 from ..opening import Inspection, Rows
 from ..temperatures.kinds import KIND_NAMES, KIND_SHEET_SAMPLES, MISFIT, STUCK, Codes, SampleKinds
+from ..temperatures.misfits import HALF, wrong_captions
 from ..temperatures.survey import Survey
-from ..temperatures.wrong_captions import HALF, wrong_captions
 from .run_features import DEFAULT, Asked, features_of
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from .correlation import Joint, JointCounts
 from .distribution import Distribution, Figures, Smallest
 from .groups import CLASS_COLUMN, GroupCounts, TauGroups, TooManyGroupsError, check_columns, codes_of
 from .kinds import KIND_NAMES, MISFIT, STUCK, KindCounts, KindRules, SampleKinds
-from .whole_run import Doubted, WholeRun
+from .misfits import Doubted, WholeRun
 
 SHEET_SAMPLES = 72
 POOL_SAMPLES = 1 << 20

@@ -179,8 +179,7 @@ def _state(inspection: Inspection, rules: CurationRules, on_progress: OnTask) ->
     """Return of n samples which the run trains on, which cannot be judged, with too few visits or planted, and which
     have a tau at tau_min, bool [n] each, and the mean of log tau over the sides, float32 [n], not finite without a
     usable one; the last two are 0 if no temperature is needed."""
-    reader, kinds = inspection.reader, KindRules.of(inspection)
-    assert reader is not None
+    reader, kinds = inspection.state, KindRules.of(inspection)
     taus = [f"{side}/tau" for side in inspection.sides] if rules.tau_power else []
     if rules.tau_power and not taus:
         name = inspection.config.objective.name

@@ -14,7 +14,6 @@ from ...state_store import Snapshot, StateReader, StoreNotFoundError, list_snaps
 from ...state_store.errors import FieldError, SampleIdError
 from ...storage.place import AnyPlace, Place, Places, place_of
 from ...trainer.config import TrainConfig
-from ...trainer.errors import RunError
 from ...trainer.run_directory import RunDirectory
 from .opening import LATEST, STATE_ROWS_AT_ONCE, Inspection, read_run
 from .rows_export import SAMPLE_ID, sample_columns
@@ -65,9 +64,7 @@ class OpenedRun:
         Raises RunError if the run has no snapshot yet, SnapshotNotFoundError if it does not have this one.
         """
         inspection = read_run(self._run, at=at, data=self._data)
-        if inspection.reader is None:
-            raise RunError(f"{self.path} has no snapshot of its state yet; the first checkpoint writes one")
-        return Temperatures(inspection, inspection.reader)
+        return Temperatures(inspection, inspection.state)
 
 
 class Temperatures:

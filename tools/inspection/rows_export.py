@@ -19,7 +19,7 @@ from ...pipeline.opening import Dataset
 from ...state_store import StateReader
 from ...storage.files import written_aside
 from ...storage.place import place_of
-from ...trainer.errors import ConfigError, RunError
+from ...trainer.errors import ConfigError
 from ...trainer.run_directory import refuse_in_run
 from . import OnDone
 from .features.confirmation import Confirmation
@@ -80,18 +80,14 @@ def export_rows(
     Raises RunError if the run has no snapshot yet, DamagedChunkError, SnapshotNotFoundError if the run deletes the
     snapshot meanwhile, DatasetError, OSError.
     """
-    if inspection.reader is None:
-        raise RunError(
-            f"{inspection.run.path} has no snapshot of its state yet, so there is nothing to export; "
-            "the first checkpoint writes one"
-        )
+    reader = inspection.state
     with written_aside(to) as file, ExitStack() as opened:
         writer, done = None, 0
-        for table in _tables(inspection, inspection.reader, confirmation, by_features, more):
+        for table in _tables(inspection, reader, confirmation, by_features, more):
             writer = writer or opened.enter_context(_WRITERS[to.suffix](file, table.schema))
             writer.write_table(table)
             done += len(table)
-            on_progress(done, inspection.reader.samples)
+            on_progress(done, reader.samples)
 
 
 def export_solved(found: SolvedTemperatures, dataset: Dataset, to: Path) -> None:

@@ -58,11 +58,8 @@ def lineage(inspection: Inspection) -> list[str]:
 
 def what(inspection: Inspection, survey: Survey) -> str:
     """Describe a figure's data: number of samples, snapshot and settings. Requires a snapshot."""
-    assert inspection.reader is not None
-    return (
-        f"{survey.visited:,} visited of {survey.samples:,} samples, {inspection.reader.snapshot.tag}, "
-        f"{settings(inspection)}"
-    )
+    tag = inspection.state.snapshot.tag
+    return f"{survey.visited:,} visited of {survey.samples:,} samples, {tag}, {settings(inspection)}"
 
 
 def settings(inspection: Inspection) -> str:

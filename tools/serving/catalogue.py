@@ -34,8 +34,8 @@ from .texts import Texts, damaged, write_texts
 
 INDEX = "index"
 _FORMAT = 1
-_STATE = "state-4"
-"""4: kinds by the state alone, and planted samples."""
+_STATE = "state-5"
+"""5: no sorted temperatures."""
 _TEXTS, _ABOUT = "texts.sqlite", "about.json"
 _NOT_SELECTED = len(KIND_NAMES)
 SERVED_KINDS = (*KIND_NAMES, "not_selected")
@@ -58,8 +58,6 @@ class Catalogue:
     """int8 [n]: places in SERVED_KINDS."""
     coldest: dict[str, Ids]
     """Side -> ids by tau, and by log s among equals, uint32 [n]; those without a usable tau come last."""
-    taus: dict[str, NDArray[np.float32]]
-    """Side -> tau in that order, float32 [n]; inf for those without."""
     misfits: Ids
     """uint32 [n]: ids by log s over the whole run, highest first; empty without log s."""
     classes: list[str]
@@ -88,15 +86,12 @@ def open_catalogue(inspection: Inspection, folder: Path, on_progress: OnTask) ->
     folder: RUN/report. Raises RunError without a snapshot or if the index is damaged, DatasetError, DamagedChunkError,
     NotRegularFileError if a part of it is a link.
     """
-    reader, dataset = inspection.reader, inspection.dataset
-    if reader is None:
-        raise RunError(f"{inspection.run.path} has no snapshot of its state yet; the first checkpoint writes one")
+    reader, dataset = inspection.state, inspection.dataset
     if reader.samples >= _LARGEST:
         raise RunError(f"{reader.samples:,} samples are too many to serve; use --export")
     index, count = own_directory(own_directory(folder) / INDEX), reader.samples
     dtypes: dict[str, DTypeLike] = {of: np.float32 if of in reader.fields else np.uint32 for of in reader.columns}
     dtypes |= {"kind": np.int8} | {f"{side}.coldest": np.uint32 for side in inspection.sides}
-    dtypes |= {f"{side}.tau-sorted": np.float32 for side in inspection.sides}
     if any(name.endswith("/log_s") for name in reader.fields):
         dtypes["misfits"] = np.uint32
     about = {"samples": count, "snapshot": reader.snapshot.id}
@@ -114,7 +109,6 @@ def open_catalogue(inspection: Inspection, folder: Path, on_progress: OnTask) ->
         {name: state[name] for name in reader.columns},
         state["kind"],
         {side: state[f"{side}.coldest"] for side in inspection.sides},
-        {side: state[f"{side}.tau-sorted"] for side in inspection.sides},
         state.get("misfits", np.empty(0, np.uint32)),
         classes,
         class_of,
@@ -141,8 +135,7 @@ def with_margins(catalogue: Catalogue, features: FeaturesFile, folder: Path, on_
 
 
 def _index_state(inspection: Inspection, on_progress: OnTask, _: Path, new: Arrays) -> dict[str, Any]:
-    reader, rules, noted = inspection.reader, KindRules.of(inspection), len(inspection.notes)
-    assert reader is not None
+    reader, rules, noted = inspection.state, KindRules.of(inspection), len(inspection.notes)
     count, ranks = reader.samples, np.empty(reader.samples, np.float32)
     whole_run = WholeRun(inspection, partial(on_progress, "reading all snapshots"))
     for block, rows in read_blocks(reader, reader.columns):
@@ -156,8 +149,7 @@ def _index_state(inspection: Inspection, on_progress: OnTask, _: Path, new: Arra
         on_progress("ranking by tau", done * count, len(inspection.sides) * count)
         tau, log_s = new[f"{side}/tau"], new.get(f"{side}/log_s")
         keys = np.where((new[VISITS] > 0) & np.isfinite(tau), tau, np.float32(np.inf))
-        order = np.argsort(keys, kind="stable") if log_s is None else np.lexsort((log_s, keys))
-        new[f"{side}.coldest"][:], new[f"{side}.tau-sorted"][:] = order, keys[order]
+        new[f"{side}.coldest"][:] = np.argsort(keys, kind="stable") if log_s is None else np.lexsort((log_s, keys))
     if rules.log_s:
         new["misfits"][:] = np.argsort(ranks, kind="stable")
     return {"notes": inspection.notes[noted:]}

@@ -86,7 +86,6 @@ def by_features(
 def _measured(
     inspection: Inspection, survey: Survey, features: SampleFeatures, rho: float, on_progress: OnTask
 ) -> ByFeatures:
-    assert inspection.reader is not None
     solved = solved_temperatures(inspection, features, rho, on_progress=partial(on_progress, "solving temperatures"))
     found = properties(inspection, features, survey.pool, on_progress)
     tau = {side: of_side.tau[found.places] for side, of_side in solved.sides.items()}
@@ -96,7 +95,7 @@ def _measured(
         asked = {name: values for name, values in found.values.items() if name not in others}
         groups = {} if found.classes is None else {"class_size": found.classes}
         goes_with[side] = associations(of_side, asked, NEAR_OF[side], groups)
-    of_state = rules.kinds(inspection.reader.rows_at(found.sample_ids, rules.columns), found.sample_ids)
+    of_state = rules.kinds(inspection.state.rows_at(found.sample_ids, rules.columns), found.sample_ids)
     kinds = evident_kinds(found, tau, goes_with, of_state)
     near = {side: found.values[NEAR_OF[side]] for side in tau}
     curves = direction(inspection, features, near, found.places)

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....pipeline.cores import cores
-from ....trainer.errors import ConfigError
 from .. import OnDone
 from ..json_fields import TO_LIST, AsJson, named
+from ..opening import check_ids
 from .confirmation import MAX_NEGATIVES
 from .features_file import FeaturesFile
 
@@ -68,11 +68,7 @@ def find_neighbours(features: FeaturesFile, sample_id: int, count: int, tau: Map
     stands for both views of each sample.
     Raises ConfigError for an unknown id, RunError for a damaged file.
     """
-    if not 0 <= sample_id < features.samples:
-        raise ConfigError(
-            f"no such sample: {sample_id}; the run has {features.samples:,} samples, with ids 0 … "
-            f"{features.samples - 1}"
-        )
+    check_ids([sample_id], features.samples)
     (own,) = features.rows(np.array([sample_id]))
     sides, parts = len(own), min(cores(), 1 + features.samples // _SAMPLES_PER_THREAD)
     similarity = np.empty((sides, sides, features.samples), np.float32)  # of an anchor's side and the others' side

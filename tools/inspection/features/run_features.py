@@ -203,7 +203,6 @@ def drawn_features(
     those of DRAWS times two views, as the recipe draws them. `asked.samples` of n or more are all.
     Raises RunError if there are none and none are to be made, ConfigError, DatasetError, OSError.
     """
-    assert inspection.reader is not None
     made_of = _wanted(inspection, asked)
     latest = latest_checkpoint(inspection.run.checkpoints)
     own = DRAWN if latest and latest.name == made_of[1].name else f"drawn-{made_of[1].name}.f16"
@@ -214,11 +213,11 @@ def drawn_features(
             kept = FeaturesFile(path, made_of[2])
         except UnusableFeaturesError:
             continue
-        if kept.samples >= min(wanted, inspection.reader.kept):
+        if kept.samples >= min(wanted, inspection.state.kept):
             return kept
     if not wanted:
         raise RunError("no features are kept of this snapshot, and none are to be made")
-    ids = visited_samples(inspection.reader, asked.samples or MOST_DRAWN)
+    ids = visited_samples(inspection.state, asked.samples or MOST_DRAWN)
     least = LEAST_DRAWN if asked.samples is None else len(ids)
     folder.mkdir(parents=True, exist_ok=True)
     return _made(inspection, made_of, ids, least, folder / own, asked, on_progress)

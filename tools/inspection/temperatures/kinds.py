@@ -61,14 +61,13 @@ class KindRules:
     @classmethod
     def of(cls, inspection: Inspection) -> KindRules:
         """Return the rules of a run's snapshot, which there must be; notes why if there are no kinds."""
-        assert inspection.reader is not None
-        fields, settings = inspection.reader.fields, inspection.settings
+        fields, settings = inspection.state.fields, inspection.settings
         floor, clip = settings.get("tau_min"), settings.get("grad_clip")
         log_s = tuple(name.removesuffix("/log_s") for name in fields if name.endswith("/log_s"))
         u = tuple(side for side in log_s if {f"{side}/tau", f"{side}/u"} <= set(fields) and floor and clip)
         steps = list[dict[str, Any]]()
         with suppress(OSError):  # as of a run copied without its metrics
-            steps = last_lines(inspection.run.metrics, RECENT_STEPS, 0, until=inspection.reader.snapshot.step).steps
+            steps = last_lines(inspection.run.metrics, RECENT_STEPS, 0, until=inspection.state.snapshot.step).steps
         why = collapse(steps, inspection.config) or ""
         if why and log_s:
             note = f"There are no kinds of samples yet: {why}."

@@ -54,8 +54,7 @@ class WholeRun:
 
         A snapshot that is damaged, or that the run deletes meanwhile, is left out and noted.
         """
-        assert inspection.reader is not None
-        self._rules, last = KindRules.of(inspection), inspection.reader.snapshot.step
+        self._rules, last = KindRules.of(inspection), inspection.state.snapshot.step
         self._columns = [VISITS, *(f"{side}/log_s" for side in self._rules.log_s)]
         self._notes = inspection.notes
         steps = [snapshot.step for snapshot in list_snapshots(inspection.run.state)]
@@ -174,8 +173,7 @@ def wrong_captions(beyond: Ids, others: int) -> WrongCaptions | None:
 def misfits(inspection: Inspection, on_progress: OnTask) -> tuple[Ids, WrongCaptions | None]:
     """Return all samples but planted and stuck ones and those with too few visits, by log s over the run, the highest
     first, int64 [m], and the estimate from planted ones. Takes 12 bytes of memory a sample. Raises as `WholeRun`."""
-    reader, rules = inspection.reader, KindRules.of(inspection)
-    assert reader is not None
+    reader, rules = inspection.state, KindRules.of(inspection)
     over_run = WholeRun(inspection, partial(on_progress, "reading all snapshots"))
     scores = np.full(reader.samples, np.inf, np.float32)
     for block, rows in read_blocks(reader, rules.columns):

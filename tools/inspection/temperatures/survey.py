@@ -228,7 +228,7 @@ class _FirstPass:
                 name,
                 tau,
                 None if low is None else tau.share_at_most(low),
-                None if high is None else tau.share_at_least(high),
+                None if high is None else 1 - tau.share_below(high),
             )
             for name, tau in taus.items()
         ]

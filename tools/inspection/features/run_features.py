@@ -86,8 +86,8 @@ def run_features(
     return FeaturesFile(path, of)
 
 
-def wanted_features(inspection: Inspection, asked: Asked) -> tuple[Dataset, Place, FeaturesOf]:
-    """Return the dataset, the snapshot's checkpoint, and what determines its features."""
+def wanted_features(inspection: Inspection, asked: Asked, *, drawn: bool = False) -> tuple[Dataset, Place, FeaturesOf]:
+    """Return the dataset, the snapshot's checkpoint, and what determines its features, of all or drawn samples."""
     if (dataset := inspection.dataset) is None:
         raise RunError("features need the run's dataset; pass its path with --data")
     run, config, snapshot = inspection.run, inspection.config, inspection.reader and inspection.reader.snapshot
@@ -106,7 +106,8 @@ def wanted_features(inspection: Inspection, asked: Asked) -> tuple[Dataset, Plac
     view = config.data.model_dump(mode="json", include={"recipe", "image_size"})
     tree = [info.model_dump(mode="json"), weights, config.model.model_dump(mode="json"), view]
     digest = hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
-    of = FeaturesOf(samples=dataset.n, checkpoint=checkpoint.name, weights=weights, digest=digest)
+    views = 2 * DRAWS if drawn and config.objective.mode == "unimodal" else 0
+    of = FeaturesOf(samples=dataset.n, views=views, checkpoint=checkpoint.name, weights=weights, digest=digest)
     return dataset, checkpoint, of
 
 
@@ -203,7 +204,7 @@ def drawn_features(
     those of DRAWS times two views, as the recipe draws them. `asked.samples` of n or more are all.
     Raises RunError if there are none and none are to be made, ConfigError, DatasetError, OSError.
     """
-    made_of = _wanted(inspection, asked)
+    made_of = wanted_features(inspection, asked, drawn=True)
     latest = latest_checkpoint(inspection.run.checkpoints)
     own = DRAWN if latest and latest.name == made_of[1].name else f"drawn-{made_of[1].name}.f16"
     wanted = LEAST_DRAWN if asked.samples is None else asked.samples
@@ -236,7 +237,7 @@ def keep_features(run: RunDirectory, on_progress: OnDone = lambda done, total: N
         ids, own = visited_samples(reader, MOST_AT_END), Asked(allow_code=True)
         refuse_link(run.report)
         run.report.mkdir(parents=True, exist_ok=True)
-        _made(inspection, _wanted(inspection, own), ids, 0, run.report / DRAWN, own, on_progress)
+        _made(inspection, wanted_features(inspection, own, drawn=True), ids, 0, run.report / DRAWN, own, on_progress)
     except (RunError, ConfigError, DatasetError, StateStoreError, OSError, ImportError) as error:  # ffcv may be missing
         _log.warning("no features are kept for `thermopile inspect`, which makes its own: %s", error)
 
@@ -249,14 +250,6 @@ def visited_samples(reader: StateReader, count: int) -> NDArray[np.int64]:
     else:
         ids = random.choice(reader.samples, _CANDIDATES * count, replace=False, shuffle=True)
     return ids[reader.rows_at(ids, [VISITS])[VISITS] > 0][:count]
-
-
-def _wanted(inspection: Inspection, asked: Asked) -> tuple[Dataset, Place, FeaturesOf]:
-    """Return the dataset, the snapshot's checkpoint, and what determines the features."""
-    dataset, checkpoint, of = wanted_features(inspection, asked)
-    if inspection.config.objective.mode == "unimodal":
-        of = of.model_copy(update={"views": 2 * DRAWS})
-    return dataset, checkpoint, of
 
 
 def _made(

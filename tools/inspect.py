@@ -310,7 +310,11 @@ def _print_summary(findings: Findings) -> None:
     if survey.sides:
         _print_tau(findings, survey)
     if survey.parts and survey.sides:
-        print_table(*summary.parts_table(survey.parts))
+        rows = [
+            [of["part"], f"{of['samples']:,}", *map(summary.tau, of["mean_tau"].values())]
+            for of in survey.parts.means()
+        ]
+        print_table(["part", ">samples", *(f">mean tau ({side})" for side in survey.parts.tau)], rows)
     if found := findings.by_features:
         print_table(*summary.solved_table(found))
         for side, of_side in found.associations.items():

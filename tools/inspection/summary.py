@@ -16,7 +16,6 @@ from .temperatures.associations import END_SHARE, ENDS, Association
 from .temperatures.correlation import Correlation
 from .temperatures.distribution import QUANTILES, Distribution
 from .temperatures.drift import Drift
-from .temperatures.groups import TauGroups
 from .temperatures.kinds import SampleKinds
 from .temperatures.misfits import Doubted
 from .temperatures.survey import Survey
@@ -150,12 +149,6 @@ def table(inspection: Inspection, survey: Survey, quantiles: Sequence[float] = Q
             ["chance up to", *(correlation(c and c.chance) for c in found)],
         ]
     return rows
-
-
-def parts_table(parts: TauGroups) -> tuple[TableRow, list[TableRow]]:
-    """Return head and rows of a table of a mixture's parts."""
-    rows = [[of["part"], f"{of['samples']:,}", *map(tau, of["mean_tau"].values())] for of in parts.means()]
-    return ["part", ">samples", *(f">mean tau ({side})" for side in parts.tau)], rows
 
 
 def kind_words(name: str) -> str:

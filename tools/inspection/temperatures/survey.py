@@ -290,17 +290,12 @@ class _SecondPass:
             groups = counts.result(*pool)
             if groups and len(groups.names) > 1:
                 found.append(groups)
+            elif groups:
+                all_have = f"All {groups.sizes[0]:,} samples with a {groups.word} have the same one"
+                self._notes.append(f"{all_have}, so there is nothing to compare.")
+            elif counts.column == CLASS_COLUMN:
+                self._notes.append("The dataset has no classes, so tau cannot be compared with class size.")
             else:
-                self._notes.append(_why_not_grouped(counts.column, groups))
+                lacks = f"No sample has a value in the column {counts.column}"
+                self._notes.append(f"{lacks}, so tau cannot be grouped by it.")
         return found
-
-
-def _why_not_grouped(column: str, groups: TauGroups | None) -> str:
-    """Return why samples are not grouped by a column, whose groups are one or none."""
-    if groups:
-        return (
-            f"All {groups.sizes[0]:,} samples with a {groups.word} have the same one, so there is nothing to compare."
-        )
-    if column == CLASS_COLUMN:
-        return "The dataset has no classes, so tau cannot be compared with class size."
-    return f"No sample has a value in the column {column}, so tau cannot be grouped by it."

@@ -22,12 +22,12 @@ from ...storage.place import place_of
 from ...trainer.errors import ConfigError
 from ...trainer.run_directory import refuse_in_run
 from . import OnDone
-from .features.confirmation import Confirmation
 from .opening import Inspection, read_blocks
 from .temperatures.kinds import BY_FEATURES, KIND, KIND_NAMES, Codes, KindRules
 
 if TYPE_CHECKING:
     from .feature_findings.by_features import ByFeatures
+    from .features.confirmation import Confirmation
     from .features.solving import SolvedTemperatures
 
 SAMPLE_ID, KIND_FROM, MARGIN = "sample_id", "kind_from", "margin"
@@ -139,8 +139,10 @@ def _tables(
             table = next(samples)
             columns |= {name: table[name] for name in names}
         columns |= rows
-        for side, solved in by_features.solved.sides.items() if by_features else ():
-            tau = _placed(block, by_features.solved.sample_ids, solved.tau, np.full(len(block), np.nan, np.float32))
+        solved = by_features and by_features.solved
+        for side, of_side in solved.sides.items() if solved else ():
+            nothing = np.full(len(block), np.nan, np.float32)
+            tau = _placed(block, solved.sample_ids, of_side.tau, nothing) if solved else nothing
             columns[f"{side}/{TAU_SOLVED}"] = pa.array(tau, from_pandas=True)
         columns |= _kind_columns(block, rules.kinds(rows, block), confirmation, by_features)
         if more:

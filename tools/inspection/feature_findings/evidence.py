@@ -80,7 +80,8 @@ def evident_kinds(
         COPIED: copies > 0,
         NOT_TOLD_APART: _not_told_apart(found),
     }
-    order = {CROWDED: -around.near, COPIED: -copies, NOT_TOLD_APART: -around.similarity[:, -1], RARE: around.near}
+    order: dict[int, NDArray[np.floating]] = {CROWDED: -around.near, COPIED: -copies, RARE: around.near}
+    order[NOT_TOLD_APART] = -around.similarity[:, -1]
     notable = [  # ends that go with low values of a property of RARE_BY
         (side, each)
         for side, of_side in associations.items()

@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import logsumexp
 
 from ....pipeline.errors import DatasetError
 from ....state_store.schema import VISITS
@@ -22,15 +23,12 @@ from ..temperatures.misfits import HALF, wrong_captions
 from ..temperatures.survey import Survey
 from .run_features import DEFAULT, Asked, features_of
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 MAX_NEGATIVES = 4096
 MIN_NEGATIVES, MAX_PLANTED = 16, 2048
 ANCHORS_AT_ONCE = 1024
 """Anchors compared with all negatives at once: 16 MB of similarities a view."""
 _SEED = 2025
-Ids = NDArray[np.int64]
+Ids, Floats = NDArray[np.int64], NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -92,8 +90,6 @@ def confirm(
 
 
 def _confirmed(inspection: Inspection, survey: Survey, asked: Asked, on_progress: OnDone) -> Confirmation:
-    import torch
-
     reader, kinds = inspection.reader, survey.kinds
     if reader is None or kinds is None or not len(kinds.suspects):
         raise RunError("no sample looks stuck or like a misfit")
@@ -101,9 +97,8 @@ def _confirmed(inspection: Inspection, survey: Survey, asked: Asked, on_progress
     if len(negatives) < MIN_NEGATIVES:
         raise RunError(f"it needs {MIN_NEGATIVES} visited samples, but there are only {len(negatives)}; try later")
     shown, is_paired = np.unique(np.concatenate(ids)), inspection.config.objective.mode == "bimodal"
-    views = 0 if is_paired else 2
-    of, made = features_of(inspection, shown, views, asked, on_progress)
-    features, rows = [torch.from_numpy(side) for side in made], reader.rows_at(suspects, kinds.rules.columns)
+    of, features = features_of(inspection, shown, 0 if is_paired else 2, asked, on_progress)
+    rows = reader.rows_at(suspects, kinds.rules.columns)
     places, others, pictures, captions = (np.searchsorted(shown, each) for each in ids)
     compare = partial(_compare, features, others=others, paired=is_paired)
     compared = compare(places, places, rows=rows)
@@ -140,7 +135,7 @@ def compared_ids(survey: Survey, kinds: SampleKinds, inspection: Inspection) -> 
 
 
 def _compare(
-    features: list[Tensor], places: Ids, captions: Ids, *, others: Ids, rows: Rows, paired: bool
+    features: list[Floats], places: Ids, captions: Ids, *, others: Ids, rows: Rows, paired: bool
 ) -> dict[str, Compared]:
     """Compare samples with negatives, both given as rows of `features`, by side of the state. rows: the samples' state.
 
@@ -148,35 +143,28 @@ def _compare(
     Pairs: a side's candidates are the negatives' features of the other side. Images: both views are anchors, and both
     views of the negatives candidates.
     """
-    import torch
-
     first, second = features
     positives = (first[places] * second[captions]).sum(1)
-    is_own = torch.from_numpy((places[:, None] == others) | (captions[:, None] == others))
-
-    def against(side: str, view: Tensor, candidates: Tensor, is_own: Tensor) -> Compared:
-        tau = torch.from_numpy(rows.get(f"{side}/tau", np.ones(len(places))))
-        return _against(view[captions if side == "text" else places], candidates, positives, is_own, tau)
-
+    is_own, ones = (places[:, None] == others) | (captions[:, None] == others), np.ones(len(places), np.float32)
+    tau = {side: rows.get(f"{side}/tau", ones) for side in (("image", "text") if paired else ("sample",))}
     if paired:
         return {
-            "image": against("image", first, second[others], is_own),
-            "text": against("text", second, first[others], is_own),
+            "image": _against(first[places], second[others], positives, is_own, tau["image"]),
+            "text": _against(second[captions], first[others], positives, is_own, tau["text"]),
         }
-    both = torch.cat([first[others], second[others]])
-    one, other = (against("sample", view, both, is_own.repeat(1, 2)) for view in features)
+    both, is_either = np.concatenate([first[others], second[others]]), np.tile(is_own, 2)
+    one, other = (_against(view[places], both, positives, is_either, tau["sample"]) for view in features)
     return {"sample": (np.logaddexp(one[0], other[0]) - math.log(2), np.minimum(one[1], other[1]))}
 
 
-def _against(anchors: Tensor, candidates: Tensor, positives: Tensor, is_own: Tensor, tau: Tensor) -> Compared:
-    """Compare anchors, float32 [m, d], with candidates [k, d]; is_own, bool [m, k], leaves candidates out."""
+def _against(anchors: Floats, candidates: Floats, positives: Floats, own: NDArray[np.bool_], tau: Floats) -> Compared:
+    """Compare anchors, float32 [m, d], with candidates [k, d]; own, bool [m, k], leaves candidates out."""
     log_g, margin = np.empty(len(anchors)), np.empty(len(anchors), np.float32)
     for start in range(0, len(anchors), ANCHORS_AT_ONCE):
         rows = slice(start, start + ANCHORS_AT_ONCE)
-        h = (anchors[rows] @ candidates.T - positives[rows, None]).masked_fill_(is_own[rows], -math.inf)
-        count = (~is_own[rows]).sum(1)
-        log_g[rows] = ((h.double() / tau[rows, None]).logsumexp(1) - count.log()).numpy()
-        margin[rows] = -h.amax(1).numpy()
+        h = np.where(own[rows], -np.inf, anchors[rows] @ candidates.T - positives[rows, None])
+        log_g[rows] = logsumexp(h / tau[rows, None].astype(np.float64), axis=1) - np.log((~own[rows]).sum(1))
+        margin[rows] = -h.max(1)
     return log_g, margin
 
 

@@ -63,7 +63,8 @@ def _draw_tau(figure: Figure, axes: Axes, shown: EmbeddingMap, sides: list[Side]
     drawn: Any = None
     for side, marker in zip(sides, MARKERS, strict=False):
         points = shown.points[side.name]
-        drawn = axes.scatter(*points.xy.T, c=points.tau, cmap=COLOUR_MAP, vmin=low, vmax=high, marker=marker, **_DOTS)
+        x, y = points.xy.T
+        drawn = axes.scatter(x, y, c=points.tau, cmap=COLOUR_MAP, vmin=low, vmax=high, marker=marker, **_DOTS)
         if len(sides) > 1:
             axes.scatter([], [], s=2 * _DOT, marker=marker, color=INK, label=side.name, zorder=3)
     place: dict[str, Any] = {"location": "bottom" if is_narrow(figure) else "right", "aspect": 30, "pad": 0.02}
@@ -80,7 +81,8 @@ def _draw_classes(axes: Axes, shown: EmbeddingMap, colouring: Colouring, sides: 
         if chosen.any():
             axes.scatter([], [], s=2 * _DOT, marker="s", color=colour, label=name, zorder=3)
             for side, marker in zip(sides, MARKERS, strict=False):
-                axes.scatter(*shown.points[side.name].xy[chosen].T, c=colour, marker=marker, **_DOTS)
+                x, y = shown.points[side.name].xy[chosen].T
+                axes.scatter(x, y, c=colour, marker=marker, **_DOTS)
 
 
 def _mark(axes: Axes, shown: EmbeddingMap, colours: Sequence[str], labels: Sequence[str | None]) -> None:
@@ -91,7 +93,7 @@ def _mark(axes: Axes, shown: EmbeddingMap, colours: Sequence[str], labels: Seque
     for xy, marker, colour, label in zip((cold, hot), "v^", colours, labels, strict=True):
         if len(xy):
             look: dict[str, Any] = {"facecolors": "none", "edgecolors": colour, "linewidths": 0.9, "label": label}
-            axes.scatter(*xy.T, s=_MARK, marker=marker, **look)
+            axes.scatter(xy[:, 0], xy[:, 1], s=_MARK, marker=marker, **look)
 
 
 def _finish(axes: Axes) -> None:

@@ -85,7 +85,7 @@ def compared(dataset: Dataset, features: FeaturesFile, scratch: Path) -> tuple[S
     with Thumbnails(dataset) as thumbnails:
         places = np.array_split(np.arange(len(pairs.first)), 1 + len(pairs.first) // 256)
         agreed = [agreement(*thumbnails.of(pairs.of(some))) for some in places]
-    return pairs, Agreement.joined(agreed)
+    return pairs, Agreement(*map(np.concatenate, zip(*agreed, strict=True)))
 
 
 @dataclass(frozen=True)

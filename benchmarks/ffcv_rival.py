@@ -23,7 +23,7 @@ from ffcv.traversal_order.base import TraversalOrder
 from thermopile.pipeline.cores import cores
 from thermopile.pipeline.dataset.index import SHARD_FOLDER, shard_name
 from thermopile.pipeline.views.recipes import RECIPES, Recipe
-from thermopile.tools.bench.work import AHEAD, WARM_UP, Serve, Work
+from thermopile.tools.bench.loader import AHEAD, WARM_UP, Serve, Work
 
 from .ffcv_types import leave_shared_types
 

@@ -37,8 +37,8 @@ from thermopile.state_store import list_snapshots
 from thermopile.storage.local import LocalPath
 from thermopile.tools.inspection.feature_findings.by_features import NEAR_OF, by_features
 from thermopile.tools.inspection.feature_findings.properties import OF_FEATURES, properties
-from thermopile.tools.inspection.features.drawn import Asked, VisitedFeatures, drawn_features
 from thermopile.tools.inspection.features.features_file import FeaturesFile
+from thermopile.tools.inspection.features.run_features import Asked, drawn_features, visited_features
 from thermopile.tools.inspection.features.solving import compared_views, solved_temperatures
 from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.sentences import first_sentences
@@ -114,7 +114,7 @@ def judged(folder: Path, run: Run, at: str) -> dict[str, Any]:
     assert inspection.dataset is not None
     assert inspection.reader is not None
     kept = _features(folder, run.name, at)
-    features = VisitedFeatures(kept, inspection.reader)
+    features = visited_features(kept, inspection.reader)
     of = properties(inspection, features, found.pool, lambda what, done, total: None)
     random = np.random.default_rng(len(run.name))
     permuted = 0
@@ -154,7 +154,7 @@ def beside_all(folder: Path, run: Run) -> list[tuple[str, ...]]:
     assert inspection.reader is not None
     out = folder / "judged" / f"{run.name}-all"
     file = drawn_features(inspection, out, Asked(ALL))
-    features = VisitedFeatures(file, inspection.reader)
+    features = visited_features(file, inspection.reader)
     every = features.rows(np.arange(len(features))).astype(np.float64)
     places = np.sort(np.random.default_rng(1).permutation(len(features))[:EXACT])
     rho, low = inspection.config.objective.settings["rho"], inspection.config.objective.settings["tau_min"]

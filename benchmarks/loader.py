@@ -30,7 +30,7 @@ from .made import make_pairs
 if TYPE_CHECKING:
     from thermopile.pipeline.loading.dali_loader import DALILoader
     from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
-    from thermopile.tools.bench.work import Contender
+    from thermopile.tools.bench.loader import Contender
 
 # `open` counts the memory of processes that import this file: what is heavy is imported where it is used.
 
@@ -77,10 +77,10 @@ ASKED = {
 
 def rate(sizes: RateSizes, directory: Path) -> Measured:
     """Open every contender, and let each serve its batches once a round."""
-    from thermopile.tools.bench.loader import LOADERS, rates
-    from thermopile.tools.bench.work import Work
+    from thermopile.tools.bench.loader import LOADERS, Work, rates
     from thermopile.trainer.run.build import device_named
 
+    from .decoding import decode_alone
     from .ffcv_rival import ffcv_own_loader, has_opencv
     from .photographs import photographs
     from .pillow_views import pillow
@@ -88,7 +88,7 @@ def rate(sizes: RateSizes, directory: Path) -> Measured:
     dataset = photographs(directory, sizes.images)
     order = Order.create(sizes.images, sizes.batch)
     work = Work(dataset, order, sizes.recipe, sizes.views, sizes.image_size, sizes.batches, device_named("auto"))
-    known: dict[str, Contender] = {**LOADERS, "ffcv_own": ffcv_own_loader, "pillow": pillow}
+    known: dict[str, Contender] = LOADERS | {"ffcv_own": ffcv_own_loader, "pillow": pillow, "decode": decode_alone}
     pairs = [(ours, other) for ours, other in sizes.pairs if other != "ffcv_own" or has_opencv()]
     contenders = {name: known[name] for pair in pairs for name in pair}
     found = rates(contenders, work, sizes.rounds)

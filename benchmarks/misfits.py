@@ -31,16 +31,13 @@ from thermopile.state_store import list_snapshots
 from thermopile.state_store.durable import Repository
 from thermopile.storage.local import LocalPath
 from thermopile.tools.bench.machine import describe_machine, words_of
-from thermopile.tools.inspection.features.checkpoint_encoders import load_encoders
 from thermopile.tools.inspection.features.confirmation import Confirmation, confirm
+from thermopile.tools.inspection.features.run_features import Asked, features_of
 from thermopile.tools.inspection.opening import Inspection, read_run
 from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES, MISFIT, STUCK, KindRules
+from thermopile.tools.inspection.temperatures.misfits import MAX_SNAPSHOTS, WholeRun, wrong_captions
 from thermopile.tools.inspection.temperatures.survey import survey
-from thermopile.tools.inspection.temperatures.whole_run import MAX_SNAPSHOTS, WholeRun
-from thermopile.tools.inspection.temperatures.wrong_captions import wrong_captions
 from thermopile.trainer.config import CheckpointConfig
-from thermopile.trainer.evaluation.features import sample_features
-from thermopile.trainer.run.build import recipe_named
 from thermopile.trainer.run.checkpoint_writer import KEEP_EARLY
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -172,7 +169,7 @@ def _dataset(inspection: Inspection) -> Dataset:
 def _lists(inspection: Inspection, seed: int) -> dict[str, Ids]:
     """Ids by list, the most suspicious first."""
     n = _dataset(inspection).n
-    found = survey(inspection, (), suspects=n, whole_run=WholeRun(inspection))
+    found = survey(inspection, (), suspects=n, over_run=True)
     assert found is not None
     confirmation = confirm(inspection, found)
     assert confirmation is not None, inspection.notes
@@ -233,13 +230,9 @@ def _sizes(inspection: Inspection, swapped: NDArray[np.bool_], duplicate: NDArra
 def _cosines(inspection: Inspection) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """By the trained encoders, float32 [n]: the cosine of every sample's picture and caption, of planted ones the
     caption that they show; and that minus the largest with 4,096 drawn captions and pictures."""
-    dataset, data, reader = _dataset(inspection), inspection.config.data, inspection.reader
-    assert reader is not None
-    encoders = load_encoders(inspection, reader.snapshot, dataset, None, False, "margins are by").encoders
-    pictures, captions = sample_features(
-        encoders, dataset, np.arange(dataset.n), recipe_named(data.recipe), data.image_size, torch.device("cpu"),
-        lambda done, total: None,
-    )  # fmt: skip
+    dataset = _dataset(inspection)
+    _, sides = features_of(inspection, np.arange(dataset.n), 0, Asked(), lambda done, total: None)
+    pictures, captions = map(torch.from_numpy, sides)
     shown, (planted, donors) = np.arange(dataset.n), inspection.planted
     shown[planted] = donors
     cosine, hardest = (pictures * captions[shown]).sum(1), torch.full((dataset.n,), -1.0)

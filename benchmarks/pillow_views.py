@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from thermopile.pipeline.cores import cores
 from thermopile.pipeline.order.order import Order
 from thermopile.pipeline.views.recipes import RECIPES, Recipe, ViewParameters, view_parameters
-from thermopile.tools.bench.work import AHEAD, WARM_UP, Serve, Work
+from thermopile.tools.bench.loader import AHEAD, WARM_UP, Serve, Work
 
 from .photographs import HEIGHT, WIDTH
 

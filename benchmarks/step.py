@@ -21,8 +21,7 @@ import torch
 
 from thermopile.pipeline.batch import Batch
 from thermopile.pipeline.loading import Loader
-from thermopile.tools.bench.step import SYNTHETIC, open_trainer
-from thermopile.tools.bench.synthetic_dataset import synthetic_dataset
+from thermopile.tools.bench.step import SYNTHETIC, open_trainer, synthetic_dataset
 from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint
 from thermopile.trainer.config.layers import merge, read_preset
 from thermopile.trainer.loop import Trainer

@@ -51,7 +51,7 @@ class Missing:
 
 sys.meta_path.insert(0, Missing())
 
-from thermopile.tools.bench.synthetic_dataset import synthetic_dataset
+from thermopile.tools.bench.step import synthetic_dataset
 from thermopile.trainer.run.build import resolve
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -101,31 +102,25 @@ def _number(context: click.Context, parameter: click.Parameter, value: float | N
 def curate(
     run: Place,
     keep: Path,
-    drop: Path | None,
-    misfits: int | None,
-    precision: float | None,
-    per_cluster: int | None,
-    per_class: int | None,
-    class_column: str | None,
-    tau_power: float,
     at: str,
     data: Places | None,
     overwrite: bool,
     as_json: bool,
+    **asked: Any,
 ) -> None:
     """Choose samples of RUN's dataset by RUN's state, and write their ids and weights.
 
     The rules apply in the order of the options; a sample has one reason at most to be dropped. Works while the run
     trains and changes nothing in it.
     """
-    if not (drop or misfits or precision or per_cluster or per_class or tau_power):
+    if not any(value for option, value in asked.items() if option != "class_column"):
         raise click.UsageError("no rule; give --drop, --drop-misfits, --precision, --thin, --cap or --tau-power")
-    if class_column and not per_class:
+    if asked["class_column"] and not asked["per_class"]:
         raise click.UsageError("--by has no effect without --cap")
     from .curation import HALF, CurationRules, curate_run
 
-    precision = precision or (HALF if misfits == ALL_MISFITS else None)
-    rules = CurationRules(drop, misfits, precision, per_cluster, per_class, class_column or "group", tau_power)
+    asked["precision"] = asked["precision"] or (HALF if asked["misfits"] == ALL_MISFITS else None)
+    rules = CurationRules(**asked | {"class_column": asked["class_column"] or "group"})
     found, dropped = curate_run(run, keep, rules, at=at, data=data, overwrite=overwrite)
     counts = found.counts
     if as_json:

@@ -30,8 +30,8 @@ from .inspection.sentences import misfit_sentences
 from .inspection.temperatures.correlation import NO_GROUP
 from .inspection.temperatures.groups import CLASS_COLUMN, check_columns, codes_of
 from .inspection.temperatures.kinds import MIN_VISITS, NEAR_FLOOR, KindRules
-from .inspection.temperatures.wrong_captions import HALF as HALF
-from .inspection.temperatures.wrong_captions import misfits
+from .inspection.temperatures.misfits import HALF as HALF
+from .inspection.temperatures.misfits import misfits
 from .progress import task_bars
 
 KEPT, LISTED, IS_MISFIT, DUPLICATE, CLASS_FULL, NOT_TRAINED_ON = range(6)
@@ -179,28 +179,23 @@ def _state(inspection: Inspection, rules: CurationRules, on_progress: OnTask) ->
     """Return of n samples which the run trains on, which cannot be judged, with too few visits or planted, and which
     have a tau at tau_min, bool [n] each, and the mean of log tau over the sides, float32 [n], not finite without a
     usable one; the last two are 0 if no temperature is needed."""
-    reader, kinds = inspection.reader, KindRules.of(inspection)
-    assert reader is not None
+    reader, kinds = inspection.state, KindRules.of(inspection)
     taus = [f"{side}/tau" for side in inspection.sides] if rules.tau_power else []
     if rules.tau_power and not taus:
         name = inspection.config.objective.name
         raise ConfigError(f"the objective {name} keeps no temperature per sample to weigh by; leave --tau-power out")
     is_kept, is_new, at_floor = np.zeros((3, reader.samples), np.bool_)
-    lowest, log_tau = inspection.tau.lowest or np.inf, np.zeros(reader.samples, np.float32)
+    lowest, log_tau = inspection.settings.get("tau_min") or np.inf, np.zeros(reader.samples, np.float32)
     for block, rows in read_blocks(reader, [VISITS, *taus]):
         here, visits = slice(block.start, block.stop), kinds.judged(rows, block)[VISITS]
         is_kept[here], is_new[here] = reader.is_kept(block.start, block.stop), visits < MIN_VISITS
         if taus:
-            log_tau[here] = np.where(visits > 0, _mean_log([rows[tau] for tau in taus]), np.nan)
+            with np.errstate(divide="ignore", invalid="ignore"):  # a row may be damaged, and an objective's own tau 0
+                mean = np.mean([np.log(rows[tau].astype(np.float64)) for tau in taus], axis=0)
+            log_tau[here] = np.where(visits > 0, mean, np.nan)
             at_floor[here] = np.any([np.isclose(rows[tau], lowest, NEAR_FLOOR - 1) for tau in taus], axis=0)
         on_progress("reading the state", block.stop, reader.samples)
     return is_kept, is_new, at_floor, log_tau
-
-
-def _mean_log(taus: list[NDArray[np.float32]]) -> NDArray[np.float64]:
-    with np.errstate(divide="ignore", invalid="ignore"):  # a row may be damaged, and an objective's own tau may be 0
-        mean: NDArray[np.float64] = np.mean([np.log(tau.astype(np.float64)) for tau in taus], axis=0)
-    return mean
 
 
 def _weights(log_tau: NDArray[np.float32], power: float) -> NDArray[np.float32]:

@@ -24,25 +24,18 @@ from .inspection.as_json import duplicates_to_json, samples_to_json, to_json
 from .inspection.duplicates.finding import DUPLICATES, find_duplicates, write_duplicates
 from .inspection.duplicates.representatives import read_scores
 from .inspection.feature_findings.by_features import by_features, json_quantiles
-from .inspection.feature_findings.other_dataset import solve_other
-from .inspection.features.drawn import DRAWN, Asked
+from .inspection.features.confirmation import confirm
 from .inspection.features.features_file import NAME, FeaturesFile
 from .inspection.features.neighbours import ANCHORS, Neighbours, find_neighbours
-from .inspection.features.run_features import open_features, run_features
-from .inspection.features.solving import SolvedTemperatures
-from .inspection.findings import (
-    Findings,
-    confirmed,
-    look,
-    read_again,
-    surveyed,
-)
+from .inspection.features.run_features import DEFAULT, DRAWN, Asked, run_features, wanted_features
+from .inspection.features.solving import SolvedTemperatures, solve_other
+from .inspection.findings import Findings, look, read_again
 from .inspection.opening import LATEST, Inspection, OtherDatasetError
 from .inspection.rows_export import check_target, export_rows, export_solved
 from .inspection.temperatures.kinds import KindRules
+from .inspection.temperatures.misfits import exported, misfits
 from .inspection.temperatures.samples import InspectedSample, read_histories, read_samples
-from .inspection.temperatures.survey import Survey
-from .inspection.temperatures.wrong_captions import exported, misfits
+from .inspection.temperatures.survey import Survey, survey
 from .printing import plain_text, print_facts, print_table
 from .progress import task_bars, working
 from .report.duplicates import duplicate_facts, write_duplicates_page
@@ -53,8 +46,6 @@ from .report.sheets import facts, number, state_word
 if TYPE_CHECKING:
     from ..pipeline.opening import Dataset
     from ..trainer.config import Weights
-    from .serving.answers import Answers
-    from .serving.server import PageServer
 
 
 ALL_SAMPLES = 1 << 40
@@ -104,6 +95,11 @@ class InspectOptions:
     to: Path | None
     allow_code: bool
     as_json: bool
+
+    @property
+    def encoders(self) -> Asked:
+        """Which features to make, and by which encoders."""
+        return Asked(self.features, self.weights, self.allow_code)
 
     @property
     def mode(self) -> str:
@@ -273,10 +269,8 @@ def report(asked: InspectOptions) -> None:
             with_map=asked.with_map,
             suspects=asked.suspects,
             rho=asked.rho,
-            features=asked.features,
+            asked=asked.encoders,
             folder=folder,
-            weights=asked.weights,
-            allow_code=asked.allow_code,
             data=asked.data,
             on_progress=show,
         )
@@ -316,7 +310,11 @@ def _print_summary(findings: Findings) -> None:
     if survey.sides:
         _print_tau(findings, survey)
     if survey.parts and survey.sides:
-        print_table(*summary.parts_table(survey.parts))
+        rows = [
+            [of["part"], f"{of['samples']:,}", *map(summary.tau, of["mean_tau"].values())]
+            for of in survey.parts.means()
+        ]
+        print_table(["part", ">samples", *(f">mean tau ({side})" for side in survey.parts.tau)], rows)
     if found := findings.by_features:
         print_table(*summary.solved_table(found))
         for side, of_side in found.associations.items():
@@ -350,11 +348,11 @@ def print_samples(asked: InspectOptions) -> None:
 
     def read(inspection: Inspection) -> tuple[Inspection, Survey | None, list[InspectedSample]]:
         with task_bars() as show:
-            survey = surveyed(inspection, (), 0, show)
-        return inspection, survey, read_histories(inspection, asked.ids, survey)
+            found = survey(inspection, (), show)
+        return inspection, found, read_histories(inspection, asked.ids, found)
 
     folder = None if asked.as_json and not asked.neighbours else _writable(asked.run, asked.to)
-    inspection, survey, samples = read_again(read, asked.run, asked.at, asked.data)
+    inspection, surveyed, samples = read_again(read, asked.run, asked.at, asked.data)
     around: dict[int, Neighbours] = {}
     if folder and asked.neighbours:
         around = _around(inspection, samples, folder, asked)
@@ -363,8 +361,8 @@ def print_samples(asked: InspectOptions) -> None:
         return
     # Without the state: a run that trains may have deleted the snapshot while features were made.
     listed = read_samples(replace(inspection, reader=None), listed_ids(around.values()))
-    path = write_samples(inspection, survey, samples, folder, around, listed)
-    print_facts([*summary.facts(inspection, survey), *(("note", note) for note in inspection.notes)])
+    path = write_samples(inspection, surveyed, samples, folder, around, listed)
+    print_facts([*summary.facts(inspection, surveyed), *(("note", note) for note in inspection.notes)])
     for sample in samples:
         click.echo()
         print_facts(facts(sample))
@@ -382,13 +380,7 @@ def _features(inspection: Inspection, folder: Path, asked: InspectOptions) -> Fe
     """Return the features of all samples. Makes them first where `folder` has none."""
     folder.mkdir(parents=True, exist_ok=True)
     with task_bars() as show:
-        return run_features(
-            inspection,
-            folder,
-            weights=asked.weights,
-            allow_code=asked.allow_code,
-            on_progress=partial(show, "features"),
-        )
+        return run_features(inspection, folder, asked.encoders, partial(show, "features"))
 
 
 def _around(
@@ -437,11 +429,12 @@ def write_rows(asked: InspectOptions) -> None:
         are_kept = any((inspection.run.report / name).exists() for name in (NAME, DRAWN))
         needed = asked.suspects or asked.features or are_kept  # else two passes over all rows for nothing
         with task_bars() as show:
-            if needed and (survey := surveyed(inspection, (), asked.suspects, show, over_run=asked.suspects > 0)):
-                encoders = asked.weights, asked.allow_code
-                _, confirmation = confirmed(inspection, survey, asked.suspects, *encoders, show)
-                of, folder = Asked(asked.features or 0, *encoders), inspection.run.report
-                of_features = by_features(inspection, survey, folder, of, asked.rho, show)
+            suspects = asked.suspects
+            if needed and (found := survey(inspection, (), show, suspects=suspects, over_run=suspects > 0)):
+                if suspects and found.kinds:
+                    confirmation = confirm(inspection, found, partial(show, "confirming kinds"), asked.encoders)
+                of = asked.encoders._replace(samples=asked.features or 0)
+                of_features = by_features(inspection, found, inspection.run.report, of, asked.rho, show)
             if samples and (rules := KindRules.of(inspection)).log_s and not rules.why_none:
                 more = exported(*misfits(inspection, show), inspection, samples)
             export_rows(inspection, to, partial(show, "exporting"), confirmation, of_features, more)
@@ -456,8 +449,8 @@ def write_rows(asked: InspectOptions) -> None:
 def solve_other_dataset(asked: InspectOptions, dataset: Dataset) -> None:
     """Print temperatures solved for samples that the run was not trained on, or write them as rows."""
     with task_bars() as show:
-        of, run = Asked(asked.features, asked.weights, asked.allow_code), RunDirectory(asked.run)
-        found = solve_other(run, dataset, asked.at, of, asked.rho, partial(show, "features"))
+        run = RunDirectory(asked.run)
+        found = solve_other(run, dataset, asked.at, asked.encoders, asked.rho, partial(show, "features"))
     note = f"The run was not trained on {dataset.absolute}: its temperatures are solved from features, not learned."
     tau = {side: solved.tau for side, solved in found.sides.items()}
     if asked.as_json:
@@ -481,6 +474,7 @@ def serve(asked: InspectOptions) -> None:
     """
     from .serving.answers import NEIGHBOURS, Answers
     from .serving.catalogue import Catalogue, open_catalogue, with_margins
+    from .serving.server import PageServer
 
     folder = _writable(asked.run, asked.to)
 
@@ -495,13 +489,17 @@ def serve(asked: InspectOptions) -> None:
         if features and features.sides == 2:
             with task_bars() as on_progress:
                 catalogue = with_margins(catalogue, features, folder, on_progress)
-        with _listening(Answers(inspection, catalogue, features, asked.neighbours or NEIGHBOURS), asked.port) as server:
+        answers = Answers(inspection, catalogue, features, asked.neighbours or NEIGHBOURS)
+        try:
+            server = PageServer(answers, asked.port)
+        except OSError as error:
+            why = f"port {asked.port} cannot be used: {error.strerror}; choose another one with --port"
+            raise RunError(why) from error
+        with server:
             print_facts([("note", note) for note in inspection.notes])
             try:
-                click.echo(
-                    f"{server.address}\nOnly this machine, and whoever has this address, can open the page. "
-                    "Ctrl-C ends it."
-                )
+                click.echo(server.address)
+                click.echo("Only this machine, and whoever has this address, can open the page. Ctrl-C ends it.")
                 server.serve_forever()
             except KeyboardInterrupt:
                 os._exit(0)  # leaving otherwise waits for threads that are computing or inside SQLite
@@ -512,19 +510,10 @@ def _features_there(inspection: Inspection, folder: Path) -> FeaturesFile | None
     if not (folder / NAME).exists():
         return None
     try:
-        return open_features(inspection, folder)
+        return FeaturesFile(folder / NAME, wanted_features(inspection, DEFAULT)[2])
     except RunError as error:
         inspection.notes.append(f"No neighbours are shown: {error}. --neighbours makes the features again.")
     return None
-
-
-def _listening(answers: Answers, port: int) -> PageServer:
-    from .serving.server import PageServer
-
-    try:
-        return PageServer(answers, port)
-    except OSError as error:
-        raise RunError(f"port {port} cannot be used: {error.strerror}; choose another one with --port") from error
 
 
 _SHOW = {

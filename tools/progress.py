@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
+from rich import filesize
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.status import Status
@@ -111,14 +112,9 @@ def task_bars() -> Iterator[Callable[[str, int, int], None]]:
         yield show
 
 
-@contextmanager
-def working(words: str) -> Iterator[Status]:
-    """Show a spinner and a short text on stderr while the block runs, for work of unknown length.
-
-    Shows nothing without a terminal.
-    """
-    with Console(stderr=True).status(words) as status:
-        yield status
+def working(words: str) -> Status:
+    """Show a spinner and a short text on stderr while a block runs, for work of unknown length; only in a terminal."""
+    return Console(stderr=True).status(words)
 
 
 def duration(seconds: float) -> str:
@@ -131,10 +127,5 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes else f"{seconds:.0f} s"
 
 
-def in_units(count: int) -> str:
-    """Format a number of bytes."""
-    number, units = float(count), ["B", "kB", "MB", "GB", "TB"]
-    while number >= 1000 and len(units) > 1:
-        number /= 1000
-        units.pop(0)
-    return f"{number:.0f} {units[0]}" if units[0] == "B" else f"{number:.1f} {units[0]}"
+in_units = filesize.decimal
+"""Format a number of bytes."""

@@ -15,7 +15,6 @@ from PIL import Image, ImageDraw
 from ..pipeline.loading.ffcv_loader import ViewMaker
 from ..pipeline.opening import Dataset
 from ..pipeline.views.recipes import RECIPES, Recipe, view_parameters
-from .report.html import document, part
 from .report.sheets import data_uri
 
 FRAME_COLOURS = ("#0072b2", "#d55e00")
@@ -86,11 +85,6 @@ def shown_samples(
         )
         for row, *views in zip(rows, *columns, strict=True)
     ]
-
-
-def sheet_page(name: str, facts: str, samples: Sequence[ShownSample]) -> str:
-    """Return the page; name: the dataset's."""
-    return document("Samples of", name, facts, "", [], {"Pictures and views": part("sections.html", "views", samples)})
 
 
 def _picture(pixels: torch.Tensor, recipe: Recipe) -> Image.Image:

@@ -91,11 +91,13 @@ def show(
         raise click.UsageError(f"--ids: sample {outside[0]} does not exist; the dataset holds 0 to {opened.n - 1}")
     if ids is None:
         ids = sorted(np.random.default_rng(seed).choice(opened.n, min(samples, opened.n), replace=False).tolist())
-    from .sample_sheet import sheet_page, shown_samples  # last, because it imports torch
+    from .report.html import document, part
+    from .sample_sheet import shown_samples  # last, because it imports torch
 
     recipe = recipe or ("clip" if opened.index.mode == "pairs" else "crop_flip")
     shown = shown_samples(opened, np.array(ids, np.int64), recipe, seed=seed, epoch=epoch, image_size=image_size)
     number = f"{len(ids):,} of {opened.n:,} samples"
     facts = f"recipe {recipe}  ·  views {image_size}×{image_size}  ·  seed {seed}  ·  epoch {epoch}  ·  {number}"
-    write_atomically(out, sheet_page(opened.name, facts, shown).encode())
+    parts = {"Pictures and views": part("sections.html", "views", shown)}
+    write_atomically(out, document("Samples of", opened.name, facts, "", [], parts).encode())
     click.echo(f"{out}: {number}, recipe {recipe}")

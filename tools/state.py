@@ -69,7 +69,16 @@ def check(context: click.Context, run: Place, at: str, data: Places | None, ever
     sound = all(report.sound for report in reports) and not unreadable and not damage
     if as_json:
         findings = {
-            "snapshots": [_report_json(report) for report in reports],
+            "snapshots": [
+                {
+                    **_snapshot_json(report.snapshot),
+                    "sound": report.sound,
+                    "columns": [{**asdict(column), "sound": column.sound} for column in report.columns],
+                    "other_problems": report.other_problems,
+                    "notes": report.notes,
+                }
+                for report in reports
+            ],
             "unreadable": [asdict(snapshot) for snapshot in unreadable],
             "damage": damage,
         }
@@ -221,16 +230,6 @@ def _in_words(column: ColumnReport, problem: Problem) -> str:
     ids = ", ".join(map(str, problem.first_ids)) + (", …" if problem.rows > len(problem.first_ids) else "")
     noun = "row" if problem.rows == 1 else "rows"
     return f"array {column.name!r}, chunk {problem.chunk}: {problem.rows:,} {noun} {problem.what}; ids {ids}"
-
-
-def _report_json(report: SnapshotReport) -> dict[str, Any]:
-    return {
-        **_snapshot_json(report.snapshot),
-        "sound": report.sound,
-        "columns": [{**asdict(column), "sound": column.sound} for column in report.columns],
-        "other_problems": report.other_problems,
-        "notes": report.notes,
-    }
 
 
 def _snapshot_json(snapshot: Snapshot) -> dict[str, Any]:

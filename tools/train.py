@@ -7,13 +7,15 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import click
 
 from ..state_store.ranks import agreement
+from ..storage.files import open_own
 from ..trainer.config.layers import Layers, preset_names, read_toml
 from ..trainer.errors import ConfigError, RanksLostError, RunError
 from ..trainer.run.starting import Request, Start, start
@@ -46,7 +48,7 @@ ROWS_IN_TWO_SECONDS = 10_000_000
 """Rows of a selection, or of weights, that take about two seconds to copy."""
 _ending = threading.Lock()
 
-_log = logging.getLogger(__name__)
+_log, _PACKAGE = logging.getLogger(__name__), logging.getLogger(__name__.partition(".")[0])
 
 
 @click.command(
@@ -169,8 +171,7 @@ def _train(plan: Start, directory: RunDirectory, world: World, *, accepted: bool
     from ..trainer.loop import Trainer
     from ..trainer.run.preemption import StopRequest
     from ..trainer.run.selection_files import SELECTING, rows_of
-    from .inspection.features.drawn import keep_features
-    from .warnings_log import warnings_log
+    from .inspection.features.run_features import keep_features
 
     def say(text: str, err: bool = True) -> None:
         if world.is_first:
@@ -216,6 +217,41 @@ def _train(plan: Start, directory: RunDirectory, world: World, *, accepted: bool
             keep_features(directory, partial(show, "features for inspect"))
     say(f"trained {run.total_steps:,} steps; next: `thermopile inspect {directory.path}`", err=False)
     return True
+
+
+class _LogFile(logging.Handler):
+    """Opens the file for each warning, and ignores failures: the warning may be about that disk."""
+
+    def __init__(self, path: Path, line: str) -> None:
+        super().__init__(logging.WARNING)
+        self._path = path
+        self.setFormatter(logging.Formatter(line, "%Y-%m-%d %H:%M:%S%z"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError, TypeError, ValueError):  # the last two if a message does not fit its arguments
+            line = " ".join(self.format(record).split()) + "\n"
+            with os.fdopen(open_own(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as file:
+                file.write(line.encode(errors="backslashreplace"))
+
+
+@contextmanager
+def warnings_log(path: Path, rank: int | None = None) -> Iterator[None]:
+    """During the block, append each warning of thermopile's loggers to `path`, one line with its local time.
+
+    rank: included in every line; omit it with one process. The file is created by the first warning. Warnings still go
+    to their other destinations, and a file that cannot be written has no effect.
+    """
+    who = "" if rank is None else f"[rank {rank}] "
+    handlers: list[logging.Handler] = [_LogFile(path, f"%(asctime)s {who}%(message)s")]
+    if not _PACKAGE.hasHandlers() and logging.lastResort:
+        handlers.append(logging.lastResort)  # logging uses stderr only if there is no handler at all
+    for handler in handlers:
+        _PACKAGE.addHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            _PACKAGE.removeHandler(handler)
 
 
 def _rehearse(plan: Start, directory: RunDirectory, world: World, *, timed: bool) -> None:

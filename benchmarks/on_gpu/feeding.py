@@ -13,10 +13,9 @@ import torch
 
 from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.order.order import Order
+from thermopile.tools.bench.loader import WARM_UP, Work, ffcv, rates
 from thermopile.tools.bench.loader import dali as dali_loader
-from thermopile.tools.bench.loader import ffcv, rates
 from thermopile.tools.bench.step import is_out_of_memory, step_cost
-from thermopile.tools.bench.work import WARM_UP, Work
 
 from .findings import Findings
 from .running import missing

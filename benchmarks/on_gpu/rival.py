@@ -25,7 +25,7 @@ from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources.csv_source import CsvSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.pipeline.views.recipes import CLIP_MEAN, CLIP_STD, RECIPES
-from thermopile.trainer.evaluation.features import sample_features
+from thermopile.trainer.evaluation.features import some_features
 from thermopile.trainer.loop import Trainer
 
 from .findings import Findings
@@ -128,10 +128,10 @@ def _ours(found: Findings, data: Dataset, tested: Dataset, size: Size, seed: int
 
         def sides() -> Sequence[Tensor]:
             trainer.run.encoders.eval()
-            made = sample_features(trainer.run.encoders, tested, np.arange(tested.n), RECIPES["clip"], size.side,
-                                   trainer.run.device, lambda *_: None)  # fmt: skip
+            batches = [*some_features(trainer.run.encoders, tested, np.arange(tested.n), RECIPES["clip"], size.side,
+                                      trainer.run.device)]  # fmt: skip
             trainer.run.encoders.train()
-            return made
+            return [torch.cat(side) for side in zip(*batches, strict=True)]
 
         curve = Curve(found.device)
 

@@ -19,8 +19,7 @@ from torch._C._distributed_c10d import HashStore
 from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.views.recipes import RECIPES
 from thermopile.state_store.ranks import TorchRanks
-from thermopile.tools.bench.step import open_trainer
-from thermopile.tools.bench.synthetic_dataset import synthetic_dataset
+from thermopile.tools.bench.step import open_trainer, synthetic_dataset
 from thermopile.trainer.config import TrainConfig, load_config
 from thermopile.trainer.heartbeats import Heartbeats
 from thermopile.trainer.loop import Trainer

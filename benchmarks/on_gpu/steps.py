@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from thermopile.pipeline.batch import Batch
-from thermopile.tools.bench.step import is_out_of_memory, open_trainer
-from thermopile.tools.bench.synthetic_dataset import synthetic_dataset
+from thermopile.tools.bench.step import is_out_of_memory, open_trainer, synthetic_dataset
 from thermopile.trainer.config.layers import merge
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.metrics.step_clock import Mark, Seconds, StepClock

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from thermopile.storage.place import AnyPlace
-from thermopile.trainer.evaluation.features import sample_features
+from thermopile.trainer.evaluation.features import some_features
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.objectives.base import WEIGHT
 from thermopile.trainer.objectives.contrastive import LEAST_MEAN, Contrastive
@@ -58,9 +58,10 @@ class Divided:
         of_batch = [values.mean() for name, values in state.items() if name.endswith("/tau")]
         tau = torch.stack(of_batch).mean() if of_batch else run.objective.temperature({}, torch.zeros(1))
         run.encoders.eval()
-        sides = sample_features(run.encoders, run.dataset, np.arange(run.dataset.n),
-                                recipe_named(run.config.data.recipe), run.config.data.image_size, run.device,
-                                lambda *_: None)  # fmt: skip
+        batches = some_features(run.encoders, run.dataset, np.arange(run.dataset.n),
+                                recipe_named(run.config.data.recipe), run.config.data.image_size,
+                                run.device)  # fmt: skip
+        sides = [torch.cat(side) for side in zip(*batches, strict=True)]
         run.encoders.train()
         losses = torch.empty(run.dataset.n)
         for ids in np.array_split(np.random.default_rng(run.steps_done).permutation(run.dataset.n),

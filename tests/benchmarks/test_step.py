@@ -6,8 +6,7 @@ from itertools import pairwise
 import pytest
 
 from thermopile.benchmarks.step import run
-from thermopile.tools.bench.step import open_trainer
-from thermopile.tools.bench.synthetic_dataset import synthetic_dataset
+from thermopile.tools.bench.step import open_trainer, synthetic_dataset
 from thermopile.trainer.config.layers import read_preset
 
 

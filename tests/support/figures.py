@@ -28,7 +28,7 @@ def is_of(image, colour):
 
 def svg(draw, *data, size=WIDE):
     """The figure as an element of a page."""
-    return ElementTree.fromstring(svg_of(partial(draw, *data), size, inline=True))
+    return ElementTree.fromstring(svg_of(partial(draw, *data), size))
 
 
 def texts(root):

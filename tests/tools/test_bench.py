@@ -55,22 +55,21 @@ def test_without_the_loaders_package_random_batches_are_measured_and_it_fails(ho
 
 
 @pytest.mark.wide
-def test_the_loaders_are_measured_on_ones_own_dataset_beside_the_decoder(images_dataset):
+def test_the_loaders_are_measured_on_ones_own_dataset(images_dataset):
     words = ["bench", "loader", "--data", str(images_dataset.path), "--batch", "16", "--image-size", "32",
              "--rounds", "1"]  # fmt: skip
     done = succeed(*words)
     assert "300 images as 2 views of simclr, 32×32, batches of 16" in done.stdout
-    for name in ("ffcv ", "dali on the", "libjpeg-turbo, decoding alone"):
-        assert sum(line.startswith(name) and line.endswith("%") for line in done.stdout.splitlines()) == 1
+    for name in ("ffcv ", "dali on the"):
+        assert sum(line.startswith(name) for line in done.stdout.splitlines()) == 1
 
 
 def test_a_loader_whose_package_is_missing_is_named_beside_the_others(images_dataset, monkeypatch):
     monkeypatch.setattr(loader, "NEEDS", loader.NEEDS | {"dali": "no_such_module"})
     words = ["bench", "loader", "--data", str(images_dataset.path), "--batch", "16", "--image-size", "32",
              "--rounds", "1", "--device", "cpu"]  # fmt: skip
-    ffcv, decode, missing = (" ".join(line.split()) for line in succeed(*words).stdout.splitlines()[-3:])
+    ffcv, missing = (" ".join(line.split()) for line in succeed(*words).stdout.splitlines()[-2:])
     assert ffcv.startswith("ffcv ")
-    assert decode.startswith("libjpeg-turbo, decoding alone ")
     assert missing == "dali on the CPU not measured: No module named 'no_such_module'"
 
 

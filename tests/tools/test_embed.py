@@ -17,7 +17,6 @@ from thermopile.trainer.config import load_config
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.evaluation.features import (
     restore_encoders,
-    sample_features,
     streamed_features,
     text_features,
 )
@@ -26,6 +25,7 @@ from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import assert_one_line, cli, succeed
 from support.damage import flip
+from support.features import sample_features
 from support.written_checkpoints import write_checkpoint
 
 CPU = torch.device("cpu")
@@ -82,9 +82,7 @@ def test_the_rows_are_all_samples_with_the_features_that_evaluation_has(run, cap
     assert table["sample_id"].to_pylist() == list(range(captions_dataset.n))
     assert table["key"].to_pylist() == captions_dataset.column("key").to_pylist()
     ids = np.arange(captions_dataset.n)
-    pictures, captions = sample_features(
-        encoders_of(run, captions_dataset, 1), captions_dataset, ids, *view(run), quiet
-    )
+    pictures, captions = sample_features(encoders_of(run, captions_dataset, 1), captions_dataset, ids, *view(run))
     assert np.array_equal(side(table, "image"), pictures.numpy())
     assert np.array_equal(side(table, "text"), captions.numpy())  # of the first captions' stored tokens
     facts = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from thermopile.pipeline.dataset.index import INDEX_FILE, seal_index
-from thermopile.tools.bench.synthetic_dataset import synthetic_dataset
+from thermopile.tools.bench.step import synthetic_dataset
 from thermopile.trainer.config import load_config
 from thermopile.trainer.config.layers import preset_names
 from thermopile.trainer.run.build import resolve

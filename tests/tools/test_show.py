@@ -14,7 +14,8 @@ from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
 from thermopile.pipeline.order.order import Order
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.views.recipes import RECIPES
-from thermopile.tools.sample_sheet import ShownSample, ShownView, sheet_page, shown_samples
+from thermopile.tools.report.html import document, part
+from thermopile.tools.sample_sheet import ShownSample, ShownView, shown_samples
 from thermopile.tools.show import RECIPE_NAMES
 from thermopile.trainer.config import load_config
 from thermopile.trainer.run.build import resolve
@@ -26,6 +27,10 @@ from support.page import Page
 show = partial(cli, "show")
 
 STORED, FIRST, SECOND = (250, 0, 0), (0, 250, 0), (0, 0, 250)
+
+
+def sheet(name, facts, samples):
+    return document("Samples of", name, facts, "", [], {"Pictures": part("sections.html", "views", samples)})
 
 
 def test_a_sheet_is_written_and_named(images_dataset, tmp_path):
@@ -104,7 +109,7 @@ def sample(sample_id=0, group="", caption="", side=128):
 
 def shown(*samples):
     """The page as a browser would read it."""
-    return Page(sheet_page("data <b>", "facts", samples))
+    return Page(sheet("data <b>", "facts", samples))
 
 
 def frames(sample):
@@ -157,7 +162,7 @@ HOSTILE = [
 
 
 def test_any_text_is_shown_as_text():
-    html = sheet_page(HOSTILE[2], HOSTILE[3], [sample(i, text, text) for i, text in enumerate(HOSTILE)])
+    html = sheet(HOSTILE[2], HOSTILE[3], [sample(i, text, text) for i, text in enumerate(HOSTILE)])
     page = Page(html)
     assert len(page.of("img")) == 3 * len(HOSTILE)
     assert len(page.of("script")) == 1

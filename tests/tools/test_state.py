@@ -249,7 +249,7 @@ def test_log_lists_the_snapshots_oldest_first_with_the_size_on_disk(one_run):
     first, last = StateReader.open(one_run / "state", "step-0").snapshot, StateReader.open(one_run / "state").snapshot
     local = last.written_at.astimezone()
     assert lines[0] == ["tag", "step", "epoch", "when", "written", "id"]
-    assert (lines[2][0], lines[2][-3:]) == ("step-0", ["0", "B", first.id])
+    assert (lines[2][0], lines[2][-3:]) == ("step-0", ["0", "bytes", first.id])
     when = [f"{local:%Y-%m-%d}", f"{local:%H:%M:%S}"]
     assert lines[3] == ["step-7", "7", "2", *when, "20.0", "kB", last.id]
     size = sum(path.stat().st_size for path in (one_run / "state").rglob("*") if path.is_file())

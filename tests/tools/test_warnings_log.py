@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 
-from thermopile.tools.warnings_log import warnings_log
+from thermopile.tools.train import warnings_log
 
 log = logging.getLogger("thermopile.trainer.somewhere")
 
@@ -65,7 +65,7 @@ def test_a_full_disk_changes_nothing(tmp_path, capfd, file_size_limit):
 def test_warnings_reach_stderr_as_before(tmp_path):
     program = (
         "import logging, pathlib, sys\n"
-        "from thermopile.tools.warnings_log import warnings_log\n"
+        "from thermopile.tools.train import warnings_log\n"
         "with warnings_log(pathlib.Path(sys.argv[1])):\n"
         "    logging.getLogger('thermopile.trainer').warning('trouble')\n"
         "logging.getLogger('thermopile.trainer').warning('later')\n"

@@ -56,12 +56,6 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 @click.option("--preset", default="glyphs", show_default=True, help="Where all other settings come from.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="One setting; repeatable.")
 @click.option("--steps", type=click.IntRange(min=1), default=30, show_default=True, help="Steps that are timed.")
-@click.option(
-    "--dir",
-    "directory",
-    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
-    help="Where temporary files go.",
-)
 @_JSON
 def step(
     images: tuple[str, ...],
@@ -72,7 +66,6 @@ def step(
     preset: str,
     overrides: tuple[str, ...],
     steps: int,
-    directory: Path | None,
     as_json: bool,
 ) -> None:
     """Measure what a training step costs with these encoders on these devices, and where its time goes.
@@ -86,8 +79,7 @@ def step(
     from ...trainer.run.build import device_named
     from ...trainer.run.settings_of_data import USUAL_BATCH_SIZE
     from .machine import describe_machine, words_of
-    from .step import costs_of
-    from .synthetic_dataset import synthetic_dataset
+    from .step import costs_of, synthetic_dataset
 
     def settings(image: str | None, device: str | None) -> dict[str, Any]:
         tree = read_preset(preset)
@@ -99,7 +91,7 @@ def step(
     for name in devices:
         device_named(name)
     costs, failed = [], {}
-    with TemporaryDirectory(prefix="thermopile-bench-", dir=directory) as temporary:
+    with TemporaryDirectory(prefix="thermopile-bench-") as temporary:
         config = load_config(settings(None, None))
         made = Path(temporary, "dataset")
         samples = 4 * (config.batch_size or USUAL_BATCH_SIZE)
@@ -168,15 +160,13 @@ def loader(
 ) -> None:
     """Measure how many images a second each loader can feed.
 
-    The loaders take turns, and so does libjpeg-turbo that only decodes, the limit on a CPU. Let nothing else run
-    meanwhile.
+    The loaders take turns. Let nothing else run meanwhile.
     """
     from ...pipeline.opening import Dataset
     from ...pipeline.views.recipes import RECIPES
     from ...trainer.run.build import device_named
-    from .loader import LOADERS, NEEDS, missing, rates
+    from .loader import LOADERS, NEEDS, missing, rates, work_of
     from .machine import describe_machine, words_of
-    from .work import work_of
 
     if recipe not in RECIPES:
         raise click.UsageError(f"data.recipe = {recipe!r} is unknown; available: {', '.join(RECIPES)}")
@@ -193,13 +183,8 @@ def loader(
         f"{words_of(machine)}\n\n{work.dataset.n:,} images as {views} view{'s'[: views - 1]} of {recipe}, "
         f"{image_size}×{image_size}, batches of {batch}; images a second, medians of {rounds} rounds"
     )
-    words = {
-        "ffcv": "ffcv",
-        "dali": f"dali on the {'GPU' if work.device.type == 'cuda' else 'CPU'}",
-        "decode": "libjpeg-turbo, decoding alone",
-    }
+    words = {"ffcv": "ffcv", "dali": f"dali on the {'GPU' if work.device.type == 'cuda' else 'CPU'}"}
     for name, rate in found.items():
-        share = f"   {rate / decode:.0%}" if (decode := found.get("decode")) else ""
-        click.echo(f"{words[name]:<30} {rate:>8,.0f}{share}")
+        click.echo(f"{words[name]:<16} {rate:>8,.0f}")
     for name, why in lacking.items():
-        click.echo(f"{words[name]:<30} not measured: {why}")
+        click.echo(f"{words[name]:<16} not measured: {why}")

@@ -1,46 +1,87 @@
-"""Measure what this machine can feed: images per second of both loaders and of the decoder alone."""
+"""Measure what this machine can feed: images per second of both loaders."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
+import click
 import torch
 
+from ...pipeline.opening import Dataset
+from ...pipeline.order.order import Order
+from ...pipeline.views.recipes import RECIPES
 from ..progress import progress_bar
-from .work import WARM_UP, Contender, Serve, Work
+
+AHEAD = 2
+"""Batches that a loader makes before they are asked for."""
+MAX_BATCHES = 12
+"""Batches of a round that are timed."""
+WARM_UP = 4
+"""Batches of a round that are not timed: they fill what a loader keeps ready."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A dataset and how it is loaded."""
+
+    dataset: Dataset
+    order: Order
+    recipe: str
+    views: int
+    image_size: int
+    batches: int
+    """Batches of a round that are timed."""
+    device: torch.device
+    """Where the batches are wanted; `dali` decodes there."""
+
+    @property
+    def first_step(self) -> int:
+        """Step of an epoch to start at, so that it ends with the round."""
+        return self.order.steps_per_epoch - WARM_UP - self.batches
+
+    @property
+    def views_asked(self) -> dict[str, Any]:
+        """Options of either loader."""
+        recipe, device = RECIPES[self.recipe], self.device.type
+        return {"recipe": recipe, "image_size": self.image_size, "views": self.views, "ahead": AHEAD, "device": device}
+
+
+def work_of(dataset: Dataset, batch: int, recipe: str, views: int, image_size: int, device: torch.device) -> Work:
+    """Return the work of a round over `dataset`; raises click.UsageError if the batch is too large for one."""
+    order = Order.create(dataset.n, batch)
+    batches = min(MAX_BATCHES, order.steps_per_epoch - WARM_UP)
+    if batches < 1:
+        raise click.UsageError(
+            f"{dataset.n:,} images make {order.steps_per_epoch} batches of {batch}, but {WARM_UP + 1} are needed; "
+            "choose a smaller --batch"
+        )
+    return Work(dataset, order, recipe, views, image_size, batches, device)
+
+
+Serve = Callable[[int], Iterator[object]]
+"""Round → that round's batches; nothing works on after the last one."""
+Contender = Callable[[Work], AbstractContextManager[Serve]]
 
 
 @contextmanager
-def ffcv(work: Work, **options: Any) -> Iterator[Serve]:
-    """Serve with the `ffcv` loader, on all cores. options: further ones of the loader."""
-    from ...pipeline.loading.ffcv_loader import FFCVLoader
-
-    with FFCVLoader(work.dataset, work.order, **work.views_asked, **options) as loader:
+def _loader(module: str, name: str, work: Work, **options: Any) -> Iterator[Serve]:
+    """Serve with a loader, on all cores. options: further ones of the loader."""
+    make = getattr(import_module(f"...pipeline.loading.{module}", __package__), name)  # each takes a second to import
+    with make(work.dataset, work.order, **work.views_asked, **options) as loader:
         yield lambda number: loader.epoch(number, work.first_step)
 
 
-@contextmanager
-def dali(work: Work, **options: Any) -> Iterator[Serve]:
-    """Serve with the `dali` loader. options: further ones of the loader."""
-    from ...pipeline.loading.dali_loader import DALILoader  # it takes a second to import
-
-    with DALILoader(work.dataset, work.order, **work.views_asked, **options) as loader:
-        yield lambda number: loader.epoch(number, work.first_step)
+ffcv, dali = partial(_loader, "ffcv_loader", "FFCVLoader"), partial(_loader, "dali_loader", "DALILoader")
 
 
-def decode_only(work: Work) -> AbstractContextManager[Serve]:
-    """Decode JPEGs of the first shard whole, once each, on all cores: no loader can be faster on a CPU."""
-    from .decoding import decode_alone
-
-    return decode_alone(work)
-
-
-LOADERS: dict[str, Contender] = {"ffcv": ffcv, "dali": dali, "decode": decode_only}
-NEEDS = {"ffcv": "...pipeline.dataset.jpeg", "dali": "nvidia.dali", "decode": "...pipeline.dataset.jpeg"}
+LOADERS: dict[str, Contender] = {"ffcv": ffcv, "dali": dali}
+NEEDS = {"ffcv": "...pipeline.dataset.jpeg", "dali": "nvidia.dali"}
 """The module that each needs. Not ffcv itself, whose import sets torch and numba to one thread."""
 
 
@@ -58,7 +99,7 @@ def rates(contenders: Mapping[str, Contender], work: Work, rounds: int) -> dict[
     found: dict[str, list[float]] = {name: [] for name in contenders}
     with ExitStack() as opened, progress_bar("rounds", 1 + rounds) as bar:
         opened.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(1)  # as importing FFCV does; the others decode in threads of their own
+        torch.set_num_threads(1)  # as importing FFCV does
         serves = {name: opened.enter_context(contender(work)) for name, contender in contenders.items()}
         for number in range(1 + rounds):
             for name, serve in serves.items():

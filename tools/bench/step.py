@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
@@ -12,6 +13,15 @@ from typing import Any
 
 import torch
 
+from ...pipeline.dataset.index import (
+    INDEX_FILE,
+    SHARD_FOLDER,
+    SHARD_SUFFIXES,
+    TOKENIZER_FILE,
+    TokenizerInfo,
+    seal_index,
+    shard_name,
+)
 from ...pipeline.opening import Dataset
 from ...trainer.config import load_config
 from ...trainer.config.layers import merge
@@ -24,6 +34,8 @@ from ...trainer.run_directory import RunDirectory
 
 WARM_UP = 10
 """Steps that are not counted: torch initialises itself, and a loader fills what it keeps ready."""
+TOKENIZER = TokenizerInfo(vocab_size=49_408, context_length=32, end_id=49_407)
+"""CLIP's vocabulary, and the length of captions that a conversion has by default."""
 SYNTHETIC = {"data": {"loader": "synthetic"}}
 _OWN = {"checkpoint": {"every_steps": 0, "every_minutes": 0}, "log_every": WARM_UP}
 
@@ -117,3 +129,26 @@ def open_trainer(dataset: Dataset, settings: Mapping[str, Any], steps: int, dire
     tree = {**settings, "data": {**settings.get("data", {}), "path": dataset.absolute}}
     tree["epochs"] = 1 + 2 * steps * (load_config(tree).batch_size or USUAL_BATCH_SIZE) // dataset.n
     return Trainer.open(resolve(load_config(tree), dataset)[0], RunDirectory(directory / "run"))
+
+
+def synthetic_dataset(path: Path, samples: int) -> Dataset:
+    """Write a dataset of pairs to `path`, for data.loader = "synthetic": it has neither their pictures nor captions."""
+    (path / SHARD_FOLDER).mkdir(parents=True)
+    nothing = hashlib.sha256(b"").hexdigest()
+    for suffix in SHARD_SUFFIXES:
+        (path / SHARD_FOLDER / shard_name(0, suffix)).touch()
+    (path / TOKENIZER_FILE).touch()
+    index: dict[str, Any] = {
+        "n": samples,
+        "mode": "pairs",
+        "captions_per_sample": 1,
+        "first_id": [0, samples],
+        "image": {},
+        "tokenizer": TOKENIZER.model_dump(),
+        "tokenizer_digest": nothing,
+        "shard_digests": [dict.fromkeys(SHARD_SUFFIXES, nothing)],
+        "grown_from": None,
+        "source": {"kind": "synthetic"},
+    }
+    (path / INDEX_FILE).write_bytes(seal_index(index))
+    return Dataset(path)

@@ -17,18 +17,9 @@ from .opening import Inspection
 from .summary import SETTINGS
 from .temperatures.samples import InspectedSample
 
-NO_SURVEY: dict[str, Any] = {
-    "samples": None,
-    "dataset_samples": None,
-    **dict.fromkeys(["share_visited", "never_visited", "visits", "staleness_steps"]),
-    "fields": None,
-    "sides": {},
-    "image_and_text_spearman": None,
-    "groups": [],
-    "parts": None,
-    "kinds": None,
-    "doubted": None,
-}
+_KEYS = ("samples", "dataset_samples", "share_visited", "never_visited", "visits", "staleness_steps", "fields", "sides")
+_MORE_KEYS = ("image_and_text_spearman", "groups", "parts", "kinds", "doubted")
+NO_SURVEY: dict[str, Any] = dict.fromkeys(_KEYS + _MORE_KEYS) | {"sides": {}, "groups": []}
 
 
 def to_json(findings: Findings) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ...state_store import SnapshotNotFoundError
 from ...storage.place import Place, Places
@@ -14,22 +14,18 @@ from ...trainer.run_directory import RunDirectory
 from . import OnTask
 from .feature_findings.by_features import ByFeatures, by_features
 from .features.confirmation import Confirmation, confirm, with_confirmed
-from .features.drawn import Asked
 from .features.embedding_map import EmbeddingMap, embedding_map
+from .features.run_features import DEFAULT, Asked
 from .json_fields import Hidden
 from .opening import LATEST, Inspection, read_run
 from .sentences import first_sentences, misfit_sentences
 from .temperatures.drift import Drift, drift, in_order
 from .temperatures.groups import CLASS_COLUMN
-from .temperatures.kinds import COPIED, KIND_NAMES, MANY_AT_BOUND, MISFIT, NOT_TOLD_APART, STUCK, hardly_differs
+from .temperatures.kinds import COPIED, KIND_NAMES, MISFIT, NOT_TOLD_APART, STUCK
+from .temperatures.misfits import WrongCaptions, misfits
 from .temperatures.samples import InspectedSample, read_samples
 from .temperatures.survey import Side, Survey, survey
 from .temperatures.through_time import ThroughTime, through_time
-from .temperatures.whole_run import WholeRun
-from .temperatures.wrong_captions import WrongCaptions, misfits
-
-if TYPE_CHECKING:
-    from ...trainer.config import Weights
 
 T = TypeVar("T")
 
@@ -37,6 +33,10 @@ TRIES = 5
 """A run that keeps few snapshots may delete the one being read."""
 SOME_AT_TOP = 0.05
 """Share of the samples. None should be at the ceiling, which is only a safeguard."""
+MANY_AT_BOUND = 0.5
+"""Share of the samples. Some samples at the floor are normal: rare ones."""
+NARROW = 1.1
+"""Ratio of the 95 % quantile of tau to the 5 % one; below it the temperatures are practically equal."""
 FEW_VISITED = 0.5
 MANY_STUCK = 0.01
 MANY_COPIED = 0.01
@@ -89,19 +89,16 @@ def look(
     with_map: bool = False,
     suspects: int = 0,
     rho: float | None = None,
-    features: int | None = None,
+    asked: Asked = DEFAULT,
     folder: Path | None = None,
-    weights: Weights | None = None,
-    allow_code: bool = False,
     data: Places | None = None,
     on_progress: OnTask = lambda what, done, total: None,
 ) -> Findings:
     """Inspect a run at one snapshot, and its history up to it.
 
     at, against: tags, ids, or `latest`. by: columns to group the samples by. suspects: how many samples to confirm by a
-    forward pass. rho: at which temperatures are solved; None: the run's. features: how many samples' features to make
-    where too few are kept, 0: none, None: as many as a minute allows. folder: where they are kept; None: RUN/report.
-    weights, allow_code: of the encoders, as `embedding_map`. data: new path of the dataset.
+    forward pass. rho: at which temperatures are solved; None: the run's. asked: which features to make. folder: where
+    they are kept; None: RUN/report. data: new path of the dataset.
     Raises RunError, StateStoreError, DatasetError, and ConfigError if `against` names the same snapshot.
     """
     if with_map:  # the map draws and colours its samples by class
@@ -111,14 +108,16 @@ def look(
         """Read everything that the run may delete meanwhile."""
         if against and inspection.reader:
             in_order(inspection, inspection.reader, against)  # fail on a wrong name before reading all rows
-        found, moved = surveyed(inspection, by, suspects, on_progress, over_run=True), None
+        found, moved = survey(inspection, by, on_progress, suspects=suspects, over_run=True), None
         if found is None or not found.visited:
             return Findings(inspection, found)
-        found, confirmation = confirmed(inspection, found, suspects, weights, allow_code, on_progress)
+        confirmation = None
+        if suspects and found.kinds:
+            confirmation = confirm(inspection, found, partial(on_progress, "confirming kinds"), asked)
+            found = replace(found, kinds=with_confirmed(found.kinds, confirmation)) if confirmation else found
         if against and found.sides:
             moved = drift(inspection, against, partial(on_progress, "comparing snapshots"))
-        asked, kept_in = Asked(features, weights, allow_code), folder or inspection.run.report
-        of_features = by_features(inspection, found, kept_in, asked, rho, on_progress)
+        of_features = by_features(inspection, found, folder or inspection.run.report, asked, rho, on_progress)
         samples = read_samples(inspection, shown_ids(found, moved, of_features))
         parts: dict[str, Any] = {"drift": moved, "confirmation": confirmation, "by_features": of_features}
         parts["wrong_captions"] = misfits(inspection, on_progress)[1] if len(inspection.planted[0]) else None
@@ -129,7 +128,7 @@ def look(
     if found is None or not found.sides:
         return findings
     in_time = through_time(inspection, partial(on_progress, "temperatures of all snapshots"))
-    shown = embedding_map(inspection, found, on_progress, weights=weights, allow_code=allow_code) if with_map else None
+    shown = embedding_map(inspection, found, on_progress, asked) if with_map else None
     return replace(findings, through_time=in_time, map=shown)
 
 
@@ -145,32 +144,6 @@ def read_again(read: Callable[[Inspection], T], run: Place, at: str, data: Place
             if at != LATEST:
                 raise
     return read(read_run(RunDirectory(run), at=at, data=data))
-
-
-def surveyed(
-    inspection: Inspection, by: Sequence[str], suspects: int, on_progress: OnTask, *, over_run: bool = False
-) -> Survey | None:
-    """Survey the snapshot. over_run: sort misfits and suspects by the whole run."""
-    has_rows = inspection.reader is not None and inspection.reader.samples > 0
-    whole_run = WholeRun(inspection, partial(on_progress, "reading all snapshots")) if over_run and has_rows else None
-    rows_read = partial(on_progress, "reading the state")
-    return survey(inspection, by, rows_read, suspects=suspects, whole_run=whole_run)
-
-
-def confirmed(
-    inspection: Inspection,
-    survey: Survey,
-    suspects: int,
-    weights: Weights | None,
-    allow_code: bool,
-    on_progress: OnTask,
-) -> tuple[Survey, Confirmation | None]:
-    """Return the survey with the kinds of its suspects confirmed, and how, if there are to be any."""
-    if not suspects or survey.kinds is None:
-        return survey, None
-    confirming = partial(on_progress, "confirming kinds")
-    found = confirm(inspection, survey, confirming, weights=weights, allow_code=allow_code)
-    return (replace(survey, kinds=with_confirmed(survey.kinds, found)) if found else survey), found
 
 
 def shown_ids(survey: Survey, drift: Drift | None, by_features: ByFeatures | None) -> list[int]:
@@ -201,7 +174,7 @@ def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
             f"{stuck:.1%} of the samples are stuck at tau_min, where they hardly learn: tau moved too fast. "
             "Limit them with objective.tau_step, 0.1 for example, or lower eta."
         )
-    if survey.sides and inspection.config.objective.settings.get("eta") == 0:
+    if survey.sides and inspection.settings.get("eta") == 0:
         yield "eta is 0: every tau keeps its initial value."
     else:
         for side in survey.sides:
@@ -224,22 +197,23 @@ def _warnings_of_features(inspection: Inspection, found: ByFeatures) -> Iterator
 
 
 def _warnings_of_side(inspection: Inspection, side: Side) -> Iterator[str]:
-    bounds, rho = inspection.tau, inspection.config.objective.settings.get("rho")
+    settings = inspection.settings
+    rho = settings.get("rho")
     low, high = side.share_at_tau_min or 0.0, side.share_at_tau_max or 0.0
     if low >= MANY_AT_BOUND:
         yield (
             f"rho{'' if rho is None else f' = {rho:g}'} seems never to bind: {low:.0%} of the {side.name} "
-            f"temperatures are at their floor, tau_min = {bounds.lowest:g}. The weights of their negatives "
+            f"temperatures are at their floor, tau_min = {settings['tau_min']:g}. The weights of their negatives "
             "never move as far from uniform as rho allows, so nothing raises tau. "
             "Lower rho or raise the batch size."
         )
     if high >= SOME_AT_TOP:
         yield (
-            f"{high:.0%} of the {side.name} temperatures are at their ceiling, tau_max = {bounds.highest:g}, "
+            f"{high:.0%} of the {side.name} temperatures are at their ceiling, tau_max = {settings['tau_max']:g}, "
             "and no longer distinguish these samples. Raise rho or tau_max, or lower eta."
         )
-    if hardly_differs(side.tau, bounds):
-        cold, hot = side.tau.quantile(0.05), side.tau.quantile(0.95)
+    cold, hot = side.tau.quantile(0.05), side.tau.quantile(0.95)
+    if max(low, high) < MANY_AT_BOUND and hot < NARROW * cold:
         yield (
             f"The {side.name} temperatures hardly differ: 90% lie between {cold:.4f} and {hot:.4f}. "
             "Train longer or raise eta."

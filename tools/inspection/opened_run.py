@@ -14,11 +14,10 @@ from ...state_store import Snapshot, StateReader, StoreNotFoundError, list_snaps
 from ...state_store.errors import FieldError, SampleIdError
 from ...storage.place import AnyPlace, Place, Places, place_of
 from ...trainer.config import TrainConfig
-from ...trainer.errors import RunError
 from ...trainer.run_directory import RunDirectory
 from .opening import LATEST, STATE_ROWS_AT_ONCE, Inspection, read_run
 from .rows_export import SAMPLE_ID, sample_columns
-from .temperatures.kinds import KIND, KindRules, names_of
+from .temperatures.kinds import KIND, KIND_NAMES, KindRules
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,9 +64,7 @@ class OpenedRun:
         Raises RunError if the run has no snapshot yet, SnapshotNotFoundError if it does not have this one.
         """
         inspection = read_run(self._run, at=at, data=self._data)
-        if inspection.reader is None:
-            raise RunError(f"{self.path} has no snapshot of its state yet; the first checkpoint writes one")
-        return Temperatures(inspection, inspection.reader)
+        return Temperatures(inspection, inspection.state)
 
 
 class Temperatures:
@@ -115,7 +112,7 @@ class Temperatures:
         state = self._reader.rows_at(ids, dict.fromkeys([*needed, *(set(names) & {*self._reader.columns})]))
         frame = pd.DataFrame(state, index=pd.RangeIndex(len(ids)))
         if KIND in names:
-            frame[KIND] = names_of(self._rules.kinds(state, ids))
+            frame[KIND] = np.array(KIND_NAMES, object)[self._rules.kinds(state, ids)]
         from_table = [name for name in names if name in self._sample_columns]
         if self._dataset and from_table:
             frame = frame.join(self._dataset.take(ids, from_table).to_pandas())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,7 +17,7 @@ from ...state_store.durable import Repository
 from ...storage.place import Places
 from ...trainer.checkpoints.checkpoint_files import latest_checkpoint, read_info
 from ...trainer.config import ObjectiveConfig, TrainConfig
-from ...trainer.errors import DamagedCheckpointError, RunError
+from ...trainer.errors import ConfigError, DamagedCheckpointError, RunError
 from ...trainer.run.own_dataset import growth, kept_facts, open_own
 from ...trainer.run_directory import RunDirectory
 
@@ -34,15 +34,6 @@ class OtherDatasetError(DatasetError):
     def __init__(self, message: str, dataset: Dataset) -> None:
         super().__init__(message)
         self.dataset = dataset
-
-
-@dataclass(frozen=True)
-class TauSettings:
-    """Initial value and bounds of tau; None if the objective does not define one."""
-
-    start: float | None
-    lowest: float | None
-    highest: float | None
 
 
 @dataclass(frozen=True)
@@ -68,9 +59,16 @@ class Inspection:
         return tuple(name.removesuffix("/tau") for name in fields if name.endswith("/tau"))
 
     @property
-    def tau(self) -> TauSettings:
-        settings = self.config.objective.settings
-        return TauSettings(*(settings.get(name) for name in ("tau_init", "tau_min", "tau_max")))
+    def state(self) -> StateReader:
+        """The reader. Raises RunError without a snapshot."""
+        if self.reader is None:
+            raise RunError(f"{self.run.path} has no snapshot of its state yet; the first checkpoint writes one")
+        return self.reader
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The objective's."""
+        return self.config.objective.settings
 
     @cached_property
     def planted(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -156,6 +154,14 @@ def _open_dataset(
     if dataset.index.mode == "images":
         notes.append("The samples have no captions: the dataset holds images only.")
     return dataset
+
+
+def check_ids(sample_ids: Iterable[int], samples: int) -> None:
+    """Raise ConfigError unless all are ids of a run's samples."""
+    if unknown := [str(id) for id in sample_ids if not 0 <= id < samples]:
+        raise ConfigError(
+            f"no such sample: {', '.join(unknown)}; the run has {samples:,} samples, with ids 0 … {samples - 1}"
+        )
 
 
 def pieces(reader: StateReader) -> list[range]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -18,20 +19,21 @@ from ...pipeline.opening import Dataset
 from ...state_store import StateReader
 from ...storage.files import written_aside
 from ...storage.place import place_of
-from ...trainer.errors import ConfigError, RunError
+from ...trainer.errors import ConfigError
 from ...trainer.run_directory import refuse_in_run
 from . import OnDone
-from .features.confirmation import Confirmation
 from .opening import Inspection, read_blocks
 from .temperatures.kinds import BY_FEATURES, KIND, KIND_NAMES, Codes, KindRules
 
 if TYPE_CHECKING:
     from .feature_findings.by_features import ByFeatures
+    from .features.confirmation import Confirmation
     from .features.solving import SolvedTemperatures
 
 SAMPLE_ID, KIND_FROM, MARGIN = "sample_id", "kind_from", "margin"
 TAU_SOLVED, OF_MISFITS = "tau_solved", ("misfit_rank", "expected_precision", "planted")
-_Found: TypeAlias = "tuple[Confirmation | None, ByFeatures | None, pa.Table | None]"
+_SNAPSHOT = {"snapshot": "id", "tag": "tag", "step": "step"}
+"""Key of the metadata, after `thermopile.` -> attribute of a snapshot."""
 LEVELS = ("state", "forward_pass", "features")
 """Values of kind_from."""
 
@@ -78,19 +80,14 @@ def export_rows(
     Raises RunError if the run has no snapshot yet, DamagedChunkError, SnapshotNotFoundError if the run deletes the
     snapshot meanwhile, DatasetError, OSError.
     """
-    if inspection.reader is None:
-        raise RunError(
-            f"{inspection.run.path} has no snapshot of its state yet, so there is nothing to export; "
-            "the first checkpoint writes one"
-        )
-    schema = _schema(inspection, inspection.reader, found := (confirmation, by_features, more))
-    rules = KindRules.of(inspection)
-    with written_aside(to) as file, _WRITERS[to.suffix](file, schema) as writer:
-        done = 0
-        for table in _tables(inspection, inspection.reader, schema, rules, found):
+    reader = inspection.state
+    with written_aside(to) as file, ExitStack() as opened:
+        writer, done = None, 0
+        for table in _tables(inspection, reader, confirmation, by_features, more):
+            writer = writer or opened.enter_context(_WRITERS[to.suffix](file, table.schema))
             writer.write_table(table)
             done += len(table)
-            on_progress(done, inspection.reader.samples)
+            on_progress(done, reader.samples)
 
 
 def export_solved(found: SolvedTemperatures, dataset: Dataset, to: Path) -> None:
@@ -122,79 +119,59 @@ def sample_columns(inspection: Inspection) -> list[str]:
     return [name for name in inspection.dataset.schema.names if name not in left_out]
 
 
-def _schema(inspection: Inspection, reader: StateReader, found: _Found) -> pa.Schema:
-    """Return the columns' names and types; metadata names snapshot and dataset."""
-    dataset, snapshot, (confirmation, by_features, more) = inspection.dataset, reader.snapshot, found
-    table = [dataset.schema.field(name) for name in sample_columns(inspection)] if dataset else []
-    state = [(name, pa.float32() if name in reader.fields else pa.uint32()) for name in inspection.columns]
-    metadata = {
-        "thermopile.snapshot": snapshot.id,
-        "thermopile.tag": snapshot.tag,
-        "thermopile.step": str(snapshot.step),
-        FINGERPRINT: reader.dataset_fingerprint,
-    }
-    kinds = [(KIND, pa.string()), (KIND_FROM, pa.string())]
-    margin = [(MARGIN, pa.float32())] if confirmation else []
-    solved = [(f"{side}/{TAU_SOLVED}", pa.float32()) for side in (by_features.tau if by_features else ())]
-    last = (FINGERPRINT_COLUMN, pa.string())
-    columns = [(SAMPLE_ID, pa.int64()), *table, *state, *solved, *kinds, *margin, *(more.schema if more else ()), last]
-    return pa.schema(columns, metadata=metadata)
-
-
 def _tables(
-    inspection: Inspection, reader: StateReader, schema: pa.Schema, rules: KindRules, found: _Found
+    inspection: Inspection,
+    reader: StateReader,
+    confirmation: Confirmation | None,
+    by_features: ByFeatures | None,
+    more: pa.Table | None,
 ) -> Iterator[pa.Table]:
-    """Yield all rows of the export, block by block."""
-    dataset, names, (confirmation, by_features, more) = inspection.dataset, sample_columns(inspection), found
-    samples: Iterator[pa.Table] | None = None
+    """Yield all rows of the export, block by block; metadata names snapshot and dataset."""
+    dataset, snapshot, rules = inspection.dataset, reader.snapshot, KindRules.of(inspection)
+    metadata = {f"thermopile.{name}": str(getattr(snapshot, of)) for name, of in _SNAPSHOT.items()}
+    metadata[FINGERPRINT] = reader.dataset_fingerprint
+    names, samples = sample_columns(inspection), None
     for block, rows in read_blocks(reader, inspection.columns):
-        columns = {SAMPLE_ID: np.arange(block.start, block.stop, dtype=np.int64), **rows}
-        columns[FINGERPRINT_COLUMN] = pa.repeat(reader.dataset_fingerprint, len(block))
+        columns: dict[str, Any] = {SAMPLE_ID: np.arange(block.start, block.stop, dtype=np.int64)}
         if dataset:
             # Every block but the last is as long as the first, so pieces of the table line up with blocks.
             samples = samples or dataset.tables(names, len(block))
             table = next(samples)
             columns |= {name: table[name] for name in names}
+        columns |= rows
+        solved = by_features and by_features.solved
+        for side, of_side in solved.sides.items() if solved else ():
+            nothing = np.full(len(block), np.nan, np.float32)
+            tau = _placed(block, solved.sample_ids, of_side.tau, nothing) if solved else nothing
+            columns[f"{side}/{TAU_SOLVED}"] = pa.array(tau, from_pandas=True)
         columns |= _kind_columns(block, rules.kinds(rows, block), confirmation, by_features)
         if more:
             columns |= {name: more[name].slice(block.start, len(block)) for name in more.column_names}
-        if by_features:
-            columns |= _solved_columns(block, by_features)
-        yield pa.table(columns, schema=schema)
+        columns[FINGERPRINT_COLUMN] = pa.repeat(reader.dataset_fingerprint, len(block))
+        yield pa.table(columns, metadata=metadata)
 
 
-def _within(ids: NDArray[np.int64], block: range) -> slice:
-    """Return the places of a block's samples among ascending ids."""
-    return slice(*np.searchsorted(ids, (block.start, block.stop)))
-
-
-def _solved_columns(block: range, by_features: ByFeatures) -> dict[str, pa.Array]:
-    """Return the columns of a block's solved temperatures."""
-    here, columns = _within(by_features.solved.sample_ids, block), dict[str, pa.Array]()
-    for side, solved in by_features.solved.sides.items():
-        values, known = np.zeros(len(block), np.float32), np.zeros(len(block), np.bool_)
-        places = by_features.solved.sample_ids[here] - block.start
-        values[places], known[places] = solved.tau[here], True
-        columns[f"{side}/{TAU_SOLVED}"] = pa.array(values, mask=~known)
-    return columns
+def _placed(block: range, ids: NDArray[np.int64], values: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
+    """Return values of samples, ids ascending, at their places in a block; of its others, those given, [m]."""
+    here = slice(*np.searchsorted(ids, (block.start, block.stop)))
+    others[ids[here] - block.start] = values[here]
+    return others
 
 
 def _kind_columns(
     block: range, kinds: Codes, confirmation: Confirmation | None, by_features: ByFeatures | None
 ) -> dict[str, pa.Array]:
     """Return the columns of a block's kinds, int8 [m] by the state alone, of which level decided them, and margins."""
-    confirmed, margin = np.zeros(len(block), np.int8), np.full(len(block), np.nan, np.float32)
+    levels, margins = np.zeros(len(block), np.int8), dict[str, pa.Array]()
     if by_features:
-        here = _within(by_features.kinds.sample_ids, block)
-        places, codes = by_features.kinds.sample_ids[here] - block.start, by_features.kinds.codes[here]
-        decided = np.isin(codes, BY_FEATURES)
-        kinds[places[decided]], confirmed[places[decided]] = codes[decided], 2
+        found = by_features.kinds
+        decided = np.isin(found.codes, BY_FEATURES)
+        ids, codes = found.sample_ids[decided], found.codes[decided]
+        kinds, levels = _placed(block, ids, codes, kinds), _placed(block, ids, np.full_like(codes, 2), levels)
     if confirmation:
-        here = _within(confirmation.sample_ids, block)
-        places = confirmation.sample_ids[here] - block.start
-        kinds[places], confirmed[places], margin[places] = confirmation.kinds[here], 1, confirmation.margin[here]
-    return {
-        **({MARGIN: pa.array(margin, from_pandas=True)} if confirmation else {}),
-        KIND: pa.DictionaryArray.from_arrays(kinds, list(KIND_NAMES)).dictionary_decode(),
-        KIND_FROM: pa.DictionaryArray.from_arrays(confirmed, list(LEVELS)).dictionary_decode(),
-    }
+        ids, codes = confirmation.sample_ids, confirmation.kinds
+        kinds, levels = _placed(block, ids, codes, kinds), _placed(block, ids, np.ones_like(codes), levels)
+        margin = _placed(block, ids, confirmation.margin, np.full(len(block), np.nan, np.float32))
+        margins[MARGIN] = pa.array(margin, from_pandas=True)
+    names = {KIND: pa.array(KIND_NAMES).take(pa.array(kinds)), KIND_FROM: pa.array(LEVELS).take(pa.array(levels))}
+    return names | margins

@@ -10,7 +10,7 @@ from .feature_findings.properties import OF_FEATURES
 from .opening import Inspection
 from .summary import per_side
 from .temperatures.associations import Association
-from .temperatures.wrong_captions import LEAST_PLANTED, WrongCaptions
+from .temperatures.misfits import LEAST_PLANTED, WrongCaptions
 
 MAX_SENTENCES, MAX_PLANTED = 4, 0.1
 """Sentences, or lists; and share of the samples to plant."""

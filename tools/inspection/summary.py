@@ -16,10 +16,9 @@ from .temperatures.associations import END_SHARE, ENDS, Association
 from .temperatures.correlation import Correlation
 from .temperatures.distribution import QUANTILES, Distribution
 from .temperatures.drift import Drift
-from .temperatures.groups import TauGroups
 from .temperatures.kinds import SampleKinds
+from .temperatures.misfits import Doubted
 from .temperatures.survey import Survey
-from .temperatures.whole_run import Doubted
 
 TERMINAL_QUANTILES = (0.05, 0.5, 0.95)
 SETTINGS = ("rho", "gamma", "eta", "tau_step", "tau_init", "tau_min", "tau_max")
@@ -58,11 +57,8 @@ def lineage(inspection: Inspection) -> list[str]:
 
 def what(inspection: Inspection, survey: Survey) -> str:
     """Describe a figure's data: number of samples, snapshot and settings. Requires a snapshot."""
-    assert inspection.reader is not None
-    return (
-        f"{survey.visited:,} visited of {survey.samples:,} samples, {inspection.reader.snapshot.tag}, "
-        f"{settings(inspection)}"
-    )
+    tag = inspection.state.snapshot.tag
+    return f"{survey.visited:,} visited of {survey.samples:,} samples, {tag}, {settings(inspection)}"
 
 
 def settings(inspection: Inspection) -> str:
@@ -133,15 +129,15 @@ def area(found: Association | None) -> str:
 
 def table(inspection: Inspection, survey: Survey, quantiles: Sequence[float] = QUANTILES) -> list[TableRow]:
     """Return the figures of every side; there must be at least one side."""
-    taus, bounds = [side.tau for side in survey.sides], inspection.tau
+    taus, settings = [side.tau for side in survey.sides], inspection.settings
     rows = [["mean", *(tau(of_side.mean) for of_side in taus)], ["lowest", *(tau(of_side.min) for of_side in taus)]]
     for at in quantiles:
         label = "median" if at == 0.5 else f"{100 * at:g}% quantile"
         rows.append([label, *(tau(of_side.quantile(at)) for of_side in taus)])
     rows.append(["highest", *(tau(of_side.max) for of_side in taus)])
-    if (low := bounds.lowest) is not None:
+    if (low := settings.get("tau_min")) is not None:
         rows.append([f"share at tau_min ({low:g})", *(share(side.share_at_tau_min) for side in survey.sides)])
-    if (high := bounds.highest) is not None:
+    if (high := settings.get("tau_max")) is not None:
         rows.append([f"share at tau_max ({high:g})", *(share(side.share_at_tau_max) for side in survey.sides)])
     for groups in survey.groups:
         found, word = [groups.correlation[side.name] for side in survey.sides], groups.word
@@ -153,12 +149,6 @@ def table(inspection: Inspection, survey: Survey, quantiles: Sequence[float] = Q
             ["chance up to", *(correlation(c and c.chance) for c in found)],
         ]
     return rows
-
-
-def parts_table(parts: TauGroups) -> tuple[TableRow, list[TableRow]]:
-    """Return head and rows of a table of a mixture's parts."""
-    rows = [[of["part"], f"{of['samples']:,}", *map(tau, of["mean_tau"].values())] for of in parts.means()]
-    return ["part", ">samples", *(f">mean tau ({side})" for side in parts.tau)], rows
 
 
 def kind_words(name: str) -> str:

@@ -30,7 +30,7 @@ LAYOUTS = (WIDE, NARROW)
 
 def drawn(draw: Callable[..., None], *shown: object) -> Markup:
     """Draw a figure once in each layout; report.css shows the one that fits the screen. draw: as in figures/."""
-    return Markup("").join(Markup(svg_of(partial(draw, *shown), size, inline=True)) for size in LAYOUTS)
+    return Markup("").join(Markup(svg_of(partial(draw, *shown), size)) for size in LAYOUTS)
 
 
 def part(template: str, macro: str, *arguments: object) -> Markup:
@@ -79,7 +79,7 @@ def _environment() -> Environment:
         "thousands": "{:,}".format,
         "tau": summary.tau,
         "share": summary.share,
-        "sort_key": _sort_key,
+        "sort_key": lambda x: "" if x is None or math.isnan(x) else f"{x:.9g}".replace("inf", "Infinity"),
         "state_word": sheets.state_word,
     }
     made.globals |= {
@@ -101,8 +101,3 @@ def _environment() -> Environment:
 def _cut(words: object, most: int = 1000) -> Markup:
     """Return words, or HTML without elements, as HTML on one line, cut after `most` characters."""
     return escape(plain_text(words.unescape() if isinstance(words, Markup) else str(words), most))
-
-
-def _sort_key(value: float | None) -> str:
-    """Return a number as the page's script reads it; empty for None and NaN."""
-    return "" if value is None or math.isnan(value) else f"{value:.9g}".replace("inf", "Infinity")

@@ -1,4 +1,4 @@
-"""RUN/report: the page on a run with its leading figure as a picture, and the page on single samples."""
+"""RUN/report: the page on a run, and the page on single samples."""
 
 from __future__ import annotations
 
@@ -12,19 +12,15 @@ from ...storage.files import write_atomically
 from ..inspection import summary
 from ..inspection.findings import Findings, shown_ids
 from ..inspection.opening import LATEST, Inspection
-from ..inspection.temperatures.groups import CLASS_COLUMN
 from ..inspection.temperatures.samples import InspectedSample
 from ..inspection.temperatures.survey import Survey
 from ..printing import plain_text
-from .figures.by_group import draw_tau_by_group
-from .figures.svg import svg_of
 from .grouping import lede
 from .html import MAX_TEXT_CHARACTERS, document, part
 from .neighbourhood import Around, listed_ids, listings
 from .sheets import Cards, data_uri, data_uris, read_pictures
 
 REPORT_PAGE, SAMPLES_PAGE = "report.html", "samples.html"
-LEADING_FIGURE = "tau_by_class.svg"
 MAX_PAGE_BYTES = 7_800_000
 """Size limit of the page, so that it opens quickly and can be mailed. Pictures get the space that is left."""
 LONGEST_TEXTS = (MAX_TEXT_CHARACTERS, 500, 100)
@@ -33,22 +29,15 @@ IMAGE_TAG_BYTES = 100
 
 
 def write_report(findings: Findings, folder: Path, *, at: str = LATEST) -> Path:
-    """Write the page and the leading figure into `folder`, each atomically, and return the page's path.
+    """Write the page into `folder` atomically and return its path.
 
-    at: the snapshot that was asked for; any but `latest` has files of its own, with its tag in their names.
+    at: the snapshot that was asked for; any but `latest` has a page of its own, with its tag in the name.
     """
-    inspection, survey = findings.inspection, findings.survey
-    page, figure = (folder / name for name in (REPORT_PAGE, LEADING_FIGURE))
-    if at != LATEST and inspection.reader:
-        page, figure = (file.with_stem(f"{file.stem}-{inspection.reader.snapshot.tag}") for file in (page, figure))
+    page, reader = folder / REPORT_PAGE, findings.inspection.reader
+    if at != LATEST and reader:
+        page = page.with_stem(f"{page.stem}-{reader.snapshot.tag}")
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(page, build_page(findings).encode())
-    if survey and survey.groups and survey.groups[0].column == CLASS_COLUMN:
-        draw = partial(draw_tau_by_group, survey.sides, survey.groups[0])
-        write_atomically(figure, svg_of(draw, note=summary.what(inspection, survey)).encode())
-    else:
-        # A figure left by an earlier report would be mistaken for this one's.
-        figure.unlink(missing_ok=True)
     return page
 
 

@@ -23,7 +23,7 @@ from ...trainer.errors import ConfigError
 from ..inspection.features.confirmation import MAX_NEGATIVES
 from ..inspection.features.features_file import FeaturesFile
 from ..inspection.features.neighbours import ANCHORS, find_neighbours
-from ..inspection.opening import Inspection
+from ..inspection.opening import Inspection, check_ids
 from ..inspection.rows_export import of_dataset
 from ..inspection.temperatures.samples import InspectedSample, StateRow
 from ..inspection.temperatures.through_time import read_every_snapshot
@@ -63,14 +63,13 @@ class Answers:
 
     def about(self) -> Json:
         """Describe the run and list the choices that the page offers."""
-        index, reader = self._catalogue, self._inspection.reader
-        assert reader is not None
+        index, reader = self._catalogue, self._inspection.state
         return {
             "run": plain_text(self._inspection.run.path.resolve().name),
             "snapshot": reader.snapshot.tag,
             "samples": index.samples,
             "page": PAGE_SAMPLES,
-            "sides": list(index.taus),
+            "sides": list(index.coldest),
             "kinds": self._kinds,
             "classes": index.classes,
             "ranked": len(index.misfits) > 0,
@@ -96,7 +95,7 @@ class Answers:
             {
                 "id": id,
                 "kind": SERVED_KINDS[index.kinds[id]],
-                "tau": {side: _number(index.columns[f"{side}/tau"][id]) for side in index.taus},
+                "tau": {side: _number(index.columns[f"{side}/tau"][id]) for side in index.coldest},
                 "log_s": {side: _number(index.columns[f"{side}/log_s"][id]) for side in scored},
                 "margin": None if index.margin is None else _number(index.margin[id]),
                 "caption": plain_text(text.caption, _LONGEST_ON_CARD) if text else "",
@@ -126,7 +125,7 @@ class Answers:
         if (features := self._features) is None:
             raise ConfigError("there are no features of the samples; start again with --neighbours")
         state = self._state(sample_id)
-        tau = {side: state.get(f"{side}/tau") for side in self._catalogue.taus or ANCHORS[features.sides]}
+        tau = {side: state.get(f"{side}/tau") for side in self._catalogue.coldest or ANCHORS[features.sides]}
         with self._comparing:  # one comparison takes all cores
             found = find_neighbours(features, sample_id, self._count, tau)
         return {"lists": [self._listed(listing) for listing in listings(InspectedSample(sample_id, state, {}), found)]}
@@ -139,15 +138,12 @@ class Answers:
     def _state(self, sample_id: int) -> StateRow:
         """Return a row of the state. Raises ConfigError for an unknown id."""
         index = self._catalogue
-        if not 0 <= sample_id < index.samples:
-            raise ConfigError(
-                f"no such sample: {sample_id}; the run has {index.samples:,} samples, with ids 0 … {index.samples - 1}"
-            )
+        check_ids([sample_id], index.samples)
         return {name: values[sample_id].item() for name, values in index.columns.items()}
 
     def _history(self, sample_id: int) -> list[Json]:
         """Return tau at every snapshot that the run still has, oldest first."""
-        sides, ids = list(self._catalogue.taus), np.array([sample_id])
+        sides, ids = list(self._catalogue.coldest), np.array([sample_id])
 
         def read(reader: StateReader) -> Json:
             rows = reader.rows_at(ids, [f"{side}/tau" for side in sides])
@@ -168,8 +164,7 @@ class Answers:
         from ..sample_sheet import shown_samples  # imports torch and ffcv
 
         dataset, config = self._dataset(), self._inspection.config
-        if not 0 <= sample_id < dataset.n:
-            raise ConfigError(f"no such sample: {sample_id}")
+        check_ids([sample_id], dataset.n)
         (shown,) = shown_samples(
             dataset,
             np.array([sample_id]),
@@ -201,9 +196,8 @@ class Answers:
 
     def _parquet(self, table: pa.Table) -> bytes:
         """Return a table of ids as a file that names their dataset, so that no other one takes it."""
-        assert self._inspection.reader is not None
         file = BytesIO()
-        pq.write_table(of_dataset(table, {FINGERPRINT: self._inspection.reader.dataset_fingerprint}), file)
+        pq.write_table(of_dataset(table, {FINGERPRINT: self._inspection.state.dataset_fingerprint}), file)
         return file.getvalue()
 
     def _dataset(self) -> Dataset:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from ...pipeline.opening import Dataset
 from ...state_store.schema import VISITS
 from ...storage.files import open_regular, own_directory, read_regular, refuse_link, write_atomically
 from ...storage.sealed_json import DamagedJSONError, seal_line, unseal
@@ -29,15 +29,14 @@ from ..inspection.opening import Inspection, read_blocks
 from ..inspection.temperatures.correlation import NO_GROUP
 from ..inspection.temperatures.groups import CLASS_COLUMN, TooManyGroupsError, codes_of
 from ..inspection.temperatures.kinds import KIND_NAMES, KindRules
-from ..inspection.temperatures.whole_run import WholeRun
+from ..inspection.temperatures.misfits import WholeRun
 from .texts import Texts, damaged, write_texts
 
 INDEX = "index"
 _FORMAT = 1
-_STATE = "state-4"
-"""4: kinds by the state alone, and planted samples."""
-_TEXTS, _GROUPS, _ABOUT, _KIND, _MISFITS = "texts.sqlite", "class.npy", "about.json", "kind.npy", "misfits.npy"
-_MARGIN, _BY_MARGIN = "margin.npy", "by-margin.npy"
+_STATE = "state-5"
+"""5: no sorted temperatures."""
+_TEXTS, _ABOUT = "texts.sqlite", "about.json"
 _NOT_SELECTED = len(KIND_NAMES)
 SERVED_KINDS = (*KIND_NAMES, "not_selected")
 """Names of the kinds, by code; the last is for samples that the run does not train on."""
@@ -45,6 +44,8 @@ _LARGEST = 1 << 32
 """Ids are kept as uint32."""
 
 Ids = NDArray[np.uint32]
+Arrays = dict[str, NDArray[Any]]
+"""By name; each is a file of a part of the index."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,6 @@ class Catalogue:
     """int8 [n]: places in SERVED_KINDS."""
     coldest: dict[str, Ids]
     """Side -> ids by tau, and by log s among equals, uint32 [n]; those without a usable tau come last."""
-    taus: dict[str, NDArray[np.float32]]
-    """Side -> tau in that order, float32 [n]; inf for those without."""
     misfits: Ids
     """uint32 [n]: ids by log s over the whole run, highest first; empty without log s."""
     classes: list[str]
@@ -87,22 +86,34 @@ def open_catalogue(inspection: Inspection, folder: Path, on_progress: OnTask) ->
     folder: RUN/report. Raises RunError without a snapshot or if the index is damaged, DatasetError, DamagedChunkError,
     NotRegularFileError if a part of it is a link.
     """
-    reader, dataset = inspection.reader, inspection.dataset
-    if reader is None:
-        raise RunError(f"{inspection.run.path} has no snapshot of its state yet; the first checkpoint writes one")
+    reader, dataset = inspection.state, inspection.dataset
     if reader.samples >= _LARGEST:
         raise RunError(f"{reader.samples:,} samples are too many to serve; use --export")
-    index = own_directory(own_directory(folder) / INDEX)
-    of_state, of_texts = index / f"{_STATE}-{reader.snapshot.id}", index / f"texts-{reader.dataset_fingerprint[:16]}"
-    if not of_state.exists():
-        with _made(of_state) as being_made:
-            _index_state(inspection, being_made, on_progress)
-    if dataset and not of_texts.exists():
-        with _made(of_texts) as being_made:
-            write_texts(dataset, being_made / _TEXTS, partial(on_progress, "indexing captions"))
-            _index_classes(inspection, being_made, on_progress)
-    _remove_older(of_state)
-    return _opened(inspection, of_state, of_texts if dataset else None)
+    index, count = own_directory(own_directory(folder) / INDEX), reader.samples
+    dtypes: dict[str, DTypeLike] = {of: np.float32 if of in reader.fields else np.uint32 for of in reader.columns}
+    dtypes |= {"kind": np.int8} | {f"{side}.coldest": np.uint32 for side in inspection.sides}
+    if any(name.endswith("/log_s") for name in reader.fields):
+        dtypes["misfits"] = np.uint32
+    about = {"samples": count, "snapshot": reader.snapshot.id}
+    of_state, make = index / f"{_STATE}-{reader.snapshot.id}", partial(_index_state, inspection, on_progress)
+    found, state = _part(of_state, about, dtypes, make)
+    inspection.notes[:] = dict.fromkeys([*inspection.notes, *map(str, found.get("notes", ()))])
+    texts, classes, class_of = None, list[str](), None
+    if dataset:
+        of_texts = index / f"texts-{reader.dataset_fingerprint[:16]}"
+        about = {"samples": count, "fingerprint": reader.dataset_fingerprint}
+        found, arrays = _part(of_texts, about, {"class": np.int32}, partial(_index_texts, dataset, on_progress))
+        texts, classes = Texts(_regular(of_texts / _TEXTS)), [str(name) for name in found["classes"]]
+        class_of = arrays["class"] if classes else None
+    return Catalogue(
+        {name: state[name] for name in reader.columns},
+        state["kind"],
+        {side: state[f"{side}.coldest"] for side in inspection.sides},
+        state.get("misfits", np.empty(0, np.uint32)),
+        classes,
+        class_of,
+        texts,
+    )
 
 
 def with_margins(catalogue: Catalogue, features: FeaturesFile, folder: Path, on_progress: OnTask) -> Catalogue:
@@ -111,125 +122,84 @@ def with_margins(catalogue: Catalogue, features: FeaturesFile, folder: Path, on_
     folder: RUN/report, where `catalogue` was opened. Raises RunError if index or features are damaged,
     NotRegularFileError.
     """
-    count, of = features.samples, own_directory(folder / INDEX) / f"margin-{features.of.digest[:16]}"
-    about: dict[str, int | str] = {"samples": count, "digest": features.of.digest}
-    if not of.exists():
-        with _made(of) as being_made:
-            found = margins(features, partial(on_progress, "comparing pairs with negatives"))
-            _new(being_made / _MARGIN, np.float32, count)[:] = found
-            _new(being_made / _BY_MARGIN, np.uint32, count)[:] = np.argsort(found, kind="stable")
-            write_atomically(being_made / _ABOUT, seal_line({"format": _FORMAT, **about}))
-    _remove_older(of)
-    _check(of, about)
-    by_margin = _mapped(of / _BY_MARGIN, np.uint32, count)
-    return replace(catalogue, margin=_mapped(of / _MARGIN, np.float32, count), by_margin=by_margin)
+
+    def compare(_: Path, new: Arrays) -> dict[str, Any]:
+        new["margin"][:] = margins(features, partial(on_progress, "comparing pairs with negatives"))
+        new["by-margin"][:] = np.argsort(new["margin"], kind="stable")
+        return {}
+
+    part = own_directory(folder / INDEX) / f"margin-{features.of.digest[:16]}"
+    about = {"samples": features.samples, "digest": features.of.digest}
+    _, found = _part(part, about, {"margin": np.float32, "by-margin": np.uint32}, compare)
+    return replace(catalogue, margin=found["margin"], by_margin=found["by-margin"])
 
 
-def _remove_older(part: Path) -> None:
-    """Remove the parts of snapshots or features served before this one."""
-    for other in part.parent.glob(f"{part.name.partition('-')[0]}-*"):
-        if other != part and not other.is_symlink():
-            shutil.rmtree(other)
-
-
-def _opened(inspection: Inspection, of_state: Path, of_texts: Path | None) -> Catalogue:
-    reader, sides = inspection.reader, inspection.sides
-    assert reader is not None
-    count = reader.samples
-    about = _check(of_state, {"samples": count, "snapshot": reader.snapshot.id})
-    inspection.notes[:] = dict.fromkeys([*inspection.notes, *map(str, about.get("notes", ()))])
-    columns = {
-        name: _mapped(of_state / _file(name), np.float32 if name in reader.fields else np.uint32, count)
-        for name in reader.columns
-    }
-    has_score = any(name.endswith("/log_s") for name in reader.fields)
-    classes: list[str] = []
-    if of_texts:
-        about = _check(of_texts, {"samples": count, "fingerprint": reader.dataset_fingerprint})
-        classes = [str(name) for name in about["classes"]]
-    return Catalogue(
-        columns,
-        _mapped(of_state / _KIND, np.int8, count),
-        {side: _mapped(of_state / f"{side}.coldest.npy", np.uint32, count) for side in sides},
-        {side: _mapped(of_state / f"{side}.tau-sorted.npy", np.float32, count) for side in sides},
-        _mapped(of_state / _MISFITS, np.uint32, count) if has_score else np.empty(0, np.uint32),
-        classes,
-        _mapped(of_texts / _GROUPS, np.int32, count) if of_texts and classes else None,
-        Texts(_regular(of_texts / _TEXTS)) if of_texts else None,
-    )
-
-
-def _index_state(inspection: Inspection, folder: Path, on_progress: OnTask) -> None:
-    reader, noted = inspection.reader, len(inspection.notes)
-    assert reader is not None
-    count = reader.samples
-    rules = KindRules.of(inspection)
-    new = {
-        name: _new(folder / _file(name), np.float32 if name in reader.fields else np.uint32, count)
-        for name in reader.columns
-    }
-    kinds, ranks = _new(folder / _KIND, np.int8, count), np.empty(count, np.float32)
+def _index_state(inspection: Inspection, on_progress: OnTask, _: Path, new: Arrays) -> dict[str, Any]:
+    reader, rules, noted = inspection.state, KindRules.of(inspection), len(inspection.notes)
+    count, ranks = reader.samples, np.empty(reader.samples, np.float32)
     whole_run = WholeRun(inspection, partial(on_progress, "reading all snapshots"))
     for block, rows in read_blocks(reader, reader.columns):
+        here, kept = slice(block.start, block.stop), reader.is_kept(block.start, block.stop)
         for name, values in rows.items():
-            new[name][block.start : block.stop] = values
-        kept = reader.is_kept(block.start, block.stop)
-        kinds[block.start : block.stop] = np.where(kept, rules.kinds(rows, block), _NOT_SELECTED)
-        ranks[block.start : block.stop] = np.where(rules.are_planted(block), np.inf, whole_run.ranks(block))
+            new[name][here] = values
+        new["kind"][here] = np.where(kept, rules.kinds(rows, block), _NOT_SELECTED)
+        ranks[here] = np.where(rules.are_planted(block), np.inf, whole_run.ranks(block))
         on_progress("indexing the state", block.stop, count)
     for done, side in enumerate(inspection.sides):
         on_progress("ranking by tau", done * count, len(inspection.sides) * count)
-        _write_ranks(folder, side, new, count)
+        tau, log_s = new[f"{side}/tau"], new.get(f"{side}/log_s")
+        keys = np.where((new[VISITS] > 0) & np.isfinite(tau), tau, np.float32(np.inf))
+        new[f"{side}.coldest"][:] = np.argsort(keys, kind="stable") if log_s is None else np.lexsort((log_s, keys))
     if rules.log_s:
-        _new(folder / _MISFITS, np.uint32, count)[:] = np.argsort(ranks, kind="stable")
-    about = {"format": _FORMAT, "samples": count, "snapshot": reader.snapshot.id, "notes": inspection.notes[noted:]}
-    write_atomically(folder / _ABOUT, seal_line(about))
+        new["misfits"][:] = np.argsort(ranks, kind="stable")
+    return {"notes": inspection.notes[noted:]}
 
 
-def _write_ranks(folder: Path, side: str, columns: dict[str, NDArray[Any]], count: int) -> None:
-    tau, log_s = columns[f"{side}/tau"], columns.get(f"{side}/log_s")
-    usable = (columns[VISITS] > 0) & np.isfinite(tau)
-    keys = np.where(usable, tau, np.float32(np.inf))
-    order = np.argsort(keys, kind="stable") if log_s is None else np.lexsort((log_s, keys))
-    _new(folder / f"{side}.coldest.npy", np.uint32, count)[:] = order
-    _new(folder / f"{side}.tau-sorted.npy", np.float32, count)[:] = keys[order]
-
-
-def _index_classes(inspection: Inspection, folder: Path, on_progress: OnTask) -> None:
-    """Write every sample's class; without names if there are more classes than can be listed."""
-    dataset = inspection.dataset
-    assert dataset is not None
+def _index_texts(dataset: Dataset, on_progress: OnTask, part: Path, new: Arrays) -> dict[str, Any]:
+    """Write every sample's texts and class; without names if there are more classes than can be listed."""
+    write_texts(dataset, part / _TEXTS, partial(on_progress, "indexing captions"))
     try:
-        codes, names = codes_of(dataset, CLASS_COLUMN, partial(on_progress, "indexing classes"))
+        new["class"][:], names = codes_of(dataset, CLASS_COLUMN, partial(on_progress, "indexing classes"))
     except TooManyGroupsError:
-        codes, names = np.full(dataset.n, NO_GROUP, np.int32), []
-    _new(folder / _GROUPS, np.int32, dataset.n)[:] = codes
-    about = {"format": _FORMAT, "samples": dataset.n, "fingerprint": dataset.index.fingerprint, "classes": names}
-    write_atomically(folder / _ABOUT, seal_line(about))
+        new["class"][:], names = NO_GROUP, []
+    return {"classes": names}
 
 
-@contextmanager
-def _made(folder: Path) -> Iterator[Path]:
-    """Give a new directory beside `folder` that is renamed to it when the block ends, or removed if it fails."""
-    being_made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".being-made-"))
-    try:
-        yield being_made
-        being_made.rename(folder)
-    except BaseException:
-        shutil.rmtree(being_made, ignore_errors=True)
-        raise
+def _part(
+    folder: Path,
+    about: dict[str, Any],
+    dtypes: Mapping[str, DTypeLike],
+    make: Callable[[Path, Arrays], dict[str, Any]],
+) -> tuple[dict[str, Any], Arrays]:
+    """Open a part of the index: its description and its arrays, [samples] each.
 
-
-def _check(folder: Path, expected: dict[str, int | str]) -> dict[str, Any]:
-    """Return the description of a part of the index. Raises RunError if it does not match."""
+    If it is missing, `make` fills new arrays in a new directory, which is renamed, and returns more of the description.
+    Parts of snapshots or features served before this one are removed. Raises RunError if it is damaged.
+    """
+    if not folder.exists():
+        being_made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".being-made-"))
+        try:
+            new: Arrays = {
+                name: np.lib.format.open_memmap(being_made / _file(name), "w+", np.dtype(dtype), (about["samples"],))
+                for name, dtype in dtypes.items()
+            }
+            described = {"format": _FORMAT, **about, **make(being_made, new)}
+            write_atomically(being_made / _ABOUT, seal_line(described))
+            being_made.rename(folder)
+        except BaseException:
+            shutil.rmtree(being_made, ignore_errors=True)
+            raise
+    for other in folder.parent.glob(f"{folder.name.partition('-')[0]}-*"):
+        if other != folder and not other.is_symlink():
+            shutil.rmtree(other)
     refuse_link(folder)
     try:
-        about = unseal(read_regular(folder / _ABOUT, 64 << 20))
-        if {name: about.get(name) for name in expected} == expected and about.get("format") == _FORMAT:
-            return about
+        found = unseal(read_regular(folder / _ABOUT, 64 << 20))
     except (DamagedJSONError, OSError) as error:
         raise damaged(folder, error) from error
-    raise damaged(folder, f"{_ABOUT} does not belong to this run")
+    if found != found | about | {"format": _FORMAT}:
+        raise damaged(folder, f"{_ABOUT} does not belong to this run")
+    return found, {name: _mapped(folder / _file(name), dtype, about["samples"]) for name, dtype in dtypes.items()}
 
 
 def _regular(path: Path) -> Path:
@@ -251,10 +221,6 @@ def _mapped(path: Path, dtype: DTypeLike, count: int) -> NDArray[Any]:
     if array.dtype != dtype or array.shape != (count,):
         raise damaged(path, f"it is {array.dtype} {array.shape}, not {np.dtype(dtype)} ({count},)")
     return array
-
-
-def _new(path: Path, dtype: DTypeLike, count: int) -> NDArray[Any]:
-    return np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=(count,))
 
 
 def _file(column: str) -> str:

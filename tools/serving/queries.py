@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...state_store.schema import VISITS
-from ...storage.kernels import kernel
 from ...trainer.errors import ConfigError
 from .catalogue import SERVED_KINDS, Catalogue, Ids
 from .texts import MAX_MATCHES
@@ -64,49 +63,32 @@ class Finder:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
-        # Loads the compiled code for read-only arrays, as mapped ones are; the first reader would wait for it.
-        _among(np.frombuffer(bytes(4), np.uint32), np.empty(0, np.bool_))
         self.find = lru_cache(maxsize=4)(self._find)  # up to 8 bytes a sample each
 
     def _find(self, query: Query) -> Matches:
         """Raises ConfigError if the run has no such side, class or order, RunError if the index is damaged."""
-        order = self._order(query)
-        wanted, has_more = self._wanted(query)
+        side = query.side or next(iter(self._catalogue.coldest), "")
+        if side not in self._catalogue.coldest and (query.side or query.low is not None or query.high is not None):
+            raise ConfigError(f"the run has no temperatures of side {side!r}")
+        order, (wanted, has_more) = self._order(query, side), self._wanted(query, side)
         if order is None:
             order = (np.arange(self._catalogue.samples) if wanted is None else np.flatnonzero(wanted)).astype(np.uint32)
         elif wanted is not None:
-            order = _among(order, wanted)
+            order = order[wanted.take(order, mode="clip") & (order < len(wanted))]  # other ids lie in a damaged index
         return Matches(order if query.sort != "hottest" else order[::-1], has_more)
 
-    def _order(self, query: Query) -> Ids | None:
-        """Return the ids in the asked order, those within the bounds of tau if it is by tau; None if it is by id."""
-        index, side = self._catalogue, query.side or next(iter(self._catalogue.taus), "")
-        by_tau = query.sort in ("coldest", "hottest")
-        if side not in index.taus:
-            if query.side or query.low is not None or query.high is not None:
-                raise ConfigError(f"the run has no temperatures of side {side!r}")
-            by_tau = False
-        if query.sort == "misfits":
-            if not len(index.misfits):
-                raise ConfigError("the run's state has no log s, which misfits are ranked by")
-            return index.misfits
-        if query.sort == "margin":
-            if index.by_margin is None:
-                raise ConfigError("there are no features of pairs; for margins, start again with --neighbours 12")
-            return index.by_margin
-        if not by_tau:
-            return None
-        return index.coldest[side][slice(*self._places(query, side))]
+    def _order(self, query: Query, side: str) -> Ids | None:
+        """Return all ids in the asked order; None if it is by id."""
+        index = self._catalogue
+        if query.sort == "misfits" and not len(index.misfits):
+            raise ConfigError("the run's state has no log s, which misfits are ranked by")
+        if query.sort == "margin" and index.by_margin is None:
+            raise ConfigError("there are no features of pairs; for margins, start again with --neighbours 12")
+        by_tau = index.coldest.get(side)
+        return {"misfits": index.misfits, "margin": index.by_margin, "id": None}.get(query.sort, by_tau)
 
-    def _places(self, query: Query, side: str) -> tuple[int, int]:
-        """Return the range of places in the order by tau whose tau is within the query's bounds, and usable."""
-        taus = self._catalogue.taus[side]
-        first = 0 if query.low is None else int(np.searchsorted(taus, np.float32(query.low)))
-        highest = np.float32(np.finfo(np.float32).max if query.high is None else query.high)
-        return first, max(first, int(np.searchsorted(taus, highest, side="right")))
-
-    def _wanted(self, query: Query) -> tuple[NDArray[np.bool_] | None, bool]:
-        """Return which samples meet the query, bool [n]; None if it asks for nothing but an order or bounds of tau."""
+    def _wanted(self, query: Query, side: str) -> tuple[NDArray[np.bool_] | None, bool]:
+        """Return which samples meet the query, bool [n]; None if it asks for nothing but an order."""
         index, conditions, has_more = self._catalogue, [], False
         if query.words:
             if index.texts is None:
@@ -121,20 +103,10 @@ class Finder:
             conditions.append(index.class_of == index.classes.index(query.group))
         if query.kind:
             conditions.append(index.kinds == SERVED_KINDS.index(query.kind))
-        if query.sort not in ("coldest", "hottest") and (query.low is not None or query.high is not None):
-            tau = index.columns[f"{query.side or next(iter(index.taus))}/tau"]
-            conditions.append(index.columns[VISITS] > 0)
+        by_tau = query.sort in ("coldest", "hottest") or query.low is not None or query.high is not None
+        if by_tau and side in index.coldest:  # of usable temperatures alone
+            tau = index.columns[f"{side}/tau"]
+            conditions += [index.columns[VISITS] > 0, np.isfinite(tau)]
             conditions += [tau >= np.float32(query.low)] if query.low is not None else []
             conditions += [tau <= np.float32(query.high)] if query.high is not None else []
         return (reduce(np.logical_and, conditions) if conditions else None), has_more
-
-
-@kernel()
-def _among(order: Ids, wanted: NDArray[np.bool_]) -> Ids:
-    """Return the ids of `order` that are wanted, in its order; wanted: bool by id. Other ids lie in a damaged index."""
-    found, count = np.empty(len(order), np.uint32), 0
-    for id in order:
-        if id < len(wanted) and wanted[id]:
-            found[count] = id
-            count += 1
-    return found[:count].copy()

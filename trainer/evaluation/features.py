@@ -5,7 +5,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -98,28 +98,6 @@ def image_features(
     return _together(made, len(ids), on_progress, world)[0].to(device)
 
 
-def sample_features(
-    encoders: Encoders,
-    dataset: Dataset,
-    sample_ids: NDArray[np.int64],
-    recipe: Recipe,
-    image_size: int,
-    device: torch.device,
-    on_progress: OnCount,
-    *,
-    views: Literal[1, 2] = 1,
-) -> list[Tensor]:
-    """Return the heads' features of chosen samples: of their images and, for pairs, their captions.
-
-    sample_ids: int64 [m], at least one. views: 2: of two views of each image, as the recipe draws them for training.
-    Each result is float32 [m, d] on `device`, rows of norm 1.
-    on_progress: called with the number of samples done, and m. Raises as image_features does.
-    """
-    view = (recipe if views == 2 else evaluation_recipe(recipe), image_size, device)
-    made = _of_samples(encoders.image, encoders.text, dataset, sample_ids, *view, views=views)
-    return _together(made, len(sample_ids), on_progress)
-
-
 def some_features(
     encoders: Encoders,
     dataset: Dataset,
@@ -131,10 +109,10 @@ def some_features(
     views: int = 0,
     tokenizer: Tokenizer | None = None,
 ) -> Generator[list[Tensor], None, None]:
-    """Yield what sample_features returns, of chosen samples in their order, BATCH at a time.
+    """Yield the heads' features of chosen samples in their order, BATCH at a time, float32 [rows, d] on `device`.
 
-    views: of each picture, as the recipe draws them for training; 0: the picture itself, and for pairs the caption.
-    tokenizer: as for streamed_features.
+    Rows have norm 1. sample_ids: int64 [m]. views: of each picture, as the recipe draws them for training; 0: the
+    picture itself, and for pairs the caption. tokenizer: as for streamed_features. Raises as image_features does.
     """
     view = (recipe if views else evaluation_recipe(recipe), image_size, device)
     text, tokens = None if views else encoders.text, None
@@ -156,7 +134,7 @@ def streamed_features(
     rows: int = BATCH,
     unit_norm: bool = True,
 ) -> Generator[list[Tensor], None, None]:
-    """Yield what sample_features returns, of all samples in id order, `rows` at a time.
+    """Yield what some_features does without views, of all samples in id order, `rows` at a time.
 
     tokenizer: the run's own, for each sample's first caption, or "". None: the dataset's tokens are the run's.
     unit_norm: whether features are divided by their norm.

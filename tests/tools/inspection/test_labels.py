@@ -2,7 +2,7 @@ import pyarrow as pa
 import pytest
 
 from thermopile.tools.inspection.temperatures import groups as groups_module
-from thermopile.tools.inspection.temperatures.groups import Labels, check_columns
+from thermopile.tools.inspection.temperatures.groups import check_columns, codes_of
 from thermopile.trainer.errors import ConfigError
 
 from support.datasets import write_dataset
@@ -20,21 +20,22 @@ def dataset(tmp_path, monkeypatch):
     return write_dataset(tmp_path / "data", [table.slice(0, 2), table.slice(2, 3)])
 
 
-def taken(dataset, column, *counts):
-    labels = Labels(dataset, column)
-    return [labels.take(count).to_pylist() for count in counts]
+def labels(dataset, column):
+    codes, names = codes_of(dataset, column)
+    return [None if code < 0 else names[code] for code in codes]
 
 
-def test_labels_come_in_pieces_of_any_length_across_shards(dataset):
-    assert taken(dataset, "group", 1, 3, 1) == [["cat"], ["cat", "dog", None], [None]]
+def test_labels_are_those_of_the_samples_across_pieces_and_shards(dataset):
+    assert labels(dataset, "group") == ["cat", "cat", "dog", None, None]
+    assert codes_of(dataset, "group")[1] == ["cat", "dog"]
 
 
 def test_numbers_are_labels_as_well(dataset):
-    assert taken(dataset, "width", 5) == [["8", "8", "9", "8", "7"]]
+    assert labels(dataset, "width") == ["8", "8", "9", "8", "7"]
 
 
 def test_the_folder_is_the_uri_up_to_its_last_slash(dataset):
-    assert taken(dataset, "folder", 5) == [["cats", "cats", "dogs/young", "", ""]]
+    assert labels(dataset, "folder") == ["cats", "cats", "dogs/young", "", ""]
 
 
 def test_an_unknown_column_is_refused_with_the_list_of_columns(dataset):

@@ -4,7 +4,6 @@ import dataclasses
 
 import matplotlib.figure
 import numpy as np
-import pyarrow as pa
 import pytest
 from matplotlib.collections import PathCollection
 
@@ -22,12 +21,11 @@ SIDES = [Side(name, Distribution(), None, None) for name in ("image", "text")]
 
 def groups_of(sizes, tau, sides=SIDES):
     """Groups of these sizes, all visited, with the tau of their samples, largest group first; for each side alike."""
-    labels = pa.array([f"class {group:04}" for group, size in enumerate(sizes) for _ in range(size)])
-    counts = GroupCounts("group", {side.name: (0.1, 0.0, 1.0) for side in sides})
-    everybody = np.arange(len(labels))
-    tau = {side.name: np.array(tau, np.float32) for side in sides}
-    counts.add(labels, np.ones(len(labels), bool), tau, everybody)
-    return counts.result(tau)
+    codes, names = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes), [f"class {i:04}" for i in range(len(sizes))]
+    counts = GroupCounts("group", codes, names, {side.name: (0.1, 0.0, 1.0) for side in sides})
+    everybody, tau = np.ones(len(codes), bool), {side.name: np.array(tau, np.float32) for side in sides}
+    counts.add(range(len(codes)), everybody, everybody, tau)
+    return counts.result(np.arange(len(codes)), tau)
 
 
 def drawn(groups, sides=SIDES):

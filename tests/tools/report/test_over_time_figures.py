@@ -37,7 +37,7 @@ def counted(values):
 def through_time():
     quantiles = [np.array([0.01, 0.04, 0.05, 0.06, 0.09]) * factor for factor in (1.0, 1.5, 1.6)]
     moments = [
-        Moment(snapshot(step), 60, {side: TauAt(tuple(found.tolist()), None) for side in SIDES})
+        Moment(f"step-{step}", step, 60, {side: TauAt(tuple(found.tolist()), None) for side in SIDES})
         for step, found in zip((200, 400, 440), quantiles, strict=True)
     ]
     return ThroughTime(SIDES, every=1, samples_read=60, moments=moments)

@@ -15,7 +15,7 @@ from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.tools.report import grouping
 from thermopile.tools.report import page as page_module
 from thermopile.tools.report.figures.by_group import draw_tau_by_group
-from thermopile.tools.report.figures.svg import NARROW, VARIABLES, WIDE, svg_of
+from thermopile.tools.report.figures.svg import NARROW, VARIABLES, WIDE
 from thermopile.tools.report.html import drawn, part
 from thermopile.tools.report.page import write_report
 from thermopile.trainer.run_directory import RunDirectory
@@ -126,7 +126,7 @@ def test_a_figure_has_a_layout_for_each_width_and_takes_its_colours_and_font_fro
     assert [svg["width"] for svg in svgs] == [f"{120 * width:.0f}" for width, _ in (WIDE, NARROW)]
     assert {*re.findall(": (#[0-9a-f]{6})", markup)} == {"#0072b2"}
     assert "font-family" not in markup
-    assert svg_of(draw).count("#0072b1") == markup.count("var(--side-1)") / 2 > 0
+    assert markup.count("var(--side-1)") > 0
     for theme in re.findall(r":root \{(.*?)\}", html, re.DOTALL):
         assert all(f"--{name}: #" in theme for name in VARIABLES.values())
 
@@ -247,14 +247,8 @@ def test_the_coldest_sample_of_each_side_stands_first_with_its_id_and_tau(page, 
     assert ids[first + 3 * 66] == f"id {hottest_of_second}"
 
 
-def test_the_leading_figure_is_a_file_too_and_nothing_half_written_stays(hostile_report):
-    folder = hostile_report.parent
-    names = {path.name for path in folder.iterdir()} - {"samples.html"}
-    assert names == {"report.html", "tau_by_class.svg"}
-    file = (folder / "tau_by_class.svg").read_text("utf-8")
-    assert "66 visited of 66 samples" in file
-    assert "var(" not in file
-    assert {"#33373d", "#0072b1"} <= {*re.findall("#[0-9a-f]{6}", file)}
+def test_nothing_half_written_stays_beside_the_page(hostile_report):
+    assert {path.name for path in hostile_report.parent.iterdir()} - {"samples.html"} == {"report.html"}
 
 
 def test_without_classes_the_first_sentence_gives_the_mean(flat_dataset, tmp_path):
@@ -262,10 +256,8 @@ def test_without_classes_the_first_sentence_gives_the_mean(flat_dataset, tmp_pat
     assert grouping.lede(survey(read_run(run))) == "The mean temperature tau is 0.5000."
 
 
-def test_a_page_without_any_temperature_says_why_and_removes_an_earlier_figure(hostile_dataset, tmp_path):
+def test_a_page_without_any_temperature_says_why(hostile_dataset, tmp_path):
     run = write_run(tmp_path / "run", hostile_dataset, {}, objective="clip")
-    run.report.mkdir()
-    (run.report / "tau_by_class.svg").write_bytes(b"of another snapshot")
     page = Page(report_on(run))
     assert [path.name for path in run.report.iterdir()] == ["report.html"]
     assert "clip has no temperature per sample" in page.text("li")

@@ -222,7 +222,7 @@ def test_ids_beyond_the_samples_in_an_index_are_not_looked_up(run, tmp_path):
 def test_an_index_of_another_run_is_refused(run, hostile_run, tmp_path):
     opened(run, tmp_path).close()
     (mine,) = (tmp_path / "index").glob("state-*")
-    mine.rename(mine.with_name(f"state-4-{read_run(hostile_run).reader.snapshot.id}"))
+    mine.rename(mine.with_name(f"state-5-{read_run(hostile_run).reader.snapshot.id}"))
     with pytest.raises(RunError, match="does not belong to this run"):
         opened(hostile_run, tmp_path)
 

@@ -26,24 +26,22 @@ def exact_copies(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the samples that repeat an earlier one, ascending, and the first sample with these bytes, int64 [k] each.
 
-    The checksums of the JPEGs, 8 bytes per sample, are sorted in memory; where two are equal, the pictures are read
-    and their sha256 compared. on_progress: called with the records read, of twice n.
+    The checksums of the JPEGs are compared in memory, 40 bytes per sample; where two are equal, the pictures are read
+    and their sha256 compared, since a checksum can be forged or collide. on_progress: called with the records read.
     Raises DatasetError, OSError.
     """
     keys = np.empty(dataset.n, np.uint64)
     for first, of_piece in checksums(dataset):
         keys[first : first + len(of_piece)] = of_piece
-        on_progress(first + len(of_piece), 2 * dataset.n)
-    keys.sort()
-    repeated = np.unique(keys[1:][keys[1:] == keys[:-1]])
-    del keys
-    suspects: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
-    for first, of_piece in checksums(dataset):
-        at = np.searchsorted(repeated, of_piece)
-        hit = repeated[np.minimum(at, len(repeated) - 1)] == of_piece if len(repeated) else np.zeros(0, np.bool_)
-        suspects.append(first + np.flatnonzero(hit))
-        on_progress(dataset.n + first + len(of_piece), 2 * dataset.n)
-    return _confirmed(dataset, np.concatenate(suspects))
+        on_progress(first + len(of_piece), dataset.n)
+    _, places, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    first_with, found = dict[bytes, int](), list[tuple[int, int]]()
+    for sample_id in np.flatnonzero(counts[places] > 1).tolist():
+        digest = hashlib.sha256(dataset.jpeg(sample_id)).digest()
+        if (original := first_with.setdefault(digest, sample_id)) != sample_id:
+            found.append((sample_id, original))
+    copies, originals = np.array(found, np.int64).reshape(-1, 2).T
+    return copies, originals
 
 
 def checksums(dataset: Dataset) -> Iterator[tuple[int, NDArray[np.uint64]]]:
@@ -54,18 +52,6 @@ def checksums(dataset: Dataset) -> Iterator[tuple[int, NDArray[np.uint64]]]:
         for row in range(0, len(shard), _ROWS):
             records = shard.records(np.arange(row, min(row + _ROWS, len(shard))))
             yield first + row, records["jpeg_checksum"]
-
-
-def _confirmed(dataset: Dataset, suspects: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Compare the bytes of samples with repeated checksums, ids ascending: a checksum can be forged or collide."""
-    first_with: dict[bytes, int] = {}
-    copies, originals = [], []
-    for sample_id in suspects.tolist():
-        digest = hashlib.sha256(dataset.jpeg(sample_id)).digest()
-        if (original := first_with.setdefault(digest, sample_id)) != sample_id:
-            copies.append(sample_id)
-            originals.append(original)
-    return np.array(copies, np.int64), np.array(originals, np.int64)
 
 
 def blank_pictures(dataset: Dataset, on_progress: OnDone = lambda done, total: None) -> NDArray[np.int64]:

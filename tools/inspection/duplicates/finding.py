@@ -20,7 +20,7 @@ from ....trainer.errors import RunError
 from .. import OnDone, OnTask
 from ..features.features_file import FeaturesFile
 from .exact_copies import blank_pictures, exact_copies
-from .picture_agreement import EDGE, MAX_DIFFERENCE, MIN_CORRELATION, NO_AGREEMENT, Agreement, agreement, prepare
+from .picture_agreement import EDGE, MAX_DIFFERENCE, MIN_CORRELATION, Agreement, agreement, prepare
 from .representatives import Star, represent, star
 from .similar_pairs import MIN_SIMILARITY, NO_PAIRS, SimilarPairs, similar_pairs
 
@@ -98,7 +98,7 @@ def find_duplicates(
     scale of a few per cent, a shift, brightness, contrast and encoding: a correlation of MIN_CORRELATION or more and a
     difference of at most MAX_DIFFERENCE. Blank pictures, of one colour, are duplicates of each other alone.
     score: float32 [n], the lowest of duplicates represents the others; if empty, ids decide. scratch: a directory.
-    Memory: 13 bytes per sample, and 40 per pair found.
+    Memory: 45 bytes per sample, and 40 per pair found.
     Raises DatasetError, RunError, OSError, ConfigError as similar_pairs.
     """
     n = dataset.n
@@ -112,7 +112,7 @@ def find_duplicates(
     firsts = np.unique(originals)
     exact = star(np.concatenate([firsts, copies]), np.concatenate([firsts, originals]), score)
     left_out[exact[0]] = True
-    near, agreed, compared = [NO_PAIRS], [NO_AGREEMENT], 0
+    near, agreed, compared = [NO_PAIRS], [Agreement(*np.empty((2, 0), np.float32))], 0
     with Thumbnails(dataset) as thumbnails:
 
         def confirmed(candidates: SimilarPairs) -> SimilarPairs:
@@ -131,7 +131,8 @@ def find_duplicates(
             on_progress("similar pictures", done, n)
         on_walk = partial(on_progress, "clusters of duplicates")
         representative = represent(SimilarPairs.joined(near), score, features, confirmed, on_walk)
-    return _sorted(exact, blank, SimilarPairs.joined(near), Agreement.joined(agreed), representative, compared)
+    of_near = Agreement(*map(np.concatenate, zip(*agreed, strict=True)))
+    return _sorted(exact, blank, SimilarPairs.joined(near), of_near, representative, compared)
 
 
 class Thumbnails:

@@ -6,7 +6,6 @@ warped onto the other by Gauss-Newton, which fits scale, shift, gain and offset;
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,13 +44,6 @@ class Agreement(NamedTuple):
     def of(self, which: NDArray[Any]) -> Agreement:
         """Return chosen pairs, by a mask or by indices."""
         return Agreement(self.correlation[which], self.difference[which])
-
-    @staticmethod
-    def joined(parts: Sequence[Agreement]) -> Agreement:
-        return Agreement(*(np.concatenate([part[column] for part in parts]) for column in (0, 1)))
-
-
-NO_AGREEMENT = Agreement(np.empty(0, np.float32), np.empty(0, np.float32))
 
 
 def prepare(pictures: NDArray[np.float32]) -> NDArray[np.float32]:

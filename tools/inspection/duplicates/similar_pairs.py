@@ -45,8 +45,7 @@ class SimilarPairs(NamedTuple):
 
     @staticmethod
     def joined(parts: Sequence[SimilarPairs]) -> SimilarPairs:
-        first, second = (np.concatenate([part[end] for part in parts]).astype(np.int64) for end in (0, 1))
-        return SimilarPairs(first, second, np.concatenate([part.similarity for part in parts]))
+        return SimilarPairs(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 NO_PAIRS = SimilarPairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,16 +14,16 @@ from ....pipeline.errors import DatasetError
 from ....trainer.checkpoints.checkpoint_files import latest_checkpoint
 from ....trainer.errors import ConfigError, RunError
 from .. import OnTask
-from ..features.drawn import Asked, VisitedFeatures, drawn_features
+from ..features.run_features import Asked, SampleFeatures, drawn_features, visited_features
 from ..features.solving import SolvedTemperatures, compared_views, direction, solved_temperatures
 from ..json_fields import AsJson
 from ..opening import Inspection
 from ..temperatures.associations import Association, associations
 from ..temperatures.kinds import KindRules
-from ..temperatures.settling import Rule, at_rest
+from ..temperatures.solved import Bounds, at_rest
 from ..temperatures.survey import Survey
 from .evidence import EvidentKinds, evident_kinds
-from .properties import Properties, properties
+from .properties import properties
 
 NEAR_OF = {"image": "near_pictures", "text": "near_captions", "sample": "near_pictures"}
 """Side of the state -> near samples by its own features."""
@@ -69,13 +68,13 @@ def by_features(
     """
     if survey.kinds and survey.kinds.rules.why_none:
         return None
-    rho = rho if rho is not None else inspection.config.objective.settings.get("rho")
+    rho = rho if rho is not None else inspection.settings.get("rho")
     has_encoders = latest_checkpoint(inspection.run.checkpoints) is not None  # a copied state may have none
     if rho is None or inspection.reader is None or not survey.visited or not has_encoders:
         return None
     try:
         file = drawn_features(inspection, folder, asked, partial(on_progress, "features"))
-        features = VisitedFeatures(file, inspection.reader, inspection.planted[0])
+        features = visited_features(file, inspection.reader, inspection.planted[0])
         if len(features) < LEAST:
             raise RunError(f"it needs {LEAST} visited samples with features, but there are only {len(features)}")
         return _measured(inspection, survey, features, rho, on_progress)
@@ -85,49 +84,30 @@ def by_features(
 
 
 def _measured(
-    inspection: Inspection, survey: Survey, features: VisitedFeatures, rho: float, on_progress: OnTask
+    inspection: Inspection, survey: Survey, features: SampleFeatures, rho: float, on_progress: OnTask
 ) -> ByFeatures:
-    assert inspection.reader is not None
     solved = solved_temperatures(inspection, features, rho, on_progress=partial(on_progress, "solving temperatures"))
     found = properties(inspection, features, survey.pool, on_progress)
     tau = {side: of_side.tau[found.places] for side, of_side in solved.sides.items()}
+    goes_with, rules = dict[str, list[Association]](), KindRules.of(inspection)
+    for side, of_side in tau.items():  # of near samples only those by its own features
+        others = {*NEAR_OF.values()} - {NEAR_OF[side]}
+        asked = {name: values for name, values in found.values.items() if name not in others}
+        groups = {} if found.classes is None else {"class_size": found.classes}
+        goes_with[side] = associations(of_side, asked, NEAR_OF[side], groups)
+    of_state = rules.kinds(inspection.state.rows_at(found.sample_ids, rules.columns), found.sample_ids)
+    kinds = evident_kinds(found, tau, goes_with, of_state)
     near = {side: found.values[NEAR_OF[side]] for side in tau}
-    rules = KindRules.of(inspection)
-    goes_with = {
-        side: associations(
-            of_side,
-            _asked(found, side),
-            NEAR_OF[side],
-            {} if found.classes is None else {"class_size": found.classes},
-        )
-        for side, of_side in tau.items()
-    }
-    kinds = evident_kinds(
-        found, tau, goes_with, rules.kinds(inspection.reader.rows_at(found.sample_ids, rules.columns), found.sample_ids)
-    )
-    return ByFeatures(
-        solved,
-        tau,
-        _moves(inspection, features, solved),
-        direction(inspection, features, near, found.places),
-        goes_with,
-        kinds,
-    )
+    curves = direction(inspection, features, near, found.places)
+    return ByFeatures(solved, tau, _moves(inspection, features, solved), curves, goes_with, kinds)
 
 
-def _asked(found: Properties, side: str) -> Mapping[str, NDArray[np.float64]]:
-    """Return the properties that a side's temperatures are compared with: of near samples only its own."""
-    return {
-        name: values for name, values in found.values.items() if name == NEAR_OF[side] or name not in NEAR_OF.values()
-    }
-
-
-def _moves(inspection: Inspection, features: VisitedFeatures, solved: SolvedTemperatures) -> dict[str, float]:
+def _moves(inspection: Inspection, features: SampleFeatures, solved: SolvedTemperatures) -> dict[str, float]:
     """Run the update rule on the features of some samples.
 
     Empty for a rho that is not the run's, an objective without the rule, and while its gamma still falls.
     """
-    config, settings, reader = inspection.config, inspection.config.objective.settings, inspection.reader
+    config, settings, reader = inspection.config, inspection.settings, inspection.reader
     has_rule = {"gamma", "grad_clip", "eta", "tau_min", "tau_max"} <= set(settings)
     if settings.get("rho") != solved.rho or reader is None or not solved.learned or not has_rule:
         return {}
@@ -140,15 +120,15 @@ def _moves(inspection: Inspection, features: VisitedFeatures, solved: SolvedTemp
     rows, others = np.split(
         drawn[: _AT_REST + _NEGATIVES], [min(_AT_REST, len(features) // 2)]
     )  # none is its own negative
+    bounds = Bounds(solved.rho, settings["tau_min"], settings["tau_max"])
     own, against, moves = features.rows(rows), features.rows(others), dict[str, float]()
     for side, anchors, negatives in {side: (side, a, n) for side, a, n in compared_views(features)}.values():
         positive = (own[:, anchors[0]] * own[:, negatives[-1]]).sum(1)
         columns = np.concatenate([against[:, view] for view in negatives])
         h = np.concatenate([own[:, view] @ columns.T for view in anchors], axis=1) - positive[:, None]
-        in_batch = (config.batch_size - 1) * len(anchors) * len(negatives)
-        rule = Rule(solved.rho, gamma, settings["grad_clip"], in_batch, settings["tau_min"], settings["tau_max"])
-        learned = solved.learned[side][rows]
-        moves[side] = float(np.exp(np.median(np.log(at_rest(h, learned, rule) / learned))))
+        in_batch, learned = (config.batch_size - 1) * len(anchors) * len(negatives), solved.learned[side][rows]
+        rest = at_rest(h, learned, bounds, gamma, settings["grad_clip"], in_batch)
+        moves[side] = float(np.exp(np.median(np.log(rest / learned))))
     return moves
 
 

@@ -74,26 +74,27 @@ def evident_kinds(
     or the same file. Not told apart: the three nearest pictures are TOO_NEAR, and neither those nor their captions are
     alike. Rare: at an end of the temperatures that goes with little of a property of RARE_BY, and with little of it.
     """
-    applies: dict[int, NDArray[np.bool_]] = {code: np.zeros(len(of_state), np.bool_) for code in BY_FEATURES}
-    around = found.around["pictures"]
-    applies[CROWDED] = np.any([of_side == 0 for of_side in tau.values()], axis=0)
-    applies[COPIED] = found.values["copies"] > 0
-    applies[NOT_TOLD_APART] = _not_told_apart(found)
-    order: dict[int, NDArray[np.floating]] = {
-        CROWDED: -around.near,
-        COPIED: -found.values["copies"],
-        NOT_TOLD_APART: -around.similarity[:, -1],
-        RARE: around.near,
+    around, copies = found.around["pictures"], found.values["copies"]
+    applies: dict[int, NDArray[np.bool_]] = {
+        CROWDED: np.any([of_side == 0 for of_side in tau.values()], axis=0),
+        COPIED: copies > 0,
+        NOT_TOLD_APART: _not_told_apart(found),
     }
-    rare_by = _rare_by(associations)
-    if rare_by is not None:
+    order: dict[int, NDArray[np.floating]] = {CROWDED: -around.near, COPIED: -copies, RARE: around.near}
+    order[NOT_TOLD_APART] = -around.similarity[:, -1]
+    notable = [  # ends that go with low values of a property of RARE_BY
+        (side, each)
+        for side, of_side in associations.items()
+        for each in of_side
+        if each.of in RARE_BY and each.is_notable and each.area < 0.5 and (each.of in OF_FEATURES or each.stands)
+    ]
+    if rare_by := min(notable, key=lambda one: one[1].area, default=None):
         side, told_by = rare_by
-        values = found.values[told_by.of]
+        order[RARE] = values = found.values[told_by.of]
         at_end = ends_of(tau[side])[told_by.end]
         applies[RARE] = at_end & (values <= np.nanquantile(values, LITTLE)) & (values < np.nanmedian(values))
-        order[RARE] = values
     codes = of_state.copy()
-    for code in reversed(BY_FEATURES):
+    for code in reversed(applies):
         codes[applies[code] & (of_state == ORDINARY)] = code
     counts, sheets, evidence = dict[str, int](), dict[str, list[int]](), dict[int, Evidence]()
     for code in BY_FEATURES:
@@ -104,17 +105,6 @@ def evident_kinds(
         for place in shown.tolist():
             evidence[int(found.sample_ids[place])] = _evidence(found, place, code, rare_by and rare_by[1].of)
     return EvidentKinds(found.sample_ids, codes, counts, sheets, evidence, rare_by and rare_by[1].of)
-
-
-def _rare_by(associations: Mapping[str, Sequence[Association]]) -> tuple[str, Association] | None:
-    """Return the side and the strongest association of an end with low values of a property of RARE_BY."""
-    notable = [
-        (side, each)
-        for side, of_side in associations.items()
-        for each in of_side
-        if each.of in RARE_BY and each.is_notable and each.area < 0.5 and (each.of in OF_FEATURES or each.stands)
-    ]
-    return min(notable, key=lambda one: one[1].area, default=None)
 
 
 def _not_told_apart(found: Properties) -> NDArray[np.bool_]:

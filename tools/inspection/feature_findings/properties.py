@@ -19,7 +19,7 @@ from ..duplicates.exact_copies import checksums
 from ..duplicates.finding import Thumbnails
 from ..duplicates.picture_agreement import Agreement, agreement
 from ..duplicates.similar_pairs import MIN_SIMILARITY
-from ..features.drawn import VisitedFeatures
+from ..features.run_features import SampleFeatures
 from ..opening import Inspection
 from ..temperatures.groups import CLASS_COLUMN
 from ..temperatures.kinds import KindRules
@@ -72,7 +72,7 @@ class Properties:
     """How well the nearest pictures agree, float32 [m · 3]; NaN where they are not compared."""
 
 
-def properties(inspection: Inspection, features: VisitedFeatures, pool: Pool, on_progress: OnTask) -> Properties:
+def properties(inspection: Inspection, features: SampleFeatures, pool: Pool, on_progress: OnTask) -> Properties:
     """Look at up to LOOKED_AT random samples with features. pool: visited samples, among which words and classes count.
 
     Raises DatasetError for a damaged table or picture, RunError for damaged features.
@@ -89,7 +89,7 @@ def properties(inspection: Inspection, features: VisitedFeatures, pool: Pool, on
     return found
 
 
-def _look_at_features(found: Properties, features: VisitedFeatures) -> None:
+def _look_at_features(found: Properties, features: SampleFeatures) -> None:
     of_rows = features.rows(found.places)
     for side, name in enumerate(("pictures",) if features.of.views else ("pictures", "captions")):
         found.around[name] = surroundings(np.ascontiguousarray(of_rows[:, side]))

@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import logsumexp
 
 from ....pipeline.errors import DatasetError
 from ....state_store.schema import VISITS
@@ -18,14 +19,9 @@ from .. import OnDone
 from ..json_fields import HOW_MANY, AsJson, Hidden, named
 from ..opening import Inspection, Rows
 from ..temperatures.kinds import KIND_NAMES, KIND_SHEET_SAMPLES, MISFIT, STUCK, Codes, SampleKinds
+from ..temperatures.misfits import HALF, wrong_captions
 from ..temperatures.survey import Survey
-from ..temperatures.wrong_captions import HALF, wrong_captions
-from .checkpoint_encoders import load_encoders
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ....trainer.config import Weights
+from .run_features import DEFAULT, Asked, features_of
 
 MAX_NEGATIVES = 4096
 MIN_NEGATIVES, MAX_PLANTED = 16, 2048
@@ -33,6 +29,7 @@ ANCHORS_AT_ONCE = 1024
 """Anchors compared with all negatives at once: 16 MB of similarities a view."""
 _SEED = 2025
 Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -66,22 +63,16 @@ class Confirmation:
         return dict(zip(self.sample_ids.tolist(), self.margin.tolist(), strict=True))
 
 
-class Compared(NamedTuple):
-    """One side of the suspects against the negatives, [m] each."""
-
-    log_g: NDArray[np.float64]
-    """log mean_j exp(h_j / tau)."""
-    margin: NDArray[np.float32]
-    """Similarity of the positive minus that of the hardest negative."""
+Compared = tuple[NDArray[np.float64], NDArray[np.float32]]
+"""Of one side of m suspects against the negatives: log mean_j exp(h_j / tau), and the margin, the similarity of the
+positive minus that of the hardest negative, [m] each."""
 
 
 def confirm(
     inspection: Inspection,
     survey: Survey,
     on_progress: OnDone = lambda done, total: None,
-    *,
-    weights: Weights | None = None,
-    allow_code: bool = False,
+    asked: Asked = DEFAULT,
 ) -> Confirmation | None:
     """Embed the survey's suspects and up to 4,096 random visited samples, and decide the suspects' kinds again.
 
@@ -89,51 +80,42 @@ def confirm(
     negatives. What is not stuck is a misfit if its margin is so low that, by the margins of planted and random samples,
     half of the captions up to it are expected to be wrong; with too few planted, by the state alone. The rest is
     ordinary. Pairs are shown without augmentation, images in two views as the run's recipe draws them.
-    weights: by default averaged ones, where the run has them. allow_code: as restore_encoders. Runs on the CPU, since
-    the run may still be training on the GPU. Returns None if nothing can be confirmed; the notes get the reason.
-    Raises DamagedChunkError, SnapshotNotFoundError. Source of g: iSogCLR (ICML 2023) eq 3, 11, 15, 16.
+    Returns None if nothing can be confirmed; the notes get the reason. Raises DamagedChunkError, SnapshotNotFoundError.
+    Source of g: iSogCLR (ICML 2023) eq 3, 11, 15, 16.
     """
     try:
-        return _confirmed(inspection, survey, weights, allow_code, on_progress)
+        return _confirmed(inspection, survey, asked, on_progress)
     except (RunError, ConfigError, DatasetError, OSError) as error:
         inspection.notes.append(f"No kind is confirmed by a forward pass: {error}")
         return None
 
 
-def _confirmed(
-    inspection: Inspection, survey: Survey, weights: Weights | None, allow_code: bool, on_progress: OnDone
-) -> Confirmation:
-    reader, dataset, kinds = inspection.reader, inspection.dataset, survey.kinds
+def _confirmed(inspection: Inspection, survey: Survey, asked: Asked, on_progress: OnDone) -> Confirmation:
+    reader, kinds = inspection.reader, survey.kinds
     if reader is None or kinds is None or not len(kinds.suspects):
         raise RunError("no sample looks stuck or like a misfit")
-    if dataset is None:
-        raise RunError("it needs the run's dataset; pass its path with --data")
     suspects, negatives, *_ = ids = compared_ids(survey, kinds, inspection)
     if len(negatives) < MIN_NEGATIVES:
         raise RunError(f"it needs {MIN_NEGATIVES} visited samples, but there are only {len(negatives)}; try later")
-    use = "its kinds are confirmed by the encoders of"
-    shown = np.unique(np.concatenate(ids))
-    on_progress(0, len(shown))
-    found = load_encoders(inspection, reader.snapshot, dataset, weights, allow_code, use)
+    shown, is_paired = np.unique(np.concatenate(ids)), inspection.config.objective.mode == "bimodal"
+    of, features = features_of(inspection, shown, 0 if is_paired else 2, asked, on_progress)
     rows = reader.rows_at(suspects, kinds.rules.columns)
-    is_paired = found.encoders.text is not None
-    features = found.features(inspection.config, dataset, shown, on_progress, 1 if is_paired else 2)
     places, others, pictures, captions = (np.searchsorted(shown, each) for each in ids)
     compare = partial(_compare, features, others=others, paired=is_paired)
     compared = compare(places, places, rows=rows)
-    silent = _silent(rows, compared, inspection.config.objective.settings.get("eps") or 0.0)
-    below, margin = None, np.minimum.reduce([side.margin for side in compared.values()])
+    silent = _silent(rows, compared, inspection.settings.get("eps") or 0.0)
+    below, margin = None, np.minimum.reduce([margin for _, margin in compared.values()])
     misfit = kinds.rules.score(rows) > 0
     if len(pictures):
         each = (compare(*of, rows={}).values() for of in ((others, others), (pictures, captions)))
-        random, wrong = (np.sort(np.minimum.reduce([side.margin for side in sides])) for sides in each)
+        random, wrong = (np.sort(np.minimum.reduce([margin for _, margin in sides])) for sides in each)
         if judged := wrong_captions(np.searchsorted(random, wrong, "right"), len(random)):
             below = float([-2.0, *random][judged.longest(HALF)])  # cosines differ by no more
             misfit = margin <= below
     stuck = kinds.rules.is_stuck(rows) & silent
     return Confirmation(
-        checkpoint=found.checkpoint.name,
-        weights=found.weights,
+        checkpoint=of.checkpoint,
+        weights=of.weights,
         negatives=len(negatives),
         below=below,
         sample_ids=suspects,
@@ -154,7 +136,7 @@ def compared_ids(survey: Survey, kinds: SampleKinds, inspection: Inspection) -> 
 
 
 def _compare(
-    features: list[Tensor], places: Ids, captions: Ids, *, others: Ids, rows: Rows, paired: bool
+    features: list[Floats], places: Ids, captions: Ids, *, others: Ids, rows: Rows, paired: bool
 ) -> dict[str, Compared]:
     """Compare samples with negatives, both given as rows of `features`, by side of the state. rows: the samples' state.
 
@@ -162,37 +144,29 @@ def _compare(
     Pairs: a side's candidates are the negatives' features of the other side. Images: both views are anchors, and both
     views of the negatives candidates.
     """
-    import torch
-
     first, second = features
     positives = (first[places] * second[captions]).sum(1)
-    is_own = torch.from_numpy((places[:, None] == others) | (captions[:, None] == others))
-
-    def against(side: str, view: Tensor, candidates: Tensor, is_own: Tensor) -> Compared:
-        tau = torch.from_numpy(rows.get(f"{side}/tau", np.ones(len(places))))
-        return _against(view[captions if side == "text" else places], candidates, positives, is_own, tau)
-
+    is_own, ones = (places[:, None] == others) | (captions[:, None] == others), np.ones(len(places), np.float32)
+    tau = {side: rows.get(f"{side}/tau", ones) for side in (("image", "text") if paired else ("sample",))}
     if paired:
         return {
-            "image": against("image", first, second[others], is_own),
-            "text": against("text", second, first[others], is_own),
+            "image": _against(first[places], second[others], positives, is_own, tau["image"]),
+            "text": _against(second[captions], first[others], positives, is_own, tau["text"]),
         }
-    both = torch.cat([first[others], second[others]])
-    one, other = (against("sample", view, both, is_own.repeat(1, 2)) for view in features)
-    log_g = np.logaddexp(one.log_g, other.log_g) - math.log(2)
-    return {"sample": Compared(log_g, np.minimum(one.margin, other.margin))}
+    both, is_either = np.concatenate([first[others], second[others]]), np.tile(is_own, 2)
+    one, other = (_against(view[places], both, positives, is_either, tau["sample"]) for view in features)
+    return {"sample": (np.logaddexp(one[0], other[0]) - math.log(2), np.minimum(one[1], other[1]))}
 
 
-def _against(anchors: Tensor, candidates: Tensor, positives: Tensor, is_own: Tensor, tau: Tensor) -> Compared:
-    """Compare anchors, float32 [m, d], with candidates [k, d]; is_own, bool [m, k], leaves candidates out."""
+def _against(anchors: Floats, candidates: Floats, positives: Floats, own: NDArray[np.bool_], tau: Floats) -> Compared:
+    """Compare anchors, float32 [m, d], with candidates [k, d]; own, bool [m, k], leaves candidates out."""
     log_g, margin = np.empty(len(anchors)), np.empty(len(anchors), np.float32)
     for start in range(0, len(anchors), ANCHORS_AT_ONCE):
         rows = slice(start, start + ANCHORS_AT_ONCE)
-        h = (anchors[rows] @ candidates.T - positives[rows, None]).masked_fill_(is_own[rows], -math.inf)
-        count = (~is_own[rows]).sum(1)
-        log_g[rows] = ((h.double() / tau[rows, None]).logsumexp(1) - count.log()).numpy()
-        margin[rows] = -h.amax(1).numpy()
-    return Compared(log_g, margin)
+        h = np.where(own[rows], -np.inf, anchors[rows] @ candidates.T - positives[rows, None])
+        log_g[rows] = logsumexp(h / tau[rows, None].astype(np.float64), axis=1) - np.log((~own[rows]).sum(1))
+        margin[rows] = -h.max(1)
+    return log_g, margin
 
 
 def _silent(rows: Rows, compared: Mapping[str, Compared], eps: float) -> NDArray[np.bool_]:

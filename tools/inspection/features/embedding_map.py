@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ....pipeline.errors import DatasetError
-from ....storage.place import Place
 from ....trainer.errors import ConfigError, RunError
 from ....trainer.evaluation.bands import BANDS, band_of_class
 from .. import OnTask
@@ -19,10 +18,7 @@ from ..opening import Inspection
 from ..temperatures.correlation import NO_GROUP
 from ..temperatures.groups import CLASS_COLUMN, TauGroups
 from ..temperatures.survey import Pool, Survey
-from .checkpoint_encoders import load_encoders
-
-if TYPE_CHECKING:
-    from ....trainer.config import Weights
+from .run_features import DEFAULT, Asked, features_of
 
 MAX_SAMPLES = 2000
 MIN_OF_CLASS = 10
@@ -84,46 +80,35 @@ def embedding_map(
     inspection: Inspection,
     survey: Survey,
     on_progress: OnTask = lambda what, done, total: None,
-    *,
-    weights: Weights | None = None,
-    allow_code: bool = False,
+    asked: Asked = DEFAULT,
 ) -> EmbeddingMap | None:
     """Embed up to 2,000 stratified samples and the coldest and hottest of each side, and project them by t-SNE.
 
-    weights: by default averaged ones, where the run has them. allow_code: as restore_encoders.
-    All samples come from the survey's pool. Runs on the CPU, since the run may still be training on the GPU. Returns
-    None if no map can be made; the inspection's notes get the reason, and any caveat about a map.
+    All samples come from the survey's pool. Returns None if no map can be made; the inspection's notes get the reason,
+    and any caveat about a map.
     Source: iSogCLR (ICML 2023) Figures 5 and 6, right.
     """
     try:
-        return _made(inspection, survey, weights, allow_code, on_progress)
+        return _made(inspection, survey, asked, on_progress)
     except (RunError, ConfigError, DatasetError, OSError) as error:
         inspection.notes.append(f"There is no map of the embeddings: {error}")
         return None
 
 
-def _made(
-    inspection: Inspection, survey: Survey, weights: Weights | None, allow_code: bool, on_progress: OnTask
-) -> EmbeddingMap:
+def _made(inspection: Inspection, survey: Survey, asked: Asked, on_progress: OnTask) -> EmbeddingMap:
     pool, visited = survey.pool, len(survey.pool.sample_ids)
     if not survey.sides or inspection.reader is None:
         raise RunError("no sample has a temperature to show")
-    if inspection.dataset is None:
-        raise RunError("it needs the run's dataset; pass its path with --data")
     if visited < MIN_SAMPLES:
         raise RunError(f"it needs {MIN_SAMPLES} visited samples, but there are only {visited}; try again later")
     classes = next((g for g in survey.groups if g.column == CLASS_COLUMN), None)
     ends = {side.name: _ends(pool.tau[side.name]) for side in survey.sides}
     places = np.union1d(_stratified(pool, classes), np.concatenate([end for both in ends.values() for end in both]))
-    on_progress("embeddings", 0, len(places))
-    use = "the map shows its temperatures on the embeddings of"
-    found = load_encoders(inspection, inspection.reader.snapshot, inspection.dataset, weights, allow_code, use)
     ids, embedding = pool.sample_ids[places], partial(on_progress, "embeddings")
-    made = found.features(inspection.config, inspection.dataset, ids, embedding)
-    features = [of_side.numpy() for of_side in made]
+    of, features = features_of(inspection, ids, 0, asked, embedding)
     perplexity = min(PERPLEXITY, (len(features) * len(places) - 1) / 3)
     on_progress("t-SNE", 0, 1)
-    xy = np.split(_project(np.concatenate(features), perplexity, found.checkpoint), len(features))
+    xy = np.split(_project(np.concatenate(features), perplexity, of.checkpoint), len(features))
     on_progress("t-SNE", 1, 1)
     return EmbeddingMap(
         sample_ids=ids,
@@ -133,9 +118,9 @@ def _made(
         },
         colouring=_colouring(classes, places),
         similarity=(features[0] * features[1]).sum(1) if len(features) == 2 else None,
-        checkpoint=found.checkpoint.name,
+        checkpoint=of.checkpoint,
         perplexity=perplexity,
-        weights=found.weights,
+        weights=of.weights,
     )
 
 
@@ -177,7 +162,7 @@ def _colouring(classes: TauGroups | None, places: NDArray[np.int64]) -> Colourin
     return Colouring(list(BANDS), np.append(band_of_class(classes.sizes), NO_GROUP)[codes], are_classes=False)
 
 
-def _project(features: NDArray[np.float32], perplexity: float, checkpoint: Place) -> NDArray[np.float32]:
+def _project(features: NDArray[np.float32], perplexity: float, checkpoint: str) -> NDArray[np.float32]:
     """Project features, float32 [points, d], to float32 [points, 2]. Raises RunError if all are the same."""
     from sklearn.manifold import TSNE
 

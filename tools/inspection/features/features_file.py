@@ -74,14 +74,24 @@ class FeaturesFile:
             self._file = Descriptor(path)
         except FileNotFoundError:
             raise UnusableFeaturesError(f"{path} does not exist") from None
-        self.path, header = path, self._read_header(path)
+        self.path, text = path, np.empty(HEADER_BYTES, np.uint8)
+        try:
+            if not self._file.read(0, text):
+                raise DamagedJSONError("it was cut short")
+            header = _Header.model_validate(unseal(text.tobytes().rstrip()))
+        except (DamagedJSONError, ValidationError) as error:
+            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            raise UnusableFeaturesError(f"{path} is not a file of features: {reason}") from error
         self.of = FeaturesOf(**header.model_dump(exclude={"rows", "sides", "dim"}))
         self.samples, self.sides, self.dim = header.rows, header.sides, header.dim
         self._begin = HEADER_BYTES + 8 * (self.samples if self.samples != header.samples else 0)
         if self._file.bytes != (expected := self._begin + self.samples * self._row_bytes):
             raise UnusableFeaturesError(f"{path} has {self._file.bytes:,} bytes, not {expected:,}: it was cut short")
         if self._begin > HEADER_BYTES:
-            self.drawn = self._read_ids(header.samples)
+            self.drawn = ids = np.empty(self.samples, "<i8")
+            self._file.read(HEADER_BYTES, ids.view(np.uint8))
+            if not (ids[0] >= 0 and ids[-1] < header.samples and (ids[1:] > ids[:-1]).all()):
+                raise UnusableFeaturesError(f"{path} is damaged: it names samples that the dataset does not have")
         if of is not None and self.of != of:
             raise UnusableFeaturesError(
                 f"{path} holds the features of {self._described(self.of)}, which differ from "
@@ -125,23 +135,6 @@ class FeaturesFile:
         if not _decode(stored, into.view(np.uint32)):
             raise RunError(f"{self.path} is damaged: it holds features that are not of norm 1; remove it")
         return into.reshape(-1, self.sides, self.dim)
-
-    def _read_ids(self, samples: int) -> NDArray[np.int64]:
-        ids = np.empty(self.samples, "<i8")
-        self._file.read(HEADER_BYTES, ids.view(np.uint8))
-        if not (ids[0] >= 0 and ids[-1] < samples and (ids[1:] > ids[:-1]).all()):
-            raise UnusableFeaturesError(f"{self.path} is damaged: it names samples that the dataset does not have")
-        return ids
-
-    def _read_header(self, path: Path) -> _Header:
-        text = np.empty(HEADER_BYTES, np.uint8)
-        try:
-            if not self._file.read(0, text):
-                raise DamagedJSONError("it was cut short")
-            return _Header.model_validate(unseal(text.tobytes().rstrip()))
-        except (DamagedJSONError, ValidationError) as error:
-            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-            raise UnusableFeaturesError(f"{path} is not a file of features: {reason}") from error
 
     @staticmethod
     def _described(of: FeaturesOf) -> str:

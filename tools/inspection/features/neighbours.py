@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ....pipeline.cores import cores
-from ....trainer.errors import ConfigError
 from .. import OnDone
 from ..json_fields import TO_LIST, AsJson, named
+from ..opening import check_ids
 from .confirmation import MAX_NEGATIVES
 from .features_file import FeaturesFile
 
@@ -28,9 +28,6 @@ _LEAST_TAU = 1e-9
 """At lower ones, exponents leave the range of float32; no run has any."""
 _SAMPLES_PER_THREAD = 100_000
 _MARGIN_SEED = 2026
-
-_Places = tuple[int, int]
-"""Side of the features of the anchor, and of the samples that it is compared with."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +56,9 @@ class Neighbours:
 
 
 def find_neighbours(features: FeaturesFile, sample_id: int, count: int, tau: Mapping[str, float | None]) -> Neighbours:
-    """Compare a sample with all others: exact, in one pass over the file by a thread per core, in little memory.
+    """Compare a sample with all others: exact, in one pass over the file by a thread per core.
 
+    Takes 4 bytes of memory a sample, for pairs 16.
     count: samples per ranking; fewer if there are fewer others. tau: side of the state -> the sample's temperature;
     its negatives have no weights without one, or if it is not positive.
 
@@ -70,104 +68,41 @@ def find_neighbours(features: FeaturesFile, sample_id: int, count: int, tau: Map
     stands for both views of each sample.
     Raises ConfigError for an unknown id, RunError for a damaged file.
     """
-    if not 0 <= sample_id < features.samples:
-        raise ConfigError(
-            f"no such sample: {sample_id}; the run has {features.samples:,} samples, with ids 0 … "
-            f"{features.samples - 1}"
-        )
+    check_ids([sample_id], features.samples)
     (own,) = features.rows(np.array([sample_id]))
-    wanted: dict[_Places, float | None] = {(one, other): None for one in range(len(own)) for other in range(len(own))}
-    wanted |= {_places(side, len(own)): value for side, value in tau.items()}
+    sides, parts = len(own), min(cores(), 1 + features.samples // _SAMPLES_PER_THREAD)
+    similarity = np.empty((sides, sides, features.samples), np.float32)  # of an anchor's side and the others' side
 
-    def scan(part: range) -> dict[_Places, _Best]:
-        return _scan(features, part, sample_id, own, {places: _Best(count, wanted[places]) for places in wanted})
+    def compare(part: range) -> None:
+        for first, block in features.blocks(part.start, part.stop):
+            for anchor, other in np.ndindex(sides, sides):
+                # A product with a matrix of few columns takes longer than one for each column.
+                similarity[anchor, other, first : first + len(block)] = block[:, other] @ own[anchor]
 
-    parts = min(cores(), 1 + features.samples // _SAMPLES_PER_THREAD)
     edges = [features.samples * part // parts for part in range(parts + 1)]
     with ThreadPoolExecutor(parts) as threads:
-        best, *others = threads.map(scan, map(range, edges[:-1], edges[1:]))
-    for other in others:
-        for places, found in best.items():
-            found.join(other[places])
+        list(threads.map(compare, map(range, edges[:-1], edges[1:])))
+    similarity[:, :, sample_id] = -np.inf
+    against = {"image": (0, sides - 1), "sample": (0, 0), "text": (sides - 1, 0)}
     return Neighbours(
-        nearest={_KINDS[kind]: replace(best[kind, kind].ranking(), weights=None) for kind in range(len(own))},
-        negatives={side: best[_places(side, len(own))].ranking() for side in tau},
-        pair_similarity=float(own[0] @ own[1]) if len(own) == 2 else None,
+        nearest={_KINDS[side]: _ranking(similarity[side, side], count) for side in range(sides)},
+        negatives={side: _ranking(similarity[against[side]], count, value) for side, value in tau.items()},
+        pair_similarity=float(own[0] @ own[1]) if sides == 2 else None,
     )
 
 
-def _scan(
-    features: FeaturesFile, part: range, sample_id: int, own: NDArray[np.float32], best: dict[_Places, _Best]
-) -> dict[_Places, _Best]:
-    """Compare a sample, its features float32 [sides, d], with those of a range of ids."""
-    for first, block in features.blocks(part.start, part.stop):
-        for (anchor, kind), found in best.items():
-            # A product with a matrix of few columns takes longer than one for each column.
-            similarity = block[:, kind] @ own[anchor]
-            if first <= sample_id < first + len(block):
-                similarity[sample_id - first] = -np.inf
-            found.add(first, similarity)
-    return best
-
-
-def _places(side: str, sides: int) -> _Places:
-    """Return which side of the features holds the anchors of a side of the state, and which its negatives."""
-    if sides == 1:
-        return 0, 0
-    return (1, 0) if side == "text" else (0, 1)
-
-
-class _Best:
-    """The most similar of the samples seen so far, and the sum of exp((similarity - highest) / tau) over all."""
-
-    def __init__(self, count: int, tau: float | None) -> None:
-        self._count = count
-        self._tau = tau if tau is not None and _LEAST_TAU < tau < math.inf else None
-        self._ids, self._similarity = np.empty(0, np.int64), np.empty(0, np.float32)
-        self._highest, self._total = -math.inf, 0.0
-
-    def add(self, first: int, similarity: NDArray[np.float32]) -> None:
-        """similarity: float32 [m], of samples first … first + m - 1; -inf for the sample itself."""
-        highest = float(similarity.max())
-        if len(self._similarity) < self._count or highest > self._similarity[-1]:
-            self._rank(first, similarity)
-        if self._tau is not None and highest > -math.inf:
-            self._sum(similarity, highest, self._tau)
-
-    def _rank(self, first: int, similarity: NDArray[np.float32]) -> None:
-        least = self._similarity[-1] if len(self._similarity) == self._count else -np.inf
-        places = np.flatnonzero(similarity > least)
-        self._keep(first + places, similarity[places])
-
-    def _keep(self, ids: NDArray[np.int64], similarity: NDArray[np.float32]) -> None:
-        ids, similarity = np.concatenate([self._ids, ids]), np.concatenate([self._similarity, similarity])
-        order = np.argsort(-similarity, kind="stable")[: self._count]  # ids ascend: of ties, the lowest stay
-        self._ids, self._similarity = ids[order], similarity[order]
-
-    def _sum(self, similarity: NDArray[np.float32], highest: float, tau: float) -> None:
-        highest = max(self._highest, highest)
-        # Differences to the highest are exact in float32 where they matter; similarity / tau would not be.
-        sum_here = float(np.exp((similarity - np.float32(highest)) * np.float32(1 / tau)).sum())
-        self._add(highest, sum_here, tau)
-
-    def _add(self, highest: float, total: float, tau: float) -> None:
-        """Add a sum relative to `highest`, which is no lower than the one before."""
-        self._total = self._total * math.exp((self._highest - highest) / tau) + total
-        self._highest = highest
-
-    def join(self, later: _Best) -> None:
-        """Add samples with higher ids."""
-        self._keep(later._ids, later._similarity)
-        if self._tau is not None and later._total:
-            highest = max(self._highest, later._highest)
-            self._add(highest, later._total * math.exp((later._highest - highest) / self._tau), self._tau)
-
-    def ranking(self) -> Ranking:
-        shown = np.minimum(self._similarity, 1)  # float16 rounds some rows to a norm above 1
-        if self._tau is None:
-            return Ranking(self._ids, shown)
-        exponents = (self._similarity.astype(np.float64) - self._highest) / self._tau
-        return Ranking(self._ids, shown, np.exp(exponents) / self._total)
+def _ranking(similarity: NDArray[np.float32], count: int, tau: float | None = None) -> Ranking:
+    """Rank the most similar of all samples, float32 [n], -inf for the sample itself."""
+    count = min(count, len(similarity) - 1)
+    places = np.flatnonzero(similarity >= np.partition(similarity, -count)[-count])
+    ids = places[np.argsort(-similarity[places], kind="stable")[:count]]
+    shown = np.minimum(similarity[ids], 1)  # float16 rounds some rows to a norm above 1
+    if not count or tau is None or not _LEAST_TAU < tau < math.inf:
+        return Ranking(ids, shown)
+    # Differences to the highest are exact in float32 where they matter; similarity / tau would not be.
+    differences = similarity - similarity[ids[0]]
+    total = np.exp(differences * np.float32(1 / tau)).sum(dtype=np.float64)
+    return Ranking(ids, shown, np.exp(differences[ids].astype(np.float64) / tau) / total)
 
 
 def margins(features: FeaturesFile, on_progress: OnDone = lambda done, total: None) -> NDArray[np.float32]:

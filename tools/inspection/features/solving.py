@@ -1,4 +1,4 @@
-"""Solve the temperatures of a snapshot's samples from their features."""
+"""Solve the temperatures of a snapshot's samples, or of another dataset's, from their features."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
+from ....pipeline.opening import Dataset
+from ....trainer.errors import RunError
+from ....trainer.run_directory import RunDirectory, find_checkpoint, load_found
 from .. import OnDone
 from ..json_fields import AsJson, Hidden, named
 from ..opening import Inspection
 from ..temperatures.solved import Bounds, Solved, solve
-from .drawn import HeldFeatures, VisitedFeatures
+from .features_file import FeaturesOf
+from .run_features import DRAWS, LEAST_DRAWN, Asked, SampleFeatures, feature_batches
 
 OTHERS = 8192
 """Negatives that each sample is compared with: of fewer, ranks and deviations are those of fewer (docs/figures.md)."""
@@ -24,7 +28,7 @@ FEATURES_READ_AT_ONCE = 8192
 RHOS = (0.1, 0.3, 0.5, 1.0, 2.0, 3.0, 4.0)
 """At which the direction of a run's temperatures is looked at."""
 _FOR_CURVE = 1500
-_SEED = 2028
+_SEED, _OTHER_SEED = 2028, 2030
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class SolvedTemperatures:
 
 def solved_temperatures(
     inspection: Inspection,
-    features: VisitedFeatures | HeldFeatures,
+    features: SampleFeatures,
     rho: float,
     places: NDArray[np.int64] | None = None,
     on_progress: OnDone = lambda done, total: None,
@@ -67,7 +71,7 @@ def solved_temperatures(
     """
     places = np.arange(len(features)) if places is None else places
     ids = features.sample_ids[places]
-    settings, reader = inspection.config.objective.settings, inspection.reader
+    settings, reader = inspection.settings, inspection.reader
     bounds = Bounds(rho, settings.get("tau_min") or LOWEST, settings.get("tau_max") or HIGHEST)
     chosen = np.random.default_rng(_SEED).permutation(len(features))[:OTHERS]
     own = np.full(len(features), -1)
@@ -94,7 +98,7 @@ def solved_temperatures(
     return SolvedTemperatures(rho, ids, sides, learned, len(chosen), features.of.checkpoint, features.of.weights)
 
 
-def compared_views(features: VisitedFeatures | HeldFeatures) -> list[tuple[str, list[int], list[int]]]:
+def compared_views(features: SampleFeatures) -> list[tuple[str, list[int], list[int]]]:
     """Return side of the state, sides of the file that are its anchors, and those of the others, once for each draw."""
     if not features.of.views:
         return [("image", [0], [1]), ("text", [1], [0])]
@@ -112,7 +116,7 @@ def _mean(draws: list[Solved], bounds: Bounds) -> Solved:
 
 def direction(
     inspection: Inspection,
-    features: VisitedFeatures,
+    features: SampleFeatures,
     near: Mapping[str, NDArray[np.float64]],
     places: NDArray[np.int64],
 ) -> dict[str, dict[float, float | None]]:
@@ -130,3 +134,39 @@ def direction(
             correlation = float(spearmanr(solved.tau, near[side][some]).statistic) if differ else None
             found.setdefault(side, {})[rho] = correlation
     return found
+
+
+def solve_other(
+    run: RunDirectory,
+    dataset: Dataset,
+    at: str,
+    asked: Asked,
+    rho: float | None,
+    on_progress: OnDone = lambda done, total: None,
+) -> SolvedTemperatures:
+    """Solve temperatures of random samples of another dataset than the run's, against one another.
+
+    at: checkpoint, `latest` or step-N. asked.samples: how many; None: LEAST_DRAWN. rho: None: the run's. Captions get
+    the run's own tokens. Raises RunError without a rho, captions or a checkpoint, ConfigError, DatasetError, OSError.
+    """
+    from ....trainer.evaluation.evaluate import tokenizer_of
+    from ....trainer.evaluation.features import restore_encoders
+
+    config = run.config()
+    objective, is_paired = config.objective, config.objective.mode == "bimodal"
+    if (rho := objective.settings.get("rho") if rho is None else rho) is None:
+        raise RunError(f"objective {objective.name} has no rho to solve temperatures at; choose one with --rho")
+    if is_paired and dataset.index.mode != "pairs":
+        raise RunError(f"{dataset.place} has no captions, which the run compares pictures with")
+    ids = np.sort(np.random.default_rng(_OTHER_SEED).permutation(dataset.n)[: asked.samples or LEAST_DRAWN])
+    on_progress(0, len(ids))
+    checkpoint, weights = find_checkpoint(run, at), config.model.chosen_weights(asked.weights)
+    info, training = load_found(checkpoint)
+    tokenizer, sizes, _ = tokenizer_of(run, info, config.data.places) if is_paired else (None, None, b"")
+    encoders = restore_encoders(config, checkpoint, training, sizes, weights, allow_code=asked.allow_code)
+    views = 0 if is_paired else 2 * DRAWS
+    shown = dict.fromkeys([0, views])
+    made = [*feature_batches(encoders, dataset, ids, config, shown, on_progress, tokenizer)]
+    of = FeaturesOf(samples=dataset.n, views=views, checkpoint=checkpoint.name, weights=weights, digest="0" * 64)
+    features = SampleFeatures(of, ids, np.concatenate(made).__getitem__)
+    return solved_temperatures(Inspection(run, config, None, dataset, []), features, rho)

@@ -68,12 +68,12 @@ class Distribution:
 
     def bin_of(self, share: float) -> tuple[float, float]:
         """Return the edges of the bin that holds a quantile; values in it cannot be distinguished."""
-        place = _place(np.array([self.quantile(share)], np.float32))
-        return float(_lower_edge(place)[0]), float(_lower_edge(place + 1)[0])
+        place = _place(np.float32(self.quantile(share)))
+        return float(_lower_edge(place)), float(_lower_edge(place + 1))
 
     def share_below(self, value: float) -> float:
         """Return the share of the finite values in lower bins, 0 … 1."""
-        return float(self._up_to[int(_place(np.array([value], np.float32))[0])] / self.count)
+        return float(self._up_to[_place(np.float32(value))] / self.count)
 
     def ranks(self, values: NDArray[np.float32]) -> NDArray[np.float64]:
         """Return the share of counted values below each of `values`, counting its own bin half; float64, 0 … 1."""
@@ -82,11 +82,7 @@ class Distribution:
 
     def share_at_most(self, bound: float) -> float:
         """Return the share of the finite values <= bound, to bin precision, 0 … 1."""
-        return float(self._up_to[int(_place(np.array([bound], np.float32))[0]) + 1] / self.count)
-
-    def share_at_least(self, bound: float) -> float:
-        """Return the share of the finite values >= bound, to bin precision, 0 … 1."""
-        return 1 - self.share_below(bound)
+        return float(self._up_to[_place(np.float32(bound)) + 1] / self.count)
 
     def histogram(self, edges: ArrayLike) -> NDArray[np.int64]:
         """Count finite values between ascending edges [k + 1]; int64 [k]. The end bars include values beyond."""
@@ -119,7 +115,7 @@ Figures = Annotated[Distribution, AsJson(Distribution.figures)]
 """A distribution that JSON has as its figures."""
 
 
-def _place(values: NDArray[np.float32]) -> NDArray[np.int64]:
+def _place(values: NDArray[np.float32] | np.float32) -> NDArray[np.int64]:
     """Return each value's bin: the upper bits of its float32, mapped so that they ascend with the value."""
     # Adding 0 turns -0 into +0.
     bits = (values + np.float32(0)).view(np.uint32)

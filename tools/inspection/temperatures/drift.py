@@ -106,8 +106,8 @@ def drift(
             name,
             joints[name].result(),
             side.change,
-            side.risen / visited,
-            side.fallen / visited,
+            1 - side.change.share_at_most(0),
+            side.change.share_below(0),
             *(_movers(earlier, later, f"{name}/tau", most) for most in (side.most_risen, side.most_fallen)),
         )
         for name, side in counts.items()
@@ -144,7 +144,6 @@ class _SideCounts:
 
     def __init__(self) -> None:
         self.before, self.after, self.change = Distribution(), Distribution(), Distribution()
-        self.risen = self.fallen = 0
         self.most_risen, self.most_fallen = Smallest(MOVERS), Smallest(MOVERS)
 
     def add(self, ids: NDArray[np.int64], before: NDArray[np.float32], after: NDArray[np.float32]) -> None:
@@ -153,8 +152,6 @@ class _SideCounts:
         self.after.add(after)
         self.change.add(change)
         rose, fell = change > 0, change < 0
-        self.risen += int(rose.sum())
-        self.fallen += int(fell.sum())
         self.most_risen.add(ids[rose], -change[rose])
         self.most_fallen.add(ids[fell], change[fell])
 

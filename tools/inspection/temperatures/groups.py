@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -107,61 +108,55 @@ class TauGroups:
 
 
 class GroupCounts:
-    """Counts blocks of samples by group name; `result` turns the counts into figures.
+    """Counts blocks of samples by group; `result` turns the counts into figures.
 
-    limits: for each side, its mean tau, the upper bound of the coldest and the lower bound of the hottest.
-    Memory grows with the groups, not with the samples.
+    codes, names: as from codes_of. limits: for each side, its mean tau, the upper bound of the coldest and the lower
+    bound of the hottest.
     """
 
-    def __init__(self, column: str, limits: Mapping[str, Sequence[float]]) -> None:
-        self._column, self._limits = column, limits
-        self._codes: dict[str, int] = {}
-        self._sizes, self._visited = np.zeros((2, MAX_GROUPS), np.int64)
+    def __init__(
+        self, column: str, codes: NDArray[np.int32], names: list[str], limits: Mapping[str, Sequence[float]]
+    ) -> None:
+        self.column, self._codes, self._names, self._limits = column, codes, names, limits
+        self._sizes, self._visited = np.zeros((2, len(names)), np.int64)
         # By side: sums of tau and of its square, both relative to the mean, and counts of the coldest and the hottest.
-        self._sums = {side: np.zeros((4, MAX_GROUPS)) for side in limits}
-        self._pool: list[NDArray[np.int64]] = []
+        self._sums = {side: np.zeros((4, len(names))) for side in limits}
 
     def add(
         self,
-        labels: pa.Array,
+        block: range,
+        kept: NDArray[np.bool_],
         visited: NDArray[np.bool_],
         tau: Mapping[str, NDArray[np.float32]],
-        pooled: NDArray[np.int64],
     ) -> None:
-        """Count a block of m samples: labels are strings (null: no group), visited is bool, tau is float32 by side.
-
-        pooled: indices within the block of samples in the pool. Raises TooManyGroupsError beyond 100,000 groups.
-        """
-        codes = _coded(labels, self._codes, self._column)
-        self._pool.append(codes[pooled])
-        known = codes != NO_GROUP
+        """Count a block of m samples: bool [m], tau float32 [m] by side. Those not kept are in no group."""
+        codes, count = self._codes[block.start : block.stop], partial(np.bincount, minlength=len(self._names))
+        known = kept & (codes != NO_GROUP)
         seen = known & visited
-        self._sizes += np.bincount(codes[known], minlength=MAX_GROUPS)
-        self._visited += np.bincount(codes[seen], minlength=MAX_GROUPS)
+        self._sizes += count(codes[known])
+        self._visited += count(codes[seen])
         for side, (mean, low, high) in self._limits.items():
             values = tau[side][seen].astype(np.float64)
             weights = (values - mean, (values - mean) ** 2, values < low, values >= high)
-            self._sums[side] += [np.bincount(codes[seen], of_one, minlength=MAX_GROUPS) for of_one in weights]
+            self._sums[side] += [count(codes[seen], weights=of_one) for of_one in weights]
 
-    def result(self, pool_tau: Mapping[str, NDArray[np.float32]]) -> TauGroups | None:
-        """Return the figures; None if no sample has a group. pool_tau: tau of the pool by side, in pool order."""
-        if not self._codes:
+    def result(self, ids: NDArray[np.int64], tau: Mapping[str, NDArray[np.float32]]) -> TauGroups | None:
+        """Return the figures; None if no sample has a group. ids, tau: of the pool, int64 [p], by side float32 [p]."""
+        order = np.argsort(-self._sizes, kind="stable")[: np.count_nonzero(self._sizes)]  # of equals, by name
+        if not len(order):
             return None
-        found, sizes = list(self._codes), self._sizes[: len(self._codes)]
-        order = np.array(sorted(range(len(found)), key=lambda code: (-sizes[code], found[code])), np.int64)
-        place_of = np.full(len(found) + 1, NO_GROUP, np.int64)
+        place_of = np.full(len(self._names) + 1, NO_GROUP, np.int64)
         place_of[order] = np.arange(len(order))
-        pool_codes = place_of[np.concatenate(self._pool)]
-        sizes, visited = sizes[order], self._visited[order]
+        pool_codes, sizes, visited = place_of[self._codes[ids]], self._sizes[order], self._visited[order]
         sums = {side: of_side[:, order] for side, of_side in self._sums.items()}
-        tau = {side: _group_tau(self._limits[side][0], visited, of_side) for side, of_side in sums.items()}
+        found = {side: _group_tau(self._limits[side][0], visited, of_side) for side, of_side in sums.items()}
         return TauGroups(
-            column=self._column,
-            names=[found[code] for code in order],
+            column=self.column,
+            names=[self._names[code] for code in order],
             sizes=sizes,
             visited=visited,
-            tau=tau,
-            correlation={side: correlate(sizes, tau[side].mean, pool_codes, pool_tau[side]) for side in tau},
+            tau=found,
+            correlation={side: correlate(sizes, found[side].mean, pool_codes, tau[side]) for side in found},
             bands=self._bands(sizes, visited, sums),
             pool_codes=pool_codes,
         )
@@ -185,32 +180,35 @@ class GroupCounts:
         return bands
 
 
-def _coded(labels: pa.Array, codes: dict[str, int], column: str) -> NDArray[np.int64]:
-    """Return the code of each label, int64 [m]; -1 without one. New labels are added to `codes`."""
-    encoded = labels.dictionary_encode()
-    # One extra element, so that code -1 maps to itself.
-    own = [codes.setdefault(name, len(codes)) for name in encoded.dictionary.to_pylist()] + [NO_GROUP]
-    if len(codes) > MAX_GROUPS:
-        raise TooManyGroupsError(f"The column {column} has more than {MAX_GROUPS:,} values, too many to group by.")
-    places: NDArray[np.int64] = encoded.indices.fill_null(NO_GROUP).to_numpy().astype(np.int64)
-    return np.array(own, np.int64)[places]
-
-
-def codes_of(dataset: Dataset, column: str, on_progress: OnDone) -> tuple[NDArray[np.int32], list[str]]:
+def codes_of(
+    dataset: Dataset, column: str, on_progress: OnDone = lambda done, total: None
+) -> tuple[NDArray[np.int32], list[str]]:
     """Return the group of each of n samples and the names of the groups, sorted.
 
-    The groups are int32 [n], places in the names, -1 without one. column: as for Labels. Calls on_progress with the
-    samples done so far. Raises TooManyGroupsError beyond 100,000 groups, DatasetError.
+    The groups are int32 [n], places in the names, -1 without one. column: one of the samples table, or `folder`. Calls
+    on_progress with the samples done so far. Raises TooManyGroupsError beyond 100,000 groups, DatasetError.
     """
-    found, labels, names = np.empty(dataset.n, np.int32), Labels(dataset, column), dict[str, int]()
-    for start in range(0, dataset.n, STATE_ROWS_AT_ONCE):
-        stop = min(start + STATE_ROWS_AT_ONCE, dataset.n)
-        found[start:stop] = _coded(labels.take(stop - start), names, column)
-        on_progress(stop, dataset.n)
-    in_order = sorted(names)
-    place_of = np.full(len(names) + 1, NO_GROUP, np.int32)
-    place_of[[names[name] for name in in_order]] = np.arange(len(names))
-    return place_of[found], in_order
+    source, found, codes, done = (
+        "uri" if column == FOLDER else column,
+        np.empty(dataset.n, np.int32),
+        dict[str, int](),
+        0,
+    )
+    for table in dataset.tables([source], STATE_ROWS_AT_ONCE):
+        labels = table[source].cast(pa.string()).combine_chunks()
+        labels = pc.replace_substring_regex(labels, "/?[^/]*$", "") if column == FOLDER else labels
+        encoded = labels.dictionary_encode()
+        # One extra element, so that code -1 maps to itself.
+        own = [codes.setdefault(name, len(codes)) for name in encoded.dictionary.to_pylist()] + [NO_GROUP]
+        if len(codes) > MAX_GROUPS:
+            raise TooManyGroupsError(f"The column {column} has more than {MAX_GROUPS:,} values, too many to group by.")
+        places = encoded.indices.fill_null(NO_GROUP).to_numpy(zero_copy_only=False)
+        found[done : (done := done + len(labels))] = np.array(own, np.int32)[places]
+        on_progress(done, dataset.n)
+    names = sorted(codes)
+    place_of = np.full(len(codes) + 1, NO_GROUP, np.int32)
+    place_of[[codes[name] for name in names]] = np.arange(len(names))
+    return place_of[found], names
 
 
 def _group_tau(middle: float, visited: NDArray[np.int64], sums: NDArray[np.float64]) -> GroupTau:
@@ -233,24 +231,3 @@ def check_columns(dataset: Dataset, columns: Sequence[str]) -> None:
             f"samples cannot be grouped by {', '.join(map(repr, unknown))}: {dataset.place} has the "
             f"columns {', '.join(known)}"
         )
-
-
-class Labels:
-    """Yields the labels of all samples of a dataset, ordered by id, piece by piece.
-
-    column: one of the samples table, or `folder`.
-    """
-
-    def __init__(self, dataset: Dataset, column: str) -> None:
-        self.column = column
-        self._source = "uri" if column == FOLDER else column
-        self._tables = dataset.tables([self._source], STATE_ROWS_AT_ONCE)
-        self._held = pa.chunked_array([pa.array([], pa.string())])
-
-    def take(self, count: int) -> pa.Array:
-        """Return the next `count` labels, strings; null for samples without one."""
-        while len(self._held) < count:
-            found = next(self._tables)[self._source].cast(pa.string())
-            self._held = pa.chunked_array([*self._held.chunks, *found.chunks])
-        taken, self._held = self._held.slice(0, count).combine_chunks(), self._held.slice(count)
-        return pc.replace_substring_regex(taken, "/?[^/]*$", "") if self.column == FOLDER else taken

@@ -19,8 +19,8 @@ from ....state_store.schema import VISITS
 from ....trainer.metrics.metrics_file import last_lines
 from ....trainer.metrics.step_report import RECENT_STEPS, collapse
 from ..json_fields import Hidden
-from ..opening import Inspection, Rows, TauSettings
-from .distribution import Distribution, Smallest
+from ..opening import Inspection, Rows
+from .distribution import Smallest
 
 TOO_FEW_VISITS, STUCK, MISFIT, CROWDED, COPIED, NOT_TOLD_APART, RARE, ORDINARY, PLANTED = range(9)
 KIND_NAMES = ("too_few_visits", "stuck", "misfit", "crowded", "copied", "not_told_apart", "rare", "ordinary", "planted")
@@ -35,10 +35,6 @@ MIN_VISITS = 5
 """With fewer, tau and log s say more about the start of the training than about the sample."""
 NEAR_FLOOR, NEAR_CLIP = 1.01, 0.99
 """Factors of tau_min and of the bound of u, within which a value counts as at it."""
-MANY_AT_BOUND = 0.5
-"""Share of the samples. Some samples at the floor are normal: rare ones."""
-NARROW = 1.1
-"""Ratio of the 95 % quantile of tau to the 5 % one; below it the temperatures are practically equal."""
 _SEED = 2024
 
 Codes = NDArray[np.int8]
@@ -65,14 +61,13 @@ class KindRules:
     @classmethod
     def of(cls, inspection: Inspection) -> KindRules:
         """Return the rules of a run's snapshot, which there must be; notes why if there are no kinds."""
-        assert inspection.reader is not None
-        fields, settings = inspection.reader.fields, inspection.config.objective.settings
+        fields, settings = inspection.state.fields, inspection.settings
         floor, clip = settings.get("tau_min"), settings.get("grad_clip")
         log_s = tuple(name.removesuffix("/log_s") for name in fields if name.endswith("/log_s"))
         u = tuple(side for side in log_s if {f"{side}/tau", f"{side}/u"} <= set(fields) and floor and clip)
         steps = list[dict[str, Any]]()
         with suppress(OSError):  # as of a run copied without its metrics
-            steps = last_lines(inspection.run.metrics, RECENT_STEPS, 0, until=inspection.reader.snapshot.step).steps
+            steps = last_lines(inspection.run.metrics, RECENT_STEPS, 0, until=inspection.state.snapshot.step).steps
         why = collapse(steps, inspection.config) or ""
         if why and log_s:
             note = f"There are no kinds of samples yet: {why}."
@@ -84,12 +79,6 @@ class KindRules:
         """Columns of the state that the rules read."""
         of_sides = {"tau": self.u, "u": self.u, "log_s": self.log_s}
         return [VISITS, *(f"{side}/{name}" for name, sides in of_sides.items() for side in sides)]
-
-    @property
-    def decidable(self) -> list[str]:
-        """Names of the kinds that the state's fields allow, in order."""
-        needed = {PLANTED: self.planted.tolist(), STUCK: self.u, MISFIT: self.log_s} | dict.fromkeys(BY_FEATURES)
-        return [name for code, name in enumerate(KIND_NAMES) if needed.get(code, True)]
 
     def kinds(self, rows: Rows, ids: NDArray[np.int64] | range) -> Codes:
         """Return the kinds of m samples, given `columns` [m] each."""
@@ -141,14 +130,6 @@ class KindRules:
         return score
 
 
-def hardly_differs(tau: Distribution, bounds: TauSettings) -> bool:
-    """Whether 90 % of the values, at least one, are practically equal, and not because most are at a bound."""
-    low, high = bounds.lowest, bounds.highest
-    at_low = low is not None and tau.share_at_most(low) >= MANY_AT_BOUND
-    at_high = high is not None and tau.share_at_least(high) >= MANY_AT_BOUND
-    return not at_low and not at_high and tau.quantile(0.95) < NARROW * tau.quantile(0.05)
-
-
 @dataclass(frozen=True)
 class SampleKinds:
     """The kinds of a snapshot's samples."""
@@ -174,11 +155,6 @@ class SampleKinds:
     def worth_showing(self) -> bool:
         """Whether the state's fields allow any kind but too few visits and ordinary."""
         return len(self.counts) > 2 and not self.rules.why_none
-
-    @property
-    def unknown(self) -> list[str]:
-        """Names of the kinds that the state's fields do not allow."""
-        return [KIND_NAMES[code] for code in (STUCK, MISFIT) if KIND_NAMES[code] not in self.counts]
 
 
 class KindCounts:
@@ -208,19 +184,9 @@ class KindCounts:
         self._suspects.add(places + block.start, suspicion[places])
 
     def result(self) -> SampleKinds:
-        found = {
-            name: (int(count), shown.chosen()[0].tolist())
-            for name, count, shown in zip(KIND_NAMES, self._counts, self._shown, strict=True)
-        }
-        decided = self._rules.decidable
-        return SampleKinds(
-            self._rules,
-            {name: found[name][0] for name in decided},
-            {name: found[name][1] for name in decided},
-            self._suspects.chosen()[0],
-        )
-
-
-def names_of(kinds: Codes) -> NDArray[np.object_]:
-    """Return the names of kinds, str [m]."""
-    return np.array(KIND_NAMES, object)[kinds]
+        rules = self._rules
+        needed = {PLANTED: rules.planted.tolist(), STUCK: rules.u, MISFIT: rules.log_s} | dict.fromkeys(BY_FEATURES)
+        decided = {code: name for code, name in enumerate(KIND_NAMES) if needed.get(code, True)}
+        counts = {name: int(self._counts[code]) for code, name in decided.items()}
+        sheets = {name: self._shown[code].chosen()[0].tolist() for code, name in decided.items()}
+        return SampleKinds(rules, counts, sheets, self._suspects.chosen()[0])

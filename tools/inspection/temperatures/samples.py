@@ -11,8 +11,7 @@ import numpy as np
 from ....pipeline.dataset.samples_table import PLACE_IN_SHARD
 from ....state_store import Snapshot, StateReader
 from ....state_store.schema import VISITS
-from ....trainer.errors import ConfigError
-from ..opening import Inspection
+from ..opening import Inspection, check_ids
 from .survey import Survey
 from .through_time import read_every_snapshot
 
@@ -68,10 +67,8 @@ def read_histories(
     """
     reader, dataset = inspection.reader, inspection.dataset
     count = reader.samples if reader else dataset.n if dataset else None
-    if count is not None and (unknown := [str(id) for id in sample_ids if not 0 <= id < count]):
-        raise ConfigError(
-            f"no such sample: {', '.join(unknown)}; the run has {count:,} samples, with ids 0 … {count - 1}"
-        )
+    if count is not None:
+        check_ids(sample_ids, count)
     for id in dict.fromkeys(sample_ids):
         if reader and not _is_kept(inspection, id):
             inspection.notes.append(f"Sample {id} is not among the {reader.kept:,} that the run trains on.")

@@ -32,6 +32,13 @@ _C1, _C2, _C3, _C4, _C5 = (np.float32(c) for c in (0.69314720, 0.24022120, 0.055
 _ONE, _HALF, _BIAS, _MANTISSA = np.float32(1), np.float32(0.5), np.int32(127), np.int32(23)
 
 
+_VISITS = 200
+_FIRST, _HALVED_AFTER, _LARGEST = 0.3, 20, 0.1
+"""Step of log tau by a gradient of 1 in the first visit, visits after which it has halved, and the largest step, since
+after a larger one s is another temperature's. The rule's own eta would take many epochs, to the same place."""
+_MOST_NEGATIVES = 1024
+
+
 class Bounds(NamedTuple):
     """Where a temperature is looked for."""
 
@@ -177,3 +184,31 @@ def _solved(
             return math.exp(new)
         at = new
     return math.exp(at)
+
+
+def at_rest(
+    h: NDArray[np.float32], tau: NDArray[np.float32], bounds: Bounds, gamma: float, clip: float, negatives: int
+) -> NDArray[np.float64]:
+    """Return where the update rule (iSogCLR eq 11 to 13) takes m temperatures while features stay, float64 [m].
+
+    h: float32 [m, k], similarities of k negatives minus that of the positive. tau: float32 [m], to begin with.
+    gamma, clip: of the rule. negatives: in a batch.
+    """
+    random, rows = np.random.default_rng(0), np.arange(len(h))[:, None]
+    log_tau, log_s = np.log(tau.astype(np.float64)), np.zeros(len(h))
+    total, counted = np.zeros(len(h)), 0
+    for visit in range(_VISITS):
+        drawn = random.integers(0, h.shape[1], (1, min(negatives, _MOST_NEGATIVES)))
+        exponent = h[rows, drawn] / np.exp(log_tau)[:, None]
+        highest = exponent.max(1)
+        weights = np.exp(exponent - highest[:, None])
+        log_g = np.log(weights.mean(1)) + highest
+        keep = math.log1p(-gamma) if gamma < 1 else -math.inf
+        log_s = np.logaddexp(keep + log_s, math.log(gamma) + log_g) if visit else log_g
+        mean_exponent = np.exp(log_g - log_s) * (weights * exponent).sum(1) / weights.sum(1)
+        gradient = (log_s + bounds.rho - mean_exponent).clip(-clip, clip)
+        step = (_FIRST / (1 + visit / _HALVED_AFTER) * gradient).clip(-_LARGEST, _LARGEST)
+        log_tau = (log_tau - step).clip(np.log(bounds.lowest), np.log(bounds.highest))
+        if visit >= _VISITS // 2:
+            total, counted = total + log_tau, counted + 1
+    return np.exp(total / counted)

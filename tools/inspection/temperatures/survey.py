@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from functools import partial
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ....pipeline.opening import PART, Mixture
 from ....state_store import StateReader
 from ....state_store.schema import LAST_STEP, VISITS
-from .. import OnDone
+from .. import OnTask
 from ..json_fields import BY_NAME, AsJson, Hidden, named
-from ..opening import Inspection, Rows, TauSettings, read_blocks
+from ..opening import Inspection, Rows, read_blocks
 from .correlation import Joint, JointCounts
 from .distribution import Distribution, Figures, Smallest
-from .groups import CLASS_COLUMN, GroupCounts, Labels, TauGroups, TooManyGroupsError, check_columns
-from .kinds import KindCounts, KindRules, SampleKinds
-from .whole_run import Doubted, WholeRun
+from .groups import CLASS_COLUMN, GroupCounts, TauGroups, TooManyGroupsError, check_columns, codes_of
+from .kinds import KIND_NAMES, MISFIT, STUCK, KindCounts, KindRules, SampleKinds
+from .misfits import Doubted, WholeRun
 
 SHEET_SAMPLES = 72
 POOL_SAMPLES = 1 << 20
@@ -114,15 +113,15 @@ class Survey:
 def survey(
     inspection: Inspection,
     by: Sequence[str] = (CLASS_COLUMN,),
-    on_progress: OnDone = lambda done, total: None,
+    on_progress: OnTask = lambda what, done, total: None,
     *,
     suspects: int = 0,
-    whole_run: WholeRun | None = None,
+    over_run: bool = False,
 ) -> Survey | None:
     """Survey the inspection's whole snapshot; None if it has none. `by`: columns to group the samples by.
 
-    suspects: how many of the samples that may be stuck or misfits to name, for a forward pass. whole_run: what these
-    are sorted by; None: by log s at the snapshot.
+    suspects: how many of the samples that may be stuck or misfits to name, for a forward pass. over_run: sort these by
+    log s over the whole run, not at the snapshot.
     Notes why parts are missing. Calls on_progress with the rows read.
     Raises ConfigError for an unknown column, DamagedChunkError, SnapshotNotFoundError if the run deletes the snapshot
     meanwhile, DatasetError.
@@ -132,12 +131,14 @@ def survey(
         return None
     if inspection.dataset:
         check_columns(inspection.dataset, by)
+    is_over_run = over_run and reader.samples > 0
+    whole_run = WholeRun(inspection, partial(on_progress, "reading all snapshots")) if is_over_run else None
     rules, first = KindRules.of(inspection), _FirstPass(reader, inspection)
     for block, rows in read_blocks(reader, reader.columns):
         kept = reader.is_kept(block.start, block.stop) & ~rules.are_planted(block)
         first.add(block, rules.judged(rows, block), kept)
-        on_progress(block.stop, 2 * reader.samples)
-    sides = first.sides(inspection.tau)
+        on_progress("reading the state", block.stop, 2 * reader.samples)
+    sides = first.sides(inspection.settings)
     if not first.staleness.count:
         notes.append(f"No sample was visited by {reader.snapshot.tag}: every tau still has its initial value.")
     elif inspection.sides and not sides:
@@ -147,12 +148,13 @@ def survey(
     for block, rows in read_blocks(reader, second.columns) if first.staleness.count else ():
         kept, ranks = reader.is_kept(block.start, block.stop), whole_run.ranks(block) if whole_run else None
         second.add(block, rules.judged(rows, block), kept, ranks)
-        on_progress(reader.samples + block.stop, 2 * reader.samples)
+        on_progress("reading the state", reader.samples + block.stop, 2 * reader.samples)
     pool = Pool(second.pool, {name: np.concatenate(parts) for name, parts in second.pool_tau.items()})
     groups = second.groups(pool)
     kinds = second.kinds.result() if first.staleness.count else None
-    if kinds and kinds.worth_showing and kinds.unknown:
-        notes.append(f"The objective keeps too little state to tell which samples are {' or '.join(kinds.unknown)}.")
+    unknown = [KIND_NAMES[code] for code in (STUCK, MISFIT) if kinds and KIND_NAMES[code] not in kinds.counts]
+    if kinds and kinds.worth_showing and unknown:
+        notes.append(f"The objective keeps too little state to tell which samples are {' or '.join(unknown)}.")
     samples = reader.kept - len(rules.planted)
     return Survey(
         samples,
@@ -169,7 +171,7 @@ def survey(
         [each for each in groups if each.column not in parts],
         next((each for each in groups if each.column in parts), None),
         kinds,
-        whole_run.doubted() if whole_run and "doubt_after" in inspection.config.objective.settings else None,
+        whole_run.doubted() if whole_run and "doubt_after" in inspection.settings else None,
     )
 
 
@@ -216,17 +218,17 @@ class _FirstPass:
         keys = np.random.default_rng((_SEED, block.start)).random(len(seen))[shown]
         self.pool.add(shown + block.start, keys)
 
-    def sides(self, bounds: TauSettings) -> list[Side]:
+    def sides(self, settings: Mapping[str, Any]) -> list[Side]:
         taus = {name: self.fields[f"{name}/tau"] for name in self._sides}
         if not all(tau.count for tau in taus.values()):
             return []
-        low, high = bounds.lowest, bounds.highest
+        low, high = settings.get("tau_min"), settings.get("tau_max")
         return [
             Side(
                 name,
                 tau,
                 None if low is None else tau.share_at_most(low),
-                None if high is None else tau.share_at_least(high),
+                None if high is None else 1 - tau.share_below(high),
             )
             for name, tau in taus.items()
         ]
@@ -250,8 +252,13 @@ class _SecondPass:
         self._ends = {key: end.chosen() for key, end in first.ends.items()} if sides else {}
         self._equal = dict.fromkeys(self._ends, 0)  # number of samples with the same tau as the last one chosen
         limits = {side.name: (side.tau.mean, side.tau.bin_of(0.05)[1], side.tau.bin_of(0.95)[0]) for side in sides}
-        dataset = inspection.dataset if sides else None
-        self._grouping = [(GroupCounts(column, limits), Labels(dataset, column)) for column in by if dataset]
+        self._grouping, dataset = list[GroupCounts](), inspection.dataset
+        for column in by if sides else ():
+            try:
+                if dataset:
+                    self._grouping.append(GroupCounts(column, *codes_of(dataset, column), limits))
+            except TooManyGroupsError as error:
+                self._notes.append(str(error))
 
     def add(self, block: range, rows: Rows, kept: NDArray[np.bool_], ranks: NDArray[np.float32] | None) -> None:
         self.kinds.add(block, rows, kept, ranks)
@@ -264,15 +271,8 @@ class _SecondPass:
             self.joint.add(*(of_side[seen] for of_side in tau.values()))
         for (name, end), (_, keys) in self._ends.items():
             self._equal[name, end] += int((tau[name][seen] == np.float32(abs(keys[-1]))).sum())
-        for counts, labels in list(self._grouping):
-            try:
-                of_block = labels.take(len(block))
-                if not kept.all():  # without a label, samples that the run does not train on are in no group
-                    of_block = pc.if_else(pa.array(kept), of_block, pa.scalar(None))
-                counts.add(of_block, seen, tau, pooled)
-            except TooManyGroupsError as error:
-                self._notes.append(str(error))
-                self._grouping.remove((counts, labels))
+        for counts in self._grouping:
+            counts.add(block, kept, seen, tau)
 
     def sheets(self) -> list[Sheet]:
         sheets = []
@@ -286,21 +286,16 @@ class _SecondPass:
 
     def groups(self, pool: Pool) -> list[TauGroups]:
         found = []
-        for counts, labels in self._grouping:
-            groups = counts.result(pool.tau)
+        for counts in self._grouping:
+            groups = counts.result(*pool)
             if groups and len(groups.names) > 1:
                 found.append(groups)
+            elif groups:
+                all_have = f"All {groups.sizes[0]:,} samples with a {groups.word} have the same one"
+                self._notes.append(f"{all_have}, so there is nothing to compare.")
+            elif counts.column == CLASS_COLUMN:
+                self._notes.append("The dataset has no classes, so tau cannot be compared with class size.")
             else:
-                self._notes.append(_why_not_grouped(labels.column, groups))
+                lacks = f"No sample has a value in the column {counts.column}"
+                self._notes.append(f"{lacks}, so tau cannot be grouped by it.")
         return found
-
-
-def _why_not_grouped(column: str, groups: TauGroups | None) -> str:
-    """Return why samples are not grouped by a column, whose groups are one or none."""
-    if groups:
-        return (
-            f"All {groups.sizes[0]:,} samples with a {groups.word} have the same one, so there is nothing to compare."
-        )
-    if column == CLASS_COLUMN:
-        return "The dataset has no classes, so tau cannot be compared with class size."
-    return f"No sample has a value in the column {column}, so tau cannot be grouped by it."

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
-from pydantic import SerializerFunctionWrapHandler, model_serializer
+from pydantic import model_serializer
 
 from ....state_store import DamagedChunkError, Snapshot, SnapshotNotFoundError, StateReader, list_snapshots
 from ....state_store.durable import Repository
@@ -42,15 +42,12 @@ class TauAt:
 class Moment:
     """One snapshot."""
 
-    snapshot: Hidden[Snapshot]
+    tag: str
+    step: int
     visited: int
     """Visited samples among those read."""
     tau: dict[str, TauAt]
     """By side."""
-
-    @model_serializer(mode="wrap")
-    def _in_json(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {"tag": self.snapshot.tag, "step": self.snapshot.step, **fields(self)}
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,7 @@ def through_time(inspection: Inspection, on_progress: OnDone = lambda done, tota
     blocks = whole[::every]
 
     def read(reader: StateReader) -> Moment | None:
-        return _read_moment(reader, blocks, sides, inspection.tau.lowest)
+        return _read_moment(reader, blocks, sides, inspection.settings.get("tau_min"))
 
     moments = [moment for moment in read_every_snapshot(inspection, read, on_progress) if moment]
     held = reader.selection
@@ -137,4 +134,4 @@ def _read_moment(
         )
         for side, of_side in tau.items()
     }
-    return Moment(reader.snapshot, visited, found)
+    return Moment(reader.snapshot.tag, reader.snapshot.step, visited, found)

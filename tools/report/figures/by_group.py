@@ -62,30 +62,12 @@ def few_visited(groups: TauGroups) -> NDArray[np.bool_]:
 
 
 def _draw_few(axes: Axes, groups: TauGroups, side: str, look: dict[str, Any]) -> None:
-    tau, few = groups.tau[side], few_visited(groups)
-    colour = look["color"]
-    axes.scatter(groups.sizes[~few], tau.mean[~few], s=26, alpha=0.75, linewidths=0, zorder=3, **look)
-    axes.scatter(
-        groups.sizes[few],
-        tau.mean[few],
-        s=22,
-        marker=look["marker"],
-        facecolors="none",
-        edgecolors=colour,
-        alpha=0.75,
-        linewidths=1,
-        zorder=3,
-    )
-    axes.errorbar(
-        groups.sizes[~few],
-        tau.mean[~few],
-        yerr=tau.half_width[~few],
-        fmt="none",
-        ecolor=colour,
-        alpha=0.35,
-        elinewidth=1,
-        zorder=2,
-    )
+    (mean, half_width, *_), few, sizes = groups.tau[side], few_visited(groups), groups.sizes
+    axes.scatter(sizes[~few], mean[~few], s=26, alpha=0.75, linewidths=0, zorder=3, **look)
+    hollow: dict[str, Any] = {"marker": look["marker"], "facecolors": "none", "edgecolors": look["color"]}
+    axes.scatter(sizes[few], mean[few], s=22, alpha=0.75, linewidths=1, zorder=3, **hollow)
+    bars: dict[str, Any] = {"fmt": "none", "ecolor": look["color"], "elinewidth": 1}
+    axes.errorbar(sizes[~few], mean[~few], yerr=half_width[~few], alpha=0.35, zorder=2, **bars)
 
 
 def _name_dots(figure: Figure, axes: Axes, groups: TauGroups, means: NDArray[np.float64]) -> None:
@@ -126,19 +108,9 @@ def _draw_many(
     level = _level(sizes)
     quartiles = np.array([np.quantile(means[level == one], (0.25, 0.5, 0.75)) for one in np.unique(level)])
     middles = np.array([np.exp(np.log(sizes[level == one]).mean()) for one in np.unique(level)])
-    low, median, high = quartiles.T
-    axes.errorbar(
-        middles * np.exp(way * widest / 2),
-        median,
-        yerr=(median - low, high - median),
-        fmt=look["marker"],
-        color=look["color"],
-        label=look["label"],
-        markersize=6,
-        markeredgecolor=PAPER,
-        elinewidth=2,
-        zorder=3,
-    )
+    (low, median, high), at = quartiles.T, middles * np.exp(way * widest / 2)
+    marks: dict[str, Any] = {"linestyle": "none", "markersize": 6, "markeredgecolor": PAPER, "elinewidth": 2}
+    axes.errorbar(at, median, yerr=(median - low, high - median), zorder=3, **look, **marks)
 
 
 def _level(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -153,13 +125,11 @@ def _plain_size_ticks(axes: Axes, sizes: NDArray[np.int64]) -> None:
     """Set ticks at 1, 2, 5, 10, …, written as counts, not powers of ten; fewer if sizes span decades."""
     from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, StrMethodFormatter
 
-    decades = np.log10(sizes.max() / sizes.min())
-    found = np.unique(sizes)
+    decades, found = np.log10(sizes.max() / sizes.min()), np.unique(sizes)
     if decades < 1 and len(found) <= _LEVELS // 2:
         axes.xaxis.set_major_locator(FixedLocator(found.tolist()))
     else:
-        axes.xaxis.set_major_locator(
-            LogLocator(subs=(1, 2, 5) if decades <= 1.5 else (1, 3) if decades <= 3 else (1,), numticks=12)
-        )
+        subs = (1, 2, 5) if decades <= 1.5 else (1, 3) if decades <= 3 else (1,)
+        axes.xaxis.set_major_locator(LogLocator(subs=subs, numticks=12))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...inspection.features.embedding_map import Colouring, EmbeddingMap
 from ...inspection.temperatures.correlation import NO_GROUP
@@ -15,14 +14,13 @@ from .svg import COLOUR_MAP, GREY, GRID, INK, MARKERS, SIDES, is_narrow, legend,
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.collections import PathCollection
     from matplotlib.figure import Figure
 
 CLASS_COLOURS = ("#56b4e9", "#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7")
 """The colours of Okabe and Ito that show on white and on black; the third, for tail classes, stands out."""
 _HEIGHT, _NARROW_HEIGHT = 4.4, 8.0
 _DOT, _MARK = 7, 30
-_RIM = 0.2
+_DOTS: dict[str, Any] = {"s": _DOT, "edgecolors": GREY, "linewidths": 0.2, "rasterized": True}
 """Without a rim the lowest tau would vanish on black, the highest on white."""
 _CLIPPED = 0.02
 """Clip the colour scale: otherwise a few extremes would leave all others one colour."""
@@ -65,25 +63,12 @@ def _draw_tau(figure: Figure, axes: Axes, shown: EmbeddingMap, sides: list[Side]
     drawn: Any = None
     for side, marker in zip(sides, MARKERS, strict=False):
         points = shown.points[side.name]
-        drawn = _scatter(
-            axes,
-            points.xy,
-            c=points.tau,
-            cmap=COLOUR_MAP,
-            vmin=low,
-            vmax=high,
-            s=_DOT,
-            marker=marker,
-            edgecolors=GREY,
-            linewidths=_RIM,
-            rasterized=True,
-        )
+        x, y = points.xy.T
+        drawn = axes.scatter(x, y, c=points.tau, cmap=COLOUR_MAP, vmin=low, vmax=high, marker=marker, **_DOTS)
         if len(sides) > 1:
             axes.scatter([], [], s=2 * _DOT, marker=marker, color=INK, label=side.name, zorder=3)
-    location = "bottom" if is_narrow(figure) else "right"
-    bar = figure.colorbar(
-        drawn, ax=axes, location=location, extend="both", aspect=30, pad=0.02, label="tau (dimensionless)"
-    )
+    place: dict[str, Any] = {"location": "bottom" if is_narrow(figure) else "right", "aspect": 30, "pad": 0.02}
+    bar = figure.colorbar(drawn, ax=axes, extend="both", label="tau (dimensionless)", **place)
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=0)
 
@@ -96,16 +81,8 @@ def _draw_classes(axes: Axes, shown: EmbeddingMap, colouring: Colouring, sides: 
         if chosen.any():
             axes.scatter([], [], s=2 * _DOT, marker="s", color=colour, label=name, zorder=3)
             for side, marker in zip(sides, MARKERS, strict=False):
-                _scatter(
-                    axes,
-                    shown.points[side.name].xy[chosen],
-                    s=_DOT,
-                    color=colour,
-                    marker=marker,
-                    edgecolors=GREY,
-                    linewidths=_RIM,
-                    rasterized=True,
-                )
+                x, y = shown.points[side.name].xy[chosen].T
+                axes.scatter(x, y, c=colour, marker=marker, **_DOTS)
 
 
 def _mark(axes: Axes, shown: EmbeddingMap, colours: Sequence[str], labels: Sequence[str | None]) -> None:
@@ -115,14 +92,8 @@ def _mark(axes: Axes, shown: EmbeddingMap, colours: Sequence[str], labels: Seque
     hot = np.concatenate([of_side.xy[of_side.hottest] for of_side in points])
     for xy, marker, colour, label in zip((cold, hot), "v^", colours, labels, strict=True):
         if len(xy):
-            _scatter(
-                axes, xy, s=_MARK, marker=marker, facecolors="none", edgecolors=colour, linewidths=0.9, label=label
-            )
-
-
-def _scatter(axes: Axes, xy: NDArray[np.float32], **settings: Any) -> PathCollection:
-    """Draw points, float32 [m, 2]."""
-    return axes.scatter(xy[:, 0], xy[:, 1], **settings)
+            look: dict[str, Any] = {"facecolors": "none", "edgecolors": colour, "linewidths": 0.9, "label": label}
+            axes.scatter(xy[:, 0], xy[:, 1], s=_MARK, marker=marker, **look)
 
 
 def _finish(axes: Axes) -> None:

@@ -15,8 +15,6 @@ from .svg import COLOUR_MAP, INK, SIDES, finish, is_narrow, legend, panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.collections import QuadMesh
-    from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 
 BARS = 60
@@ -24,6 +22,7 @@ TRIMMED = 0.005
 """Share of the values at each end put into the outermost bar, so that outliers do not squeeze the rest."""
 SQUARE_WIDTH = 5.0
 """Inches, for a square plot."""
+_DASHED: dict[str, Any] = {"color": INK, "linewidth": 1, "linestyle": (0, (3, 2))}
 TALLER = 1.6
 """Stacked panels need more height to be readable."""
 
@@ -65,20 +64,9 @@ def draw_tau_histograms(sides: list[Side], tau_init: float | None, figure: Figur
     edges = np.linspace(lowest, highest, len(widest.edges(BARS))) if highest > lowest else widest.edges(1)
     shown = panels(figure, len(sides), shared=True)
     for axes, side, colour in zip(shown, sides, SIDES, strict=False):
-        axes.stairs(side.tau.histogram(edges), edges, fill=True, color=colour, zorder=3)
-        axes.set_title(side.name, loc="left")
         if tau_init is not None:
-            axes.axvline(
-                tau_init,
-                color=INK,
-                linewidth=1,
-                linestyle=(0, (3, 2)),
-                zorder=4,
-                label=f"start, tau_init = {tau_init:g}",
-            )
-        finish(axes)
-        axes.locator_params(axis="x", nbins=5)
-        axes.yaxis.set_major_formatter("{x:,.0f}")
+            axes.axvline(tau_init, zorder=4, label=f"start, tau_init = {tau_init:g}", **_DASHED)
+        _draw_bars(axes, side.tau, edges, colour, side.name)
     if tau_init is not None:
         legend(shown[-1], right=True)
     figure.supxlabel("tau (dimensionless)")
@@ -89,13 +77,18 @@ def draw_histograms(shown: list[Panel], counted: str, colour: int, figure: Figur
     """Draw histograms side by side, each on its own axes; colour: that of the first (0) or second side (1)."""
     for axes, panel in zip(panels(figure, len(shown)), shown, strict=True):
         edges = _whole_edges(panel.values) if panel.whole_numbers else panel.values.edges(BARS, TRIMMED)
-        axes.stairs(panel.values.histogram(edges), edges, fill=True, color=SIDES[colour], zorder=3)
-        axes.set_title(panel.title, loc="left")
+        _draw_bars(axes, panel.values, edges, SIDES[colour], panel.title)
         axes.set_xlabel(panel.axis)
-        finish(axes)
-        axes.locator_params(axis="x", nbins=5, integer=panel.whole_numbers)
-        axes.yaxis.set_major_formatter("{x:,.0f}")
+        axes.locator_params(axis="x", integer=panel.whole_numbers)
     figure.supylabel(counted)
+
+
+def _draw_bars(axes: Axes, values: Distribution, edges: NDArray[np.float64], colour: str, title: str) -> None:
+    axes.stairs(values.histogram(edges), edges, fill=True, color=colour, zorder=3)
+    axes.set_title(title, loc="left")
+    finish(axes)
+    axes.locator_params(axis="x", nbins=5)
+    axes.yaxis.set_major_formatter("{x:,.0f}")
 
 
 def _whole_edges(values: Distribution) -> NDArray[np.float64]:
@@ -108,54 +101,38 @@ def _whole_edges(values: Distribution) -> NDArray[np.float64]:
 def draw_joint(joint: Joint, sides: list[str], figure: Figure) -> None:
     """Draw tau of the first side against tau of the second, with counts on a log scale."""
     figure.set_figwidth(min(figure.get_figwidth(), SQUARE_WIDTH))
-    axes = figure.subplots()
-    mesh = _draw_plane(axes, joint, _sample_colours([joint]))
-    axes.set(xlabel=f"{sides[0]} tau (dimensionless)", ylabel=f"{sides[1]} tau (dimensionless)")
-    _colour_bar(figure, mesh, axes, label="samples (log scale)")
+    _draw_planes(figure, {"": joint}, *(f"{side} tau (dimensionless)" for side in sides))
 
 
 def draw_drift(drift: Drift, figure: Figure) -> None:
-    """Draw the joint histogram of tau at the earlier and the later snapshot.
+    """Draw the joint histogram of tau at the earlier and the later snapshot, one panel per side."""
+    joints = {side.name: side.joint for side in drift.sides}
+    _draw_planes(figure, joints, *(f"tau at {at.tag} (dimensionless)" for at in (drift.earlier, drift.later)))
 
-    One panel per side, on one colour scale; samples that did not move lie on the dashed diagonal.
-    """
-    down = len(drift.sides) if is_narrow(figure) else 1
+
+def _draw_planes(figure: Figure, joints: dict[str, Joint], across: str, up: str) -> None:
+    """Draw the first values on x, the second on y, on one colour scale; on the dashed diagonal both are equal."""
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap, LogNorm
+
+    down = len(joints) if is_narrow(figure) else 1
     if down > 1:
         figure.set_figheight(figure.get_figheight() * TALLER)
-    shown = panels(figure, len(drift.sides))
-    colours = _sample_colours([side.joint for side in drift.sides])
-    for axes, side in zip(shown, drift.sides, strict=True):
-        mesh = _draw_plane(axes, side.joint, colours)
-        axes.set_title(side.name, loc="left")
-    figure.supxlabel(f"tau at {drift.earlier.tag} (dimensionless)")
-    figure.supylabel(f"tau at {drift.later.tag} (dimensionless)")
-    _colour_bar(figure, mesh, shown, label="samples (log scale)", pad=0.02, aspect=20 * down)
-
-
-def _draw_plane(axes: Axes, joint: Joint, colours: LogNorm) -> QuadMesh:
-    """Draw the first value on x, the second on y; on the dashed diagonal both are equal."""
-    from matplotlib import colormaps
-    from matplotlib.colors import ListedColormap
-
     # Without the map's darkest part, which would hide bins of one sample on dark paper.
     colour_map = ListedColormap(colormaps[COLOUR_MAP](np.linspace(0.3, 1, 256)))
-    (across, up), counts = joint.edges, np.ma.masked_equal(joint.counts.T, 0)
-    mesh = axes.pcolormesh(across, up, counts, norm=colours, cmap=colour_map, zorder=2, rasterized=True)
-    axes.axline((across[0], across[0]), slope=1, color=INK, linewidth=1, linestyle=(0, (3, 2)), zorder=3)
-    axes.set(xlim=across[[0, -1]], ylim=up[[0, -1]])
-    finish(axes)
-    axes.locator_params(nbins=5)
-    return mesh
-
-
-def _sample_colours(joints: list[Joint]) -> LogNorm:
-    """Return one colour scale for all; at least 1 to 10, so that it has two ends even if no bin exceeds one sample."""
-    from matplotlib.colors import LogNorm
-
-    return LogNorm(1, max(10, *(int(joint.counts.max()) for joint in joints)))
-
-
-def _colour_bar(figure: Figure, mesh: QuadMesh, axes: Axes | list[Axes], **settings: Any) -> None:
-    bar = figure.colorbar(mesh, ax=axes, format="{x:,.0f}", **settings)
+    # At least 1 to 10, so that the scale has two ends even if no bin exceeds one sample.
+    colours = LogNorm(1, max(10, *(int(joint.counts.max()) for joint in joints.values())))
+    shown = panels(figure, len(joints))
+    for axes, (name, joint) in zip(shown, joints.items(), strict=True):
+        (x, y), counts = joint.edges, np.ma.masked_equal(joint.counts.T, 0)
+        mesh = axes.pcolormesh(x, y, counts, norm=colours, cmap=colour_map, zorder=2, rasterized=True)
+        axes.axline((x[0], x[0]), slope=1, zorder=3, **_DASHED)
+        axes.set(xlim=x[[0, -1]], ylim=y[[0, -1]])
+        axes.set_title(name, loc="left")
+        finish(axes)
+        axes.locator_params(nbins=5)
+    figure.supxlabel(across)
+    figure.supylabel(up)
+    bar = figure.colorbar(mesh, ax=shown, format="{x:,.0f}", label="samples (log scale)", pad=0.02, aspect=20 * down)
     bar.ax.minorticks_off()
     bar.outline.set_visible(False)

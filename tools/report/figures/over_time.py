@@ -26,7 +26,7 @@ def draw_tau_over_time(through_time: ThroughTime, figure: Figure) -> None:
 
     A single snapshot is drawn as a box.
     """
-    steps = np.array([moment.snapshot.step for moment in through_time.moments], np.float64)
+    steps = np.array([moment.step for moment in through_time.moments], np.float64)
     shown = panels(figure, len(through_time.sides), shared=True)
     for axes, side, colour in zip(shown, through_time.sides, SIDES, strict=False):
         quantiles = np.array([moment.tau[side].quantiles for moment in through_time.moments]).T

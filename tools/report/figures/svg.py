@@ -60,11 +60,8 @@ Draw = Callable[["Figure"], None]
 """Draws on an empty figure as wide as WIDE or NARROW, whose height it may change."""
 
 
-def svg_of(draw: Draw, size: tuple[float, float] = WIDE, note: str = "", *, inline: bool = False) -> str:
-    """Return a figure as an SVG file; `note` goes below it. Leaves matplotlib's settings unchanged.
-
-    inline: for a page whose CSS defines VARIABLES and the font; else the colours are those of light paper.
-    """
+def svg_of(draw: Draw, size: tuple[float, float] = WIDE) -> str:
+    """Return a figure as SVG, for a page whose CSS has VARIABLES and the font. Leaves matplotlib as it is set."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -73,39 +70,34 @@ def svg_of(draw: Draw, size: tuple[float, float] = WIDE, note: str = "", *, inli
         # DejaVu, by which texts are measured, is wider than most fonts but lacks many scripts, which browsers have.
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
         figure = Figure(size, RASTER_DPI, facecolor=PAPER, layout="constrained")
-        if note:
-            height = 1.6 * (_FONT - 1) / 72 / size[1]
-            figure.set_layout_engine("constrained", rect=(0, height, 1, 1 - height))
-            figure.text(0.99, height / 4, note, ha="right", va="bottom", fontsize=_FONT - 1, parse_math=False)
         draw(figure)
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(drawn, format="svg", dpi=RASTER_DPI, metadata=nothing)
     root = ElementTree.fromstring(drawn.getvalue())
-    if inline:
-        root.set("class", "narrow" if size == NARROW else "wide")
-        root.set("width", f"{figure.get_figwidth() * CSS_PIXELS_PER_INCH:.0f}")
-        del root.attrib["height"]  # CSS keeps the proportions
+    root.set("class", "narrow" if size == NARROW else "wide")
+    root.set("width", f"{figure.get_figwidth() * CSS_PIXELS_PER_INCH:.0f}")
+    del root.attrib["height"]  # CSS keeps the proportions
     used = {*re.findall(r"#([\w.]+)", drawn.getvalue().decode())}
-    _clean(root, used, hashlib.sha256(drawn.getvalue()).hexdigest()[:6], inline)
+    _clean(root, used, hashlib.sha256(drawn.getvalue()).hexdigest()[:6])
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", _XLINK)
     return ElementTree.tostring(root, "unicode")
 
 
-def _clean(root: ElementTree.Element, used: set[str], prefix: str, inline: bool) -> None:
+def _clean(root: ElementTree.Element, used: set[str], prefix: str) -> None:
     """Leave out what a page does not need, prefix the ids in use, and replace colours by variables."""
     for element in root.iter():
-        for style in element.findall(f"{{{_SVG}}}style") if inline else ():
+        for style in element.findall(f"{{{_SVG}}}style"):
             element.remove(style)  # would hold for the whole page; report.css has it
         if element.text and element.text.isspace():
             element.text = None
         element.tail = None
         for name, value in list(element.items()):
             if name == "style":
-                value = re.sub(r"font-family: [^;]*", "font-family: sans-serif", value)
-                for colour, variable in VARIABLES.items() if inline else ():
+                value = re.sub(r"font-family: [^;]*;? ?", "", value)
+                for colour, variable in VARIABLES.items():
                     value = value.replace(colour, f"var(--{variable})")
-                element.set(name, value.replace("font-family: sans-serif; ", "") if inline else value)
+                element.set(name, value)
             elif name == f"{{{_XLINK}}}href":
                 element.set(name, f"#{prefix}{value[1:]}" if value.startswith("#") else _smaller(value))
             elif name == "clip-path":

@@ -11,17 +11,17 @@ from scipy.special import logsumexp
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.tools.inspection.feature_findings.by_features import by_features
-from thermopile.tools.inspection.features import drawn as drawn_module
-from thermopile.tools.inspection.features.drawn import (
+from thermopile.tools.inspection.features import run_features as drawn_module
+from thermopile.tools.inspection.features.features_file import FeaturesFile, write_features
+from thermopile.tools.inspection.features.run_features import (
     DRAWN,
     DRAWS,
     Asked,
-    VisitedFeatures,
     drawn_features,
     keep_features,
+    visited_features,
+    wanted_features,
 )
-from thermopile.tools.inspection.features.features_file import FeaturesFile, write_features
-from thermopile.tools.inspection.features.run_features import wanted_features
 from thermopile.tools.inspection.features.solving import solved_temperatures
 from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.survey import survey
@@ -53,7 +53,7 @@ def run_of(dataset, path, **objective):
 def keep(run, features, ids=None):
     """Keep features, [m, sides, d], of chosen samples as if a run's encoders had made them."""
     inspection = read_run(run)
-    *_, of = wanted_features(inspection, None)
+    *_, of = wanted_features(inspection, Asked())
     run.report.mkdir(exist_ok=True)
     write_features(run.report / DRAWN, of, [features.astype(np.float32)], ids)
 
@@ -205,7 +205,7 @@ def test_images_are_solved_by_views_as_the_loss_pools_them_and_the_mean_over_dra
     inspection = read_run(made)
     features = drawn_features(inspection, made.report, Asked(10**9))
     assert features.sides == 1 + 2 * DRAWS
-    tau = solved_temperatures(inspection, VisitedFeatures(features, inspection.reader), 0.3).sides["sample"].tau
+    tau = solved_temperatures(inspection, visited_features(features, inspection.reader), 0.3).sides["sample"].tau
     rows = features.rows(np.arange(images_dataset.n)).astype(np.float64)
     for i in (0, 77, 250):
         expected = []

@@ -15,10 +15,10 @@ from thermopile.tools.inspection.features.confirmation import compared_ids, conf
 from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES
 from thermopile.tools.inspection.temperatures.survey import survey
-from thermopile.trainer.evaluation.features import sample_features
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import answer, cli, succeed
+from support.features import sample_features
 from support.written_checkpoints import IMAGE_SIZE, save_encoders
 from support.written_runs import write_state
 
@@ -96,7 +96,7 @@ def test_pairs_are_compared_with_the_other_side_of_the_negatives(pairs_run, host
     assert found.below is None
     assert (found.sample_ids.tolist(), found.negatives, notes) == (suspects.tolist(), 66, [])
     view = (RECIPES[run.config().data.recipe], IMAGE_SIZE, torch.device("cpu"))
-    pictures, captions = sample_features(encoders, hostile_dataset, np.arange(66), *view, lambda *at: None)
+    pictures, captions = sample_features(encoders, hostile_dataset, np.arange(66), *view)
     inspection = read_run(run)
 
     def anchors_of(id, side):
@@ -114,7 +114,7 @@ def test_images_are_compared_in_two_views_as_training_draws_them(images_run, ima
     assert (len(found.sample_ids), found.negatives) == (40, 300)
     assert [note for note in notes if "forward pass" in note or "checkpoint" in note] == []
     view = (RECIPES[run.config().data.recipe], IMAGE_SIZE, torch.device("cpu"))
-    first, second = sample_features(encoders, images_dataset, np.arange(300), *view, lambda *at: None, views=2)
+    first, second = sample_features(encoders, images_dataset, np.arange(300), *view, views=2)
     assert not torch.allclose(first, second)
     candidates, own = torch.cat([first[negatives], second[negatives]]), np.tile(negatives, 2)
 
@@ -167,7 +167,7 @@ def moved(run):
     run.config_file.write_text(text)
 
 
-@pytest.mark.parametrize(("spoil", "words"), [(without_encoders, "no checkpoint"), (moved, "needs the run's dataset")])
+@pytest.mark.parametrize(("spoil", "words"), [(without_encoders, "no checkpoint"), (moved, "need the run's dataset")])
 @pytest.mark.filterwarnings("ignore:.*config.toml")
 def test_where_nothing_can_be_confirmed_a_note_says_why(pairs_run, tmp_path, spoil, words):
     run = RunDirectory(tmp_path / "run")
@@ -191,7 +191,7 @@ def test_a_checkpoint_of_another_snapshot_is_noted(pairs_run, hostile_dataset, t
     save_encoders(run, hostile_dataset, step=9, at="step-0")
     found, _, (note,) = confirmed(run)
     assert found.checkpoint == "step-9"
-    assert note.startswith("No checkpoint belongs to the snapshot step-5: its kinds are confirmed by the encoders of")
+    assert note.startswith("No checkpoint belongs to the snapshot step-5: its temperatures are combined with the")
 
 
 def test_the_report_the_terminal_and_json_tell_who_decided(pairs_run, tmp_path):

@@ -9,11 +9,12 @@ import torch
 from thermopile.pipeline.views.recipes import RECIPES
 from thermopile.tools.inspection.features import embedding_map as module
 from thermopile.tools.inspection.features.embedding_map import embedding_map
+from thermopile.tools.inspection.features.run_features import Asked
 from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.survey import survey
-from thermopile.trainer.evaluation.features import sample_features
 from thermopile.trainer.run_directory import RunDirectory
 
+from support.features import sample_features
 from support.written_checkpoints import IMAGE_SIZE, save_encoders
 from support.written_runs import train_on, write_run
 
@@ -72,7 +73,7 @@ def test_pictures_and_captions_lie_in_one_map_each_with_the_tau_of_its_side(foun
 def test_they_are_the_features_that_the_objective_compares_each_on_its_side(found, saved_run, hostile_dataset):
     run, encoders = saved_run
     view = (RECIPES[run.config().data.recipe], IMAGE_SIZE, torch.device("cpu"))
-    pictures, captions = sample_features(encoders, hostile_dataset, found.sample_ids, *view, lambda *at: None)
+    pictures, captions = sample_features(encoders, hostile_dataset, found.sample_ids, *view)
     assert found.similarity == pytest.approx((pictures * captions).sum(1).numpy(), abs=1e-6)
     assert np.ptp(found.similarity) > 0
     # Fresh encoders put pictures and captions far apart. Captions take turns in a few texts, pictures are noise.
@@ -160,7 +161,9 @@ def test_the_map_shows_averaged_weights_unless_the_raw_ones_are_asked_for(
     run = RunDirectory(shutil.copytree(hostile_run.path, tmp_path / "run"))
     save_encoders(run, hostile_dataset, ema=0.9)
     inspection = read_run(run)
-    averaged, raw = (embedding_map(inspection, survey(inspection), weights=weights) for weights in (None, "raw"))
+    averaged, raw = (
+        embedding_map(inspection, survey(inspection), asked=Asked(None, weights)) for weights in (None, "raw")
+    )
     assert (averaged.weights, raw.weights) == ("averaged", "raw")
     np.testing.assert_array_equal(raw.similarity, mapped(saved_run[0])[0].similarity)
     assert not np.allclose(averaged.similarity, raw.similarity)
@@ -229,7 +232,7 @@ def test_without_pictures_there_is_no_map(own_run, hostile_dataset, tmp_path):
     shutil.rmtree(path)
     shown, notes = mapped(own_run)
     assert shown is None
-    assert "There is no map of the embeddings: it needs the run's dataset; pass its path with --data" in notes
+    assert "There is no map of the embeddings: features need the run's dataset; pass its path with --data" in notes
 
 
 def test_with_too_few_samples_or_no_tau_there_is_no_map(hostile_dataset, tmp_path):

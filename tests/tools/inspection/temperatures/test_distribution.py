@@ -64,8 +64,8 @@ def test_a_rank_is_the_share_below_and_half_the_share_of_equals(values):
 
 def test_shares_at_a_bound_hold_the_bound_itself():
     distribution = distribution_of([0.005, 0.005, 0.5, 1.0])
-    assert (distribution.share_at_most(0.005), distribution.share_at_least(1.0)) == (0.5, 0.25)
-    assert (distribution.share_at_most(0.004), distribution.share_at_least(2.0)) == (0.0, 0.0)
+    assert (distribution.share_at_most(0.005), 1 - distribution.share_below(1.0)) == (0.5, 0.25)
+    assert (distribution.share_at_most(0.004), 1 - distribution.share_below(2.0)) == (0.0, 0.0)
 
 
 @given(st.lists(NUMBERS, min_size=1, max_size=60))

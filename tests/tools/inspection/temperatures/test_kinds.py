@@ -13,7 +13,7 @@ from thermopile.tools.inspection.findings import look
 from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.rows_export import export_rows
 from thermopile.tools.inspection.temperatures import kinds as module
-from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES, KindRules, names_of
+from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES, KindRules
 from thermopile.tools.inspection.temperatures.samples import read_histories
 from thermopile.tools.inspection.temperatures.survey import survey
 
@@ -187,9 +187,8 @@ def test_only_the_kinds_that_the_fields_allow_are_told(pairs_dataset, tmp_path, 
     assert kinds.counts["too_few_visits"] == 1
     if "misfit" not in missing:
         assert kinds.sheets["misfit"] == [3]
-    assert set(names_of(KindRules.of(found.inspection).kinds(found.inspection.reader.rows(0, n), range(n)))) == {
-        name for name, count in kinds.counts.items() if count
-    }
+    codes = KindRules.of(found.inspection).kinds(found.inspection.reader.rows(0, n), range(n))
+    assert {KIND_NAMES[code] for code in codes} == {name for name, count in kinds.counts.items() if count}
 
 
 def test_a_state_in_which_nothing_was_visited_has_no_kinds(hostile_run):

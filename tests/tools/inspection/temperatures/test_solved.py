@@ -4,11 +4,14 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from scipy.optimize import brentq
 from scipy.special import logsumexp
 from scipy.stats import spearmanr
+from torch.nn.functional import normalize
 
-from thermopile.tools.inspection.temperatures.solved import Bounds, solve
+from thermopile.tools.inspection.temperatures.solved import Bounds, at_rest, solve
+from thermopile.trainer.objectives import Progress, create_objective
 
 N, D = 3000, 16
 
@@ -108,3 +111,31 @@ def test_a_sample_that_is_not_among_the_others_leaves_none_of_them_out(features)
     found = solve([pictures[:1]], [captions[1:]], np.array([-1]), Bounds(2.0, 0.003, 1.0), population=N - 1)
     same = solve([pictures[:1]], [captions], np.array([0]), Bounds(2.0, 0.003, 1.0), population=N)
     assert found.tau == pytest.approx(same.tau, rel=1e-5)
+
+
+@pytest.mark.parametrize("start", [0.1, pytest.param(0.5, marks=pytest.mark.wide)])
+def test_temperatures_come_to_rest_where_the_objective_takes_them(start):
+    n, batch, d, random = 512, 64, 12, np.random.default_rng(0)
+    centres = np.repeat(random.normal(size=(32, d)), n // 32, axis=0)
+    features = [normalize(torch.tensor(centres + 0.7 * random.normal(size=(n, d)), dtype=torch.float32)) for _ in "ab"]
+    objective = create_objective("isogclr", rho=1.0, eta=0.01, tau_init=0.1, tau_step=0.1)
+    state = {name: torch.full((n,), value) for name, value in objective.fields.items()}
+    order = torch.Generator().manual_seed(0)
+    ends = []
+    for step in range(160 * n // batch):
+        ids = torch.randperm(n, generator=order)[:batch]
+        rows = {name: values[ids] for name, values in state.items()} | {"visits": torch.full((batch,), 10)}
+        made = objective(*(side[ids] for side in features), rows, Progress(step, n // batch))
+        for name, values in state.items():
+            values[ids] = made.state[name].detach()
+        if step > 100 * n // batch and step % 8 == 0:
+            ends.append(state["image/tau"].log().numpy().copy())
+    image, text = (side.numpy() for side in features)
+    h = image @ text.T - (image * text).sum(1, keepdims=True)
+    h = h[~np.eye(n, dtype=bool)].reshape(n, n - 1)
+    settings = objective.settings
+    bounds = Bounds(1.0, settings.tau_min, settings.tau_max)
+    found = at_rest(h, np.full(n, start, np.float32), bounds, settings.gamma, settings.grad_clip, batch - 1)
+    ratio = np.log(found) - np.mean(ends, axis=0)
+    assert abs(np.median(ratio)) < 0.05
+    assert np.corrcoef(np.log(found), np.mean(ends, axis=0))[0, 1] > 0.95

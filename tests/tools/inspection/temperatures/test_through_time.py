@@ -37,7 +37,7 @@ def assert_quantiles(found, tau):
 def test_every_snapshot_has_the_quantiles_of_the_samples_visited_by_then(run):
     inspection = read_run(run)
     found = through_time(inspection)
-    assert [(moment.snapshot.tag, moment.visited) for moment in found.moments] == [
+    assert [(moment.tag, moment.visited) for moment in found.moments] == [
         ("step-5", 33), ("step-9", 66), ("step-12", 66),
     ]  # fmt: skip
     assert (found.every, found.samples_read, inspection.notes) == (1, 66, [])
@@ -81,7 +81,7 @@ def test_a_snapshot_that_the_run_deletes_meanwhile_is_left_out_and_noted(run):
         told.append((done, total))
 
     found = through_time(inspection, delete)
-    assert [moment.snapshot.tag for moment in found.moments] == ["step-9", "step-12"]
+    assert [moment.tag for moment in found.moments] == ["step-9", "step-12"]
     assert inspection.notes == ["step-5 is left out: the run deleted it while it was being read."]
     assert told == [(done, 4) for done in (1, 2, 3, 4)]
 
@@ -98,7 +98,7 @@ def test_a_damaged_snapshot_is_left_out_and_noted(hostile_dataset, tmp_path):
     (run.state / "snapshots" / latest.id).write_bytes(b"?")
     inspection = read_run(run, at="step-5")
     found = through_time(inspection)
-    assert [moment.snapshot.tag for moment in found.moments] == ["step-5"]
+    assert [moment.tag for moment in found.moments] == ["step-5"]
     damaged, unreadable = inspection.notes
     assert damaged.startswith("step-9 is left out: snapshot step-9 cannot be read: manifests/")
     assert unreadable.startswith("step-12 is left out: ")

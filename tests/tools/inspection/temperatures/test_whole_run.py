@@ -9,10 +9,10 @@ from thermopile.state_store.durable import Repository
 from thermopile.tools.inspection import opening
 from thermopile.tools.inspection.findings import look
 from thermopile.tools.inspection.opening import read_run
-from thermopile.tools.inspection.temperatures import whole_run as module
+from thermopile.tools.inspection.temperatures import misfits as module
 from thermopile.tools.inspection.temperatures.distribution import Distribution
 from thermopile.tools.inspection.temperatures.kinds import MIN_VISITS
-from thermopile.tools.inspection.temperatures.whole_run import WholeRun
+from thermopile.tools.inspection.temperatures.misfits import WholeRun
 
 from support.written_runs import write_run, write_state
 

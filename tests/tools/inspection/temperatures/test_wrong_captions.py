@@ -9,7 +9,7 @@ import pytest
 from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.planted import Planting
 from thermopile.tools.inspection import sentences
-from thermopile.tools.inspection.temperatures.wrong_captions import LISTS, wrong_captions
+from thermopile.tools.inspection.temperatures.misfits import LISTS, wrong_captions
 
 from support.cli import answer, assert_one_line, cli, succeed
 from support.runs import small, train

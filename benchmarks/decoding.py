@@ -10,13 +10,13 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ...pipeline.cores import cores
-from ...pipeline.dataset.jpeg import decode
-from ...pipeline.dataset.raw_bytes import read_at
-from ...pipeline.dataset.shard import Shard
-from ...pipeline.dataset.stored_sample import Located
-from ...storage.kernels import kernel
-from .work import WARM_UP, Serve, Work
+from thermopile.pipeline.cores import cores
+from thermopile.pipeline.dataset.jpeg import decode
+from thermopile.pipeline.dataset.raw_bytes import read_at
+from thermopile.pipeline.dataset.shard import Shard
+from thermopile.pipeline.dataset.stored_sample import Located
+from thermopile.storage.kernels import kernel
+from thermopile.tools.bench.loader import WARM_UP, Serve, Work
 
 
 @contextmanager

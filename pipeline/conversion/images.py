@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -23,8 +24,13 @@ from ..dataset.raw_bytes import writable
 from ..dataset.row_records import MAX_JPEG_BYTES
 from ..errors import BadSampleError
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
+FORMATS: tuple[str, ...] = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 """Other formats are refused: Pillow starts other programs for some. MPO is a JPEG followed by more pictures."""
+with suppress(ImportError):  # the extra `heic`
+    from pillow_heif import register_heif_opener
+
+    register_heif_opener()
+    FORMATS += ("HEIF",)
 MAX_SIDE = 65_500
 """libjpeg's limit; FFCV stores a side in 16 bits."""
 
@@ -271,7 +277,7 @@ def _what_it_is(data: bytes) -> str:
     if start.startswith(b"<"):
         return "an SVG drawing, not pixels" if b"<svg" in start else "a page of HTML or XML, not a picture"
     if data[4:8] == b"ftyp" and data[8:12] not in (b"avif", b"avis"):
-        return "a HEIC picture or a film; save it as PNG or JPEG"
+        return "a HEIC picture, which needs pip install 'thermopile[heic]', or a film"
     kind = next((kind for magic, kind in _OTHER_FILES.items() if data.startswith(magic)), None)
     return f"{kind}, not a picture" if kind else f"not a {', '.join(FORMATS)} picture, or its start is damaged"
 

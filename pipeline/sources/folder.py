@@ -9,6 +9,7 @@ import json
 import os
 from array import array
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from .listing import (
     caption_texts,
     estimated_bytes,
     groups_by_name,
+    is_hidden,
     listing_digest,
     read_picture,
     resolved_text,
@@ -36,10 +38,11 @@ from .listing import (
 PICTURES = frozenset({b".apng", b".avif", b".bmp", b".dib", b".gif", b".jfif", b".jpe", b".jpeg", b".jpg", b".pbm",
                       b".pgm", b".pnm", b".png", b".ppm", b".tif", b".tiff", b".webp"})  # fmt: skip
 """Suffixes of what conversion reads. A file without a suffix is a picture by its first bytes."""
-UNREAD = frozenset({b".heic", b".heif", b".jxl", b".svg", b".psd", b".cr2", b".dng", b".nef"})
+HEIC = frozenset({b".heic", b".heif"})
+if find_spec("pillow_heif"):
+    PICTURES |= HEIC
+_UNREAD = frozenset({b".jxl", b".svg", b".psd", b".cr2", b".dng", b".nef"})
 _TEXTS = frozenset({b".txt", b".caption"})
-_SYSTEM = frozenset({b"@eaDir", b"__MACOSX", b"Thumbs.db", b"desktop.ini", b"$RECYCLE.BIN"})
-"""Besides names that begin with a dot: what systems and tools leave in people's folders."""
 METADATA = "metadata"
 _METADATA_FILES = (b"metadata.csv", b"metadata.jsonl")
 _TEXT_COLUMNS = ("text", "caption", "captions", "prompt", "title")
@@ -71,7 +74,7 @@ class FolderSource(Source):
         self._versions = np.array(versions, np.uint64)[order[: len(versions)]]
         if not len(self._paths):
             known = ", ".join(sorted(suffix.decode() for suffix in PICTURES))
-            raise SourceError(f"{root} holds no picture: no file below it ends in {known}{_also(self._unused)}")
+            raise SourceError(f"{root} holds no picture: no file below it ends in {known}{self._unused}")
         self._texts = self._texts_of(beside) if caption else None
         self.notes = tuple(self._links)
 
@@ -144,7 +147,7 @@ class FolderSource(Source):
                         name = os.path.join(below, entry.name)
                         if not _is_folder(entry):
                             yield name
-                        elif _is_hidden(entry.name):
+                        elif is_hidden(entry.name):
                             self._unused.add("hidden folders", as_text(name))
                         else:
                             (links if entry.is_symlink() else pending).append(name)
@@ -161,7 +164,7 @@ class FolderSource(Source):
         wanted = b"." + (self._caption or "").encode()
         for name in files:
             base, suffix = os.path.basename(name), os.path.splitext(name)[1].lower()
-            if any(map(_is_hidden, name.split(b"/"))):
+            if any(map(is_hidden, name.split(b"/"))):
                 self._unused.add("hidden files", as_text(name))
             elif suffix in PICTURES or (not suffix and self._begins_as_a_picture(name)):
                 yield name
@@ -221,7 +224,7 @@ def _objects_below(root: Address, versions: array[int]) -> Iterator[bytes]:
     """Yield the names of objects; append a digest of each picture's version to `versions`."""
     for path, size, tag in root.listing():
         name = path.encode()
-        if os.path.splitext(name)[1].lower() in PICTURES and not any(map(_is_hidden, name.split(b"/"))):
+        if os.path.splitext(name)[1].lower() in PICTURES and not any(map(is_hidden, name.split(b"/"))):
             versions.append(int.from_bytes(hashlib.blake2b(f"{size} {tag}".encode(), digest_size=8).digest()))
         yield name
 
@@ -229,7 +232,9 @@ def _objects_below(root: Address, versions: array[int]) -> Iterator[bytes]:
 def _cure(base: bytes, suffix: bytes) -> str:
     if base in _METADATA_FILES or suffix in _TEXTS:
         return f"--caption {METADATA if base in _METADATA_FILES else as_text(suffix[1:])}"
-    return "convert them to JPEG first" if suffix in UNREAD else ""
+    if suffix in HEIC:
+        return "pip install 'thermopile[heic]'"
+    return "convert them to JPEG first" if suffix in _UNREAD else ""
 
 
 def _is_folder(entry: os.DirEntry[bytes]) -> bool:
@@ -237,14 +242,6 @@ def _is_folder(entry: os.DirEntry[bytes]) -> bool:
         return entry.is_dir()
     except OSError:  # a link to itself
         return False
-
-
-def _is_hidden(name: bytes) -> bool:
-    return name.startswith(b".") or name in _SYSTEM
-
-
-def _also(unused: Account) -> str:
-    return "".join(f"; {each.number:,} × {kind}, such as {each.example}" for kind, each in unused.items())
 
 
 def _text(root: Place, name: bytes, unchanged_since: int) -> bytes:

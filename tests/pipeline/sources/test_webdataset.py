@@ -160,9 +160,7 @@ def test_members_that_no_sample_uses_are_told_and_a_key_may_end_at_the_last_dot(
 
 def test_a_dot_before_the_suffix_is_named_where_it_hides_a_picture(tmp_path):
     shard = write_members(tmp_path / "0.tar", ("a.jpg", b"x"), ("Mr. T 1.jpg", b"x"))
-    assert_bad(
-        samples_of(WebDatasetSource([shard]))[1], "a key ends at the first dot, unless --key-by last-dot is given"
-    )
+    assert_bad(samples_of(WebDatasetSource([shard]))[1], "a key ends at its name's first dot; use --key-by last-dot")
 
 
 def test_the_first_of_several_suffixes_that_a_sample_has_is_its_picture(tmp_path):
@@ -190,7 +188,7 @@ def test_a_sample_without_a_picture_or_a_caption_is_a_bad_sample(tmp_path):
         ("4.txt", b"caf\xe9"),
     ]
     samples = samples_of(WebDatasetSource([write_members(tmp_path / "0.tar", *members)]))
-    for index, reason in ((1, "no picture: no member of this key ends in jpg"), (2, "no caption"), (3, "not UTF-8")):
+    for index, reason in ((1, "no picture: no member of its key ends in jpg"), (2, "no caption"), (3, "not UTF-8")):
         assert_bad(samples[index], reason)
     assert [sample.uri for sample in samples] == ["0.tar/1.jpg", "0.tar/2.txt", "0.tar/3.jpg", "0.tar/4.jpg"]
 
@@ -262,7 +260,7 @@ def test_a_compressed_tar_is_answered_with_the_cure(tmp_path):
             read()
 
 
-def test_names_that_lead_elsewhere_are_only_text_and_links_are_not_followed(tmp_path, monkeypatch):
+def test_names_that_lead_elsewhere_are_only_text_and_links_are_left_out_with_the_cure(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     shard = tmp_path / "0.tar"
@@ -275,9 +273,11 @@ def test_names_that_lead_elsewhere_are_only_text_and_links_are_not_followed(tmp_
             member = tarfile.TarInfo(f"link{kind!r}.jpg")
             member.type, member.linkname = kind, "/etc/passwd"
             tar.addfile(member)
-    samples = samples_of(WebDatasetSource([shard]))
+    *samples, symbolic, hard = samples_of(WebDatasetSource([shard]))
     assert [sample.picture for sample in samples] == [b"evil", b"evil"]
     assert [sample.uri for sample in samples] == ["0.tar/../../evil.jpg", "0.tar//tmp/evil.jpg"]
+    for link in (symbolic, hard):
+        assert_bad(link, "a link; pack the files in its place, with `tar --dereference --hard-dereference`")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["0.tar", "here"]
 
 

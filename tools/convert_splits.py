@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
@@ -177,11 +177,36 @@ def say_summary(
     if ignored := index.source.get("captions_ignored"):
         were = "captions were" if ignored > 1 else "caption was"
         click.echo(f"  {ignored:,} {were} ignored: none of the samples read beforehand has one")
+    for tone in ("nearly_black", "nearly_white"):
+        if count := index.source.get(tone):
+            click.echo(f"  {tone.replace('_', ' ')} pictures: {count:,}")
     if index.tokenizer and index.tokenizer.truncated:
         were = "captions were" if index.tokenizer.truncated > 1 else "caption was"
         click.echo(f"  {index.tokenizer.truncated:,} {were} truncated to {settings.context_length} tokens")
     if split.grown is None:  # else the whole dataset's follows
         say_content(path, index.content)
+
+
+def summary_as_json(summary: Summary, split: Split) -> dict[str, Any]:
+    """Return what `say_summary` prints as a JSON object."""
+    index = summary.index
+    return {
+        "dataset": str(split.shown),
+        "samples": index.n,
+        "mode": index.mode,
+        "captions": index.total_captions,
+        "truncated": index.tokenizer.truncated if index.tokenizer else 0,
+        "shards": len(index.shard_digests),
+        "bytes": summary.path.size_below(),
+        "seconds": summary.seconds,
+        "notes": split.source.notes,
+        "left_out": summary.left_out,
+        "reasons": dict(summary.reasons),
+        "not_used": index.source.get("not_used", {}),
+        "nearly_black": index.source.get("nearly_black", 0),
+        "nearly_white": index.source.get("nearly_white", 0),
+        "content": index.content and index.content.model_dump(),
+    }
 
 
 def _cost_of_reading(dataset: Dataset) -> str:

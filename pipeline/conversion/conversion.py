@@ -414,6 +414,8 @@ class _Begun:
                     "plan": plan.digest(),
                     "content": content.model_dump(),
                     **({"captions_ignored": found.ignored} if found.ignored else {}),
+                    **({"nearly_black": found.nearly_black} if found.nearly_black else {}),
+                    **({"nearly_white": found.nearly_white} if found.nearly_white else {}),
                     **({"not_used": {kind: each._asdict() for kind, each in unused.items()}} if unused else {}),
                     **({"pictures_in_tars": found.in_tars} if tars else {}),
                 },

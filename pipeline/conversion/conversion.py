@@ -387,7 +387,7 @@ class _Begun:
             )
         info = self._tokenizer_info(found.truncated) if self._facts.mode == "pairs" else None
         per_sample, tars = max(shard.captions_per_sample for shard in shards), self._source.index
-        unused = Account(self._source.unused())
+        unused = Account(self._source.unused)
         for result in results:
             unused.merge(result.unused)
         content = content_of(partial.row_records(plan, results), samples, pairs=info is not None, blank=found.blank)

@@ -116,33 +116,31 @@ def convert_parts(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
+@dataclass
 class _Sent:
-    """Unpickled as the value, or as what that raises: while a worker starts, an exception only ends it."""
+    """Becomes what unpickling the job raises: while a worker starts, an exception would only end it."""
 
-    def __init__(self, value: PoolSetup) -> None:
-        self._value = value
+    job: PoolSetup | Exception
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _received, (pickle.dumps(self._value),)
+    def __getstate__(self) -> bytes:
+        return pickle.dumps(self.job)
 
-
-def _received(data: bytes) -> PoolSetup | Exception:
-    try:
-        job: PoolSetup = pickle.loads(data)
-    except Exception as error:  # noqa: BLE001  a user's source may raise anything
-        return error
-    return job
+    def __setstate__(self, data: bytes) -> None:
+        try:
+            self.job = pickle.loads(data)
+        except Exception as error:  # noqa: BLE001  a user's source may raise anything
+            self.job = error
 
 
 _writer: Writer | Exception
 
 
-def _start_worker(job: PoolSetup | Exception, shared: _SharedCounters, environment: dict[str, str]) -> None:
+def _start_worker(sent: _Sent, shared: _SharedCounters, environment: dict[str, str]) -> None:
     global _writer
     os.environ.update(environment)  # the fork server has its own from its start, maybe with expired credentials
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        _writer = job if isinstance(job, Exception) else writer_of(job, shared.add)
+        _writer = sent.job if isinstance(sent.job, Exception) else writer_of(sent.job, shared.add)
     except Exception as error:  # noqa: BLE001  raised by the first part
         _writer = error
 

@@ -191,12 +191,10 @@ class Source:
     """Number of files that are read in order; progress then counts their bytes. 0: random access."""
     notes: tuple[str, ...] = ()
     """Facts about how the source is read, of which the command informs the user."""
+    unused: Account = Account()
+    """What the listing has that no sample uses; `read` tells what stands beside its samples."""
     index: Tars | None = None
     """The tars that keep the pictures; None if the dataset stores them."""
-
-    def unused(self) -> Account:
-        """Return what the listing has that no sample uses; `read` tells what stands beside its samples."""
-        return Account()
 
     def __len__(self) -> int:
         raise NotImplementedError

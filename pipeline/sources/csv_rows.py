@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain, islice, repeat
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -106,6 +106,7 @@ class _Reading:
 
     def __init__(self, opened: SourceFile, layout: _Layout, quoting: Quoting) -> None:
         self._opened, self._layout, self._quoting = opened, layout, quoting
+        self._reader = partial(csv.reader, delimiter=layout.separator, skipinitialspace=layout.has_blanks)
         self._line = 1 + layout.skipped
         """Number of the first line of the rows that are read."""
         self._strict = True
@@ -171,15 +172,6 @@ class _Reading:
             named = [value.strip() if name == "group" else value for value in values]
             return pa.array([value.encode("utf-8", "surrogateescape") for value in named], pa.large_binary())
 
-    def _reader(self, lines: Iterable[str], quoting: Quoting | None = None, *, strict: bool = False) -> Any:
-        return csv.reader(
-            lines,
-            delimiter=self._layout.separator,
-            skipinitialspace=self._layout.has_blanks,
-            quoting=csv.QUOTE_NONE if (quoting or self._quoting) == "none" else csv.QUOTE_MINIMAL,
-            strict=strict,
-        )
-
     def _rows(self) -> Iterator[list[list[str]]]:
         """Yield the rows that are not empty, the header first, many at once: a loop over rows takes twice as long.
 
@@ -198,7 +190,9 @@ class _Reading:
                     raise csv.Error
                 yield line
 
-        reader = self._reader(noted(pieces), strict=is_strict)
+        reader = self._reader(
+            noted(pieces), quoting=csv.QUOTE_MINIMAL if is_strict else csv.QUOTE_NONE, strict=is_strict
+        )
         limit = csv.field_size_limit(MAX_ROW_BYTES)
         try:
             while True:
@@ -235,7 +229,7 @@ class _Reading:
         self.differing += len(opening)
         if self.plain_fits:
             columns = {0, len(self._layout.columns)}
-            self.plain_fits = columns >= {*map(len, self._reader(lines, "none"))}
+            self.plain_fits = columns >= {*map(len, self._reader(lines, quoting=csv.QUOTE_NONE))}
 
     def _judge(self, lines: list[str]) -> None:
         """Count against csv's rules what the rows of these lines have. Raises _UnfitError for an unclosed quote."""

@@ -65,7 +65,7 @@ class FolderSource(Source):
             raise SourceError(f"{root} is not a folder; pass the folder that holds the pictures")
         self.root, self._caption, self._links = root, caption, list[str]()
         self.mode = "images" if caption is None else "pairs"
-        self._unused, versions = Account(), array("Q")
+        self.unused, versions = Account(), array("Q")
         below = made_for(root, self._files_below, lambda address: _objects_below(address, versions))
         beside = list[bytes]()
         paths = binary_array(self._pictures(below, beside))
@@ -74,7 +74,7 @@ class FolderSource(Source):
         self._versions = np.array(versions, np.uint64)[order[: len(versions)]]
         if not len(self._paths):
             known = ", ".join(sorted(suffix.decode() for suffix in PICTURES))
-            raise SourceError(f"{root} holds no picture: no file below it ends in {known}{self._unused}")
+            raise SourceError(f"{root} holds no picture: no file below it ends in {known}{self.unused}")
         self._texts = self._texts_of(beside) if caption else None
         self.notes = tuple(self._links)
 
@@ -110,9 +110,6 @@ class FolderSource(Source):
             except BadSampleError:
                 continue
 
-    def unused(self) -> Account:
-        return self._unused
-
     def stored_bytes(self) -> int | None:
         return estimated_bytes(self.root, self._path, len(self))
 
@@ -139,7 +136,7 @@ class FolderSource(Source):
             try:
                 found = os.stat(os.path.join(root, below))
                 if (here := (found.st_dev, found.st_ino)) in entered:
-                    self._unused.add("links to folders that are listed already", as_text(below))
+                    self.unused.add("links to folders that are listed already", as_text(below))
                     continue
                 entered.add(here)
                 with os.scandir(os.path.join(root, below)) as entries:
@@ -148,7 +145,7 @@ class FolderSource(Source):
                         if not _is_folder(entry):
                             yield name
                         elif is_hidden(entry.name):
-                            self._unused.add("hidden folders", as_text(name))
+                            self.unused.add("hidden folders", as_text(name))
                         else:
                             (links if entry.is_symlink() else pending).append(name)
             except OSError as error:
@@ -165,14 +162,14 @@ class FolderSource(Source):
         for name in files:
             base, suffix = os.path.basename(name), os.path.splitext(name)[1].lower()
             if any(map(is_hidden, name.split(b"/"))):
-                self._unused.add("hidden files", as_text(name))
+                self.unused.add("hidden files", as_text(name))
             elif suffix in PICTURES or (not suffix and self._begins_as_a_picture(name)):
                 yield name
             elif self._caption and (base in _METADATA_FILES if self._of_metadata else suffix == wanted):
                 beside.append(name)
             else:
                 kind = f"files that end in {as_text(suffix)}" if suffix else "files without a suffix, and no pictures"
-                self._unused.add(kind, as_text(name), _cure(base, suffix))
+                self.unused.add(kind, as_text(name), _cure(base, suffix))
 
     def _begins_as_a_picture(self, name: bytes) -> bool:
         if self.root.is_remote:
@@ -199,7 +196,7 @@ class FolderSource(Source):
             if len(alone) == len(beside):
                 raise SourceError(f"no file below {self.root} that ends in .{self._caption} has a picture of its name")
             for name in alone:
-                self._unused.add(f"files that end in .{self._caption} without a picture", as_text(name))
+                self.unused.add(f"files that end in .{self._caption} without a picture", as_text(name))
             return None
         texts = dict[bytes, bytes]()
         for name in sorted(beside):
@@ -207,7 +204,7 @@ class FolderSource(Source):
         if not beside:
             raise SourceError(f"{self.root} has neither metadata.csv nor metadata.jsonl")
         found = [texts.pop(path, None) for path in self._paths.to_pylist()]
-        self._unused.add("rows of metadata without a picture", as_text(next(iter(texts), b"")), number=len(texts))
+        self.unused.add("rows of metadata without a picture", as_text(next(iter(texts), b"")), number=len(texts))
         return pa.array(found, pa.large_binary())
 
     def _captions_of(self, index: int, unchanged_since: int) -> tuple[str, ...]:

@@ -61,10 +61,10 @@ class ParquetSource(Source):
         caption: str | None = "caption;captions;text;TEXT;prompt;sentences",
         group: str | None = "label;cls",
     ) -> None:
-        self._unused = Account()
-        self.files = tuple(files_in(files, ".parquet", self._unused))
+        self.unused = Account()
+        self.files = tuple(files_in(files, ".parquet", self.unused))
         if not self.files:
-            raise SourceError(f"there are no parquet files to read{self._unused}")
+            raise SourceError(f"there are no parquet files to read{self.unused}")
         self._file_names = names_below_common_folder(self.files)
         parts, versions, self._names_of = list[RowGroup](), list[Version](), list[tuple[str, ...] | None]()
         digest = hashlib.sha256()
@@ -133,9 +133,6 @@ class ParquetSource(Source):
             of_sample[start : start + len(numbers)] = np.where((numbers >= 0) & (numbers < none), numbers, none)
         return ClassGroups(names if of_sample.max() < none else (*names, ""), of_sample)
 
-    def unused(self) -> Account:
-        return self._unused
-
     def _count_unused(self, schema: pa.Schema, group: str | None) -> None:
         """Count the columns with text, and with classes of another type, that no sample uses."""
         for field in schema:
@@ -144,16 +141,16 @@ class ParquetSource(Source):
                 continue
             if _holds_captions(field.type):
                 option = "group" if self._columns.caption else "caption"
-                self._unused.add("columns of text", name, f"--{option} {name}")
+                self.unused.add("columns of text", name, f"--{option} {name}")
             elif name in (group or "").split(";") and not _holds_classes(field.type):
-                self._unused.add("columns of classes that are neither numbers nor text", f"{name} ({field.type})")
+                self.unused.add("columns of classes that are neither numbers nor text", f"{name} ({field.type})")
             elif (
                 pt.is_struct(inner)
                 and not _holds_pictures(inner)
                 and (texts := [*filter(lambda part: _holds_captions(part.type), inner)])
             ):
                 where = f"{name}.{texts[0].name}"
-                self._unused.add("columns of structs with text", where, "write the field as a column of its own")
+                self.unused.add("columns of structs with text", where, "write the field as a column of its own")
 
     def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:
         if self._columns.caption is None:

@@ -6,6 +6,7 @@ t has the source index t · 2³² + i.
 
 import base64
 import hashlib
+import os
 import time
 import zlib
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -139,11 +140,11 @@ class WebDatasetSource(Source):
         required: Sequence[str] = (),
         required_mode: str = "",
     ) -> None:
-        self._unused = Account()
-        found = _versions(map(place_of, given), self._unused)
+        self.unused = Account()
+        found = _versions(map(place_of, given), self.unused)
         versions = dict(sorted(found, key=lambda found: str(found[0])))
         if not versions:
-            raise SourceError(f"there are no tar files to read{self._unused}")
+            raise SourceError(f"there are no tar files to read{self.unused}")
         self.tars, self.versions = tuple(versions), tuple(versions.values())
         self._options = {"image": image, "caption": caption, "group": group}
         self._last_dot = key_by == "last-dot"
@@ -183,9 +184,6 @@ class WebDatasetSource(Source):
             "listing": listed.hexdigest(),
             **({"in_place": True} if self.index else {}),
         }
-
-    def unused(self) -> Account:
-        return self._unused
 
     def marks(self) -> dict[str, str]:
         return marks_of(self._names.__getitem__, self.versions)
@@ -440,7 +438,7 @@ class WebDatasetSource(Source):
             index = (self.first_tar + piece.tar << PLACE_BITS) + place
             ignored = mode == "images" and isinstance(found, dict) and self._caption.member(found) is not None
             sample = self._sample(piece.tar, mode, found) if is_wanted else None
-            unused = self._unused_of(found) if is_wanted and isinstance(found, dict) else ()
+            unused = self._beside(found) if is_wanted and isinstance(found, dict) else ()
             yield Read(index, sample, end - start, ignored=ignored, unused=unused)
         yield Read(-1, None, piece.stop - end, int(piece.stop == self.versions[piece.tar][0]))
 
@@ -481,7 +479,7 @@ class WebDatasetSource(Source):
         except BadSampleError as error:
             return BadSample(uri, key, str(error))
 
-    def _unused_of(self, members: dict[bytes, SampleMember]) -> tuple[tuple[str, str, str], ...]:
+    def _beside(self, members: dict[bytes, SampleMember]) -> tuple[tuple[str, str, str], ...]:
         """Return kind, name and cure of the members that look like pictures or texts, and are not the sample's."""
         if len(members) <= 1:
             return ()
@@ -529,7 +527,7 @@ def _versions(given: Iterable[Place], unused: Account) -> Iterator[tuple[Place, 
     for place in given:
         if not isinstance(place, Address):
             for file in files_in([place], ".tar", unused):
-                found = file.stat()
+                found = os.stat(str(file))
                 yield file, (found.st_size, found.st_mtime_ns)
         elif place.name.endswith(".tar"):
             names = wanted.setdefault(place.parent, set())

@@ -417,3 +417,32 @@ def test_a_picture_that_is_not_there_is_answered_with_the_likely_cause(listed, t
             source.refuse_wrong_root()
         with pytest.raises(BadSampleError, match=said):
             source[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "options", "captions"),
+    [
+        ("cc12m.tsv", b'a.jpg\tx "y"\n', {}, "seems to have no header"),
+        ("laion.csv", b"URL,TEXT\nhttp://x.org/1.jpg,x\n", {}, r"no column 'filepath'.*'URL', 'TEXT'.*--image"),
+        ("flickr30k.csv", b"image_name| comment_number| comment\na.jpg| 0| x, y .\n",
+         {"image": "image_name", "caption": "comment", "separator": "|"}, ["x, y ."]),
+        ("flickr8k.txt", b"image,caption\na.jpg,x y .\na.jpg,y .\n",
+         {"image": "image", "caption": "caption"}, ["x y .", "y ."]),
+        ("windows.csv", "filepath,title\r\na.jpg,café\r\n\r\na.jpg,“x”\r\n".encode(), {}, ["café", "“x”"]),
+        ("latin1.csv", b"filepath,title\na.jpg,caf\xe9\na.jpg,tea\n", {}, ["tea"]),
+        ("quote_alone.csv", b'filepath,title\na.jpg,"""x"""\n', {}, ['"x"']),
+        ("tab_in_quotes.tsv", b'filepath\ttitle\na.jpg\t"x\ty"\n', {}, ["x\ty"]),
+        ("inches.tsv", b'filepath\ttitle\na.jpg\t6" x 4"\na.jpg\t"6" x 4"\n', {}, ['6" x 4"', '"6" x 4"']),
+        ("cr_in_quotes.csv", b'filepath,title\na.jpg,"x\r\ny"\na.jpg,z\n', {}, ["x\r\ny", "z"]),
+        ("array.json", b'[{"filepath": "a.jpg", "title": "x"}]', {}, "is JSON"),
+        ("utf16_big.csv", "\ufefffilepath,title\na.jpg,é\n".encode("utf-16-be"), {}, ["é"]),
+        ("zero_byte.csv", b"filepath,title\na.jpg,x\0y\n", {}, ["x\0y"]),
+        ("empty_captions.csv", b'filepath,title\na.jpg,\na.jpg,""\na.jpg,x\n', {}, ["x"]),
+    ],
+)  # fmt: skip
+def test_lists_of_published_sets_are_read_or_refused_with_the_cause(listed, name, data, options, captions):
+    if isinstance(captions, str):
+        with pytest.raises(SourceError, match=captions):
+            listed(data, name, **options)
+    else:
+        assert captions_of(listed(data, name, **options)) == captions

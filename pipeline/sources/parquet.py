@@ -142,6 +142,8 @@ class ParquetSource(Source):
             if _holds_captions(field.type):
                 option = "group" if self._columns.caption else "caption"
                 self.unused.add("columns of text", name, f"--{option} {name}")
+            elif _class_names(schema, name):
+                self.unused.add("columns of classes", name, f"--group {name}")
             elif name in (group or "").split(";") and not _holds_classes(field.type):
                 self.unused.add("columns of classes that are neither numbers nor text", f"{name} ({field.type})")
             elif (

@@ -154,7 +154,7 @@ def say_summary(
     """Print what was converted on stdout."""
     index, path = summary.index, split.shown
     shards = "1 shard" if len(index.shard_digests) == 1 else f"{len(index.shard_digests):,} shards"
-    captions = ""
+    captions = " without captions" if index.mode == "images" else ""
     if index.captions_per_sample > 1:
         captions = f" with {index.total_captions:,} captions, at most {index.captions_per_sample} each,"
     result = f"{index.n:,} samples{split.classes}{captions} in {shards}, {in_units(summary.path.size_below())}"

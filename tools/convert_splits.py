@@ -164,7 +164,7 @@ def say_summary(
         rate = summary.seen / max(summary.seconds, 1e-9)
         click.echo(f"{path}: {result}; {summary.seconds:.1f} s, {rate:,.0f} img/s")
     if summary.left_out:
-        reasons = "; ".join(f"{count:,} × {plain_text(reason, 80)}" for reason, count in summary.reasons)
+        reasons = "; ".join(f"{count:,} × {plain_text(reason, 120)}" for reason, count in summary.reasons)
         click.echo(f"  {summary.left_out:,} left out, see {path / ERRORS_FILE}: {reasons}")
     for kind, unused in index.source.get("not_used", {}).items():
         cure = f": {unused['cure']}" if unused["cure"] else ""

@@ -126,7 +126,7 @@ class _Reading:
 
     def listing(self, places: list[int | None]) -> Listing:
         """Read the list. places: columns of SCHEMA's fields."""
-        number, columns = 0, len(self._layout.columns)
+        number, columns = 1, len(self._layout.columns)
         batches, malformed = list[pa.RecordBatch](), list[dict[str, bytes]]()
         with tempfile.NamedTemporaryFile(prefix="thermopile-rows-") as kept:
             with pa.OSFile(kept.name, "wb") as written, pa.ipc.new_file(written, SCHEMA) as writer:
@@ -134,10 +134,8 @@ class _Reading:
                     sound = [row for row in rows if len(row) == columns]
                     if len(sound) < len(rows):
                         for place, row in enumerate(rows, start=number + 1):
-                            if len(row) != columns and place > 1:
+                            if len(row) != columns:
                                 malformed.append(self._malformed(place, len(row), len(malformed)))
-                    if number == 0 and rows and len(rows[0]) == columns:
-                        del sound[0]
                     batches.append(
                         pa.record_batch([*map(self._column, repeat(sound), SCHEMA.names, places)], schema=SCHEMA)
                     )
@@ -173,7 +171,7 @@ class _Reading:
             return pa.array([value.encode("utf-8", "surrogateescape") for value in named], pa.large_binary())
 
     def _rows(self) -> Iterator[list[list[str]]]:
-        """Yield the rows that are not empty, the header first, many at once: a loop over rows takes twice as long.
+        """Yield the rows below the header that are not empty, many at once: a loop over rows takes twice as long.
 
         Raises _UnfitError for an unclosed quote or a long line or text.
         """
@@ -181,7 +179,7 @@ class _Reading:
         for _ in range(self._layout.skipped):
             text.readline(MAX_ROW_BYTES)
         pieces, lines = iter(partial(text.readline, MAX_ROW_BYTES), ""), list[str]()
-        is_strict = self._quoting == "csv"
+        is_strict, is_first = self._quoting == "csv", True
 
         def noted(source: Iterable[str]) -> Iterator[str]:
             for line in source:
@@ -212,8 +210,8 @@ class _Reading:
                 if not rows:
                     where = f"{self._opened.place}: a row in line {self._line + len(lines) - 1:,}"
                     raise _UnfitError(f"{where} has more than {MAX_ROW_BYTES:,} bytes; shorten it")
-                yield [row for row in rows if row]
-                self._line += len(lines)
+                yield [row for row in rows if row][is_first:]
+                self._line, is_first = self._line + len(lines), False
                 lines.clear()
         finally:
             csv.field_size_limit(limit)

@@ -85,8 +85,7 @@ class ParquetSource(Source):
         self._row_groups = RowGroups(self.files, versions, parts)
         self.mode = "images" if self._columns.caption is None else "pairs"
         if not len(self):
-            one, several = f"{self.files[0]} has no rows", f"none of {len(self.files)} files has rows"
-            raise SourceError(one if len(self.files) == 1 else several)
+            raise SourceError(f"none of {len(self.files)} parquet files, such as {self.files[0]}, has rows")
 
     def __len__(self) -> int:
         return int(self._chunks[-1])

@@ -62,7 +62,7 @@ _CURES = {
     b"json": "--caption json:FIELD",
     b"cls": "--group cls",
 }
-_SCATTERED = "; members of a key must follow each other, as `tar --sort=name` packs them"
+_SCATTERED = "; members of a key must be adjacent: tar --sort=name"
 SIDE_BY_SIDE = 8
 """Tars read at a time when no picture is converted meanwhile."""
 
@@ -141,8 +141,7 @@ class WebDatasetSource(Source):
         required_mode: str = "",
     ) -> None:
         self.unused = Account()
-        found = _versions(map(place_of, given), self.unused)
-        versions = dict(sorted(found, key=lambda found: str(found[0])))
+        versions = dict(sorted(_versions(map(place_of, given), self.unused), key=lambda found: str(found[0])))
         if not versions:
             raise SourceError(f"there are no tar files to read{self.unused}")
         self.tars, self.versions = tuple(versions), tuple(versions.values())
@@ -466,11 +465,12 @@ class WebDatasetSource(Source):
         uri, key = f"{self._names[tar]}/{as_text(name)}", as_text(key_and_suffix(name, last_dot=self._last_dot)[0])
         try:
             if picture is None:
-                if any(suffix.rpartition(b".")[2] in self._image.suffixes for suffix in members):
-                    raise BadSampleError(
-                        "no picture by WebDataset's rule: a key ends at its name's first dot; use --key-by last-dot"
-                    )
-                raise BadSampleError(f"no picture: no member of its key ends in {self._options['image']}{_SCATTERED}")
+                kinds = [suffix.rpartition(b".")[2] for suffix in members]
+                if any(kind in self._image.suffixes for kind in kinds):
+                    raise BadSampleError("no picture: a key ends at its name's first dot; use --key-by last-dot")
+                others = [kind.decode() for kind in kinds if b"." + kind in PICTURES | HEIC]
+                cure = f"; use --image {others[0]}" if others else _SCATTERED
+                raise BadSampleError(f"no picture: no member of its key ends in {self._options['image']}{cure}")
             is_pair = mode == "pairs" or (not mode and self._caption.member(members) is not None)
             caption, *further = self._captions_of(members) if is_pair else (None,)
             tar_at = picture.at.offset if self.index else None

@@ -145,13 +145,10 @@ class ParquetSource(Source):
                 self.unused.add("columns of classes", name, f"--group {name}")
             elif name in (group or "").split(";") and not _holds_classes(field.type):
                 self.unused.add("columns of classes that are neither numbers nor text", f"{name} ({field.type})")
-            elif (
-                pt.is_struct(inner)
-                and not _holds_pictures(inner)
-                and (texts := [*filter(lambda part: _holds_captions(part.type), inner)])
-            ):
-                where = f"{name}.{texts[0].name}"
-                self.unused.add("columns of structs with text", where, "write the field as a column of its own")
+            elif pt.is_struct(inner) and not _holds_pictures(inner):
+                for part in filter(lambda part: _holds_captions(part.type), inner):
+                    where, cure = f"{name}.{part.name}", "write it as a column of its own"
+                    self.unused.add("fields of structs with text", where, cure)
 
     def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:
         if self._columns.caption is None:

@@ -311,7 +311,7 @@ class WebDatasetSource(Source):
                 if found.samples >= MAX_SAMPLED:
                     break
             if not found.samples:
-                why = found.damage or f"{self.tars[chosen[0]]}: it is empty"
+                why = found.damage or f"{self.tars[chosen[0]]}: it is empty, or no member has a suffix"
                 raise SourceError(f"no sample in {len(chosen):,} of {len(sizes):,} tars; the first, {why}")
             for option, samples in (("caption", found.with_caption), ("group", found.with_group)):
                 if option in self._required and not samples:

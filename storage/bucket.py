@@ -397,8 +397,8 @@ class Address:
         return (name.partition("/")[0] for name, _ in islice(self.objects(), 100))
 
     def files(self) -> Iterator[str]:
-        """Yield the relative paths of all objects below this address."""
-        return (name for name, _ in self.objects())
+        """Yield the relative paths of all objects below this address, but those that stand for folders."""
+        return (name for name, _ in self.objects() if not name.endswith("/"))
 
     def size_below(self) -> int:
         """Return the bytes of all objects below this address."""

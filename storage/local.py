@@ -130,13 +130,14 @@ class LocalPath(PosixPath):
         return ""
 
     def files(self) -> Iterator[str]:
-        """Yield the relative paths of all files below a folder, links to files among them. Raises OSError."""
+        """Yield the relative paths of all files and links below a folder; no link is followed. Raises OSError."""
 
         def fail(error: OSError) -> None:
             raise error
 
-        for within, _, names in os.walk(self, onerror=fail):
-            yield from (os.path.relpath(os.path.join(within, name), self) for name in names)
+        for within, folders, names in os.walk(self, onerror=fail):
+            links = (name for name in folders if os.path.islink(os.path.join(within, name)))
+            yield from (os.path.relpath(os.path.join(within, name), self) for name in (*names, *links))
 
     def size_below(self) -> int:
         """Return the bytes of all files in a folder, 0 if it is missing; links do not count, and files may vanish."""

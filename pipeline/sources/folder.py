@@ -39,8 +39,7 @@ PICTURES = frozenset({b".apng", b".avif", b".bmp", b".dib", b".gif", b".jfif", b
                       b".pgm", b".pnm", b".png", b".ppm", b".tif", b".tiff", b".webp"})  # fmt: skip
 """Suffixes of what conversion reads. A file without a suffix is a picture by its first bytes."""
 HEIC = frozenset({b".heic", b".heif"})
-if find_spec("pillow_heif"):
-    PICTURES |= HEIC
+PICTURES |= HEIC if find_spec("pillow_heif") else frozenset()
 _UNREAD = frozenset({b".jxl", b".svg", b".psd", b".cr2", b".dng", b".nef"})
 _TEXTS = frozenset({b".txt", b".caption"})
 METADATA = "metadata"

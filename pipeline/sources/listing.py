@@ -101,7 +101,7 @@ def files_ending(names: Iterable[str], end: str, unused: Account) -> Iterator[st
         elif suffix == end:
             yield name
         else:
-            kind = f"files that end in {as_text(suffix)}" if suffix else "files without a suffix"
+            kind = f"files that end in {as_text(suffix)}" if suffix else "files or links without a suffix"
             unused.add(kind, as_text(name), "unpack them" if end == ".tar" and suffix in _PACKED else "")
 
 

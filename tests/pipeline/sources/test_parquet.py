@@ -202,10 +202,15 @@ def test_of_a_folder_hidden_files_are_not_read_and_others_are_counted(write, tmp
     for name in ("train/0.parquet", "train/._0.parquet", ".cache/1.parquet", "__MACOSX/2.parquet"):
         write(name, image=images(1))
     (tmp_path / "train" / "dataset_infos.json").touch()
+    (tmp_path / "linked").symlink_to(tmp_path / "train")
     source = ParquetSource([tmp_path])
     assert (len(source), source.uri(0)) == (1, "0.parquet/0")
     counted = {kind: (each.number, each.cure) for kind, each in source.unused.items()}
-    assert counted == {"hidden files": (3, ""), "files that end in .json": (1, "")}
+    assert counted == {
+        "hidden files": (3, ""),
+        "files that end in .json": (1, ""),
+        "files or links without a suffix": (1, ""),
+    }
     assert len(ParquetSource([tmp_path / ".cache"])) == 1  # what somebody names is his own
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "0.arrow").touch()

@@ -396,13 +396,9 @@ class Address:
         """Yield the first part of the names of the first hundred objects below this address."""
         return (name.partition("/")[0] for name, _ in islice(self.objects(), 100))
 
-    def matching(self, pattern: str) -> Iterator[Address]:
-        """Yield the objects below this address that match a pattern `*.end`; the address itself if it matches."""
-        end = pattern.removeprefix("*")
-        if self.name.endswith(end):
-            yield self
-        else:
-            yield from (self / name for name, _ in self.objects() if name.endswith(end))
+    def files(self) -> Iterator[str]:
+        """Yield the relative paths of all objects below this address, but those that stand for folders."""
+        return (name for name, _ in self.objects() if not name.endswith("/"))
 
     def size_below(self) -> int:
         """Return the bytes of all objects below this address."""

@@ -129,9 +129,15 @@ class LocalPath(PosixPath):
         files.sync(self.parent)
         return ""
 
-    def matching(self, pattern: str) -> Iterator[LocalPath]:
-        """Yield the files below a folder whose names match a pattern; for a file, itself, whatever its name."""
-        yield from self.rglob(pattern) if self.is_dir() else (self,)
+    def files(self) -> Iterator[str]:
+        """Yield the relative paths of all files and links below a folder; no link is followed. Raises OSError."""
+
+        def fail(error: OSError) -> None:
+            raise error
+
+        for within, folders, names in os.walk(self, onerror=fail):
+            links = (name for name in folders if os.path.islink(os.path.join(within, name)))
+            yield from (os.path.relpath(os.path.join(within, name), self) for name in (*names, *links))
 
     def size_below(self) -> int:
         """Return the bytes of all files in a folder, 0 if it is missing; links do not count, and files may vanish."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,7 +36,7 @@ from ..trainer.run_directory import refuse_in_run
 from .arguments import ANY_PLACE, TARS, DatasetPath
 from .convert_options import ConvertOptions, PartNumber, options_of
 from .convert_sources import KINDS, Kind, users_kind
-from .convert_splits import ConversionProgress, Split, announce, say_content, say_summary
+from .convert_splits import ConversionProgress, Split, announce, say_content, say_summary, summary_as_json
 from .printing import MAX_ERROR_CHARACTERS, plain_text
 from .progress import progress_bar
 
@@ -133,14 +134,17 @@ def check(context: click.Context, dataset: Place, tars: Place | None, workers: i
 def run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOptions) -> None:
     """Convert `src`, opened with the kind's `own` options, or a part of it, to `out` and perhaps `out`-test."""
     try:
-        _run(kind, src, own, out, asked)
+        with redirect_stdout(sys.stderr) if asked.as_json else nullcontext():
+            results = _run(kind, src, own, out, asked)
     except Exception as error:
         if kind.is_users:  # whose code may raise anything
             error.add_note(f"raised while {kind.name} was read")
         raise
+    if asked.as_json:
+        click.echo(json.dumps({"datasets": results}))
 
 
-def _run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOptions) -> None:
+def _run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOptions) -> list[dict[str, Any]]:
     _refuse_contradictions(out, _paths(src, own), asked)
     grown = _to_append_to(out, asked.holdout) if asked.append else None
     select = own.pop("select") if kind.is_dataset else None
@@ -172,14 +176,14 @@ def _run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOp
         announce(splits, settings)
     if grown is not None:
         refuse_known(grown, Conversion(sources[0], splits[0].out, settings, splits[0].selection).plan)
-    to_finish = _convert_all(splits, settings, out, asked, _paths(src, own))
+    results = _convert_all(splits, settings, out, asked, _paths(src, own))
     if grown is not None and not asked.part:
         with _hint_if_slow("appending …"):
             join(grown)
         index = read_index(grown)
         click.echo(f"{grown}: {index.n:,} samples with those appended")
         say_content(grown, index.content)
-    if to_finish:
+    if any(each.get("to_finish") for each in results):
         click.echo("next: when all parts are done, the same command with --finish in place of --part")
     else:
         index = read_index(out)
@@ -188,13 +192,14 @@ def _run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOp
         planted = " --set data.planted=0.01" if index.mode == "pairs" and index.n >= FEW_SAMPLES else ""
         train = f"thermopile train {named}--data {out} --out runs/{out.name}{planted}"
         click.echo(f"next: thermopile show {out} --out {out.name}.html; {train}")
+    return results
 
 
 def _convert_all(
     splits: list[Split], settings: ConvertSettings, out: Place, asked: ConvertOptions, reads: list[Path]
-) -> bool:
-    """Convert each dataset, or the part asked for; return whether one is still to be finished."""
-    to_finish = False
+) -> list[dict[str, Any]]:
+    """Convert each dataset, or the part asked for; return each one's summary as a JSON object."""
+    results = list[dict[str, Any]]()
     with TemporaryDirectory(prefix="thermopile-convert-") as folder:
 
         def conversion_of(split: Split) -> Conversion:
@@ -220,18 +225,20 @@ def _convert_all(
             conversion = conversion_of(split)
             if asked.part:
                 counts_all = split is splits[0] and splits[1:] and split.source.files_in_order
-                to_finish |= _convert_part(split, conversion, asked.part, begin_tests if counts_all else None)
-            elif asked.finish:
+                results.append(_convert_part(split, conversion, asked.part, begin_tests if counts_all else None))
+                continue
+            if asked.finish:
                 with _hint_if_slow(f"putting {split.shown.name} together …"):
                     summary = conversion.finish()
                 say_summary(summary, split, settings, "put together from its parts")
             elif asked.on:
                 from ..pipeline.conversion.on_ray import convert_on_ray
 
-                _convert(partial(convert_on_ray, conversion, reads=reads), split, settings)
+                summary = _convert(partial(convert_on_ray, conversion, reads=reads), split, settings)
             else:
-                _convert(partial(conversion.run, resume=asked.resume), split, settings)
-    return to_finish
+                summary = _convert(partial(conversion.run, resume=asked.resume), split, settings)
+            results.append(summary_as_json(summary, split))
+    return results
 
 
 def _refuse_contradictions(out: Place, reads: Iterable[Path], asked: ConvertOptions) -> None:
@@ -366,7 +373,7 @@ def _check_names_exist(source: Source, groups: ClassGroups | None) -> None:
             raise SourceError(nobody_has(option, click.get_current_context().params[option]))
 
 
-def _convert(convert: Callable[..., Summary], split: Split, settings: ConvertSettings) -> None:
+def _convert(convert: Callable[..., Summary], split: Split, settings: ConvertSettings) -> Summary:
     try:
         with progress_bar(f"converting {split.shown.name}{split.unit}", split.total) as bar:
             bar.update(0, "preparing")
@@ -375,24 +382,28 @@ def _convert(convert: Callable[..., Summary], split: Split, settings: ConvertSet
         raise
     except (Exception, KeyboardInterrupt) as error:
         # A store that went away is not asked again: it would hide the error for as long as it is waited for.
-        kept = split.out.is_remote or Partial(split.out).in_progress
+        kept = split.out.is_remote or Partial(split.out).keeps_work
         if kept and "--resume" not in str(error):
             click.echo("Finished shards are kept; continue with the same command and --resume.", err=True)
         raise
     say_summary(summary, split, settings)
+    return summary
 
 
-def _convert_part(split: Split, conversion: Conversion, part: PartNumber, on_begun: Callable[[], None] | None) -> bool:
-    """Convert a part and print what was done; return whether the dataset is still to be finished."""
+def _convert_part(
+    split: Split, conversion: Conversion, part: PartNumber, on_begun: Callable[[], None] | None
+) -> dict[str, Any]:
+    """Convert a part and print what was done; return it as a JSON object."""
     name = f"part {part} of {split.shown.name}"
     with progress_bar(f"converting {name}{split.unit}", split.total_of(part)) as bar:
         bar.update(0, "preparing")
         shown = ConversionProgress(bar.update, split)
         done = conversion.part(part.number, part.count, on_progress=shown, tell=bar.note, on_begun=on_begun)
+    result = {"dataset": str(split.shown), "part": str(part), "to_finish": True, **asdict(done)}
     if not done.samples and part.number <= done.shards:
         click.echo(f"all shards of {split.shown} are done; nothing to convert")
-        return split.grown is not None
+        return result | {"to_finish": split.grown is not None}
     rate = f"; {done.seconds:.1f} s, {done.seen / done.seconds:,.0f} img/s" if done.seen else ", all done before"
     what = f"{done.samples:,} samples{rate}" if done.samples else "no shard is left for it"
     click.echo(f"{name}: {what}; {done.shards_done:,} of all {done.shards:,} shards are done")
-    return True
+    return result

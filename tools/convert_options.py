@@ -43,6 +43,7 @@ class ConvertOptions:
     part: PartNumber | None
     on: str | None
     finish: bool
+    as_json: bool
     append: bool = False
     holdout: float | None = None
     longtail: float | None = None
@@ -172,6 +173,7 @@ _OF_ALL = (
         "Repeat it after an interruption.",
     ),
     flag("finish", "Make the dataset of all parts, once they are converted."),
+    click.Option(["--json", "as_json"], is_flag=True, help="Print the summary as one JSON object; the text on stderr."),
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,7 +10,6 @@ import click
 
 from ..storage.bucket import is_address
 from ..storage.local import LocalPath
-from ..storage.place import Place
 from .arguments import PlaceType, defaulting, flag
 
 if TYPE_CHECKING:
@@ -31,8 +30,6 @@ class Kind(NamedTuple):
     """Specific to this kind; keywords of the class."""
     many: bool = False
     """Whether SRC are files and folders."""
-    pattern: str | None = None
-    """If given, the files of this pattern in the folders count; else the class looks for them."""
     in_order: bool = False
     """Whether the samples are read in order, as those of tars."""
     captions: bool = False
@@ -48,8 +45,6 @@ class Kind(NamedTuple):
             return (_users_source(self.source, src, **options["option"]),)
         module, _, name = self.source.partition(":")
         source = getattr(import_module(f"..pipeline.sources.{module}", __package__), name)
-        if self.pattern:
-            src = _files_of(src, self.pattern)
         if self.own_test:
             return source(src, test=False, **options), source(src, test=True, **options)
         return (source(src, **options),)
@@ -81,17 +76,14 @@ def _users_source(name: str, src: str, **options: Any) -> Source:
     return source
 
 
-def _files_of(given: Sequence[Place], pattern: str) -> list[Place]:
-    """Return the given files and those in the given folders, sorted, so the shell's order does not matter."""
-    return sorted({file for place in given for file in place.matching(pattern)}, key=str)
-
-
 class _LocalPath(click.Path):
-    """Reject an address with a message that a path is needed; click would say that it does not exist."""
+    """Say that a path is needed of an address, and what quoted braces lack; click would say that it does not exist."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, str) and is_address(value):
             self.fail(f"{value} is an address, and this takes local paths only; download it first", param, ctx)
+        if isinstance(value, str) and {*value} & {*"{*?["} and not os.path.exists(value):
+            self.fail(f"{value} does not exist; leave out its quotes, so that the shell expands it", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -235,7 +227,6 @@ KINDS = (
             _part("group", "label;cls", "Column with the class; the first that exists is used."),
         ),
         many=True,
-        pattern="*.parquet",
         captions=True,
     ),
     Kind(

@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
@@ -154,7 +154,7 @@ def say_summary(
     """Print what was converted on stdout."""
     index, path = summary.index, split.shown
     shards = "1 shard" if len(index.shard_digests) == 1 else f"{len(index.shard_digests):,} shards"
-    captions = ""
+    captions = " without captions" if index.mode == "images" else ""
     if index.captions_per_sample > 1:
         captions = f" with {index.total_captions:,} captions, at most {index.captions_per_sample} each,"
     result = f"{index.n:,} samples{split.classes}{captions} in {shards}, {in_units(summary.path.size_below())}"
@@ -164,7 +164,7 @@ def say_summary(
         rate = summary.seen / max(summary.seconds, 1e-9)
         click.echo(f"{path}: {result}; {summary.seconds:.1f} s, {rate:,.0f} img/s")
     if summary.left_out:
-        reasons = "; ".join(f"{count:,} × {plain_text(reason, 80)}" for reason, count in summary.reasons)
+        reasons = "; ".join(f"{count:,} × {plain_text(reason, 120)}" for reason, count in summary.reasons)
         click.echo(f"  {summary.left_out:,} left out, see {path / ERRORS_FILE}: {reasons}")
     for kind, unused in index.source.get("not_used", {}).items():
         cure = f": {unused['cure']}" if unused["cure"] else ""
@@ -177,11 +177,36 @@ def say_summary(
     if ignored := index.source.get("captions_ignored"):
         were = "captions were" if ignored > 1 else "caption was"
         click.echo(f"  {ignored:,} {were} ignored: none of the samples read beforehand has one")
+    for tone in ("nearly_black", "nearly_white"):
+        if count := index.source.get(tone):
+            click.echo(f"  {tone.replace('_', ' ')} pictures: {count:,}")
     if index.tokenizer and index.tokenizer.truncated:
         were = "captions were" if index.tokenizer.truncated > 1 else "caption was"
         click.echo(f"  {index.tokenizer.truncated:,} {were} truncated to {settings.context_length} tokens")
     if split.grown is None:  # else the whole dataset's follows
         say_content(path, index.content)
+
+
+def summary_as_json(summary: Summary, split: Split) -> dict[str, Any]:
+    """Return what `say_summary` prints as a JSON object."""
+    index = summary.index
+    return {
+        "dataset": str(split.shown),
+        "samples": index.n,
+        "mode": index.mode,
+        "captions": index.total_captions,
+        "truncated": index.tokenizer.truncated if index.tokenizer else 0,
+        "shards": len(index.shard_digests),
+        "bytes": summary.path.size_below(),
+        "seconds": summary.seconds,
+        "notes": split.source.notes,
+        "left_out": summary.left_out,
+        "reasons": dict(summary.reasons),
+        "not_used": index.source.get("not_used", {}),
+        "nearly_black": index.source.get("nearly_black", 0),
+        "nearly_white": index.source.get("nearly_white", 0),
+        "content": index.content and index.content.model_dump(),
+    }
 
 
 def _cost_of_reading(dataset: Dataset) -> str:

@@ -387,7 +387,7 @@ class _Begun:
             )
         info = self._tokenizer_info(found.truncated) if self._facts.mode == "pairs" else None
         per_sample, tars = max(shard.captions_per_sample for shard in shards), self._source.index
-        unused = Account(self._source.unused())
+        unused = Account(self._source.unused)
         for result in results:
             unused.merge(result.unused)
         content = content_of(partial.row_records(plan, results), samples, pairs=info is not None, blank=found.blank)
@@ -414,6 +414,7 @@ class _Begun:
                     "plan": plan.digest(),
                     "content": content.model_dump(),
                     **({"captions_ignored": found.ignored} if found.ignored else {}),
+                    **{name: count for name, count in found._asdict().items() if name.startswith("nearly_") and count},
                     **({"not_used": {kind: each._asdict() for kind, each in unused.items()}} if unused else {}),
                     **({"pictures_in_tars": found.in_tars} if tars else {}),
                 },

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -25,9 +26,17 @@ from ..errors import BadSampleError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 """Other formats are refused: Pillow starts other programs for some. MPO is a JPEG followed by more pictures."""
+_OPENED: tuple[str, ...] = FORMATS
+with suppress(ImportError):  # the extra `heic`
+    from pillow_heif import register_heif_opener
+
+    register_heif_opener()
+    _OPENED = (*FORMATS, "HEIF")
 MAX_SIDE = 65_500
 """libjpeg's limit; FFCV stores a side in 16 bits."""
 
+DARK = 15
+"""Of 255: what a camera's 12 bits are at most if they are taken for 16."""
 MAX_SCANS = 100
 """Ordinary JPEGs have about ten; each costs a pass over all pixels, but only a hundred bytes of the file."""
 MAX_SEGMENTS = 10_000
@@ -79,6 +88,8 @@ class StoredImage(NamedTuple):
     width: int
     is_blank: bool
     """Whether all pixels have one colour."""
+    tone: int
+    """-1 if 99 % of the values are at most DARK, 1 if they are within DARK of white, else 0."""
 
 
 def to_stored(picture: bytes | Image.Image, policy: ImagePolicy) -> StoredImage:
@@ -108,7 +119,7 @@ def _read(picture: bytes, coding: Coding | None, policy: ImagePolicy) -> StoredI
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # odd metadata, and bombs, which _refuse_bomb handles
             Image.MAX_IMAGE_PIXELS = policy.max_pixels  # Pillow raises on opening above twice as many
-            with Image.open(io.BytesIO(picture), formats=FORMATS) as image:
+            with Image.open(io.BytesIO(picture), formats=_OPENED) as image:
                 _refuse_bomb(image, policy)
                 can_stay = coding and coding.is_huffman and _is_plain_ycbcr(image) and _orientation(image) == 1
                 if can_stay and (kept := _kept(picture, image.height, image.width, policy)):
@@ -128,8 +139,8 @@ def _kept(picture: bytes, height: int, width: int, policy: ImagePolicy) -> Store
     """Return a Huffman-coded, upright YCbCr JPEG that the decoder accepts; None if it must be encoded again."""
     limit = min(MAX_PIXELS, policy.max_pixels)  # of a stored picture, and of a picture that is read
     fits = 0 < height * width <= limit and min(height, width) <= policy.max_size and len(picture) <= MAX_JPEG_BYTES
-    is_sound, is_blank = _decodes(writable(picture), height, width, 1) if fits else (False, False)
-    return StoredImage(picture, height, width, is_blank) if is_sound else None
+    is_sound, look = _decodes(writable(picture), height, width, 1) if fits else (False, (False, 0))
+    return StoredImage(picture, height, width, *look) if is_sound else None
 
 
 def decodes(jpeg: bytes, height: int, width: int) -> bool:
@@ -138,16 +149,29 @@ def decodes(jpeg: bytes, height: int, width: int) -> bool:
 
 
 @kernel()
-def _decodes(jpeg: NDArray[np.uint8], height: int, width: int, reduced: int) -> tuple[bool, bool]:
-    """Return whether the decoder accepts the bytes, and whether all decoded pixels have one colour."""
+def _look(pixels: NDArray[np.uint8]) -> tuple[bool, int]:
+    """Return `is_blank` and `tone` of RGB pixels, uint8 [3 * height * width]; mostly by the first few."""
+    is_blank, others, lighter, darker = True, len(pixels) // 100, 0, 0
+    for place in range(3, len(pixels)):
+        if pixels[place] != pixels[place - 3]:
+            is_blank = False
+            break
+    for value in pixels:
+        lighter += value > DARK
+        darker += value < 255 - DARK
+        if lighter > others and darker > others:
+            return is_blank, 0
+    return is_blank, -1 if lighter <= others else 1
+
+
+@kernel()
+def _decodes(jpeg: NDArray[np.uint8], height: int, width: int, reduced: int) -> tuple[bool, tuple[bool, int]]:
+    """Return whether the decoder accepts the bytes, and how the picture looks."""
     pixels = np.empty(3 * height * width, np.uint8)
     # The decoder's buffer is sized by the header.
     if size_in_header(jpeg) != (height, width) or not decode(jpeg, height, width, pixels, reduced):
-        return False, False
-    for place in range(3, len(pixels)):
-        if pixels[place] != pixels[place - 3]:
-            return True, False
-    return True, True
+        return False, (False, 0)
+    return True, _look(pixels)
 
 
 def _refuse_bomb(image: Image.Image, policy: ImagePolicy) -> None:
@@ -259,7 +283,7 @@ def _encode(image: Image.Image, policy: ImagePolicy) -> StoredImage:
         raise BadSampleError(
             f"too large: {buffer.tell():,} bytes as JPEG, above {MAX_JPEG_BYTES:,}; a smaller --max-size fits"
         )
-    return StoredImage(buffer.getvalue(), image.height, image.width, image.getcolors(1) is not None)
+    return StoredImage(buffer.getvalue(), image.height, image.width, *_look(writable(image.tobytes())))
 
 
 def _what_it_is(data: bytes) -> str:
@@ -271,7 +295,7 @@ def _what_it_is(data: bytes) -> str:
     if start.startswith(b"<"):
         return "an SVG drawing, not pixels" if b"<svg" in start else "a page of HTML or XML, not a picture"
     if data[4:8] == b"ftyp" and data[8:12] not in (b"avif", b"avis"):
-        return "a HEIC picture or a film; save it as PNG or JPEG"
+        return "a HEIC picture, which needs pip install 'thermopile[heic]', or a film"
     kind = next((kind for magic, kind in _OTHER_FILES.items() if data.startswith(magic)), None)
     return f"{kind}, not a picture" if kind else f"not a {', '.join(FORMATS)} picture, or its start is damaged"
 

@@ -52,6 +52,8 @@ class SampleCounts(NamedTuple):
     """Captions that are not wanted."""
     in_tars: int = 0
     """Pictures that stay in their tars."""
+    nearly_black: int = 0
+    nearly_white: int = 0
 
     @classmethod
     def sum_of(cls, parts: Sequence[Self]) -> Self:

@@ -173,6 +173,12 @@ class Partial:
         return (self.dataset / INDEX_FILE).is_file()
 
     @property
+    def keeps_work(self) -> bool:
+        """Whether starting over would lose a shard; in a store, where nothing is locked, also one in progress."""
+        is_begun = self._is_in_place or any(name.endswith("done.json") for name, _, _ in self.begun.listing())
+        return self.in_progress and (is_begun or self.is_whole)
+
+    @property
     def facts(self) -> Facts | None:
         """The facts of an unfinished conversion, if any."""
         return Plan.model_validate_json(self._plan.read_bytes()).facts if self.in_progress else None
@@ -361,14 +367,14 @@ class Partial:
         """Raise DatasetExistsError if `out` or an unfinished conversion to it exists.
 
         With overwrite, only if `out` is not a dataset, or cannot be replaced; with resume, an unfinished conversion is
-        allowed.
+        allowed. One without a finished shard is started over.
         """
         out, what = self.out, "exists and was not converted with these settings" if resume else "exists"
         if self._is_in_place and self.is_whole:
             raise DatasetExistsError(
                 f"{out} {what}; choose another address, or delete it: an object store cannot replace a dataset at once"
             )
-        if self.in_progress and not (overwrite or resume):
+        if not (overwrite or resume) and self.keeps_work:
             raise DatasetExistsError(
                 f"{self.path} holds an unfinished conversion; continue it with --resume, or start over with --overwrite"
             )

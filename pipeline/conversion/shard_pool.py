@@ -6,6 +6,7 @@ A worker that raises or dies fails the conversion with that cause; workers exit 
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -90,7 +91,7 @@ def convert_parts(
     start_workers_early()
     context = get_context("forkserver")
     shared = _SharedCounters(context.Array("Q", counted), context.Value("b", 0, lock=False))
-    pool = ProcessPoolExecutor(workers, context, _start_worker, (job, shared, dict(os.environ)))
+    pool = ProcessPoolExecutor(workers, context, _start_worker, (_Sent(job), shared, dict(os.environ)))
 
     def submit(count: int) -> set[Future[None]]:
         return {pool.submit(_write_part, *part) for part in islice(parts, count)}
@@ -115,14 +116,33 @@ def convert_parts(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-_writer: Writer
+@dataclass
+class _Sent:
+    """Becomes what unpickling the job raises: while a worker starts, an exception would only end it."""
+
+    job: PoolSetup | Exception
+
+    def __getstate__(self) -> bytes:
+        return pickle.dumps(self.job)
+
+    def __setstate__(self, data: bytes) -> None:
+        try:
+            self.job = pickle.loads(data)
+        except Exception as error:  # noqa: BLE001  a user's source may raise anything
+            self.job = error
 
 
-def _start_worker(job: PoolSetup, shared: _SharedCounters, environment: dict[str, str]) -> None:
+_writer: Writer | Exception
+
+
+def _start_worker(sent: _Sent, shared: _SharedCounters, environment: dict[str, str]) -> None:
     global _writer
     os.environ.update(environment)  # the fork server has its own from its start, maybe with expired credentials
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _writer = writer_of(job, shared.add)
+    try:
+        _writer = sent.job if isinstance(sent.job, Exception) else writer_of(sent.job, shared.add)
+    except Exception as error:  # noqa: BLE001  raised by the first part
+        _writer = error
 
 
 def writer_of(job: PoolSetup, count: Callable[[Counts], None]) -> Writer:
@@ -145,4 +165,13 @@ def _end_with_parent() -> None:
 def _write_part(part: PartFiles, work: Any) -> None:
     from .shard_writer import write_part
 
-    write_part(part, work, _writer)
+    try:
+        if isinstance(_writer, Exception):
+            raise _writer
+        write_part(part, work, _writer)
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # noqa: BLE001  the pool would call the worker dead
+            raise DatasetError(f"{type(error).__name__}: {error}") from error
+        raise

@@ -94,8 +94,7 @@ def _written(part: PartFiles, work: Any, writer: Writer, open_files: ExitStack) 
         for suffix in SHARD_SUFFIXES:
             part.being_written(suffix).unlink()
         shards.clear()
-    found = SampleCounts(samples.left_out, samples.truncated, samples.blank, samples.ignored, samples.in_tars)
-    return PartResult(tuple(shards), found, errors.stat().st_size, part.plan, unused=dict(samples.unused))
+    return PartResult(tuple(shards), samples.found, errors.stat().st_size, part.plan, unused=dict(samples.unused))
 
 
 def _begun(part: PartFiles, shard: int, open_files: ExitStack) -> int:
@@ -130,10 +129,13 @@ class _Samples:
     def __init__(self, writer: Writer, work: Any, errors: TextIO) -> None:
         self._settings, self._count, self._errors = writer.settings, writer.count_more, errors
         self.max_rows: int = work.max_rows
-        self.left_out = self.truncated = self.blank = self.ignored = self.in_tars = 0
+        self.found = SampleCounts()
         self.unused = Account()
         self._usable = self._usable_of(writer.source.read(work))
         self._next: tuple[Sample, BetonRow] | None = None
+
+    def add(self, counts: SampleCounts) -> None:
+        self.found = SampleCounts.sum_of([self.found, counts])
 
     def next(self) -> tuple[Sample, BetonRow] | None:
         """Return the sample that `take` will take; None at the end."""
@@ -155,7 +157,7 @@ class _Samples:
                 self.unused.add(*each)
             if isinstance(sample, Sample):
                 try:
-                    jpeg, height, width, is_blank = to_stored(sample.picture, self._settings.image)
+                    jpeg, height, width, is_blank, tone = to_stored(sample.picture, self._settings.image)
                     self._refuse_too_many_tokens(sample, jpeg)
                 except BadSampleError as error:
                     sample = BadSample(sample.uri, sample.key, str(error))
@@ -163,10 +165,8 @@ class _Samples:
                 self._leave_out(sample)  # before it is counted: whoever stops at a count finds the reasons written
             self._count(Counts(done, int(sample is not None), int(isinstance(sample, BadSample)), files))
             if isinstance(sample, Sample):
-                self.blank += is_blank
-                self.ignored += ignored
                 tar_at = sample.tar_at if jpeg is sample.picture else None
-                self.in_tars += tar_at is not None
+                self.add(SampleCounts(0, 0, is_blank, ignored, tar_at is not None, tone < 0, tone > 0))
                 yield sample._replace(picture=b""), BetonRow(jpeg, height, width, None, source_index, tar_at)
 
     def _refuse_too_many_tokens(self, sample: Sample, jpeg: bytes) -> None:
@@ -184,7 +184,7 @@ class _Samples:
             )
         self._errors.write(line_of(sample))
         self._errors.flush()
-        self.left_out += 1
+        self.add(SampleCounts(left_out=1))
 
 
 class _Rows:
@@ -207,7 +207,7 @@ class _Rows:
             if self._tokenizer is not None:
                 captions = [sample.captions or ("",) for sample, _ in some]
                 tokens, truncated = encode(self._tokenizer, [text for texts in captions for text in texts])
-                self._samples.truncated += truncated
+                self._samples.add(SampleCounts(truncated=truncated))
                 of_rows = np.split(tokens, np.cumsum([len(texts) for texts in captions])[:-1])
                 some = [(sample, row._replace(tokens=own)) for (sample, row), own in zip(some, of_rows, strict=True)]
             for sample, row in some:

@@ -89,6 +89,12 @@ class Unused(NamedTuple):
 class Account(dict[str, Unused]):
     """Kind → what of it no sample uses, so that nothing of a source is dropped without a word."""
 
+    def __str__(self) -> str:
+        return "".join(
+            f"; {each.number:,} × {kind}, such as {each.example}{f': {each.cure}' if each.cure else ''}"
+            for kind, each in self.items()
+        )
+
     def add(self, kind: str, example: str, cure: str = "", number: int = 1) -> None:
         """Count things of a kind; the first one is the example."""
         if number:
@@ -185,12 +191,10 @@ class Source:
     """Number of files that are read in order; progress then counts their bytes. 0: random access."""
     notes: tuple[str, ...] = ()
     """Facts about how the source is read, of which the command informs the user."""
+    unused: Account = Account()
+    """What the listing has that no sample uses; `read` tells what stands beside its samples."""
     index: Tars | None = None
     """The tars that keep the pictures; None if the dataset stores them."""
-
-    def unused(self) -> Account:
-        """Return what the listing has that no sample uses; of a source that is read in order, `read` tells it."""
-        return Account()
 
     def __len__(self) -> int:
         raise NotImplementedError

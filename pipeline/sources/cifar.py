@@ -19,7 +19,7 @@ from ..errors import BadSampleError, SourceError
 from . import ClassGroups, Sample, Source
 from .listing import as_text, listing_digest, locate, read_regular_file
 from .restricted_pickle import PickledArray, load_restricted
-from .tar_members import BrokenTarError, regular_members
+from .tar_members import BrokenTarError, members_of
 
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
@@ -197,7 +197,7 @@ def _members(root: Path, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
     try:
         with gzip.open(root) as packed:
             archive = packed.read(MAX_UNPACKED)
-        for member in regular_members(lambda offset, size: archive[offset : offset + size], len(archive)):
+        for member in members_of(lambda offset, size: archive[offset : offset + size], len(archive)):
             name = as_text(member.name).rpartition("/")[2]
             if name in wanted:
                 yield name, archive[member.offset : member.offset + member.size]

@@ -13,8 +13,9 @@ import re
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import repeat
-from typing import Any, Literal, NamedTuple, TypeAlias
+from functools import partial
+from itertools import chain, islice, repeat
+from typing import Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,16 +26,14 @@ from .source_file import SourceFile
 MAX_ROW_BYTES = 16 << 20
 MAX_MALFORMED = 10_000
 """Limit of rows with a wrong number of columns; beyond it the separator must be wrong."""
-BLOCK_CHARACTERS = 1 << 16
-"""Characters that are read at once: of more rows, Python's garbage collector takes more time than its csv reader."""
-BLOCKS_AT_ONCE = 64
-"""Blocks that are written at once."""
+ROWS_AT_ONCE = 1_000
+"""Rows that are read at once: of more, Python's garbage collector takes more time than its csv reader."""
+BATCHES_AT_ONCE = 64
+"""Times as many rows are written at once."""
 SCHEMA = pa.schema([(name, pa.large_binary()) for name in ("image", "caption", "group", "problem")])
 Quoting: TypeAlias = Literal["csv", "none"]
 _FEWER = 10
 """If neither reading fits, the one without quoting must lose this many times fewer rows to be chosen."""
-_END = "the end\n"
-"""A row after the lines of a block: it is one of its own unless a quote is open."""
 _LINE_END = re.compile(r"\r\n?|\n")
 _PICTURE = re.compile(r"(?i)://|\.(jpe?g|png|webp|gif|bmp|tiff?)$")
 
@@ -94,7 +93,7 @@ def read_list(
     with suppress(_UnfitError):
         other = plain.listing(places)
         if not layout.has_quotes and (not plain.lost or _FEWER * plain.lost < by_rules.lost):
-            note = f"{file}: read without quoting, since {refusal or by_rules.defect}; {plain.differing_rows()} would "
+            note = f"{file}: read without quoting, since {by_rules.defect}; {plain.differing_rows()} would "
             return other._replace(notes=(f"{note}differ with --quoting csv",))
     if listing is None:
         raise refusal or AssertionError
@@ -102,29 +101,14 @@ def read_list(
     return listing._replace(notes=(note,))
 
 
-class _Hashed(io.RawIOBase):
-    """Hashes a file while it is read."""
-
-    def __init__(self, file: SourceFile) -> None:
-        self._reader, self.sha256 = file.reader(), hashlib.sha256()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, memory: Any) -> int:
-        count = self._reader.readinto(memory)
-        self.sha256.update(memory[:count])
-        return count
-
-
 class _Reading:
     """One pass over a list in one of the two ways, which also counts what does not fit."""
 
     def __init__(self, opened: SourceFile, layout: _Layout, quoting: Quoting) -> None:
         self._opened, self._layout, self._quoting = opened, layout, quoting
+        self._reader = partial(csv.reader, delimiter=layout.separator, skipinitialspace=layout.has_blanks)
         self._line = 1 + layout.skipped
-        """Number of the first line that was not used yet."""
-        self._opening = '"' if layout.has_blanks else layout.separator + '"'
+        """Number of the first line of the rows that are read."""
         self._strict = True
         """Whether all quoted texts so far are well formed."""
         self.defect: str | None = None
@@ -142,30 +126,28 @@ class _Reading:
 
     def listing(self, places: list[int | None]) -> Listing:
         """Read the list. places: columns of SCHEMA's fields."""
-        file, number, columns = _Hashed(self._opened), 0, len(self._layout.columns)
+        number, columns = 1, len(self._layout.columns)
         batches, malformed = list[pa.RecordBatch](), list[dict[str, bytes]]()
         with tempfile.NamedTemporaryFile(prefix="thermopile-rows-") as kept:
             with pa.OSFile(kept.name, "wb") as written, pa.ipc.new_file(written, SCHEMA) as writer:
-                for rows, lines in self._blocks(file):
+                for rows in self._rows():
                     sound = [row for row in rows if len(row) == columns]
-                    self._compare(lines, len(rows) == len(lines) and len(sound) == len(rows))
                     if len(sound) < len(rows):
                         for place, row in enumerate(rows, start=number + 1):
-                            if len(row) != columns and place > 1:
+                            if len(row) != columns:
                                 malformed.append(self._malformed(place, len(row), len(malformed)))
-                    if number == 0 and rows and len(rows[0]) == columns:
-                        del sound[0]
                     batches.append(
                         pa.record_batch([*map(self._column, repeat(sound), SCHEMA.names, places)], schema=SCHEMA)
                     )
                     number += len(rows)
-                    if len(batches) == BLOCKS_AT_ONCE:
+                    if len(batches) == BATCHES_AT_ONCE:
                         writer.write_table(pa.Table.from_batches(batches).combine_chunks())
                         batches.clear()
                 batches.append(pa.RecordBatch.from_pylist(malformed, SCHEMA))
                 writer.write_table(pa.Table.from_batches(batches).combine_chunks())
             table = pa.ipc.open_file(pa.memory_map(kept.name)).read_all()
-        return Listing(table, file.sha256.hexdigest(), self._quoting)
+        with self._opened.reader() as file:
+            return Listing(table, hashlib.file_digest(file, "sha256").hexdigest(), self._quoting)
 
     def _malformed(self, number: int, columns: int, before: int) -> dict[str, bytes]:
         problem = f"row {number} of the file, counting the header as row 1, has {columns} columns"
@@ -188,116 +170,108 @@ class _Reading:
             named = [value.strip() if name == "group" else value for value in values]
             return pa.array([value.encode("utf-8", "surrogateescape") for value in named], pa.large_binary())
 
-    def _compare(self, lines: list[str], are_rows: bool) -> None:
+    def _rows(self) -> Iterator[list[list[str]]]:
+        """Yield the rows below the header that are not empty, many at once: a loop over rows takes twice as long.
+
+        Raises _UnfitError for an unclosed quote or a long line or text.
+        """
+        text = io.TextIOWrapper(self._opened.reader(), *self._layout.encoding, newline="")
+        for _ in range(self._layout.skipped):
+            text.readline(MAX_ROW_BYTES)
+        pieces, lines = iter(partial(text.readline, MAX_ROW_BYTES), ""), list[str]()
+        is_strict, is_first = self._quoting == "csv", True
+
+        def noted(source: Iterable[str]) -> Iterator[str]:
+            for line in source:
+                lines.append(line)
+                if len(line) >= MAX_ROW_BYTES:
+                    raise csv.Error
+                yield line
+
+        reader = self._reader(
+            noted(pieces), quoting=csv.QUOTE_MINIMAL if is_strict else csv.QUOTE_NONE, strict=is_strict
+        )
+        limit = csv.field_size_limit(MAX_ROW_BYTES)
+        try:
+            while True:
+                rows = list[list[str]]()
+                with suppress(csv.Error):  # a malformed text, or a text or line above the limit
+                    rows = [*islice(reader, ROWS_AT_ONCE)]
+                if not rows and is_strict and lines:
+                    is_strict, reader = False, self._reader(noted(chain([*lines], pieces)))
+                    lines.clear()
+                    continue
+                if not lines:
+                    return
+                if '"' in "".join(lines):
+                    self._count_quotes(lines)
+                    if self._quoting == "csv" and not (is_strict and len(rows) == len(lines)):
+                        self._judge(lines)
+                if not rows:
+                    where = f"{self._opened.place}: a row in line {self._line + len(lines) - 1:,}"
+                    raise _UnfitError(f"{where} has more than {MAX_ROW_BYTES:,} bytes; shorten it")
+                yield [row for row in rows if row][is_first:]
+                self._line, is_first = self._line + len(lines), False
+                lines.clear()
+        finally:
+            csv.field_size_limit(limit)
+
+    def _count_quotes(self, lines: list[str]) -> None:
         """Count the lines that the two ways read differently, and see whether all fit without quoting."""
         if self._quoting == "csv" and self.differing and not self.plain_fits:
             return
-        quotes = [place for place, line in enumerate(lines) if '"' in line]
-        opening = [place for place in quotes if self._opening in lines[place] or lines[place][0] == '"']
+        mark = '"' if self._layout.has_blanks else self._layout.separator + '"'
+        opening = [place for place, line in enumerate(lines) if mark in line or line[0] == '"']
         if opening and not self.differing:
             self._example = f"line {self._line + opening[0]:,}: {lines[opening[0]][:80].strip()}"
         self.differing += len(opening)
         if self.plain_fits:
-            rows = self._rows_without_quoting([lines[place] for place in opening] if are_rows else lines)
-            self.plain_fits = all(len(row) in (0, len(self._layout.columns)) for row in rows)
+            columns = {0, len(self._layout.columns)}
+            self.plain_fits = columns >= {*map(len, self._reader(lines, quoting=csv.QUOTE_NONE))}
 
-    def _blocks(self, opened: io.RawIOBase) -> Iterator[tuple[list[list[str]], list[str]]]:
-        """Yield the rows that are not empty, the header first, and their lines, none if they have no quote.
-
-        By the list, as a loop over single rows takes twice as long. Raises _UnfitError for an unclosed quote or a long
-        row.
-        """
-        text = io.TextIOWrapper(io.BufferedReader(opened, 1 << 20), *self._layout.encoding, newline="")
-        for _ in range(self._layout.skipped):
-            text.readline(MAX_ROW_BYTES)
-        rest, row = "", 1
-        """What was read and not used, and the number of its first row."""
-        limit = csv.field_size_limit(2 * MAX_ROW_BYTES + BLOCK_CHARACTERS)
-        try:
-            while (piece := text.read(max(BLOCK_CHARACTERS, len(rest)))) or rest:
-                held = rest + piece
-                lines = [*io.StringIO(held, newline="")]
-                last = lines.pop() if piece else ""  # may go on in the next piece
-                rows, used = self._rows(lines)
-                sound = [each for each in rows if each]
-                yield sound, lines[:used] if '"' in held else []
-                row, self._line = row + len(sound), self._line + used
-                rest = "".join([*lines[used:], last])
-                if not piece or len(rest) > MAX_ROW_BYTES:
-                    if rest:
-                        self._refuse_unclosed(rest, self._line)
-                    if not piece:
-                        break
-                    raise _UnfitError(
-                        f"{self._opened.place}: row {row:,} has more than {MAX_ROW_BYTES:,} bytes; shorten it"
-                    )
-        finally:
-            csv.field_size_limit(limit)
-
-    def _reader(self, lines: Iterable[str], **options: Any) -> Any:
-        blanks, separator = self._layout.has_blanks, self._layout.separator
-        return csv.reader(lines, delimiter=separator, skipinitialspace=blanks, **options)
-
-    def _rows_without_quoting(self, lines: list[str]) -> list[list[str]]:
-        return [*self._reader(lines, quoting=csv.QUOTE_NONE)]
-
-    def _rows(self, lines: list[str]) -> tuple[list[list[str]], int]:
-        """Return the rows that end in these lines, and the number of their lines."""
-        if self._quoting == "none":
-            return self._rows_without_quoting(lines), len(lines)
-        with suppress(csv.Error):
-            rows = [*self._reader([*lines, _END], strict=self._strict)]
-            if len(rows) == len(lines) + 1:
-                return rows[:-1], len(lines)
-        reader, rows, used = self._reader([*lines, _END]), [], 0
-        for row in reader:
-            if reader.line_num > len(lines):  # the end itself, or a row that it became part of
-                break
-            self._judge(row, lines[used : reader.line_num], self._line + used)
-            rows.append(row)
+    def _judge(self, lines: list[str]) -> None:
+        """Count against csv's rules what the rows of these lines have. Raises _UnfitError for an unclosed quote."""
+        reader, used = self._reader(lines), 0
+        while used < len(lines):
+            row, number = list[str](), self._line + used
+            with suppress(csv.Error):
+                row = next(reader)
+            own = lines[used : reader.line_num]
             used = reader.line_num
-        return rows, used
-
-    def _judge(self, row: list[str], lines: list[str], number: int) -> None:
-        """Count against csv's rules what a row has; number: that of its first line."""
-        if len(lines) > 1:
-            self._refuse_unclosed("".join(lines), number)
-            if any(self._layout.separator in text and _LINE_END.search(text) for text in row):
-                self.lost += len(lines) - 1
+            if '"' not in "".join(own):
+                continue
+            self._refuse_unclosed("".join(own), number)
+            if len(own) > 1 and any(self._layout.separator in text and _LINE_END.search(text) for text in row):
+                self.lost += len(own) - 1
                 self.defect = self.defect or f"a quoted text in line {number:,} holds line breaks and the separator"
-        if self._strict and '"' in lines[0]:
             try:
-                [*self._reader(lines, strict=True)]
+                [*self._reader(own if self._strict else (), strict=True)]
             except csv.Error:
                 self._strict, self.defect = False, self.defect or f"text follows the closing quote in line {number:,}"
-                if '\\"' in "".join(lines):
+                if '\\"' in "".join(own):
+                    self.defect = f'line {number:,} has \\" within quoted text'
                     raise _UnfitError(
-                        f'{self._opened.place}: line {number:,} has \\" within quoted text, where csv doubles the '
-                        "quote. Write it so, or pass --quoting none if quotes belong to the texts"
+                        f"{self._opened.place}: {self.defect}, where csv doubles the quote. Write it so, or pass "
+                        "--quoting none if quotes belong to the texts"
                     ) from None
 
-    def _refuse_unclosed(self, raw: str, number: int) -> None:
-        at = None if self._quoting == "none" else _unclosed_quote(raw, self._layout)
-        if at is not None:
-            raise _UnfitError(
-                f"{self._opened.place}: the quote opened in line {number + len(_LINE_END.findall(raw[:at])):,} is not "
-                "closed, so the lines below would become part of its text. Close it, and inside quoted text double "
-                'every quote (not \\"); or pass --quoting none if quotes belong to the texts'
-            )
-
-
-def _unclosed_quote(row: str, layout: _Layout) -> int | None:
-    """Return where a quote opens that is not closed in a row, or most likely was not: its text spans lines, and more
-    text follows the closing quote. Otherwise text may follow one."""
-    rest, blanks = rf"[^{re.escape(layout.separator)}\r\n]*", " *" * layout.has_blanks
-    quoted, plain, at = re.compile(rf'{blanks}"((?:[^"]++|"")*+)"({rest})'), re.compile(rest), 0
-    opening = re.compile(f'{blanks}"')
-    while at < len(row):
-        found = (quoted if opening.match(row, at) else plain).match(row, at)
-        if not found or (found.re is quoted and found[2].strip() and _LINE_END.search(found[1])):
-            return at
-        at = found.end() + 1
-    return None
+    def _refuse_unclosed(self, row: str, number: int) -> None:
+        """Refuse a quote that is not closed in a row, or most likely was not: its text spans lines, and more text
+        follows the closing quote. Otherwise text may follow one. number: that of the row's first line."""
+        rest, blanks = rf"[^{re.escape(self._layout.separator)}\r\n]*", " *" * self._layout.has_blanks
+        quoted, plain, at = re.compile(rf'{blanks}"((?:[^"]++|"")*+)"({rest})'), re.compile(rest), 0
+        opening = re.compile(f'{blanks}"')
+        while at < len(row):
+            found = (quoted if opening.match(row, at) else plain).match(row, at)
+            if not found or (found.re is quoted and found[2].strip() and _LINE_END.search(found[1])):
+                line = number + len(_LINE_END.findall(row[:at]))
+                self.defect = f"the quote opened in line {line:,} is not closed"
+                raise _UnfitError(
+                    f"{self._opened.place}: {self.defect}, so the lines below would become part of its text. Close it, "
+                    'and inside quoted text double every quote (not \\"); or pass --quoting none if quotes belong to '
+                    "the texts"
+                )
+            at = found.end() + 1
 
 
 def _layout(opened: SourceFile, wanted: dict[str, str], separator: str | None, quoting: Quoting | None) -> _Layout:

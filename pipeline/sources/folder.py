@@ -9,6 +9,7 @@ import json
 import os
 from array import array
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from .listing import (
     caption_texts,
     estimated_bytes,
     groups_by_name,
+    is_hidden,
     listing_digest,
     read_picture,
     resolved_text,
@@ -36,10 +38,10 @@ from .listing import (
 PICTURES = frozenset({b".apng", b".avif", b".bmp", b".dib", b".gif", b".jfif", b".jpe", b".jpeg", b".jpg", b".pbm",
                       b".pgm", b".pnm", b".png", b".ppm", b".tif", b".tiff", b".webp"})  # fmt: skip
 """Suffixes of what conversion reads. A file without a suffix is a picture by its first bytes."""
-UNREAD = frozenset({b".heic", b".heif", b".jxl", b".svg", b".psd", b".cr2", b".dng", b".nef"})
+HEIC = frozenset({b".heic", b".heif"})
+PICTURES |= HEIC if find_spec("pillow_heif") else frozenset()
+_UNREAD = frozenset({b".jxl", b".svg", b".psd", b".cr2", b".dng", b".nef"})
 _TEXTS = frozenset({b".txt", b".caption"})
-_SYSTEM = frozenset({b"@eaDir", b"__MACOSX", b"Thumbs.db", b"desktop.ini", b"$RECYCLE.BIN"})
-"""Besides names that begin with a dot: what systems and tools leave in people's folders."""
 METADATA = "metadata"
 _METADATA_FILES = (b"metadata.csv", b"metadata.jsonl")
 _TEXT_COLUMNS = ("text", "caption", "captions", "prompt", "title")
@@ -62,7 +64,7 @@ class FolderSource(Source):
             raise SourceError(f"{root} is not a folder; pass the folder that holds the pictures")
         self.root, self._caption, self._links = root, caption, list[str]()
         self.mode = "images" if caption is None else "pairs"
-        self._unused, versions = Account(), array("Q")
+        self.unused, versions = Account(), array("Q")
         below = made_for(root, self._files_below, lambda address: _objects_below(address, versions))
         beside = list[bytes]()
         paths = binary_array(self._pictures(below, beside))
@@ -71,7 +73,7 @@ class FolderSource(Source):
         self._versions = np.array(versions, np.uint64)[order[: len(versions)]]
         if not len(self._paths):
             known = ", ".join(sorted(suffix.decode() for suffix in PICTURES))
-            raise SourceError(f"{root} holds no picture: no file below it ends in {known}{_also(self._unused)}")
+            raise SourceError(f"{root} holds no picture: no file below it ends in {known}{self.unused}")
         self._texts = self._texts_of(beside) if caption else None
         self.notes = tuple(self._links)
 
@@ -107,9 +109,6 @@ class FolderSource(Source):
             except BadSampleError:
                 continue
 
-    def unused(self) -> Account:
-        return self._unused
-
     def stored_bytes(self) -> int | None:
         return estimated_bytes(self.root, self._path, len(self))
 
@@ -136,7 +135,7 @@ class FolderSource(Source):
             try:
                 found = os.stat(os.path.join(root, below))
                 if (here := (found.st_dev, found.st_ino)) in entered:
-                    self._unused.add("links to folders that are listed already", as_text(below))
+                    self.unused.add("links to folders that are listed already", as_text(below))
                     continue
                 entered.add(here)
                 with os.scandir(os.path.join(root, below)) as entries:
@@ -144,8 +143,8 @@ class FolderSource(Source):
                         name = os.path.join(below, entry.name)
                         if not _is_folder(entry):
                             yield name
-                        elif _is_hidden(entry.name):
-                            self._unused.add("hidden folders", as_text(name))
+                        elif is_hidden(entry.name):
+                            self.unused.add("hidden folders", as_text(name))
                         else:
                             (links if entry.is_symlink() else pending).append(name)
             except OSError as error:
@@ -161,15 +160,15 @@ class FolderSource(Source):
         wanted = b"." + (self._caption or "").encode()
         for name in files:
             base, suffix = os.path.basename(name), os.path.splitext(name)[1].lower()
-            if any(map(_is_hidden, name.split(b"/"))):
-                self._unused.add("hidden files", as_text(name))
+            if any(map(is_hidden, name.split(b"/"))):
+                self.unused.add("hidden files", as_text(name))
             elif suffix in PICTURES or (not suffix and self._begins_as_a_picture(name)):
                 yield name
             elif self._caption and (base in _METADATA_FILES if self._of_metadata else suffix == wanted):
                 beside.append(name)
             else:
                 kind = f"files that end in {as_text(suffix)}" if suffix else "files without a suffix, and no pictures"
-                self._unused.add(kind, as_text(name), _cure(base, suffix))
+                self.unused.add(kind, as_text(name), _cure(base, suffix))
 
     def _begins_as_a_picture(self, name: bytes) -> bool:
         if self.root.is_remote:
@@ -196,7 +195,7 @@ class FolderSource(Source):
             if len(alone) == len(beside):
                 raise SourceError(f"no file below {self.root} that ends in .{self._caption} has a picture of its name")
             for name in alone:
-                self._unused.add(f"files that end in .{self._caption} without a picture", as_text(name))
+                self.unused.add(f"files that end in .{self._caption} without a picture", as_text(name))
             return None
         texts = dict[bytes, bytes]()
         for name in sorted(beside):
@@ -204,7 +203,7 @@ class FolderSource(Source):
         if not beside:
             raise SourceError(f"{self.root} has neither metadata.csv nor metadata.jsonl")
         found = [texts.pop(path, None) for path in self._paths.to_pylist()]
-        self._unused.add("rows of metadata without a picture", as_text(next(iter(texts), b"")), number=len(texts))
+        self.unused.add("rows of metadata without a picture", as_text(next(iter(texts), b"")), number=len(texts))
         return pa.array(found, pa.large_binary())
 
     def _captions_of(self, index: int, unchanged_since: int) -> tuple[str, ...]:
@@ -221,7 +220,7 @@ def _objects_below(root: Address, versions: array[int]) -> Iterator[bytes]:
     """Yield the names of objects; append a digest of each picture's version to `versions`."""
     for path, size, tag in root.listing():
         name = path.encode()
-        if os.path.splitext(name)[1].lower() in PICTURES and not any(map(_is_hidden, name.split(b"/"))):
+        if os.path.splitext(name)[1].lower() in PICTURES and not any(map(is_hidden, name.split(b"/"))):
             versions.append(int.from_bytes(hashlib.blake2b(f"{size} {tag}".encode(), digest_size=8).digest()))
         yield name
 
@@ -229,7 +228,9 @@ def _objects_below(root: Address, versions: array[int]) -> Iterator[bytes]:
 def _cure(base: bytes, suffix: bytes) -> str:
     if base in _METADATA_FILES or suffix in _TEXTS:
         return f"--caption {METADATA if base in _METADATA_FILES else as_text(suffix[1:])}"
-    return "convert them to JPEG first" if suffix in UNREAD else ""
+    if suffix in HEIC:
+        return "pip install 'thermopile[heic]'"
+    return "convert them to JPEG first" if suffix in _UNREAD else ""
 
 
 def _is_folder(entry: os.DirEntry[bytes]) -> bool:
@@ -237,14 +238,6 @@ def _is_folder(entry: os.DirEntry[bytes]) -> bool:
         return entry.is_dir()
     except OSError:  # a link to itself
         return False
-
-
-def _is_hidden(name: bytes) -> bool:
-    return name.startswith(b".") or name in _SYSTEM
-
-
-def _also(unused: Account) -> str:
-    return "".join(f"; {each.number:,} × {kind}, such as {each.example}" for kind, each in unused.items())
 
 
 def _text(root: Place, name: bytes, unchanged_since: int) -> bytes:

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from ...storage.bucket import Address
 from ...storage.bucket_errors import AddressError, ObjectStoreError, ObjectTooLargeError
 from ...storage.files import NotRegularFileError, open_regular
-from ...storage.place import Place, common_folder
+from ...storage.place import AnyPlace, Place, common_folder, place_of
 from ..errors import BadSampleError, SourceChangedError
-from . import NEVER, ClassGroups
+from . import NEVER, Account, ClassGroups
 
 MAX_CAPTION_BYTES = 1 << 20
 """Larger captions, classes and JSON members are refused."""
@@ -30,6 +30,9 @@ MAX_PICTURE_BYTES = 256 << 20
 """Larger files are no photographs; a worker would hold the file and its unpacked picture in memory."""
 OBJECT = (b"s3://", b"gs://", b"az://")
 """How the address of an object begins."""
+_SYSTEM = frozenset({b"@eaDir", b"__MACOSX", b"Thumbs.db", b"desktop.ini", b"$RECYCLE.BIN"})
+"""Besides names that begin with a dot: what systems and tools leave in people's folders."""
+_PACKED = (".gz", ".tgz", ".bz2", ".xz", ".zst")
 _ESTIMATED_FROM = 1000
 _NETWORK_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 _OWN_LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
@@ -83,6 +86,32 @@ def _stripped(raw: bytes | str | None) -> str:
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
         raise BadSampleError(f"the caption is not UTF-8: {error.reason} at {error.start:,}") from error
     return text.strip()
+
+
+def is_hidden(name: bytes) -> bool:
+    return name.startswith(b".") or name in _SYSTEM
+
+
+def files_ending(names: Iterable[str], end: str, unused: Account) -> Iterator[str]:
+    """Yield the names of a folder's files that end so; count the others, and hidden ones."""
+    for name in names:
+        suffix = os.path.splitext(name)[1].lower()
+        if any(map(is_hidden, os.fsencode(name).split(b"/"))):
+            unused.add("hidden files", as_text(name))
+        elif suffix == end:
+            yield name
+        else:
+            kind = f"files that end in {as_text(suffix)}" if suffix else "files or links without a suffix"
+            unused.add(kind, as_text(name), "unpack them" if end == ".tar" and suffix in _PACKED else "")
+
+
+def files_in(given: Iterable[AnyPlace], end: str, unused: Account) -> list[Place]:
+    """Return the given files and those in the given folders that end so, sorted; count the folders' others."""
+    found = set[Place]()
+    for place in map(place_of, given):
+        is_file = place.name.endswith(end) if place.is_remote else not place.is_folder()
+        found |= {place} if is_file else {place / name for name in files_ending(place.files(), end, unused)}
+    return sorted(found, key=str)
 
 
 def real_root(files: Sequence[Place]) -> str:

@@ -15,13 +15,14 @@ import pyarrow.types as pt
 from numpy.typing import NDArray
 
 from ...storage.bucket import is_address
-from ...storage.place import AnyPlace, Place, place_of
+from ...storage.place import AnyPlace, Place
 from ..errors import BadSampleError, SourceError
 from . import NEVER, Account, ClassGroups, Sample, Source, marks_of
 from .listing import (
     binary_arrays,
     caption_text,
     caption_texts,
+    files_in,
     groups_by_name,
     locate,
     names_below_common_folder,
@@ -43,6 +44,7 @@ _ROWS_AT_ONCE = 32
 class ParquetSource(Source):
     """Reads whole row groups, so rows are cheap only in sequence: see chunks().
 
+    files: parquet files, or folders of them.
     image, caption, group: column names; in a list separated by `;`, the first that fits. Pictures are bytes or Hugging
     Face's {bytes, path}; a path is used only without bytes, and only within the file's folder. Captions are text, or
     lists of text: several captions of a picture; of a column that is named alone, also bytes of UTF-8. Classes are text
@@ -59,9 +61,10 @@ class ParquetSource(Source):
         caption: str | None = "caption;captions;text;TEXT;prompt;sentences",
         group: str | None = "label;cls",
     ) -> None:
-        if not files:
-            raise SourceError("there are no parquet files to read")
-        self.files = tuple(map(place_of, files))
+        self.unused = Account()
+        self.files = tuple(files_in(files, ".parquet", self.unused))
+        if not self.files:
+            raise SourceError(f"there are no parquet files to read{self.unused}")
         self._file_names = names_below_common_folder(self.files)
         parts, versions, self._names_of = list[RowGroup](), list[Version](), list[tuple[str, ...] | None]()
         digest = hashlib.sha256()
@@ -70,7 +73,7 @@ class ParquetSource(Source):
             with parquet:
                 if number == 0:
                     self._columns = _Columns.choose(file, parquet.schema_arrow, image, caption, group)
-                    self._others = _columns_of_text(parquet.schema_arrow, self._columns)
+                    self._count_unused(parquet.schema_arrow, group)
                 _Columns.choose(file, parquet.schema_arrow, *self._columns)
                 self._names_of.append(_class_names(parquet.schema_arrow, self._columns.group))
                 parts += row_groups_of(file, number, parquet.metadata, self._columns.image)
@@ -82,7 +85,7 @@ class ParquetSource(Source):
         self._row_groups = RowGroups(self.files, versions, parts)
         self.mode = "images" if self._columns.caption is None else "pairs"
         if not len(self):
-            raise SourceError(f"{files[0]} has no rows" if len(files) == 1 else f"none of {len(files)} files has rows")
+            raise SourceError(f"none of {len(self.files)} parquet files, such as {self.files[0]}, has rows")
 
     def __len__(self) -> int:
         return int(self._chunks[-1])
@@ -129,11 +132,23 @@ class ParquetSource(Source):
             of_sample[start : start + len(numbers)] = np.where((numbers >= 0) & (numbers < none), numbers, none)
         return ClassGroups(names if of_sample.max() < none else (*names, ""), of_sample)
 
-    def unused(self) -> Account:
-        found = Account()
-        for name in self._others:
-            found.add("columns of text", name, f"--{'group' if self._columns.caption else 'caption'} {name}")
-        return found
+    def _count_unused(self, schema: pa.Schema, group: str | None) -> None:
+        """Count the columns with text, and with classes of another type, that no sample uses."""
+        for field in schema:
+            name, inner = field.name, field.type.value_type if _is_list(field.type) else field.type
+            if name in self._columns:
+                continue
+            if _holds_captions(field.type):
+                option = "group" if self._columns.caption else "caption"
+                self.unused.add("columns of text", name, f"--{option} {name}")
+            elif _class_names(schema, name):
+                self.unused.add("columns of classes", name, f"--group {name}")
+            elif name in (group or "").split(";") and not _holds_classes(field.type):
+                self.unused.add("columns of classes that are neither numbers nor text", f"{name} ({field.type})")
+            elif pt.is_struct(inner) and not _holds_pictures(inner):
+                for part in filter(lambda part: _holds_captions(part.type), inner):
+                    where, cure = f"{name}.{part.name}", "write it as a column of its own"
+                    self.unused.add("fields of structs with text", where, cure)
 
     def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:
         if self._columns.caption is None:
@@ -264,11 +279,6 @@ def _is_list(kind: pa.DataType) -> bool:
 def _is_text(kind: pa.DataType) -> bool:
     kind = kind.value_type if pt.is_dictionary(kind) else kind
     return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind))
-
-
-def _columns_of_text(schema: pa.Schema, used: _Columns) -> list[str]:
-    """Return the names of the columns with text that are not used, for captions or classes."""
-    return [field.name for field in schema if _holds_captions(field.type) and field.name not in used]
 
 
 def _class_names(schema: pa.Schema, column: str | None) -> tuple[str, ...] | None:

@@ -13,29 +13,31 @@ _END = bytes(BLOCK)
 _MAX_EXTENDED = 1 << 20
 """Limit in bytes of a long name or a pax header."""
 _ADLER = 65_521
-_REGULAR = (b"0", b"\0", b"7")
+_REGULAR, _LINKS = (b"0", b"\0", b"7"), (b"1", b"2")
 _WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")
 """Links, devices, folders and pipes, whatever size their header claims."""
 
 
 class TarMember(NamedTuple):
-    """A regular file in a tar. Its name is never used as a path."""
+    """A regular file in a tar, or a link. Its name is never used as a path."""
 
     name: bytes
     offset: int
     size: int
     start: int
     """Offset of the member's first header."""
+    is_link: bool = False
+    """Whether it is a hard or symbolic link, which has no bytes."""
 
 
 class BrokenTarError(Exception):
     """The tar is truncated or damaged; the members yielded before are complete."""
 
 
-def regular_members(
+def members_of(
     read_at: Callable[[int, int], bytes], length: int, position: int = 0, stop: int | None = None
 ) -> Iterator[TarMember]:
-    """Yield the regular files of a tar of `length` bytes in order; sparse files are skipped.
+    """Yield the regular files and links of a tar of `length` bytes in order; sparse files are skipped.
 
     position, stop: where to begin, and where to end before the end mark; both are starts of members.
 
@@ -54,8 +56,9 @@ def regular_members(
             name = extended.get(b"path") or _name(header)
             if data + size > length:
                 raise BrokenTarError(f"the archive is cut short after {length:,} bytes, in {name!r}")
-            if kind in _REGULAR and not name.endswith(b"/") and not any(key.startswith(b"GNU.sp") for key in extended):
-                yield TarMember(name, data, size, start)
+            is_file = kind in _REGULAR and not name.endswith(b"/")
+            if kind in _LINKS or (is_file and not any(key.startswith(b"GNU.sp") for key in extended)):
+                yield TarMember(name, data, size, start, kind in _LINKS)
             extended = {}
         position = data + -(-size // BLOCK) * BLOCK
         start = start if extended else position

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple, Self
 
 from ..errors import BadSampleError, SourceError
-from .tar_members import BrokenTarError, TarMember, regular_members
+from .tar_members import BrokenTarError, TarMember, members_of
 
 _UNPACKED_BY = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
 
@@ -114,7 +114,7 @@ def samples_of(
         is_read = suffix in wanted and member.size <= MAX_MEMBER_BYTES
         return SampleMember(member, read_at(member.offset, member.size) if is_read else None)
 
-    return _samples(regular_members(read_at, size, start, stop), read, last_dot)
+    return _samples(members_of(read_at, size, start, stop), read, last_dot)
 
 
 def key_and_suffix(name: bytes, *, last_dot: bool = False) -> tuple[bytes, bytes]:

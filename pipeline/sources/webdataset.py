@@ -6,6 +6,7 @@ t has the source index t · 2³² + i.
 
 import base64
 import hashlib
+import os
 import time
 import zlib
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -23,13 +24,15 @@ from ...storage.local import LocalPath
 from ...storage.place import AnyPlace, Place, common_folder, place_of
 from ..dataset.index import Tar, Tars, is_plain_name
 from ..errors import BadSampleError, SourceChangedError, SourceError
-from . import Asked, BadSample, ClassGroups, Draw, Facts, Piece, Read, Sample, Selection, Source, marks_of
+from . import Account, Asked, BadSample, ClassGroups, Draw, Facts, Piece, Read, Sample, Selection, Source, marks_of
 from .caption_lengths import MEASURED_ON, measure
-from .folder import PICTURES
+from .folder import HEIC, PICTURES
 from .listing import (
     MAX_CAPTION_BYTES,
     as_text,
     caption_texts,
+    files_ending,
+    files_in,
     groups_by_name,
     names_below_common_folder,
     real_root,
@@ -59,6 +62,7 @@ _CURES = {
     b"json": "--caption json:FIELD",
     b"cls": "--group cls",
 }
+_SCATTERED = "; members of a key must be adjacent: tar --sort=name"
 SIDE_BY_SIDE = 8
 """Tars read at a time when no picture is converted meanwhile."""
 
@@ -136,9 +140,10 @@ class WebDatasetSource(Source):
         required: Sequence[str] = (),
         required_mode: str = "",
     ) -> None:
-        versions = dict(sorted(_versions(map(place_of, given)), key=lambda found: str(found[0])))
+        self.unused = Account()
+        versions = dict(sorted(_versions(map(place_of, given), self.unused), key=lambda found: str(found[0])))
         if not versions:
-            raise SourceError("there are no tar files to read")
+            raise SourceError(f"there are no tar files to read{self.unused}")
         self.tars, self.versions = tuple(versions), tuple(versions.values())
         self._options = {"image": image, "caption": caption, "group": group}
         self._last_dot = key_by == "last-dot"
@@ -306,7 +311,7 @@ class WebDatasetSource(Source):
                 if found.samples >= MAX_SAMPLED:
                     break
             if not found.samples:
-                why = found.damage or f"{self.tars[chosen[0]]}: it is empty"
+                why = found.damage or f"{self.tars[chosen[0]]}: it is empty, or no member has a suffix"
                 raise SourceError(f"no sample in {len(chosen):,} of {len(sizes):,} tars; the first, {why}")
             for option, samples in (("caption", found.with_caption), ("group", found.with_group)):
                 if option in self._required and not samples:
@@ -340,8 +345,10 @@ class WebDatasetSource(Source):
                         break
                     found.samples += 1
                     found.bytes = end
-                    found.with_caption += self._caption.member(members) is not None
                     found.with_group += bool(self._group_if_any(members))
+                    if self._caption.member(members) is None:
+                        continue
+                    found.with_caption += 1
                     try:
                         found.captions += self._captions_of(members)
                     except BadSampleError as error:
@@ -430,7 +437,7 @@ class WebDatasetSource(Source):
             index = (self.first_tar + piece.tar << PLACE_BITS) + place
             ignored = mode == "images" and isinstance(found, dict) and self._caption.member(found) is not None
             sample = self._sample(piece.tar, mode, found) if is_wanted else None
-            unused = self._unused_of(found) if isinstance(sample, Sample) and isinstance(found, dict) else ()
+            unused = self._beside(found) if is_wanted and isinstance(found, dict) else ()
             yield Read(index, sample, end - start, ignored=ignored, unused=unused)
         yield Read(-1, None, piece.stop - end, int(piece.stop == self.versions[piece.tar][0]))
 
@@ -458,9 +465,12 @@ class WebDatasetSource(Source):
         uri, key = f"{self._names[tar]}/{as_text(name)}", as_text(key_and_suffix(name, last_dot=self._last_dot)[0])
         try:
             if picture is None:
-                has_dots = name.rpartition(b"/")[2].count(b".") > 1 and not self._last_dot
-                dots = "; a key ends at the first dot, unless --key-by last-dot is given" * has_dots
-                raise BadSampleError(f"no picture: no member of this key ends in {self._options['image']}{dots}")
+                kinds = [suffix.rpartition(b".")[2] for suffix in members]
+                if any(kind in self._image.suffixes for kind in kinds):
+                    raise BadSampleError("no picture: a key ends at its name's first dot; use --key-by last-dot")
+                others = [kind.decode() for kind in kinds if b"." + kind in PICTURES | HEIC]
+                cure = f"; use --image {others[0]}" if others else _SCATTERED
+                raise BadSampleError(f"no picture: no member of its key ends in {self._options['image']}{cure}")
             is_pair = mode == "pairs" or (not mode and self._caption.member(members) is not None)
             caption, *further = self._captions_of(members) if is_pair else (None,)
             tar_at = picture.at.offset if self.index else None
@@ -469,7 +479,7 @@ class WebDatasetSource(Source):
         except BadSampleError as error:
             return BadSample(uri, key, str(error))
 
-    def _unused_of(self, members: dict[bytes, SampleMember]) -> tuple[tuple[str, str, str], ...]:
+    def _beside(self, members: dict[bytes, SampleMember]) -> tuple[tuple[str, str, str], ...]:
         """Return kind, name and cure of the members that look like pictures or texts, and are not the sample's."""
         if len(members) <= 1:
             return ()
@@ -477,14 +487,16 @@ class WebDatasetSource(Source):
         found = list[tuple[str, str, str]]()
         for suffix, member in members.items():
             kind = suffix.rpartition(b".")[2]
-            if member not in used and (cure := _CURES.get(kind, "--image" if b"." + kind in PICTURES else None)):
+            if member not in used and (cure := _CURES.get(kind, "--image" if b"." + kind in PICTURES | HEIC else None)):
                 cure = "--key-by last-dot" if b"." in suffix else cure
                 found.append((f"members that end in .{kind.decode()}", as_text(member.at.name), cure))
         return tuple(found)
 
     def _captions_of(self, members: dict[bytes, SampleMember]) -> tuple[str, ...]:
         member = self._caption.member(members)
-        return caption_texts([] if member is None else self._caption.texts(_text(member)))
+        if member is None:
+            raise BadSampleError(f"no caption: no member of its key ends in {self._options['caption']}{_SCATTERED}")
+        return caption_texts(self._caption.texts(_text(member)))
 
     def _group_of(self, members: dict[bytes, SampleMember]) -> str:
         """Return the class, empty if the sample has none."""
@@ -509,13 +521,13 @@ def selected_bits(facts: Facts) -> list[NDArray[np.bool_]] | None:
     return [bits[start:end] for start, end in pairwise(np.cumsum([0, *facts.counts]).tolist())]
 
 
-def _versions(given: Iterable[Place]) -> Iterator[tuple[Place, Version]]:
+def _versions(given: Iterable[Place], unused: Account) -> Iterator[tuple[Place, Version]]:
     """Yield tars, given or in given folders, with their versions, by one listing of each remote folder."""
     wanted = dict[Address, set[str] | None]()
     for place in given:
         if not isinstance(place, Address):
-            for file in place.matching("*.tar"):
-                found = file.stat()
+            for file in files_in([place], ".tar", unused):
+                found = os.stat(str(file))
                 yield file, (found.st_size, found.st_mtime_ns)
         elif place.name.endswith(".tar"):
             names = wanted.setdefault(place.parent, set())
@@ -527,7 +539,7 @@ def _versions(given: Iterable[Place]) -> Iterator[tuple[Place, Version]]:
         listed = {name: (size, tag) for name, size, tag in folder.listing() if names is None or name in names}
         if missing := sorted((names or set()) - listed.keys()):
             raise FileNotFoundError(f"{folder / missing[0]} does not exist")
-        yield from ((folder / name, version) for name, version in listed.items() if name.endswith(".tar"))
+        yield from ((folder / name, listed[name]) for name in files_ending(listed, ".tar", unused))
 
 
 def nobody_has(option: str, value: object) -> str:
@@ -540,6 +552,8 @@ def _end(members: dict[bytes, SampleMember]) -> int:
 
 
 def _data(member: SampleMember) -> bytes:
+    if member.at.is_link:
+        raise BadSampleError("a link; pack the files in its place, with `tar --dereference --hard-dereference`")
     if member.data is None:
         raise BadSampleError(f"a member of {member.at.size:,} bytes, above {MAX_MEMBER_BYTES:,}")
     return member.data

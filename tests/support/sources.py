@@ -101,6 +101,27 @@ class BrokenSource(GlyphSource):
         return super().__getitem__(index)
 
 
+class _OfTwoWordsError(Exception):
+    """Can be pickled, but not unpickled."""
+
+    def __init__(self, one, two):
+        super().__init__(f"{one} {two}")
+
+
+class UnreadableErrorSource(GlyphSource):
+    """Raises what another process cannot read."""
+
+    def __getitem__(self, index):
+        raise _OfTwoWordsError("a", "defect")
+
+
+class UnreadableSource(GlyphSource):
+    """Cannot be read by another process."""
+
+    def __setstate__(self, state):
+        raise ValueError("a defect of its state")
+
+
 class _ToldSource(FolderSource):
     """A folder of pictures that does what files in the folder `told` say."""
 

@@ -55,7 +55,7 @@ def test_a_conversion_is_announced_and_summed_up(tmp_path, classes):
     result = converted("folder", classes, tmp_path / "out")
     assert f"out: 64 samples of 3 classes, {sum(f.stat().st_size for f in classes.rglob('*.jpg')) / 1e3:.1f} kB in the source, about " in result.stderr  # fmt: skip # noqa: E501
     assert "converting out: 64/64" in result.stderr
-    assert f"{tmp_path / 'out'}: 64 samples of 3 classes in 1 shard, 4.2 MB; " in result.stdout
+    assert f"{tmp_path / 'out'}: 64 samples of 3 classes without captions in 1 shard, 4.2 MB; " in result.stdout
     assert result.stdout.endswith(
         f"next: thermopile show {tmp_path / 'out'} --out out.html; "
         f"thermopile train --preset small --data {tmp_path / 'out'} --out runs/out\n"
@@ -338,7 +338,7 @@ def test_a_job_that_is_started_again_with_resume_says_that_nothing_is_left(tmp_p
     shutil.rmtree(tmp_path / "out-test")
     lines = converted(*arguments).stdout.splitlines()
     assert "out is complete: 58 samples of 3 classes" in lines[0]
-    assert "out-test: 6 samples of 3 classes in 1 shard" in lines[1]
+    assert "out-test: 6 samples of 3 classes without captions in 1 shard" in lines[1]
 
 
 def test_parts_say_what_they_did_and_what_comes_next(tmp_path, classes, monkeypatch):

@@ -17,7 +17,7 @@ from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.webdataset import WebDatasetSource
 from thermopile.storage.local import LocalPath
 
-from support.cli import cli, succeed
+from support.cli import assert_one_line, cli, succeed
 from support.conversions import dataset_of
 from support.pictures import as_bytes, draw
 
@@ -37,6 +37,7 @@ def written(root, tree):
         path = root.joinpath(*folders)
         path.mkdir(parents=True, exist_ok=True)
         (path / name).write_bytes(data)
+    root.mkdir(exist_ok=True)
     (root / "sound.png").write_bytes(PICTURE)
     return {os.path.relpath(os.path.join(at, name), root) for at, _, names in os.walk(root) for name in names}
 
@@ -93,10 +94,13 @@ def test_of_a_messy_tar_all_pictures_and_texts_are_stored_left_out_or_counted(tm
     counted = sum(each["number"] for each in dataset.index.source.get("not_used", {}).values())
     rows, bad = dataset.rows(range(dataset.n)), [*read_bad_samples(dataset.place / "errors.jsonl")]
     assert all(row["caption"] == f"{row['key']}.txt" for row in rows)
-    keys = {row["key"] for row in rows}
-    assert keys | {sample.key for sample in bad} == {name.partition(".")[0] for name in members}
-    of_stored = [name for name in members if name.partition(".")[0] in keys and not name.endswith("npy")]
-    assert len(of_stored) == 2 * len(rows) + counted
+    of_key = {}
+    for name in members:
+        key, _, suffix = name.partition(".")
+        of_key.setdefault(key, []).append(suffix)
+    assert {row["key"] for row in rows} | {sample.key for sample in bad} == {*of_key}
+    beside = [suffix for suffixes in of_key.values() if len(suffixes) > 1 for suffix in suffixes]
+    assert counted == len([suffix for suffix in beside if suffix not in ("png", "txt", "npy")])
 
 
 def test_the_summary_and_the_dataset_say_what_is_not_used(tmp_path):
@@ -130,3 +134,47 @@ def test_parts_of_tars_add_their_accounts(tmp_path):
     done = succeed(*convert, "--finish")
     assert "not used: 3 × members that end in .json, such as" in done.stdout
     assert Dataset(tmp_path / "out").n == 3
+
+
+def test_as_json_the_summary_of_every_dataset_is_one_document_on_stdout(tmp_path):
+    written(tmp_path / "in", [([], ("x.txt", b"words")), ([], ("bad.png", b"no picture")), ([], ("x.png", PICTURE))])
+    Image.new("RGB", (16, 16), (3, 3, 3)).save(tmp_path / "in" / "dark.png")
+    Image.new("RGB", (16, 16), "white").save(tmp_path / "in" / "paper.png")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "in" / "cats").symlink_to(tmp_path / "linked")
+    convert = ("convert", "folder", tmp_path / "in", tmp_path / "out", "--max-error-rate", 0.5)
+    done = succeed(*convert, "--holdout", 1, "--json")
+    train, test = json.loads(done.stdout)["datasets"]
+    assert [each["dataset"] for each in (train, test)] == [f"{tmp_path / 'out'}", f"{tmp_path / 'out'}-test"]
+    assert train["samples"] + train["left_out"] == 4
+    for name in ("left_out", "nearly_black", "nearly_white"):
+        assert train[name] + test[name] == 1
+    assert train["reasons"] | test["reasons"] == {"not a JPEG, PNG, WEBP, GIF, BMP, TIFF, PPM, AVIF picture, or its start is damaged": 1}  # fmt: skip # noqa: E501
+    assert train["not_used"] == {"files that end in .txt": {"number": 1, "example": "x.txt", "cure": "--caption txt"}}
+    assert train["notes"] == [f"the folder cats is a link to {tmp_path / 'linked'}"]
+    assert train["bytes"] == Dataset(tmp_path / "out").place.size_below()
+    assert "  nearly black pictures: 1\n" in done.stderr
+    assert "  nearly white pictures: 1\n" in done.stderr
+
+
+def test_as_json_a_part_tells_the_shards_that_are_done(tmp_path):
+    written(tmp_path / "in", [])
+    convert = ("convert", "folder", tmp_path / "in", tmp_path / "out", "--json")
+    (part,) = json.loads(succeed(*convert, "--part", "1/2").stdout)["datasets"]
+    assert (part["part"], part["samples"], part["shards"], part["shards_done"]) == ("1/2", 1, 1, 1)
+    (whole,) = json.loads(succeed(*convert, "--finish").stdout)["datasets"]
+    assert whole["samples"] == 1
+
+
+def test_a_corrected_command_runs_where_nothing_of_the_old_one_is_kept(tmp_path):
+    written(tmp_path / "in", [([], ("bad.png", b"no picture")), ([], ("x.png", PICTURE))])
+    convert = ("convert", "folder", tmp_path / "in", tmp_path / "out")
+    refused = cli(*convert, "--on-error", "fail")
+    assert_one_line(refused, 1, "leave such samples out with --on-error skip")
+    assert "--resume" not in refused.stderr
+    succeed(*convert, "--max-error-rate", 0.5, "--max-size", 64)
+
+
+@pytest.mark.parametrize("quoted", ["{00..03}.tar", "*.tar", "train-[0-9].tar"])
+def test_what_a_shell_would_have_expanded_is_answered(tmp_path, quoted):
+    assert_one_line(cli("convert", "webdataset", tmp_path / quoted, tmp_path / "out"), 2, "leave out its quotes")

@@ -24,7 +24,7 @@ from thermopile.pipeline.sources.parquet import ParquetSource
 
 from support.conversions import digests, many_shards
 from support.pictures import draw
-from support.sources import BrokenSource, FillsTheDiskSource
+from support.sources import BrokenSource, FillsTheDiskSource, UnreadableErrorSource, UnreadableSource
 
 
 def test_ids_are_dense_and_each_leads_to_the_pixels_of_its_source(images_dataset, picture_folder):
@@ -213,6 +213,19 @@ def test_a_defect_of_a_source_ends_the_conversion_with_its_cause(tmp_path, monke
         convert(source, tmp_path / "out", ConvertSettings(), workers=2, selection=selection)
     assert "support/sources.py" in str(error.value.__cause__)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "said"),
+    [
+        (UnreadableErrorSource, DatasetError, "^_OfTwoWordsError: a defect$"),
+        (UnreadableSource, ValueError, "^a defect of its state$"),
+    ],
+)
+def test_whatever_a_worker_raises_is_told_even_if_another_process_cannot_read_it(tmp_path, kind, error, said):
+    source = kind(0, test=True)
+    with pytest.raises(error, match=said):
+        convert(source, tmp_path / "out", ConvertSettings(), workers=1, selection=np.arange(20))
 
 
 def test_a_full_disk_is_named_with_the_way_on(tmp_path, capfd):

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
+from thermopile.pipeline.conversion.conversion import Conversion, ConvertSettings, convert
 from thermopile.pipeline.errors import DatasetExistsError
 from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
 
-from support.conversions import digests, many_shards
+from support.conversions import digests, in_this_process, many_shards
 from support.programs import program
 from support.programs.converting import convert_both
 
@@ -35,8 +35,16 @@ def interrupted(tmp_path, picture_folder):
     return tmp_path / "out"
 
 
-def test_an_interrupted_conversion_is_not_started_over_unasked(interrupted, picture_folder, images_dataset):
+def test_an_interrupted_conversion_is_started_over_unasked_only_before_a_shard_is_finished(
+    interrupted, picture_folder, images_dataset, monkeypatch
+):
     source = FolderSource(picture_folder)
+    with monkeypatch.context() as patch:
+        many_shards(patch, rows=100)
+        with pytest.raises(KeyboardInterrupt):
+            Conversion(source, interrupted, ConvertSettings(seed=7), pool=in_this_process).run(
+                on_progress=lambda counts: counts.done and interrupt()
+            )
     with pytest.raises(
         DatasetExistsError, match="unfinished conversion; continue it with --resume, or start over with --overwrite"
     ):

@@ -2,11 +2,13 @@
 
 import io
 import struct
+import zlib
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from thermopile.pipeline.conversion import images
 from thermopile.pipeline.conversion.images import decodes, to_stored
 from thermopile.pipeline.dataset.row_records import MAX_JPEG_BYTES
 from thermopile.pipeline.errors import BadSampleError
@@ -78,6 +80,66 @@ def test_floating_point_pixels_are_grey_from_zero_to_one():
 def test_deep_pixels_whose_white_nobody_knows_are_refused(values):
     with pytest.raises(BadSampleError, match="deep pixels of unknown scale"):
         to_stored(as_bytes(Image.fromarray(values), "TIFF"), POLICY)
+
+
+RAMP = np.tile(np.linspace(0, 1, 64), (48, 1))
+"""From black to white."""
+GREY = Image.fromarray((RAMP * 255).astype(np.uint8))
+
+
+def deep(most, kind, form, **options):
+    return as_bytes(Image.fromarray((RAMP * most).astype(kind)), form, **options)
+
+
+def pnm(magic, most):
+    return (
+        f"{magic} 64 48 {most}\n".encode() + np.repeat(RAMP * most, 3 if magic == "P6" else 1).astype(">u2").tobytes()
+    )
+
+
+def grey_png(channels, extra=b"", depth=16):
+    """channels: True for grey, False for opaque alpha."""
+    most = (1 << depth) - 1
+    values = np.stack([RAMP * most if is_grey else np.full_like(RAMP, most) for is_grey in channels], -1)
+    rows = b"".join(b"\0" + row.tobytes() for row in values.astype(f">u{depth // 8}"))
+    return png(64, 48, rows, depth=depth, colour={1: 0, 2: 4, 3: 2, 4: 6}[len(channels)], extra=extra)
+
+
+def wrong_checksum(data):
+    return data[:-1] + bytes([data[-1] ^ 255])
+
+
+@pytest.mark.parametrize(
+    "picture",
+    [
+        deep(4095, np.uint16, "TIFF", tiffinfo={281: 4095}),
+        deep(65_535, np.int32, "TIFF"),
+        deep(-65_535, np.int32, "TIFF"),
+        deep(2e9, np.int32, "TIFF"),
+        deep(255, np.float32, "TIFF"),
+        as_bytes(GREY, "TIFF", tiffinfo={262: 0}),  # white is zero
+        as_bytes(GREY.convert("RGB").convert("CMYK"), "TIFF"),
+        b"Pf\n64 48\n-1.0\n" + RAMP.astype("<f4").tobytes(),
+        *(pnm(*header) for header in (("P5", 4095), ("P5", 65_535), ("P6", 1023))),
+        *(grey_png(channels) for channels in ([True], [True, False], [True] * 3, [True, True, True, False])),
+        grey_png([True], chunk(b"tRNS", b"\xff\xff")),
+        grey_png([True], chunk(b"iCCP", b"x\0\0garbage"), 8),
+        grey_png([True], chunk(b"pHYs", b"\0"), 8),
+        grey_png([True], wrong_checksum(chunk(b"gAMA", bytes(4))), 8),
+        grey_png([True], wrong_checksum(chunk(b"tEXt", b"a\0b")), 8),
+        grey_png([True], chunk(b"zTXt", b"x\0\0" + zlib.compress(bytes(80_000_000))), 8),
+        as_bytes(GREY.convert("P"), "GIF", comment=b"x" * 60_000),
+        as_bytes(GREY.convert("RGB"), "WEBP", exif=b"Exif\0\0garbage" * 100),
+    ],
+)
+def test_pictures_as_pillows_own_tests_have_them_are_right_or_left_out_as_of_unknown_scale(picture):
+    try:
+        stored = to_stored(picture, POLICY)
+    except BadSampleError as error:
+        assert str(error).startswith("deep pixels of unknown scale")  # noqa: PT017
+    else:
+        assert difference(stored, GREY.convert("RGB")) < 4
+        assert len(stored.jpeg) < 5_000
 
 
 def see_through(mode):
@@ -226,3 +288,27 @@ def test_a_jpeg_that_only_pillow_forgives_is_encoded_again():
     stored = to_stored(stray, POLICY)
     assert stored.jpeg != stray
     assert decodes(*stored[:3])
+
+
+@pytest.mark.parametrize(
+    ("values", "tone"),
+    [((0, 12), -1), ((0, 20), 0), ((243, 255), 1), ((230, 255), 0), ((0, 255), 0), ((99, 99), 0)],
+)
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_a_picture_is_nearly_black_or_white_if_nearly_all_values_are(values, tone, kind):
+    pixels = np.full((40, 40, 3), values[0], np.uint8)
+    pixels[:20] = values[1]
+    pixels[8, :10] = 128  # less than a hundredth
+    assert to_stored(as_bytes(Image.fromarray(pixels), kind, quality=100), POLICY).tone == tone
+
+
+def test_heic_is_read_by_the_extra_and_named_without_it(monkeypatch):
+    picture = b"\0\0\0\x1cftypheic" + bytes(40)
+    with pytest.raises(BadSampleError, match=r"damaged|a HEIC picture, which needs pip install 'thermopile\[heic\]'"):
+        to_stored(picture, POLICY)
+    pytest.importorskip("pillow_heif", reason="needs thermopile[heic]")
+    heic = as_bytes(draw(4), "HEIF", quality=95)
+    assert difference(to_stored(heic, POLICY), draw(4)) < 8
+    monkeypatch.setattr(images, "_OPENED", images.FORMATS)
+    with pytest.raises(BadSampleError, match="HEIC"):
+        to_stored(heic, POLICY)

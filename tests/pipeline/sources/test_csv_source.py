@@ -36,7 +36,7 @@ def test_paths_are_relative_to_the_list_and_captions_may_be_quoted_and_of_many_l
 
 
 def test_captions_of_many_lines_are_whole_wherever_the_file_is_cut_into_blocks(listed, monkeypatch):
-    monkeypatch.setattr(csv_rows, "BLOCK_CHARACTERS", 64)
+    monkeypatch.setattr(csv_rows, "ROWS_AT_ONCE", 7)
     captions = [f"line one of {n}\nline two, {n}" for n in range(30)]
     source = listed("filepath,title\n" + "".join(f'a.jpg,"{caption}"\n' for caption in captions), quoting="csv")
     assert list(source.captions(np.arange(30))) == captions
@@ -177,7 +177,7 @@ texts = st.text(st.sampled_from('ab,;"\n\r\t é'), max_size=8)
        st.sampled_from(["\n", "\r\n", "\r"]), st.integers(1, 50), st.booleans())  # fmt: skip
 def test_rows_are_those_of_pythons_own_reader_wherever_the_file_is_cut(rows, separator, line_end, piece, has_bom):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as small:
-        small.setattr(csv_rows, "BLOCK_CHARACTERS", piece)
+        small.setattr(csv_rows, "ROWS_AT_ONCE", piece)
         file = Path(folder) / "list.csv"
         with file.open("w", newline="", encoding="utf-8-sig" if has_bom else "utf-8") as opened:
             writer = csv.writer(opened, delimiter=separator, lineterminator=line_end)
@@ -197,9 +197,9 @@ def test_a_list_that_is_changed_after_it_was_read_changes_no_sample(listed, tmp_
 
 def test_a_row_or_a_field_that_is_too_long_is_refused_with_its_number(listed, monkeypatch):
     monkeypatch.setattr(csv_rows, "MAX_ROW_BYTES", 100)
-    monkeypatch.setattr(csv_rows, "BLOCK_CHARACTERS", 20)
+    monkeypatch.setattr(csv_rows, "ROWS_AT_ONCE", 2)
     for row in ("a.jpg," + "x" * 100, 'a.jpg,"' + "two\nlines " * 20 + '"'):
-        with pytest.raises(SourceError, match=r"row 3 has more than 100 bytes|quote opened in line 3"):
+        with pytest.raises(SourceError, match=r"row in line 3 has more than 100 bytes|quote opened in line 3"):
             listed(f"filepath,title\na.jpg,x\n{row}\n")
 
 
@@ -328,7 +328,7 @@ def test_every_row_is_a_sample_or_malformed_and_captions_are_those_of_an_indepen
     fields = st.text(st.sampled_from('ab" ,é' if style is None else 'ab" ,é\n\t'), max_size=6)
     rows = data.draw(st.lists(st.tuples(st.just("a.jpg"), fields, st.just("x")), min_size=1, max_size=40))
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as small:
-        small.setattr(csv_rows, "BLOCK_CHARACTERS", piece)
+        small.setattr(csv_rows, "ROWS_AT_ONCE", piece)
         file = Path(folder) / "list.csv"
         with file.open("w", newline="", encoding="utf-8") as opened:
             opened.write(separator.join(("filepath", "title", "class")) + "\n")
@@ -417,3 +417,32 @@ def test_a_picture_that_is_not_there_is_answered_with_the_likely_cause(listed, t
             source.refuse_wrong_root()
         with pytest.raises(BadSampleError, match=said):
             source[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "options", "captions"),
+    [
+        ("cc12m.tsv", b'a.jpg\tx "y"\n', {}, "seems to have no header"),
+        ("laion.csv", b"URL,TEXT\nhttp://x.org/1.jpg,x\n", {}, r"no column 'filepath'.*'URL', 'TEXT'.*--image"),
+        ("flickr30k.csv", b"image_name| comment_number| comment\na.jpg| 0| x, y .\n",
+         {"image": "image_name", "caption": "comment", "separator": "|"}, ["x, y ."]),
+        ("flickr8k.txt", b"image,caption\na.jpg,x y .\na.jpg,y .\n",
+         {"image": "image", "caption": "caption"}, ["x y .", "y ."]),
+        ("windows.csv", "filepath,title\r\na.jpg,café\r\n\r\na.jpg,“x”\r\n".encode(), {}, ["café", "“x”"]),
+        ("latin1.csv", b"filepath,title\na.jpg,caf\xe9\na.jpg,tea\n", {}, ["tea"]),
+        ("quote_alone.csv", b'filepath,title\na.jpg,"""x"""\n', {}, ['"x"']),
+        ("tab_in_quotes.tsv", b'filepath\ttitle\na.jpg\t"x\ty"\n', {}, ["x\ty"]),
+        ("inches.tsv", b'filepath\ttitle\na.jpg\t6" x 4"\na.jpg\t"6" x 4"\n', {}, ['6" x 4"', '"6" x 4"']),
+        ("cr_in_quotes.csv", b'filepath,title\na.jpg,"x\r\ny"\na.jpg,z\n', {}, ["x\r\ny", "z"]),
+        ("array.json", b'[{"filepath": "a.jpg", "title": "x"}]', {}, "is JSON"),
+        ("utf16_big.csv", "\ufefffilepath,title\na.jpg,é\n".encode("utf-16-be"), {}, ["é"]),
+        ("zero_byte.csv", b"filepath,title\na.jpg,x\0y\n", {}, ["x\0y"]),
+        ("empty_captions.csv", b'filepath,title\na.jpg,\na.jpg,""\na.jpg,x\n', {}, ["x"]),
+    ],
+)  # fmt: skip
+def test_lists_of_published_sets_are_read_or_refused_with_the_cause(listed, name, data, options, captions):
+    if isinstance(captions, str):
+        with pytest.raises(SourceError, match=captions):
+            listed(data, name, **options)
+    else:
+        assert captions_of(listed(data, name, **options)) == captions

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from thermopile.pipeline.errors import BadSampleError, SourceError
+from thermopile.pipeline.sources import folder
 from thermopile.pipeline.sources.folder import FolderSource
 
 
@@ -63,7 +64,7 @@ def listed(source):
 
 
 def told(source):
-    return {kind: (each.number, each.example, each.cure) for kind, each in source.unused().items()}
+    return {kind: (each.number, each.example, each.cure) for kind, each in source.unused.items()}
 
 
 def test_links_are_followed_to_a_folder_once_and_named(tmp_path):
@@ -93,7 +94,8 @@ def test_what_systems_and_tools_leave_in_a_folder_is_neither_class_nor_picture(t
     assert (found["hidden folders"][0], found["hidden files"][0]) == (3, 2)
 
 
-def test_every_suffix_of_what_conversion_reads_is_a_picture_and_without_one_the_first_bytes_tell(tmp_path):
+def test_every_suffix_of_what_conversion_reads_is_a_picture_and_without_one_the_first_bytes_tell(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "PICTURES", folder.PICTURES - folder.HEIC)  # as without the extra
     suffixes = ["apng", "avif", "bmp", "dib", "gif", "jfif", "jpe", "jpeg", "jpg", "pbm", "pgm", "pnm", "png", "ppm",
                 "tif", "tiff", "webp", "JPG"]  # fmt: skip
     for suffix in suffixes:
@@ -110,7 +112,7 @@ def test_every_suffix_of_what_conversion_reads_is_a_picture_and_without_one_the_
     )
     assert told(source) == {
         "files without a suffix, and no pictures": (1, "README", ""),
-        "files that end in .heic": (1, "x.heic", "convert them to JPEG first"),
+        "files that end in .heic": (1, "x.heic", "pip install 'thermopile[heic]'"),
     }
 
 
@@ -130,6 +132,53 @@ def test_captions_stand_in_files_beside_the_pictures(tmp_path):
     assert source.describe()["caption"] == "txt"
     with pytest.raises(SourceError, match=r"no file below .* that ends in \.caption has a picture of its name"):
         FolderSource(tmp_path, caption="caption")
+
+
+@pytest.mark.parametrize(
+    ("files", "counted"),
+    [
+        (["images/1.jpg", "labels/1.txt"], {".txt": 1}),  # YOLO
+        (["train/1.jpg", "annotations/train.json", "annotations/val.json"], {".json": 2}),  # COCO
+        (["JPEGImages/1.jpg", "Annotations/1.xml", "ImageSets/Main/train.txt"], {".xml": 1, ".txt": 1}),  # Pascal VOC
+        (["0.jpg", "0.txt", "0.json", "1.jpg", "1.caption"], {".txt": 1, ".json": 1, ".caption": 1}),
+        (["1.jpg", "film.mp4", "film.MP4"], {".mp4": 2}),
+        (["1.jpg", "features.npy", "all.zip", "old.tar.gz"], {".npy": 1, ".zip": 1, ".gz": 1}),
+        (["1.jpg", "drawing.svg", "raw.CR2", "new.jxl"], {".svg": 1, ".cr2": 1, ".jxl": 1}),
+        (["1.jpg", "1.jpg.bak", "2.jpg~", "3.jpg.part"], {".bak": 1, ".jpg~": 1, ".part": 1}),
+        (["1.jpg", "a/.DS_Store", "a/._1.jpg", "desktop.ini"], {"hidden files": 3}),
+        (["1.jpg", ".Trash-1000/files/2.jpg", "$RECYCLE.BIN/3.jpg", ".thumbnails/4.png"], {"hidden folders": 3}),
+        (["1.jpg", "train/metadata.csv", "test/metadata.jsonl", "README.md"], {".csv": 1, ".jsonl": 1, ".md": 1}),
+        (["1.jpg", "LICENSE", "a.b/labels"], {"files without a suffix, and no pictures": 2}),
+    ],
+)
+def test_whatever_else_the_folders_of_other_tools_hold_is_counted(tmp_path, files, counted):
+    for name in files:
+        touch(tmp_path / name)
+    source = FolderSource(tmp_path)
+    found = {kind.removeprefix("files that end in "): each.number for kind, each in source.unused.items()}
+    assert found == counted
+    assert len(source) + sum(counted.values()) == len(files)
+
+
+@pytest.mark.parametrize(
+    ("names", "classes"),
+    [
+        (["n01440764/n01440764_18.JPEG", "n01443537/1.JPEG"], ["n01440764", "n01443537"]),  # ImageNet
+        (["train/cat/1.jpg", "train/dog/2.jpg", "test/cat/3.jpg"], ["test", "train"]),  # the first folder is the class
+        (["0/1.png", "10/1.png", "2/1.png"], ["0", "2", "10"]),
+        (["a b/1.jpg", "a.b/2.jpg", "é/3.jpg", "日本/4.jpg"], ["a b", "a.b", "é", "日本"]),
+        (["cats/1.jpg", "Cats/2.jpg"], ["Cats", "cats"]),
+        (["-r/1.jpg", "*/2.jpg", "~/3.jpg"], ["*", "-r", "~"]),
+        (["a/.hidden/1.jpg", "a/1.jpg", ".b/2.jpg"], ["a"]),
+        (["a/1.jpg", "empty/x.txt"], ["a"]),
+        (["a.jpg/1.jpg", "b/1.jpg"], ["a.jpg", "b"]),  # a folder that is called like a picture
+        (["a/1.jpg", "1.jpg"], ["", "a"]),
+    ],
+)
+def test_classes_are_the_first_folders_of_any_name(tmp_path, names, classes):
+    for name in names:
+        touch(tmp_path / name)
+    assert [*FolderSource(tmp_path).groups().names] == classes
 
 
 METADATA = {

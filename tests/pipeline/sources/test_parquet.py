@@ -150,13 +150,81 @@ def test_bytes_are_captions_only_where_one_says_so(write):
     assert ParquetSource([file], caption="words")[0].captions == ("café",)
 
 
+@pytest.mark.parametrize(
+    ("column", "features", "kind", "example", "cure"),
+    [
+        (("caption", [{"en": "x"}]), {}, "structs with text", "caption.en", "write it as a column of its own"),
+        (("sentences", [[{"raw": "x", "sentid": 7}]]), {}, "structs with text", "sentences.raw", "a column of its"),
+        (("conversations", [[{"value": "x", "turn": 1}]]), {}, "structs with text", "conversations.value", "own"),
+        (("title", ["x"]), {}, "text", "title", "--caption title"),
+        (("tags", [["x", "y"]]), {}, "text", "tags", "--caption tags"),
+        (("words", pa.array(["x"], pa.string_view())), {}, "text", "words", "--caption words"),
+        (("genre", pa.array(["x"]).dictionary_encode()), {}, "text", "genre", "--caption genre"),
+        (("fine_label", [1]), {"fine_label": {"names": NAMES}}, "classes", "fine_label", "--group fine_label"),
+        (("label", pa.array([1], pa.timestamp("s"))), {}, "classes that are neither", "label (timestamp[", ""),
+        (("label", [b"x"]), {}, "classes that are neither numbers nor text", "label (binary)", ""),
+        (("label", [{"id": 1}]), {}, "classes that are neither numbers nor text", "label (struct<id: int64>)", ""),
+        (("cls", pa.nulls(1)), {}, "classes that are neither numbers nor text", "cls (null)", ""),
+    ],
+)
+def test_columns_as_published_sets_have_them_are_told_with_the_cure(write, column, features, kind, example, cure):
+    name, values = column
+    source = ParquetSource([write(image=images(1), features=features, **{name: values})])
+    assert (source.mode, source.groups()) == ("images", None)
+    ((told, (number, said, how)),) = source.unused.items()
+    assert kind in told
+    assert (number, said[: len(example)]) == (1, example)
+    assert cure in how
+
+
+@pytest.mark.parametrize(
+    ("captions", "expected"),
+    [
+        (pa.array(["x", None]).dictionary_encode(), [("x",), None]),
+        (pa.array(["x", ""], pa.large_string()), [("x",), None]),
+        (pa.array([" x\n", "y "]), [("x",), ("y",)]),
+        (pa.array([["x", None, "z"], []]), [("x", "z"), None]),
+        (pa.array([["x"], ["y"]], pa.large_list(pa.string_view())), [("x",), ("y",)]),
+        (pa.array([["x", "y"], ["", "z"]], pa.list_(pa.string(), 2)), [("x", "y"), ("z",)]),
+    ],
+)
+def test_captions_of_any_text_type_are_stripped_and_missing_ones_left_out(write, captions, expected):
+    source = ParquetSource([write(image=images(0, 1), caption=captions)])
+    for index, texts in enumerate(expected):
+        if texts is None:
+            with pytest.raises(BadSampleError, match="no caption"):
+                source[index]
+        else:
+            assert source[index].captions == texts
+
+
+def test_of_a_folder_hidden_files_are_not_read_and_others_are_counted(write, tmp_path):
+    for name in ("train/0.parquet", "train/._0.parquet", ".cache/1.parquet", "__MACOSX/2.parquet"):
+        write(name, image=images(1))
+    (tmp_path / "train" / "dataset_infos.json").touch()
+    (tmp_path / "linked").symlink_to(tmp_path / "train")
+    source = ParquetSource([tmp_path])
+    assert (len(source), source.uri(0)) == (1, "0.parquet/0")
+    counted = {kind: (each.number, each.cure) for kind, each in source.unused.items()}
+    assert counted == {
+        "hidden files": (3, ""),
+        "files that end in .json": (1, ""),
+        "files or links without a suffix": (1, ""),
+    }
+    assert len(ParquetSource([tmp_path / ".cache"])) == 1  # what somebody names is his own
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "0.arrow").touch()
+    with pytest.raises(SourceError, match=r"no parquet files to read; 1 × files that end in \.arrow, such as 0\.arrow"):
+        ParquetSource([tmp_path / "empty"])
+
+
 def test_columns_of_text_that_no_sample_uses_are_told(write):
     file = write(image=images(0, 1), title=["a", "b"], set=["x", "y"], size=[1, 2], label=["c", "d"])
-    unused = ParquetSource([file]).unused()
+    unused = ParquetSource([file]).unused
     assert {kind: tuple(each) for kind, each in unused.items()} == {"columns of text": (2, "title", "--caption title")}
-    unused = ParquetSource([file], caption="title").unused()
+    unused = ParquetSource([file], caption="title").unused
     assert {kind: tuple(each) for kind, each in unused.items()} == {"columns of text": (1, "set", "--group set")}
-    assert ParquetSource([file], caption="title", group="set").unused()["columns of text"].example == "label"
+    assert ParquetSource([file], caption="title", group="set").unused["columns of text"].example == "label"
 
 
 def test_a_path_is_followed_where_there_are_no_bytes_and_not_out_of_the_folder(write, tmp_path):
@@ -223,10 +291,10 @@ def test_a_file_that_is_not_complete_parquet_is_refused(write, tmp_path):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(SourceError, match="is not a complete parquet file"):
             ParquetSource([tmp_path / name])
-    for name in ("pipe", "gone", "."):
+    for name in ("pipe", "gone"):
         with pytest.raises(SourceError, match="is not a file"):
             ParquetSource([tmp_path / name])
-    with pytest.raises(SourceError, match="has no rows"):
+    with pytest.raises(SourceError, match=r"none of 1 parquet files, such as .*data\.parquet, has rows"):
         ParquetSource([write(image=images())])
     with pytest.raises(SourceError, match="no parquet files"):
         ParquetSource([])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thermopile.pipeline.sources.tar_members import BrokenTarError, regular_members
+from thermopile.pipeline.sources.tar_members import BrokenTarError, members_of
 
 NAMES = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), min_size=1, max_size=300).filter(
     lambda name: name.strip("/") == name
@@ -17,12 +17,13 @@ NAMES = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 
 
-def members_of(data):
-    return list(regular_members(lambda offset, size: data[offset : offset + size], len(data)))
+def listed(data):
+    return list(members_of(lambda offset, size: data[offset : offset + size], len(data)))
 
 
 def contents(data):
-    return {member.name: data[member.offset : member.offset + member.size] for member in members_of(data)}
+    found = (member for member in listed(data) if not member.is_link)
+    return {member.name: data[member.offset : member.offset + member.size] for member in found}
 
 
 def tar(files, form=tarfile.PAX_FORMAT, others=()):
@@ -49,13 +50,16 @@ def test_a_name_in_two_fields_is_put_together():
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_folders_links_and_devices_are_no_files_whatever_size_they_tell(form):
+def test_folders_and_devices_are_no_files_and_links_are_empty_whatever_size_they_tell(form):
     others = []
     for kind in (tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE):
         member = tarfile.TarInfo(f"other {kind!r}")
         member.type, member.linkname, member.size = kind, "/etc/passwd", 5000
         others.append(member)
-    assert contents(tar({"a.jpg": b"pixels"}, FORMATS[form], others)) == {b"a.jpg": b"pixels"}
+    data = tar({"a.jpg": b"pixels"}, FORMATS[form], others)
+    assert contents(data) == {b"a.jpg": b"pixels"}
+    links = [f"other {kind!r}".encode() for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE)]
+    assert [(member.name, member.size) for member in listed(data) if member.is_link] == [(name, 0) for name in links]
 
 
 @pytest.mark.skipif(shutil.which("tar") is None, reason="needs GNU tar")
@@ -79,14 +83,14 @@ def test_sparse_files_are_passed_over_and_what_follows_them_is_found(tmp_path, f
 
 FILES = {f"{number}.jpg": bytes([number]) * 700 for number in range(4)}
 WHOLE = tar(FILES)
-MEMBERS = members_of(WHOLE)
+MEMBERS = listed(WHOLE)
 END_MARK = MEMBERS[-1].offset + 1024
 
 
 @given(st.integers(1, END_MARK))
 def test_a_tar_cut_anywhere_gives_the_members_before_the_cut_and_says_that_it_is_cut(length):
     data, found = WHOLE[:length], []
-    members = regular_members(lambda offset, size: data[offset : offset + size], length)
+    members = members_of(lambda offset, size: data[offset : offset + size], length)
     with pytest.raises(BrokenTarError, match="cut short"):
         found.extend(members)
     assert found == [member for member in MEMBERS if member.offset + member.size <= length]
@@ -96,19 +100,19 @@ def test_a_size_above_eight_gigabytes_is_read_and_one_below_zero_refused():
     large = tarfile.TarInfo("large")
     large.size = 9 << 30
     header = large.tobuf(tarfile.GNU_FORMAT)
-    members = regular_members(lambda offset, size: header if offset == 0 else bytes(512), 10 << 30)
+    members = members_of(lambda offset, size: header if offset == 0 else bytes(512), 10 << 30)
     assert [member.size for member in members] == [9 << 30]
     negative = bytearray(header)
     negative[124:136] = b"-0000000001\0"
     with pytest.raises(BrokenTarError, match="not a tar archive"):
-        members_of(with_checksum(negative))
+        listed(with_checksum(negative))
 
 
 def test_a_header_that_differs_from_its_checksum_is_damaged():
     data = bytearray(WHOLE)
     second = WHOLE.index(b"1.jpg")
     data[second] ^= 1
-    members = regular_members(lambda offset, size: bytes(data[offset : offset + size]), len(data))
+    members = members_of(lambda offset, size: bytes(data[offset : offset + size]), len(data))
     assert next(members) == MEMBERS[0]
     with pytest.raises(BrokenTarError, match=r"its header at byte [\d,]+ is damaged"):
         next(members)
@@ -125,7 +129,7 @@ def test_a_tar_changed_anywhere_gives_members_inside_it_or_is_said_to_be_broken(
     data = bytearray(WHOLE)
     data[place] ^= change
     try:
-        found = members_of(bytes(data))
+        found = listed(bytes(data))
     except BrokenTarError:
         return
     assert all(0 < member.offset <= member.offset + member.size <= len(data) for member in found)
@@ -138,7 +142,7 @@ def test_a_damaged_pax_header_is_broken_and_not_read_for_ever(record):
     header.type, header.size = tarfile.XHDTYPE, len(record)
     data = header.tobuf(tarfile.USTAR_FORMAT) + record + bytes(-len(record) % 512) + WHOLE
     with pytest.raises(BrokenTarError, match="its header at byte 0 is damaged"):
-        members_of(data)
+        listed(data)
 
 
 def test_a_header_that_asks_for_gigabytes_is_refused_unread():
@@ -151,5 +155,5 @@ def test_a_header_that_asks_for_gigabytes_is_refused_unread():
         return header.tobuf(tarfile.USTAR_FORMAT) if offset == 0 else bytes(size)
 
     with pytest.raises(BrokenTarError, match="above 1,048,576 bytes"):
-        list(regular_members(read_at, 8 << 30))
+        list(members_of(read_at, 8 << 30))
     assert max(asked) <= 1 << 20

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import subprocess
 import tarfile
 
 import numpy as np
@@ -160,9 +161,73 @@ def test_members_that_no_sample_uses_are_told_and_a_key_may_end_at_the_last_dot(
 
 def test_a_dot_before_the_suffix_is_named_where_it_hides_a_picture(tmp_path):
     shard = write_members(tmp_path / "0.tar", ("a.jpg", b"x"), ("Mr. T 1.jpg", b"x"))
-    assert_bad(
-        samples_of(WebDatasetSource([shard]))[1], "a key ends at the first dot, unless --key-by last-dot is given"
-    )
+    assert_bad(samples_of(WebDatasetSource([shard]))[1], "a key ends at its name's first dot; use --key-by last-dot")
+
+
+JPG, TXT = ("a.jpg", b"x"), ("a.txt", b"A")
+
+
+@pytest.mark.parametrize(
+    ("members", "left_out", "unused"),
+    [
+        ([JPG, TXT, ("a.json", b"{}"), ("a.npy", b"")], {}, {"json": "--caption json:FIELD"}),  # img2dataset's
+        ([JPG, TXT, ("a.seg.png", b"s"), ("a.bbox.json", b"[]")], {},
+         {"png": "--key-by last-dot", "json": "--key-by last-dot"}),
+        ([JPG, TXT, ("a.png", b"y")], {}, {"png": "--image"}),
+        ([JPG, TXT, ("a.caption", b"B"), ("a.mp4", b"")], {}, {"caption": "--caption caption"}),
+        ([JPG, TXT, ("a.heic", b"h")], {}, {"heic": "--image"}),
+        ([JPG, TXT, ("b.heic", b"h"), ("b.txt", b"B")],
+         {"b": "in jpg;jpeg;png;webp; use --image heic"}, {"heic": "--image"}),
+        ([JPG, TXT, ("Mr. T 1.jpg", b"x"), ("Mr. T 1.txt", b"x")], {"Mr": "--key-by last-dot"},
+         {"jpg": "--key-by last-dot", "txt": "--key-by last-dot"}),
+        ([JPG, ("b.jpg", b"y"), TXT, ("b.txt", b"B"), ("c.jpg", b"z"), ("c.txt", b"C")],
+         {"a": "tar --sort=name", "b": "tar --sort=name"}, {}),
+        ([("set/v1.0/a.jpg", b"x"), ("set/v1.0/a.txt", b"A"), ("./b.JPG", b"y"), ("./b.TXT", b"B")], {}, {}),
+        ([JPG, TXT, ("._b.jpg", b"y"), ("__meta__/1.json", b"{}"), ("README", b"r")], {}, {}),
+        ([JPG, TXT, ("b.jpg", b"y"), ("b.txt", b" \n")], {"b": "no caption; add one"}, {}),
+        ([JPG, TXT, ("b.jpg", b"y"), ("b.txt", b"caf\xe9")], {"b": "not UTF-8"}, {}),
+    ],
+)  # fmt: skip
+def test_of_tars_as_other_tools_write_them_each_member_is_used_left_out_or_told(tmp_path, members, left_out, unused):
+    source = WebDatasetSource([write_members(tmp_path / "0.tar", *members)])
+    reads = [read for read in reads_of(source, mode=source.sampled(0).mode) if read.sample is not None]
+    bad = {read.sample.key: read.sample.reason for read in reads if isinstance(read.sample, BadSample)}
+    assert bad.keys() == left_out.keys()
+    assert all(words in bad[key] for key, words in left_out.items())
+    assert {kind.rpartition(".")[2]: cure for read in reads for kind, _, cure in read.unused} == unused
+
+
+def test_of_a_folder_hidden_tars_are_not_read_and_packed_ones_are_told_with_the_cure(tmp_path):
+    for folder in ("train", "packed"):
+        (tmp_path / folder).mkdir()
+    write_members(tmp_path / "train" / "0.tar", JPG, TXT)
+    for name in ("train/._0.tar", "train/00000.parquet", "train/00000_stats.json", "packed/1.tar.gz", "packed/2.tgz"):
+        (tmp_path / name).touch()
+    source = WebDatasetSource([tmp_path])
+    assert len(samples_of(source)) == 1
+    assert {kind: (each.number, each.cure) for kind, each in source.unused.items()} == {
+        "hidden files": (1, ""), "files that end in .parquet": (1, ""), "files that end in .json": (1, ""),
+        "files that end in .gz": (1, "unpack them"), "files that end in .tgz": (1, "unpack them"),
+    }  # fmt: skip
+    with pytest.raises(
+        SourceError, match=r"no tar files to read; 1 × files that end in \.t?gz, such as .*: unpack them"
+    ):
+        WebDatasetSource([tmp_path / "packed"])
+
+
+def test_links_in_a_tar_of_gnu_tar_are_left_out_and_the_cure_packs_their_files(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jpg").write_bytes(b"x")
+    os.link(tmp_path / "in" / "a.jpg", tmp_path / "in" / "b.jpg")
+    (tmp_path / "in" / "c.jpg").symlink_to("a.jpg")
+
+    def found(*options):
+        command = ["tar", "--sort=name", *options, "-cf", str(tmp_path / "0.tar"), "-C", str(tmp_path / "in"), "."]
+        subprocess.run(command, check=True)
+        return [isinstance(sample, BadSample) for sample in samples_of(WebDatasetSource([tmp_path / "0.tar"]))]
+
+    assert found() == [False, True, True]
+    assert found("--dereference", "--hard-dereference") == [False] * 3
 
 
 def test_the_first_of_several_suffixes_that_a_sample_has_is_its_picture(tmp_path):
@@ -190,7 +255,7 @@ def test_a_sample_without_a_picture_or_a_caption_is_a_bad_sample(tmp_path):
         ("4.txt", b"caf\xe9"),
     ]
     samples = samples_of(WebDatasetSource([write_members(tmp_path / "0.tar", *members)]))
-    for index, reason in ((1, "no picture: no member of this key ends in jpg"), (2, "no caption"), (3, "not UTF-8")):
+    for index, reason in ((1, "no picture: no member of its key ends in jpg"), (2, "no caption"), (3, "not UTF-8")):
         assert_bad(samples[index], reason)
     assert [sample.uri for sample in samples] == ["0.tar/1.jpg", "0.tar/2.txt", "0.tar/3.jpg", "0.tar/4.jpg"]
 
@@ -262,7 +327,7 @@ def test_a_compressed_tar_is_answered_with_the_cure(tmp_path):
             read()
 
 
-def test_names_that_lead_elsewhere_are_only_text_and_links_are_not_followed(tmp_path, monkeypatch):
+def test_names_that_lead_elsewhere_are_only_text_and_links_are_left_out_with_the_cure(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     shard = tmp_path / "0.tar"
@@ -275,9 +340,11 @@ def test_names_that_lead_elsewhere_are_only_text_and_links_are_not_followed(tmp_
             member = tarfile.TarInfo(f"link{kind!r}.jpg")
             member.type, member.linkname = kind, "/etc/passwd"
             tar.addfile(member)
-    samples = samples_of(WebDatasetSource([shard]))
+    *samples, symbolic, hard = samples_of(WebDatasetSource([shard]))
     assert [sample.picture for sample in samples] == [b"evil", b"evil"]
     assert [sample.uri for sample in samples] == ["0.tar/../../evil.jpg", "0.tar//tmp/evil.jpg"]
+    for link in (symbolic, hard):
+        assert_bad(link, "a link; pack the files in its place, with `tar --dereference --hard-dereference`")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["0.tar", "here"]
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .pipeline.conversion.conversion import Conversion as Conversion
     from .pipeline.conversion.conversion import ConvertSettings as ConvertSettings
     from .pipeline.conversion.conversion import convert as convert
+    from .pipeline.errors import BadSampleError as BadSampleError
     from .pipeline.opening import Dataset as Dataset
     from .pipeline.order.order import Order as Order
     from .pipeline.sources import Sample as Sample
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "pipeline.views.recipes": "Recipe",
     "pipeline.conversion.conversion": "Conversion ConvertSettings convert",
+    "pipeline.errors": "BadSampleError",
     "pipeline.opening": "Dataset",
     "pipeline.order.order": "Order",
     "pipeline.sources": "Sample Source",

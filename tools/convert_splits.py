@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +30,8 @@ from .printing import plain_text
 from .progress import in_units
 
 MEGABYTE = 1_000_000
+LONGTAIL_SHOWN = 5
+"""Classes at either end of a long tail that are named."""
 ROWS_OF_A_BLOCK = 8_192
 """A usual size of the blocks in which training reads a remote dataset."""
 
@@ -182,6 +185,14 @@ def say_summary(
         click.echo(f"  {index.tokenizer.truncated:,} {were} truncated to {settings.context_length} tokens")
     if split.grown is None:  # else the whole dataset's follows
         say_content(path, index.content)
+
+
+def say_longtail(place: Place) -> None:
+    """Print the classes' sizes, the largest first."""
+    sizes = Counter(Dataset(place).column("group").drop_null().to_pylist()).most_common()
+    named = [f"{plain_text(name, 40)} {size:,}" for name, size in sizes]
+    few = [*named[:LONGTAIL_SHOWN], "…", *named[-LONGTAIL_SHOWN:]] if len(named) > 2 * LONGTAIL_SHOWN else named
+    click.echo(f"  long tail: {len(named):,} classes; the head is {', '.join(few)}, the tail")
 
 
 def _cost_of_reading(dataset: Dataset) -> str:

@@ -131,8 +131,8 @@ class ParquetSource(Source):
 
     def unused(self) -> Account:
         found = Account()
-        for name in self._others:
-            found.add("columns of text", name, f"--{'group' if self._columns.caption else 'caption'} {name}")
+        cure = "--group names one as the class, --caption as the caption"
+        found.add("columns of text", ", ".join(self._others), cure, len(self._others))
         return found
 
     def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from ...pipeline.loading import Loader
-from ...pipeline.opening import Dataset, Mixture
+from ...pipeline.opening import Dataset, Mixture, usual_image_size
 from ...pipeline.order.order import AnyOrder, Order, Pieces, Selected, Window
 from ...pipeline.planted import Planting
 from ...pipeline.views.recipes import RECIPES, Recipe
@@ -28,7 +28,7 @@ from ..world import ALONE, World
 from .dataset_cache import DatasetCache
 from .order_of_mixture import lowest_shares, mixed_order
 from .selection_files import SELECTING, pinned, rows_of, selects
-from .settings_of_data import refuse_unnamed_encoders, usual_batch_size, usual_image_size
+from .settings_of_data import refuse_few_samples, refuse_unnamed_encoders, usual_batch_size
 from .settings_of_models import with_settings_of_models
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
     if mode == "bimodal" and not pairs:
         raise ConfigError(f"objective.mode = 'bimodal' needs captions, but {dataset.place} has only images")
     data = _resolve_data(config.data, dataset, mode)
+    refuse_few_samples(dataset, _samples(data, dataset))
     device = device_named(config.device)
     refuse_unnamed_encoders(config.model, data.image_size, mode, dataset.index.tokenizer, device)
     resolved = config.model_copy(

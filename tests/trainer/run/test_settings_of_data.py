@@ -5,10 +5,11 @@ import re
 import pyarrow as pa
 import pytest
 
+from thermopile.pipeline.opening import usual_image_size
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.run.build import resolve
-from thermopile.trainer.run.settings_of_data import choices_of, usual_batch_size, usual_image_size
+from thermopile.trainer.run.settings_of_data import choices_of, usual_batch_size
 
 from support.cli import cli
 from support.datasets import write_dataset

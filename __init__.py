@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .pipeline.errors import BadSampleError as BadSampleError
     from .pipeline.opening import Dataset as Dataset
     from .pipeline.order.order import Order as Order
+    from .pipeline.sources import ClassGroups as ClassGroups
     from .pipeline.sources import Sample as Sample
     from .pipeline.sources import Source as Source
     from .pipeline.views.recipes import Recipe as Recipe
@@ -44,7 +45,7 @@ _NAMES = {
     "pipeline.errors": "BadSampleError",
     "pipeline.opening": "Dataset",
     "pipeline.order.order": "Order",
-    "pipeline.sources": "Sample Source",
+    "pipeline.sources": "ClassGroups Sample Source",
     "state_store": "StateReader StateStore list_snapshots",
     "tools.inspection.opened_run": "open_run",
     "trainer.loop": "Trainer",

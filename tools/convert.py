@@ -24,7 +24,6 @@ from ..pipeline.dataset.index import TOKENIZER_FILE, DatasetIndex, read_index
 from ..pipeline.dataset.tokenizer import MAX_FILE_BYTES
 from ..pipeline.errors import DatasetExistsError, SourceError
 from ..pipeline.opening import Dataset, usual_image_size
-from ..pipeline.order.order import MIN_ROWS_PER_STEP, too_few
 from ..pipeline.sources import ClassGroups, Source
 from ..pipeline.sources.csv_source import CsvSource
 from ..pipeline.sources.dataset_source import DatasetSource
@@ -193,23 +192,24 @@ def _run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOp
 
 def _next_steps(out: Place, preset: str) -> str:
     """Return the commands that suit a dataset. preset: the one that was made for it, if any."""
+    from ..pipeline.order.order import MIN_ROWS_PER_STEP, too_few  # late, because it imports numba
+
     index = read_index(out)
     if index.n < MIN_ROWS_PER_STEP:
         return f"{out} has {too_few(index.n)}"
-    is_small, is_pairs = index.n < FEW_SAMPLES, index.mode == "pairs"
     usual = size = 64 if out.is_remote else usual_image_size(Dataset(out))  # a remote table would be fetched
+    is_small, settings = index.n < FEW_SAMPLES, list[str]()
     if is_small and not preset:
-        size = min(usual, 64)
+        preset, size = "small", min(usual, 64)
     model, folder = click.get_current_context().meta.get(MODEL, ("", Path()))
-    sides, size = _encoders_in(folder, size) if model and is_pairs else ((), size)
-    if is_small and not sides:  # a preset would replace the model's encoders
-        preset = preset or "small"
-    settings = [f"model.{side}.name={model}" for side in sides]
+    if model and index.mode == "pairs":
+        sides, size = _encoders_in(folder, size)
+        settings += [f"model.{side}.name={model}" for side in sides]
+        preset = "" if sides else preset  # which would replace the model's encoders
     settings += [f"data.image_size={size}"] * (size != (64 if preset == "small" else usual))
-    settings += ["data.planted=0.01"] * (is_pairs and not is_small)
-    train = "".join([f" --preset {preset}"] * bool(preset) + [f" --data {out} --out runs/{out.name}"])
-    train += "".join(f" --set {setting}" for setting in settings)
-    shown = f" --image-size {size}" * (size != usual)
+    settings += ["data.planted=0.01"] * (index.mode == "pairs" and not is_small)
+    shown, named = f" --image-size {size}" * (size != usual), f" --preset {preset}" * bool(preset)
+    train = "".join([f"{named} --data {out} --out runs/{out.name}", *(f" --set {setting}" for setting in settings)])
     return f"thermopile show {out} --out {out.name}.html{shown}; thermopile train{train}"
 
 

@@ -30,8 +30,6 @@ from .printing import plain_text
 from .progress import in_units
 
 MEGABYTE = 1_000_000
-LONGTAIL_SHOWN = 5
-"""Classes at either end of a long tail that are named."""
 ROWS_OF_A_BLOCK = 8_192
 """A usual size of the blocks in which training reads a remote dataset."""
 
@@ -188,11 +186,11 @@ def say_summary(
 
 
 def say_longtail(place: Place) -> None:
-    """Print the classes' sizes, the largest first."""
+    """Print the classes' sizes, the largest first; of many classes those at either end."""
     sizes = Counter(Dataset(place).column("group").drop_null().to_pylist()).most_common()
     named = [f"{plain_text(name, 40)} {size:,}" for name, size in sizes]
-    few = [*named[:LONGTAIL_SHOWN], "…", *named[-LONGTAIL_SHOWN:]] if len(named) > 2 * LONGTAIL_SHOWN else named
-    click.echo(f"  long tail: {len(named):,} classes; the head is {', '.join(few)}, the tail")
+    shown = ", ".join([*named[:5], "…", *named[-5:]] if len(named) > 10 else named)
+    click.echo(f"  long tail: {len(named):,} classes; the head is {shown}, the tail")
 
 
 def _cost_of_reading(dataset: Dataset) -> str:

@@ -56,8 +56,7 @@ def shown_samples(
 ) -> list[ShownSample]:
     """Return the samples with two views each, as training with that seed sees them; sample_ids int64 [b].
 
-    Images have two views per epoch; pairs have one, so this epoch's and the next one's are shown. Raises ConfigError
-    for an unknown recipe.
+    Images have two views per epoch; pairs have one, so this epoch's and the next one's are shown. Raises ConfigError.
     """
     recipe, rows = recipe_named(recipe_name), dataset.rows(sample_ids.tolist())
     pairs = dataset.index.mode == "pairs"

@@ -25,8 +25,6 @@ MAX_TRAINED_ON = 1_000_000
 """Maximum samples for training a tokenizer: more change few merges and take minutes each."""
 RUN = 1_000
 """Neighbouring samples taken together from a larger source to train a tokenizer."""
-ESTIMATED_FROM = 200
-"""Samples read to estimate the size of a source's pictures."""
 MAX_MARKS = 16_384
 """Each mark has one or two file names: a plan with all of them stays far below the read limit."""
 
@@ -277,11 +275,10 @@ class Source:
 
     @cached_property
     def _estimated_bytes(self) -> int | None:
-        """An estimate by a few samples, the same on every machine; None if there is one shard anyway."""
+        """An estimate by 200 samples, the same on every machine; None if there is one shard anyway."""
         if shard_count(len(self), None) == 1:
             return None
-        places = np.linspace(0, len(self) - 1, ESTIMATED_FROM).astype(np.int64)
-        sizes = list[int]()
+        places, sizes = np.linspace(0, len(self) - 1, 200).astype(np.int64), list[int]()
         for each in self.read(self.work(places)):
             with suppress(Exception):  # of a bad sample, or a damaged picture that was opened and not loaded
                 picture = each.sample.picture  # type: ignore[union-attr]

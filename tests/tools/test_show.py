@@ -83,11 +83,22 @@ def test_pairs_are_shown_in_two_epochs_for_they_have_one_view(pairs_dataset):
 
 
 @pytest.mark.parametrize("name", ["pairs_dataset", "images_dataset"])
-def test_the_recipe_is_the_one_that_training_would_choose(name, request, tmp_path):
+def test_recipe_and_size_are_those_that_training_would_choose(name, request, tmp_path):
     dataset = request.getfixturevalue(name)
     config = resolve(load_config({"data": {"path": str(dataset.path)}, "batch_size": 16}), dataset)
-    done = show(dataset.path, "--out", tmp_path / "sheet.html", "--samples", 1, "--image-size", 16)
+    done = show(dataset.path, "--out", tmp_path / "sheet.html", "--samples", 1)
     assert done.stdout.endswith(f"recipe {config.data.recipe}\n")
+    facts = f"recipe {config.data.recipe}  ·  views {config.data.image_size}×{config.data.image_size}  ·  "
+    assert facts in (tmp_path / "sheet.html").read_text("utf-8")
+
+
+def test_a_recipe_of_ones_own_is_announced_and_shown(images_dataset, tmp_path):
+    done = show(images_dataset.path, "--out", tmp_path / "a.html", "--samples", 1, "--recipe", "support.own_code:SOFT")
+    assert done.stdout.endswith("recipe support.own_code:SOFT\n")
+    assert "imports the recipe = support.own_code:SOFT from " in done.stderr
+    assert_refused(
+        show(images_dataset.path, "--out", tmp_path / "b.html", "--recipe", "support.own_code:Gone"), 2, "Gone"
+    )
 
 
 def sample(sample_id=0, group="", caption="", side=128):

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from .pipeline.conversion.conversion import Conversion as Conversion
     from .pipeline.conversion.conversion import ConvertSettings as ConvertSettings
     from .pipeline.conversion.conversion import convert as convert
+    from .pipeline.errors import BadSampleError as BadSampleError
     from .pipeline.opening import Dataset as Dataset
     from .pipeline.order.order import Order as Order
+    from .pipeline.sources import ClassGroups as ClassGroups
     from .pipeline.sources import Sample as Sample
     from .pipeline.sources import Source as Source
     from .pipeline.views.recipes import Recipe as Recipe
@@ -40,9 +42,10 @@ if TYPE_CHECKING:
 _NAMES = {
     "pipeline.views.recipes": "Recipe",
     "pipeline.conversion.conversion": "Conversion ConvertSettings convert",
+    "pipeline.errors": "BadSampleError",
     "pipeline.opening": "Dataset",
     "pipeline.order.order": "Order",
-    "pipeline.sources": "Sample Source",
+    "pipeline.sources": "ClassGroups Sample Source",
     "state_store": "StateReader StateStore list_snapshots",
     "tools.inspection.opened_run": "open_run",
     "trainer.loop": "Trainer",

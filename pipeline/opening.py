@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from .dataset.raw_bytes import Descriptor
     from .dataset.shard import OpenFiles, Shard
 
+LOOKED_AT = 4096
+"""Samples whose pictures' sizes are read; ids are in random order."""
+SMALLEST, LARGEST, SIDE_STEP = 32, 224, 16
+"""Side lengths of views that are chosen, in pixels."""
 PART, ID_IN_PART = "part", "id_in_part"
 """Columns of the samples table: the name of the sample's part, and its id there."""
 
@@ -307,3 +311,16 @@ def _joined(parts: Sequence[DatasetIndex]) -> DatasetIndex:
             "fingerprint": hashlib.sha256(named.encode()).hexdigest(),
         }
     )
+
+
+def shorter_side(dataset: Dataset) -> int:
+    """Return the median shorter side of the stored pictures, in pixels. Raises DatasetError, OSError."""
+    parts = dataset.parts if isinstance(dataset, Mixture) else (dataset,)
+    looked_at = [np.arange(min(part.n, LOOKED_AT // len(parts))) for part in parts]
+    sizes = pa.concat_tables(part.take(ids, ["width", "height"]) for part, ids in zip(parts, looked_at, strict=True))
+    return int(np.median(np.minimum(sizes["width"].to_numpy(), sizes["height"].to_numpy())))
+
+
+def usual_image_size(dataset: Dataset) -> int:
+    """Return the pictures' median shorter side, rounded down to a multiple of SIDE_STEP, within the limits."""
+    return min(LARGEST, max(SMALLEST, shorter_side(dataset) // SIDE_STEP * SIDE_STEP))

@@ -138,10 +138,11 @@ def test_an_example_is_short_and_shown_as_it_is(example):
 def test_the_public_names_are_these():
     """A change of this list is a decision; docs/library.md has them too."""
     assert sorted(thermopile.__all__) == [
-        "Anchors", "Conversion", "ConvertSettings", "Dataset", "EstimatorSettings", "GlobalContrastive",
-        "IndividualTemperature", "Objective", "Order", "Outcome", "Progress", "Recipe", "RobustSettings", "Rows",
-        "Run", "Sample", "Settings", "Source", "StateReader", "StateStore", "TemperatureRate", "Trainer", "__version__",
-        "convert", "create_objective", "joined_world", "list_snapshots", "open_run",
+        "Anchors", "BadSampleError", "ClassGroups", "Conversion", "ConvertSettings", "Dataset", "EstimatorSettings",
+        "GlobalContrastive", "IndividualTemperature", "Objective", "Order", "Outcome", "Progress", "Recipe",
+        "RobustSettings", "Rows", "Run", "Sample", "Settings", "Source", "StateReader", "StateStore",
+        "TemperatureRate", "Trainer", "__version__", "convert", "create_objective", "joined_world", "list_snapshots",
+        "open_run",
     ]  # fmt: skip
     documented = (ROOT / "docs" / "library.md").read_text("utf-8")
     for name in thermopile.__all__:

@@ -24,19 +24,30 @@ from ..pipeline.conversion.shard_pool import processes, start_workers_early
 from ..pipeline.dataset.index import TOKENIZER_FILE, DatasetIndex, read_index
 from ..pipeline.dataset.tokenizer import MAX_FILE_BYTES
 from ..pipeline.errors import DatasetExistsError, SourceError
+from ..pipeline.opening import Dataset, usual_image_size
 from ..pipeline.sources import ClassGroups, Source
 from ..pipeline.sources.csv_source import CsvSource
 from ..pipeline.sources.dataset_source import DatasetSource
 from ..pipeline.sources.splits import Drawn
 from ..pipeline.sources.webdataset import nobody_has
+from ..storage.files import read_regular
 from ..storage.local import LocalPath
 from ..storage.place import Place
+from ..storage.sealed_json import parse
 from ..trainer.run.selection_files import selected_ids
 from ..trainer.run_directory import refuse_in_run
 from .arguments import ANY_PLACE, TARS, DatasetPath
-from .convert_options import ConvertOptions, PartNumber, options_of
+from .convert_options import MODEL, ConvertOptions, PartNumber, options_of
 from .convert_sources import KINDS, Kind, users_kind
-from .convert_splits import ConversionProgress, Split, announce, say_content, say_summary, summary_as_json
+from .convert_splits import (
+    ConversionProgress,
+    Split,
+    announce,
+    say_content,
+    say_longtail,
+    say_summary,
+    summary_as_json,
+)
 from .printing import MAX_ERROR_CHARACTERS, plain_text
 from .progress import progress_bar
 
@@ -186,13 +197,43 @@ def _run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOp
     if any(each.get("to_finish") for each in results):
         click.echo("next: when all parts are done, the same command with --finish in place of --part")
     else:
-        index = read_index(out)
-        preset = "glyphs" if kind.name == "glyphs" else "small" if index.n < FEW_SAMPLES else None
-        named = f"--preset {preset} " if preset else ""
-        planted = " --set data.planted=0.01" if index.mode == "pairs" and index.n >= FEW_SAMPLES else ""
-        train = f"thermopile train {named}--data {out} --out runs/{out.name}{planted}"
-        click.echo(f"next: thermopile show {out} --out {out.name}.html; {train}")
+        for split in splits[:1] if asked.longtail else ():
+            say_longtail(split.shown)
+        click.echo(f"next: {_next_steps(out, 'glyphs' if kind.name == 'glyphs' else '')}")
     return results
+
+
+def _next_steps(out: Place, preset: str) -> str:
+    """Return the commands that suit a dataset. preset: the one that was made for it, if any."""
+    from ..pipeline.order.order import MIN_ROWS_PER_STEP, too_few  # late, because it imports numba
+
+    index = read_index(out)
+    if index.n < MIN_ROWS_PER_STEP:
+        return f"{out} has {too_few(index.n)}"
+    usual = size = 64 if out.is_remote else usual_image_size(Dataset(out))  # a remote table would be fetched
+    is_small, settings = index.n < FEW_SAMPLES, list[str]()
+    if is_small and not preset:
+        preset, size = "small", min(usual, 64)
+    model, folder = click.get_current_context().meta.get(MODEL, ("", Path()))
+    if model and index.mode == "pairs":
+        sides, size = _encoders_in(folder, size)
+        settings += [f"model.{side}.name={model}" for side in sides]
+        preset = "" if sides else preset  # which would replace the model's encoders
+    settings += [f"data.image_size={size}"] * (size != (64 if preset == "small" else usual))
+    settings += ["data.planted=0.01"] * (index.mode == "pairs" and not is_small)
+    shown, named = f" --image-size {size}" * (size != usual), f" --preset {preset}" * bool(preset)
+    train = "".join([f"{named} --data {out} --out runs/{out.name}", *(f" --set {setting}" for setting in settings)])
+    return f"thermopile show {out} --out {out.name}.html{shown}; thermopile train{train}"
+
+
+def _encoders_in(folder: Path, size: int) -> tuple[tuple[str, ...], int]:
+    """Return the sides that a model's directory has encoders for, and the size of its pictures, else `size`."""
+    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+        config = parse(read_regular(folder / "config.json"))
+        if config["model_type"] in ("clip", "siglip"):
+            return ("image", "text"), int(config["vision_config"].get("image_size", 224))
+        return ("text",), size
+    return (), size
 
 
 def _convert_all(
@@ -339,14 +380,15 @@ def _splits(sources: tuple[Source, ...], outs: list[Place], asked: ConvertOption
     """Return the datasets to write. The test set is held out first; the long tail is cut from the rest."""
     source, *own_test = sources
     rules = [Drawn(asked.holdout, asked.longtail, asked.seed, test) for test in (False, True)]
+    is_drawn = asked.holdout or asked.longtail
     if source.files_in_order:
-        is_drawn = asked.holdout or asked.longtail
         return [Split(out, source, rule if is_drawn else None, None) for out, rule in zip(outs, rules, strict=False)]
-    groups = source.groups()
+    # A user's source may have to read every sample for them.
+    groups = source.groups() if is_drawn or type(source).groups is not Source.groups else None
     _check_names_exist(source, groups)
     if asked.longtail and groups is None:
         raise click.UsageError("--longtail needs classes, and this source has none")
-    train = rules[0](len(source), groups) if asked.holdout or asked.longtail else None
+    train = rules[0](len(source), groups) if is_drawn else None
     splits = [Split(outs[0], source, train, groups)]
     for test in own_test:
         splits.append(Split(outs[1], test, None, test.groups()))

@@ -17,6 +17,9 @@ from ..pipeline.sources.caption_lengths import CONTEXTS
 from .arguments import defaulting, flag
 from .convert_sources import Kind
 
+MODEL = "thermopile.model"
+"""In click's context: the model whose tokenizer is used, as it was typed, and its folder."""
+
 
 @dataclass(frozen=True)
 class PartNumber:
@@ -114,8 +117,10 @@ class _TokenizerPath(click.Path):
         from ..trainer.encoders.hf_hub import snapshot  # late, because it imports torch
 
         folder = snapshot(value, fetching=True, weights=False) or Path(str(value)[3:]).expanduser()
-        if ctx is not None and (length := model_context(folder)) and length <= CONTEXTS[-1]:
-            ctx.default_map = {"context_length": length}
+        if ctx is not None:
+            ctx.meta[MODEL] = value, folder
+            if (length := model_context(folder)) and length <= CONTEXTS[-1]:
+                ctx.default_map = {"context_length": length}
         return super().convert(folder / TOKENIZER_FILE, param, ctx)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -207,6 +208,14 @@ def summary_as_json(summary: Summary, split: Split) -> dict[str, Any]:
         "nearly_white": index.source.get("nearly_white", 0),
         "content": index.content and index.content.model_dump(),
     }
+
+
+def say_longtail(place: Place) -> None:
+    """Print the classes' sizes, the largest first; of many classes those at either end."""
+    sizes = Counter(Dataset(place).column("group").drop_null().to_pylist()).most_common()
+    named = [f"{plain_text(name, 40)} {size:,}" for name, size in sizes]
+    shown = ", ".join([*named[:5], "…", *named[-5:]] if len(named) > 10 else named)
+    click.echo(f"  long tail: {len(named):,} classes; the head is {shown}, the tail")
 
 
 def _cost_of_reading(dataset: Dataset) -> str:

@@ -14,7 +14,8 @@ from PIL import Image, ImageDraw
 
 from ..pipeline.loading.ffcv_loader import ViewMaker
 from ..pipeline.opening import Dataset
-from ..pipeline.views.recipes import RECIPES, Recipe, view_parameters
+from ..pipeline.views.recipes import Recipe, view_parameters
+from ..trainer.run.build import recipe_named
 from .report.sheets import data_uri
 
 FRAME_COLOURS = ("#0072b2", "#d55e00")
@@ -54,9 +55,9 @@ def shown_samples(
 ) -> list[ShownSample]:
     """Return the samples with two views each, as training with that seed sees them; sample_ids int64 [b].
 
-    Images have two views per epoch; pairs have one, so this epoch's and the next one's are shown.
+    Images have two views per epoch; pairs have one, so this epoch's and the next one's are shown. Raises ConfigError.
     """
-    recipe, rows = RECIPES[recipe_name], dataset.rows(sample_ids.tolist())
+    recipe, rows = recipe_named(recipe_name), dataset.rows(sample_ids.tolist())
     pairs = dataset.index.mode == "pairs"
     drawn = (
         [(epoch, 0, f"epoch {epoch}"), (epoch + 1, 0, f"epoch {epoch + 1}")]

@@ -12,8 +12,6 @@ from .arguments import TARS, DatasetPath
 if TYPE_CHECKING:
     from ..storage.place import Place
 
-RECIPE_NAMES = ("clip", "crop_flip", "simclr", "simclr_cifar", "moco_v3", "vicreg", "glyphs")
-"""Names from pipeline/views/recipes.py, repeated here because importing it loads numba and would slow `--help`."""
 MAX_SAMPLES = 200
 
 
@@ -38,8 +36,8 @@ def _parse_ids(context: click.Context, option: click.Parameter, value: str | Non
 @click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The HTML page to write.")
 @click.option(
     "--recipe",
-    type=click.Choice(RECIPE_NAMES),
-    help="Augmentation. Default: as in training, clip for pairs and crop_flip for images only.",
+    metavar="NAME",
+    help="As data.recipe in training, also module:name. Default: clip for pairs and crop_flip for images only.",
 )
 @click.option(
     "--samples",
@@ -52,7 +50,7 @@ def _parse_ids(context: click.Context, option: click.Parameter, value: str | Non
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True, help="Seed, as in training.")
 @click.option("--epoch", type=click.IntRange(0, 2**32), default=0, show_default=True, help="Epoch, counted from 0.")
 @click.option(
-    "--image-size", type=click.IntRange(8, 1024), default=224, show_default=True, help="Side of the views, in pixels."
+    "--image-size", type=click.IntRange(8, 1024), help="Side of the views, in pixels. Default: as training chooses it."
 )
 @click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 def show(
@@ -64,7 +62,7 @@ def show(
     ids: list[int] | None,
     seed: int,
     epoch: int,
-    image_size: int,
+    image_size: int | None,
     overwrite: bool,
 ) -> None:
     """Write a page of samples of DATASET: the stored picture, two augmented views, id, caption and class.
@@ -74,9 +72,11 @@ def show(
     """
     import numpy as np
 
-    from ..pipeline.opening import Dataset
+    from ..pipeline.opening import Dataset, usual_image_size
     from ..storage.files import write_atomically
     from ..storage.place import place_of
+    from ..trainer.config.own_code import announce_code
+    from ..trainer.plugins import is_plugin
     from ..trainer.run_directory import refuse_in_run
 
     if out.suffix.lower() != ".html":
@@ -91,10 +91,13 @@ def show(
         raise click.UsageError(f"--ids: sample {outside[0]} does not exist; the dataset holds 0 to {opened.n - 1}")
     if ids is None:
         ids = sorted(np.random.default_rng(seed).choice(opened.n, min(samples, opened.n), replace=False).tolist())
+    image_size = image_size or usual_image_size(opened)
+    recipe = recipe or ("clip" if opened.index.mode == "pairs" else "crop_flip")
+    if is_plugin(recipe):
+        announce_code({"the recipe": recipe})
     from .report.html import document, part
     from .sample_sheet import shown_samples  # last, because it imports torch
 
-    recipe = recipe or ("clip" if opened.index.mode == "pairs" else "crop_flip")
     shown = shown_samples(opened, np.array(ids, np.int64), recipe, seed=seed, epoch=epoch, image_size=image_size)
     number = f"{len(ids):,} of {opened.n:,} samples"
     facts = f"recipe {recipe}  ·  views {image_size}×{image_size}  ·  seed {seed}  ·  epoch {epoch}  ·  {number}"

@@ -100,7 +100,7 @@ def to_stored(picture: bytes | Image.Image, policy: ImagePolicy) -> StoredImage:
     Raises BadSampleError for non-pictures, truncated or damaged files, and bombs.
     """
     if isinstance(picture, Image.Image):
-        return _encode(_rgb(picture), policy)
+        return _read(picture, None, policy)
     if not picture:
         raise BadSampleError("the file is empty")
     coding = coding_of(picture) if picture.startswith(b"\xff\xd8") else None
@@ -114,21 +114,23 @@ def to_stored(picture: bytes | Image.Image, policy: ImagePolicy) -> StoredImage:
         return _read(plain, coding, policy)
 
 
-def _read(picture: bytes, coding: Coding | None, policy: ImagePolicy) -> StoredImage:
+def _read(picture: bytes | Image.Image, coding: Coding | None, policy: ImagePolicy) -> StoredImage:
+    data = picture if isinstance(picture, bytes) else b""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # odd metadata, and bombs, which _refuse_bomb handles
             Image.MAX_IMAGE_PIXELS = policy.max_pixels  # Pillow raises on opening above twice as many
-            with Image.open(io.BytesIO(picture), formats=_OPENED) as image:
+            opened = picture if isinstance(picture, Image.Image) else Image.open(io.BytesIO(data), formats=_OPENED)
+            with opened as image:
                 _refuse_bomb(image, policy)
                 can_stay = coding and coding.is_huffman and _is_plain_ycbcr(image) and _orientation(image) == 1
-                if can_stay and (kept := _kept(picture, image.height, image.width, policy)):
+                if can_stay and (kept := _kept(data, image.height, image.width, policy)):
                     return kept
                 return _encode(_rgb(_loaded_upright(image, policy)), policy)
     except BadSampleError:
         raise
     except UnidentifiedImageError:  # its message contains a memory address
-        raise BadSampleError(_what_it_is(picture)) from None
+        raise BadSampleError(_what_it_is(data)) from None
     except Image.DecompressionBombError:  # raised on opening, before the size is known
         raise BadSampleError(f"too many pixels: more than twice --max-pixels {policy.max_pixels:,}") from None
     except Exception as error:  # Pillow's decoders raise nearly anything on hostile input

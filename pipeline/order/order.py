@@ -37,6 +37,11 @@ FEW_SHARDS, MANY_SHARDS = 8, 64
 almost as many samples as there are shards; the default lets a hundredth of a shard lack at most."""
 
 
+def too_few(samples: int) -> str:
+    """Say that so few samples cannot be trained on."""
+    return f"{samples:,} sample{'s' * (samples != 1)}, but training takes at least {MIN_ROWS_PER_STEP}; add samples"
+
+
 def usual_shards(samples: int, batch_size: int) -> int:
     """Return the most canonical shards, a power of two, that divide a batch and take 16 ids of it each.
 
@@ -307,8 +312,8 @@ class Order:
         if self.rows_per_step < MIN_ROWS_PER_STEP:
             raise ValueError(
                 f"batch_size {batch:,} takes {self.rows_per_step} ids of each of the {shards:,} canonical shards, "
-                f"but the minimum is {MIN_ROWS_PER_STEP}. Raise batch_size to {MIN_ROWS_PER_STEP * shards:,} "
-                "or lower canonical_shards."
+                f"but the minimum is {MIN_ROWS_PER_STEP}. Raise batch_size to {MIN_ROWS_PER_STEP * shards:,}"
+                f"{' or lower canonical_shards' * (shards > 1)}."
             )
 
     def _check_shards(self) -> None:

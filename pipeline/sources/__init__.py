@@ -1,8 +1,11 @@
 """The interface of sources. A new source is one file, one entry in tools/convert_sources.py and one test."""
 
 import hashlib
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -12,7 +15,7 @@ from PIL import Image
 from pydantic import BaseModel
 
 from ..dataset.index import Tars
-from ..errors import BadSampleError
+from ..errors import BadSampleError, SourceError
 from .caption_lengths import MEASURED_ON, CaptionLengths, measure
 from .shards import Listings, in_runs, shard_count
 
@@ -35,8 +38,8 @@ class Sample(NamedTuple):
     """The source's own name for it."""
     picture: bytes | Image.Image
     """A file's undecoded bytes, or a generated picture."""
-    caption: str | None
-    group: str | None
+    caption: str | None = None
+    group: str | None = None
     """Class or folder, if any."""
     further_captions: tuple[str, ...] = ()
     """Further captions besides `caption`."""
@@ -49,6 +52,10 @@ class Sample(NamedTuple):
     def captions(self) -> tuple[str, ...]:
         """All captions, `caption` first; empty if there are none."""
         return () if self.caption is None else (self.caption, *self.further_captions)
+
+
+_TYPES = {"uri": str, "key": str, "picture": bytes | Image.Image, "caption": str | None, "group": str | None,
+          "further_captions": tuple}  # fmt: skip
 
 
 class BadSample(NamedTuple):
@@ -219,19 +226,45 @@ class Source:
         raise NotImplementedError
 
     def sample(self, index: int, unchanged_since: int) -> Sample:
-        """Return sample i; raise SourceChangedError if its file was changed since, see Work."""
-        return self[index]
+        """Return sample i; raise SourceChangedError if its file was changed since, see Work.
+
+        Checks what source[i] returns. Raises SourceError for another type than Sample has, BadSampleError for a pair
+        without a caption.
+        """
+        from .listing import caption_texts
+
+        sample: object = self[index]
+        if not isinstance(sample, Sample):
+            raise SourceError(f"sample {index} of the source is a {type(sample).__name__}; return a thermopile.Sample")
+        for field, kind in _TYPES.items():
+            if not isinstance(value := getattr(sample, field), kind):
+                raise SourceError(
+                    f"sample {index} of the source has a {field} of type {type(value).__name__}. Uri and key are text, "
+                    "the picture is a file's bytes or a PIL image, caption and group are text or None"
+                )
+        if self.mode != "images":
+            caption, *others = caption_texts(sample.captions)
+            sample = sample._replace(caption=caption, further_captions=tuple(others))
+        return sample._replace(group=sample.group or None)
 
     def groups(self) -> ClassGroups | None:
-        """Return the samples' classes; None if the source has none."""
-        return None
+        """Return the samples' classes; None if the source has none.
+
+        Reads every sample; override it where classes are known without the pictures.
+        """
+        from .listing import binary_arrays, groups_by_name
+
+        samples = (each.sample for each in self.read(self.work(np.arange(len(self)))))
+        names = ((isinstance(sample, Sample) and sample.group) or "" for sample in samples)
+        return groups_by_name(binary_arrays(name.encode() for name in names))
 
     def captions(self, indices: NDArray[np.int64]) -> Iterable[str]:
         """Yield all captions of these samples, to train a tokenizer; none if the mode is `images`.
 
-        Unreadable captions are skipped.
+        Unreadable captions are skipped. Reads the samples; override it where captions are known without the pictures.
         """
-        return ()
+        for each in self.read(self.work(indices)) if self.mode != "images" else ():
+            yield from each.sample.captions if isinstance(each.sample, Sample) else ()
 
     def chunks(self) -> NDArray[np.int64] | None:
         """Return prefix sums, int64 [chunks + 1], of chunks whose samples are cheap only if read in sequence.
@@ -241,8 +274,22 @@ class Source:
         return None
 
     def stored_bytes(self) -> int | None:
-        """Return the bytes of all pictures in the source, for an estimate; None if unknown."""
-        return None
+        """Return about how many bytes all pictures have in the source, so that shards are large; None if unknown."""
+        return self._estimated_bytes
+
+    @cached_property
+    def _estimated_bytes(self) -> int | None:
+        """An estimate by 200 samples, the same on every machine; None if there is one shard anyway."""
+        if shard_count(len(self), None) == 1:
+            return None
+        places, sizes = np.linspace(0, len(self) - 1, 200).astype(np.int64), list[int]()
+        for each in self.read(self.work(places)):
+            with suppress(Exception):  # of a bad sample, or a damaged picture that was opened and not loaded
+                picture = each.sample.picture  # type: ignore[union-attr]
+                # The beginning of a generated one counts, compressed without loss.
+                file = picture if isinstance(picture, bytes) else zlib.compress(picture.tobytes()[: 1 << 18], 1)
+                sizes.append(len(file))
+        return round(sum(sizes) * len(self) / len(sizes)) if sizes else None
 
     def marks(self) -> dict[str, str]:
         """Return marks that reveal changed files, by name. A conversion is resumed only if all marks are equal."""
@@ -260,9 +307,15 @@ class Source:
         }
 
     def lengths(self, asked: Asked) -> CaptionLengths | None:
-        """Return vocabulary and context that suit the captions; None if there are none, or only `facts` reads them."""
-        captions = self.captions(in_runs(len(self), MEASURED_ON))
-        return measure(captions, asked.vocab_size or None, asked.context_length or None, asked.tokenizer)
+        """Return vocabulary and context that suit the captions; None for images, or if only `facts` reads captions.
+
+        Raises SourceError if no sample has a caption.
+        """
+        captions = self.captions(looked_at := in_runs(len(self), MEASURED_ON))
+        found = measure(captions, asked.vocab_size or None, asked.context_length or None, asked.tokenizer)
+        if found is None and self.mode != "images":
+            raise SourceError(f"none of {len(looked_at):,} samples has a caption")
+        return found
 
     def facts(self, asked: Asked, tell: Callable[[str], None]) -> Facts:
         """Learn what a conversion must know. May be slow; `tell` says what is done. Raises SourceError."""

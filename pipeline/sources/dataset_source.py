@@ -53,6 +53,9 @@ class DatasetSource(Source):
         caption, *others = row[CAPTIONS] if row[CAPTIONS] else (None,)
         return Sample(row["uri"], row["key"], jpeg, caption, row["group"], tuple(others))
 
+    def sample(self, index: int, unchanged_since: int) -> Sample:
+        return self[index]  # as it is
+
     def uri(self, index: int) -> str:
         return str(self._row(index)["uri"])
 

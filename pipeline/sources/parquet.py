@@ -134,14 +134,16 @@ class ParquetSource(Source):
 
     def _count_unused(self, schema: pa.Schema, group: str | None) -> None:
         """Count the columns with text, and with classes of another type, that no sample uses."""
+        texts = [field.name for field in schema if _holds_captions(field.type) and field.name not in self._columns]
+        if texts:
+            cure = f"--group {texts[0]} for classes"
+            cure = cure if self._columns.caption else f"--caption {texts[0]} for captions, {cure}"
+            self.unused.add("columns of text", ", ".join(texts), cure, len(texts))
         for field in schema:
             name, inner = field.name, field.type.value_type if _is_list(field.type) else field.type
-            if name in self._columns:
+            if name in self._columns or name in texts:
                 continue
-            if _holds_captions(field.type):
-                option = "group" if self._columns.caption else "caption"
-                self.unused.add("columns of text", name, f"--{option} {name}")
-            elif _class_names(schema, name):
+            if _class_names(schema, name):
                 self.unused.add("columns of classes", name, f"--group {name}")
             elif name in (group or "").split(";") and not _holds_classes(field.type):
                 self.unused.add("columns of classes that are neither numbers nor text", f"{name} ({field.type})")

@@ -47,6 +47,9 @@ class HostileSource(Source):
             group=f"class {self.classes[index]} {HOSTILE[self.classes[index]]}" if known else None,
         )
 
+    def sample(self, index, unchanged_since):
+        return self[index]  # unchecked, since a pair without a caption is left out
+
     def uri(self, index):
         return f"{HOSTILE[index % len(HOSTILE)]}.jpg"
 

@@ -58,7 +58,7 @@ def test_a_conversion_is_announced_and_summed_up(tmp_path, classes):
     assert f"{tmp_path / 'out'}: 64 samples of 3 classes without captions in 1 shard, 4.2 MB; " in result.stdout
     assert result.stdout.endswith(
         f"next: thermopile show {tmp_path / 'out'} --out out.html; "
-        f"thermopile train --preset small --data {tmp_path / 'out'} --out runs/out\n"
+        f"thermopile train --preset small --data {tmp_path / 'out'} --out runs/out --set data.image_size=32\n"
     )
 
 
@@ -67,7 +67,7 @@ def test_the_preset_for_few_samples_is_named_for_few_samples_alone(tmp_path, cla
     assert f"; thermopile train --data {tmp_path / 'out'} " in converted("folder", classes, tmp_path / "out").stdout
 
 
-@pytest.mark.parametrize(("enough", "words"), [(30, " --set data.planted=0.01\n"), (31, "out\n")])
+@pytest.mark.parametrize(("enough", "words"), [(30, " --set data.planted=0.01\n"), (31, "=32\n")])
 def test_planting_captions_is_suggested_for_enough_pairs_alone(tmp_path, classes, monkeypatch, enough, words):
     pictures = sorted(classes.rglob("*.jpg"))[:30]
     lines = ["filepath,title", *(f"{picture},picture {number}" for number, picture in enumerate(pictures))]
@@ -75,6 +75,44 @@ def test_planting_captions_is_suggested_for_enough_pairs_alone(tmp_path, classes
     monkeypatch.setattr("thermopile.tools.convert.FEW_SAMPLES", enough)
     assert converted("csv", tmp_path / "pairs.csv", tmp_path / "out", "--caption", "title").stdout.endswith(words)
     assert "planted" not in converted("folder", classes, tmp_path / "pictures").stdout
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory, pairs_dataset):
+    """A list of 20 pairs of larger pictures, and a folder for a model with a tokenizer."""
+    root = tmp_path_factory.mktemp("pairs")
+    (root / "model").mkdir()
+    shutil.copy(pairs_dataset.tokenizer_path, root / "model" / "tokenizer.json")
+    for number in range(20):
+        draw(number, 100, 120).save(root / f"{number}.jpg")
+    lines = ["filepath,title", *(f"{number}.jpg,picture {number}" for number in range(20))]
+    (root / "pairs.csv").write_text("\n".join(lines))
+    return root
+
+
+@pytest.mark.parametrize(
+    ("config", "shown", "trained"),
+    [
+        ('{"model_type": "clip", "vision_config": {"image_size": 48}, "text_config": {}}', " --image-size 48",
+         " --set model.image.name=hf:{0}/model --set model.text.name=hf:{0}/model --set data.image_size=48"),
+        ('{"model_type": "siglip", "vision_config": {}}', " --image-size 224",
+         " --set model.image.name=hf:{0}/model --set model.text.name=hf:{0}/model --set data.image_size=224"),
+        ('{"model_type": "distilbert"}', " --image-size 64",
+         " --set model.text.name=hf:{0}/model --set data.image_size=64"),
+        ("{}", " --image-size 64", None),
+        ('{"model_type": "clip", "vision_config": 3}', " --image-size 64", None),
+    ],
+)  # fmt: skip
+def test_the_next_command_keeps_the_encoders_of_the_model_whose_tokenizer_was_used(pairs, config, shown, trained):
+    (pairs / "model" / "config.json").write_text(config)
+    out, model = pairs / "out", ("--context-length", 16, "--resume")
+    done = converted("csv", pairs / "pairs.csv", out, "--tokenizer", f"hf:{pairs}/model", *model)
+    train = (
+        f"--data {out} --out runs/out{trained.format(pairs)}"
+        if trained
+        else f"--preset small --data {out} --out runs/out"
+    )
+    assert done.stdout.endswith(f"next: thermopile show {out} --out out.html{shown}; thermopile train {train}\n")
 
 
 @pytest.mark.wide
@@ -152,6 +190,32 @@ def test_a_test_set_is_held_out_of_every_class_alike_before_a_long_tail_is_cut(t
     assert sizes(tmp_path / "out") == {"ant": 37, "bee": 9, "cow": 1}  # 37, 37 / 4; of 37 / 16 = 2 one is left
     both = [set(Dataset(tmp_path / name).column("uri").to_pylist()) for name in ("out", "out-test")]
     assert not both[0] & both[1]
+
+
+def test_a_long_tail_is_told_by_its_classes_from_the_head_to_the_tail(tmp_path, classes):
+    done = converted("folder", classes, tmp_path / "out", "--longtail", 4)
+    assert "  long tail: 3 classes; the head is ant 40, bee 20, cow 4, the tail\n" in done.stdout
+
+
+def test_classes_of_a_users_source_are_balanced_and_cut(tmp_path):
+    done = converted("support.own_code:Squares", 100, tmp_path / "out", "--holdout", 9, "--longtail", 2)
+    assert sizes(tmp_path / "out-test") == {"a": 3, "b": 3, "c": 3}
+    assert sizes(tmp_path / "out") == {"a": 7, "b": 17, "c": 33}  # of 7, 17 and 67; the head would be a, of 67
+    assert "out: 57 samples of 3 classes" in done.stdout
+    assert "the head is c 33, b 17, a 7, the tail\n" in done.stdout
+
+
+def test_a_defect_of_a_users_source_is_said_to_be_of_it(tmp_path):
+    refused = run("support.own_code:Defect", 20, tmp_path / "out", "--workers", 1)
+    assert_one_line(refused, 1, "TypeError", "raised while support.own_code:Defect was read")
+
+
+@pytest.mark.parametrize("samples", [1, 15])
+def test_fewer_than_sixteen_samples_are_said_to_be_too_few_to_train_on(tmp_path, samples):
+    out, few = tmp_path / "out", f"{samples} sample{'s' * (samples > 1)}, but training takes at least 16; add samples"
+    assert converted("support.own_code:Squares", samples, out).stdout.endswith(f"next: {out} has {few}\n")
+    refused = cli("train", "--data", out, "--out", tmp_path / "run", "--preset", "small")
+    assert_one_line(refused, 2, f"{out}: {few}")
 
 
 @pytest.mark.parametrize("share", ["0", "1.5", "-3", "nan", "many"])

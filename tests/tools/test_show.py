@@ -16,7 +16,6 @@ from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.views.recipes import RECIPES
 from thermopile.tools.report.html import document, part
 from thermopile.tools.sample_sheet import ShownSample, ShownView, shown_samples
-from thermopile.tools.show import RECIPE_NAMES
 from thermopile.trainer.config import load_config
 from thermopile.trainer.run.build import resolve
 
@@ -88,16 +87,23 @@ def test_pairs_are_shown_in_two_epochs_for_they_have_one_view(pairs_dataset):
     assert any(sample.views[0].box != sample.views[1].box for sample in now)
 
 
-def test_the_recipes_are_those_of_the_loaders():
-    assert tuple(RECIPES) == RECIPE_NAMES
-
-
 @pytest.mark.parametrize("name", ["pairs_dataset", "images_dataset"])
-def test_the_recipe_is_the_one_that_training_would_choose(name, request, tmp_path):
+def test_recipe_and_size_are_those_that_training_would_choose(name, request, tmp_path):
     dataset = request.getfixturevalue(name)
     config = resolve(load_config({"data": {"path": str(dataset.path)}, "batch_size": 16}), dataset)[0]
-    done = show(dataset.path, "--out", tmp_path / "sheet.html", "--samples", 1, "--image-size", 16)
+    done = show(dataset.path, "--out", tmp_path / "sheet.html", "--samples", 1)
     assert done.stdout.endswith(f"recipe {config.data.recipe}\n")
+    page = (tmp_path / "sheet.html").read_text("utf-8")
+    assert f"views {config.data.image_size}×{config.data.image_size}" in page
+
+
+def test_a_recipe_of_ones_own_is_announced_and_shown(images_dataset, tmp_path):
+    done = show(images_dataset.path, "--out", tmp_path / "a.html", "--samples", 1, "--recipe", "support.own_code:SOFT")
+    assert done.stdout.endswith("recipe support.own_code:SOFT\n")
+    assert "imports the recipe = support.own_code:SOFT from " in done.stderr
+    assert_refused(
+        show(images_dataset.path, "--out", tmp_path / "b.html", "--recipe", "support.own_code:Gone"), 2, "Gone"
+    )
 
 
 def sample(sample_id=0, group="", caption="", side=128):
@@ -192,7 +198,7 @@ def test_an_existing_file_is_replaced_only_where_that_is_asked_for(images_datase
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--recipe", "simclear"], "'simclear' is not one of 'clip', 'crop_flip'"),
+        (["--recipe", "simclear"], "'simclear' is unknown; available: auto, clip, crop_flip"),
         (["--ids", "3,300"], "sample 300 does not exist; the dataset holds 0 to 299"),
         (["--ids", "-1"], "sample -1 does not exist"),
         (["--ids", "9" * 40], "sample 9999"),

@@ -13,7 +13,7 @@ import torch
 from pydantic import ValidationError
 
 from ...pipeline.loading import Loader
-from ...pipeline.opening import Dataset, Mixture
+from ...pipeline.opening import Dataset, Mixture, usual_image_size
 from ...pipeline.order.mixed_order import MixedOrder
 from ...pipeline.order.order import (
     FEW_SHARDS,
@@ -37,7 +37,7 @@ from ..precision import resolve_speed
 from ..world import ALONE, World
 from .dataset_cache import DatasetCache
 from .selection_files import SELECTING, pinned, rows_of, selects
-from .settings_of_data import refuse_unnamed_encoders, usual_batch_size, usual_image_size
+from .settings_of_data import refuse_few_samples, refuse_unnamed_encoders, usual_batch_size
 from .settings_of_models import with_settings_of_models
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> tupl
     if mode == "bimodal" and not pairs:
         raise ConfigError(f"objective.mode = 'bimodal' needs captions, but {dataset.place} has only images")
     data = _resolve_data(config.data, dataset, mode)
+    refuse_few_samples(dataset, _samples(data, dataset))
     device = device_named(config.device)
     refuse_unnamed_encoders(config.model, data.image_size, mode)
     resolved = config.model_copy(

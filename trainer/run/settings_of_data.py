@@ -5,39 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 
-import numpy as np
-import pyarrow as pa
-
-from ...pipeline.opening import Dataset, Mixture
-from ...pipeline.order.order import MIN_ROWS_PER_STEP
+from ...pipeline.opening import SMALLEST, Dataset, Mixture, shorter_side
+from ...pipeline.order.order import MIN_ROWS_PER_STEP, too_few
 from ..config import ModelConfig, TrainConfig
 from ..errors import ConfigError
 from ..objectives import objective_class
 from .selection_files import rows_of
 from .settings_of_models import LEARNED, is_whole
 
-LOOKED_AT = 4096
-"""Samples whose pictures' sizes are read; ids are in random order."""
-SMALLEST, LARGEST, SIDE_STEP = 32, 224, 16
-"""Side lengths of views that are chosen, in pixels."""
 USUAL_BATCH_SIZE = 256
 LARGEST_FOR_BUILT_IN = 64
 """Side length of views, in pixels, up to which the built-in encoders are chosen."""
 NAMED = {"image": ("hf:resnet-18", "hf:resnet-50"), "text": ("hf:clip-text",)}
 """Encoders to name for larger views, the fastest first."""
-
-
-def shorter_side(dataset: Dataset) -> int:
-    """Return the median shorter side of the stored pictures, in pixels. Raises DatasetError, OSError."""
-    parts = dataset.parts if isinstance(dataset, Mixture) else (dataset,)
-    looked_at = [np.arange(min(part.n, LOOKED_AT // len(parts))) for part in parts]
-    sizes = pa.concat_tables(part.take(ids, ["width", "height"]) for part, ids in zip(parts, looked_at, strict=True))
-    return int(np.median(np.minimum(sizes["width"].to_numpy(), sizes["height"].to_numpy())))
-
-
-def usual_image_size(dataset: Dataset) -> int:
-    """Return the pictures' median shorter side, rounded down to a multiple of SIDE_STEP, within the limits."""
-    return min(LARGEST, max(SMALLEST, shorter_side(dataset) // SIDE_STEP * SIDE_STEP))
 
 
 def usual_batch_size(samples: int, shares: Sequence[int] = (1,)) -> int:
@@ -49,6 +29,14 @@ def usual_batch_size(samples: int, shares: Sequence[int] = (1,)) -> int:
     usual = min(USUAL_BATCH_SIZE, 1 << max(1, samples // 4).bit_length() - 1)
     least = (-(-MIN_ROWS_PER_STEP // min(shares)) - 1).bit_length()  # exponent of the power of two
     return sum(shares) << max(least, (usual // sum(shares)).bit_length() - 1)
+
+
+def refuse_few_samples(dataset: Dataset, samples: int) -> None:
+    """Raise ConfigError if a step cannot take its samples of a dataset, of which `samples` are selected."""
+    parts = {part.place: part.n for part in dataset.parts} if isinstance(dataset, Mixture) else {dataset.place: samples}
+    for place, number in parts.items():
+        if number < MIN_ROWS_PER_STEP:
+            raise ConfigError(f"{place}: {too_few(number)}")
 
 
 def refuse_unnamed_encoders(model: ModelConfig, image_size: int, mode: str) -> None:
@@ -89,7 +77,7 @@ def choices_of(asked: TrainConfig, resolved: TrainConfig, dataset: Dataset) -> l
     if not asked.batch_size:
         samples = rows_of(data.select) if data.select else dataset.n
         lines.append(f"batch_size = {resolved.batch_size}: {samples:,} samples")
-    if data.image_size > side and asked.data.image_size:
+    if data.image_size > max(side, SMALLEST) and asked.data.image_size:
         lines.append(
             f"pictures are enlarged: data.image_size = {data.image_size}, but half have a shorter side up to {side}"
         )

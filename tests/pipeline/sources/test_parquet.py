@@ -220,11 +220,13 @@ def test_of_a_folder_hidden_files_are_not_read_and_others_are_counted(write, tmp
 
 def test_columns_of_text_that_no_sample_uses_are_told(write):
     file = write(image=images(0, 1), title=["a", "b"], set=["x", "y"], size=[1, 2], label=["c", "d"])
-    unused = ParquetSource([file]).unused
-    assert {kind: tuple(each) for kind, each in unused.items()} == {"columns of text": (2, "title", "--caption title")}
-    unused = ParquetSource([file], caption="title").unused
-    assert {kind: tuple(each) for kind, each in unused.items()} == {"columns of text": (1, "set", "--group set")}
-    assert ParquetSource([file], caption="title", group="set").unused["columns of text"].example == "label"
+    for options, number, names, cure in (
+        ({}, 2, "title, set", "--caption title for captions, --group title for classes"),
+        ({"caption": "title"}, 1, "set", "--group set for classes"),
+        ({"caption": "title", "group": "set"}, 1, "label", "--group label for classes"),
+    ):
+        unused = ParquetSource([file], **options).unused
+        assert {kind: tuple(each) for kind, each in unused.items()} == {"columns of text": (number, names, cure)}
 
 
 def test_a_path_is_followed_where_there_are_no_bytes_and_not_out_of_the_folder(write, tmp_path):

@@ -3,12 +3,14 @@
 import re
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from thermopile.pipeline.opening import Mixture, usual_image_size
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.run.build import resolve
-from thermopile.trainer.run.settings_of_data import choices_of, usual_batch_size, usual_image_size
+from thermopile.trainer.run.settings_of_data import choices_of, usual_batch_size
 
 from support.cli import cli
 from support.datasets import write_dataset
@@ -42,6 +44,46 @@ def test_each_part_of_a_mixture_has_sixteen_samples_of_a_batch(samples, shares, 
     assert expected * min(shares) / sum(shares) >= 16
 
 
+def sized(path, samples):
+    return write_dataset(path, [pa.table({"width": [20] * samples, "height": [20] * samples})])
+
+
+@pytest.mark.parametrize("samples", [1, 2, 8, 15])
+@pytest.mark.parametrize("settings", [{}, {"batch_size": 4}, {"batch_size": 16}, {"batch_size": 256},
+                                      {"data": {"image_size": 224}}])  # fmt: skip
+def test_fewer_samples_than_a_step_takes_are_refused_whatever_the_settings(tmp_path, samples, settings):
+    few = rf"data: {samples} samples?, but training takes at least 16; add samples$"
+    with pytest.raises(ConfigError, match=few):
+        resolve(load_config({"device": "cpu", **settings}), sized(tmp_path / "data", samples))
+
+
+def test_too_few_selected_samples_and_too_small_a_part_of_a_mixture_are_named(tmp_path):
+    large, small = sized(tmp_path / "large", 40), sized(tmp_path / "small", 15)
+    pq.write_table(pa.table({"sample_id": range(15)}), tmp_path / "few.parquet")
+    select = {"device": "cpu", "data": {"select": str(tmp_path / "few.parquet")}}
+    with pytest.raises(ConfigError, match="large: 15 samples, but training takes at least 16"):
+        resolve(load_config(select), large)
+    with pytest.raises(ConfigError, match="small: 15 samples, but training takes at least 16"):
+        resolve(load_config({"device": "cpu"}), Mixture([large, small]))
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch_size", "said"),
+    [
+        (16, 17, "batch_size 17 exceeds 16 samples; lower it to 16, or add samples"),
+        (40, 256, "batch_size 256 exceeds 40 samples; lower it to 16, or add samples"),
+        (300, 301, "batch_size 301 exceeds 300 samples; lower it to 64, or add samples"),
+        (16, 15, "the minimum is 16. Raise batch_size to 16.$"),
+        (16, 1, "the minimum is 16. Raise batch_size to 16.$"),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_told_which_would(tmp_path, samples, batch_size, said):
+    dataset = sized(tmp_path / "data", samples)
+    with pytest.raises(ConfigError, match=said):
+        resolve(load_config({"device": "cpu", "batch_size": batch_size}), dataset)
+    resolve(load_config({"device": "cpu", "batch_size": 16}), dataset)
+
+
 def test_what_was_chosen_is_said_and_what_was_given_is_not(images_dataset):
     asked = load_config({"device": "cpu"})
     chosen = resolve(asked, images_dataset)[0]
@@ -58,6 +100,8 @@ def test_pictures_that_are_enlarged_are_warned_of(images_dataset):
     asked = load_config({"device": "cpu", "batch_size": 32, "data": {"image_size": 64}})
     (line,) = choices_of(asked, resolve(asked, images_dataset)[0], images_dataset)
     assert line == "pictures are enlarged: data.image_size = 64, but half have a shorter side up to 27"
+    smallest = load_config({"device": "cpu", "batch_size": 32, "data": {"image_size": 32}})  # as training chooses it
+    assert choices_of(smallest, resolve(smallest, images_dataset), images_dataset) == []
 
 
 def test_on_a_gpu_ffcv_is_chosen_and_nothing_is_advised(images_dataset, monkeypatch):

@@ -28,7 +28,8 @@ MIN_NEGATIVES, MAX_PLANTED = 16, 2048
 ANCHORS_AT_ONCE = 1024
 """Anchors compared with all negatives at once: 16 MB of similarities a view."""
 _SEED = 2025
-Ids, Floats = NDArray[np.int64], NDArray[np.float32]
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from thermopile.tools.inspection.features.features_file import FeaturesFile
 from thermopile.tools.inspection.features.run_features import Asked, drawn_features, visited_features
 from thermopile.tools.inspection.features.solving import compared_views, solved_temperatures
 from thermopile.tools.inspection.opening import read_run
-from thermopile.tools.inspection.sentences import first_sentences
+from thermopile.tools.inspection.summary import first_sentences
 from thermopile.tools.inspection.temperatures.associations import SMALL, associations
 from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.trainer.run_directory import RunDirectory

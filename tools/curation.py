@@ -26,12 +26,11 @@ from .inspection.duplicates.representatives import read_scores
 from .inspection.findings import read_again
 from .inspection.opening import Inspection, read_blocks
 from .inspection.rows_export import check_target, of_dataset
-from .inspection.sentences import misfit_sentences
 from .inspection.temperatures.correlation import NO_GROUP
 from .inspection.temperatures.groups import CLASS_COLUMN, check_columns, codes_of
 from .inspection.temperatures.kinds import MIN_VISITS, NEAR_FLOOR, KindRules
 from .inspection.temperatures.misfits import HALF as HALF
-from .inspection.temperatures.misfits import misfits
+from .inspection.temperatures.misfits import misfit_sentences, misfits
 from .progress import task_bars
 
 KEPT, LISTED, IS_MISFIT, DUPLICATE, CLASS_FULL, NOT_TRAINED_ON = range(6)

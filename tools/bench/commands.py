@@ -124,14 +124,7 @@ def _print_steps(costs: list[StepCost]) -> None:
             f"batch {cost.batch_size:,}, {cost.loader} data: {cost.step_ms:,.1f} ms a step, "
             f"{cost.samples_per_second:,.0f} samples a second{memory}"
         )
-        parts = {
-            "data_wait": "data wait",
-            "store_wait": "store wait",
-            "forward_backward": "forward and backward",
-            "optimizer": "optimizer",
-            "other": "other",
-        }
-        click.echo("  " + ", ".join(f"{words} {cost.shares.get(part, 0):.1%}" for part, words in parts.items()))
+        click.echo("  " + ", ".join(f"{part.replace('_', ' ')} {share:.1%}" for part, share in cost.shares.items()))
     for real in costs[1:]:
         click.echo(f"  real data {real.samples_per_second / costs[0].samples_per_second:.0%} of synthetic")
 

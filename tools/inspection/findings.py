@@ -18,11 +18,11 @@ from .features.embedding_map import EmbeddingMap, embedding_map
 from .features.run_features import DEFAULT, Asked
 from .json_fields import Hidden
 from .opening import LATEST, Inspection, read_run
-from .sentences import first_sentences, misfit_sentences
+from .summary import first_sentences
 from .temperatures.drift import Drift, drift, in_order
 from .temperatures.groups import CLASS_COLUMN
 from .temperatures.kinds import COPIED, KIND_NAMES, MISFIT, NOT_TOLD_APART, STUCK
-from .temperatures.misfits import WrongCaptions, misfits
+from .temperatures.misfits import WrongCaptions, misfit_sentences, misfits
 from .temperatures.samples import InspectedSample, read_samples
 from .temperatures.survey import Side, Survey, survey
 from .temperatures.through_time import ThroughTime, through_time

@@ -1,4 +1,4 @@
-"""Summarise a run's temperatures for the terminal and for the report's tables."""
+"""Summarise a run's temperatures for the terminal and for the report: sentences and tables."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from ...trainer.lineage import read_lineage
 from .feature_findings.by_features import ByFeatures
 from .feature_findings.evidence import EvidentKinds
+from .feature_findings.properties import OF_FEATURES
 from .features.confirmation import Confirmation
 from .opening import Inspection
 from .temperatures.associations import END_SHARE, ENDS, Association
@@ -28,6 +29,24 @@ _BARS = "▁▂▃▄▅▆▇█"
 _SPARKLINE = 16
 TableRow = list[str]
 """One line of a summary table: its label, and a cell per side."""
+MAX_SENTENCES = 4
+SETTLED = 1.15
+"""Factor within which the update rule may still move the median temperature of a side that has settled."""
+NAMES = {
+    "rarest_word": ("rare words", "words that many captions have"),
+    "word_frequency": ("rarer words on the whole", "more common words on the whole"),
+    "class_size": ("small classes", "large classes"),
+    "equal_captions": ("captions that few others share", "captions that many others share"),
+    "copies": ("no near-copies", "near-copies"),
+    "contrast": ("little contrast", "much contrast"),
+    "pixels": ("small pictures", "large pictures"),
+    "caption_length": ("short captions", "long captions"),
+    "own_cosine": ("pictures that the model matches badly", "pictures that the model matches well"),
+    "doubt": ("pairs that the model matches well over the run", "pairs that the model matches badly over the run"),
+    "near_pictures": ("pictures that few others lie near in the features", "a heap of pictures in the features"),
+    "near_captions": ("captions that few others lie near in the features", "a heap of captions in the features"),
+}
+"""Property -> words for low and for high values."""
 
 
 def facts(inspection: Inspection, survey: Survey | None) -> list[tuple[str, str]]:
@@ -109,6 +128,38 @@ def solved_table(found: ByFeatures) -> tuple[TableRow, list[TableRow]]:
         rows.append([word, *(correlation(found.curves[side][rho]) for side in sides)])
     about = f"tau where KL is rho = {found.solved.rho:g}, of {len(found.solved.sample_ids):,} samples"
     return [about, *(f">{side}" for side in sides)], rows
+
+
+def first_sentences(found: ByFeatures | None) -> list[str]:
+    """Return sentences for the top of the report, the strongest first; empty without features."""
+    if found is None:
+        return []
+    notable = sorted(
+        ((side, each) for side, of_side in found.associations.items() for each in of_side if each.is_notable),
+        key=lambda one: (one[1].of in OF_FEATURES, -abs(one[1].area - 0.5)),
+    )
+    sentences = [in_words(side, each) for side, each in notable[:MAX_SENTENCES]]
+    moves = {side: f"{factor - 1:+.0%}" for side, factor in found.moves.items() if max(factor, 1 / factor) > SETTLED}
+    if moves:
+        sentences.append(
+            "The temperatures have not settled: while features stay as they are, the run's own rule would still move "
+            f"their median by {per_side(moves)}. Train longer."
+        )
+    return sentences
+
+
+def in_words(side: str, each: Association) -> str:
+    """Return the sentence for an association, with its strength."""
+    what, end = NAMES[each.of][each.area > 0.5], "Low" if each.end == "lowest" else "High"
+    of_side = "" if side == "sample" else f"{side} "
+    share, low, high = (100 * (value if each.area > 0.5 else 1 - value) for value in (each.area, each.low, each.high))
+    figures = f"{share:.0f}% of comparisons with the rest, {min(low, high):.0f} to {max(low, high):.0f}%"
+    if not each.stands:
+        return (
+            f"{end} {of_side}temperatures go with a heap in the features, and the model heaps up {what} ({figures}; "
+            "within the heap hardly)."
+        )
+    return f"{end} {of_side}temperatures go with {what} ({figures})."
 
 
 def associations_table(found: Sequence[Association]) -> tuple[TableRow, list[TableRow]]:

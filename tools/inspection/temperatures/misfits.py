@@ -8,6 +8,8 @@ do the like with labels.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,6 +30,8 @@ MAX_SNAPSHOTS = 16
 """Of more, one in two is read, or one in three and so on, the last among them."""
 LEAST_PLANTED, LEAST_IN_TAIL, LEAST_BEYOND = 200, 30, 5
 """Planted samples for any number, beyond a score that tells the share of wrong captions, beyond the end of a list."""
+MAX_LISTS, MAX_PLANTED = 4, 0.1
+"""Lists that sentences name, and share of the samples to plant."""
 HALF = 0.5
 """Expected precision down to which a list of misfits is worth dropping."""
 LISTS = [first * 10**power for power in range(2, 9) for first in (1, 2, 5)]
@@ -184,6 +188,26 @@ def misfits(inspection: Inspection, on_progress: OnTask) -> tuple[Ids, WrongCapt
     ids = np.argsort(scores, kind="stable")[: np.isfinite(scores).sum()]
     beyond = np.searchsorted(scores[ids], planted[np.isfinite(planted)], "right")
     return ids, wrong_captions(beyond, len(ids))
+
+
+def misfit_sentences(inspection: Inspection, found: WrongCaptions | None) -> list[str]:
+    """Return sentences about the list of misfits: the number of wrong captions, or how to measure it."""
+    if found is not None:
+        lists = [f"of the first {n:,}, about {_rounded(of)}" for n, of in [*found.lists.items()][:MAX_LISTS]]
+        of_all = f"About {_rounded(100 * each for each in found.share)}% of captions are as wrong as another sample's"
+        of_lists = [f"Wrong captions in the order of log s over the run: {'; '.join(lists)}."] if lists else []
+        return [*of_lists, f"{of_all}; those that are wrong in part come on top."]
+    pairs, planted = inspection.reader.kept if inspection.reader else 1, len(inspection.planted[0])
+    why = "This is an order; the number of wrong captions is unknown"
+    share = math.ceil(125 * LEAST_PLANTED / pairs) / 100
+    if inspection.config.objective.mode != "bimodal" or planted >= LEAST_PLANTED or share > MAX_PLANTED:
+        return [f"{why}{': planted samples have too few visits yet' if planted else ''}."]
+    few = f": {planted:,} are planted, {LEAST_PLANTED} are needed" if planted else ""
+    return [f"{why}{few}. To measure it, train with --set data.planted={share:g}."]
+
+
+def _rounded(interval: Iterable[float]) -> str:
+    return "{} ({} to {})".format(*(f"{float(f'{each:.2g}'):,g}" for each in interval))
 
 
 def exported(order: Ids, wrong: WrongCaptions | None, inspection: Inspection, samples: int) -> pa.Table:

@@ -144,7 +144,8 @@ class Heartbeats:
             while True:
                 known = self._noted(rank, *json.loads(self._to[rank].recv_bytes()))
                 self._to[rank].send_bytes(json.dumps(known).encode())
-        self._suspects_loss |= not self._known.left[rank]
+        if not self._known.left[rank]:
+            self._suspects_loss = True
 
     def _noted(self, rank: int, beats: int, left: bool, lost: Sequence[int]) -> _Known:
         with self._turn:

@@ -75,8 +75,7 @@ def show(
     from ..pipeline.opening import Dataset, usual_image_size
     from ..storage.files import write_atomically
     from ..storage.place import place_of
-    from ..trainer.config.own_code import announce_code
-    from ..trainer.plugins import is_plugin
+    from ..trainer.plugins import announce_code, is_plugin
     from ..trainer.run_directory import refuse_in_run
 
     if out.suffix.lower() != ".html":

@@ -16,7 +16,8 @@ PICTURE = as_bytes(draw(3), "PNG")
 
 
 def written(root, tree):
-    for folders, (name, data) in tree:
+    """Write the files, and sound.png beside them."""
+    for folders, (name, data) in [*tree, ([], ("sound.png", PICTURE))]:
         path = root.joinpath(*folders)
         path.mkdir(parents=True, exist_ok=True)
         (path / name).write_bytes(data)

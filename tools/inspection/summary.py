@@ -33,18 +33,24 @@ MAX_SENTENCES = 4
 SETTLED = 1.15
 """Factor within which the update rule may still move the median temperature of a side that has settled."""
 NAMES = {
-    "rarest_word": ("rare words", "words that many captions have"),
-    "word_frequency": ("rarer words on the whole", "more common words on the whole"),
-    "class_size": ("small classes", "large classes"),
+    "rarest_word": ("captions with rare words", "captions of words that many others have"),
+    "word_frequency": ("captions of rarer words on the whole", "captions of more common words on the whole"),
+    "class_size": ("samples of small classes", "samples of large classes"),
     "equal_captions": ("captions that few others share", "captions that many others share"),
-    "copies": ("no near-copies", "near-copies"),
-    "contrast": ("little contrast", "much contrast"),
+    "copies": ("pictures without near-copies", "pictures with near-copies"),
+    "contrast": ("pictures of little contrast", "pictures of much contrast"),
     "pixels": ("small pictures", "large pictures"),
     "caption_length": ("short captions", "long captions"),
     "own_cosine": ("pictures that the model matches badly", "pictures that the model matches well"),
-    "doubt": ("pairs that the model matches well over the run", "pairs that the model matches badly over the run"),
-    "near_pictures": ("pictures that few others lie near in the features", "a heap of pictures in the features"),
-    "near_captions": ("captions that few others lie near in the features", "a heap of captions in the features"),
+    "doubt": ("samples that the model matches well over the run", "samples that the model matches badly over the run"),
+    "near_pictures": (
+        "pictures that few others lie near in the features",
+        "pictures that many others lie near in the features",
+    ),
+    "near_captions": (
+        "captions that few others lie near in the features",
+        "captions that many others lie near in the features",
+    ),
 }
 """Property -> words for low and for high values."""
 
@@ -153,13 +159,10 @@ def in_words(side: str, each: Association) -> str:
     what, end = NAMES[each.of][each.area > 0.5], "Low" if each.end == "lowest" else "High"
     of_side = "" if side == "sample" else f"{side} "
     share, low, high = (100 * (value if each.area > 0.5 else 1 - value) for value in (each.area, each.low, each.high))
-    figures = f"{share:.0f}% of comparisons with the rest, {min(low, high):.0f} to {max(low, high):.0f}%"
-    if not each.stands:
-        return (
-            f"{end} {of_side}temperatures go with a heap in the features, and the model heaps up {what} ({figures}; "
-            "within the heap hardly)."
-        )
-    return f"{end} {of_side}temperatures go with {what} ({figures})."
+    # What does not hold within the most crowded tenth of samples is said of how the model places them.
+    why = "" if each.stands else ", which the model places close together; among samples placed so it hardly shows"
+    figures = f"in {share:.0f}% of comparisons with the rest, {min(low, high):.0f} to {max(low, high):.0f}%"
+    return f"{end} {of_side}temperatures go with {what}{why} ({figures})."
 
 
 def associations_table(found: Sequence[Association]) -> tuple[TableRow, list[TableRow]]:
@@ -171,10 +174,10 @@ def associations_table(found: Sequence[Association]) -> tuple[TableRow, list[Tab
 
 
 def area(found: Association | None) -> str:
-    """Return `0.80 (0.74 to 0.86)`, and the area within the heap where there is one."""
+    """Return `0.80 (0.74 to 0.86)`, and the area in the most crowded tenth where there is one."""
     if found is None:
         return "–"
-    within = "" if found.within is None else f", {found.within:.2f} within the heap"
+    within = "" if found.within is None else f", {found.within:.2f} in the most crowded tenth"
     return f"{found.area:.2f} ({found.low:.2f} to {found.high:.2f}{within})"
 
 

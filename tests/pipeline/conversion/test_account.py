@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import tarfile
 
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from thermopile.storage.local import LocalPath
 from support.cli import cli, succeed
 from support.conversions import dataset_of
 from support.pictures import as_bytes, draw
+from support.tars import write_members
 
 PICTURE = as_bytes(draw(3), "PNG")
 NAMES = st.sampled_from(["a", "b", ".hidden", "c.d", "Thumbs.db", "_"])
@@ -83,12 +83,7 @@ KEYS, SUFFIXES = st.sampled_from(["a", "b", "c"]), st.sampled_from(["png", "txt"
 def test_of_a_messy_tar_all_pictures_and_texts_are_stored_left_out_or_counted(tmp_path_factory, names):
     root = tmp_path_factory.mktemp("messy")
     members = [f"{key}.{suffix}" for key, suffix in sorted(names | {("sound", "png"), ("sound", "txt")})]
-    with tarfile.open(root / "0.tar", "w") as tar:
-        for name in members:
-            data = PICTURE if name.endswith("png") else name.encode()
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
+    write_members(root / "0.tar", *((name, PICTURE if name.endswith("png") else name.encode()) for name in members))
     dataset = dataset_of(WebDatasetSource([LocalPath(root / "0.tar")]), root / "out", max_error_rate=1.0)
     counted = sum(each["number"] for each in dataset.index.source.get("not_used", {}).values())
     rows, bad = dataset.rows(range(dataset.n)), [*read_bad_samples(dataset.place / "errors.jsonl")]
@@ -119,11 +114,7 @@ def test_the_summary_and_the_dataset_say_what_is_not_used(tmp_path):
 
 def test_parts_of_tars_add_their_accounts(tmp_path):
     for number in range(3):
-        with tarfile.open(tmp_path / f"{number}.tar", "w") as tar:
-            for name, data in ((f"{number}.png", PICTURE), (f"{number}.json", b"{}")):
-                info = tarfile.TarInfo(name)
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
+        write_members(tmp_path / f"{number}.tar", (f"{number}.png", PICTURE), (f"{number}.json", b"{}"))
     convert = ("convert", "webdataset", tmp_path, tmp_path / "out")
     for part in ("1/2", "2/2"):
         succeed(*convert, "--part", part)

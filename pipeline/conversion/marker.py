@@ -16,8 +16,6 @@ from ..errors import DatasetError
 from ..sources import BadSample, Unused
 
 PartSuffix = ShardSuffix | Literal["errors.jsonl", "done.json"]
-PART_SUFFIXES: tuple[PartSuffix, ...] = (*SHARD_SUFFIXES, "errors.jsonl")
-"""Files written before the marker."""
 
 
 def stem(part: int, shard: int) -> str:

@@ -53,7 +53,7 @@ from ..dataset.index import (
 from ..dataset.tokenizer import MAX_FILE_BYTES
 from ..errors import DatasetError, DatasetExistsError
 from ..sources import BadSample, Facts
-from .marker import PART_SUFFIXES, PartResult, PartSuffix, read_bad_samples, read_marker, stem
+from .marker import PartResult, PartSuffix, read_bad_samples, read_marker, stem
 from .plan import Plan
 
 SECONDS_BETWEEN_LOOKS = 0.5
@@ -106,12 +106,6 @@ class PartFiles(NamedTuple):
         for shard, found in enumerate(result.shards):
             files |= {self.name(suffix, shard): (found.sizes[suffix], found.etags[suffix]) for suffix in SHARD_SUFFIXES}
         return files
-
-    def begin(self, shard: int = 0) -> int:
-        """Create the .beton to write and return its descriptor."""
-        for suffix in PART_SUFFIXES if shard == 0 else SHARD_SUFFIXES:
-            self.being_written(suffix, shard).unlink(missing_ok=True)  # left by an earlier attempt of this process
-        return os.open(self.being_written("beton", shard), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
     def publish(self, result: PartResult) -> None:
         """Give the verified files, which are on disk, their final names, and write the marker.

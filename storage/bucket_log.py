@@ -18,7 +18,6 @@ from typing import ClassVar, NamedTuple, TypeVar
 
 from .bucket import Address
 from .files import open_own, refuse_link
-from .log import LogReader
 
 MAX_PART_BYTES = 64 << 20
 """Parts are merged up to this length: a checkpoint never puts more than twice as much."""
@@ -92,7 +91,7 @@ class BucketLog:
         self._inode: int | None = None
 
     @contextmanager
-    def opened(self) -> Iterator[LogReader]:
+    def opened(self) -> Iterator[PartsReader]:
         yield PartsReader(self._folder)
 
     def modified(self) -> float:

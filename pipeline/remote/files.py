@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...storage.bucket import Address
 from ...storage.files import written_aside
-from ..dataset.files import Held, LocalFiles
+from ..dataset.files import DatasetFiles, Held
 from ..dataset.index import SHARD_FOLDER, SHARD_SUFFIXES, DatasetIndex
 from ..dataset.tar_files import TarFiles, listed
 from ..order.order import Order, Selected, Window
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _MAX_SCHEDULED = 1 << 17
 
 
-class _Cached:
+class _Cached(DatasetFiles):
     """What both kinds of files share: samples in this object's own cache folder, which is removed with it.
 
     Nothing outlives the process: it reads only bytes that it fetched itself. Thread-safe.
@@ -90,7 +90,7 @@ class _Cached:
         return self.samples.shard_bytes()
 
 
-class RemoteTars(_Cached, LocalFiles):
+class RemoteTars(_Cached):
     """A dataset's files on disk, whose tars are at an address."""
 
     def __init__(self, folder: Path, index: DatasetIndex, tars: TarFiles, open_shard: Callable[[int], Shard]) -> None:

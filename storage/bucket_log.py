@@ -175,7 +175,7 @@ def _term(part: LogPart) -> str:
 
 
 def _listed(folder: Address) -> list[LogPart]:
-    found = ((_NAME.fullmatch(name), size) for name, size in folder.objects())
+    found = ((_NAME.fullmatch(name), size) for name, size, _ in folder.listing())
     return [LogPart(int(name[2]), int(name[2]) + size, name[0]) for name, size in found if name]
 
 

@@ -78,9 +78,6 @@ class FolderSource(Source):
     def __len__(self) -> int:
         return len(self._paths)
 
-    def __getitem__(self, index: int) -> Sample:
-        return self.sample(index, NEVER)
-
     def sample(self, index: int, unchanged_since: int) -> Sample:
         path = self._path(index)
         captions = self._captions_of(index, unchanged_since) if self._caption else (None,)

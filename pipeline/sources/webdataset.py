@@ -284,7 +284,7 @@ class WebDatasetSource(Source):
         """Cut a tar at the samples nearest to equal parts of its bytes."""
         if parts < 2:
             return [piece]
-        starts: NDArray[np.int64] = self.starts(piece.tar)
+        starts = self.starts(piece.tar)
         firsts = np.searchsorted(starts, piece.stop * np.arange(1, parts) // parts)
         firsts = np.unique(firsts[(firsts > 0) & (firsts < len(starts))])
         bounds = [(0, 0), *((int(starts[first]), int(first)) for first in firsts), (piece.stop, len(starts))]
@@ -389,13 +389,8 @@ class WebDatasetSource(Source):
 
     def starts(self, tar: int) -> NDArray[np.int64]:
         """Return where each sample of a local tar begins, int64 [samples], by a walk over its headers."""
-        starts, size = list[int](), self.versions[tar][0]
-        try:
-            file = SourceFile(self.tars[tar], self.versions[tar])
-            for members in samples_of(file.read, size, file.place, (), last_dot=self._last_dot):
-                starts.append(next(iter(members.values())).at.start)
-        except (BrokenTarError, OSError) as error:
-            self._refuse_other_than_damage(tar, error)
+        found = self._members(self._whole(tar), (), ahead=False)
+        starts = [next(iter(members.values())).at.start for members in found if isinstance(members, dict)]
         return np.array(starts, np.int64)
 
     def read(self, work: Any) -> Iterator[Read]:

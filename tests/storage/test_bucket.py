@@ -101,7 +101,7 @@ def test_a_download_is_the_object_byte_for_byte(folder, tmp_path, monkeypatch):
 def test_what_is_missing_is_said_in_one_line(folder):
     with pytest.raises(FileNotFoundError, match=r"s3://bucket/.*/none does not exist$"):
         (folder / "none").read_bytes()
-    for reading in (Address("elsewhere", "x").read_bytes, lambda: list(Address("elsewhere", "x").objects())):
+    for reading in (Address("elsewhere", "x").read_bytes, lambda: list(Address("elsewhere", "x").listing())):
         with pytest.raises(MissingBucketError, match="there is no bucket elsewhere"):
             reading()
 
@@ -117,7 +117,7 @@ def test_a_server_that_fails_every_fifth_request_changes_nothing_but_the_time(fo
             (folder / f"{number}").replace(b"%d again" % number, version)
         with (tmp_path / "x").open("wb") as file:
             (folder / "x").download(file)
-        assert [name for name, _ in folder.objects()] == sorted([*map(str, range(10)), "x"])
+        assert [name for name, _, _ in folder.listing()] == sorted([*map(str, range(10)), "x"])
         assert gateway.stats()["failed"] > 5
     assert (tmp_path / "x").read_bytes() == data
     again = [(folder / f"{number}").read_bytes() for number in range(10)]

@@ -9,7 +9,7 @@
                                                                      done.json, its marker: written last
     .OUT.partial/errors.jsonl        OUT/.partial/errors.jsonl       the samples left out, if the conversion failed
     .OUT.partial/replaced/                                           was OUT, until it is removed
-    .OUT.partial/writing-*/          TMPDIR/thermopile-shards-*/     a process's shards in progress, under its lock
+    .OUT.partial/writing-*/          TMPDIR/thermopile-shards-*/     a process's shards in progress, its lock beside it
     .OUT.partial/dataset/            OUT/                            the dataset: tokenizer.json at the start, verified
                                                                      shards, dataset.json last
 
@@ -23,14 +23,13 @@ another plan does not count.
 import os
 import re
 import shutil
-import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import gettempdir
 from typing import NamedTuple
 
 from pydantic import ValidationError
@@ -38,7 +37,7 @@ from pydantic import ValidationError
 from ...storage.bucket_lock import BucketLock
 from ...storage.files import own_directory, read_regular, sha256_of, sync, write_atomically, writer_name
 from ...storage.local import LocalPath
-from ...storage.lock import FileLock, LockedError, TakenOverError
+from ...storage.lock import FileLock, LockedError, TakenOverError, own_folder
 from ...storage.place import Place, made_for
 from ..cores import cores
 from ..dataset.index import (
@@ -185,10 +184,11 @@ class Partial:
             return
         assert isinstance(self.begun, LocalPath)
         for path in sorted(self.begun.iterdir(), key=lambda path: path == self._plan):
+            if path.name == "lock" or path.with_suffix("") == self._scratch:
+                continue
             if path.is_dir() and not path.is_symlink():
-                if path != self._scratch:
-                    shutil.rmtree(path)
-            elif path.name != "lock":
+                shutil.rmtree(path)
+            else:
                 path.unlink()
 
     def _remove(self, names: Sequence[str]) -> None:
@@ -220,7 +220,10 @@ class Partial:
             self._plan.create(plan.model_dump_json(indent=1).encode())
         begun = self._begun_plan(plan)
         if self.is_whole:
-            self._refuse_other_format()
+            try:
+                read_index(self.dataset)
+            except DatasetError as error:
+                raise DatasetExistsError(f"{error}. To start over, remove {self.path}") from error
         with suppress(FileNotFoundError):
             self._fetch_tokenizer()
         return begun
@@ -237,12 +240,6 @@ class Partial:
             found = "; ".join(differences)
             raise DatasetExistsError(f"{self.begun} was started with other settings or files: {found}. {cure}")
         return begun
-
-    def _refuse_other_format(self) -> None:
-        try:
-            read_index(self.dataset)
-        except DatasetError as error:
-            raise DatasetExistsError(f"{error}. To start over, remove {self.path}") from error
 
     @contextmanager
     def beginning(self, tell: Callable[[str], None]) -> Iterator[None]:
@@ -427,26 +424,8 @@ def claimed(out: Place, *, shared: bool = False) -> Iterator[Partial]:
         lambda path: (_locked(path, shared), Path(str(Partial(path).path)), _IN_FOLDER),
         lambda _: (nullcontext(), Path(gettempdir()), _IN_TMPDIR),
     )
-    with lock, _scratch(folder, prefix) as scratch:
+    with lock, own_folder(folder, prefix) as scratch:
         yield Partial(out, scratch)
-
-
-@contextmanager
-def _scratch(folder: Path, prefix: str) -> Iterator[Path]:
-    """Make a folder for this process's files in progress; remove those of killed processes."""
-    for other in folder.glob(f"{prefix}*"):
-        with suppress(LockedError, OSError):
-            found = other.lstat()
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and (other / "lock").exists():
-                lock = FileLock(other / "lock")
-                shutil.rmtree(other, ignore_errors=True)
-                lock.release()
-    with TemporaryDirectory(prefix=prefix, dir=folder, ignore_cleanup_errors=True) as made:
-        lock = FileLock(Path(made) / "lock")
-        try:
-            yield Path(made)
-        finally:
-            lock.release()
 
 
 @contextmanager

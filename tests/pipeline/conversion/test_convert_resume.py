@@ -172,6 +172,7 @@ def test_a_killed_conversions_shards_in_progress_are_removed(tmp_path, monkeypat
     (folder / "elsewhere").mkdir()
     (folder / "elsewhere" / "lock").write_text("keep me")
     (folder / name).symlink_to("elsewhere")
+    (folder / f"{name}.lock").touch()
     with claimed(out, shared=True) as living, claimed(out, shared=True):
         assert living.scratch.exists()
         assert list(folder.glob("*/part-00000.7.beton")) == []

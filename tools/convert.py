@@ -73,7 +73,12 @@ def convert() -> None:
 def _command(kind: Kind) -> click.Command:
     def converted(out: Place, seed: int, src: Any = None, **values: Any) -> None:
         own = {name: values.pop(name) for option in kind.options if (name := option.name)}
-        run(kind, seed if kind.src is None else src, own, out, ConvertOptions(seed=seed, **values))
+        try:
+            run(kind, seed if kind.src is None else src, own, out, ConvertOptions(seed=seed, **values))
+        except Exception as error:
+            if kind.is_users:  # whose code may raise anything
+                error.add_note(f"raised while {kind.name} was read")
+            raise
 
     src = [click.Argument(["src"], type=kind.src, nargs=-1 if kind.many else 1, required=True)] if kind.src else []
     out = click.Argument(["out"], type=ANY_PLACE)
@@ -132,15 +137,6 @@ def check(context: click.Context, dataset: Place, tars: Place | None, workers: i
 
 def run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOptions) -> None:
     """Convert `src`, opened with the kind's `own` options, or a part of it, to `out` and perhaps `out`-test."""
-    try:
-        _run(kind, src, own, out, asked)
-    except Exception as error:
-        if kind.is_users:  # whose code may raise anything
-            error.add_note(f"raised while {kind.name} was read")
-        raise
-
-
-def _run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOptions) -> None:
     _refuse_contradictions(out, _paths(src, own), asked)
     grown = _to_append_to(out, asked.holdout) if asked.append else None
     select = own.pop("select") if kind.is_dataset else None
@@ -196,28 +192,23 @@ def _convert_all(
     """Convert each dataset, or the part asked for; return whether one is still to be finished."""
     to_finish = False
     with TemporaryDirectory(prefix="thermopile-convert-") as folder:
+        options: dict[str, Any] = {"overwrite": asked.overwrite, "pool": processes(asked.workers)}
 
-        def conversion_of(split: Split) -> Conversion:
-            conversion = Conversion(
-                split.source,
-                split.out,
-                settings,
-                split.selection,
-                overwrite=asked.overwrite,
-                pool=processes(asked.workers),
-            )
-            if split is splits[0]:
-                return conversion
-            # A test set has the tokenizer of its training set.
-            return replace(conversion, tokenizer_from=_tokenizer_of(out, Path(folder)), lengths=lengths_of(out))
+        def of_test(split: Split) -> Conversion:
+            """A test set has the tokenizer of its training set."""
+            tokenizer = _tokenizer_of(out, Path(folder))
+            return Conversion(split.source, split.out, settings, split.selection, tokenizer, lengths_of(out), **options)
 
         def begin_tests() -> None:
             """Begin them with their training set, since whoever begins that has counted the samples."""
             for split in splits[1:]:
-                conversion_of(split).begin()
+                of_test(split).begin()
 
         for split in splits:
-            conversion = conversion_of(split)
+            if split is splits[0]:
+                conversion = Conversion(split.source, split.out, settings, split.selection, **options)
+            else:
+                conversion = of_test(split)
             if asked.part:
                 counts_all = split is splits[0] and splits[1:] and split.source.files_in_order
                 to_finish |= _convert_part(split, conversion, asked.part, begin_tests if counts_all else None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,7 +9,6 @@ import click
 
 from ..storage.bucket import is_address
 from ..storage.local import LocalPath
-from ..storage.place import Place
 from .arguments import PlaceType, defaulting, flag
 
 if TYPE_CHECKING:
@@ -49,7 +47,8 @@ class Kind(NamedTuple):
         module, _, name = self.source.partition(":")
         source = getattr(import_module(f"..pipeline.sources.{module}", __package__), name)
         if self.pattern:
-            src = _files_of(src, self.pattern)
+            # Sorted, so the shell's order does not matter.
+            src = sorted({file for place in src for file in place.matching(self.pattern)}, key=str)
         if self.own_test:
             return source(src, test=False, **options), source(src, test=True, **options)
         return (source(src, **options),)
@@ -80,11 +79,6 @@ def _users_source(name: str, src: str, **options: Any) -> Source:
     if (mode := getattr(source, "mode", None)) not in ("images", "pairs"):
         raise SourceError(f"{name} has mode = {mode!r}; it must be 'images' or 'pairs'")
     return source
-
-
-def _files_of(given: Sequence[Place], pattern: str) -> list[Place]:
-    """Return the given files and those in the given folders, sorted, so the shell's order does not matter."""
-    return sorted({file for place in given for file in place.matching(pattern)}, key=str)
 
 
 class _LocalPath(click.Path):
@@ -135,12 +129,10 @@ def users_kind(name: str) -> Kind:
     )
 
 
-def _none_if_empty(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    return value or None
-
-
 def _part(name: str, default: str | None, help: str) -> click.Option:
-    return click.Option([f"--{name}"], default=default, show_default=True, callback=_none_if_empty, help=help)
+    return click.Option(
+        [f"--{name}"], default=default, show_default=True, callback=lambda *given: given[2] or None, help=help
+    )
 
 
 def _share(name: str, help: str) -> click.Option:

@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple, Self
 
 from pydantic import TypeAdapter, ValidationError
@@ -50,10 +50,6 @@ class SampleCounts(NamedTuple):
     """Captions that are not wanted."""
     in_tars: int = 0
     """Pictures that stay in their tars."""
-
-    @classmethod
-    def sum_of(cls, parts: Sequence[Self]) -> Self:
-        return cls(*map(sum, zip(*parts, strict=True)))
 
 
 class Counts(NamedTuple):

@@ -66,16 +66,8 @@ _OWN_OBJECTS = re.compile(
 _IN_FOLDER, _IN_TMPDIR = "writing-", "thermopile-shards-"
 
 
-class Layout(NamedTuple):
-    """Names below `begun`; of folders, with a slash unless empty."""
-
-    dataset: str
-    parts: str
-    plan: str
-
-
-_LAYOUTS = {False: Layout("dataset/", "parts/", "plan.json"), True: Layout("", ".partial/", ".partial/plan.json")}
-"""Whether the dataset is built in its final place → layout."""
+_DATASET, _PARTS, _PLAN = ("dataset/", ""), ("parts/", ".partial/"), ("plan.json", ".partial/plan.json")
+"""Names below `begun`, where the dataset is built apart, and in its final place; of folders, with a slash."""
 
 
 class PartFiles(NamedTuple):
@@ -84,7 +76,7 @@ class PartFiles(NamedTuple):
     scratch: Path
     """Folder of files in progress."""
     top: Place
-    layout: Layout
+    is_in_place: bool
     number: int
     plan: int
     """Plan.made_at of the part's plan."""
@@ -96,8 +88,8 @@ class PartFiles(NamedTuple):
     def name(self, suffix: PartSuffix, shard: int = 0) -> str:
         """Return the name of a complete file below `top`."""
         if suffix in SHARD_SUFFIXES:
-            return f"{self.layout.dataset}{SHARD_FOLDER}/{shard_name(stem(self.number, shard), suffix)}"
-        return f"{self.layout.parts}part-{self.number:05d}.{suffix}"
+            return f"{_DATASET[self.is_in_place]}{SHARD_FOLDER}/{shard_name(stem(self.number, shard), suffix)}"
+        return f"{_PARTS[self.is_in_place]}part-{self.number:05d}.{suffix}"
 
     def names(self, result: PartResult) -> dict[str, tuple[int, str]]:
         """Return size and ETag of the files that a marker names."""
@@ -111,7 +103,7 @@ class PartFiles(NamedTuple):
 
         Raises DatasetExistsError if the conversion has ended meanwhile.
         """
-        if _plan_in(self.top / self.layout.plan) != self.plan:
+        if _plan_in(self.top / _PLAN[self.is_in_place]) != self.plan:
             raise DatasetExistsError(f"another process has finished the conversion in {self.top}, or started it over")
         shards = []
         for shard, found in enumerate(result.shards):
@@ -137,8 +129,7 @@ class Partial:
         """Place to remove in order to start over."""
         self.path = self.begun / ".partial" if self._is_in_place else self.begun
         self.dataset = out if self._is_in_place else self.begun / "dataset"
-        self._layout = _LAYOUTS[self._is_in_place]
-        self.errors, self._plan = self.path / ERRORS_FILE, self.begun / self._layout.plan
+        self.errors, self._plan = self.path / ERRORS_FILE, self.begun / _PLAN[self._is_in_place]
 
     @property
     def disk(self) -> Path:
@@ -171,7 +162,7 @@ class Partial:
         return Plan.model_validate_json(self._plan.read_bytes()).facts if self.in_progress else None
 
     def parts(self, plan: Plan) -> list[PartFiles]:
-        place = self.scratch.absolute(), self.begun.absolute(), self._layout  # as a worker elsewhere can use them
+        place = self.scratch.absolute(), self.begun.absolute(), self._is_in_place  # as a worker elsewhere can use them
         return [PartFiles(*place, part, plan.made_at) for part in range(plan.parts)]
 
     def clear(self) -> None:
@@ -211,7 +202,11 @@ class Partial:
         Raises DatasetExistsError if the conversion was begun with another plan, or the complete dataset here has
         another format than this version writes; NotRegularFileError if a file or folder here is a link.
         """
-        for folder in (self.begun / self._layout.parts.removesuffix("/"), self.dataset, self.dataset / SHARD_FOLDER):
+        for folder in (
+            self.begun / _PARTS[self._is_in_place].removesuffix("/"),
+            self.dataset,
+            self.dataset / SHARD_FOLDER,
+        ):
             folder.refuse_foreign_folder()
             folder.make()
         for file in (self._plan, self.dataset / TOKENIZER_FILE):
@@ -340,7 +335,7 @@ class Partial:
         self._gather_errors(plan, self.dataset / ERRORS_FILE)
         parts = zip(self.parts(plan), results, strict=True)
         named, shards = {name for part, result in parts for name in part.names(result)}, self.dataset / SHARD_FOLDER
-        prefix = f"{self._layout.dataset}{SHARD_FOLDER}/"
+        prefix = f"{_DATASET[self._is_in_place]}{SHARD_FOLDER}/"
         shards.remove(name for name, _, _ in shards.listing() if prefix + name not in named)  # of an earlier attempt
         try:
             (self.dataset / INDEX_FILE).create(index)

@@ -58,12 +58,6 @@ class Writer(NamedTuple):
     count_more: Callable[[Counts], None]
     """Called after every sample; an exception from it ends the part."""
 
-    @property
-    def tar_bytes(self) -> NDArray[np.int64] | None:
-        """Sizes of the tars, int64 [tars], that are to keep their pictures."""
-        index = self.source.index
-        return None if index is None else np.array([tar.size for tar in index.files], np.int64)
-
 
 def write_part(part: PartFiles, work: Any, writer: Writer) -> PartResult:
     """Write the usable samples, the list of the others, and finally the marker; return its content.
@@ -90,11 +84,9 @@ def _shard(part: PartFiles, shard: int, rows: _Rows, max_rows: int, writer: Writ
     files = {suffix: part.being_written(suffix, shard) for suffix in SHARD_SUFFIXES}
     for file in files.values():
         file.unlink(missing_ok=True)  # left by an earlier attempt of this process
-    length, tar_bytes = writer.settings.context_length if writer.tokenizer else None, writer.tar_bytes
+    length, in_place = writer.settings.context_length if writer.tokenizer else None, writer.source.index is not None
     with _flushed_meanwhile(files["beton"]):
-        records = write_beton(
-            files["beton"], rows, max_rows=max_rows, context_length=length, in_place=tar_bytes is not None
-        )
+        records = write_beton(files["beton"], rows, max_rows=max_rows, context_length=length, in_place=in_place)
         table = pa.table(rows.table, schema=rows.schema)
         pq.write_table(table, files["parquet"])
         _write_and_verify(files["beton"], files["rows"], records, writer)
@@ -204,18 +196,18 @@ def _write_and_verify(beton: Path, row_records: Path, records: NDArray[np.void],
 
     Raises DatasetError if the files do not hold the rows.
     """
-    file, tokenizer, count, tar_bytes = Descriptor(beton), writer.tokenizer, len(records), writer.tar_bytes
+    file, tokenizer, count, tars_of = Descriptor(beton), writer.tokenizer, len(records), writer.source.index
     length, read = writer.settings.context_length if tokenizer else 0, np.empty(count, RECORD)
     write_row_records(row_records, records, file.bytes)
-    extent = Extent(file.bytes, 4 * length, int(records["captions"].max()), tar_bytes)
+    extent = Extent(file.bytes, 4 * length, int(records["captions"].max()), tars_of.bytes if tars_of else None)
     if RowRecords(row_records, count, extent).read(np.arange(count), read) < count:
         raise _not_what_was_written(row_records)
     vocab_size = vocab_size_of(tokenizer) if tokenizer else 0
-    tars, read["jpeg_at"] = picture_places(read, tar_bytes is not None)
+    tars, read["jpeg_at"] = picture_places(read, tars_of is not None)
     located_of = partial(Located.of, file=file.number, vocab_size=vocab_size, context_length=length)
     located = located_of(read[tars < 0])
     _, fault = read_samples(located, 0, len(located.files), located.jpeg_bytes, np.empty(PAGE_BYTES, np.uint8))
-    if fault == SOUND and tar_bytes is not None:
+    if fault == SOUND and tars_of is not None:
         _, fault = read_tokens(located_of(read))
     if fault != SOUND:
         raise _not_what_was_written(beton)

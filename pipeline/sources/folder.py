@@ -71,7 +71,8 @@ class FolderSource(Source):
         self._versions = np.array(versions, np.uint64)[order[: len(versions)]]
         if not len(self._paths):
             known = ", ".join(sorted(suffix.decode() for suffix in PICTURES))
-            raise SourceError(f"{root} holds no picture: no file below it ends in {known}{_also(self._unused)}")
+            also = "".join(f"; {each.number:,} × {kind}, such as {each.example}" for kind, each in self._unused.items())
+            raise SourceError(f"{root} holds no picture: no file below it ends in {known}{also}")
         self._texts = self._texts_of(beside) if caption else None
         self.notes = tuple(self._links)
 
@@ -83,8 +84,8 @@ class FolderSource(Source):
         captions = self._captions_of(index, unchanged_since) if self._caption else (None,)
         data = read_picture(self.root, path, unchanged_since)
         folder, slash, _ = path.partition(b"/")
-        group = as_text(folder) if slash else None
-        return Sample(self.uri(index), self.key(index), data, captions[0], group, captions[1:])
+        group, uri = as_text(folder) if slash else None, as_text(path)
+        return Sample(uri, uri, data, captions[0], group, captions[1:])
 
     def uri(self, index: int) -> str:
         return as_text(self._path(index))
@@ -238,10 +239,6 @@ def _is_folder(entry: os.DirEntry[bytes]) -> bool:
 
 def _is_hidden(name: bytes) -> bool:
     return name.startswith(b".") or name in _SYSTEM
-
-
-def _also(unused: Account) -> str:
-    return "".join(f"; {each.number:,} × {kind}, such as {each.example}" for kind, each in unused.items())
 
 
 def _text(root: Place, name: bytes, unchanged_since: int) -> bytes:

@@ -70,7 +70,8 @@ class ParquetSource(Source):
             with parquet:
                 if number == 0:
                     self._columns = _Columns.choose(file, parquet.schema_arrow, image, caption, group)
-                    self._others = _columns_of_text(parquet.schema_arrow, self._columns)
+                    of_text = [field.name for field in parquet.schema_arrow if _holds_captions(field.type)]
+                    self._others = [name for name in of_text if name not in self._columns]
                 _Columns.choose(file, parquet.schema_arrow, *self._columns)
                 self._names_of.append(_class_names(parquet.schema_arrow, self._columns.group))
                 parts += row_groups_of(file, number, parquet.metadata, self._columns.image)
@@ -261,11 +262,6 @@ def _is_list(kind: pa.DataType) -> bool:
 def _is_text(kind: pa.DataType) -> bool:
     kind = kind.value_type if pt.is_dictionary(kind) else kind
     return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind))
-
-
-def _columns_of_text(schema: pa.Schema, used: _Columns) -> list[str]:
-    """Return the names of the columns with text that are not used, for captions or classes."""
-    return [field.name for field in schema if _holds_captions(field.type) and field.name not in used]
 
 
 def _class_names(schema: pa.Schema, column: str | None) -> tuple[str, ...] | None:

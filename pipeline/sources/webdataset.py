@@ -193,10 +193,6 @@ class WebDatasetSource(Source):
                 raise SourceError(f"{tar} cannot stay in place: it must be a plain file below {root}, not a link")
         return Tars(root=root, files=(*(before.files if before else ()), *files))
 
-    @property
-    def first_tar(self) -> int:
-        return len(self.index.files) - len(self.tars) if self.index else 0
-
     def extent(self, selection: Selection) -> dict[str, Any]:
         """All unknown: tars are not counted before they are read."""
         return {"samples": None, "selected": None, "selection": selection and str(selection), "shards": None}
@@ -418,11 +414,11 @@ class WebDatasetSource(Source):
     def _in_order(
         self, piece: Piece, mode: str, selected: NDArray[np.bool_] | None, *, ahead: bool = True
     ) -> Iterator[Read]:
-        end = piece.start
+        end, before = piece.start, len(self.index.files) - len(self.tars) if self.index else 0
         for place, found in enumerate(self._members(piece, self._wanted, ahead=ahead), piece.first):
             start, end = end, _end(found) if isinstance(found, dict) else end
             is_wanted = selected is None or (place < len(selected) and selected[place])
-            index = (self.first_tar + piece.tar << PLACE_BITS) + place
+            index = (before + piece.tar << PLACE_BITS) + place
             ignored = mode == "images" and isinstance(found, dict) and self._caption.member(found) is not None
             sample = self._sample(piece.tar, mode, found) if is_wanted else None
             unused = self._unused_of(found) if isinstance(sample, Sample) and isinstance(found, dict) else ()

@@ -159,7 +159,10 @@ def test_deep_pixels_are_scaled_by_the_white_that_the_file_names():
     assert ramp("PNG", DEEP // 16) == (0, 16)  # a PNG's white is 65,535, whatever is used of it
 
 
-@pytest.mark.parametrize("values", [DEEP // 16, DEEP.astype(np.int32) * 7, -DEEP.astype(np.int32)])
+@pytest.mark.parametrize(
+    "values",
+    [DEEP // 16, DEEP.astype(np.int32) * 7, -DEEP.astype(np.int32), np.float32([7.5] * 9), np.float32([np.nan] * 9)],
+)
 def test_deep_pixels_of_unknown_scale_are_left_out(values):
     with pytest.raises(BadSampleError, match="deep pixels of unknown scale"):
         ramp("TIFF", values)

@@ -52,9 +52,10 @@ def test_a_shard_s_records_lead_to_what_was_written(tmp_path):
 def test_opencv_is_not_needed(tmp_path):
     code = (
         "import sys; sys.modules['cv2'] = None\n"
+        "from pathlib import Path\n"
         "from thermopile.pipeline.conversion.beton import BetonRow, write_beton\n"
         "rows = [BetonRow(b'jpeg', 8, 8, None, 0)]\n"
-        f"assert len(write_beton({str(tmp_path / 'a.beton')!r}, rows, max_rows=1, context_length=None)) == 1\n"
+        f"assert len(write_beton(Path({str(tmp_path / 'a.beton')!r}), rows, max_rows=1, context_length=None)) == 1\n"
         "assert 'cv2' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

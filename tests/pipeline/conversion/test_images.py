@@ -9,7 +9,6 @@ from PIL import Image
 
 from thermopile.pipeline.conversion.images import decodes, to_stored
 from thermopile.pipeline.dataset.row_records import MAX_JPEG_BYTES
-from thermopile.pipeline.errors import BadSampleError
 
 from support.pictures import POLICY, as_bytes, chunk, draw, png
 
@@ -72,14 +71,6 @@ def test_floating_point_pixels_are_grey_from_zero_to_one():
     grey = draw(3).convert("L")
     floating = Image.fromarray(np.asarray(grey).astype(np.float32) / 255)
     assert difference(to_stored(as_bytes(floating, "TIFF"), POLICY), grey.convert("RGB")) < 2
-
-
-@pytest.mark.parametrize(
-    "values", [np.full((9, 9), 7.5, np.float32), np.full((9, 9), np.nan, np.float32), np.full((9, 9), -4, np.int32)]
-)
-def test_deep_pixels_whose_white_nobody_knows_are_refused(values):
-    with pytest.raises(BadSampleError, match="deep pixels of unknown scale"):
-        to_stored(as_bytes(Image.fromarray(values), "TIFF"), POLICY)
 
 
 def see_through(mode):

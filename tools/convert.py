@@ -74,7 +74,7 @@ def _command(kind: Kind) -> click.Command:
     def converted(out: Place, seed: int, src: Any = None, **values: Any) -> None:
         own = {name: values.pop(name) for option in kind.options if (name := option.name)}
         try:
-            run(kind, seed if kind.src is None else src, own, out, ConvertOptions(seed=seed, **values))
+            run(kind, seed if kind.src is None else src, own, out, ConvertOptions.of({"seed": seed} | values))
         except Exception as error:
             if kind.is_users:  # whose code may raise anything
                 error.add_note(f"raised while {kind.name} was read")
@@ -285,10 +285,10 @@ def _settings(source: Source, grown: LocalPath | None, asked: ConvertOptions) ->
             raise click.UsageError(f"{grown} and what is appended must both be converted with --in-place, or neither")
         if source.mode not in ("", index.mode):
             raise click.UsageError(f"{grown} holds {index.mode}, but the source {source.mode}; convert it separately")
-        return asked.settings(**_kept(index, lambda: grown / TOKENIZER_FILE))
+        return asked.settings.model_copy(update=_kept(index, lambda: grown / TOKENIZER_FILE))
     if isinstance(source, DatasetSource):
-        return asked.settings(**_kept(source.dataset.index, lambda: source.dataset.tokenizer_path))
-    return asked.settings().suited_to(source, partial(click.echo, err=True))
+        return asked.settings.model_copy(update=_kept(source.dataset.index, lambda: source.dataset.tokenizer_path))
+    return asked.settings.suited_to(source, partial(click.echo, err=True))
 
 
 def _of_tars(grown: LocalPath | None) -> dict[str, Any]:
@@ -322,7 +322,7 @@ def _hint_if_slow(words: str) -> Iterator[None]:
 def _splits(sources: tuple[Source, ...], outs: list[Place], asked: ConvertOptions) -> list[Split]:
     """Return the datasets to write. The test set is held out first; the long tail is cut from the rest."""
     source, *own_test = sources
-    rules = [Drawn(asked.holdout, asked.longtail, asked.seed, test) for test in (False, True)]
+    rules = [Drawn(asked.holdout, asked.longtail, asked.settings.seed, test) for test in (False, True)]
     if source.files_in_order:
         is_drawn = asked.holdout or asked.longtail
         return [Split(out, source, rule if is_drawn else None, None) for out, rule in zip(outs, rules, strict=False)]

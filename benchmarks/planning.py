@@ -19,7 +19,7 @@ from thermopile.pipeline.conversion.conversion import Conversion
 from thermopile.pipeline.sources import Source
 from thermopile.pipeline.sources.csv_source import CsvSource
 from thermopile.pipeline.sources.parquet import ParquetSource
-from thermopile.pipeline.sources.shards import Listings
+from thermopile.pipeline.sources.shards import listings
 from thermopile.storage.local import LocalPath
 
 from .harness import Figure, Measured, Part, peak_memory, script
@@ -91,8 +91,7 @@ def measure(sizes: Sizes, directory: Path) -> Measured:
     lap("plan")
     conversion.begin()
     lap("tokenizer")
-    listings = Listings(len(source), None, source.chunks(), 0, shards)
-    assert sum(map(len, listings)) == sizes.rows
+    assert sum(map(len, listings(len(source), None, source.chunks(), 0, shards))) == sizes.rows
     lap("cut")
     assert groups is None or len(groups.of_sample) == sizes.rows
     size = sum(file.stat().st_size for file in files)

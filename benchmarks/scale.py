@@ -275,7 +275,7 @@ def snapshot(sizes: SnapshotSizes, directory: Path) -> Measured:
                 seconds.append(timed(_snapshot, store, step + 1))
                 requests.append(gateway.stats()["requests"] - before)
             size = store.last_snapshot.bytes_written
-        references = sum(length for name, length in place.objects() if "manifests/" in name)
+        references = sum(length for name, length, _ in place.listing() if "manifests/" in name)
     blocks = -(-sizes.rows // BLOCK_ROWS)
     return Measured(
         f"{sizes.rows:,} rows of {ROW_BYTES} B, all changed, in {blocks:,} blocks; the second of two snapshots",

@@ -19,7 +19,7 @@ from ..storage.bucket_errors import ObjectStoreError
 from ..storage.files import sha256_of
 from ..storage.local import LocalPath
 from ..storage.place import AnyPlace, Place, Places, made_for, place_of, places_of
-from .dataset.files import DatasetFiles, LocalFiles
+from .dataset.files import DatasetFiles
 from .dataset.index import INDEX_FILE, SHARD_FOLDER, TOKENIZER_FILE, DatasetIndex, read_index
 from .dataset.samples_table import PLACE_IN_SHARD, SamplesTable
 from .dataset.tar_files import TarFiles
@@ -199,7 +199,7 @@ class Dataset(SamplesTable):
 def _files_at(place: Place, index: DatasetIndex, tars: TarFiles | None, opened: Callable[[int], Shard]) -> DatasetFiles:
     def local(folder: Path) -> DatasetFiles:
         if tars is None or not tars.root.is_remote:
-            return LocalFiles(folder)
+            return DatasetFiles(folder)
         from .remote.files import RemoteTars
 
         return RemoteTars(folder, index, tars, opened)

@@ -382,7 +382,7 @@ class Address:
 
     def names(self) -> list[str]:
         """Return the names of the objects directly below this address, in any order."""
-        return [name for name, _ in self.objects() if "/" not in name]
+        return [name for name, _, _ in self.listing() if "/" not in name]
 
     def irregular_names(self) -> Iterator[str]:
         """Yield nothing: an object is a regular file."""
@@ -394,15 +394,15 @@ class Address:
 
     def content(self) -> Iterator[str]:
         """Yield the first part of the names of the first hundred objects below this address."""
-        return (name.partition("/")[0] for name, _ in islice(self.objects(), 100))
+        return (name.partition("/")[0] for name, _, _ in islice(self.listing(), 100))
 
     def files(self) -> Iterator[str]:
         """Yield the relative paths of all objects below this address, but those that stand for folders."""
-        return (name for name, _ in self.objects() if not name.endswith("/"))
+        return (name for name, _, _ in self.listing() if not name.endswith("/"))
 
     def size_below(self) -> int:
         """Return the bytes of all objects below this address."""
-        return sum(size for _, size in self.objects())
+        return sum(size for _, size, _ in self.listing())
 
     def make(self) -> list[Path]:
         """Do nothing: objects need no folders."""
@@ -415,7 +415,7 @@ class Address:
 
     def clear(self) -> None:
         """Remove all objects below this address."""
-        self.remove([name for name, _ in self.objects()])
+        self.remove([name for name, _, _ in self.listing()])
 
     def copied(self, source: LocalPath | Address) -> bool:
         """Let the store write a copy of an object; return False if it is elsewhere, or too large for one request."""
@@ -442,7 +442,7 @@ class Address:
     def remove_leftovers(self) -> None:
         """Remove the marks that killed ranks left."""
         marks = self / _MARKS
-        marks.remove([name for name, _ in marks.objects()])
+        marks.remove([name for name, _, _ in marks.listing()])
 
     def mark(self, name: str) -> None:
         """Write an empty object that shows other machines that they share this place."""
@@ -481,15 +481,11 @@ class Address:
         """Return the default path for a report on this address: in the working directory."""
         return LocalPath(f"{name}-{self.name or self.bucket}")
 
-    def objects(self) -> Iterator[tuple[str, int]]:
-        """Yield the relative path and the size in bytes of every object below this address, sorted by path.
+    def listing(self) -> Iterator[tuple[str, int, str]]:
+        """Yield the path below this address, bytes and version of every object below it, sorted by path.
 
         The listing is read in pages of a thousand.
         """
-        return ((path, size) for path, size, _ in self.listing())
-
-    def listing(self) -> Iterator[tuple[str, int, str]]:
-        """Yield what `objects` yields and each object's version, as `write` returns it."""
         prefix, after = f"{self.key}/" if self.key else "", None
 
         def page() -> Sequence[ObjectMeta]:

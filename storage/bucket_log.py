@@ -18,7 +18,6 @@ from typing import ClassVar, NamedTuple, TypeVar
 
 from .bucket import Address
 from .files import open_own, refuse_link
-from .log import LogReader
 
 MAX_PART_BYTES = 64 << 20
 """Parts are merged up to this length: a checkpoint never puts more than twice as much."""
@@ -92,7 +91,7 @@ class BucketLog:
         self._inode: int | None = None
 
     @contextmanager
-    def opened(self) -> Iterator[LogReader]:
+    def opened(self) -> Iterator[PartsReader]:
         yield PartsReader(self._folder)
 
     def modified(self) -> float:
@@ -107,7 +106,9 @@ class BucketLog:
         if not resuming:
             self._file.unlink(missing_ok=True)
         elif not self._goes_on():
-            self._download()
+            with os.fdopen(open_own(self._file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+                for part in self._parts:
+                    file.write(part.of(self._folder).read_range(0, part.end - part.start))
         if exactly and self._file.exists():
             os.truncate(self._file, self._end)
             self._inode = self._file.stat().st_ino
@@ -133,7 +134,8 @@ class BucketLog:
             start, kept = self._end, list(self._parts)
             if start == end:
                 return
-            while kept and _is_short(kept[-1], start, end):
+            # A part that is short beside those that follow it is merged with them.
+            while kept and end - kept[-1].start <= MAX_PART_BYTES and kept[-1].end - kept[-1].start < 2 * (end - start):
                 start = kept.pop().start
             for begin in range(start, end, MAX_PART_BYTES):
                 part = self._part(begin, min(end, begin + MAX_PART_BYTES))
@@ -163,11 +165,6 @@ class BucketLog:
             held = os.pread(file.fileno(), last.end - last.start, last.start)
         return held == last.of(self._folder).read_range(0, last.end - last.start)
 
-    def _download(self) -> None:
-        with os.fdopen(open_own(self._file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-            for part in self._parts:
-                file.write(part.of(self._folder).read_range(0, part.end - part.start))
-
 
 def _term(part: LogPart) -> str:
     """Return the part's writer term; earlier versions left it out."""
@@ -176,7 +173,7 @@ def _term(part: LogPart) -> str:
 
 
 def _listed(folder: Address) -> list[LogPart]:
-    found = ((_NAME.fullmatch(name), size) for name, size in folder.objects())
+    found = ((_NAME.fullmatch(name), size) for name, size, _ in folder.listing())
     return [LogPart(int(name[2]), int(name[2]) + size, name[0]) for name, size in found if name]
 
 
@@ -203,11 +200,6 @@ def standing(found: Iterable[tuple[str, int, T]]) -> Iterator[tuple[int, T]]:
         before = [(place, thing) for _, place, thing in of_term if place < limit]
         yield from ((limit, thing) for _, thing in before)
         limit = min([limit, *(place for place, _ in before)])
-
-
-def _is_short(part: LogPart, start: int, end: int) -> bool:
-    """Return whether the bytes start … end − 1, which follow a part, should be merged with it."""
-    return part.end - part.start < 2 * (end - start) and end - part.start <= MAX_PART_BYTES
 
 
 def _end_of_lines(descriptor: int, start: int) -> int:

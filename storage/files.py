@@ -47,7 +47,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
     Raises NotRegularFileError for anything else, and OSError if it cannot be opened.
     """
-    return os.fdopen(open_regular_descriptor(path), "rb")
+    return os.fdopen(_open(path, os.O_RDONLY), "rb")
 
 
 def open_regular_descriptor(path: str | os.PathLike[str], flags: int = 0) -> int:
@@ -224,14 +224,10 @@ def sync_file_system(opened: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def sha256_of(*files: Path) -> str:
-    """Return the sha256 of the concatenated files, in hexadecimal. Raises as `open_regular`."""
-    digest = hashlib.sha256()
-    for path in files:
-        with open_regular(path) as file:
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
-    return digest.hexdigest()
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of a file, in hexadecimal. Raises as `open_regular`."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def _open(path: str | os.PathLike[str], flags: int) -> int:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import fcntl
 import math
 import os
+import shutil
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import ClassVar, NamedTuple
 
 from .files import is_still, open_own, open_regular
@@ -72,6 +76,34 @@ class FileLock:
     def release(self) -> None:
         os.ftruncate(self._file, 0)
         os.close(self._file)
+
+
+@contextmanager
+def own_folder(root: Path, prefix: str) -> Iterator[Path]:
+    """Yield a new folder that no other process uses, and remove it at the end; first those of killed processes.
+
+    A lock beside it names its process. Folders without a live process may be half-written, or half-removed.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    for file in root.glob(f"{prefix}*.lock"):
+        with suppress(LockedError, OSError):
+            lock = FileLock(file)
+            shutil.rmtree(file.with_suffix(""), ignore_errors=True)
+            file.unlink(missing_ok=True)
+            lock.release()
+    while True:
+        file = root / f"{prefix}{token_hex(8)}.lock"
+        with suppress(LockedError):  # by a process that cleans up, between the file's creation and its lock
+            lock = FileLock(file)
+            break
+    folder = file.with_suffix("")
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        file.unlink(missing_ok=True)
+        lock.release()
 
 
 class LockStatus(NamedTuple):

@@ -17,11 +17,11 @@ from typing import TypeAlias, TypeVar
 from .bucket import SCRATCH, Address, is_address, made_folder, scratch_of
 from .bucket_errors import AddressError
 from .bucket_lock import BucketLock, bucket_lock_status
-from .bucket_log import BucketLog
+from .bucket_log import BucketLog, PartsReader
 from .files import NotRegularFileError, written_aside
 from .local import LocalPath
 from .lock import FileLock, LockStatus, TakenOverError, file_lock_status
-from .log import FileLog, Log
+from .log import FileLog, FileReader
 from .step_folders import BucketSteps, LocalSteps
 
 Place: TypeAlias = LocalPath | Address
@@ -30,6 +30,8 @@ AnyPlace: TypeAlias = str | os.PathLike[str] | Address
 Places: TypeAlias = AnyPlace | Sequence[AnyPlace]
 """A dataset's place, or those of a mixture's parts."""
 Lock: TypeAlias = FileLock | BucketLock
+Log: TypeAlias = FileLog | BucketLog
+LogReader: TypeAlias = FileReader | PartsReader
 L = TypeVar("L")
 B = TypeVar("B")
 

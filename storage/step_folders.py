@@ -107,12 +107,12 @@ class BucketSteps:
 
     def found(self) -> dict[int, Address]:
         """Return step → folder for all complete folders that count, unordered."""
-        found = (self._object.fullmatch(name) for name, _ in self._folder.objects())
+        found = (self._object.fullmatch(name) for name, _, _ in self._folder.listing())
         return {step: self._folder / name for step, name in self._standing(filter(None, found)).items()}
 
     def remove(self, keep: Collection[int]) -> None:
         """Remove the folders of steps not in `keep`, but nothing newer, which may be a later writer's."""
-        found = {name: parts for name, _ in self._folder.objects() if (parts := self._object.fullmatch(name))}
+        found = {name: parts for name, _, _ in self._folder.listing() if (parts := self._object.fullmatch(name))}
         standing_ones = self._standing(found.values())
         kept = {standing_ones[step] for step in keep if step in standing_ones}
         unneeded = [

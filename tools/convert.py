@@ -85,7 +85,16 @@ def convert() -> None:
 def _command(kind: Kind) -> click.Command:
     def converted(out: Place, seed: int, src: Any = None, **values: Any) -> None:
         own = {name: values.pop(name) for option in kind.options if (name := option.name)}
-        run(kind, seed if kind.src is None else src, own, out, ConvertOptions(seed=seed, **values))
+        asked = ConvertOptions.of({"seed": seed} | values)
+        try:
+            with redirect_stdout(sys.stderr) if asked.as_json else nullcontext():
+                results = run(kind, seed if kind.src is None else src, own, out, asked)
+        except Exception as error:
+            if kind.is_users:  # whose code may raise anything
+                error.add_note(f"raised while {kind.name} was read")
+            raise
+        if asked.as_json:
+            click.echo(json.dumps({"datasets": results}))
 
     src = [click.Argument(["src"], type=kind.src, nargs=-1 if kind.many else 1, required=True)] if kind.src else []
     out = click.Argument(["out"], type=ANY_PLACE)
@@ -142,20 +151,11 @@ def check(context: click.Context, dataset: Place, tars: Place | None, workers: i
         context.exit(1)
 
 
-def run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOptions) -> None:
-    """Convert `src`, opened with the kind's `own` options, or a part of it, to `out` and perhaps `out`-test."""
-    try:
-        with redirect_stdout(sys.stderr) if asked.as_json else nullcontext():
-            results = _run(kind, src, own, out, asked)
-    except Exception as error:
-        if kind.is_users:  # whose code may raise anything
-            error.add_note(f"raised while {kind.name} was read")
-        raise
-    if asked.as_json:
-        click.echo(json.dumps({"datasets": results}))
+def run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOptions) -> list[dict[str, Any]]:
+    """Convert `src`, opened with the kind's `own` options, or a part of it, to `out` and perhaps `out`-test.
 
-
-def _run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOptions) -> list[dict[str, Any]]:
+    Returns each dataset's summary as a JSON object.
+    """
     _refuse_contradictions(out, _paths(src, own), asked)
     grown = _to_append_to(out, asked.holdout) if asked.append else None
     select = own.pop("select") if kind.is_dataset else None
@@ -242,28 +242,23 @@ def _convert_all(
     """Convert each dataset, or the part asked for; return each one's summary as a JSON object."""
     results = list[dict[str, Any]]()
     with TemporaryDirectory(prefix="thermopile-convert-") as folder:
+        options: dict[str, Any] = {"overwrite": asked.overwrite, "pool": processes(asked.workers)}
 
-        def conversion_of(split: Split) -> Conversion:
-            conversion = Conversion(
-                split.source,
-                split.out,
-                settings,
-                split.selection,
-                overwrite=asked.overwrite,
-                pool=processes(asked.workers),
-            )
-            if split is splits[0]:
-                return conversion
-            # A test set has the tokenizer of its training set.
-            return replace(conversion, tokenizer_from=_tokenizer_of(out, Path(folder)), lengths=lengths_of(out))
+        def of_test(split: Split) -> Conversion:
+            """A test set has the tokenizer of its training set."""
+            tokenizer = _tokenizer_of(out, Path(folder))
+            return Conversion(split.source, split.out, settings, split.selection, tokenizer, lengths_of(out), **options)
 
         def begin_tests() -> None:
             """Begin them with their training set, since whoever begins that has counted the samples."""
             for split in splits[1:]:
-                conversion_of(split).begin()
+                of_test(split).begin()
 
         for split in splits:
-            conversion = conversion_of(split)
+            if split is splits[0]:
+                conversion = Conversion(split.source, split.out, settings, split.selection, **options)
+            else:
+                conversion = of_test(split)
             if asked.part:
                 counts_all = split is splits[0] and splits[1:] and split.source.files_in_order
                 results.append(_convert_part(split, conversion, asked.part, begin_tests if counts_all else None))
@@ -342,10 +337,10 @@ def _settings(source: Source, grown: LocalPath | None, asked: ConvertOptions) ->
             raise click.UsageError(f"{grown} and what is appended must both be converted with --in-place, or neither")
         if source.mode not in ("", index.mode):
             raise click.UsageError(f"{grown} holds {index.mode}, but the source {source.mode}; convert it separately")
-        return asked.settings(**_kept(index, lambda: grown / TOKENIZER_FILE))
+        return asked.settings.model_copy(update=_kept(index, lambda: grown / TOKENIZER_FILE))
     if isinstance(source, DatasetSource):
-        return asked.settings(**_kept(source.dataset.index, lambda: source.dataset.tokenizer_path))
-    return asked.settings().suited_to(source, partial(click.echo, err=True))
+        return asked.settings.model_copy(update=_kept(source.dataset.index, lambda: source.dataset.tokenizer_path))
+    return asked.settings.suited_to(source, partial(click.echo, err=True))
 
 
 def _of_tars(grown: LocalPath | None) -> dict[str, Any]:
@@ -379,7 +374,7 @@ def _hint_if_slow(words: str) -> Iterator[None]:
 def _splits(sources: tuple[Source, ...], outs: list[Place], asked: ConvertOptions) -> list[Split]:
     """Return the datasets to write. The test set is held out first; the long tail is cut from the rest."""
     source, *own_test = sources
-    rules = [Drawn(asked.holdout, asked.longtail, asked.seed, test) for test in (False, True)]
+    rules = [Drawn(asked.holdout, asked.longtail, asked.settings.seed, test) for test in (False, True)]
     is_drawn = asked.holdout or asked.longtail
     if source.files_in_order:
         return [Split(out, source, rule if is_drawn else None, None) for out, rule in zip(outs, rules, strict=False)]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Self
 
 import click
 
@@ -37,9 +37,7 @@ class PartNumber:
 class ConvertOptions:
     """The options that several kinds have; a kind without an option has its default."""
 
-    seed: int
-    on_error: Literal["skip", "fail"]
-    max_error_rate: float
+    settings: ConvertSettings
     workers: int | None
     resume: bool
     overwrite: bool
@@ -50,25 +48,14 @@ class ConvertOptions:
     append: bool = False
     holdout: float | None = None
     longtail: float | None = None
-    vocab_size: int | None = None
-    tokenizer: Path | None = None
-    context_length: int | None = None
-    max_size: int = 512
-    quality: int = 90
-    max_pixels: int = MAX_PIXELS
 
-    def settings(self, **kept: Any) -> ConvertSettings:
-        """Return the settings of a conversion. kept: settings in place of the options, such as chosen ones."""
-        asked: dict[str, Any] = {
-            "seed": self.seed,
-            "vocab_size": self.vocab_size or 0,
-            "context_length": self.context_length or 0,
-            "image": ImagePolicy(max_size=self.max_size, quality=self.quality, max_pixels=self.max_pixels),
-            "tokenizer": self.tokenizer,
-            "on_error": self.on_error,
-            "max_error_rate": self.max_error_rate,
-        }
-        return ConvertSettings(**asked | kept)
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Self:
+        """Return the options of a command line. A vocabulary and a context that are not given are chosen."""
+        image = ImagePolicy(**{name: values.pop(name) for name in ImagePolicy.model_fields if name in values})
+        given = {name: values.pop(name) for name in ConvertSettings.model_fields if name in values}
+        chosen = {name: given.get(name) or 0 for name in ("vocab_size", "context_length")}
+        return cls(ConvertSettings(image=image, **given | chosen), **values)
 
 
 def _number_or_share(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:

@@ -126,12 +126,10 @@ def users_kind(name: str) -> Kind:
     )
 
 
-def _none_if_empty(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    return value or None
-
-
 def _part(name: str, default: str | None, help: str) -> click.Option:
-    return click.Option([f"--{name}"], default=default, show_default=True, callback=_none_if_empty, help=help)
+    return click.Option(
+        [f"--{name}"], default=default, show_default=True, callback=lambda *given: given[2] or None, help=help
+    )
 
 
 def _share(name: str, help: str) -> click.Option:

@@ -122,6 +122,7 @@ def _grown(out: LocalPath, old: DatasetIndex, new: DatasetIndex) -> bytes:
         blank=None if None in blank else sum(filter(None, blank)),
     )
     per_sample = max(old.captions_per_sample, new.captions_per_sample)
+    above = max(int(name.partition(".")[0]) for name in old.shard_names)
     addition = new.source | {"first_id": old.n, "fingerprint": old.fingerprint}
     appended: list[Any] = [*old.source.get("appended", []), addition]
     return seal_index(
@@ -135,18 +136,12 @@ def _grown(out: LocalPath, old: DatasetIndex, new: DatasetIndex) -> bytes:
             "tokenizer": tokenizer.model_dump() if tokenizer else None,
             "tokenizer_digest": old.tokenizer_digest,
             "tars": new.tars and new.tars.model_dump(),
-            "shards": (*old.shard_names, *_next_names(old, len(new.shard_digests))),
+            "shards": (*old.shard_names, *(f"{above + shard:05d}" for shard in range(1, 1 + len(new.shard_digests)))),
             "shard_digests": [*old.shard_digests, *new.shard_digests],
             "grown_from": old.fingerprint,
             "source": old.source | {"appended": appended, "content": content.model_dump()},
         }
     )
-
-
-def _next_names(old: DatasetIndex, shards: int) -> tuple[str, ...]:
-    """Return names for appended shards, above all present ones."""
-    first = 1 + max(int(name.partition(".")[0]) for name in old.shard_names)
-    return tuple(f"{first + shard:05d}" for shard in range(shards))
 
 
 def _row_records(folder: LocalPath, index: DatasetIndex) -> list[LocalPath]:

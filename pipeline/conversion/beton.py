@@ -16,7 +16,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..dataset.row_records import PAGE_BYTES
+from ..dataset.raw_bytes import writable
+from ..dataset.row_records import IN_BETON, PAGE_BYTES, RECORD
+from ..dataset.stored_sample import checksum
 
 # Importing ffcv sets torch and numba to one thread for the whole process, and puts two constants into a typed dict,
 # which numba compiles for five seconds; FFCV reads them from Python only, for which a plain dict will do.
@@ -85,48 +87,51 @@ class CaptionsField(NDArrayField):  # type: ignore[misc]
             storage[:] = tokens[1:].reshape(-1).view(np.uint8)
 
 
-class _ShardWriter(DatasetWriter):  # type: ignore[misc]
-    """FFCV's writer without worker processes; it may write fewer rows than announced."""
+def write_beton(
+    path: Path, rows: Iterable[BetonRow], *, max_rows: int, context_length: int | None, in_place: bool = False
+) -> NDArray[np.void]:
+    """Write a shard of 1 to `max_rows` rows and return their RECORD [rows], not sealed.
 
-    def write(self, rows: Iterable[BetonRow], max_rows: int) -> int:
-        self.num_samples = max_rows
-        self.prepare()
-        self._name_fields_as_ffcv_does()
-        allocator = MemoryAllocator(self.fname, self.data_region_start, self.page_size)
-        # Not in shared memory: an error's traceback would hold a view of it, so closing it would fail and hide the
-        # error.
-        metadata: Any = np.zeros(max_rows, self.metadata_type)
-        written = 0
-        try:
-            with allocator:
-                for row in rows:
-                    values = (row, row.source_index) if row.tokens is None else (row, row.tokens, row.source_index)
-                    handle_sample(values, written, self.metadata_type.names, metadata, allocator, self.fields)
-                    written += 1
-            np.frombuffer(self.metadata_sm.buf, self.metadata_type, count=max_rows)[:] = metadata
-            self.header["num_samples"] = written
-            self.finalize(allocator.allocations)
-        finally:
-            self.metadata_sm.close()
-            self.metadata_sm.unlink()
-        return written
-
-    def _name_fields_as_ffcv_does(self) -> None:
-        """Give our fields the type ids of their base classes, so that any FFCV can read the file."""
-        with open(self.fname, "r+b") as file:
-            for number, name in enumerate(self.fields):
-                file.seek(HeaderType.itemsize + number * FieldDescType.itemsize + FieldDescType.fields["type_id"][1])
-                file.write(bytes([_TYPE_IDS[name]]))
-
-
-def write_beton(path: Path, rows: Iterable[BetonRow], *, max_rows: int, context_length: int | None) -> int:
-    """Write a shard and return its number of rows, at most `max_rows`.
-
-    context_length: the length L of every caption's tokens; None omits the tokens field. The file is complete only
-    when this returns, so write to a temporary name.
+    context_length: the length L of every caption's tokens; None omits the tokens field. in_place: pictures may stay in
+    tars. The file is complete only when this returns, so write to a temporary name.
     """
     fields: dict[str, Any] = {"image": JPEGField(write_mode="jpg")}
     if context_length is not None:
         fields["tokens"] = CaptionsField(np.dtype("<i4"), (1, context_length))
     fields["source_index"] = IntField()
-    return _ShardWriter(str(path), fields, page_size=PAGE_BYTES, num_workers=1).write(rows, max_rows)
+    ffcv: Any = DatasetWriter(str(path), fields, page_size=PAGE_BYTES, num_workers=1)
+    ffcv.num_samples = max_rows
+    ffcv.prepare()
+    with path.open("r+b") as file:  # our fields get the ids of their base classes, so that any FFCV can read the file
+        for number, name in enumerate(fields):
+            file.seek(HeaderType.itemsize + number * FieldDescType.itemsize + FieldDescType.fields["type_id"][1])
+            file.write(bytes([_TYPE_IDS[name]]))
+    allocator = MemoryAllocator(str(path), ffcv.data_region_start, PAGE_BYTES)
+    # Not in shared memory: an error's traceback would hold a view of it, so closing it would fail and hide the error.
+    metadata: Any = np.zeros(max_rows, ffcv.metadata_type)
+    names, tars, noted = ffcv.metadata_type.names, list[int](), list[tuple[int, ...]]()
+    try:
+        with allocator:
+            for number, row in enumerate(rows):
+                values = (row, row.source_index) if row.tokens is None else (row, row.tokens, row.source_index)
+                handle_sample(values, number, names, metadata, allocator, fields)
+                tars.append(-1 if row.tar_at is None else row.tar_at)
+                tokens = np.empty(0, np.uint8) if row.tokens is None else row.tokens.reshape(-1).view(np.uint8)
+                sums = checksum(writable(row.jpeg)), checksum(tokens) if len(tokens) else 0
+                noted.append((len(row.jpeg), 0 if row.tokens is None else len(row.tokens), *map(int, sums)))
+        np.frombuffer(ffcv.metadata_sm.buf, ffcv.metadata_type, count=max_rows)[:] = metadata
+        ffcv.header["num_samples"] = len(noted)  # which may be fewer than were announced
+        ffcv.finalize(allocator.allocations)
+    finally:
+        ffcv.metadata_sm.close()
+        ffcv.metadata_sm.unlink()
+    records = np.zeros(len(noted), RECORD)
+    image, *of_tokens, records["source_index"] = (metadata[: len(noted)][name] for name in names)
+    in_beton = image["data_ptr"] | (IN_BETON if in_place else np.uint64(0))
+    records["jpeg_at"] = np.where(np.array(tars) < 0, in_beton, np.array(tars).astype(np.uint64))
+    records["height"], records["width"] = image["height"], image["width"]
+    records["tokens_at"] = of_tokens[0] if of_tokens else 0
+    columns = zip(*noted, strict=True)
+    for name, column in zip(("jpeg_bytes", "captions", "jpeg_checksum", "tokens_checksum"), columns, strict=True):
+        records[name] = column
+    return records

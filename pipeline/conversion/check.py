@@ -41,7 +41,6 @@ class _Opened(NamedTuple):
     """RECORD of every row."""
     captions: list[list[str]] | None
     """The captions of every row; None if the table is unusable."""
-    vocabulary: TokenizerInfo | None
     tokenizer: Tokenizer | None
 
 
@@ -80,8 +79,8 @@ def check_dataset(
                     seen = seen[:0]  # appended samples come from another listing
                 yield from _check_source_index(name, records["source_index"], seen)
                 seen = np.concatenate([seen, records["source_index"]])
-                first_id, info = int(dataset.first_id[number]), dataset.index.tokenizer
-                opened = _Opened(dataset, first_id, name, shard, records, captions, info, tokenizer)
+                first_id = int(dataset.first_id[number])
+                opened = _Opened(dataset, first_id, name, shard, records, captions, tokenizer)
                 batches = [range(len(records))[at : at + ROWS_AT_ONCE] for at in range(0, len(records), ROWS_AT_ONCE)]
                 for rows, findings in zip(batches, threads.map(partial(_check_rows, opened), batches), strict=True):
                     yield from findings
@@ -103,15 +102,13 @@ def _open_tokenizer(dataset: Dataset) -> tuple[Tokenizer | None, list[Finding]]:
 
 
 def _check_digests(dataset: Dataset, number: int) -> Iterator[Finding]:
-    for suffixes, digest in dataset.index.shard_digests[number].items():
-        names = [dataset.index.shard_name(number, cast(ShardSuffix, suffix)) for suffix in suffixes.split()]
+    for suffix, digest in dataset.index.shard_digests[number].items():
+        name = dataset.index.shard_name(number, cast(ShardSuffix, suffix))
         try:
-            found = sha256_of(*(dataset.path / SHARD_FOLDER / name for name in names))
+            if sha256_of(dataset.path / SHARD_FOLDER / name) != digest:
+                yield Finding("digest", name, "the bytes differ from those written (sha256)")
         except OSError as error:
-            yield Finding("file", names[0], str(error))
-            continue
-        if found != digest:
-            yield Finding("digest", " and ".join(names), "the bytes differ from those written (sha256)")
+            yield Finding("file", name, str(error))
 
 
 def _check_table(
@@ -148,8 +145,8 @@ def _check_rows(opened: _Opened, rows: range) -> list[Finding]:
         with suppress(DatasetError):  # a damaged record, which is found below
             held.enter_context(opened.dataset.files.hold(opened.first_id + np.array(rows)))
         wrong = [(row, "picture", reason) for row in rows if (reason := _wrong_with_picture(opened, row))]
-    if opened.vocabulary is not None:
-        wrong += [(row, "tokens", reason) for row, reason in _wrong_with_tokens(opened, opened.vocabulary, rows)]
+    if (info := opened.dataset.index.tokenizer) is not None:
+        wrong += [(row, "tokens", reason) for row, reason in _wrong_with_tokens(opened, info, rows)]
     return [Finding(kind, f"{opened.name}, row {row:,}", reason) for row, kind, reason in sorted(wrong)]
 
 

@@ -373,10 +373,8 @@ class _Begun:
         """
         plan, partial = self.plan, self._partial
         results = _all_done(partial.results(plan), partial.out)
-        samples, found = (
-            sum(result.rows for result in results),
-            SampleCounts.sum_of([result.found for result in results]),
-        )
+        samples = sum(result.rows for result in results)
+        found = SampleCounts(*map(sum, zip(*(result.found for result in results), strict=True)))
         if found.left_out > self._settings.max_error_rate * (samples + found.left_out) + 1e-9:
             raise self._too_many_bad_samples(samples + found.left_out)
         shards = [shard for result in results for shard in result.shards]
@@ -385,7 +383,12 @@ class _Begun:
             raise SourceError(
                 f"none of the {found.left_out:,} samples is usable; the first: {first.uri!r}: {first.reason}"
             )
-        info = self._tokenizer_info(found.truncated) if self._facts.mode == "pairs" else None
+        info, length = None, self._facts.context_length
+        if self._facts.mode == "pairs":
+            own = load_tokenizer(partial.tokenizer, context_length=length)
+            info = TokenizerInfo(
+                vocab_size=vocab_size_of(own), context_length=length, end_id=end_id_of(own), truncated=found.truncated
+            )
         per_sample, tars = max(shard.captions_per_sample for shard in shards), self._source.index
         unused = Account(self._source.unused)
         for result in results:
@@ -421,16 +424,6 @@ class _Begun:
             }
         )
         partial.assemble(plan, results, index)
-
-    def _tokenizer_info(self, truncated: int) -> TokenizerInfo:
-        length = self._facts.context_length
-        tokenizer = load_tokenizer(self._partial.tokenizer, context_length=length)
-        return TokenizerInfo(
-            vocab_size=vocab_size_of(tokenizer),
-            context_length=length,
-            end_id=end_id_of(tokenizer),
-            truncated=truncated,
-        )
 
 
 def _samples(results: Sequence[PartResult | None]) -> int:

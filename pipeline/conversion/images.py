@@ -134,20 +134,22 @@ def _read(picture: bytes | Image.Image, coding: Coding | None, policy: ImagePoli
     except Image.DecompressionBombError:  # raised on opening, before the size is known
         raise BadSampleError(f"too many pixels: more than twice --max-pixels {policy.max_pixels:,}") from None
     except Exception as error:  # Pillow's decoders raise nearly anything on hostile input
-        raise BadSampleError(f"damaged or not supported{_known_cause(error)}") from error
+        # Pillow's message if it is one of these; others may quote the file.
+        cause = next((f": {each}" for each in ("truncated", "too large") if each in str(error).lower()), "")
+        raise BadSampleError(f"damaged or not supported{cause}") from error
 
 
 def _kept(picture: bytes, height: int, width: int, policy: ImagePolicy) -> StoredImage | None:
     """Return a Huffman-coded, upright YCbCr JPEG that the decoder accepts; None if it must be encoded again."""
     limit = min(MAX_PIXELS, policy.max_pixels)  # of a stored picture, and of a picture that is read
     fits = 0 < height * width <= limit and min(height, width) <= policy.max_size and len(picture) <= MAX_JPEG_BYTES
-    is_sound, look = _decodes(writable(picture), height, width, 1) if fits else (False, (False, 0))
+    is_sound, look = _decodes(writable(picture), height, width) if fits else (False, (False, 0))
     return StoredImage(picture, height, width, *look) if is_sound else None
 
 
 def decodes(jpeg: bytes, height: int, width: int) -> bool:
     """Return whether training's decoder accepts the bytes without warnings at this size."""
-    return bool(_decodes(writable(jpeg), height, width, 1)[0])
+    return bool(_decodes(writable(jpeg), height, width)[0])
 
 
 @kernel()
@@ -167,11 +169,11 @@ def _look(pixels: NDArray[np.uint8]) -> tuple[bool, int]:
 
 
 @kernel()
-def _decodes(jpeg: NDArray[np.uint8], height: int, width: int, reduced: int) -> tuple[bool, tuple[bool, int]]:
+def _decodes(jpeg: NDArray[np.uint8], height: int, width: int) -> tuple[bool, tuple[bool, int]]:
     """Return whether the decoder accepts the bytes, and how the picture looks."""
     pixels = np.empty(3 * height * width, np.uint8)
     # The decoder's buffer is sized by the header.
-    if size_in_header(jpeg) != (height, width) or not decode(jpeg, height, width, pixels, reduced):
+    if size_in_header(jpeg) != (height, width) or not decode(jpeg, height, width, pixels, 1):
         return False, (False, 0)
     return True, _look(pixels)
 
@@ -302,11 +304,6 @@ def _what_it_is(data: bytes) -> str:
     return f"{kind}, not a picture" if kind else f"not a {', '.join(FORMATS)} picture, or its start is damaged"
 
 
-def _known_cause(error: Exception) -> str:
-    """Return Pillow's message if it is one of these; others may quote the file."""
-    return next((f": {cause}" for cause in ("truncated", "too large") if cause in str(error).lower()), "")
-
-
 class Coding(NamedTuple):
     """Coding of the first picture in a JPEG file."""
 
@@ -345,14 +342,8 @@ def coding_of(jpeg: bytes) -> Coding:
                 raise BadSampleError(f"a bomb: more than {MAX_SCANS} scans")
             if frame in _ONE_PASS_FRAMES and jpeg[place + 2] == header[5]:
                 # The coded data follows, which is slow to search.
-                return Coding(is_huffman=True, scans=1, plain_size=_size_of_ycbcr(header) if is_plain else None)
+                is_plain &= header[0] == 8 and header[5] == 3 and header[6::3] != b"RGB"
+                size = int.from_bytes(header[1:3], "big"), int.from_bytes(header[3:5], "big")
+                return Coding(is_huffman=True, scans=1, plain_size=size if is_plain else None)
         place += length
     raise BadSampleError(f"a bomb: more than {MAX_SEGMENTS:,} segments")
-
-
-def _size_of_ycbcr(header: bytes) -> tuple[int, int] | None:
-    """Return height and width from a frame header with three 8-bit components not named R, G and B; else None."""
-    precision, components, names = header[0], header[5], header[6::3]
-    if precision != 8 or components != 3 or names == b"RGB":
-        return None
-    return int.from_bytes(header[1:3], "big"), int.from_bytes(header[3:5], "big")

@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple, Self
 
 from pydantic import TypeAdapter, ValidationError
@@ -16,8 +16,6 @@ from ..errors import DatasetError
 from ..sources import BadSample, Unused
 
 PartSuffix = ShardSuffix | Literal["errors.jsonl", "done.json"]
-PART_SUFFIXES: tuple[PartSuffix, ...] = (*SHARD_SUFFIXES, "errors.jsonl")
-"""Files written before the marker."""
 
 
 def stem(part: int, shard: int) -> str:
@@ -54,10 +52,6 @@ class SampleCounts(NamedTuple):
     """Pictures that stay in their tars."""
     nearly_black: int = 0
     nearly_white: int = 0
-
-    @classmethod
-    def sum_of(cls, parts: Sequence[Self]) -> Self:
-        return cls(*map(sum, zip(*parts, strict=True)))
 
 
 class Counts(NamedTuple):

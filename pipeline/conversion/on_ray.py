@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..._version import __version__
 from ..cores import cores
@@ -95,13 +95,8 @@ def convert_on_ray(
     return replace(conversion.finish(), seen=part.seen, seconds=time.monotonic() - started)
 
 
-class _TaskData(NamedTuple):
-    """Data shared by the tasks of a conversion; each worker process receives it once."""
-
-    job: PoolSetup
-    needed: tuple[Path, ...]
-    """Files and folders that every node must see."""
-    version: str = __version__
+_Shared: TypeAlias = tuple[PoolSetup, tuple[Path, ...], str]
+"""What every worker process receives once: the job, what each node must see, and the version that began it."""
 
 
 def _pool(needed: tuple[Path, ...]) -> Pool:
@@ -109,7 +104,7 @@ def _pool(needed: tuple[Path, ...]) -> Pool:
     import ray
 
     def write_parts(job: PoolSetup, parts: Parts, counted: Counts, on_progress: Callable[[Counts], None]) -> None:
-        shared = ray.put(_TaskData(job, needed))
+        shared = ray.put((job, needed, __version__))
         task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES, retry_exceptions=[OSError])(_write_part)
         running: list[ObjectRef[Counts]] = []
 
@@ -128,17 +123,14 @@ def _pool(needed: tuple[Path, ...]) -> Pool:
         except ray.exceptions.RayTaskError as error:
             raise error.cause from error
         except ray.exceptions.RayError as error:
+            first_line = str(error).strip().partition("\n")[0].rstrip(".")
             raise DatasetError(
-                f"Ray could not convert a shard: {_first_line(error)}. Continue with the same command"
+                f"Ray could not convert a shard: {first_line}. Continue with the same command"
             ) from error
         finally:
             _cancel(running)
 
     return write_parts
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".")
 
 
 def _cancel(running: list[ObjectRef[Counts]]) -> None:
@@ -154,7 +146,7 @@ def _cancel(running: list[ObjectRef[Counts]]) -> None:
         ray.wait(running, num_returns=len(running), timeout=SECONDS_TO_END)
 
 
-def _write_part(shared: list[ObjectRef[_TaskData]], part: PartFiles, work: Any) -> Counts:
+def _write_part(shared: list[ObjectRef[_Shared]], part: PartFiles, work: Any) -> Counts:
     """Body of a task. shared: in a list, so that Ray does not unpack it for each task."""
     from .shard_writer import write_part
 
@@ -165,7 +157,7 @@ def _write_part(shared: list[ObjectRef[_TaskData]], part: PartFiles, work: Any) 
 
 
 @lru_cache(maxsize=1)
-def _writer(shared: ObjectRef[_TaskData]) -> Writer:
+def _writer(shared: ObjectRef[_Shared]) -> Writer:
     import ray
 
     job, needed, version = ray.get(shared)

@@ -9,7 +9,7 @@
                                                                      done.json, its marker: written last
     .OUT.partial/errors.jsonl        OUT/.partial/errors.jsonl       the samples left out, if the conversion failed
     .OUT.partial/replaced/                                           was OUT, until it is removed
-    .OUT.partial/writing-*/          TMPDIR/thermopile-shards-*/     a process's shards in progress, under its lock
+    .OUT.partial/writing-*/          TMPDIR/thermopile-shards-*/     a process's shards in progress, its lock beside it
     .OUT.partial/dataset/            OUT/                            the dataset: tokenizer.json at the start, verified
                                                                      shards, dataset.json last
 
@@ -23,14 +23,13 @@ another plan does not count.
 import os
 import re
 import shutil
-import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import gettempdir
 from typing import NamedTuple
 
 from pydantic import ValidationError
@@ -38,7 +37,7 @@ from pydantic import ValidationError
 from ...storage.bucket_lock import BucketLock
 from ...storage.files import own_directory, read_regular, sha256_of, sync, write_atomically, writer_name
 from ...storage.local import LocalPath
-from ...storage.lock import FileLock, LockedError, TakenOverError
+from ...storage.lock import FileLock, LockedError, TakenOverError, own_folder
 from ...storage.place import Place, made_for
 from ..cores import cores
 from ..dataset.index import (
@@ -53,7 +52,7 @@ from ..dataset.index import (
 from ..dataset.tokenizer import MAX_FILE_BYTES
 from ..errors import DatasetError, DatasetExistsError
 from ..sources import BadSample, Facts
-from .marker import PART_SUFFIXES, PartResult, PartSuffix, read_bad_samples, read_marker, stem
+from .marker import PartResult, PartSuffix, read_bad_samples, read_marker, stem
 from .plan import Plan
 
 SECONDS_BETWEEN_LOOKS = 0.5
@@ -67,16 +66,8 @@ _OWN_OBJECTS = re.compile(
 _IN_FOLDER, _IN_TMPDIR = "writing-", "thermopile-shards-"
 
 
-class Layout(NamedTuple):
-    """Names below `begun`; of folders, with a slash unless empty."""
-
-    dataset: str
-    parts: str
-    plan: str
-
-
-_LAYOUTS = {False: Layout("dataset/", "parts/", "plan.json"), True: Layout("", ".partial/", ".partial/plan.json")}
-"""Whether the dataset is built in its final place → layout."""
+_DATASET, _PARTS, _PLAN = ("dataset/", ""), ("parts/", ".partial/"), ("plan.json", ".partial/plan.json")
+"""Names below `begun`, where the dataset is built apart, and in its final place; of folders, with a slash."""
 
 
 class PartFiles(NamedTuple):
@@ -85,7 +76,7 @@ class PartFiles(NamedTuple):
     scratch: Path
     """Folder of files in progress."""
     top: Place
-    layout: Layout
+    is_in_place: bool
     number: int
     plan: int
     """Plan.made_at of the part's plan."""
@@ -97,8 +88,8 @@ class PartFiles(NamedTuple):
     def name(self, suffix: PartSuffix, shard: int = 0) -> str:
         """Return the name of a complete file below `top`."""
         if suffix in SHARD_SUFFIXES:
-            return f"{self.layout.dataset}{SHARD_FOLDER}/{shard_name(stem(self.number, shard), suffix)}"
-        return f"{self.layout.parts}part-{self.number:05d}.{suffix}"
+            return f"{_DATASET[self.is_in_place]}{SHARD_FOLDER}/{shard_name(stem(self.number, shard), suffix)}"
+        return f"{_PARTS[self.is_in_place]}part-{self.number:05d}.{suffix}"
 
     def names(self, result: PartResult) -> dict[str, tuple[int, str]]:
         """Return size and ETag of the files that a marker names."""
@@ -107,18 +98,12 @@ class PartFiles(NamedTuple):
             files |= {self.name(suffix, shard): (found.sizes[suffix], found.etags[suffix]) for suffix in SHARD_SUFFIXES}
         return files
 
-    def begin(self, shard: int = 0) -> int:
-        """Create the .beton to write and return its descriptor."""
-        for suffix in PART_SUFFIXES if shard == 0 else SHARD_SUFFIXES:
-            self.being_written(suffix, shard).unlink(missing_ok=True)  # left by an earlier attempt of this process
-        return os.open(self.being_written("beton", shard), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-
     def publish(self, result: PartResult) -> None:
         """Give the verified files, which are on disk, their final names, and write the marker.
 
         Raises DatasetExistsError if the conversion has ended meanwhile.
         """
-        if _plan_in(self.top / self.layout.plan) != self.plan:
+        if _plan_in(self.top / _PLAN[self.is_in_place]) != self.plan:
             raise DatasetExistsError(f"another process has finished the conversion in {self.top}, or started it over")
         shards = []
         for shard, found in enumerate(result.shards):
@@ -144,8 +129,7 @@ class Partial:
         """Place to remove in order to start over."""
         self.path = self.begun / ".partial" if self._is_in_place else self.begun
         self.dataset = out if self._is_in_place else self.begun / "dataset"
-        self._layout = _LAYOUTS[self._is_in_place]
-        self.errors, self._plan = self.path / ERRORS_FILE, self.begun / self._layout.plan
+        self.errors, self._plan = self.path / ERRORS_FILE, self.begun / _PLAN[self._is_in_place]
 
     @property
     def disk(self) -> Path:
@@ -184,7 +168,7 @@ class Partial:
         return Plan.model_validate_json(self._plan.read_bytes()).facts if self.in_progress else None
 
     def parts(self, plan: Plan) -> list[PartFiles]:
-        place = self.scratch.absolute(), self.begun.absolute(), self._layout  # as a worker elsewhere can use them
+        place = self.scratch.absolute(), self.begun.absolute(), self._is_in_place  # as a worker elsewhere can use them
         return [PartFiles(*place, part, plan.made_at) for part in range(plan.parts)]
 
     def clear(self) -> None:
@@ -197,10 +181,11 @@ class Partial:
             return
         assert isinstance(self.begun, LocalPath)
         for path in sorted(self.begun.iterdir(), key=lambda path: path == self._plan):
+            if path.name == "lock" or path.with_suffix("") == self._scratch:
+                continue
             if path.is_dir() and not path.is_symlink():
-                if path != self._scratch:
-                    shutil.rmtree(path)
-            elif path.name != "lock":
+                shutil.rmtree(path)
+            else:
                 path.unlink()
 
     def _remove(self, names: Sequence[str]) -> None:
@@ -223,7 +208,11 @@ class Partial:
         Raises DatasetExistsError if the conversion was begun with another plan, or the complete dataset here has
         another format than this version writes; NotRegularFileError if a file or folder here is a link.
         """
-        for folder in (self.begun / self._layout.parts.removesuffix("/"), self.dataset, self.dataset / SHARD_FOLDER):
+        for folder in (
+            self.begun / _PARTS[self._is_in_place].removesuffix("/"),
+            self.dataset,
+            self.dataset / SHARD_FOLDER,
+        ):
             folder.refuse_foreign_folder()
             folder.make()
         for file in (self._plan, self.dataset / TOKENIZER_FILE):
@@ -232,7 +221,10 @@ class Partial:
             self._plan.create(plan.model_dump_json(indent=1).encode())
         begun = self._begun_plan(plan)
         if self.is_whole:
-            self._refuse_other_format()
+            try:
+                read_index(self.dataset)
+            except DatasetError as error:
+                raise DatasetExistsError(f"{error}. To start over, remove {self.path}") from error
         with suppress(FileNotFoundError):
             self._fetch_tokenizer()
         return begun
@@ -249,12 +241,6 @@ class Partial:
             found = "; ".join(differences)
             raise DatasetExistsError(f"{self.begun} was started with other settings or files: {found}. {cure}")
         return begun
-
-    def _refuse_other_format(self) -> None:
-        try:
-            read_index(self.dataset)
-        except DatasetError as error:
-            raise DatasetExistsError(f"{error}. To start over, remove {self.path}") from error
 
     @contextmanager
     def beginning(self, tell: Callable[[str], None]) -> Iterator[None]:
@@ -355,7 +341,7 @@ class Partial:
         self._gather_errors(plan, self.dataset / ERRORS_FILE)
         parts = zip(self.parts(plan), results, strict=True)
         named, shards = {name for part, result in parts for name in part.names(result)}, self.dataset / SHARD_FOLDER
-        prefix = f"{self._layout.dataset}{SHARD_FOLDER}/"
+        prefix = f"{_DATASET[self._is_in_place]}{SHARD_FOLDER}/"
         shards.remove(name for name, _, _ in shards.listing() if prefix + name not in named)  # of an earlier attempt
         try:
             (self.dataset / INDEX_FILE).create(index)
@@ -439,26 +425,8 @@ def claimed(out: Place, *, shared: bool = False) -> Iterator[Partial]:
         lambda path: (_locked(path, shared), Path(str(Partial(path).path)), _IN_FOLDER),
         lambda _: (nullcontext(), Path(gettempdir()), _IN_TMPDIR),
     )
-    with lock, _scratch(folder, prefix) as scratch:
+    with lock, own_folder(folder, prefix) as scratch:
         yield Partial(out, scratch)
-
-
-@contextmanager
-def _scratch(folder: Path, prefix: str) -> Iterator[Path]:
-    """Make a folder for this process's files in progress; remove those of killed processes."""
-    for other in folder.glob(f"{prefix}*"):
-        with suppress(LockedError, OSError):
-            found = other.lstat()
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and (other / "lock").exists():
-                lock = FileLock(other / "lock")
-                shutil.rmtree(other, ignore_errors=True)
-                lock.release()
-    with TemporaryDirectory(prefix=prefix, dir=folder, ignore_cleanup_errors=True) as made:
-        lock = FileLock(Path(made) / "lock")
-        try:
-            yield Path(made)
-        finally:
-            lock.release()
 
 
 @contextmanager

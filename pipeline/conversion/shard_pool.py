@@ -41,23 +41,6 @@ Pool = Callable[[PoolSetup, Parts, Counts, Callable[[Counts], None]], None]
 """Writes every part, as convert_parts does."""
 
 
-@dataclass(frozen=True)
-class _SharedCounters:
-    """Counters shared by all processes."""
-
-    counts: Any
-    """The numbers of Counts."""
-    stop: Any
-    """Set when the conversion has failed or was interrupted."""
-
-    def add(self, counts: Counts) -> None:
-        if self.stop.value:
-            raise InterruptedError("the conversion was stopped")
-        with self.counts.get_lock():
-            for place, number in enumerate(counts):
-                self.counts[place] += number
-
-
 def start_workers_early() -> None:
     """Import what workers need in the background: it takes seconds, which the caller can use for other work.
 
@@ -90,8 +73,9 @@ def convert_parts(
     """
     start_workers_early()
     context = get_context("forkserver")
-    shared = _SharedCounters(context.Array("Q", counted), context.Value("b", 0, lock=False))
-    pool = ProcessPoolExecutor(workers, context, _start_worker, (_Sent(job), shared, dict(os.environ)))
+    counts: Any = context.Array("Q", counted)
+    stop = context.Value("b", 0, lock=False)
+    pool = ProcessPoolExecutor(workers, context, _start_worker, (_Sent(job), counts, stop, dict(os.environ)))
 
     def submit(count: int) -> set[Future[None]]:
         return {pool.submit(_write_part, *part) for part in islice(parts, count)}
@@ -106,13 +90,13 @@ def convert_parts(
                 for future in finished:
                     future.result()
                 waiting |= starter.submit(submit, len(finished)).result()
-                on_progress(Counts(*shared.counts))
+                on_progress(Counts(*counts))
     except BrokenProcessPool:
         raise DatasetError(
             "a conversion process was killed, possibly out of memory; continue with --resume and fewer --workers"
         ) from None
     finally:
-        shared.stop.value = 1
+        stop.value = 1
         pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -135,12 +119,21 @@ class _Sent:
 _writer: Writer | Exception
 
 
-def _start_worker(sent: _Sent, shared: _SharedCounters, environment: dict[str, str]) -> None:
+def _start_worker(sent: _Sent, counts: Any, stop: Any, environment: dict[str, str]) -> None:
+    """counts: the numbers of Counts, shared by all processes. stop: set once the conversion has failed."""
     global _writer
+
+    def add(more: Counts) -> None:
+        if stop.value:
+            raise InterruptedError("the conversion was stopped")
+        with counts.get_lock():
+            for place, number in enumerate(more):
+                counts[place] += number
+
     os.environ.update(environment)  # the fork server has its own from its start, maybe with expired credentials
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        _writer = sent.job if isinstance(sent.job, Exception) else writer_of(sent.job, shared.add)
+        _writer = sent.job if isinstance(sent.job, Exception) else writer_of(sent.job, add)
     except Exception as error:  # noqa: BLE001  raised by the first part
         _writer = error
 

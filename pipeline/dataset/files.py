@@ -1,13 +1,13 @@
-"""A dataset's files, in a folder or in an object store behind a cache. Readers see a folder either way."""
+"""A dataset's files: those in a folder, of which those in an object store behind a cache are a kind."""
 
 from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,72 +41,16 @@ class Held:
         self.release()
 
 
-class DatasetFiles(Protocol):
-    """A dataset's files. Methods raise OSError if a file cannot be read."""
+class DatasetFiles:
+    """A dataset's files in a folder; remote/files.py has those in an object store. Methods raise OSError."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
     @property
     def folder(self) -> Path:
         """The dataset's files by their names; files not requested below may be missing."""
-        ...
-
-    def names(self) -> Iterable[str]:
-        """Return the file names in the shards' folder."""
-        ...
-
-    def whole(self, name: str) -> Path:
-        """Return the path of tokenizer.json or a table, given its name in the dataset."""
-        ...
-
-    def beton_size(self, shard: int) -> int | None:
-        """Return the bytes of a shard's .beton if it is not in the folder."""
-        ...
-
-    def prepare(self, shard: int) -> None:
-        """Make a shard's files available for opening."""
-        ...
-
-    def bring_records(self, shard: int) -> None:
-        """Make all records of a shard available."""
-        ...
-
-    def hold(self, ids: NDArray[np.int64]) -> Held:
-        """Make the samples' records, pictures and tokens available until the result is released; ids int64 [b]."""
-        ...
-
-    def placed(self, located: Located, ids: NDArray[np.int64], tokens_of: NDArray[np.int64]) -> Located:
-        """Return where held samples' pictures, and the tokens of others or these, are now; ids int64 [b] each."""
-        ...
-
-    def opened(self, place: int) -> Descriptor:
-        """Return a file that `placed` has named, by its place below -1."""
-        ...
-
-    def whole_shard(self, shard: int) -> AbstractContextManager[None]:
-        """Make every byte of a shard's files available while the block runs."""
-        ...
-
-    def expect(self, windows: Iterable[Window], order: Order | Selected, limit: int) -> AbstractContextManager[None]:
-        """During the block, read ahead for the windows within `limit` bytes on disk."""
-        ...
-
-    def finished(self, step: int) -> None:
-        """Record that the samples of all steps up to this one have been read."""
-        ...
-
-    def seconds_waited(self) -> float:
-        """Return the seconds in which a reader waited for samples to be fetched."""
-        ...
-
-    def beton_bytes(self) -> NDArray[np.int64] | None:
-        """Return the bytes of each shard's samples to cache, int64 [shards]; None if all are on disk."""
-        ...
-
-
-class LocalFiles:
-    """Files in a folder, all of them present."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        return self._folder
 
     def names(self) -> Iterable[str]:
         """Return the file names in the shards' folder, in one listing. Raises DatasetError."""
@@ -117,49 +61,49 @@ class LocalFiles:
             raise DatasetError(f"{folder} cannot be read: {error.strerror}. Convert the dataset again.") from error
 
     def whole(self, name: str) -> Path:
+        """Return the path of tokenizer.json or a table, given its name in the dataset."""
         return self.folder / name
 
     def beton_size(self, shard: int) -> int | None:
+        """Return the bytes of a shard's .beton if it is not in the folder."""
         return None
 
     def prepare(self, shard: int) -> None:
-        pass
+        """Make a shard's files available for opening."""
 
     def bring_records(self, shard: int) -> None:
-        pass
+        """Make all records of a shard available."""
 
     def hold(self, ids: NDArray[np.int64]) -> Held:
+        """Make the samples' records, pictures and tokens available until the result is released; ids int64 [b]."""
         return _ALWAYS_THERE
 
     def placed(self, located: Located, ids: NDArray[np.int64], tokens_of: NDArray[np.int64]) -> Located:
+        """Return where held samples' pictures, and the tokens of others or these, are now; ids int64 [b] each."""
         return located
 
     def opened(self, place: int) -> Descriptor:
+        """Return a file that `placed` has named, by its place below -1."""
         raise ValueError(f"place {place} is not on disk")
 
     def whole_shard(self, shard: int) -> AbstractContextManager[None]:
+        """Make every byte of a shard's files available while the block runs."""
         return nullcontext()
 
-    @contextmanager
-    def expect(self, windows: Iterable[Window], order: Order | Selected, limit: int) -> Iterator[None]:
-        yield
+    def expect(self, windows: Iterable[Window], order: Order | Selected, limit: int) -> AbstractContextManager[None]:
+        """During the block, read ahead for the windows within `limit` bytes on disk."""
+        return nullcontext()
 
     def finished(self, step: int) -> None:
-        pass
+        """Record that the samples of all steps up to this one have been read."""
 
     def seconds_waited(self) -> float:
+        """Return the seconds in which a reader waited for samples to be fetched."""
         return 0.0
 
     def beton_bytes(self) -> NDArray[np.int64] | None:
+        """Return the bytes of each shard's samples to cache, int64 [shards]; None if all are on disk."""
         return None
 
 
-class _AlwaysThere(Held):
-    def __init__(self) -> None:
-        pass
-
-    def release(self) -> None:
-        pass
-
-
-_ALWAYS_THERE = _AlwaysThere()
+_ALWAYS_THERE = Held(lambda: None, lambda: None)

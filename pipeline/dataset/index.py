@@ -109,6 +109,11 @@ class Tars(_Record):
     """Absolute path or address at the conversion."""
     files: Annotated[tuple[Tar, ...], Field(min_length=1, max_length=MAX_TARS)]
 
+    @cached_property
+    def bytes(self) -> NDArray[np.int64]:
+        """Sizes of the tars, int64 [tars]."""
+        return np.array([tar.size for tar in self.files], np.int64)
+
 
 class DatasetIndex(_Record):
     """Content of dataset.json, which is written last: a directory without it is not a dataset."""
@@ -140,11 +145,6 @@ class DatasetIndex(_Record):
     samples and the fingerprint before it; `content`: see there."""
     fingerprint: _Digest
     """sha256 of everything that determines ids, pixels and tokens: equal if these are equal."""
-
-    @cached_property
-    def tar_bytes(self) -> NDArray[np.int64] | None:
-        """Sizes of the tars, int64 [tars]; None unless the dataset is in place."""
-        return None if self.tars is None else np.array([tar.size for tar in self.tars.files], np.int64)
 
     @property
     def sources(self) -> list[dict[str, Any]]:

@@ -90,8 +90,9 @@ class RowRecords:
         """Raises DatasetError if the file has another number of rows or belongs to another .beton; OSError."""
         self._file, self._extent = Descriptor(path), extent
         header = np.zeros(1, _HEADER)
-        came, is_sealed = self._file.read(0, header.view(np.uint8)), _is_sealed(header.view(np.uint8).reshape(1, -1))
-        if not came or header["magic"][0] != _MAGIC or not is_sealed:
+        came = self._file.read(0, header.view(np.uint8))
+        changed = _first_changed(header.view(np.uint8).reshape(1, -1), np.zeros(1, np.int64)) == 0  # sealed like row 0
+        if not came or header["magic"][0] != _MAGIC or changed:
             raise DatasetError(f"{path} is not a shard's row table, or its header is damaged")
         version, width, told, beton_bytes = (
             int(header[name][0]) for name in ("version", "record_bytes", "rows", "beton_bytes")
@@ -190,12 +191,6 @@ def _read(file: int, rows: NDArray[np.int64], records: NDArray[np.uint8]) -> int
         if not read_at(file, (rows[i] + 1) * records.shape[1], records[i]):
             return i
     return _first_changed(records, rows)
-
-
-@kernel()
-def _is_sealed(header: NDArray[np.uint8]) -> bool:
-    """Return whether the header, uint8 [1, 64], matches its checksum; it is sealed like row 0."""
-    return _first_changed(header, np.zeros(1, np.int64)) == 1
 
 
 @kernel()

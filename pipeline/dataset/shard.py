@@ -48,7 +48,7 @@ class Shard:
         self.file = open_beton(files.folder, index, number) if size is None else None
         """The .beton, if it is on disk."""
         size = self.file.bytes if self.file else size or 0
-        extent = Extent(size, 4 * context_length, index.captions_per_sample, index.tar_bytes)
+        extent = Extent(size, 4 * context_length, index.captions_per_sample, index.tars.bytes if index.tars else None)
         try:
             self._table = RowRecords(files.folder / SHARD_FOLDER / index.shard_name(number, "rows"), self._rows, extent)
         except DatasetError as error:

@@ -35,7 +35,12 @@ class TarFiles:
         except AddressError as error:
             raise DatasetError(f"the root of the tars: {error}") from None
         self.names, self.sizes = [tar.name for tar in recorded.files], [tar.size for tar in recorded.files]
-        found = made_for(self.root, partial(_on_disk, names=set(self.names)), partial(_in_store, names=set(self.names)))
+        names = set(self.names)
+        found: dict[str, tuple[int, int | str]] = made_for(
+            self.root,
+            partial(_on_disk, names=names),
+            lambda root: {name: (size, version) for name, size, version in root.listing() if name in names},
+        )
         may_differ = not self.root.is_remote or self.root != before  # a copy has its own ETag, or time
         others = 0
         for name, size, version in recorded.files:
@@ -74,11 +79,6 @@ def _on_disk(root: LocalPath, names: Collection[str]) -> dict[str, tuple[int, in
                     status = entry.stat(follow_symlinks=False)
                     found[name] = status.st_size, status.st_mtime_ns
     return found
-
-
-def _in_store(root: Address, names: Collection[str]) -> dict[str, tuple[int, int | str]]:
-    """Return size and ETag of the objects that exist, whatever else is there."""
-    return {name: (size, version) for name, size, version in root.listing() if name in names}
 
 
 def listed(folder: Address, names: Collection[str]) -> dict[str, tuple[int, int | str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from ...storage.bucket import Address
 from ...storage.files import written_aside
-from ..dataset.files import Held, LocalFiles
+from ...storage.lock import own_folder
+from ..dataset.files import DatasetFiles, Held
 from ..dataset.index import SHARD_FOLDER, SHARD_SUFFIXES, DatasetIndex
 from ..dataset.tar_files import TarFiles, listed
 from ..order.order import Order, Selected, Window
 from .blocks import Blocks
-from .cache_folder import CacheFolder
+from .cache_folder import cache_root
 from .plan import Ids
 from .read_ahead import ReadAhead
 from .samples import BLOCKS, CachedSamples
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 _MAX_SCHEDULED = 1 << 17
 
 
-class _Cached:
+class _Cached(DatasetFiles):
     """What both kinds of files share: samples in this object's own cache folder, which is removed with it.
 
     Nothing outlives the process: it reads only bytes that it fetched itself. Thread-safe.
@@ -49,11 +50,12 @@ class _Cached:
         with self._whole:
             if (made := self.__dict__.get("cache")) is not None:  # another thread made it meanwhile
                 return Path(made)
-            folder = CacheFolder()
-            weakref.finalize(self, folder.remove)
-            (folder.path / SHARD_FOLDER).mkdir()
-            (folder.path / BLOCKS).mkdir()
-            return folder.path
+            open_folder = ExitStack()
+            folder = open_folder.enter_context(own_folder(cache_root(), "dataset-"))
+            weakref.finalize(self, open_folder.close)
+            (folder / SHARD_FOLDER).mkdir()
+            (folder / BLOCKS).mkdir()
+            return folder
 
     def hold(self, ids: Ids) -> Held:
         return self.samples.hold(ids)
@@ -90,7 +92,7 @@ class _Cached:
         return self.samples.shard_bytes()
 
 
-class RemoteTars(_Cached, LocalFiles):
+class RemoteTars(_Cached):
     """A dataset's files on disk, whose tars are at an address."""
 
     def __init__(self, folder: Path, index: DatasetIndex, tars: TarFiles, open_shard: Callable[[int], Shard]) -> None:

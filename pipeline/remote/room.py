@@ -30,7 +30,7 @@ class Room:
         block; blocks in use may exceed the limit.
         """
         self.changed, self.limit, self._drop, self._firm = Condition(lock), limit, drop, schedule is not None
-        self._next_use = schedule.next_use if schedule else self._last_use_negated
+        self._next_use = schedule.next_use if schedule else lambda block: -self._last_use.get(block, 0)
         self._schedule = schedule
         self._last_use: dict[int, int] = {}
         self._paid: Counter[int] = Counter()
@@ -107,9 +107,6 @@ class Room:
             self._paid[block] += size
         self.bytes += size
         self.peak_bytes = max(self.peak_bytes, self.bytes)
-
-    def _last_use_negated(self, block: int) -> int:
-        return -self._last_use.get(block, 0)
 
     def _make_room(self, size: int, later_than: int) -> bool:
         while self._left:

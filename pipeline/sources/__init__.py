@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from ..dataset.index import Tars
 from ..errors import BadSampleError, SourceError
 from .caption_lengths import MEASURED_ON, CaptionLengths, measure
-from .shards import Listings, in_runs, shard_count
+from .shards import in_runs, listings, shard_count
 
 NEVER = 1 << 63
 """A time after all others, in nanoseconds since 1970."""
@@ -207,7 +207,7 @@ class Source:
         raise NotImplementedError
 
     def __getitem__(self, index: int) -> Sample:
-        raise NotImplementedError
+        return self.sample(index, NEVER)
 
     def uri(self, index: int) -> str:
         """Return the origin of sample i, even if it cannot be read."""
@@ -334,7 +334,7 @@ class Source:
         """Yield the work of each shard, in order, for `read`; each has `max_rows`."""
         assert asked.selection is None or isinstance(asked.selection, np.ndarray)
         size = (self.stored_bytes() or 0) // len(self)
-        for indices in Listings(len(self), asked.selection, self.chunks(), asked.seed, shards, picture_bytes=size):
+        for indices in listings(len(self), asked.selection, self.chunks(), asked.seed, shards, picture_bytes=size):
             yield self.work(indices, unchanged_since)
 
     def work(self, indices: NDArray[np.int64], unchanged_since: int = NEVER) -> Work:

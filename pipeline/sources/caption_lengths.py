@@ -71,7 +71,8 @@ def measure(
     with suppress(DatasetError):  # of another folder's config.json
         longest = model_context(tokenizer.parent) if tokenizer else None
     for size in [vocab_size] if vocab_size else [holding[0]] if tokenizer or context_length else holding:
-        lengths = _lengths(_tokenizer(tokenizer, captions, size), captions)
+        own = load_tokenizer(tokenizer, context_length=CONTEXTS[-1]) if tokenizer else None
+        lengths = _lengths(own or train_tokenizer(captions, vocab_size=size), captions)
         fits = (context for context in CONTEXTS if (lengths > context).mean() <= MAX_SHARE_CUT)
         context = context_length or next(fits, CONTEXTS[-1])
         share_cut = float((lengths > context).mean())
@@ -83,12 +84,6 @@ def measure(
         if share_cut <= MAX_SHARE_CUT:
             return tried[-1]
     return tried[0]
-
-
-def _tokenizer(file: Path | None, captions: Sequence[str], vocab_size: int) -> Tokenizer:
-    if file is None:
-        return train_tokenizer(captions, vocab_size=vocab_size)
-    return load_tokenizer(file, context_length=CONTEXTS[-1])
 
 
 def _lengths(tokenizer: Tokenizer, captions: Sequence[str]) -> NDArray[np.int64]:

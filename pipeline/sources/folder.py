@@ -80,16 +80,13 @@ class FolderSource(Source):
     def __len__(self) -> int:
         return len(self._paths)
 
-    def __getitem__(self, index: int) -> Sample:
-        return self.sample(index, NEVER)
-
     def sample(self, index: int, unchanged_since: int) -> Sample:
         path = self._path(index)
         captions = self._captions_of(index, unchanged_since) if self._caption else (None,)
         data = read_picture(self.root, path, unchanged_since)
         folder, slash, _ = path.partition(b"/")
-        group = as_text(folder) if slash else None
-        return Sample(self.uri(index), self.key(index), data, captions[0], group, captions[1:])
+        group, uri = as_text(folder) if slash else None, as_text(path)
+        return Sample(uri, uri, data, captions[0], group, captions[1:])
 
     def uri(self, index: int) -> str:
         return as_text(self._path(index))

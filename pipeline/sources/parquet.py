@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ...storage.bucket import is_address
 from ...storage.place import AnyPlace, Place
 from ..errors import BadSampleError, SourceError
-from . import NEVER, Account, ClassGroups, Sample, Source, marks_of
+from . import Account, ClassGroups, Sample, Source, marks_of
 from .listing import (
     binary_arrays,
     caption_text,
@@ -89,9 +89,6 @@ class ParquetSource(Source):
 
     def __len__(self) -> int:
         return int(self._chunks[-1])
-
-    def __getitem__(self, index: int) -> Sample:
-        return self.sample(index, NEVER)
 
     def sample(self, index: int, unchanged_since: int) -> Sample:
         chunk, row = locate(self._chunks, index)

@@ -23,8 +23,16 @@ def shard_count(samples: int, stored_bytes: int | None) -> int:
     return max(min(MANY_SHARDS, 1 << (wanted.bit_length() - 1)), -(-samples // MAX_SHARD_ROWS))
 
 
-class Listings:
-    """The source indices of every shard in row order: iterates, once, over int64 [rows of the shard].
+def listings(
+    samples: int,
+    selection: NDArray[np.int64] | None,
+    chunks: NDArray[np.int64] | None,
+    seed: int,
+    shards: int,
+    *,
+    picture_bytes: int = 0,
+) -> Iterator[NDArray[np.int64]]:
+    """Yield the source indices of every shard in row order, int64 [rows of the shard].
 
     Sources are often sorted by class, and blocks of state are ranges of ids, so the listing is permuted before it is
     cut. If a source is read in chunks (see Source.chunks), whole chunks are permuted and cut into shards, and samples
@@ -32,66 +40,35 @@ class Listings:
     about once: its samples stay close to each other, but not in order.
 
     A source in chunks needs a shard's memory, others four bytes a sample.
+
+    samples: number of samples in the source. selection: sorted indices to convert; None for all.
+    chunks: prefix sums of the chunks' sizes. picture_bytes: average size of a picture in the source.
     """
-
-    def __init__(
-        self,
-        samples: int,
-        selection: NDArray[np.int64] | None,
-        chunks: NDArray[np.int64] | None,
-        seed: int,
-        shards: int,
-        *,
-        picture_bytes: int = 0,
-    ) -> None:
-        """Cut the listing.
-
-        samples: number of samples in the source. selection: sorted indices to convert; None for all.
-        chunks: prefix sums of the chunks' sizes. picture_bytes: average size of a picture in the source.
-        """
-        self._rng, self._selection = np.random.default_rng(seed), selection
-        self._count = samples if selection is None else len(selection)
-        self._cuts = np.array([shard * self._count // shards for shard in range(shards + 1)])
-        self._window = min(WINDOW_ROWS, WINDOW_BYTES // max(picture_bytes, 1))
-        self._is_chunked = chunks is not None
-        if chunks is not None:
-            # Places of the chunks' first samples among the selected ones.
-            first = chunks if selection is None else np.searchsorted(selection, chunks)
-            order = np.argsort(self._rng.permutation(len(chunks) - 1))
-            order = order[np.diff(first)[order] > 0]
-            self._ends = np.cumsum([0, *np.diff(first)[order]])  # in the permuted listing
-            self._shift = first[order] - self._ends[:-1]
-            self._cuts = _at_ends_of_chunks(self._cuts, self._ends)
-
-    @property
-    def sizes(self) -> list[int]:
-        """Number of samples of every shard."""
-        return [int(size) for size in np.diff(self._cuts)]
-
-    def __iter__(self) -> Iterator[NDArray[np.int64]]:
-        return self._of_chunks() if self._is_chunked else self._permuted()
-
-    def _permuted(self) -> Iterator[NDArray[np.int64]]:
-        places = np.arange(self._count, dtype=np.uint32 if self._count <= 1 << 32 else np.int64)
-        self._rng.shuffle(places)
-        for start, end in pairwise(self._cuts.tolist()):
-            yield self._selected(places[start:end].astype(np.int64))
-
-    def _of_chunks(self) -> Iterator[NDArray[np.int64]]:
-        ends = self._ends
-        for start, end in pairwise(self._cuts.tolist()):
-            held, mixed = [], []
-            begun, ended = int(np.searchsorted(ends, start, side="right")) - 1, int(np.searchsorted(ends, end))
-            for place in range(begun, ended):
-                piece = np.arange(max(start, ends[place]), min(end, ends[place + 1])) + self._shift[place]
-                held.append(self._selected(piece))
-                if sum(map(len, held)) >= self._window or place == ended - 1:
-                    mixed.append(self._rng.permutation(np.concatenate(held)))
-                    held = []
-            yield np.concatenate(mixed)
-
-    def _selected(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        return places if self._selection is None else self._selection[places]
+    rng, count = np.random.default_rng(seed), samples if selection is None else len(selection)
+    cuts = np.array([shard * count // shards for shard in range(shards + 1)])
+    if chunks is None:
+        places = np.arange(count, dtype=np.uint32 if count <= 1 << 32 else np.int64)
+        rng.shuffle(places)
+        for start, end in pairwise(cuts.tolist()):
+            piece = places[start:end].astype(np.int64)
+            yield piece if selection is None else selection[piece]
+        return
+    # Places of the chunks' first samples among the selected ones.
+    first = chunks if selection is None else np.searchsorted(selection, chunks)
+    order = np.argsort(rng.permutation(len(chunks) - 1))
+    order = order[np.diff(first)[order] > 0]
+    ends = np.cumsum([0, *np.diff(first)[order]])  # in the permuted listing
+    window = min(WINDOW_ROWS, WINDOW_BYTES // max(picture_bytes, 1))
+    for start, end in pairwise(_at_ends_of_chunks(cuts, ends).tolist()):
+        held, mixed = [], []
+        begun, ended = int(np.searchsorted(ends, start, side="right")) - 1, int(np.searchsorted(ends, end))
+        for place in range(begun, ended):
+            piece = np.arange(max(start, ends[place]), min(end, ends[place + 1])) + first[order[place]] - ends[place]
+            held.append(piece if selection is None else selection[piece])
+            if sum(map(len, held)) >= window or place == ended - 1:
+                mixed.append(rng.permutation(np.concatenate(held)))
+                held = []
+        yield np.concatenate(mixed)
 
 
 def _at_ends_of_chunks(cuts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -108,7 +108,12 @@ def samples_of(
     if not size:
         raise BrokenTarError("the file is empty")
     if not start:
-        _refuse_compressed(read_at(0, 8), name)
+        beginning = read_at(0, 8)
+        for mark, cure in _UNPACKED_BY.items():
+            if beginning.startswith(mark):
+                raise SourceError(
+                    f"{name} is compressed, so its members cannot be read one by one; run {cure} on it first"
+                )
 
     def read(member: TarMember, suffix: bytes) -> SampleMember:
         is_read = suffix in wanted and member.size <= MAX_MEMBER_BYTES
@@ -126,12 +131,6 @@ def key_and_suffix(name: bytes, *, last_dot: bool = False) -> tuple[bytes, bytes
     stem, dot, suffix = base.rpartition(b".") if last_dot else base.partition(b".")
     stem, suffix = (stem, suffix) if dot else (base, b"")
     return folder + slash + stem, suffix.lower() if stem else b""
-
-
-def _refuse_compressed(start: bytes, name: object) -> None:
-    for mark, cure in _UNPACKED_BY.items():
-        if start.startswith(mark):
-            raise SourceError(f"{name} is compressed, so its members cannot be read one by one; run {cure} on it first")
 
 
 def _samples(

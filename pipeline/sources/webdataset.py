@@ -198,10 +198,6 @@ class WebDatasetSource(Source):
                 raise SourceError(f"{tar} cannot stay in place: it must be a plain file below {root}, not a link")
         return Tars(root=root, files=(*(before.files if before else ()), *files))
 
-    @property
-    def first_tar(self) -> int:
-        return len(self.index.files) - len(self.tars) if self.index else 0
-
     def extent(self, selection: Selection) -> dict[str, Any]:
         """All unknown: tars are not counted before they are read."""
         return {"samples": None, "selected": None, "selection": selection and str(selection), "shards": None}
@@ -289,7 +285,7 @@ class WebDatasetSource(Source):
         """Cut a tar at the samples nearest to equal parts of its bytes."""
         if parts < 2:
             return [piece]
-        starts: NDArray[np.int64] = self.starts(piece.tar)
+        starts = self.starts(piece.tar)
         firsts = np.searchsorted(starts, piece.stop * np.arange(1, parts) // parts)
         firsts = np.unique(firsts[(firsts > 0) & (firsts < len(starts))])
         bounds = [(0, 0), *((int(starts[first]), int(first)) for first in firsts), (piece.stop, len(starts))]
@@ -396,13 +392,8 @@ class WebDatasetSource(Source):
 
     def starts(self, tar: int) -> NDArray[np.int64]:
         """Return where each sample of a local tar begins, int64 [samples], by a walk over its headers."""
-        starts, size = list[int](), self.versions[tar][0]
-        try:
-            file = SourceFile(self.tars[tar], self.versions[tar])
-            for members in samples_of(file.read, size, file.place, (), last_dot=self._last_dot):
-                starts.append(next(iter(members.values())).at.start)
-        except (BrokenTarError, OSError) as error:
-            self._refuse_other_than_damage(tar, error)
+        found = self._members(self._whole(tar), (), ahead=False)
+        starts = [next(iter(members.values())).at.start for members in found if isinstance(members, dict)]
         return np.array(starts, np.int64)
 
     def read(self, work: Any) -> Iterator[Read]:
@@ -430,11 +421,11 @@ class WebDatasetSource(Source):
     def _in_order(
         self, piece: Piece, mode: str, selected: NDArray[np.bool_] | None, *, ahead: bool = True
     ) -> Iterator[Read]:
-        end = piece.start
+        end, before = piece.start, len(self.index.files) - len(self.tars) if self.index else 0
         for place, found in enumerate(self._members(piece, self._wanted, ahead=ahead), piece.first):
             start, end = end, _end(found) if isinstance(found, dict) else end
             is_wanted = selected is None or (place < len(selected) and selected[place])
-            index = (self.first_tar + piece.tar << PLACE_BITS) + place
+            index = (before + piece.tar << PLACE_BITS) + place
             ignored = mode == "images" and isinstance(found, dict) and self._caption.member(found) is not None
             sample = self._sample(piece.tar, mode, found) if is_wanted else None
             unused = self._beside(found) if is_wanted and isinstance(found, dict) else ()

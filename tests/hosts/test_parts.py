@@ -25,7 +25,7 @@ def test_parts_of_several_hosts_one_of_which_is_lost_make_the_dataset_of_one(hos
         return host.start(*words, code=SMALL_SHARDS)
 
     parts = [convert(host, "parts", "--part", f"{number}/3") for number, host in enumerate((ada, ben, cleo), start=1)]
-    while not [*(tmp_path / "parts").glob(".out.partial/**/*.beton")]:
+    while not [*(tmp_path / "parts").glob(".out.partial/**/*.errors.jsonl")]:
         assert any(part.is_running() for part in parts), [part.end() for part in parts]
         time.sleep(0.05)
     cleo.kill()

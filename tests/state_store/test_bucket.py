@@ -126,7 +126,7 @@ def test_objects_are_bounded_by_the_snapshots_kept(repository, path):
     for step in range(1, 21):
         commit(repository, step)
         repository.retain(2)
-        objects.append(sum(1 for _ in path.objects()))
+        objects.append(sum(1 for _ in path.listing()))
     assert tags(repository) == ["step-0", "step-19", "step-20"]
     assert objects[19] == objects[4]
 
@@ -136,16 +136,16 @@ def test_nothing_is_deleted_while_a_kept_snapshot_cannot_be_read(repository, pat
         commit(repository, step)
     name, _ = sorted(repository.resolve("step-1").files.items())[0]
     (path / name).write((path / name).read_bytes()[:-1] + b"x")
-    before = list(path.objects())
+    before = list(path.listing())
     with pytest.raises(SnapshotError, match="sha256 does not match"):
         repository.retain(2)
-    assert list(path.objects()) == before
+    assert list(path.listing()) == before
 
 
 def test_a_missing_chunk_is_damage_that_names_it_and_a_store_that_is_away_is_not(repository, path, s3, monkeypatch):
     commit(repository, 1)
     reader = StateReader.open(path)
-    chunk = next(name for name, _ in path.objects() if name.startswith("chunks/"))
+    chunk = next(name for name, _, _ in path.listing() if name.startswith("chunks/"))
     held = (path / chunk).read_bytes()
     (path / chunk).delete()
     with pytest.raises(DamagedChunkError, match=rf"chunk \d.*{chunk}.*NoSuchKey"):
@@ -296,10 +296,10 @@ def test_a_writer_that_is_replaced_while_it_looks_for_garbage_deletes_nothing(pa
         return garbage
 
     monkeypatch.setattr(icechunk_files, "find_garbage", find_and_be_replaced)
-    before = [name for name, _ in path.objects()]
+    before = [name for name, _, _ in path.listing()]
     with pytest.raises(StoreLockedError):
         repository.retain(keep)
-    assert [name for name, _ in path.objects()] == before
+    assert [name for name, _, _ in path.listing()] == before
 
 
 def test_a_lock_is_not_taken_for_a_silence_in_which_the_store_was_away(path, tmp_path, monkeypatch):
@@ -360,7 +360,7 @@ def test_no_object_and_no_local_file_holds_credentials(create, path, scratch, ne
     store = create(path=path)
     store.put(np.arange(100), new_rows(100), step=1)
     store.snapshot(1, epoch=0).result()
-    written = [(path.parent / name).read_bytes() for name, _ in path.parent.objects()]
+    written = [(path.parent / name).read_bytes() for name, _, _ in path.parent.listing()]
     written += [file.read_bytes() for file in scratch.rglob("*") if file.is_file()]
     assert len(written) > 5
     for secret in ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"):

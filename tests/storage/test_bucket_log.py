@@ -38,7 +38,7 @@ def read(folder):
 
 
 def names(folder):
-    return [name for name, _ in folder.objects()]
+    return [name for name, _, _ in folder.listing()]
 
 
 def test_the_parts_are_the_file_and_stay_few_however_often_lines_are_added(parts, folder, file, monkeypatch):

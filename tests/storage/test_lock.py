@@ -5,10 +5,11 @@ import fcntl
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from thermopile.storage.lock import FileLock, LockedError, lock_holder
+from thermopile.storage.lock import FileLock, LockedError, lock_holder, own_folder
 
 HOLD = """
 import sys, pathlib
@@ -78,3 +79,44 @@ def test_on_a_file_system_without_locks_the_error_names_the_file_and_the_cure(tm
         FileLock(tmp_path / "lock")
     assert (error.value.errno, error.value.filename) == (number, str(tmp_path / "lock"))
     assert len(os.listdir("/proc/self/fd")) == opened
+
+
+IN_A_FOLDER = """
+import sys, pathlib
+from thermopile.storage.lock import own_folder
+with own_folder(pathlib.Path(sys.argv[1]), "own-") as folder:
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_folders_are_each_ones_own_and_leave_nothing(tmp_path):
+    with own_folder(tmp_path / "root", "own-") as first, own_folder(tmp_path / "root", "own-") as second:
+        (first / "file").write_bytes(b"x")
+        assert first != second
+    assert list((tmp_path / "root").iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_removed_and_what_a_living_one_has_or_a_link_leads_to_is_not(tmp_path):
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").touch()
+    (tmp_path / "own-link").symlink_to(tmp_path / "precious")
+    (tmp_path / "own-link.lock").touch()
+    command = [sys.executable, "-c", IN_A_FOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        folder = Path(process.stdout.readline().strip())
+        (folder / "file").write_bytes(b"x")
+        with own_folder(tmp_path, "own-"):
+            assert (folder / "file").exists()
+        process.kill()
+    with own_folder(tmp_path, "own-"):
+        assert not folder.exists()
+    assert (tmp_path / "precious" / "file").exists()
+
+
+def test_a_folder_that_another_process_locks_while_it_cleans_up_is_not_used(tmp_path, monkeypatch):
+    cleaning, names = FileLock(tmp_path / "own-locked.lock"), iter(["locked", "free"])
+    monkeypatch.setattr("thermopile.storage.lock.token_hex", lambda size: next(names))
+    with own_folder(tmp_path, "own-") as folder:
+        assert folder == tmp_path / "own-free"
+    cleaning.release()

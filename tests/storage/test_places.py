@@ -208,12 +208,10 @@ class TestAddress(PlaceTests):
         lock.release()
 
 
-@pytest.mark.wide
-class TestOtherCloud(PlaceTests):
-    @pytest.fixture
-    def place(self, other_cloud, monkeypatch, tmp_path, request):
-        monkeypatch.setenv(SCRATCH, str(tmp_path))
-        return Address("bucket", request.node.originalname, scheme=other_cloud)
+class StoreTests(PlaceTests):
+    """A server's answers, which a store in memory does not give."""
+
+    more_than_a_page: int
 
     def test_a_version_is_the_same_wherever_it_is_told(self, place):
         file = place / "file"
@@ -243,8 +241,30 @@ class TestOtherCloud(PlaceTests):
     def test_a_large_file_is_written_in_parts_and_listed_in_pages(self, place):
         data = bytes(range(256)) * (70_000)
         (place / "large").write(data)
-        for number in range(320):
-            (place / f"{number:04d}").rewrite(b"")
-        assert sorted(place.names()) == [*(f"{number:04d}" for number in range(320)), "large"]
+        (place.with_name(f"{place.name}-beside") / "other").rewrite(b"")
+        names = [f"{number:04d}" for number in range(self.more_than_a_page)]
+        for name in names:
+            (place / name).create(b"")
+        assert [found[:2] for found in place.listing()] == [*((name, 0) for name in names), ("large", len(data))]
         assert (place / "copy").copied(place / "large")
         assert (place / "copy").read_bytes() == data
+
+
+@pytest.mark.wide
+class TestServer(StoreTests):
+    more_than_a_page = 1100
+
+    @pytest.fixture
+    def place(self, s3, monkeypatch, tmp_path, request):
+        monkeypatch.setenv(SCRATCH, str(tmp_path))
+        return Address("bucket", request.node.originalname)
+
+
+@pytest.mark.wide
+class TestOtherCloud(StoreTests):
+    more_than_a_page = 320
+
+    @pytest.fixture
+    def place(self, other_cloud, monkeypatch, tmp_path, request):
+        monkeypatch.setenv(SCRATCH, str(tmp_path))
+        return Address("bucket", request.node.originalname, scheme=other_cloud)

@@ -1,6 +1,5 @@
 """Datasets in place, made from tars and from what a conversion of the same tars gives."""
 
-import io
 import json
 import shutil
 import tarfile
@@ -14,6 +13,9 @@ from thermopile.pipeline.dataset.row_records import write_row_records
 from thermopile.pipeline.opening import Dataset
 from thermopile.storage.files import sha256_of
 
+from support.pictures import as_bytes
+from support.tars import write_members
+
 IN_BETON = 1 << 63
 
 
@@ -23,20 +25,13 @@ def write_tars(folder: Path, tars: int, samples: int) -> list[Path]:
     random, paths = np.random.default_rng(0), []
     for number in range(tars):
         paths.append(folder / f"{number:05d}.tar")
-        with tarfile.open(paths[-1], "w") as tar:
-            for place in range(samples):
-                picture = io.BytesIO()
-                pixels = random.integers(0, 256, (64 + place % 9, 64, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(picture, "JPEG", quality=80)
-                about = json.dumps({"words": "x" * int(random.integers(2000))})
-                for suffix, data in (
-                    ("jpg", picture.getvalue()),
-                    ("txt", b"noise %d" % place),
-                    ("json", about.encode()),
-                ):
-                    member = tarfile.TarInfo(f"{number:05d}{place:04d}.{suffix}")
-                    member.size = len(data)
-                    tar.addfile(member, io.BytesIO(data))
+        members = []
+        for place in range(samples):
+            pixels = random.integers(0, 256, (64 + place % 9, 64, 3), dtype=np.uint8)
+            key, picture = f"{number:05d}{place:04d}", as_bytes(Image.fromarray(pixels), "JPEG", quality=80)
+            about = json.dumps({"words": "x" * int(random.integers(2000))}).encode()
+            members += [(f"{key}.jpg", picture), (f"{key}.txt", b"noise %d" % place), (f"{key}.json", about)]
+        write_members(paths[-1], *members)
     return paths
 
 

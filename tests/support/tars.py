@@ -19,13 +19,19 @@ def write_shard(path, samples):
     return path
 
 
-def write_members(path, *members):
-    """A tar of these members in this order, whatever they are called."""
-    with tarfile.open(path, "w") as tar:
+def packed(*members):
+    """The bytes of a tar of these members in this order, whatever they are called."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
         for name, data in members:
             member = tarfile.TarInfo(name)
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
+    return file.getvalue()
+
+
+def write_members(path, *members):
+    path.write_bytes(packed(*members))
     return path
 
 

@@ -10,7 +10,7 @@ from thermopile.tools.inspection.features import embedding_map
 from thermopile.trainer.plugins import CODE
 from thermopile.trainer.run_directory import RunDirectory
 
-from support.cli import answer, cli, sets, succeed
+from support.cli import answer, assert_one_line, cli, sets, succeed
 
 OWN = {
     "model.image.name": "support.own_code:Tower", "model.image.config.width": 6,
@@ -110,9 +110,17 @@ def test_no_setting_of_a_file_imports_code_unasked(dataset, tmp_path, monkeypatc
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "sent.toml").write_text(f"{key} = {json.dumps(name)}\n")
-    done = cli("train", "--data", dataset.path, "--out", tmp_path / "run", "--config", tmp_path / "sent.toml")
-    assert done.exit_code == 2
+    line = ("train", "--data", dataset.path, "--out", tmp_path / "run", "--config", tmp_path / "sent.toml")
+    assert cli(*line).exit_code == 2
     assert not trace.exists()
+    if (key, name) == ("data.augmentation", "sent_module:views"):
+        said = f"--config {tmp_path / 'sent.toml'} sets {key} = {name!r}"
+        for words in ((), ("--print-config",)):
+            assert_one_line(cli(*line, *words), 2, said, "add --allow-code")
+        assert not trace.exists()
+        for allowed in (["--allow-code"], ["--set", f"{key}={name}"]):
+            assert f"{name!r} is not compiled" in cli(*line, *allowed).stderr
+            assert trace.exists()
 
 
 def test_a_run_whose_code_the_command_replaces_does_not_run_it(trained, monkeypatch):

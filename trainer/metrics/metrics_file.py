@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from ...storage.files import open_own, open_regular, refuse_link, written_aside
-from ...storage.log import Log, LogReader
+from ...storage.place import Log, LogReader
 from ...storage.sealed_json import DamagedJSONError, verify
 
 BLOCK_BYTES = 1 << 20

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...state_store.errors import StateStoreError
-from ...storage.log import Log
-from ...storage.place import Place, lock_status
+from ...storage.place import Log, Place, lock_status
 from ..checkpoints.checkpoint_files import INFO, checkpoints_in
 from ..lineage import Lineage, read_lineage
 from ..metrics.metrics_file import last_lines, loss_curve

@@ -1,8 +1,6 @@
 """The account of a conversion: what no sample uses, as the summary and the dataset say it."""
 
-import io
 import json
-import tarfile
 
 import pytest
 from PIL import Image
@@ -11,6 +9,7 @@ from thermopile.pipeline.opening import Dataset
 
 from support.cli import assert_one_line, cli, succeed
 from support.pictures import as_bytes, draw
+from support.tars import write_members
 
 PICTURE = as_bytes(draw(3), "PNG")
 
@@ -45,11 +44,7 @@ def test_the_summary_and_the_dataset_say_what_is_not_used(tmp_path):
 
 def test_parts_of_tars_add_their_accounts(tmp_path):
     for number in range(3):
-        with tarfile.open(tmp_path / f"{number}.tar", "w") as tar:
-            for name, data in ((f"{number}.png", PICTURE), (f"{number}.json", b"{}")):
-                info = tarfile.TarInfo(name)
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
+        write_members(tmp_path / f"{number}.tar", (f"{number}.png", PICTURE), (f"{number}.json", b"{}"))
     convert = ("convert", "webdataset", tmp_path, tmp_path / "out")
     for part in ("1/2", "2/2"):
         succeed(*convert, "--part", part)

@@ -1,6 +1,7 @@
 """Files that are not pictures, are damaged, or are bombs: each is refused with a reason."""
 
 import io
+import random
 import struct
 import zlib
 
@@ -33,6 +34,8 @@ def test_a_picture_that_fits_no_page_of_the_shard_is_refused_with_the_cure():
         (b"caption: a dog", "not a JPEG"),
         (b"\xff\xd8\xff" + bytes(99), "its start is damaged"),
         (bytes(5000), "not a JPEG"),
+        (b"#!/bin/sh\nrm -rf /\n", "a script"),
+        (b"\xff\xd8\xff" + random.Random(1).randbytes(9999), "damaged|a bomb"),
     ],
 )
 def test_a_file_that_is_not_a_picture_is_refused_with_the_reason(data, reason):
@@ -44,7 +47,7 @@ def test_a_file_that_is_not_a_picture_is_refused_with_the_reason(data, reason):
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.95])
 def test_a_picture_cut_short_is_refused(kind, share):
     whole = as_bytes(draw(6, height=60, width=60), kind)
-    with pytest.raises(BadSampleError):
+    with pytest.raises(BadSampleError, match="damaged"):
         to_stored(whole[: int(len(whole) * share)], POLICY)
 
 
@@ -156,7 +159,10 @@ def test_deep_pixels_are_scaled_by_the_white_that_the_file_names():
     assert ramp("PNG", DEEP // 16) == (0, 16)  # a PNG's white is 65,535, whatever is used of it
 
 
-@pytest.mark.parametrize("values", [DEEP // 16, DEEP.astype(np.int32) * 7, -DEEP.astype(np.int32)])
+@pytest.mark.parametrize(
+    "values",
+    [DEEP // 16, DEEP.astype(np.int32) * 7, -DEEP.astype(np.int32), np.float32([7.5] * 9), np.float32([np.nan] * 9)],
+)
 def test_deep_pixels_of_unknown_scale_are_left_out(values):
     with pytest.raises(BadSampleError, match="deep pixels of unknown scale"):
         ramp("TIFF", values)

@@ -1,9 +1,7 @@
 """A source that is changed while it is converted: its old and its new samples are never mixed in a dataset."""
 
-import io
 import os
 import shutil
-import tarfile
 import time
 from pathlib import Path
 
@@ -13,17 +11,13 @@ import pytest
 
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
 from thermopile.pipeline.errors import DatasetExistsError, SourceError
-from thermopile.pipeline.sources.csv_source import CsvSource
-from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.parquet import ParquetSource
-from thermopile.pipeline.sources.webdataset import WebDatasetSource
 from thermopile.storage.bucket import Address
 
 from support.cli import cli
 from support.conversions import convert_part, digests, finish, many_shards
-from support.pictures import draw
-
-PICTURES = 60
+from support.kinds import OPEN, PICTURES, write
+from support.pictures import as_bytes, draw
 
 
 @pytest.fixture(autouse=True)
@@ -34,66 +28,9 @@ def small_shards(monkeypatch):
 @pytest.fixture(scope="module")
 def jpegs():
     """Two versions of each picture."""
-
-    def jpeg(number):
-        file = io.BytesIO()
-        draw(number).save(file, "JPEG")
-        return file.getvalue()
-
-    return [[jpeg(number + of_version) for number in range(PICTURES)] for of_version in (0, 1000)]
+    return [[as_bytes(draw(number + first), "JPEG") for number in range(PICTURES)] for first in (0, 1000)]
 
 
-def write(place, data):
-    """Write a file in place, or an object."""
-    if isinstance(place, Path):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(data)
-    else:
-        place.write(data)
-
-
-def pictures(jpegs, word):
-    return {f"pictures/{i:02d}.jpg": data for i, data in enumerate(jpegs)}
-
-
-def listed(jpegs, word):
-    rows = "".join(f"pictures/{i:02d}.jpg,the {word} of number {i:02d}\n" for i in range(PICTURES))
-    return pictures(jpegs, word) | {"list.csv": b"filepath,title\n" + rows.encode()}
-
-
-def tars(jpegs, word):
-    """Two tars, whose members are of the same sizes whatever the word of five letters."""
-    files = {}
-    for number in range(2):
-        packed = io.BytesIO()
-        with tarfile.open(fileobj=packed, mode="w") as tar:
-            for i in range(number, PICTURES, 2):
-                for name, data in ((f"{i:02d}.jpg", jpegs[i]), (f"{i:02d}.txt", f"the {word} of {i:02d}".encode())):
-                    member = tarfile.TarInfo(name)
-                    member.size = len(data)
-                    tar.addfile(member, io.BytesIO(data))
-        files[f"{number}.tar"] = packed.getvalue()
-    return files
-
-
-def tables(jpegs, word):
-    """Two tables without statistics, whose footers do not tell of the captions."""
-    files = {}
-    for number in range(2):
-        file, own = io.BytesIO(), range(number, PICTURES, 2)
-        captions = [f"the {word} of number {i:02d}" for i in own]
-        table = pa.table({"image": [jpegs[i] for i in own], "caption": captions})
-        pq.write_table(table, file, row_group_size=5, compression="none", write_statistics=False)
-        files[f"{number}.parquet"] = file.getvalue()
-    return files
-
-
-OPEN = {
-    "folder": (pictures, lambda root: FolderSource(root / "pictures")),
-    "csv": (listed, lambda root: CsvSource(root / "list.csv")),
-    "webdataset": (tars, lambda root: WebDatasetSource([root / "0.tar", root / "1.tar"])),
-    "parquet": (tables, lambda root: ParquetSource([root / "0.parquet", root / "1.parquet"])),
-}
 # Picture 07 is in a shard of the second part.
 CHANGED = [("folder", "pictures/07.jpg"), ("csv", "pictures/07.jpg"), ("csv", "list.csv"), ("webdataset", "1.tar"),
            ("parquet", "1.parquet")]  # fmt: skip

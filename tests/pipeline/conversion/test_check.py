@@ -10,11 +10,8 @@ import pytest
 from thermopile.pipeline.conversion.beton import BetonRow, write_beton
 from thermopile.pipeline.conversion.check import check_dataset
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
-from thermopile.pipeline.dataset.ffcv_table import FFCVTable
 from thermopile.pipeline.dataset.index import seal_index, shard_name
-from thermopile.pipeline.dataset.raw_bytes import Descriptor
-from thermopile.pipeline.dataset.row_records import Extent, write_row_records
-from thermopile.pipeline.dataset.stored_sample import checksum
+from thermopile.pipeline.dataset.row_records import write_row_records
 from thermopile.pipeline.dataset.tokenizer import train_tokenizer
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.opening import Dataset
@@ -58,14 +55,8 @@ def rewrite(path, shard, change):
                      int(record["source_index"])) for row, record in enumerate(records)]  # fmt: skip
     change(rows)
     records_file.unlink()
-    length, further = rows[0].tokens.shape[1], sum(len(row.tokens) > 1 for row in rows)
-    write_beton(beton, rows, max_rows=len(rows), context_length=length)
-    file = Descriptor(beton)
-    FFCVTable(beton, file, len(rows), Extent(file.bytes, 4 * length, 1), further).read(np.arange(len(rows)), records)
-    records["captions"] = [len(row.tokens) for row in rows]
-    records["jpeg_checksum"] = [checksum(np.frombuffer(row.jpeg, np.uint8)) for row in rows]
-    records["tokens_checksum"] = [checksum(row.tokens.reshape(-1).view(np.uint8)) for row in rows]
-    write_row_records(records_file, records, file.bytes)
+    records = write_beton(beton, rows, max_rows=len(rows), context_length=rows[0].tokens.shape[1])
+    write_row_records(records_file, records, beton.stat().st_size)
     seal(path)
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -12,10 +13,13 @@ import numpy as np
 import pytest
 
 from thermopile.pipeline.conversion.conversion import Conversion, ConvertSettings, convert
+from thermopile.pipeline.conversion.partial import claimed
 from thermopile.pipeline.errors import DatasetExistsError
 from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
+from thermopile.storage.bucket import Address
+from thermopile.storage.local import LocalPath
 
 from support.conversions import digests, in_this_process, many_shards
 from support.programs import program
@@ -159,3 +163,26 @@ def test_a_conversion_killed_at_any_step_of_its_end_ends_the_same(
     result = subprocess.run(program("finishing", with_bad_ones, tmp_path, every), capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert int(result.stdout) > 30 / every
+
+
+@pytest.mark.parametrize(("to_bucket", "name"), [(True, "thermopile-shards-link"), (False, "writing-link")])
+def test_a_killed_conversions_shards_in_progress_are_removed(tmp_path, monkeypatch, to_bucket, name):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    out = Address("bucket", "out") if to_bucket else LocalPath(tmp_path / "out")
+    folder = tmp_path / "temporary" if to_bucket else tmp_path / ".out.partial"
+    (tmp_path / "temporary").mkdir()
+    if (child := os.fork()) == 0:
+        with claimed(out, shared=True) as killed:
+            (killed.scratch / "part-00000.7.beton").touch()
+            os._exit(9)
+    os.waitpid(child, 0)
+    assert len(list(folder.glob("*/part-00000.7.beton"))) == 1
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere" / "lock").write_text("keep me")
+    (folder / name).symlink_to("elsewhere")
+    (folder / f"{name}.lock").touch()
+    with claimed(out, shared=True) as living, claimed(out, shared=True):
+        assert living.scratch.exists()
+        assert list(folder.glob("*/part-00000.7.beton")) == []
+        assert (folder / "elsewhere" / "lock").read_text() == "keep me"
+        assert (folder / name).is_symlink()

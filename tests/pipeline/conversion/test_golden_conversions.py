@@ -201,7 +201,7 @@ def words(sources, case, out):
 def written(out, sources):
     """The sha256 of each file of a dataset, and the digest of its plan, as golden conversions have them."""
     files = (
-        {name: (out / name).read_bytes() for name, _ in out.objects()}
+        {name: (out / name).read_bytes() for name, _, _ in out.listing()}
         if isinstance(out, Address)
         else {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
     )

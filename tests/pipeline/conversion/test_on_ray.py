@@ -93,7 +93,8 @@ def pausing(told):
 
 def being_written(told):
     """Numbers of shards that are being written, and that were by writers that died."""
-    writers = [file.name.split(".")[-2].rpartition("-")[2] for file in told.glob(".out.partial/writing-*/*.beton")]
+    files = told.glob(".out.partial/writing-*/*.errors.jsonl")
+    writers = [file.name.split(".")[1].rpartition("-")[2] for file in files]
     alive = sum(Path("/proc", writer).exists() for writer in writers)
     return alive, len(writers) - alive
 

@@ -9,7 +9,7 @@ from thermopile.pipeline.conversion import plan
 from thermopile.pipeline.sources import Asked
 from thermopile.pipeline.sources import shards as limits
 from thermopile.pipeline.sources.glyphs import GlyphSource
-from thermopile.pipeline.sources.shards import Listings, shard_count
+from thermopile.pipeline.sources.shards import listings, shard_count
 
 sizes_of_chunks = st.lists(st.integers(0, 3000), min_size=1, max_size=30).filter(any)
 
@@ -45,7 +45,7 @@ def test_small_datasets_are_cut_only_where_a_files_padding_is_little():
 @given(st.integers(1, 500), st.integers(1, 8), st.integers(0, 2**32))
 def test_every_selected_sample_is_in_one_shard(samples, shards, seed):
     selected = np.arange(samples, dtype=np.int64) * 3
-    parts = [*Listings(3 * samples, selected, None, seed, shards)]
+    parts = [*listings(3 * samples, selected, None, seed, shards)]
     assert len(parts) == shards
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), selected)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
@@ -57,14 +57,14 @@ def test_every_selected_sample_of_a_chunked_source_is_in_one_shard(sizes, shards
     selected = np.flatnonzero(np.random.default_rng(seed).random(chunks[-1]) < data.draw(st.floats(0.3, 1)))
     if len(selected) < shards:
         return
-    parts = [*Listings(chunks[-1], selected, chunks, seed, shards)]
+    parts = [*listings(chunks[-1], selected, chunks, seed, shards)]
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), selected)
 
 
 @given(sizes_of_chunks, st.integers(1, 6), st.integers(0, 2**32))
 def test_the_samples_of_a_chunk_stay_near_each_other(sizes, shards, seed):
     chunks = chunks_of(sizes)
-    for part in Listings(chunks[-1], None, chunks, seed, shards):
+    for part in listings(chunks[-1], None, chunks, seed, shards):
         chunk = np.searchsorted(chunks, part, side="right")
         for number in np.unique(chunk):
             places = np.flatnonzero(chunk == number)
@@ -73,7 +73,7 @@ def test_the_samples_of_a_chunk_stay_near_each_other(sizes, shards, seed):
 
 def test_a_chunk_is_read_in_one_shard_and_its_samples_do_not_stand_in_its_order():
     chunks = chunks_of([500] * 40)
-    parts = [*Listings(20_000, None, chunks, 0, 4)]
+    parts = [*listings(20_000, None, chunks, 0, 4)]
     assert [len(part) for part in parts] == [5_000] * 4
     readers = [set(np.searchsorted(chunks, part, side="right").tolist()) for part in parts]
     assert sum(map(len, readers)) == 40
@@ -83,13 +83,13 @@ def test_a_chunk_is_read_in_one_shard_and_its_samples_do_not_stand_in_its_order(
 
 def test_large_pictures_are_mixed_over_fewer_so_that_a_worker_can_hold_their_chunks():
     chunks = chunks_of([500] * 20)
-    (part,) = Listings(10_000, None, chunks, 0, 1, picture_bytes=1 << 20)
+    (part,) = listings(10_000, None, chunks, 0, 1, picture_bytes=1 << 20)
     chunk = np.searchsorted(chunks, part, side="right")
     assert max(np.ptp(np.flatnonzero(chunk == number)) for number in range(1, 21)) < 1_000
 
 
 @pytest.mark.parametrize("chunks", [None, chunks_of([200] * 10)])
 def test_the_seed_decides_the_order(chunks):
-    first, again, other = (np.concatenate([*Listings(2000, None, chunks, seed, 2)]) for seed in (1, 1, 2))
+    first, again, other = (np.concatenate([*listings(2000, None, chunks, seed, 2)]) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)

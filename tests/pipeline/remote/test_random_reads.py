@@ -17,9 +17,9 @@ from thermopile.benchmarks.scale import FolderStore
 from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.order.order import Order, Selected
 from thermopile.pipeline.remote.blocks import Blocks
-from thermopile.pipeline.remote.cache_folder import CacheFolder
-from thermopile.pipeline.remote.contents import ABSENT, COMING, Contents
+from thermopile.pipeline.remote.samples import ABSENT, COMING, Contents
 from thermopile.storage.bucket import Address
+from thermopile.storage.lock import own_folder
 from thermopile.storage.selection import IDS, Selection, SelectionWriter
 from thermopile.trainer.run.build import windows_from
 
@@ -130,7 +130,8 @@ def test_a_reader_killed_at_any_moment_leaves_nothing_to_the_next(store, tmp_pat
             process.kill()
         assert process.returncode == -signal.SIGKILL
         assert any(tmp_path.glob("dataset-*/blocks/*"))
-        CacheFolder().remove()
+        with own_folder(tmp_path, "dataset-"):
+            pass
         assert list(tmp_path.iterdir()) == []
 
 

@@ -179,7 +179,7 @@ def test_an_object_replaced_while_the_dataset_is_open_is_refused_by_its_name(pla
 def test_copied_tars_are_verified_by_their_pictures(placed, own_root, caplog):
     row, record = in_a_tar(Dataset(placed), 2)
     copies = Address("bucket", "copies")
-    for name, _ in own_root.objects():
+    for name, _, _ in own_root.listing():
         (copies / name).write((own_root / name).read_bytes())
     assert Dataset(placed, copies).jpeg(row) == Dataset(placed).jpeg(row)
     assert not caplog.records

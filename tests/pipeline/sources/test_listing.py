@@ -1,5 +1,7 @@
 """Names, captions and classes of a listing."""
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +15,11 @@ from thermopile.pipeline.errors import BadSampleError
 from thermopile.pipeline.sources.listing import (
     MAX_CAPTION_BYTES,
     caption_text,
+    estimated_bytes,
     groups_by_name,
     listing_digest,
     names_below_common_folder,
+    read_regular_file,
 )
 
 
@@ -93,3 +97,28 @@ def test_many_files_share_marks_with_their_neighbours_and_each_change_shows(monk
         assert list(changed) == [list(marks)[number // 3]]
     assert len(sources.marks_of("{}.tar".format, versions[:4])) == 4
     assert sources.marks_of("{}.tar".format, ()) == {}
+
+
+def test_the_size_of_many_files_is_estimated_and_lost_files_count_nothing(tmp_path):
+    (tmp_path / "small").write_bytes(b"x" * 100)
+    (tmp_path / "large").write_bytes(b"x" * 300)
+    names = [b"small", b"large", b"gone", b"a\0b"]
+    asked = []
+
+    def name_of(index):
+        asked.append(index)
+        return names[index % 4]
+
+    assert estimated_bytes(tmp_path, name_of, 1_000_000) == pytest.approx(100 * 1_000_000, rel=0.15)
+    assert len(asked) == 1000
+    assert estimated_bytes(tmp_path, name_of, 2) == 400
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
+def test_a_network_disk_that_fails_is_no_bad_sample(tmp_path, monkeypatch, number):
+    def fail(path):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("thermopile.pipeline.sources.listing.open_regular", fail)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        read_regular_file(os.fsencode(tmp_path / "x"))

@@ -1,8 +1,6 @@
 """Sources in an object store: their samples are those of the same files on disk."""
 
-import io
 import pickle
-import tarfile
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
@@ -16,8 +14,6 @@ from thermopile.pipeline.errors import BadSampleError, SourceChangedError
 from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources.csv_source import CsvSource
 from thermopile.pipeline.sources.dataset_source import DatasetSource
-from thermopile.pipeline.sources.folder import FolderSource
-from thermopile.pipeline.sources.parquet import ParquetSource
 from thermopile.pipeline.sources.source_file import SourceFile
 from thermopile.pipeline.sources.webdataset import WebDatasetSource
 from thermopile.storage import bucket
@@ -27,36 +23,20 @@ from thermopile.tools.convert_sources import KINDS
 
 from support.cli import succeed
 from support.conversions import dataset_of
-from support.pictures import draw
+from support.kinds import OPEN, PICTURES, write
+from support.pictures import as_bytes, draw
 from support.tars import reads_of, samples_of
 
 pytestmark = pytest.mark.wide
-PICTURES = 30
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Pictures in two folders, and lists, archives and tables of them; beside it, a dataset of them."""
-    root = tmp_path_factory.mktemp("far") / "files"
-    data = []
-    for i in range(PICTURES):
-        buffer = io.BytesIO()
-        draw(i).save(buffer, "JPEG")
-        path = root / "pictures" / ("cats" if i < 20 else "dogs") / f"{i:02d}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(buffer.getvalue())
-        data.append(buffer.getvalue())
-    names = [str(path.relative_to(root)) for path in sorted((root / "pictures").rglob("*.jpg"))]
-    rows = [f'{name},"picture {i}, of a pet"' for i, name in enumerate(names)]
-    (root / "list.csv").write_text("\n".join(["filepath,title", *rows]) + "\n")
-    pq.write_table(pa.table({"image": data, "caption": names}), root / "pairs.parquet", row_group_size=7)
-    for number in range(2):
-        with tarfile.open(root / f"{number}.tar", "w") as tar:
-            for i in range(number, PICTURES, 2):
-                for name, content in ((f"{i:02d}.jpg", data[i]), (f"{i:02d}.txt", b"picture %d" % i)):
-                    member = tarfile.TarInfo(name)
-                    member.size = len(content)
-                    tar.addfile(member, io.BytesIO(content))
+    """Pictures, and lists, archives and tables of them; beside it, a dataset of them."""
+    root, jpegs = tmp_path_factory.mktemp("far") / "files", [as_bytes(draw(i), "JPEG") for i in range(PICTURES)]
+    for make, _ in OPEN.values():
+        for name, data in make(jpegs, "claws").items():
+            write(root / name, data)
     dataset_of(CsvSource(root / "list.csv"), root.with_name("dataset"))
     return root
 
@@ -70,13 +50,8 @@ def remote(s3, files):
     return Address("bucket", "files")
 
 
-SOURCES = {
-    "folder": lambda root: FolderSource(root / "pictures"),
-    "csv": lambda root: CsvSource(root / "list.csv"),
-    "parquet": lambda root: ParquetSource([root / "pairs.parquet"]),
-    "webdataset": lambda root: WebDatasetSource([root / "0.tar", root / "1.tar"]),
-    "dataset": lambda root: DatasetSource(root.with_name("dataset")),
-}
+SOURCES = {kind: opened for kind, (_, opened) in OPEN.items()}
+SOURCES["dataset"] = lambda root: DatasetSource(root.with_name("dataset"))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SOURCES if kind != "webdataset"])
@@ -109,13 +84,13 @@ def test_a_remote_source_is_converted_by_workers_to_the_same_pixels(kind, files,
 def test_files_below_an_address_are_found_by_their_suffix(remote):
     (parquet,) = (kind for kind in KINDS if kind.name == "parquet")
     (source,) = parquet.open([remote], image="image", caption="caption", group=None)
-    assert source.files == (remote / "pairs.parquet",)
+    assert source.files == (remote / "0.parquet", remote / "1.parquet")
 
 
 def test_a_local_list_may_name_pictures_by_their_addresses(tmp_path, files, remote):
-    (tmp_path / "list.csv").write_text(f"filepath,title\n{remote}/pictures/cats/00.jpg,a cat\n")
+    (tmp_path / "list.csv").write_text(f"filepath,title\n{remote}/pictures/00.jpg,a cat\n")
     source = CsvSource(tmp_path / "list.csv")
-    assert source[0].picture == (files / "pictures" / "cats" / "00.jpg").read_bytes()
+    assert source[0].picture == (files / "pictures" / "00.jpg").read_bytes()
 
 
 def test_a_missing_object_is_a_bad_sample_and_a_store_that_is_away_is_not(tmp_path, remote, s3, monkeypatch):
@@ -173,7 +148,7 @@ def denying(monkeypatch):
 
 
 def test_a_store_that_refuses_access_makes_no_bad_samples(tmp_path, denying, remote):
-    (tmp_path / "list.csv").write_text(f"filepath,title\n{denying}/pictures/cats/00.jpg,a cat\n")
+    (tmp_path / "list.csv").write_text(f"filepath,title\n{denying}/pictures/00.jpg,a cat\n")
     with pytest.raises(PermissionError, match="access denied"):
         CsvSource(tmp_path / "list.csv")[0]
     with pytest.raises(PermissionError, match="access denied"):

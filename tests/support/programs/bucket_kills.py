@@ -94,8 +94,8 @@ def main(rows: int, kills: int, longest: float) -> None:
             reader = StateReader.open(STATE)
             for name, column in expected.after(kept).items():
                 np.testing.assert_array_equal(reader.column(name), column, err_msg=f"{name} at {reader.snapshot.tag}")
-            counts.append(sum(1 for _ in STATE.objects()))
-            held = max(held, sum(size for _, size in STATE.objects()))
+            counts.append(sum(1 for _ in STATE.listing()))
+            held = max(held, sum(size for _, size, _ in STATE.listing()))
             print(
                 f"kill {kill}: {len(said)} announced, {reader.snapshot.tag} exact, {counts[-1]:,} objects", flush=True
             )

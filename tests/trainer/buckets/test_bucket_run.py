@@ -250,7 +250,7 @@ def test_what_killed_ranks_left_is_removed_at_the_next_start(pairs_dataset, run)
         trainer.train(should_stop=lambda: trainer.run.steps_done >= 2)
     (run.path / ".ranks" / "1.partial").write(b"")
     train(config, run, resume=True)
-    assert not any(name.startswith(".ranks/") for name, _ in run.path.objects())
+    assert not any(name.startswith(".ranks/") for name, _, _ in run.path.listing())
 
 
 def test_objects_are_bounded_however_many_checkpoints_were_made(pairs_dataset, run, monkeypatch):
@@ -261,13 +261,13 @@ def test_objects_are_bounded_however_many_checkpoints_were_made(pairs_dataset, r
     def look(report):
         trainer.run.checkpointer.wait()
         if report.step > 3:
-            counts.append(sum(1 for name, _ in run.path.objects() if not name.startswith("metrics/")))
+            counts.append(sum(1 for name, _, _ in run.path.listing() if not name.startswith("metrics/")))
 
     with Trainer.open(small(pairs_dataset, epochs=3, **every), run) as trainer:
         trainer.train(on_report=look)
     assert len(counts) == 18
     assert max(counts[9:]) <= max(counts[:9])
-    assert len(list((run.path / "metrics").objects())) <= 6
+    assert len(list((run.path / "metrics").listing())) <= 6
 
 
 @pytest.mark.parametrize(
@@ -282,11 +282,11 @@ def test_a_checkpoint_without_its_seal_is_none_and_is_cleared_away(pairs_dataset
         (folder / name).delete()
     assert sorted(checkpoints_in(run.checkpoints)) == [12]
     assert latest_checkpoint(run.checkpoints) == run.checkpoints / "step-12.00000001"
-    before = list(folder.objects())
+    before = list(folder.listing())
     remove_checkpoints(run.checkpoints, keep={12})
-    assert list(folder.objects()) == before  # another writer may be about to seal it
+    assert list(folder.listing()) == before  # another writer may be about to seal it
     remove_checkpoints(run.checkpoints, keep={12, 16})
-    assert list(folder.objects()) == []
+    assert list(folder.listing()) == []
 
 
 @pytest.mark.parametrize(

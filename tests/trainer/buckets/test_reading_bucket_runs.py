@@ -133,7 +133,7 @@ def test_credentials_are_in_nothing_that_is_written(pairs_dataset, run, scratch,
 
     with s3.gateway() as gateway:
         train(config, run, on_report=away)
-    written = [(run.path / name).read_bytes(1 << 30) for name, _ in run.path.objects()]
+    written = [(run.path / name).read_bytes(1 << 30) for name, _, _ in run.path.listing()]
     written += [file.read_bytes() for file in scratch.rglob("*") if file.is_file()]
     written += [caplog.text.encode(), repr(to_tree(run.config())).encode(), repr(read_status(run)).encode()]
     assert len(written) > 20
@@ -146,7 +146,7 @@ def test_a_new_run_at_an_address_with_other_objects_is_refused(pairs_dataset, ru
     (run.path / "thesis.tex").write(b"mine")
     with pytest.raises(RunExistsError, match="has objects below it"):
         train(resolve(load_config(to_tree(small(pairs_dataset))), pairs_dataset)[0], run)
-    assert [name for name, _ in run.path.objects()] == ["thesis.tex"]
+    assert [name for name, _, _ in run.path.listing()] == ["thesis.tex"]
 
 
 @pytest.mark.parametrize("machines", [1, 2])

@@ -274,7 +274,7 @@ SHORT = (point, record, put, announce, prune)
 
 def done(work, term):
     """Whether readers see what a writer of this term did."""
-    seals = [name for name, _ in (RUN / "checkpoints").objects()]
+    seals = [name for name, _, _ in (RUN / "checkpoints").listing()]
     return {
         point: lambda: (RUN / "latest").read_bytes() == term.encode(),
         record: lambda: (RUN / "config.toml").read_bytes() == f"settings of {term}".encode(),

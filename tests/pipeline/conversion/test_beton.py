@@ -22,7 +22,7 @@ from support.programs import program
 
 def rows_of(count, tokens=True):
     for i in range(count):
-        jpeg, height, width, _ = to_stored(draw(i), ImagePolicy())
+        jpeg, height, width, *_ = to_stored(draw(i), ImagePolicy())
         yield BetonRow(jpeg, height, width, np.arange(i, i + 6, dtype=np.int32)[None] if tokens else None, 1000 - i)
 
 

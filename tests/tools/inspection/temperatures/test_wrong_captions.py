@@ -8,7 +8,7 @@ import pytest
 
 from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.planted import Planting
-from thermopile.tools.inspection import sentences
+from thermopile.tools.inspection.temperatures import misfits as module
 from thermopile.tools.inspection.temperatures.misfits import LISTS, wrong_captions
 
 from support.cli import answer, assert_one_line, cli, succeed
@@ -230,7 +230,7 @@ def test_a_number_and_a_precision_both_limit_what_is_dropped(run, tmp_path):
 def test_a_run_with_too_few_planted_gives_an_order_and_says_what_it_takes(
     pairs_dataset, log_s, tmp_path, share, said, monkeypatch
 ):
-    monkeypatch.setattr(sentences, "MAX_PLANTED", 0.2)
+    monkeypatch.setattr(module, "MAX_PLANTED", 0.2)
     place = written(pairs_dataset, tmp_path / "run", log_s[0], share).path
     done = succeed("inspect", place, "--features", "none", "--to", tmp_path / "report")
     assert said in done.stdout

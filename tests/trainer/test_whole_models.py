@@ -150,7 +150,7 @@ def test_the_exported_whole_has_the_temperature_of_another_objective(kind, objec
     export_encoders(run, tmp_path / "out", "hf")
     whole = AutoModel.from_pretrained(tmp_path / "out" / kind)
     state, settings = load_found(find_checkpoint(run, LATEST))[1]["objective"], run.config().objective.settings
-    tau = {"isogclr": math.exp(-2.0), "sogclr": 0.03}.get(objective) or state["tau"].item()
+    tau = {"isogclr": math.exp(-2.0), "sogclr": 0.03}.get(objective) or state["log_tau"].exp().item()
     assert settings.get("tau_init", settings.get("tau")) != 0.07  # fastclip_v3's default
     assert whole.logit_scale.item() == pytest.approx(-math.log(tau), abs=1e-6)
     if kind == "siglip":

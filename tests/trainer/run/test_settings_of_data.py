@@ -101,7 +101,7 @@ def test_pictures_that_are_enlarged_are_warned_of(images_dataset):
     (line,) = choices_of(asked, resolve(asked, images_dataset)[0], images_dataset)
     assert line == "pictures are enlarged: data.image_size = 64, but half have a shorter side up to 27"
     smallest = load_config({"device": "cpu", "batch_size": 32, "data": {"image_size": 32}})  # as training chooses it
-    assert choices_of(smallest, resolve(smallest, images_dataset), images_dataset) == []
+    assert choices_of(smallest, resolve(smallest, images_dataset)[0], images_dataset) == []
 
 
 def test_on_a_gpu_ffcv_is_chosen_and_nothing_is_advised(images_dataset, monkeypatch):

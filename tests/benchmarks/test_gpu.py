@@ -205,6 +205,7 @@ def test_a_part_whose_packages_are_missing_is_not_run(runner):
     ]  # fmt: skip
 
 
+@pytest.mark.wide
 def test_parts_end_with_the_time_of_all_and_what_was_measured_is_on_the_page(command, tmp_path):
     runner = Runner(command, tmp_path, 5)
     for each in (part("first"), part("too long", usual=6), part("grows"), part("late")):

@@ -197,6 +197,7 @@ def test_a_long_tail_is_told_by_its_classes_from_the_head_to_the_tail(tmp_path, 
     assert "  long tail: 3 classes; the head is ant 40, bee 20, cow 4, the tail\n" in done.stdout
 
 
+@pytest.mark.wide
 def test_classes_of_a_users_source_are_balanced_and_cut(tmp_path):
     done = converted("support.own_code:Squares", 100, tmp_path / "out", "--holdout", 9, "--longtail", 2)
     assert sizes(tmp_path / "out-test") == {"a": 3, "b": 3, "c": 3}

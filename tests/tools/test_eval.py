@@ -136,6 +136,7 @@ def test_a_dataset_of_one_sample_a_class_can_be_evaluated(images_run, tmp_path):
     assert scores_of(images_run, two, two)["scores"]["probe"]["lbfgs"]["all"] == 1.0
 
 
+@pytest.mark.wide
 def test_a_class_that_training_lacks_is_left_out_of_class_scores_and_counted(images_run, images_dataset, tmp_path):
     for folder, name in (("known", "cats"), ("known", "dogs"), ("all", "cats"), ("all", "dogs"), ("all", "birds")):
         (tmp_path / folder / name).mkdir(parents=True)

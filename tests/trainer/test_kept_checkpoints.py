@@ -86,9 +86,10 @@ def test_a_damaged_snapshot_that_is_kept_is_told_of_until_a_resume_forgets_it(pa
     assert snapshots(run) == {0, 3, 9, 12, 14}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "rows",
-    [{}, pytest.param({"order": {"canonical_shards": 2}, "state": {"memory_budget": "40KB"}}, marks=pytest.mark.wide)],
+    [{}, {"order": {"canonical_shards": 2}, "state": {"memory_budget": "40KB"}}],
 )
 def test_a_newest_snapshot_damaged_meanwhile_is_named_once_and_changes_nothing(pairs_dataset, tmp_path, caplog, rows):
     config = small(pairs_dataset, batch_size=128, checkpoint={"every_steps": 3, "keep_last": 2}, **rows)

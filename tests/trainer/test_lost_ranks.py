@@ -188,7 +188,7 @@ def assert_ends_naming(rank, lost, pid):
         pytest.param(
             Scene([WAIT_FOR_EVER] * 3, send(SIGSTOP, 0)), 0, id="stopped_holding_the_store", marks=pytest.mark.soak
         ),
-        pytest.param(Scene([WAIT_FOR_EVER] * 3, send(SIGSTOP, 1)), 1, id="stopped"),
+        pytest.param(Scene([WAIT_FOR_EVER] * 3, send(SIGSTOP, 1)), 1, id="stopped", marks=pytest.mark.wide),
     ],
     indirect=["ranks"],
 )

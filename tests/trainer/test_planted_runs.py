@@ -85,6 +85,7 @@ def test_windows_and_micro_batches_have_the_same_samples_planted(pairs_dataset, 
     assert sorted(wrong) == sorted(set(own.tolist()) & met.keys())
 
 
+@pytest.mark.wide
 def test_a_fork_goes_on_with_the_same_and_one_without_gives_the_right_captions_back(
     pairs_dataset, whole, plain, tmp_path
 ):

@@ -142,7 +142,8 @@ main()
 """Waits less for what does not come."""
 
 
-@pytest.mark.parametrize("resumed", [False, pytest.param(True, marks=pytest.mark.wide)])
+@pytest.mark.wide
+@pytest.mark.parametrize("resumed", [False, True])
 def test_ranks_that_do_not_share_the_run_directory_end_before_a_step_and_say_so(start, two_ranks, tmp_path, resumed):
     run, elsewhere = RunDirectory(tmp_path / "runs" / "run"), tmp_path / "elsewhere"
     if resumed:
@@ -160,6 +161,7 @@ def test_ranks_that_do_not_share_the_run_directory_end_before_a_step_and_say_so(
     assert not list(run.path.glob(".*"))
 
 
+@pytest.mark.wide
 def test_all_ranks_go_back_behind_a_snapshot_that_is_damaged_in_the_rows_of_one(two_ranks, start, tmp_path):
     run = RunDirectory(shutil.copytree(two_ranks.path, tmp_path / "run"))
     newest = max((run.state / "chunks").iterdir(), key=lambda chunk: chunk.stat().st_mtime_ns)
@@ -356,9 +358,8 @@ def test_two_ranks_that_clip_gradients_train_as_one_process_does(start, tmp_path
     assert gradient_norms(two) == pytest.approx(gradient_norms(one), rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    "stops", [pytest.param([(2, 12)], id="2 ranks"), pytest.param([(2, 7), (4, 18)], id="4", marks=pytest.mark.wide)]
-)
+@pytest.mark.wide
+@pytest.mark.parametrize("stops", [pytest.param([(2, 12)], id="2 ranks"), pytest.param([(2, 7), (4, 18)], id="4")])
 def test_a_signal_to_one_rank_stops_all_and_the_run_goes_on_with_more_and_with_fewer(alone, start, tmp_path, stops):
     run = RunDirectory(tmp_path / "run")
     for world, steps in stops:
@@ -427,6 +428,7 @@ def test_a_launcher_that_says_how_many_but_not_who_is_refused(monkeypatch):
         joined_world().__enter__()
 
 
+@pytest.mark.wide
 def test_a_rank_whose_others_never_come_says_how_many_came(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -67,6 +67,7 @@ def test_a_run_stopped_within_an_epoch_goes_on_with_the_same_rates_and_losses(pa
     assert rates == sorted(rates[:7]) + sorted(rates[7:], reverse=True)
 
 
+@pytest.mark.wide
 def test_a_run_stopped_within_an_epoch_goes_on_with_the_same_captions(captions_dataset, tmp_path):
     data = {"path": str(captions_dataset.path), "image_size": 16}
     config = small(captions_dataset, batch_size=64, epochs=3, data=data, checkpoint={"every_steps": 5})

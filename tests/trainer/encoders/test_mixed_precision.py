@@ -77,6 +77,7 @@ def test_encoders_compute_in_half_precision_and_give_unit_rows_of_float32(pairs_
     assert {weight.dtype for weight in trainer.run.encoders.parameters()} == {torch.float32}
 
 
+@pytest.mark.wide
 def test_a_resumed_fp16_run_goes_on_with_its_loss_scale_and_losses(pairs_dataset, tmp_path):
     config = tiny(pairs_dataset, "fp16", epochs=1)
     whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")

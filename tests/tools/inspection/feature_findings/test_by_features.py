@@ -200,6 +200,7 @@ def test_training_ends_with_features_of_a_run_that_is_not_small(pairs_dataset, t
     assert FeaturesFile(made.report / DRAWN).samples == 1200
 
 
+@pytest.mark.wide
 def test_images_are_solved_by_views_as_the_loss_pools_them_and_the_mean_over_draws(images_dataset, tmp_path):
     made = run_of(images_dataset, tmp_path / "run", rho=0.3)
     inspection = read_run(made)

@@ -194,6 +194,7 @@ def test_a_checkpoint_of_another_snapshot_is_noted(pairs_run, hostile_dataset, t
     assert note.startswith("No checkpoint belongs to the snapshot step-5: its temperatures are combined with the")
 
 
+@pytest.mark.wide
 def test_the_report_the_terminal_and_json_tell_who_decided(pairs_run, tmp_path):
     shown = succeed("inspect", pairs_run[0].path, "--confirm", 20, "--to", tmp_path)
     lines = [" ".join(line.split()) for line in shown.stdout.splitlines()]

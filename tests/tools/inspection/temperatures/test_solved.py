@@ -113,7 +113,8 @@ def test_a_sample_that_is_not_among_the_others_leaves_none_of_them_out(features)
     assert found.tau == pytest.approx(same.tau, rel=1e-5)
 
 
-@pytest.mark.parametrize("start", [0.1, pytest.param(0.5, marks=pytest.mark.wide)])
+@pytest.mark.wide
+@pytest.mark.parametrize("start", [0.1, 0.5])
 def test_temperatures_come_to_rest_where_the_objective_takes_them(start):
     n, batch, d, random = 512, 64, 12, np.random.default_rng(0)
     centres = np.repeat(random.normal(size=(32, d)), n // 32, axis=0)

@@ -147,6 +147,7 @@ def run(pairs_dataset, log_s, tmp_path_factory):
     return written(pairs_dataset, tmp_path_factory.mktemp("planted") / "run", log_s[0], 0.12)
 
 
+@pytest.mark.wide
 def test_a_report_says_how_many_captions_of_the_list_and_of_all_are_wrong(run, log_s, tmp_path):
     done = succeed("inspect", run.path, "--features", "none", "--to", tmp_path)
     lists = re.search(

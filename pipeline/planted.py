@@ -1,6 +1,6 @@
 """Planted captions: some samples are trained with another sample's caption, and the run alone knows which.
 
-By them, a reader learns how many other captions are wrong (tools/inspection/temperatures/wrong_captions.py). Which
+By them, a reader learns how many other captions are wrong (tools/inspection/temperatures/misfits.py). Which
 samples these are, and whose captions they show, follows from the seed, the ids and the stored captions, so nothing is
 kept: ranks, resumed runs, forks and grown datasets agree.
 """

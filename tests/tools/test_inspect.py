@@ -126,7 +126,7 @@ def test_a_report_on_two_snapshots_by_two_columns_needs_neither_torch_nor_ffcv(m
         "sys.exit(str({'torch', 'ffcv'} & set(sys.modules)) if {'torch', 'ffcv'} & set(sys.modules) else 0)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr  # which has progress where the machine is slow
     page = (moved_run.report / "report.html").read_text("utf-8")
     assert re.findall("<h2[^>]*>(By .*?)</h2>", page) == ["By class", "By uri"]
     assert "picture of sample 0" in page

@@ -135,7 +135,8 @@ def with_margins(catalogue: Catalogue, features: FeaturesFile, folder: Path, on_
 
 
 def _index_state(inspection: Inspection, on_progress: OnTask, _: Path, new: Arrays) -> dict[str, Any]:
-    reader, rules, noted = inspection.state, KindRules.of(inspection), len(inspection.notes)
+    noted = len(inspection.notes)
+    reader, rules = inspection.state, KindRules.of(inspection)  # which may note why there are no kinds
     count, ranks = reader.samples, np.empty(reader.samples, np.float32)
     whole_run = WholeRun(inspection, partial(on_progress, "reading all snapshots"))
     for block, rows in read_blocks(reader, reader.columns):

@@ -91,7 +91,8 @@ def show(
     if ids is None:
         ids = sorted(np.random.default_rng(seed).choice(opened.n, min(samples, opened.n), replace=False).tolist())
     image_size = image_size or usual_image_size(opened)
-    recipe = recipe or ("clip" if opened.index.mode == "pairs" else "crop_flip")
+    if recipe in (None, "auto"):
+        recipe = "clip" if opened.index.mode == "pairs" else "crop_flip"
     if is_plugin(recipe):
         announce_code({"the recipe": recipe})
     from .report.html import document, part

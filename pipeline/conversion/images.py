@@ -36,7 +36,7 @@ MAX_SIDE = 65_500
 """libjpeg's limit; FFCV stores a side in 16 bits."""
 
 DARK = 15
-"""Of 255: what a camera's 12 bits are at most if they are taken for 16."""
+"""The highest value, of 255, in a picture of 12 bits that is read as one of 16."""
 MAX_SCANS = 100
 """Ordinary JPEGs have about ten; each costs a pass over all pixels, but only a hundred bytes of the file."""
 MAX_SEGMENTS = 10_000

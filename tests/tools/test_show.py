@@ -91,8 +91,9 @@ def test_pairs_are_shown_in_two_epochs_for_they_have_one_view(pairs_dataset):
 def test_recipe_and_size_are_those_that_training_would_choose(name, request, tmp_path):
     dataset = request.getfixturevalue(name)
     config = resolve(load_config({"data": {"path": str(dataset.path)}, "batch_size": 16}), dataset)[0]
-    done = show(dataset.path, "--out", tmp_path / "sheet.html", "--samples", 1)
-    assert done.stdout.endswith(f"recipe {config.data.recipe}\n")
+    for asked in (["--recipe", "auto"], ["--overwrite"]):
+        done = show(dataset.path, "--out", tmp_path / "sheet.html", "--samples", 1, *asked)
+        assert done.stdout.endswith(f"recipe {config.data.recipe}\n")
     page = (tmp_path / "sheet.html").read_text("utf-8")
     assert f"views {config.data.image_size}×{config.data.image_size}" in page
 

@@ -1,0 +1,47 @@
+"""A hook of mkdocs (mkdocs.yml): the site has the repository's files under their own paths, so links need no change.
+
+README.md is its first page, docs/*.md, CHANGELOG.md and CONTRIBUTING.md are pages, and every other file that a page
+links to is beside them as it is. docs/api.md has the docstrings of the public names, in the order of `thermopile`.
+"""
+
+import re
+from pathlib import Path, PurePosixPath
+from posixpath import normpath
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Return the pages and what they link to, in place of what mkdocs found in docs/; the theme's files stay."""
+    pages = {"index.md": (ROOT / "README.md").read_text("utf-8").replace("](README.md", "](index.md")}
+    pages |= {name: (ROOT / name).read_text("utf-8") for name in PAGES if (ROOT / name).exists()}
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        pages[f"docs/{page.name}"] = page.read_text("utf-8").replace("](../README.md", "](../index.md")
+    pages["docs/api.md"] = _api()
+    found = Files([file for file in files if file.generated_by or not str(file.abs_src_path).startswith(str(ROOT / "docs"))])
+    beside = set[str]()
+    for name, text in pages.items():
+        for to in {match[1] for match in LINK.finditer(text)}:
+            path = normpath(PurePosixPath(name).parent / to)
+            if "://" in to or path in pages:
+                continue
+            if (ROOT / path).is_file():
+                beside.add(path)
+            else:  # a folder has no page
+                text = re.sub(rf"\[([^\]]+)\]\({re.escape(to)}\)", r"\1", text)
+        found.append(File.generated(config, name, content=text))
+    for path in beside:
+        found.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
+    return found
+
+
+def _api() -> str:
+    """The page of public names."""
+    lines = (ROOT / "__init__.py").read_text("utf-8").split("if TYPE_CHECKING:\n")[1].split("\n\n")[0].splitlines()
+    homes = [re.fullmatch(r"    from \.(\S+) import (\w+) as \w+", line) for line in lines]
+    return "# Public names\n\n" + "\n\n".join(f"::: thermopile.{home[1]}.{home[2]}" for home in homes if home) + "\n"

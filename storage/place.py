@@ -40,7 +40,8 @@ def place_of(given: AnyPlace) -> Place:
     """Return the place that the argument names. Raises AddressError for a malformed address."""
     if isinstance(given, LocalPath | Address):
         return given
-    return Address.parse(given) if isinstance(given, str) and is_address(given) else LocalPath(given)
+    name = os.fspath(given)
+    return Address.parse(name) if is_address(name) else LocalPath(name)
 
 
 def places_of(given: Places) -> list[Place]:

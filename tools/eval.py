@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..storage.place import Place, Places
+from ..storage.place import AnyPlace, Place, Places, place_of
 from .arguments import ALLOW, AT, RUN, RUN_DATA, TARS, WEIGHTS, DatasetPath
 from .printing import print_facts, print_table
 from .progress import task_bars
 
 if TYPE_CHECKING:
     from ..pipeline.opening import Dataset
+    from ..trainer.config import Weights
     from ..trainer.evaluation.evaluate import Evaluation, Network
     from ..trainer.run_directory import RunDirectory
 
@@ -41,6 +43,34 @@ def _with_place(context: click.Context, option: click.Parameter, templates: tupl
         return tuple(map(checked_template, templates))
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+
+
+def evaluate(
+    run: AnyPlace,
+    test: AnyPlace,
+    *,
+    train: AnyPlace | None = None,
+    at: str = "latest",
+    network: Network = "online",
+    weights: Weights | None = None,
+    templates: Sequence[str] = (),
+    template_file: str | None = None,
+    classnames: str | None = None,
+    data: Places | None = None,
+    tars: AnyPlace | None = None,
+    allow_code: bool = False,
+) -> Evaluation:
+    """Score a run's encoders on the dataset `test`, with progress. Arguments are those of `thermopile eval`.
+
+    Raises RunError, DatasetError, ConfigError.
+    """
+    from ..pipeline.opening import opened
+    from ..trainer.run_directory import RunDirectory
+
+    trained = training_set(RunDirectory(place_of(run)), train, tars, data)
+    asked: dict[str, Any] = {"at": at, "network": network, "weights": weights, "classnames": classnames, "data": data}
+    asked |= {"file": template_file, "templates": tuple(templates), "allow_code": allow_code}
+    return scored(place_of(run), trained, opened(test, tars), **asked)
 
 
 @click.command(
@@ -79,17 +109,13 @@ def _with_place(context: click.Context, option: click.Parameter, templates: tupl
 @TARS
 @ALLOW
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as one JSON object, from 0 to 1.")
-def eval_(run: Place, train: Place | None, test: Place, tars: Place | None, as_json: bool, **asked: Any) -> None:
+def eval_(run: Place, as_json: bool, **asked: Any) -> None:
     """Score the features of RUN's latest checkpoint: k-NN, linear probes, retrieval, zero-shot.
 
     Classes are the datasets' groups. Scores are given for all test samples and for head, medium and tail: the thirds of
     the classes by number of training samples. Works while the run trains and changes nothing.
     """
-    from ..pipeline.opening import opened
-    from ..trainer.run_directory import RunDirectory
-
-    trained = training_set(RunDirectory(run), train, tars, asked["data"])
-    evaluation = scored(run, trained, opened(test, tars), **asked)
+    evaluation = evaluate(run, **{"template_file" if name == "file" else name: value for name, value in asked.items()})
     if as_json:
         used = {"network": asked["network"], "weights": evaluation.weights}
         click.echo(json.dumps(used | _to_json(run, evaluation), allow_nan=False))
@@ -97,7 +123,7 @@ def eval_(run: Place, train: Place | None, test: Place, tars: Place | None, as_j
         _print_scores(run, asked["network"], evaluation)
 
 
-def training_set(run: RunDirectory, train: Place | None, tars: Place | None, data: Places | None) -> Dataset:
+def training_set(run: RunDirectory, train: AnyPlace | None, tars: AnyPlace | None, data: Places | None) -> Dataset:
     """Open `train`, or the dataset that a run was trained on. data: its present place; None: the recorded one."""
     from ..pipeline.opening import opened
     from ..trainer.run.own_dataset import open_own

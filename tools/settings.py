@@ -23,16 +23,27 @@ from .printing import plain_text
 LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 
 
+def list_presets() -> dict[str, str]:
+    """Return name → description of the presets, as `thermopile presets` prints them."""
+    lines = {name: (PRESETS / f"{name}.toml").read_text("utf-8").partition("\n")[0] for name in preset_names()}
+    return {name: line.removeprefix("# ") for name, line in lines.items()}
+
+
+def list_objectives() -> dict[str, str]:
+    """Return name → the first sentence of its docstring of the objectives, for `objective.name`."""
+    from ..trainer.objectives import OBJECTIVES
+
+    return {name: (inspect.getdoc(known) or "").partition("\n")[0] for name, known in OBJECTIVES.items()}
+
+
 @click.command(epilog="\b\nExample:\n  thermopile train --preset isogclr/cc3m --data data/cc3m --print-config")
 def presets() -> None:
     """List the presets: the papers' settings, and the example's.
 
     The comments of a preset's file say which tables of a paper it follows, what is not stated there, and the result.
     """
-    names = preset_names()
-    for name in names:
-        first = (PRESETS / f"{name}.toml").read_text("utf-8").partition("\n")[0]
-        click.echo(f"{name:<{max(map(len, names))}}  {first.removeprefix('# ')}")
+    for name, words in (listed := list_presets()).items():
+        click.echo(f"{name:<{max(map(len, listed))}}  {words}")
 
 
 @click.command(epilog="\b\nExamples:\n  thermopile settings data\n  thermopile settings objective.isogclr")

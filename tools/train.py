@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ import click
 
 from ..state_store.ranks import agreement
 from ..storage.files import open_own
+from ..storage.place import AnyPlace, Places, place_of, places_of
 from ..trainer.config.layers import Layers, preset_names, read_toml
 from ..trainer.errors import ConfigError, RanksLostError, RunError
 from ..trainer.run.starting import Request, Start, start
@@ -30,6 +31,9 @@ from .train_options import COMMAND_LINE, OPTIONS, TrainCommand, TrainOptions, ad
 if TYPE_CHECKING:
     from ..trainer.metrics.step_report import StepReport
     from ..trainer.run.run import Run
+    from .inspection.opened_run import OpenedRun
+
+    OnReport = Callable[[StepReport], None]
 
 SHOWN = {
     "data_wait": "data wait",
@@ -62,7 +66,7 @@ _log, _PACKAGE = logging.getLogger(__name__), logging.getLogger(__name__.partiti
     "  thermopile train --out runs/cc3m --resume --set epochs=40 --allow-change epochs\n"
     "  thermopile train --data data/own --out runs/own --config runs/cc3m/config.toml --init-from runs/cc3m",
 )
-def train(**options: Any) -> None:
+def command(**options: Any) -> None:
     """Train encoders with a temperature per sample.
 
     Later settings override earlier ones: defaults, --preset, --config, --set, --steps, --init-from, --on-nan, --data,
@@ -80,7 +84,40 @@ def train(**options: Any) -> None:
         click.get_current_context().exit(EXIT_CODE)
 
 
-def run(asked: TrainOptions) -> bool:
+def train(
+    data: Places | None = None,
+    *,
+    out: AnyPlace,
+    preset: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    steps: int | None = None,
+    resume: bool = False,
+    allow_change: Collection[str] = (),
+    on_report: OnReport = lambda report: None,
+) -> OpenedRun:
+    """Train a run as `thermopile train` does, with progress, and open it. An interrupt ends it after a checkpoint.
+
+    data: a dataset, or a list to mix. out: the run's directory or address. settings: a tree as in a TOML file, over the
+    preset's. resume: go on with the run at `out`, if there is one. on_report: called with each StepReport.
+    Raises ConfigError, RunError, DatasetError, TrainingError, StateStoreError, OSError.
+    """
+    from .inspection.opened_run import open_run
+
+    places = () if data is None else tuple(places_of(data))
+    asked = TrainOptions(
+        data=places,
+        out=place_of(out),
+        preset=preset,
+        settings=settings or {},
+        steps=steps,
+        resume=resume,
+        allowed=tuple(allow_change),
+    )
+    run(asked, on_report)
+    return open_run(out)
+
+
+def run(asked: TrainOptions, on_report: OnReport = lambda report: None) -> bool:
     """Train, or print the settings. Return False if a signal stopped the run."""
     directory = None if asked.out is None else RunDirectory(asked.out)
     with _ended_if_ranks_are_lost(), joined_world(end=_end) as world:
@@ -112,7 +149,7 @@ def run(asked: TrainOptions) -> bool:
         if asked.dry_run:
             _rehearse(plan, directory, world, timed=asked.timed)
             return True
-        return _train(plan, directory, world, accepted=asked.accept_config)
+        return _train(plan, directory, world, on_report, accepted=asked.accept_config)
 
 
 @contextmanager
@@ -152,6 +189,7 @@ def _layers(asked: TrainOptions) -> Layers:
         layers.add_preset(asked.preset)
     if asked.config_file is not None:
         layers.add(read_toml(asked.config_file), f"--config {asked.config_file}")
+    layers.add(asked.settings, COMMAND_LINE)
     files = {option: getattr(asked, option) for option in ("tars", "select", "weights", "without")}
     add_typed(layers, asked.overrides, asked.data, files)
     for key in ("steps", "on_nan"):
@@ -166,7 +204,7 @@ def _layers(asked: TrainOptions) -> Layers:
     return layers
 
 
-def _train(plan: Start, directory: RunDirectory, world: World, *, accepted: bool) -> bool:
+def _train(plan: Start, directory: RunDirectory, world: World, on_report: OnReport, *, accepted: bool) -> bool:
     """Train; return False if a signal stopped the run. accepted: config.toml was edited by hand."""
     from ..trainer.loop import Trainer
     from ..trainer.run.preemption import StopRequest
@@ -207,7 +245,8 @@ def _train(plan: Start, directory: RunDirectory, world: World, *, accepted: bool
             StopRequest(_acknowledge) as stop,
         ):
             bar.update(run.steps_done)
-            trainer.train(_TrainingProgress(bar, run.steps_done), stop, lambda line: bar.note(_scores_in_words(line)))
+            progress = _TrainingProgress(bar, run.steps_done, on_report)
+            trainer.train(progress, stop, lambda line: bar.note(_scores_in_words(line)))
         if run.steps_done < run.total_steps:
             done, signal = f"{run.steps_done:,}", stop.name or "a signal to another rank"
             say(f"stopped at step {done} by {signal}, checkpoint written; continue with --resume", err=False)
@@ -337,8 +376,8 @@ def _acknowledge(signal_name: str) -> None:
 class _TrainingProgress:
     """Shows step reports in the progress bar, and each hint once."""
 
-    def __init__(self, bar: ProgressBar, first_step: int) -> None:
-        self._bar, self._hints_from = bar, first_step + STEADY_STEPS
+    def __init__(self, bar: ProgressBar, first_step: int, then: OnReport) -> None:
+        self._bar, self._hints_from, self._then = bar, first_step + STEADY_STEPS, then
         self._hinted: set[str] = set()
 
     def __call__(self, report: StepReport) -> None:
@@ -351,6 +390,7 @@ class _TrainingProgress:
             if report.step >= self._hints_from and problem not in self._hinted:
                 self._hinted.add(problem)
                 self._bar.note(hint)
+        self._then(report)
 
 
 def _scores_in_words(line: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -59,6 +60,12 @@ class Findings:
     """Associations of the lowest and highest temperatures, the strongest first."""
     samples: Hidden[Mapping[int, InspectedSample]] = field(default_factory=dict)
     """The samples shown with pictures, by id."""
+    page: Hidden[Path | None] = None
+    """The HTML page of the findings, if it was written."""
+
+    def _repr_html_(self) -> str:
+        text = escape(self.page.read_text("utf-8") if self.page else " ".join([*self.first_sentences, *self.notes]))
+        return f'<iframe srcdoc="{text}" style="width: 100%; height: 80vh; border: 0"></iframe>'
 
     @property
     def warnings(self) -> list[str]:

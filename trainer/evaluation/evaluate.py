@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import Literal
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
@@ -86,6 +87,14 @@ class Evaluation:
         """Record what was right, bool [x], each for the test sample in `of`, int64 [x]."""
         self.right[method, str(variant)] = right, of
         self.scores.setdefault(method, {})[str(variant)] = score(right, self.classes.test_bands[of])
+
+    def frame(self) -> pd.DataFrame:
+        """Return the scores, from 0 to 1, by method and variant, in columns `all`, `head`, `medium`, `tail`."""
+        rows = {(method, name): of for method, variants in self.scores.items() for name, of in variants.items()}
+        return pd.DataFrame.from_dict(rows, orient="index")
+
+    def _repr_html_(self) -> str:
+        return str(self.frame().to_html(float_format="{:.1%}".format))
 
     @property
     def not_classified(self) -> str | None:

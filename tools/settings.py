@@ -16,7 +16,7 @@ import tomli_w
 from pydantic import BaseModel
 
 from ..trainer.config import TrainConfig, flat, load_config, nearest, settings_named
-from ..trainer.config.layers import PRESETS, Layers, preset_names
+from ..trainer.config.layers import PRESETS, TABLE, Layers, preset_names
 from ..trainer.plugins import is_directory
 from .printing import plain_text
 
@@ -29,9 +29,10 @@ def presets() -> None:
 
     The comments of a preset's file say which tables of a paper it follows, what is not stated there, and the result.
     """
-    names = preset_names()
+    names, table = preset_names(), (PRESETS / TABLE).read_text("utf-8")
     for name in names:
-        first = (PRESETS / f"{name}.toml").read_text("utf-8").partition("\n")[0]
+        row = table.partition(f'["{name}"] ')[2]
+        first = (row or (PRESETS / f"{name}.toml").read_text("utf-8")).partition("\n")[0]
         click.echo(f"{name:<{max(map(len, names))}}  {first.removeprefix('# ')}")
 
 

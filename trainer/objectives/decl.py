@@ -117,5 +117,5 @@ class Decl(CosineOrDistance):
 
 def _of_anchors(of_directions: Tensor) -> Tensor:
     """Return logs of means over each anchor's positives: [2 + 2m, b], where a local view has two -> [2 + m, b]."""
-    of_local = of_directions[2:].unflatten(0, (-1, 2)).logsumexp(1) - math.log(2)
+    of_local = torch.logaddexp(of_directions[2::2], of_directions[3::2]) - math.log(2)
     return torch.cat([of_directions[:2], of_local])

@@ -60,7 +60,7 @@ METHODS = {
     "AUC-CL": Method("auc_cl", "unimodal", {"negatives": "weighted"}),
 }
 EQUAL, KEPT = ("iSogCLR", "FastCLIP-v3"), ("SogCLR", "FastCLIP-v1", "DeCL")
-"""Methods that at a constant temperature have the gradient of SogCLR and of FastCLIP-v1; those of which rows go stale."""
+"""Methods that at a constant temperature have SogCLR's and FastCLIP-v1's gradient; methods whose rows go stale."""
 ALPHAS, FLOOR = (0.1, 1.0), 0.2
 """Of a gamma of each sample's own (SCENT), tried on SogCLR: sigmoid(log s + log alpha), at least FLOOR."""
 

@@ -102,7 +102,7 @@ def make_data(samples: int, seed: int, *, long_tail: bool) -> Data:
 def permuted(samples: int, batch: int, steps: int, seed: int) -> Iterator[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     while steps > 0:
-        for ids in torch.randperm(samples, generator=generator).split(batch)[:steps]:
+        for ids in torch.split(torch.randperm(samples, generator=generator), batch)[:steps]:
             yield ids
             steps -= 1
 

@@ -221,8 +221,9 @@ class Objective(nn.Module):
             raise ValueError(f"{self._named} takes no keys of a momentum encoder in mode bimodal; unimodal: {others}")
         if not keys and self.keys == "always":
             raise ValueError(f"{self._named} needs the keys of a momentum encoder")
-        if local and not self.has_local:
-            raise ValueError(f"{self._named} takes no local views; valid: {self._others('has_local', False)}")
+        if local and (not self.has_local or len(self.sides) == 2):
+            others = self._others("has_local", False)
+            raise ValueError(f"{self._named} takes no local views; valid, in mode unimodal: {others}")
 
     def check_weights(self) -> None:
         """Raise ValueError unless the objective supports sample weights."""

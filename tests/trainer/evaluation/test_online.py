@@ -145,7 +145,7 @@ def test_samples_that_the_run_forgot_are_no_neighbours_and_are_not_read(pairs_da
     config = settings(gone, {"every_steps": 2, "test": str(few_pairs.path)}, data=data, checkpoint={"every_steps": 2})
     run = train(config, tmp_path / "run")
     assert "failed" not in caplog.text
-    found = evaluate(run, gone, few_pairs, at="step-6", with_probes=False)
+    found = evaluate(run, gone, few_pairs, at="step-6", probes=None)
     assert evaluations(run)[6]["knn"] == found.scores["knn"]
     assert len(found.classes.train) - len(found.neighbours) == len(ids)
     assert any("200 samples that" in note for note in found.notes)
@@ -153,7 +153,7 @@ def test_samples_that_the_run_forgot_are_no_neighbours_and_are_not_read(pairs_da
         another.add(WITHOUT, [np.arange(5)])
         another.finish()
     with pytest.raises(SelectionError, match="is of a dataset of 2,001 samples"):
-        evaluate(run, gone, few_pairs, with_probes=False)
+        evaluate(run, gone, few_pairs, probes=None)
 
 
 def test_where_one_class_is_left_the_other_methods_score_and_a_note_says_why(watched, pairs_dataset, few_pairs):

@@ -61,7 +61,7 @@ def effect(runs: tuple[Place, ...], train: Place | None, out: Path | None, **ask
     trained = training_set(RunDirectory(runs[0]), train, tars, data)
     pairs, room = list(zip(runs[::2], runs[1::2], strict=True)), 2 * MAX_PAGE_BYTES // len(runs) if out else 0
     drifts, sheets, of_pairs = zip(*(_taus(a, b, at, data, room) for a, b in pairs), strict=True)
-    every = {run: scored(run, trained, test, probes=None, **asked) for run in dict.fromkeys(runs)}
+    every = {run: scored(run, trained, test, **asked) for run in dict.fromkeys(runs)}
     from ..trainer.evaluation.paired import differences
 
     bands, classes = differences([(every[a], every[b]) for a, b in pairs])

@@ -85,19 +85,9 @@ def _with_place(context: click.Context, option: click.Parameter, templates: tupl
 @click.option(
     "--classnames", metavar="FILE|COLUMN", help="Names of classes: a line for each, in order, or class, tab, name."
 )
-@click.option(
-    "--shots",
-    type=click.IntRange(1),
-    multiple=True,
-    metavar="N",
-    help="Also train linear probes on N training samples a class. Repeatable.",
-)
-@click.option("--draws", type=click.IntRange(1, 100), default=3, show_default=True, help="Of these samples, averaged.")
-@click.option(
-    "--augment",
-    metavar="RECIPE",
-    help="Also train a linear probe on views by a recipe, crop_flip in the papers: 90 passes of the encoder.",
-)
+@click.option("--shots", type=click.IntRange(1), multiple=True, help="Linear probes on so few a class. Repeatable.")
+@click.option("--draws", type=click.IntRange(1, 100), default=3, show_default=True, help="Draws for --shots, averaged.")
+@click.option("--augment", metavar="RECIPE", help="Linear probe on views, of crop_flip for example: 90 encoder passes.")
 @RUN_DATA
 @TARS
 @ALLOW

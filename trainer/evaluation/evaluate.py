@@ -38,11 +38,10 @@ from .bands import BANDS, NONE, Classes, Scores, band_of_class, half_widths, mat
 from .features import image_features, restore_encoders, text_features
 from .prompts import read_class_names
 from .scoring import (
-    LBFGS_ITERATIONS,
     MOCO_V3,
     TEMPLATES,
     Vote,
-    few_of_each,
+    few_shot,
     knn,
     lbfgs_probe,
     prompts,
@@ -74,9 +73,6 @@ class Probes(NamedTuple):
     """Of these samples; AUC-CL and DeCL have three."""
     augment: Recipe | None = None
     """Of the views of another probe, which take the encoder MOCO_V3.epochs passes over the training set."""
-
-
-PLAIN = Probes()
 
 
 @dataclass
@@ -147,7 +143,7 @@ def evaluate(
     templates: Sequence[str] = TEMPLATES,
     classnames: str | None = None,
     allow_code: bool = False,
-    probes: Probes | None = PLAIN,
+    probes: Probes | None = None,
     on_progress: OnProgress = lambda what, done, total: None,
 ) -> Evaluation:
     """Evaluate a run's checkpoint, `latest` or step-N, by every method that its mode and the datasets allow.
@@ -230,7 +226,7 @@ def score_encoders(
     templates: Sequence[str] = TEMPLATES,
     names: Sequence[str] | None = None,
     *,
-    probes: Probes | None = PLAIN,
+    probes: Probes | None = None,
     on_progress: OnProgress = lambda what, done, total: None,
     world: World = ALONE,
 ) -> None:
@@ -363,21 +359,18 @@ def _classify(
     for shots in probes.shots:
         right = []
         for draw in range(probes.draws):
-            on_progress(f"few-shot probes, {shots} a class", draw, probes.draws)
-            few = few_of_each(labels, shots, seed=draw)
+            few = few_shot(labels, shots, seed=draw)
             predicted, is_done = lbfgs_probe(train[few], labels[few], test)
             right.append(predicted.numpy() == truth)
             converged &= is_done
-        on_progress(f"few-shot probes, {shots} a class", probes.draws, probes.draws)
+            on_progress(f"few-shot probes, {shots} a class", draw + 1, probes.draws)
         bands = result.classes.test_bands[labelled]
         result.scores.setdefault("few_shot", {})[str(shots)] = score(np.mean(right, axis=0), bands)
         result.half_widths.setdefault("few_shot", {})[str(shots)] = half_widths(np.array(right), bands)
         if fewer := int((labels.bincount() < shots).sum()):
-            result.notes.append(
-                f"{fewer:,} classes have fewer than {shots} training samples; few-shot probes take all."
-            )
+            result.notes.append(f"Few-shot probes take all samples of {fewer:,} classes with fewer than {shots}.")
     if not converged:
-        result.notes.append(f"A probe by L-BFGS had not converged after {LBFGS_ITERATIONS:,} iterations.")
+        result.notes.append("A probe by L-BFGS had not converged when it reached its limit of iterations.")
     train.mul_(norms[0])
     test.mul_(norms[1])
     slow = partial(on_progress, "linear probe, SGD of 90 epochs")

@@ -133,7 +133,7 @@ def sgd_probe(
     return predicted
 
 
-def few_of_each(labels: Tensor, count: int, seed: int) -> Tensor:
+def few_shot(labels: Tensor, count: int, seed: int) -> Tensor:
     """Return the places of `count` random samples of each class, or all of a smaller one's; labels: int64 [n]."""
     shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).to(labels.device)
     by_class = shuffled[labels[shuffled].argsort(stable=True)]

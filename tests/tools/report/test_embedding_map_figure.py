@@ -1,12 +1,16 @@
+import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from thermopile.tools.inspection import summary
 from thermopile.tools.inspection.features.embedding_map import MAX_CLASSES, Colouring, EmbeddingMap, Points
-from thermopile.tools.report.figures.embedding_map import CLASS_COLOURS, colour_legend, draw_embedding_map
+from thermopile.tools.report.figures.embedding_map import CLASS_COLOURS, draw_embedding_map
 from thermopile.tools.report.figures.svg import GREY, NARROW, WIDE
 from thermopile.tools.report.figures.svg import SIDES as SIDE_COLOURS
+from thermopile.tools.report.html import part
 
 from support.figures import SVG, is_of, pixels, svg, texts
 
@@ -21,7 +25,7 @@ def points(seed):
 
 @pytest.fixture
 def shown():
-    classes = Colouring(["head", "medium", "tail"], np.arange(60) % 3, "class", "classes", are_classes=False)
+    classes = Colouring(["head classes", "medium classes", "tail classes"], np.arange(60) % 3, "class")
     sides = {"image": points(0), "text": points(1)}
     return EmbeddingMap("step-5", "raw", 30.0, np.arange(60), sides, classes, np.ones(60, np.float32))
 
@@ -48,22 +52,25 @@ def test_the_dots_are_a_raster_and_the_marks_and_texts_are_not(shown):
     assert {"lowest tau", "image", "text", "tau (dimensionless)"} <= {*texts(root)}
 
 
-def test_names_of_classes_are_not_drawn_but_listed_in_the_legend_of_the_page(shown):
+def test_names_of_classes_are_not_drawn_but_listed_below_with_their_colours(shown, monkeypatch):
     hostile = ["$\\frac{1}{0}$", "<script>", "\u0645\u0631\u062d\u0628\u0627"]
     codes = np.arange(60) % 4 - 1
-    colouring = Colouring(hostile, codes, "class", "classes", are_classes=True)
-    of = replace(shown, colouring=colouring)
+    of = replace(shown, colouring=Colouring(hostile, codes, "class"))
     assert not {*hostile} & {*texts(svg(draw_embedding_map, of, size=NARROW))}
-    assert colour_legend(colouring) == list(zip(CLASS_COLOURS, hostile, strict=False))
-    assert [words for _, words in colour_legend(shown.colouring)] == ["head classes", "medium classes", "tail classes"]
+    survey = SimpleNamespace(sides=[], visited=60, samples=60)
+    monkeypatch.setattr(summary, "what", lambda *of: "")
+    page = part("sections.html", "map", None, survey, of)
+    listed = re.findall('<li><i style="background: (#......)"></i> <bdi>(.*?)</bdi></li>', page)
+    assert [colour for colour, _ in listed] == list(CLASS_COLOURS[:3])
+    assert [name for _, name in listed][1:] == ["&lt;script&gt;", hostile[2]]
+    assert "no class</li>" in page
 
 
 def test_twenty_classes_have_colours_that_differ_from_each_other_and_from_both_papers(shown):
     names = [f"class {place}" for place in range(MAX_CLASSES)]
-    twenty = Colouring(names, np.arange(60) % 20, "class", "classes", are_classes=True)
+    twenty = Colouring(names, np.arange(60) % 20, "class")
     bare = {name: of._replace(tau=None, coldest=NONE, hottest=NONE) for name, of in shown.points.items()}
     image = pixels(draw_embedding_map, replace(shown, points=bare, colouring=twenty))
-    assert [colour for colour, _ in colour_legend(twenty)] == list(CLASS_COLOURS)
     assert all(is_of(image, colour).any() for colour in CLASS_COLOURS)
     levels = np.array([[int(colour[at : at + 2], 16) for at in (1, 3, 5)] for colour in (*CLASS_COLOURS, "#8a8f96")])
     apart = np.abs(levels[:, None] - levels).max(2) + 255 * np.eye(len(levels))

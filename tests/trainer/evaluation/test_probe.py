@@ -82,15 +82,15 @@ def test_the_sgd_probe_is_trained_on_the_features_of_each_epoch():
     assert epochs == [0, 1, 2, 3]
 
 
-def test_few_of_each_class_are_drawn_and_all_of_a_smaller_one():
+def test_few_shot_class_are_drawn_and_all_of_a_smaller_one():
     labels = torch.tensor([0] * 50 + [2] * 30 + [1] * 2 + [0] * 20)
-    drawn = [scoring.few_of_each(labels, 4, seed) for seed in range(3)]
+    drawn = [scoring.few_shot(labels, 4, seed) for seed in range(3)]
     for places in drawn:
         assert len(places.unique()) == len(places)
         assert labels[places].bincount().tolist() == [4, 2, 4]
-    assert scoring.few_of_each(labels, 4, 0).equal(drawn[0])
+    assert scoring.few_shot(labels, 4, 0).equal(drawn[0])
     assert not drawn[0].equal(drawn[1])
-    often = torch.cat([scoring.few_of_each(labels, 4, seed) for seed in range(300)]).bincount(minlength=102)
+    often = torch.cat([scoring.few_shot(labels, 4, seed) for seed in range(300)]).bincount(minlength=102)
     assert often[labels == 0].float().mean() == pytest.approx(300 * 4 / 70)
     assert often[labels == 0].max() < 2.5 * 300 * 4 / 70
 

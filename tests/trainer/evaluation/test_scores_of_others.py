@@ -58,7 +58,7 @@ def scored(encoders, tokenizer):
     def scored(train, test):
         result = compared("step-1", train, test)
         data = DataConfig(recipe="clip", image_size=16)
-        score_encoders(result, encoders, data, CPU, tokenizer, PROMPTS, probes=None)
+        score_encoders(result, encoders, data, CPU, tokenizer, PROMPTS)
         return result
 
     return scored
@@ -188,9 +188,11 @@ def test_probes_are_of_features_as_they_are_of_views_and_of_a_few_samples_a_clas
     assert not views(0).equal(views(1))
     shares = []
     for draw in range(2):
-        few, unit = scoring.few_of_each(truth, 3, draw), F.normalize(plain)
+        few, unit = scoring.few_shot(truth, 3, draw), F.normalize(plain)
         theirs = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(unit[few], truth[few])
         shares.append(theirs.score(unit, truth))
     assert scores["few_shot"]["3"]["all"] == pytest.approx(np.mean(shares), abs=0.003)
     assert result.half_widths["few_shot"]["3"]["all"] > 0
-    assert any(note.startswith("30 classes have fewer than 3 training samples") for note in result.notes)
+    assert any(
+        note.startswith("Few-shot probes take all samples of 30 classes with fewer than 3") for note in result.notes
+    )

@@ -51,14 +51,11 @@ class Colouring(NamedTuple):
     """How samples are coloured: by class, or by class frequency if there are many classes."""
 
     names: list[str]
-    """Class names, the largest class first; or head, medium and tail."""
+    """Class names, from the data, the largest class first; or head, medium and tail classes."""
     codes: NDArray[np.int64]
     """int64 [m]: each sample's index in `names`, -1 without a class."""
     word: str
-    """Noun for one group."""
-    plural: str
-    are_classes: bool
-    """Whether `names` are class names, which come from the data."""
+    """Noun for one of them."""
 
 
 @dataclass(frozen=True)
@@ -176,10 +173,10 @@ def _colouring(classes: TauGroups | None, places: NDArray[np.int64]) -> Colourin
         return None
     codes = classes.pool_codes[places]
     if len(classes.names) <= MAX_CLASSES:
-        return Colouring(classes.names, codes, classes.word, classes.plural, are_classes=True)
+        return Colouring(classes.names, codes, classes.word)
     # NO_GROUP, -1, indexes the last element.
-    bands = np.append(band_of_class(classes.sizes), NO_GROUP)[codes]
-    return Colouring(list(BANDS), bands, classes.word, classes.plural, are_classes=False)
+    names, bands = [f"{band} {classes.plural}" for band in BANDS], np.append(band_of_class(classes.sizes), NO_GROUP)
+    return Colouring(names, bands[codes], classes.word)
 
 
 def _project(features: NDArray[np.float32], perplexity: float, checkpoint: str) -> NDArray[np.float32]:

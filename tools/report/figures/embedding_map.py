@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...inspection.features.embedding_map import Colouring, EmbeddingMap
+from ...inspection.features.embedding_map import EmbeddingMap
 from ...inspection.temperatures.correlation import NO_GROUP
 from .svg import COLOUR_MAP, GREY, GRID, INK, MARKERS, SIDES, is_narrow, legend, panels
 
@@ -31,7 +31,10 @@ _CLIPPED = 0.02
 
 
 def draw_embedding_map(shown: EmbeddingMap, figure: Figure) -> None:
-    """Draw the samples by tau if they have one, with the hottest and coldest marked, and by class if there are any."""
+    """Draw the samples by tau if they have one, with the hottest and coldest marked, and by class if there are any.
+
+    The names of classes, which are data, are not drawn but listed by the page.
+    """
     has_tau = any(points.tau is not None for points in shown.points.values())
     draws = [_draw_tau] * has_tau + [_draw_classes] * (shown.colouring is not None or not has_tau)
     figure.set_figheight(_NARROW_HEIGHT * len(draws) / 2 if is_narrow(figure) else _HEIGHT)
@@ -45,12 +48,6 @@ def draw_embedding_map(shown: EmbeddingMap, figure: Figure) -> None:
         else:
             _mark(axes, shown, (INK, INK), (None, None))
         _finish(axes)
-
-
-def colour_legend(colouring: Colouring) -> list[tuple[str, str]]:
-    """Return each class's colour (#rrggbb, on light and on dark paper) and name, which is not drawn: it is data."""
-    names = colouring.names if colouring.are_classes else [f"{name} {colouring.plural}" for name in colouring.names]
-    return list(zip(CLASS_COLOURS, names, strict=False))
 
 
 def _draw_tau(figure: Figure, axes: Axes, shown: EmbeddingMap) -> None:

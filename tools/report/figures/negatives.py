@@ -11,21 +11,19 @@ from .svg import GREY, finish, legend, panels
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Curves = Mapping[str, Mapping[str, Sequence[tuple[int, float]]]]
-"""Side of the state -> words on a sample -> points, as in Ranking.curve."""
-_LEAST = 0.01
-"""Lowest weight drawn, as a share of the even one."""
 
+def draw_curves(sides: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], figure: Figure) -> None:
+    """Draw p* over the ranks of the negatives, one panel a side, one line a sample.
 
-def draw_curves(sides: Curves, figure: Figure) -> None:
-    """Draw p* over the ranks of the negatives, one panel a side, one line a sample."""
+    sides: side of the state -> words on a sample -> points, as Ranking.curve.
+    """
     for axes, (side, curves) in zip(panels(figure, len(sides), shared=True), sides.items(), strict=True):
         for colour, (words, points) in zip(CLASS_COLOURS, curves.items(), strict=False):
             axes.loglog(*zip(*points, strict=True), color=colour, linewidth=1.6, label=words, zorder=3)
         even = 1 / points[-1][0]
         axes.axhline(even, color=GREY, linewidth=1, linestyle="--", label="all alike")
         finish(axes)
-        axes.set(title=side, ylim=(_LEAST * even, 1))
+        axes.set(title=side, ylim=(even / 100, 1))
         legend(axes, ncols=1)
     figure.supxlabel("rank of the negative")
     figure.supylabel("p* (share of the weight)")

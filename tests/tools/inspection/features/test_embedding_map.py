@@ -114,11 +114,11 @@ def test_every_class_is_on_the_map_however_rare_and_again_the_same(saved_run, mo
 
 
 def test_few_classes_are_coloured_by_name_and_many_by_frequency(found, saved_run, monkeypatch):
-    assert found.colouring.are_classes
+    assert len(found.colouring.names) == len(SIZES)
     assert np.bincount(found.colouring.codes + 1).tolist() == [1, *SIZES]
     monkeypatch.setattr(module, "MAX_CLASSES", 5)
     classes = mapped(saved_run[0])[0].colouring
-    assert (classes.names, classes.are_classes) == (["head", "medium", "tail"], False)
+    assert classes.names == ["head classes", "medium classes", "tail classes"]
     assert np.bincount(classes.codes + 1).tolist() == [1, 34 + 16, 8 + 4, 2 + 1]
 
 

@@ -37,18 +37,7 @@ from ..world import ALONE, World
 from .bands import BANDS, NONE, Classes, Scores, band_of_class, half_widths, match_classes, score
 from .features import image_features, restore_encoders, text_features
 from .prompts import read_class_names
-from .scoring import (
-    MOCO_V3,
-    TEMPLATES,
-    Vote,
-    few_shot,
-    knn,
-    lbfgs_probe,
-    prompts,
-    retrieval_ranks,
-    sgd_probe,
-    zero_shot,
-)
+from .scoring import MOCOV3, TEMPLATES, Vote, few_shot, knn, lbfgs_probe, prompts, retrieval_ranks, sgd_probe, zero_shot
 
 _log = logging.getLogger(__name__)
 _MOVED = "Give the dataset's current path with --data."
@@ -72,7 +61,7 @@ class Probes(NamedTuple):
     draws: int = 3
     """Of these samples; AUC-CL and DeCL have three."""
     augment: Recipe | None = None
-    """Of the views of another probe, which take the encoder MOCO_V3.epochs passes over the training set."""
+    """Of the views of another probe, which take the encoder MOCOV3.epochs passes over the training set."""
 
 
 @dataclass
@@ -237,7 +226,6 @@ def score_encoders(
     probes: None: none. world: its ranks share the encoding, then the first scores; all call this.
     Raises DatasetError and RunError as image_features does.
     """
-
     scored = encoders.image if encoders.text is not None else encoders.image.backbone
     trained = recipe_named(data.recipe)
 
@@ -249,7 +237,7 @@ def score_encoders(
         view = (recipe.model_copy(update={"mean": trained.mean, "std": trained.std}), data.image_size, device)
 
         def show(done: int, total: int) -> None:
-            on_progress("linear probe, augmented views", epoch * total + done, MOCO_V3.epochs * total)
+            on_progress("linear probe, augmented views", epoch * total + done, MOCOV3.epochs * total)
 
         ids = result.neighbours
         return image_features(scored, result.train, *view, show, sample_ids=ids, epoch=epoch, unit_norm=False)
@@ -374,10 +362,10 @@ def _classify(
     train.mul_(norms[0])
     test.mul_(norms[1])
     slow = partial(on_progress, "linear probe, SGD of 90 epochs")
-    add("probe", "sgd_90", sgd_probe(train, labels, test, slow, MOCO_V3))
+    add("probe", "sgd_90", sgd_probe(train, labels, test, slow, MOCOV3))
     if probes.augment:
         shown = partial(views, probes.augment)
-        add("probe", "sgd_90_views", sgd_probe(shown, labels, test, lambda done, total: None, MOCO_V3))
+        add("probe", "sgd_90_views", sgd_probe(shown, labels, test, lambda done, total: None, MOCOV3))
 
 
 def all_captions(dataset: Dataset) -> list[tuple[int, str]]:

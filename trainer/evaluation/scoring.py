@@ -30,7 +30,7 @@ class Sgd(NamedTuple):
 
 ISOGCLR = Sgd(100, 256, 30.0, (40, 60, 80), nesterov=True)
 """iSogCLR (ICML 2023), linear evaluation. It does not state the momentum; 0.9 as in MoCo, the recipe's origin."""
-MOCO_V3 = Sgd(90, 1024, 0.4)
+MOCOV3 = Sgd(90, 1024, 0.4)
 """MoCo v3 (main_lincls.py), followed by AUC-CL and DeCL: a rate of 0.1 for 256 samples in a batch."""
 
 TEMPLATES = ("a photo of a {}",)

@@ -49,7 +49,7 @@ def moco_v3(epoch):
 
 @pytest.mark.parametrize(
     ("how", "epochs", "rate", "nesterov"),
-    [(scoring.ISOGCLR, 100, isogclr, 0.9), (scoring.MOCO_V3, 90, moco_v3, 0)],
+    [(scoring.ISOGCLR, 100, isogclr, 0.9), (scoring.MOCOV3, 90, moco_v3, 0)],
     ids=["iSogCLR", "MoCo v3"],
 )
 def test_the_sgd_probes_are_the_papers_recipes(how, epochs, rate, nesterov):

@@ -157,7 +157,7 @@ def test_weighted_neighbours_are_200_with_tau_0_07(scored, pictures, glyphs):
 def test_probes_are_of_features_as_they_are_of_views_and_of_a_few_samples_a_class(glyphs, encoders, monkeypatch):
     data, result = DataConfig(recipe="clip", image_size=16), compared("", glyphs, glyphs)
     short = scoring.Sgd(3, 1024, 0.4)
-    monkeypatch.setattr(evaluating, "MOCO_V3", short)
+    monkeypatch.setattr(evaluating, "MOCOV3", short)
     asked = evaluating.Probes(shots=(3,), draws=2, augment=RECIPES["glyphs"])
     alone = Encoders(encoders.image)  # scored before the head
     score_encoders(result, alone, data, CPU, None, probes=asked)

@@ -18,7 +18,9 @@ def test_each_side_has_a_panel_and_each_sample_a_line_of_its_colour_and_a_label(
         image = pixels(draw_curves, curves, **size)
         halves = np.array_split(image, 2, axis=0 if size else 1)
         assert all(is_of(half, colour).sum() > 20 for half in halves for colour in CLASS_COLOURS[:2])
-    assert {"1204, tau 0.5", "77, tau 0.02", "all alike", "image", "text"} <= {*texts(svg(draw_curves, curves))}
+    assert {"1204, tau 0.5", "77, tau 0.02", "all alike", "p* (image)", "p* (text)"} <= {
+        *texts(svg(draw_curves, curves))
+    }
 
 
 def test_a_cold_samples_line_falls_below_the_even_weight_and_a_hot_ones_stays_beside_it():

@@ -17,13 +17,13 @@ def draw_curves(sides: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], 
 
     sides: side of the state -> words on a sample -> points, as Ranking.curve.
     """
+    figure.set_figheight(figure.get_figheight() + 0.1 * sum(map(len, sides.values())))  # for the legends
     for axes, (side, curves) in zip(panels(figure, len(sides), shared=True), sides.items(), strict=True):
         for colour, (words, points) in zip(CLASS_COLOURS, curves.items(), strict=False):
             axes.loglog(*zip(*points, strict=True), color=colour, linewidth=1.6, label=words, zorder=3)
         even = 1 / points[-1][0]
         axes.axhline(even, color=GREY, linewidth=1, linestyle="--", label="all alike")
         finish(axes)
-        axes.set(title=side, ylim=(even / 100, 1))
-        legend(axes, ncols=1)
+        axes.set(ylabel=f"p* ({side})", ylim=(even / 100, 1))
+        legend(axes, ncols=2)
     figure.supxlabel("rank of the negative")
-    figure.supylabel("p* (share of the weight)")

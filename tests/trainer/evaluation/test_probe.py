@@ -39,22 +39,26 @@ def test_the_lbfgs_probe_says_that_it_did_not_converge(monkeypatch):
     assert not scoring.lbfgs_probe(train, labels, train)[1]
 
 
-def isogclr(epoch):
+def isogclr(epoch, epochs):
     return 30 * 0.2 ** sum(epoch >= drop for drop in (40, 60, 80))
 
 
-def moco_v3(epoch):
-    return 0.1 * 1024 / 256 * 0.5 * (1 + np.cos(np.pi * epoch / 90))
+def moco_v3(epoch, epochs):
+    return 0.1 * 1024 / 256 * 0.5 * (1 + np.cos(np.pi * epoch / epochs))
 
 
 @pytest.mark.parametrize(
     ("how", "epochs", "rate", "nesterov"),
-    [(scoring.ISOGCLR, 100, isogclr, 0.9), (scoring.MOCOV3, 90, moco_v3, 0)],
-    ids=["iSogCLR", "MoCo v3"],
+    [
+        (scoring.ISOGCLR, 100, isogclr, 0.9),
+        (scoring.MOCOV3, 90, moco_v3, 0),
+        (scoring.MOCOV3._replace(epochs=10), 10, moco_v3, 0),
+    ],
+    ids=["iSogCLR", "MoCo v3", "MoCo v3, far from its end"],
 )
 def test_the_sgd_probes_are_the_papers_recipes(how, epochs, rate, nesterov):
     """Epochs of one batch each, by hand: Nesterov's momentum of 0.9 with steps, or a plain one along a cosine."""
-    (train, labels), (test, _) = clusters(0, 60, spread=1.0), clusters(1, 500, spread=1.0)
+    (train, labels), (test, _) = clusters(0, 60, spread=1.0), clusters(1, 5000, spread=1.0)
     inputs = np.hstack([train.double().numpy(), np.ones((60, 1))])
     weight, momentum = np.zeros((3, 5)), np.zeros((3, 5))
     for epoch in range(epochs):
@@ -63,10 +67,10 @@ def test_the_sgd_probes_are_the_papers_recipes(how, epochs, rate, nesterov):
         p /= p.sum(1, keepdims=True)
         gradient = (p - np.eye(3)[labels]).T @ inputs / 60
         momentum = 0.9 * momentum + gradient
-        weight -= rate(epoch) * (gradient + nesterov * momentum if nesterov else momentum)
-    expected = (np.hstack([test.numpy(), np.ones((500, 1))]) @ weight.T).argmax(1)
+        weight -= rate(epoch, epochs) * (gradient + nesterov * momentum if nesterov else momentum)
+    expected = (np.hstack([test.numpy(), np.ones((5000, 1))]) @ weight.T).argmax(1)
     predicted = scoring.sgd_probe(train, labels, test, quiet, how).numpy()
-    assert (predicted == expected).mean() > 0.99  # float32 here, float64 there
+    assert (predicted == expected).mean() > 0.998  # float32 here, float64 there
 
 
 def test_the_sgd_probe_is_trained_on_the_features_of_each_epoch():

@@ -159,8 +159,13 @@ def test_probes_are_of_features_as_they_are_of_views_and_of_a_few_samples_a_clas
     short = scoring.Sgd(3, 1024, 0.4)
     monkeypatch.setattr(evaluating, "MOCOV3", short)
     asked = evaluating.Probes(shots=(3,), draws=2, augment=RECIPES["glyphs"])
+    made, epochs = evaluating.image_features, []
+    monkeypatch.setattr(
+        evaluating, "image_features", lambda *of, **how: epochs.append(how.get("epoch")) or made(*of, **how)
+    )
     alone = Encoders(encoders.image)  # scored before the head
     score_encoders(result, alone, data, CPU, None, probes=asked)
+    assert epochs == [None, None, 0, 1, 2]
     scores, truth = result.scores, torch.from_numpy(result.classes.test)
     view = (glyphs, RECIPES["clip"], 16, CPU, quiet)
     plain = image_features(encoders.image.backbone, *view, unit_norm=False)
@@ -191,7 +196,8 @@ def test_probes_are_of_features_as_they_are_of_views_and_of_a_few_samples_a_clas
         few, unit = scoring.few_shot(truth, 3, draw), F.normalize(plain)
         theirs = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(unit[few], truth[few])
         shares.append(theirs.score(unit, truth))
-    assert scores["few_shot"]["3"]["all"] == pytest.approx(np.mean(shares), abs=0.003)
+    assert scores["few_shot"]["3"]["all"] == pytest.approx(np.mean(shares))
+    assert shares[0] != shares[1]
     assert result.half_widths["few_shot"]["3"]["all"] > 0
     assert any(
         note.startswith("Few-shot probes take all samples of 30 classes with fewer than 3") for note in result.notes

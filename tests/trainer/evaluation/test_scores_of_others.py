@@ -158,7 +158,7 @@ def test_probes_are_of_features_as_they_are_of_views_and_of_a_few_samples_a_clas
     data, result = DataConfig(recipe="clip", image_size=16), compared("", glyphs, glyphs)
     short = scoring.Sgd(3, 1024, 0.4)
     monkeypatch.setattr(evaluating, "MOCOV3", short)
-    asked = evaluating.Probes(shots=(3,), draws=2, augment=RECIPES["glyphs"])
+    asked = evaluating.Probes(shots=(3,), draws=3, augment=RECIPES["glyphs"])
     made, epochs = evaluating.image_features, []
     monkeypatch.setattr(
         evaluating, "image_features", lambda *of, **how: epochs.append(how.get("epoch")) or made(*of, **how)
@@ -192,12 +192,12 @@ def test_probes_are_of_features_as_they_are_of_views_and_of_a_few_samples_a_clas
     assert scores["probe"]["sgd_90_views"]["all"] == pytest.approx(trained(views), abs=0.006)
     assert not views(0).equal(views(1))
     shares = []
-    for draw in range(2):
+    for draw in range(3):
         few, unit = scoring.few_shot(truth, 3, draw), F.normalize(plain)
         theirs = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(unit[few], truth[few])
         shares.append(theirs.score(unit, truth))
     assert scores["few_shot"]["3"]["all"] == pytest.approx(np.mean(shares))
-    assert shares[0] != shares[1]
+    assert len({*shares}) > 1
     assert result.half_widths["few_shot"]["3"]["all"] > 0
     assert any(
         note.startswith("Few-shot probes take all samples of 30 classes with fewer than 3") for note in result.notes

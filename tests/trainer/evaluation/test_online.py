@@ -185,8 +185,8 @@ def test_neighbours_come_from_the_runs_own_dataset_unless_another_is_named(image
     other = images_settings(images_dataset, {"every_steps": 4, "test": str(held_out.path), "train": str(held_out.path)})
     of_own, of_other = (evaluations(train(config, tmp_path / str(i)))[4] for i, config in enumerate((own, other)))
     assert of_own.keys() == {"knn"}
-    assert of_own["knn"].keys() == {"10", "20", "100", "200", "200_weighted"}
-    assert of_other["knn"].keys() == {"10", "20"}
+    assert of_own["knn"].keys() == {f"{k}{how}" for k in (10, 20, 100, 200) for how in ("", "_weighted")}
+    assert of_other["knn"].keys() == {"10", "20", "10_weighted", "20_weighted"}
 
 
 @pytest.mark.wide

@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from thermopile.trainer.evaluation.bands import BANDS
-from thermopile.trainer.evaluation.paired import estimate
+from thermopile.trainer.evaluation.bands import BANDS, estimate
 
 from .plan import BASELINES, Data, Method, Mode, Run, Settings, baseline_run, is_drawn
 from .results import DECIDES, PROBE, Measure, Result, Results

@@ -101,8 +101,6 @@ def look(
     they are kept; None: RUN/report. data: new path of the dataset.
     Raises RunError, StateStoreError, DatasetError, and ConfigError if `against` names the same snapshot.
     """
-    if with_map:  # the map draws and colours its samples by class
-        by = tuple(dict.fromkeys((*by, CLASS_COLUMN)))
 
     def read(inspection: Inspection) -> Findings:
         """Read everything that the run may delete meanwhile."""
@@ -125,10 +123,11 @@ def look(
 
     findings = read_again(read, run, at, data)
     inspection, found = findings.inspection, findings.survey
-    if found is None or not found.sides:
+    if found is None or not found.visited:
         return findings
-    in_time = through_time(inspection, partial(on_progress, "temperatures of all snapshots"))
-    shown = embedding_map(inspection, found, on_progress, asked) if with_map else None
+    of_snapshots = partial(on_progress, "temperatures of all snapshots")
+    in_time = through_time(inspection, of_snapshots) if found.sides else None
+    shown = embedding_map(inspection, found, on_progress, asked, *by[:1]) if with_map else None
     return replace(findings, through_time=in_time, map=shown)
 
 

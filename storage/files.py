@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 import secrets
+import shutil
 import socket
 import stat
 from collections.abc import Iterator
@@ -93,6 +94,11 @@ def may_make(folder: Path) -> bool:
     """Return whether a folder is writable, or can be made."""
     nearest = next(each for each in (folder, *folder.absolute().parents) if os.path.lexists(each))
     return nearest.is_dir() and os.access(nearest, os.W_OK)
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the free bytes of the disk of a folder, which may not exist yet."""
+    return shutil.disk_usage(next(each for each in (folder, *folder.absolute().parents) if each.exists())).free
 
 
 def own_directory(path: Path) -> Path:

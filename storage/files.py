@@ -4,8 +4,6 @@ A directory from another person may hold links, pipes and devices, so an opened 
 nothing is written through a link. Reads follow links.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl

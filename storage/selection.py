@@ -10,8 +10,6 @@ the selected samples, 0 … kept - 1. The sample order and the state's rows use 
 hole keeps its place in the order and its row, so that all other samples keep theirs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -5,8 +5,6 @@ There the writer's term follows in the name, step-N.TERM: a writer that was cut 
 successor. From the first step of a later writer's folders, earlier writers' folders do not count.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`thermopile curate`: choose what to train on next by a run's state."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The tars of a dataset in place, which hold its pictures: below one root, compared with the index at the start."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """Samples on contact sheets: their pictures and facts. The page's script adds paging and enlarging."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

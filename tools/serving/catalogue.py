@@ -4,8 +4,6 @@ RUN/report/index/ holds texts-…/ for the dataset, state-…/ for the snapshot 
 served last, each a directory that is renamed into place once it is whole.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The samples' texts in SQLite: keys, captions and classes by id, and a full-text index of them."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Decide the kind of suspicious samples again, by one forward pass of the run's encoders against drawn negatives."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

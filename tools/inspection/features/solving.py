@@ -1,7 +1,5 @@
 """Solve the temperatures of a snapshot's samples, or of another dataset's, from their features."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

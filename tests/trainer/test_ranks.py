@@ -70,6 +70,7 @@ def assert_close(given, expected, steps):
     assert [given[step] for step in steps] == pytest.approx([expected[step] for step in steps], rel=1e-4)
 
 
+@pytest.mark.wide
 def test_two_ranks_train_as_one_process_does(alone, two_ranks):
     assert losses(two_ranks).keys() == losses(alone).keys() == set(range(1, 31))
     assert_close(losses(two_ranks), losses(alone), range(1, 21))
@@ -182,6 +183,7 @@ main()
 """
 
 
+@pytest.mark.wide
 def test_one_rank_reads_the_checkpoint_for_all(two_ranks, start, tmp_path):
     run = RunDirectory(shutil.copytree(two_ranks.path, tmp_path / "run"))
     shutil.rmtree(run.checkpoints / "step-30")

@@ -392,7 +392,8 @@ class _Begun:
         per_sample, tars = max(shard.captions_per_sample for shard in shards), self._source.index
         unused = Account(self._source.unused)
         for result in results:
-            unused.merge(result.unused)
+            for kind, each in result.unused.items():
+                unused.add(kind, each.example, each.cure, each.number)
         content = content_of(partial.row_records(plan, results), samples, pairs=info is not None, blank=found.blank)
         index = seal_index(
             {

@@ -1,7 +1,5 @@
 """The files of a dataset in an object store, as a dataset sees them: a folder that fills as it is read."""
 
-from __future__ import annotations
-
 import os
 import threading
 import weakref
@@ -9,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +16,9 @@ from ...storage.files import user_cache, written_aside
 from ...storage.lock import own_folder
 from ..dataset.files import DatasetFiles, Held
 from ..dataset.index import SHARD_FOLDER, SHARD_SUFFIXES, DatasetIndex
+from ..dataset.raw_bytes import Descriptor
+from ..dataset.shard import Shard
+from ..dataset.stored_sample import Located
 from ..dataset.tar_files import TarFiles
 from ..order.order import Order, Selected, Window
 from .blocks import Blocks
@@ -26,11 +26,6 @@ from .plan import Ids
 from .read_ahead import ReadAhead
 from .samples import BLOCKS, CachedSamples
 from .schedule import Schedule
-
-if TYPE_CHECKING:
-    from ..dataset.raw_bytes import Descriptor
-    from ..dataset.shard import Shard
-    from ..dataset.stored_sample import Located
 
 _MAX_SCHEDULED = 1 << 17
 

@@ -165,10 +165,7 @@ def _index_texts(dataset: Dataset, on_progress: OnTask, part: Path, new: Arrays)
 
 
 def _part(
-    folder: Path,
-    about: dict[str, Any],
-    dtypes: Mapping[str, DTypeLike],
-    make: Callable[[Path, Arrays], dict[str, Any]],
+    folder: Path, about: dict[str, Any], dtypes: Mapping[str, DTypeLike], make: Callable[[Path, Arrays], dict[str, Any]]
 ) -> tuple[dict[str, Any], Arrays]:
     """Open a part of the index: its description and its arrays, [samples] each.
 

@@ -67,10 +67,7 @@ positive minus that of the hardest negative, [m] each."""
 
 
 def confirm(
-    inspection: Inspection,
-    survey: Survey,
-    on_progress: OnDone = lambda done, total: None,
-    asked: Asked = DEFAULT,
+    inspection: Inspection, survey: Survey, on_progress: OnDone = lambda done, total: None, asked: Asked = DEFAULT
 ) -> Confirmation | None:
     """Embed the survey's suspects and up to 4,096 random visited samples, and decide the suspects' kinds again.
 

@@ -75,10 +75,7 @@ class EmbeddingMap:
 
 
 def embedding_map(
-    inspection: Inspection,
-    survey: Survey,
-    on_progress: OnTask = lambda what, done, total: None,
-    asked: Asked = DEFAULT,
+    inspection: Inspection, survey: Survey, on_progress: OnTask = lambda what, done, total: None, asked: Asked = DEFAULT
 ) -> EmbeddingMap | None:
     """Embed up to 2,000 stratified samples and the coldest and hottest of each side, and project them by t-SNE.
 

@@ -138,7 +138,8 @@ class BucketLog:
             while kept and end - kept[-1].start <= MAX_PART_BYTES and kept[-1].end - kept[-1].start < 2 * (end - start):
                 start = kept.pop().start
             for begin in range(start, end, MAX_PART_BYTES):
-                part = self._part(begin, min(end, begin + MAX_PART_BYTES))
+                stop = min(end, begin + MAX_PART_BYTES)
+                part = LogPart(begin, stop, f"{self._term}-{begin:015d}-{stop:015d}.part")
                 part.of(self._folder).write(os.pread(file.fileno(), part.end - begin, begin))
                 kept.append(part)
         written = {part.name for part in kept}
@@ -146,9 +147,6 @@ class BucketLog:
         self._parts = kept
         self._folder.remove(self._unneeded)
         self._unneeded = []
-
-    def _part(self, start: int, end: int) -> LogPart:
-        return LogPart(start, end, f"{self._term}-{start:015d}-{end:015d}.part")
 
     @property
     def _end(self) -> int:

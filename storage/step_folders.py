@@ -19,11 +19,6 @@ from .local import LocalPath
 _NAME = re.compile(r"step-(0|[1-9][0-9]{0,17})(?:\.([0-9a-f]{8}))?")
 
 
-def is_step_name(name: str) -> bool:
-    """Return whether the name is a step folder's."""
-    return _NAME.fullmatch(name) is not None
-
-
 def step_of(name: str) -> int:
     """Return the step in a folder's name; -1 if it is not a step folder's."""
     found = _NAME.fullmatch(name)

@@ -254,7 +254,9 @@ class CachedSamples:
         """
         with self.lock:
             while self._are_missing(wanted):
-                self._refuse_if_ended()
+                if (error := self.failure) is not None:
+                    known = isinstance(error, OSError | DatasetError)
+                    raise (type(error)(*error.args) if known else RuntimeError(str(error))) from error
                 absent = ((contents, keys[contents.find(keys) == ABSENT]) for contents, keys in wanted)
                 claimed = [(contents, keys) for contents, keys in absent if len(keys)]
                 for contents, keys in claimed:
@@ -292,11 +294,6 @@ class CachedSamples:
                     contents.put(keys, at)
         finally:
             self._release(claimed)
-
-    def _refuse_if_ended(self) -> None:
-        if (error := self.failure) is not None:
-            known = isinstance(error, OSError | DatasetError)
-            raise (type(error)(*error.args) if known else RuntimeError(str(error))) from error
 
     # Requests.
 

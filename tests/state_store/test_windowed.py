@@ -74,7 +74,6 @@ def small():
     return Order.create(240, 32, seed=3, canonical_shards=2, blocks_per_shard=6, window_blocks=2)
 
 
-@pytest.mark.wide
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("samples", "batch", "blocks_per_shard"),

@@ -80,6 +80,7 @@ def test_two_ranks_train_as_one_process_does(alone, two_ranks):
     np.testing.assert_allclose(two.column("image/tau"), one.column("image/tau"), rtol=1e-2)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("of_rank_1", "said"),
     [
@@ -109,6 +110,7 @@ with thermopile.joined_world() as world:
 """
 
 
+@pytest.mark.wide
 def test_all_ranks_of_a_users_program_say_that_init_from_cannot_be_read(start_ranks, pairs_dataset, tmp_path):
     ranks = start_ranks(2, pairs_dataset.path, tmp_path, codes=[OPEN_A_RUN] * 2)
     for code, _, errors in (rank.end(within=60) for rank in ranks):

@@ -3,8 +3,6 @@
 Commands import what they need when they run: `--help` must not wait for torch.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import logging

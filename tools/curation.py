@@ -1,7 +1,5 @@
 """Choose what to train on next by a run's state: drop misfits, thin duplicates, cap classes, weigh."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """List and explain settings: `thermopile settings`, `presets`, and `train --print-config`, TOML with origins."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import textwrap

@@ -1,7 +1,5 @@
 """The options of `thermopile train`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Inspect a run: collect everything requested."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """RUN/report: the page on a run, and the page on single samples."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run's parts and records, for any training loop: `Trainer` has ours, and a user's loop works the same way."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Collection, Iterator, Mapping

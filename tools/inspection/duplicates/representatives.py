@@ -1,7 +1,5 @@
 """Representatives of clusters: a cluster's members agree with its representative, so that chains do not join."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Findings from a snapshot's features: solved temperatures, their associations, and the kinds of samples."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path

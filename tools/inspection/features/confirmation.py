@@ -1,7 +1,5 @@
 """Decide the kind of suspicious samples again, by one forward pass of the run's encoders against drawn negatives."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -69,10 +67,7 @@ positive minus that of the hardest negative, [m] each."""
 
 
 def confirm(
-    inspection: Inspection,
-    survey: Survey,
-    on_progress: OnDone = lambda done, total: None,
-    asked: Asked = DEFAULT,
+    inspection: Inspection, survey: Survey, on_progress: OnDone = lambda done, total: None, asked: Asked = DEFAULT
 ) -> Confirmation | None:
     """Embed the survey's suspects and up to 4,096 random visited samples, and decide the suspects' kinds again.
 

@@ -1,7 +1,5 @@
 """t-SNE map of a few thousand embeddings, with the samples' temperatures where they have any."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, NamedTuple

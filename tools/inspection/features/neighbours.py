@@ -1,7 +1,5 @@
 """The neighbours of samples by the run's features: nearest pictures and captions, hardest negatives, margins."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor

@@ -6,8 +6,6 @@ the share F of all others how many samples do. Threshold samples of area under t
 do the like with labels.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

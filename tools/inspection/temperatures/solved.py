@@ -6,8 +6,6 @@ alike and cancels, so similarities will do. The divergence falls as tau rises, i
 variance of h / tau under q, and Newton's steps are taken on its logarithm, which is nearly straight.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

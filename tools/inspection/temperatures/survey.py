@@ -1,7 +1,5 @@
 """Turn a snapshot of the state into figures in two passes over its rows, one block in memory at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

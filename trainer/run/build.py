@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -196,6 +196,25 @@ def windows_from(steps_done: int, order: Order, epochs: int, world: World = ALON
         for window in order.windows(epoch, world.rank, world.size):
             if first_step + window.last_step > steps_done:
                 yield Window(first_step + window.first_step, first_step + window.last_step, window.blocks)
+
+
+def reading_ahead(
+    config: TrainConfig,
+    dataset: Dataset,
+    order: Order,
+    served: Order | Selected,
+    steps_done: int,
+    epochs: int,
+    world: World = ALONE,
+) -> AbstractContextManager[None]:
+    """Return a context in which the samples of the steps after `steps_done` are fetched ahead into the cache.
+
+    served: the order as ids of the dataset. Does nothing for a dataset on disk.
+    """
+    cache = DatasetCache.of(config.data, dataset, world)
+    if cache is None or config.data.loader == "synthetic":
+        return nullcontext()
+    return dataset.files.expect(windows_from(steps_done, order, epochs, world), served, cache.limit)
 
 
 def _samples(data: DataConfig, dataset: Dataset) -> int:

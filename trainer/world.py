@@ -85,9 +85,9 @@ def current_world() -> World:
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return ALONE
     local_rank, local_size = (int(os.environ.get(f"LOCAL_{name}", i)) for i, name in enumerate(("RANK", "WORLD_SIZE")))
-    groups = [TorchRanks(dist.new_group(backend="gloo", timeout=SNAPSHOT_TIMEOUT)) for _ in range(3)]
+    control, snapshots, slow = (TorchRanks(dist.new_group(backend="gloo", timeout=SNAPSHOT_TIMEOUT)) for _ in range(3))
     own_cores = max(1, cores() // local_size)
-    return World(dist.get_rank(), dist.get_world_size(), local_rank, local_size, own_cores, *groups)
+    return World(dist.get_rank(), dist.get_world_size(), local_rank, local_size, own_cores, control, snapshots, slow)
 
 
 @contextmanager

@@ -3,10 +3,10 @@
 python examples/open_clip_task.py data/pairs settings.toml --model ViT-B-32 --batch-size 256 --epochs 30 --name first \\
   --dataset-type synthetic --resume latest
 
-settings.toml holds thermopile's settings, such as [objective] name = "isogclr"; the other options are open_clip's, of
-which `--workers` has no effect. `--dataset-type synthetic` is needed since open_clip refuses to train without data of
-its own. Under torchrun it trains on several ranks. The rows are in LOGS/NAME/rows, which `thermopile inspect` reads. Its checkpoints name the snapshot of
-the rows of their step, so `--resume latest` goes on from both.
+settings.toml holds thermopile's settings, such as [objective] name = "isogclr". The other options are open_clip's:
+`--dataset-type synthetic` is needed, since it does not train without data of its own, and `--workers` has no effect.
+Under torchrun it trains on several ranks. The rows are in LOGS/NAME/rows, which `thermopile inspect` reads. open_clip's
+checkpoints name the snapshot of the rows of their step, so `--resume latest` goes on from both.
 
 The captions' tokens are those that the dataset was converted with, so convert it with the model's tokenizer:
 thermopile convert webdataset tars/*.tar data/pairs --tokenizer hf:openai/clip-vit-base-patch32 --context-length 77

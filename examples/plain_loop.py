@@ -44,7 +44,7 @@ def main(data, path, epochs=SETTINGS["epochs"], make=Pair):
     ):
         torch.manual_seed(0)
         model = make(loader.dataset.index.tokenizer.vocab_size)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0)
         parts = {"model": model, "optimizer": optimizer, "loader": loader, "rows": rows}
         if file.exists():
             for name, state in torch.load(file, weights_only=True).items():

@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from thermopile import Loader
+from thermopile.benchmarks.object_server import uploaded
 from thermopile.pipeline.order.order import Order
 from thermopile.pipeline.order.sampler import OrderSampler
+from thermopile.storage.bucket import Address
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
@@ -127,11 +129,7 @@ def test_selected_and_mixed_samples_are_served(pairs_dataset, tmp_path):
 
 
 @pytest.mark.wide
-def test_a_bucket_is_read_ahead_from_any_position(pairs_dataset, bucket_server, monkeypatch, tmp_path):
-    from thermopile.storage.bucket import Address
-
-    from support.tars import uploaded
-
+def test_a_bucket_is_read_ahead_from_any_position(pairs_dataset, s3, monkeypatch, tmp_path):
     monkeypatch.setenv("THERMOPILE_CACHE", str(tmp_path / "cache"))
     place = uploaded(pairs_dataset.path, Address("bucket", "pairs"))
     with Loader(pairs_dataset.path, SETTINGS) as local, Loader(place, SETTINGS) as remote:
@@ -144,6 +142,7 @@ def iterate(loader):
     next(iter(loader))
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_what_would_hang_in_another_process_is_an_error(pairs_dataset):
     with Loader(pairs_dataset.path, SETTINGS) as loader:
         with pytest.raises(TypeError, match="cannot be copied to another process"):

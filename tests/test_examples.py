@@ -146,9 +146,9 @@ def test_the_public_names_are_these():
     assert sorted(thermopile.__all__) == [
         "Anchors", "BadSampleError", "ClassGroups", "Conversion", "ConvertSettings", "Dataset", "EstimatorSettings",
         "GlobalContrastive", "IndividualTemperature", "Loader", "Objective", "Order", "OrderSampler", "Outcome",
-        "Progress", "Recipe", "RobustSettings", "RowStore", "Rows", "Run", "Sample", "Settings", "Source", "StateReader", "StateStore",
-        "TemperatureRate", "Trainer", "__version__", "convert", "create_objective", "joined_world", "list_snapshots",
-        "open_run",
+        "Progress", "Recipe", "RobustSettings", "RowStore", "Rows", "Run", "Sample", "Settings", "Source",
+        "StateReader", "StateStore", "TemperatureRate", "Trainer", "__version__", "convert", "create_objective",
+        "joined_world", "list_snapshots", "open_run",
     ]  # fmt: skip
     documented = (ROOT / "docs" / "library.md").read_text("utf-8")
     for name in thermopile.__all__:

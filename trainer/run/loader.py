@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 from ...pipeline.batch import Batch
-from ...pipeline.opening import open_dataset
+from ...pipeline.opening import Dataset, open_dataset
 from ...pipeline.order.mixed_order import MixedOrder
 from ...pipeline.order.order import ORDER_VERSION, Selected
 from ...pipeline.order.sampler import Position
@@ -62,7 +62,7 @@ class Loader(Position):
                 given.add({"data": data_at(data)}, "data")
                 asked = load_config(given.tree)
                 dataset = open_dataset(asked.data.places, asked.data.tars)
-                self.config, (self.dataset, self.objective, order) = resolve(asked, dataset, world)
+                self.config, (_, self.objective, order) = resolve(asked, dataset, world)
                 super().__init__(order)
                 self.selection: Selection | None = order.rows if isinstance(order, MixedOrder) else None
                 if selects(self.config.data):
@@ -76,11 +76,16 @@ class Loader(Position):
                             )
                 self.served = Selected(order, self.selection, dataset.n) if self.selection else order
                 self.device = device_named(self.config.device)
-                of_config = self.config.data, dataset, self.served, self.config.objective.mode
-                self._loader = opened.enter_context(open_loader(*of_config, self.device, world))
+                self._opened, self._announced = opened.enter_context(ExitStack()), -1
+                self._open(dataset)
             refuse_differences(world, facts(self.config, dataset))
-            self._ahead, self._announced = opened.enter_context(ExitStack()), -1
             self._resources = opened.pop_all()
+
+    def _open(self, dataset: Dataset) -> None:
+        self._opened.close()
+        self.dataset, config = dataset, self.config
+        of_order = self.served, config.objective.mode, self.device, self.world
+        self._loader = self._opened.enter_context(open_loader(config.data, dataset, *of_order))
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the rest of the epoch: views and tokens on the settings' device, ids on the CPU."""
@@ -89,10 +94,11 @@ class Loader(Position):
                 "thermopile.Loader cannot run in another process than the one that opened it: use it in place of "
                 "torch's DataLoader, or in one with num_workers=0"
             )
-        if self.steps_done != self._announced:
-            self._ahead.close()
+        if self.dataset.fetches and self.steps_done != self._announced:
+            if self._announced >= 0:  # what was read cannot be planned again
+                self._open(open_dataset(self.config.data.places, self.config.data.tars))
             given = self.config, self.dataset, self.order, self.served, self.steps_done, ENDLESS, self.world
-            self._ahead.enter_context(reading_ahead(*given))
+            self._opened.enter_context(reading_ahead(*given))
         epoch, first_step = divmod(self.steps_done, len(self))
         for step, batch in enumerate(self._loader.epoch(epoch, first_step), first_step):
             self.steps_done = self._announced = epoch * len(self) + step + 1

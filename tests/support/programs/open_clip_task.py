@@ -9,6 +9,9 @@ import signal
 import sys
 from pathlib import Path
 
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
 import thermopile
 
 from support import torchvision_operators  # noqa: F401
@@ -27,5 +30,11 @@ def loss(rows, *given):
     return value
 
 
+def on_cpus(model, device_ids=None):
+    """open_clip names the device also where it is a CPU, which torch refuses."""
+    return DistributedDataParallel(model)
+
+
+torch.nn.parallel.DistributedDataParallel = on_cpus
 thermopile.RowStore.loss = loss
 runpy.run_path(str(EXAMPLE), run_name="__main__")

@@ -54,6 +54,7 @@ def run_plain(plain, dataset, path, epochs, **options):
     plain["main"](dataset.path, path, epochs, **options)
 
 
+@pytest.mark.wide
 def test_a_plain_loop_goes_on_after_a_stop_as_if_never_stopped(pairs_dataset, tmp_path, plain, losses_of):
     (tmp_path / "whole").mkdir()
     (tmp_path / "stopped").mkdir()

@@ -199,22 +199,13 @@ def windows_from(steps_done: int, order: Order, epochs: int, world: World = ALON
 
 
 def reading_ahead(
-    config: TrainConfig,
-    dataset: Dataset,
-    order: Order,
-    served: Order | Selected,
-    steps_done: int,
-    epochs: int,
-    world: World = ALONE,
+    config: DataConfig, dataset: Dataset, served: Order | Selected, windows: Iterator[Window], world: World
 ) -> AbstractContextManager[None]:
-    """Return a context in which the samples of the steps after `steps_done` are fetched ahead into the cache.
-
-    served: the order as ids of the dataset. Does nothing for a dataset on disk.
-    """
-    cache = DatasetCache.of(config.data, dataset, world)
-    if cache is None or config.data.loader == "synthetic":
+    """Return a context in which the windows' samples are fetched ahead; it does nothing for a dataset on disk."""
+    cache = DatasetCache.of(config, dataset, world)
+    if cache is None or config.loader == "synthetic":
         return nullcontext()
-    return dataset.files.expect(windows_from(steps_done, order, epochs, world), served, cache.limit)
+    return dataset.files.expect(windows, served, cache.limit)
 
 
 def _samples(data: DataConfig, dataset: Dataset) -> int:

@@ -21,7 +21,7 @@ from ..config import data_at, flat, load_config, to_tree
 from ..config.layers import Layers
 from ..errors import ConfigError
 from ..world import World, current_world
-from .build import device_named, open_loader, reading_ahead, refusals, resolve
+from .build import device_named, open_loader, reading_ahead, refusals, resolve, windows_from
 from .restoring import MAY_DIFFER, facts, refuse_differences
 from .resume_settings import within
 from .selection_files import selects, write_selection
@@ -30,6 +30,7 @@ ENDLESS = 1 << 40
 """Epochs that are announced to what reads ahead."""
 OF_BATCHES = ("seed", "batch_size", "order", "data", "objective.mode")
 """Settings, and tables of settings, on which batches depend."""
+ONE_PROCESS = "thermopile.Loader cannot be copied to another process; use it in place of torch's DataLoader"
 NOT_OF_BATCHES = {*MAY_DIFFER, "data.cache", "data.ahead", "data.weights"}
 
 
@@ -40,8 +41,7 @@ class Loader(Position):
     holds the position after the last batch that was yielded. A loader that loads it yields the same ids, views and
     tokens as one that was never stopped, on any number of ranks that divides `order.canonical_shards`.
 
-    It decodes in threads and reads ahead by itself, so it cannot be copied to another process, as a DataLoader with
-    workers does with its dataset.
+    It decodes in threads and reads ahead by itself, so it cannot be copied to another process.
     """
 
     def __init__(self, data: Places, settings: Mapping[str, Any] | None = None, *, world: World | None = None) -> None:
@@ -68,12 +68,10 @@ class Loader(Position):
                 if selects(self.config.data):
                     folder = LocalPath(opened.enter_context(TemporaryDirectory(prefix="thermopile-"))) / "selection"
                     write_selection(self.config.data, dataset, folder)
-                    self.selection = selection = Selection(folder)
-                    if selection.without is not None:
+                    self.selection, steps = Selection(folder), self.config.total_steps(len(self))
+                    if (holes := self.selection.without) is not None:
                         with refusals("data.without: "):
-                            order.refuse_thin_steps(
-                                selection.without, 0, self.config.total_steps(len(self)), world.size
-                            )
+                            order.refuse_thin_steps(holes, 0, steps, world.size)
                 self.served = Selected(order, self.selection, dataset.n) if self.selection else order
                 self.device = device_named(self.config.device)
                 self._opened, self._announced = opened.enter_context(ExitStack()), -1
@@ -90,15 +88,12 @@ class Loader(Position):
     def __iter__(self) -> Iterator[Batch]:
         """Yield the rest of the epoch: views and tokens on the settings' device, ids on the CPU."""
         if os.getpid() != self._process:
-            raise RuntimeError(
-                "thermopile.Loader cannot run in another process than the one that opened it: use it in place of "
-                "torch's DataLoader, or in one with num_workers=0"
-            )
+            raise RuntimeError(ONE_PROCESS)
         if self.dataset.fetches and self.steps_done != self._announced:
             if self._announced >= 0:  # what was read cannot be planned again
                 self._open(open_dataset(self.config.data.places, self.config.data.tars))
-            given = self.config, self.dataset, self.order, self.served, self.steps_done, ENDLESS, self.world
-            self._opened.enter_context(reading_ahead(*given))
+            windows = windows_from(self.steps_done, self.order, ENDLESS, self.world)
+            self._opened.enter_context(reading_ahead(self.config.data, self.dataset, self.served, windows, self.world))
         epoch, first_step = divmod(self.steps_done, len(self))
         for step, batch in enumerate(self._loader.epoch(epoch, first_step), first_step):
             self.steps_done = self._announced = epoch * len(self) + step + 1
@@ -107,12 +102,10 @@ class Loader(Position):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, and what the coming batches depend on: numbers and texts."""
-        settings = {
-            key: value
-            for key, value in flat(to_tree(self.config)).items()
-            if within(key, OF_BATCHES) and key not in NOT_OF_BATCHES
-        }
-        of_batches = settings | {"dataset": self.dataset.index.fingerprint, "order_version": ORDER_VERSION}
+        of_batches = {"dataset": self.dataset.index.fingerprint, "order_version": ORDER_VERSION}
+        for key, value in flat(to_tree(self.config)).items():
+            if within(key, OF_BATCHES) and key not in NOT_OF_BATCHES:
+                of_batches[key] = value
         return {"steps_done": self.steps_done, "of_batches": of_batches}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -138,4 +131,4 @@ class Loader(Position):
         self.close()
 
     def __reduce__(self) -> Any:
-        raise TypeError("thermopile.Loader cannot be copied to another process; open one there, or use num_workers=0")
+        raise TypeError(ONE_PROCESS)

@@ -45,6 +45,7 @@ from .build import (
     pieces_per_step,
     reading_ahead,
     refusals,
+    windows_from,
 )
 from .checkpoint_writer import Checkpointer
 from .own_dataset import keep_facts, write_own_files
@@ -187,9 +188,8 @@ class Run(SampleRows):
             if resume and world.is_first and self.selection is not None:
                 self.refuse_thin_steps(self.selection.without)
         self.expect_coming_rows()
-        opened.enter_context(
-            reading_ahead(config, self.dataset, self.order, self.served, self.steps_done, config.epochs, world)
-        )
+        windows = windows_from(self.steps_done, self.order, config.epochs, world)
+        opened.enter_context(reading_ahead(config.data, self.dataset, self.served, windows, world))
         self.log = self._opened_log(run, opened)
         self.checkpointer = Checkpointer(config, run, self.store, self.log, world, self.dataset.index.fingerprint)
         opened.callback(self.checkpointer.close)

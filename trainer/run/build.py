@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -196,6 +196,16 @@ def windows_from(steps_done: int, order: Order, epochs: int, world: World = ALON
         for window in order.windows(epoch, world.rank, world.size):
             if first_step + window.last_step > steps_done:
                 yield Window(first_step + window.first_step, first_step + window.last_step, window.blocks)
+
+
+def reading_ahead(
+    config: DataConfig, dataset: Dataset, served: Order | Selected, windows: Iterator[Window], world: World
+) -> AbstractContextManager[None]:
+    """Return a context in which the windows' samples are fetched ahead; it does nothing for a dataset on disk."""
+    cache = DatasetCache.of(config, dataset, world)
+    if cache is None or config.loader == "synthetic":
+        return nullcontext()
+    return dataset.files.expect(windows, served, cache.limit)
 
 
 def _samples(data: DataConfig, dataset: Dataset) -> int:

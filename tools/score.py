@@ -21,7 +21,7 @@ PIECE = 256
 """Pairs of a batch."""
 _WHOLE_SQUARE = {"name": "clip", "scale": [1, 1], "ratio": [1, 1], "flip": 0}
 _OPTIONS = ("tars", "shares", "out", "overrides", "select", "resume", "allow_code")
-_TRAINING = {
+_TRAINING: dict[str, Any] = {
     **dict.fromkeys(("preset", "config_file", "steps", "init_from", "weights", "without", "on_nan")),
     **dict.fromkeys(("grow", "accept_config", "dry_run", "timed", "print_config"), False),
 }
@@ -102,7 +102,7 @@ def _settings(asked: TrainOptions, model: str, batches: int) -> Layers:
                 f"{dataset.place} has other tokens than {model} was trained on; convert it with "
                 f"--tokenizer {own.tokenizer}"
             )
-        fields = {
+        fields: Any = {
             "dim": True,
             "head": True,
             "head_width": True,

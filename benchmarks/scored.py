@@ -17,10 +17,9 @@ from pathlib import Path
 
 import click
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
-from thermopile.pipeline.conversion.conversion import convert
-from thermopile.pipeline.conversion.plan import ConvertSettings
 from thermopile.pipeline.dataset.samples_table import CAPTION
 from thermopile.pipeline.opening import Dataset
 from thermopile.state_store import StateReader
@@ -29,7 +28,6 @@ from thermopile.tools.inspection.temperatures.misfits import wrong_captions
 from thermopile.trainer.config import RANDOM
 
 from .glyph_runs import thermopile
-from .kinds import Planted, PlantedSource
 from .markdown import table
 
 FIRST = (36, 100, 200, 500, 1000, 2000)
@@ -48,19 +46,19 @@ def main(folder: Path, data: Path, model: Path, samples: int, share: float) -> N
     chosen, captions = rng.permutation(samples)[: round(share * samples)], ids.copy()
     captions[chosen] = ids[np.roll(chosen, 1)]
     texts = np.array(dataset.column(CAPTION).to_pylist(), object)
-    is_wrong = texts[captions] != texts[ids]
     pairs, run = folder / f"pairs-{samples}-{share:g}", folder / f"run-{samples}-{share:g}"
     if not pairs.exists():
-        source = PlantedSource(dataset, "exchanged", Planted(ids, np.zeros(samples, np.int64), {}, captions))
-        assert dataset.index.tokenizer is not None
-        settings = ConvertSettings(context_length=dataset.index.tokenizer.context_length)
-        convert(source, LocalPath(pairs), settings, workers=1, tokenizer_from=dataset.tokenizer_path)
+        told = np.where(texts[captions] != texts[ids], "wrong", "right")
+        pictures = [dataset.jpeg(number) for number in ids.tolist()]
+        pq.write_table(
+            pa.table({"image": pictures, "caption": texts[captions].tolist(), "told": told}), f"{pairs}.parquet"
+        )
+        how = ("--group", "told", "--tokenizer", dataset.tokenizer_path, "--workers", 1)
+        thermopile("convert", "parquet", f"{pairs}.parquet", pairs, *how)
     if not run.exists():
         thermopile("score", pairs, "--model", model, "--out", run)
         thermopile("embed", run, pairs, folder / f"{run.name}.parquet")
-    uris = Dataset(LocalPath(pairs)).column("uri").to_pylist()
-    own = {uri: place for place, uri in enumerate(dataset.take(ids, ["uri"])["uri"].to_pylist())}
-    is_wrong = is_wrong[[own[uri] for uri in uris]]
+    is_wrong = np.array(Dataset(LocalPath(pairs)).column("group").to_pylist()) == "wrong"
     reader, features = StateReader.open(LocalPath(run) / "state"), pq.read_table(folder / f"{run.name}.parquet")
     pictures, texts_of = (np.stack(features[side].to_numpy()).astype(np.float32) for side in ("image", "text"))
     scores = {

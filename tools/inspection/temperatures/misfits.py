@@ -162,8 +162,9 @@ def wrong_captions(beyond: Ids, others: int) -> WrongCaptions | None:
         drawn = rng.multinomial(total, np.diff(of_group, prepend=0) / total, _DRAWS).cumsum(1)
         shares.append(np.concatenate([of_group[None], drawn]) / total)
     f0, f = shares
+    counted = min(planted, others * MAX_PLANTED / (1 - MAX_PLANTED))  # of more, 30 would lie beyond hardly any other
     with np.errstate(divide="ignore", invalid="ignore"):  # the least of many ratios: by chance too low, if anything
-        share = np.min(f / f0, axis=1, where=f0 * planted > LEAST_IN_TAIL - 0.5, initial=1)
+        share = np.min(f / f0, axis=1, where=f0 * counted > LEAST_IN_TAIL - 0.5, initial=1)
     at = np.searchsorted(ends[1], lists, "right") - 1
     wrong = np.minimum(1, share[:, None] * f0[:, at] / np.maximum(f[:, at], 1 / others)) * lists
     draws = np.column_stack([share, wrong])

@@ -49,9 +49,9 @@ def main(folder: Path, data: Path, model: Path, samples: int, share: float) -> N
     pairs, run = folder / f"pairs-{samples}-{share:g}", folder / f"run-{samples}-{share:g}"
     if not pairs.exists():
         told = np.where(texts[captions] != texts[ids], "wrong", "right")
-        pictures = [dataset.jpeg(number) for number in ids.tolist()]
+        jpegs = [dataset.jpeg(number) for number in ids.tolist()]
         pq.write_table(
-            pa.table({"image": pictures, "caption": texts[captions].tolist(), "told": told}), f"{pairs}.parquet"
+            pa.table({"image": jpegs, "caption": texts[captions].tolist(), "told": told}), f"{pairs}.parquet"
         )
         how = ("--group", "told", "--tokenizer", dataset.tokenizer_path, "--workers", 1)
         thermopile("convert", "parquet", f"{pairs}.parquet", pairs, *how)

@@ -21,11 +21,6 @@ PIECE = 256
 """Pairs of a batch."""
 _WHOLE_SQUARE = {"name": "clip", "scale": [1, 1], "ratio": [1, 1], "flip": 0}
 _OPTIONS = ("tars", "shares", "out", "overrides", "select", "resume", "allow_code")
-_TRAINING: dict[str, Any] = {
-    **dict.fromkeys(("preset", "config_file", "steps", "init_from", "weights", "without", "on_nan")),
-    **dict.fromkeys(("grow", "accept_config", "dry_run", "timed", "print_config"), False),
-}
-"""Options of `thermopile train` that this command lacks."""
 _POSITIVE = click.FloatRange(0, min_open=True)
 _EPILOG = """\b
 Examples:
@@ -49,7 +44,7 @@ Examples:
         ),
         click.Option(["--tau"], type=_POSITIVE, help="Temperature of log s. Default: the model's own, or 0.05."),
         defaulting("rho", _POSITIVE, 2.0, "The temperatures' rho, as in training."),
-        defaulting("batches", click.IntRange(1, 256), 16, f"Batches of {PIECE} pairs that each is compared with."),
+        defaulting("batches", click.IntRange(1, 256), 8, f"Batches of {PIECE} pairs that each is compared with."),
         *(option for option in OPTIONS if option.name in _OPTIONS),
     ],
 )
@@ -61,12 +56,9 @@ def score(data: tuple[Place, ...], model: str, tau: float | None, rho: float, ba
     """
     from .train import run
 
-    options["overrides"] = (
-        f"objective.rho={rho}",
-        *[f"objective.tau={tau}"] * (tau is not None),
-        *options["overrides"],
-    )
-    asked = TrainOptions(data=data, allowed=(), **_TRAINING, **options)
+    typed = [f"objective.rho={rho}", *([] if tau is None else [f"objective.tau={tau}"])]
+    options["overrides"] = (*typed, *options["overrides"])
+    asked = TrainOptions(data, **options)
     if not run(asked, _settings(asked, model, batches)):
         click.get_current_context().exit(75)
 
@@ -102,16 +94,10 @@ def _settings(asked: TrainOptions, model: str, batches: int) -> Layers:
                 f"{dataset.place} has other tokens than {model} was trained on; convert it with "
                 f"--tokenizer {own.tokenizer}"
             )
-        fields: Any = {
-            "dim": True,
-            "head": True,
-            "head_width": True,
-            "image": {"name", "config"},
-            "text": {"name", "config"},
-        }
         recipe = {name: list(getattr(recipe_named(config.data.recipe), name)) for name in ("mean", "std")}
         views = {"image_size": config.data.image_size, "recipe": _WHOLE_SQUARE | recipe}
-        layers.add({"model": config.model.model_dump(include=fields), "data": views}, str(own.config_file))
+        towers = config.model.model_dump(include={"dim", "head", "head_width", "image", "text"})
+        layers.add({"model": towers, "data": views}, str(own.config_file))
         layers.add({"init": {"run": model}}, COMMAND_LINE)
     else:
         heads = {"head": "none"} if model.startswith(OPEN_CLIP) else {}

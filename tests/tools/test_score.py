@@ -73,6 +73,7 @@ def test_a_pass_stopped_and_resumed_gives_the_same_bits(run, tmp_path):
     assert_same_run(other, run)
 
 
+@pytest.mark.wide
 def test_the_run_is_read_by_inspect_curate_and_status(run, tmp_path):
     found = answer("inspect", run.path)
     assert found["kinds"]["too_few_visits"]["samples"] == 0

@@ -25,6 +25,7 @@ COMMANDS = {
     "convert": (".convert:convert", "Convert a source to a dataset directory, or check one."),
     "show": (".show:show", "Draw samples of a dataset and their augmented views."),
     "train": (".train:train", "Train encoders with a temperature per sample."),
+    "score": (".score:score", "Judge pairs by a model that is not trained on them."),
     "fork": (".fork:fork", "Go on from a checkpoint of a run with one thing changed, as a new run."),
     "presets": (".settings:presets", "List the presets."),
     "settings": (".settings:settings", "Explain the settings."),

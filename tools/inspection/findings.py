@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from ...state_store import SnapshotNotFoundError
 from ...storage.place import Place, Places
+from ...trainer.config import RANDOM
 from ...trainer.run_directory import RunDirectory
 from . import OnTask
 from .feature_findings.by_features import ByFeatures, by_features
@@ -116,7 +117,8 @@ def look(
         of_features = by_features(inspection, found, folder or inspection.run.report, asked, rho, on_progress)
         samples = read_samples(inspection, shown_ids(found, moved, of_features))
         parts: dict[str, Any] = {"drift": moved, "confirmation": confirmation, "by_features": of_features}
-        parts["wrong_captions"] = misfits(inspection, on_progress)[1] if len(inspection.planted[0]) else None
+        is_known = len(inspection.planted[0]) or RANDOM in inspection.columns
+        parts["wrong_captions"] = misfits(inspection, on_progress)[1] if is_known else None
         return Findings(inspection, found, samples=samples, first_sentences=first_sentences(of_features), **parts)
 
     findings = read_again(read, run, at, data)

@@ -163,6 +163,9 @@ class Objective(nn.Module):
     is_whole: ClassVar[bool] = False
     """Whether `loss` is of the global batch, the same on every rank, instead of the mean over this rank's samples."""
 
+    is_frozen: ClassVar[bool] = False
+    """Whether nothing is trained: the encoders are in evaluation mode, and every sample is served."""
+
     known: ClassVar[Mapping[str, type["Objective"]]] = {}
     """All objectives by name, for messages; the registry sets it."""
 

@@ -256,7 +256,7 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
             f"{order.block_rows:,} rows. Set state.memory_budget to at least "
             f"{math.ceil(order.live_rows / world.size) * row_bytes:,}, or to none"
         )
-    return order
+    return order.serving_all() if objective.is_frozen else order
 
 
 def lowest_shares(data: DataConfig) -> list[int]:

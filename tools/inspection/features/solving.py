@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from ....pipeline.opening import Dataset
 from ....trainer.errors import RunError
 from ....trainer.run_directory import RunDirectory, find_checkpoint, load_found
+from ....trainer.solved_temperatures import Bounds, Solved, solve
 from .. import OnDone
 from ..json_fields import AsJson, Hidden, named
 from ..opening import Inspection
-from ..temperatures.solved import Bounds, Solved, solve
 from .features_file import FeaturesOf
 from .run_features import DRAWS, LEAST_DRAWN, Asked, SampleFeatures, feature_batches
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ....pipeline.cores import cores
-from ....storage.kernels import kernel
+from ..pipeline.cores import cores
+from ..storage.kernels import kernel
 
 SOLVED_AT_ONCE = 1024
 """Samples compared with all others at once: 16 MB of similarities."""

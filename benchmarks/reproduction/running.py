@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import redirect_stderr, redirect_stdout
+from math import isnan
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -45,18 +46,22 @@ from .plan import (
     DIVIDED_AFTER,
     FORKED_AT,
     FORKED_WITHOUT,
+    VARIED,
+    Data,
     Mode,
     Run,
     Settings,
+    is_real,
     is_searched_on,
     untrained_settings,
 )
-from .results import Result, Temperatures
+from .results import LOOKED_AT, Result, Temperatures
 from .scoring import GreyPixels, Right, Scorer
 from .sets import Sets, make_sets, open_sets
+from .varied import train_varied
 
 RUNS_PER_PROCESS = 20
-NOT_SETTINGS = (DIVIDED_AFTER, CURATED, FORKED_AT, FORKED_WITHOUT)
+NOT_SETTINGS = (DIVIDED_AFTER, VARIED, CURATED, FORKED_AT, FORKED_WITHOUT)
 """What `thermopile train` does not know of a run's settings."""
 
 
@@ -135,7 +140,8 @@ def make(run: Run, folder: Path, scratch: Path) -> Made:
             if not (failed := _train(run, sets, directory)):
                 scorer = _scorer(directory, sets)
                 right, scores = _scored(scorer)
-                temperatures = _temperatures(directory, scorer)
+                if not (is_real(run.data) and is_searched_on(run.data)):
+                    temperatures = _temperatures(directory, scorer, run.data)
     result = Result(
         run=run,
         scores=scores,
@@ -188,11 +194,12 @@ def _train(run: Run, sets: Sets, directory: RunDirectory) -> str:
     said = io.StringIO()
     try:
         with redirect_stderr(said), redirect_stdout(said):
-            if DIVIDED_AFTER in run.settings:
-                tree: dict[str, Any] = {}
-                merge(tree, from_overrides(_overrides(run.settings)))
-                train_divided(directory.path, sets.train.path, tree, run.settings[DIVIDED_AFTER])
-                return ""
+            for key, train in ((DIVIDED_AFTER, train_divided), (VARIED, train_varied)):
+                if key in run.settings:
+                    tree: dict[str, Any] = {}
+                    merge(tree, from_overrides(_overrides(run.settings)))
+                    train(directory.path, sets.train.path, tree, run.settings[key])
+                    return ""
             if FORKED_AT in run.settings:
                 _fork(run, sets, directory)
             words = train_words(run, sets, directory)
@@ -267,12 +274,15 @@ def _baseline(run: Run, sets: Sets) -> Scorer:
     return Scorer(encoders.eval(), sets, config.data, tokenizer)
 
 
-def _temperatures(directory: RunDirectory, scorer: Scorer) -> dict[str, Temperatures]:
+def _temperatures(directory: RunDirectory, scorer: Scorer, data: Data) -> dict[str, Temperatures]:
     measured = survey(read_run(directory))
     if measured is None or not measured.sides or not measured.groups:  # emoji have no classes
         return {}
     (classes,) = measured.groups
-    copies = None if scorer.sets.classes else scorer.near_copies()[measured.pool.sample_ids]
+    ids = measured.pool.sample_ids
+    looked_at = np.sort(np.random.default_rng(0).permutation(len(ids))[:LOOKED_AT])
+    copies = None if scorer.sets.classes else scorer.near_copies(ids[looked_at])
+    words = scorer.word_counts()[ids] if is_real(data) and scorer.has_texts else None
     found = {}
     for side in measured.sides:
         tau, correlation = measured.pool.tau[side.name].astype("float64"), classes.correlation[side.name]
@@ -285,11 +295,13 @@ def _temperatures(directory: RunDirectory, scorer: Scorer) -> dict[str, Temperat
             permuted=_rounded(correlation and correlation.permuted),
             sizes=classes.sizes.tolist(),
             class_means=classes.tau[side.name].mean.round(5).tolist(),
-            alignment=_rounded(scorer.alignment(measured.pool.sample_ids, tau)),
-            copies=None if copies is None else _rounded(float(spearmanr(tau, copies).statistic)),
+            alignment=_rounded(scorer.alignment(ids, tau)),
+            copies=None if copies is None else _rounded(float(spearmanr(tau[looked_at], copies).statistic)),
+            words=None if words is None else _rounded(float(spearmanr(tau, words).statistic)),
         )
     return found
 
 
 def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
+    """Round a figure; there is none where all ranks are equal."""
+    return None if value is None or isnan(value) else round(value, 4)

@@ -288,8 +288,8 @@ def _temperatures(directory: RunDirectory, scorer: Scorer, data: Data) -> dict[s
         tau, correlation = measured.pool.tau[side.name].astype("float64"), classes.correlation[side.name]
         found[side.name] = Temperatures(
             mean=round(float(tau.mean()), 5),
-            skewness=round(float(skew(tau)), 4),
-            kurtosis=round(float(kurtosis(tau)), 4),
+            skewness=_rounded(float(skew(tau))) or 0.0,
+            kurtosis=_rounded(float(kurtosis(tau))) or 0.0,
             deciles=np.quantile(tau, np.linspace(0, 1, 11)).round(5).tolist(),
             spearman=_rounded(correlation and correlation.spearman),
             permuted=_rounded(correlation and correlation.permuted),

@@ -124,10 +124,10 @@ class Comparison:
         """Of icons all are those at random."""
         if is_real(data):
             of_sample = self.results.tests(data)["band"]
-            return of_sample != HELD_OUT if band == ALL else of_sample == REAL_BANDS.index(band)
+            return np.isin(of_sample, HELD_OUT if band == ALL else REAL_BANDS.index(band), invert=band == ALL)
         return slice(None) if band == ALL else bands_of(data) == REAL_BANDS.index(band)
 
-    def _clusters(self, mode: Mode, band: str, data: Data) -> NDArray[np.integer] | None:
+    def _clusters(self, mode: Mode, band: str, data: Data) -> NDArray[np.int64] | None:
         """Pairs with the same caption have the same text features, and are right or wrong together."""
         if mode == "unimodal" or (is_drawn(data) and not is_real(data)):
             return None

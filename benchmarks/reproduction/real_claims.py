@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 from scipy.stats import spearmanr
 
 from . import claims
-from .claims import NOT_RUN, Check, Finding
+from .claims import NOT_RUN, Finding
 from .comparison import ALL, Comparison
 from .plan import Mode
-from .real import FURTHER_SEEDS, SEEDS, VARIANTS, WHOLE, compared, parts, whole
-from .results import DECIDES, KNN, LOOKED_AT, Result, Results, Temperatures
+from .real import FURTHER_SEEDS, METHODS, PLAN, SEEDS, VARIANTS, compared, parts, whole
+from .results import KNN, LOOKED_AT, RETRIEVAL, Result, Results, Temperatures
 from .schedule import Part, Runs
 from .search import search
 
 MOST_FURTHER = 16
 """Variants that have further seeds, at most: those of the first claims that three seeds leave undecided."""
+Check = Callable[[Any], Finding]
+"""Of what a Real has."""
 RANKED = 0.74
 """Spearman's correlation of eight trials that chance exceeds once in forty times."""
-
-
 _FURTHER: tuple[Mode, str, int] = ("bimodal", "further seeds", 0)
 """Where the names of these variants are kept until a result is added."""
 
@@ -30,7 +29,7 @@ _FURTHER: tuple[Mode, str, int] = ("bimodal", "further seeds", 0)
 class Real(Comparison):
     """The finished runs."""
 
-    further = FURTHER_SEEDS
+    further: tuple[int, ...] = FURTHER_SEEDS
 
     def of(self, name: str) -> list[Result]:
         """A variant's runs, one for each seed, and for each further one once all of these are made."""
@@ -46,7 +45,7 @@ def _above(better: str, worse: str, band: str = ALL, measure: str = "") -> Check
 
 
 def _cold(name: str, figure: str) -> Check:
-    def check(runs: Real) -> Finding:
+    def check(runs: Any) -> Finding:
         sides = runs.temperatures(name)
         every = {"spearman": len(sides[0].sizes), "words": sum(sides[0].sizes), "copies": LOOKED_AT} if sides else {}
         return claims.goes_with(sides, figure, every[figure]) if sides else NOT_RUN
@@ -54,38 +53,14 @@ def _cold(name: str, figure: str) -> Check:
     return check
 
 
-def _gain(*names: str) -> Check:
-    """How much further the first is above the second than the third above the fourth."""
-
-    def check(runs: Real) -> Finding:
-        first, second = ([runs.of(name) for name in pair] for pair in (names[:2], names[2:]))
-        more = runs.gain(first, second)
-        return NOT_RUN if more is None else Finding(claims.signed(more), claims.verdict(more))
-
-    return check
-
-
-def _near_gaussian(name: str) -> Check:
-    def check(runs: Real) -> Finding:
-        found = [side.skewness for side in runs.temperatures(name)]
-        held = claims.SHOWS if found and max(map(abs, found)) <= claims.LONG_TAIL else claims.NO
-        return Finding(f"skewness {min(found):+.2f} to {max(found):+.2f}", held) if found else NOT_RUN
-
-    return check
-
-
 def _same_ranking(name: str) -> Check:
-    (method,) = (method for method in WHOLE if method.name == name)
-
-    def check(runs: Real) -> Finding:
-        found, longer = search(method, runs.results), runs.all(whole(method, runs.results))
+    def check(runs: Any) -> Finding:
+        found, longer = search(METHODS[name], runs.results), runs.all(whole(name, runs.results))
         if found is None or not found.is_done or not longer:
             return NOT_RUN
-        scores = [result.share(DECIDES[method.mode]) or 0.0 for result in longer]
-        kept, lost = (
-            float(spearmanr(found.scores, scores).statistic),
-            max(scores) - scores[found.tried.index(found.best)],
-        )
+        scores = [result.share(RETRIEVAL) or 0.0 for result in longer]
+        kept = float(spearmanr([score or 0.0 for score in found.scores], scores).statistic)
+        lost = max(scores) - scores[found.tried.index(found.best)]
         held = claims.SHOWS if kept > RANKED else claims.UNDECIDED if kept > -RANKED else claims.REVERSED
         return Finding(f"Spearman {kept:+.2f}; its choice is {100 * lost:.1f} points below the whole length's", held)
 
@@ -95,13 +70,10 @@ def _same_ranking(name: str) -> Check:
 CHECKS: dict[str, Callable[..., Check]] = {
     "above": _above,
     "cold": _cold,
-    "gain": _gain,
     "level": lambda *names: lambda runs: claims.level(runs, [runs.of(name) for name in names]),
-    "near_gaussian": _near_gaussian,
     "same_ranking": _same_ranking,
 }
 GROUPS = claims.groups_of("real.toml", CHECKS)
-ENTRIES = tomllib.loads(Path(__file__).with_name("real.toml").read_text("utf-8"))
 
 
 def every_part() -> list[Part]:
@@ -115,7 +87,7 @@ def _further(results: Results) -> Runs:
     if _FURTHER not in results.searches:
         runs, names = Real(results), dict[str, None]()
         runs.further = ()
-        checks = [each.get("check", [""]) for group in ENTRIES["group"] for each in group["claim"]]
+        checks = [each.get("check", [""]) for group in PLAN["group"] for each in group["claim"]]
         for better, worse, *of in (words for check, *words in checks if check == "above"):
             is_open = _above(better, worse, *of)(runs).verdict in (claims.UNDECIDED, claims.NOT_TESTED)
             if is_open and VARIANTS[better].seeds == SEEDS:

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from thermopile.storage.files import write_atomically
-
 from ..markdown import table
 from .claims import LEVEL, NOT_TESTED, SHOWS, signed, verdict
 from .comparison import ALL
 from .page import chosen_words, claims_of, of_results, plain, wrapped
-from .real import IMAGES, RHOS, TRIALS, VARIANTS
-from .real_claims import ENTRIES, GROUPS, MOST_FURTHER, Real, every_part
+from .real import METHODS, PLAN, TRIALS, VARIANTS
+from .real_claims import GROUPS, MOST_FURTHER, Real, every_part
 from .results import KNN, PROBE, RETRIEVAL, Measure, Results
 
 WORDS = Path(__file__).with_name("real_page.md")
@@ -31,31 +29,26 @@ ON_IMAGES: list[Column] = [
 ]
 
 
-def write_page(results: Results, path: Path) -> Path:
-    """Write the page, Markdown; return where it is."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, to_markdown(results).encode())
-    return path
-
-
 def to_markdown(results: Results) -> str:
     """The page's text."""
     runs = Real(results)
     *groups, untested = GROUPS
     found = {claim.claim: claim.judge(runs) for group in groups for claim in group.claims}
     counts = Counter(each.verdict for each in found.values())
-    icons, glyphs = ([name for name in VARIANTS if name.startswith(on)] for on in (("icons", "all"), "glyphs"))
+    of = {
+        on: [name for name in VARIANTS if name.partition(" ")[0] == on] for on in ("icons", "all", "glyphs", "fashion")
+    }
+    decided = ", ".join(f"{count} **{name}**" for name, count in counts.most_common())
     values = {
-        "decided": f"Of {len(found)} claims: {', '.join(f'{count} **{name}**' for name, count in counts.most_common())}.",
-        "choices": "\n".join(_choice(runs, **each) for each in ENTRIES["choice"]),
+        "decided": f"Of {len(found)} claims: {decided}.",
+        "choices": "\n".join(_choice(runs, **each) for each in PLAN["choice"]),
         "claims": "\n\n".join(claims_of(group, found, {}) for group in groups),
         "untested": table(
             ("claim", "of", "why not"), [(each.claim, each.source, str(each.check)) for each in untested.claims]
         ),
-        "icons_table": _scores(runs, "icons", icons, ON_ICONS),
-        "glyphs_table": _scores(runs, "glyphs", [name for name in glyphs if "rho" not in name], ON_GLYPHS),
-        "fashion_table": _scores(runs, "Fashion-MNIST", [f"fashion {name}" for name in IMAGES], ON_IMAGES),
-        "rho_table": _by_rho(runs),
+        "icons_table": _scores(runs, "icons", [*of["icons"], *of["all"]], ON_ICONS),
+        "glyphs_table": _scores(runs, "glyphs", of["glyphs"], ON_GLYPHS),
+        "fashion_table": _scores(runs, "Fashion-MNIST", of["fashion"], ON_IMAGES),
         "classes_table": _by_class(runs),
         "LEVEL": LEVEL,
         "trials": TRIALS,
@@ -72,45 +65,33 @@ def _choice(runs: Real, of: str, band: str, among: Sequence[str]) -> str:
         return f"- **{of}**: {NOT_TESTED} yet"
     best = max(means, key=lambda name: means[name].points)
     gaps = {name: gap for name in among if name != best and (gap := runs.gap(runs.of(best), runs.of(name), band=band))}
-    level = [_word(name) for name, gap in gaps.items() if verdict(gap) != SHOWS]
-    below = [f"{_word(name)} ({signed(gap)})" for name, gap in gaps.items() if verdict(gap) == SHOWS]
+    level = [f"`{name}`" for name, gap in gaps.items() if verdict(gap) != SHOWS]
+    below = [f"`{name}` ({signed(gap)})" for name, gap in gaps.items() if verdict(gap) == SHOWS]
     told = [f"not told apart: {', '.join(level)}"] * bool(level) + [f"it is above {', '.join(below)}"] * bool(below)
-    return f"- **{of}**: {_word(best)}, {plain(means[best])}; {'; '.join(told)}"
-
-
-def _word(name: str) -> str:
-    return f"`{name.partition(' ')[2]}`"
+    return f"- **{of}**: `{best}`, {plain(means[best])}; {'; '.join(told)}"
 
 
 def _scores(runs: Real, heading: str, names: Sequence[str], columns: Sequence[Column]) -> str:
-    rows = [(f"`{name.removeprefix('icons ')}`", chosen_words(VARIANTS[name].method, runs.results)[0], str(len(runs.of(name))),
-             *(plain(runs.mean(runs.of(name), measure, band)) for _, measure, band in columns)) for name in names]  # fmt: skip
-    return table((heading, "its search chose", "seeds", *(column for column, *_ in columns)), rows)
-
-
-def _by_rho(runs: Real) -> str:
-    """What trained temperatures are like, over seeds and sides."""
-
     def cells(name: str) -> list[str]:
-        sides = runs.temperatures(name)
-        figures = [fmean(side.mean for side in sides), fmean(side.spearman or 0.0 for side in sides)] if sides else []
-        return [
-            plain(runs.mean(runs.of(name))),
-            *(f"{figure:.2f}".replace("-", "−") for figure in figures or [0.0, 0.0]),
-        ]
+        made, sides = runs.of(name), runs.temperatures(name)
+        tau = [fmean(side.mean for side in sides), fmean(side.spearman or 0.0 for side in sides)] if sides else []
+        return [chosen_words(METHODS[VARIANTS[name].method], runs.results)[0], str(len(made)),
+                *(plain(runs.mean(made, measure, band)) for _, measure, band in columns),
+                *([f"{figure:.2f}".replace("-", "−") for figure in tau] or ["", ""])]  # fmt: skip
 
-    rows = [(f"{rho:g}", *cells(f"glyphs rho {rho:g}"), *cells(f"fashion rho {rho:g}")) for rho in RHOS]
-    columns = [
-        f"{on}, {what}"
-        for on in ("glyphs", "Fashion-MNIST")
-        for what in ("score", "mean tau", "Spearman with class size")
-    ]
-    return table(("rho", *columns), rows)
+    titles = (
+        heading,
+        "its search chose",
+        "seeds",
+        *(title for title, *_ in columns),
+        "mean tau",
+        "Spearman, tau and size",
+    )
+    return table(titles, [(f"`{name.removeprefix('icons ')}`", *cells(name)) for name in names])
 
 
 def _by_class(runs: Real) -> str:
-    sides = runs.temperatures("fashion isogclr")
-    if not sides:
+    if not (sides := runs.temperatures("fashion isogclr")):
         return "not run yet"
     means = [fmean(of_class) for of_class in zip(*(side.class_means for side in sides), strict=True)]
     return table(("pictures", *map(str, sides[0].sizes)), [("tau", *(f"{mean:.3f}" for mean in means))])

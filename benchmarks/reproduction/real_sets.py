@@ -54,8 +54,8 @@ def _fashion(folder: Path, data: Data) -> list[Chosen]:
     return [(train, long_tailed), (train, development) if is_searched_on(data) else (test, None)]
 
 
-def described(folder: Path, data: Data) -> dict[str, NDArray[np.int32]]:
-    """Return of the test samples, in the order in which they are scored: `caption`, a number, and `band`; int32."""
+def described(folder: Path, data: Data) -> dict[str, NDArray[np.int64]]:
+    """Return of the test samples, in the order in which they are scored: `caption`, a number, and `band`; int64."""
     (_, chosen), *tests = real_sources(folder, data)
     sources = folder / "sources"
     if data == "fashion":
@@ -63,10 +63,10 @@ def described(folder: Path, data: Data) -> dict[str, NDArray[np.int32]]:
             pq.read_table(sources / f"{name}.parquet", columns=["label"])["label"] for name in ("train", "test")
         )
         bands = match_classes(train.take(chosen), test).test_bands
-        return {"caption": np.arange(len(bands), dtype=np.int32), "band": bands.astype(np.int32)}
-    every = np.array(pq.read_table(sources / "icons.parquet", columns=["caption"])["caption"].to_pylist(), object)
-    captions = np.concatenate([every[test] for _, test in tests])
-    counts, at_random = icons.rarest_word_counts(captions, every[chosen]), len(tests[0][1])
+        return {"caption": np.arange(len(bands)), "band": bands}
+    every = pq.read_table(sources / "icons.parquet", columns=["caption"])["caption"]
+    captions = [caption for _, test in tests for caption in every.take(test).to_pylist()]
+    counts, at_random = icons.rarest_word_counts(captions, every.take(chosen).to_pylist()), len(tests[0][1] or ())
     bands = 2 - np.searchsorted(np.quantile(counts[:at_random], [1 / 3, 2 / 3]), counts)
     bands[at_random:] = HELD_OUT
-    return {"caption": np.unique(captions, return_inverse=True)[1].astype(np.int32), "band": bands.astype(np.int32)}
+    return {"caption": np.unique(captions, return_inverse=True)[1], "band": bands}

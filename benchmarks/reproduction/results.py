@@ -68,7 +68,7 @@ class Temperatures(NamedTuple):
     copies: float | None = None
     """Correlation of tau and the number of a picture's near-copies; None on glyphs."""
     words: float | None = None
-    """Correlation of tau and the number of captions that have the caption's rarest word; None but on icons."""
+    """Correlation of tau and the number of captions that have the caption's rarest word; None on glyphs."""
 
 
 class Result(NamedTuple):
@@ -154,16 +154,16 @@ class Results:
         _append(file, result.line())  # last: a run that has a line has its samples
         self.add(result)
 
-    def add_tests(self, data: Data, tests: dict[str, NDArray[np.int32]], file: Path) -> None:
-        """Keep what the test samples of this data are, int32 [samples] by name, in the file of what was right."""
+    def add_tests(self, data: Data, tests: dict[str, NDArray[np.int64]], file: Path) -> None:
+        """Keep what the test samples of this data are, int64 [samples] by name, in the file of what was right."""
         words = {name: b64encode(zlib.compress(values.tobytes())).decode() for name, values in tests.items()}
         _append(beside(file), json.dumps({"run": f"tests of {data}", **words}) + "\n")
         self._bits[f"tests of {data}"] = words
 
-    def tests(self, data: Data) -> dict[str, NDArray[np.int32]]:
+    def tests(self, data: Data) -> dict[str, NDArray[np.int64]]:
         """Return what `add_tests` kept; empty if it kept nothing."""
         kept = self._bits.get(f"tests of {base_of(data).removesuffix('-all')}", {})
-        return {name: np.frombuffer(zlib.decompress(b64decode(words)), np.int32) for name, words in kept.items()}
+        return {name: np.frombuffer(zlib.decompress(b64decode(words)), np.int64) for name, words in kept.items()}
 
     def take_searches(self, other: Results) -> None:
         """Take settings from another's searches where these have none; what is compared is never another's."""

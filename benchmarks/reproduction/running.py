@@ -39,7 +39,7 @@ from thermopile.trainer.evaluation.features import restore_encoders
 from thermopile.trainer.run.preemption import EXIT_CODE
 from thermopile.trainer.run_directory import RunDirectory, find_checkpoint
 
-from .division import train_divided
+from .division import Divided, train_with
 from .forked import END, QUARTER, forgotten, origin_of, write_ids
 from .plan import (
     CURATED,
@@ -47,7 +47,6 @@ from .plan import (
     FORKED_AT,
     FORKED_WITHOUT,
     VARIED,
-    Data,
     Mode,
     Run,
     Settings,
@@ -58,7 +57,7 @@ from .plan import (
 from .results import LOOKED_AT, Result, Temperatures
 from .scoring import GreyPixels, Right, Scorer
 from .sets import Sets, make_sets, open_sets
-from .varied import train_varied
+from .varied import Varied
 
 RUNS_PER_PROCESS = 20
 NOT_SETTINGS = (DIVIDED_AFTER, VARIED, CURATED, FORKED_AT, FORKED_WITHOUT)
@@ -141,7 +140,7 @@ def make(run: Run, folder: Path, scratch: Path) -> Made:
                 scorer = _scorer(directory, sets)
                 right, scores = _scored(scorer)
                 if not (is_real(run.data) and is_searched_on(run.data)):
-                    temperatures = _temperatures(directory, scorer, run.data)
+                    temperatures = _temperatures(directory, scorer)
     result = Result(
         run=run,
         scores=scores,
@@ -194,11 +193,11 @@ def _train(run: Run, sets: Sets, directory: RunDirectory) -> str:
     said = io.StringIO()
     try:
         with redirect_stderr(said), redirect_stdout(said):
-            for key, train in ((DIVIDED_AFTER, train_divided), (VARIED, train_varied)):
+            for key, taking in ((DIVIDED_AFTER, Divided), (VARIED, Varied)):
                 if key in run.settings:
                     tree: dict[str, Any] = {}
                     merge(tree, from_overrides(_overrides(run.settings)))
-                    train(directory.path, sets.train.path, tree, run.settings[key])
+                    train_with(taking, directory.path, sets.train.path, tree, run.settings[key])
                     return ""
             if FORKED_AT in run.settings:
                 _fork(run, sets, directory)
@@ -274,7 +273,7 @@ def _baseline(run: Run, sets: Sets) -> Scorer:
     return Scorer(encoders.eval(), sets, config.data, tokenizer)
 
 
-def _temperatures(directory: RunDirectory, scorer: Scorer, data: Data) -> dict[str, Temperatures]:
+def _temperatures(directory: RunDirectory, scorer: Scorer) -> dict[str, Temperatures]:
     measured = survey(read_run(directory))
     if measured is None or not measured.sides or not measured.groups:  # emoji have no classes
         return {}
@@ -282,7 +281,7 @@ def _temperatures(directory: RunDirectory, scorer: Scorer, data: Data) -> dict[s
     ids = measured.pool.sample_ids
     looked_at = np.sort(np.random.default_rng(0).permutation(len(ids))[:LOOKED_AT])
     copies = None if scorer.sets.classes else scorer.near_copies(ids[looked_at])
-    words = scorer.word_counts()[ids] if is_real(data) and scorer.has_texts else None
+    words = None if copies is None else scorer.word_counts()[ids]
     found = {}
     for side in measured.sides:
         tau, correlation = measured.pool.tau[side.name].astype("float64"), classes.correlation[side.name]

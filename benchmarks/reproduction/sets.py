@@ -28,8 +28,6 @@ DEVELOPMENT_TEST_SEED, TEST_SEED = 200, 100
 """The first of the seeds of the test sets, whose pictures no training set has."""
 DRAWINGS_TESTED = {"-development": 300, "": 600}
 """How the name of drawings or emoji ends -> its test samples."""
-TESTED_ON = {"icons": 2}
-"""Test sets of what has more than one, beside glyphs."""
 
 
 class Sets(NamedTuple):
@@ -170,5 +168,5 @@ def with_wrong_titles(pairs: Sequence[Any], chosen: NDArray[np.int64], share: fl
 
 
 def _paths(folder: Path, data: Data) -> list[Path]:
-    sets = TESTED_ON.get(base_of(data).removesuffix("-all"), 1) if is_drawn(data) or is_real(data) else TEST_SETS
+    sets = 2 if base_of(data) in ("icons", "icons-all") else 1 if is_drawn(data) or is_real(data) else TEST_SETS
     return [folder / data, *(folder / f"{base_of(data)}-test-{number}" for number in range(sets))]

@@ -79,14 +79,7 @@ def _scores(runs: Real, heading: str, names: Sequence[str], columns: Sequence[Co
                 *(plain(runs.mean(made, measure, band)) for _, measure, band in columns),
                 *([f"{figure:.2f}".replace("-", "−") for figure in tau] or ["", ""])]  # fmt: skip
 
-    titles = (
-        heading,
-        "its search chose",
-        "seeds",
-        *(title for title, *_ in columns),
-        "mean tau",
-        "Spearman, tau and size",
-    )
+    titles = heading, "its search chose", "seeds", *(title for title, *_ in columns), "mean tau", "tau and size"
     return table(titles, [(f"`{name.removeprefix('icons ')}`", *cells(name)) for name in names])
 
 

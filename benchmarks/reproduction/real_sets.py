@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -23,7 +24,8 @@ REAL_BANDS = (*BANDS, "held out")
 """Of icons by the frequency of the caption's rarest word, in thirds of those at random; the last, of sets held out."""
 HELD_OUT = 3
 
-Chosen = tuple[Source, NDArray[np.int64] | None]
+Chosen = tuple[Source, Any]
+"""A source, and which of its samples, int64, ascending, or None for all."""
 
 
 def real_sources(folder: Path, data: Data) -> list[Chosen]:
@@ -66,7 +68,7 @@ def described(folder: Path, data: Data) -> dict[str, NDArray[np.int64]]:
         return {"caption": np.arange(len(bands)), "band": bands}
     every = pq.read_table(sources / "icons.parquet", columns=["caption"])["caption"]
     captions = [caption for _, test in tests for caption in every.take(test).to_pylist()]
-    counts, at_random = icons.rarest_word_counts(captions, every.take(chosen).to_pylist()), len(tests[0][1] or ())
+    counts, at_random = icons.rarest_word_counts(captions, every.take(chosen).to_pylist()), len(tests[0][1])
     bands = 2 - np.searchsorted(np.quantile(counts[:at_random], [1 / 3, 2 / 3]), counts)
     bands[at_random:] = HELD_OUT
     return {"caption": np.unique(captions, return_inverse=True)[1], "band": bands}

@@ -285,6 +285,8 @@ def _temperatures(directory: RunDirectory, scorer: Scorer) -> dict[str, Temperat
     found = {}
     for side in measured.sides:
         tau, correlation = measured.pool.tau[side.name].astype("float64"), classes.correlation[side.name]
+        means = classes.tau[side.name].mean
+        is_seen = np.isfinite(means)  # a class of few may not have been drawn yet
         found[side.name] = Temperatures(
             mean=round(float(tau.mean()), 5),
             skewness=_rounded(float(skew(tau))) or 0.0,
@@ -292,8 +294,8 @@ def _temperatures(directory: RunDirectory, scorer: Scorer) -> dict[str, Temperat
             deciles=np.quantile(tau, np.linspace(0, 1, 11)).round(5).tolist(),
             spearman=_rounded(correlation and correlation.spearman),
             permuted=_rounded(correlation and correlation.permuted),
-            sizes=classes.sizes.tolist(),
-            class_means=classes.tau[side.name].mean.round(5).tolist(),
+            sizes=classes.sizes[is_seen].tolist(),
+            class_means=means[is_seen].round(5).tolist(),
             alignment=_rounded(scorer.alignment(ids, tau)),
             copies=None if copies is None else _rounded(float(spearmanr(tau[looked_at], copies).statistic)),
             words=None if words is None else _rounded(float(spearmanr(tau, words).statistic)),

@@ -79,7 +79,7 @@ GROUPS = claims.groups_of("real.toml", CHECKS)
 def every_part() -> list[Part]:
     """Everything that is compared: all icons last, before them further seeds where three decide nothing."""
     *first, last = parts()
-    return [*first, Part(f"further seeds of what is undecided, {MOST_FURTHER} variants at most", 240, _further), last]
+    return [*first, Part(f"further seeds of what is undecided, {MOST_FURTHER} variants at most", 90, _further), last]
 
 
 def _further(results: Results) -> Runs:

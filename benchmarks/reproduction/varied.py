@@ -16,7 +16,7 @@ from thermopile.trainer.run.run import Run
 
 from .division import features_of
 
-OTHERS = 4096
+OTHERS = 2048
 """Samples that each is compared with."""
 
 

@@ -32,7 +32,7 @@ PAGE = docs/reproduction.md
 reproduce: .venv/ready
 	.venv/bin/python -m benchmarks.reproduce $(RESULTS) --page $(PAGE) $(if $(FULL),--full)
 
-# What one runs before a commit: in six minutes, within a budget of CPU seconds (tests/cpu_budget.py). Lint runs beside.
+# What one runs before a commit: in five minutes, within a budget of CPU seconds (tests/cpu_budget.py). Lint runs beside.
 test: .venv/ready
 	@$(MAKE) --no-print-directory --jobs 2 lint fast-tests
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .pipeline.errors import BadSampleError as BadSampleError
     from .pipeline.opening import Dataset as Dataset
     from .pipeline.order.order import Order as Order
+    from .pipeline.order.sampler import OrderSampler as OrderSampler
     from .pipeline.sources import ClassGroups as ClassGroups
     from .pipeline.sources import Sample as Sample
     from .pipeline.sources import Source as Source
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from .trainer.objectives.isogclr import RobustSettings as RobustSettings
     from .trainer.objectives.sogclr import EstimatorSettings as EstimatorSettings
     from .trainer.objectives.sogclr import GlobalContrastive as GlobalContrastive
+    from .trainer.run.loader import Loader as Loader
+    from .trainer.run.row_store import RowStore as RowStore
     from .trainer.run.run import Run as Run
     from .trainer.world import joined_world as joined_world
 
@@ -52,6 +55,7 @@ _NAMES = {
     "pipeline.errors": "BadSampleError",
     "pipeline.opening": "Dataset",
     "pipeline.order.order": "Order",
+    "pipeline.order.sampler": "OrderSampler",
     "pipeline.sources": "ClassGroups Sample Source",
     "state_store": "StateReader StateStore list_snapshots",
     "tools.convert": "convert",
@@ -68,6 +72,8 @@ _NAMES = {
     "trainer.objectives.contrastive": "Anchors Rows",
     "trainer.objectives.isogclr": "IndividualTemperature RobustSettings",
     "trainer.objectives.sogclr": "EstimatorSettings GlobalContrastive",
+    "trainer.run.loader": "Loader",
+    "trainer.run.row_store": "RowStore",
     "trainer.run.run": "Run",
     "trainer.world": "joined_world",
 }

@@ -89,7 +89,7 @@ class Dataset(SamplesTable):
         if tars and index.tars is None:
             raise DatasetError(f"{where} holds its pictures itself; leave out --tars (data.tars)")
         self.tars = TarFiles(index.tars, tars) if index.tars and pictures else None
-        super().__init__(where, index, _files_at(where, index, self.tars, self._opened))
+        super().__init__(where, index, _files_at(where, index, self.tars, lambda number: self._open_shards[number]))
         self._refuse_missing_files()
 
     def __fspath__(self) -> str:
@@ -174,9 +174,6 @@ class Dataset(SamplesTable):
         from .dataset.shard import OpenFiles
 
         return OpenFiles(lambda number: Descriptor(cast(TarFiles, self.tars).path(number), os.O_NOFOLLOW))
-
-    def _opened(self, number: int) -> Shard:
-        return self._open_shards[number]
 
     def shard(self, number: int) -> Shard:
         """Return a shard's pixels and tokens; it stays open as long as the caller keeps it.

@@ -3,8 +3,6 @@
 Implementations that differ between the two are chosen here, so that no other module asks which kind a place is.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 Commands import what they need when they run: `--help` must not wait for torch.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import logging
@@ -27,6 +25,7 @@ COMMANDS = {
     "convert": (".convert:command", "Convert a source to a dataset directory, or check one."),
     "show": (".show:show", "Draw samples of a dataset and their augmented views."),
     "train": (".train:command", "Train encoders with a temperature per sample."),
+    "score": (".score:score", "Judge pairs by a model that is not trained on them."),
     "fork": (".fork:fork", "Go on from a checkpoint of a run with one thing changed, as a new run."),
     "presets": (".settings:presets", "List the presets."),
     "settings": (".settings:settings", "Explain the settings."),

@@ -1,7 +1,5 @@
 """`thermopile convert`: write a dataset from a source, and a test set on request; check one."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

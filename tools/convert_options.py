@@ -1,7 +1,5 @@
 """The options of `thermopile convert`, whichever kind of source it reads."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The datasets that one `thermopile convert` writes, with messages before, during and after conversion."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections import Counter

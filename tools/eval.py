@@ -22,12 +22,21 @@ if TYPE_CHECKING:
 LABELS = {
     "knn": "k-NN, k = {}",
     "probe": "linear probe, {}",
+    "few_shot": "linear probe, {} a class",
     "image_to_text": "image to text, R@{}",
     "text_to_image": "text to image, R@{}",
     "zero_shot": "zero-shot, {}",
 }
 """Scoring method → its label, with a placeholder for the variant."""
-_VARIANTS = {"200_weighted": "200, weighted", "lbfgs": "L-BFGS", "sgd": "SGD", "mean_per_class": "mean of classes"}
+_VARIANTS = {
+    "lbfgs": "L-BFGS",
+    "sgd": "SGD",
+    "sgd_90": "SGD of 90 epochs",
+    "sgd_90_views": "SGD of 90 epochs, views",
+    "mean_per_class": "mean of classes",
+}
+PROBES = ("shots", "draws", "augment")
+"""Options of probes that take long, which only `eval` has."""
 _CLIP_BENCHMARK = {
     "zero_shot": {"top1": "acc1", "top5": "acc5", "mean_per_class": "mean_per_class_recall"},
     "text_to_image": {k: f"image_retrieval_recall@{k}" for k in ("1", "5", "10")},
@@ -59,17 +68,23 @@ def evaluate(
     data: Places | None = None,
     tars: AnyPlace | None = None,
     allow_code: bool = False,
+    shots: Sequence[int] = (),
+    draws: int = 3,
+    augment: str | None = None,
 ) -> Evaluation:
     """Score a run's encoders on the dataset `test`, with progress. Arguments are those of `thermopile eval`.
 
     Raises RunError, DatasetError, ConfigError.
     """
     from ..pipeline.opening import opened
+    from ..trainer.evaluation.evaluate import Probes
+    from ..trainer.run.build import recipe_named
     from ..trainer.run_directory import RunDirectory
 
     trained = training_set(RunDirectory(place_of(run)), train, tars, data)
     asked: dict[str, Any] = {"at": at, "network": network, "weights": weights, "classnames": classnames, "data": data}
     asked |= {"file": template_file, "templates": tuple(templates), "allow_code": allow_code}
+    asked["probes"] = Probes(tuple(shots), draws, recipe_named(augment) if augment else None)
     return scored(place_of(run), trained, opened(test, tars), **asked)
 
 
@@ -79,6 +94,7 @@ def evaluate(
     "  thermopile eval runs/glyphs --test data/glyphs-test\n"
     "  thermopile eval runs/glyphs --test data/glyphs-test --at step-400 --json\n"
     '  thermopile eval runs/cc3m --train data/cifar --test data/cifar-test --template "a photo of a {}"\n'
+    "  thermopile eval runs/moco --test data/cifar-test --augment crop_flip --shots 1 --shots 5\n"
     "  thermopile eval runs/cc3m --test data/imagenet-val --templates clip-80 --classnames names.txt",
 )
 @RUN
@@ -105,6 +121,9 @@ def evaluate(
 @click.option(
     "--classnames", metavar="FILE|COLUMN", help="Names of classes: a line for each, in order, or class, tab, name."
 )
+@click.option("--shots", type=click.IntRange(1), multiple=True, help="Linear probes on so few a class. Repeatable.")
+@click.option("--draws", type=click.IntRange(1, 100), default=3, show_default=True, help="Draws for --shots, averaged.")
+@click.option("--augment", metavar="RECIPE", help="Linear probe on views, of crop_flip for example: 90 encoder passes.")
 @RUN_DATA
 @TARS
 @ALLOW
@@ -149,7 +168,7 @@ def scored(run: Place, train: Dataset, test: Dataset, file: str | None, **asked:
 
 
 def label(method: str, variant: str) -> str:
-    return LABELS[method].format(_VARIANTS.get(variant, variant))
+    return LABELS[method].format(_VARIANTS.get(variant, variant.replace("_weighted", ", weighted")))
 
 
 def _to_json(run: Place, evaluation: Evaluation) -> dict[str, Any]:
@@ -160,6 +179,7 @@ def _to_json(run: Place, evaluation: Evaluation) -> dict[str, Any]:
         **{word: {"path": str(dataset.place), "samples": dataset.n} for word, dataset in sets.items()},
         "classes_of_band": evaluation.classes_of_band,
         "scores": evaluation.scores,
+        "half_widths": evaluation.half_widths,
         "clip_benchmark": {
             name: evaluation.scores[method][variant]["all"]
             for method, names in _CLIP_BENCHMARK.items()
@@ -181,8 +201,14 @@ def _print_scores(run: Place, network: Network, evaluation: Evaluation) -> None:
         print_table(
             ["% right", ">all", *bands],
             [
-                [label(method, variant), *("–" if share is None else f"{100 * share:.1f}" for share in scores.values())]
+                [label(method, variant), *(_cell(evaluation, method, variant, band) for band in scores)]
                 for method, variants in evaluation.scores.items()
                 for variant, scores in variants.items()
             ],
         )
+
+
+def _cell(evaluation: Evaluation, method: str, variant: str, band: str) -> str:
+    share = evaluation.scores[method][variant][band]
+    half = evaluation.half_widths.get(method, {}).get(variant, {}).get(band)
+    return "–" if share is None else f"{100 * share:.1f}" + (f" ± {100 * half:.1f}" if half is not None else "")

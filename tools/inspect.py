@@ -142,7 +142,7 @@ class InspectOptions:
     show_default="group, the class",
     help="Group by a column of the samples table, or by `folder`. Repeatable.",
 )
-@click.option("--map", "with_map", is_flag=True, help="Add a t-SNE map of the encoders' embeddings.")
+@click.option("--map", "with_map", is_flag=True, help="Add a t-SNE map of the embeddings, by tau and the first --by.")
 @click.option(
     "--confirm",
     "suspects",

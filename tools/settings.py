@@ -1,7 +1,5 @@
 """List and explain settings: `thermopile settings`, `presets`, and `train --print-config`, TOML with origins."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import textwrap
@@ -16,7 +14,7 @@ import tomli_w
 from pydantic import BaseModel
 
 from ..trainer.config import TrainConfig, flat, load_config, nearest, settings_named
-from ..trainer.config.layers import PRESETS, Layers, preset_names
+from ..trainer.config.layers import PRESETS, TABLE, Layers, preset_names
 from ..trainer.plugins import is_directory
 from .printing import plain_text
 
@@ -25,8 +23,12 @@ LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiv
 
 def list_presets() -> dict[str, str]:
     """Return name → description of the presets, as `thermopile presets` prints them."""
-    lines = {name: (PRESETS / f"{name}.toml").read_text("utf-8").partition("\n")[0] for name in preset_names()}
-    return {name: line.removeprefix("# ") for name, line in lines.items()}
+    table, lines = (PRESETS / TABLE).read_text("utf-8"), dict[str, str]()
+    for name in preset_names():
+        row = table.partition(f'["{name}"] ')[2]
+        first = (row or (PRESETS / f"{name}.toml").read_text("utf-8")).partition("\n")[0]
+        lines[name] = first.removeprefix("# ")
+    return lines
 
 
 def list_objectives() -> dict[str, str]:

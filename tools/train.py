@@ -17,6 +17,7 @@ import click
 from ..state_store.ranks import agreement
 from ..storage.files import open_own
 from ..storage.place import AnyPlace, Places, place_of, places_of
+from ..trainer.config import FROZEN
 from ..trainer.config.layers import Layers, preset_names, read_toml
 from ..trainer.errors import ConfigError, RanksLostError, RunError
 from ..trainer.run.starting import Request, Start, start
@@ -117,13 +118,13 @@ def train(
     return open_run(out)
 
 
-def run(asked: TrainOptions, on_report: OnReport = lambda report: None) -> bool:
-    """Train, or print the settings. Return False if a signal stopped the run."""
+def run(asked: TrainOptions, on_report: OnReport = lambda report: None, below: Layers | None = None) -> bool:
+    """Train, or print the settings. Return False if a signal stopped the run. below: settings that options change."""
     directory = None if asked.out is None else RunDirectory(asked.out)
     with _ended_if_ranks_are_lost(), joined_world(end=_end) as world:
         with agreement(world.control, ConfigError):
             _check_paths(asked)
-            given = _layers(asked)
+            given = _layers(asked, below)
             request = Request(
                 directory,
                 # Whole names: an untrusted directory may be called "preset x".
@@ -182,9 +183,9 @@ def _check_paths(asked: TrainOptions) -> None:
         raise click.UsageError(f"Invalid value for '--config': file {asked.config_file} does not exist")
 
 
-def _layers(asked: TrainOptions) -> Layers:
+def _layers(asked: TrainOptions, below: Layers | None) -> Layers:
     """Return the settings of the command line."""
-    layers = Layers()
+    layers = below or Layers()
     if asked.preset is not None:
         layers.add_preset(asked.preset)
     if asked.config_file is not None:
@@ -206,6 +207,7 @@ def _layers(asked: TrainOptions) -> Layers:
 
 def _train(plan: Start, directory: RunDirectory, world: World, on_report: OnReport, *, accepted: bool) -> bool:
     """Train; return False if a signal stopped the run. accepted: config.toml was edited by hand."""
+    from ..trainer.frozen_pass import FrozenPass
     from ..trainer.loop import Trainer
     from ..trainer.run.preemption import StopRequest
     from ..trainer.run.selection_files import SELECTING, rows_of
@@ -216,6 +218,7 @@ def _train(plan: Start, directory: RunDirectory, world: World, on_report: OnRepo
             click.echo(f"{directory.path}: {text}", err=err)
 
     data, resume = plan.config.data, plan.resume
+    is_frozen = plan.config.objective.name == FROZEN
     with agreement(world.control, RunError):
         if directory.path.made_scratch() != directory.path:
             say(f"files of this machine are in {directory.local}")
@@ -226,7 +229,9 @@ def _train(plan: Start, directory: RunDirectory, world: World, on_report: OnRepo
         say(f"copying {copied:,} rows of selection, weights and holes …")
     with (
         warnings_log(directory.warnings_file, world.rank if world.size > 1 else None),
-        Trainer.open(plan.config, directory, resume=resume, world=world, parts=plan.parts) as trainer,
+        (FrozenPass if is_frozen else Trainer).open(
+            plan.config, directory, resume=resume, world=world, parts=plan.parts
+        ) as trainer,
     ):
         run = trainer.run
         finished = run.steps_done >= run.total_steps
@@ -241,7 +246,7 @@ def _train(plan: Start, directory: RunDirectory, world: World, on_report: OnRepo
             _log.warning("%s", advice)
         say(_in_words(run))
         with (
-            progress_bar("training", run.total_steps, hidden=not world.is_first) as bar,
+            progress_bar("scoring" if is_frozen else "training", run.total_steps, hidden=not world.is_first) as bar,
             StopRequest(_acknowledge) as stop,
         ):
             bar.update(run.steps_done)
@@ -254,7 +259,8 @@ def _train(plan: Start, directory: RunDirectory, world: World, on_report: OnRepo
     if world.is_first:
         with task_bars() as show:
             keep_features(directory, partial(show, "features for inspect"))
-    say(f"trained {run.total_steps:,} steps; next: `thermopile inspect {directory.path}`", err=False)
+    done = f"scored {run.order.samples:,} pairs" if is_frozen else f"trained {run.total_steps:,} steps"
+    say(f"{done}; next: `thermopile inspect {directory.path}`", err=False)
     return True
 
 
@@ -357,7 +363,7 @@ def _in_words(run: Run) -> str:
     kind = "pairs" if run.mode == "bimodal" else "pictures"
     weighted = ", with weights" if data.weights else ""
     tars = f", pictures in {dataset.tars.root}" if dataset.tars else ""
-    left_out = run.order.samples - run.order.steps_per_epoch * run.config.batch_size
+    left_out = max(0, run.order.samples - run.order.steps_per_epoch * run.config.batch_size)
     left = "" if data.parts or not left_out else f", {left_out:,} samples not drawn in an epoch"
     wrong = f", {data.planted} of them with another one's caption (data.planted)" if data.planted else ""
     return (

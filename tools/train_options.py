@@ -1,7 +1,5 @@
 """The options of `thermopile train`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,10 +54,10 @@ class TrainCommand(click.Command):
 class TrainOptions:
     """The options of `thermopile train`."""
 
-    data: tuple[Place, ...]
-    out: Place | None
+    data: tuple[Place, ...] = ()
     tars: Place | None = None
     shares: tuple[int, ...] = ()
+    out: Place | None = None
     preset: str | None = None
     config_file: Place | None = None
     overrides: tuple[str, ...] = ()

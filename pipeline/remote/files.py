@@ -20,6 +20,7 @@ from ..dataset.raw_bytes import Descriptor
 from ..dataset.shard import Shard
 from ..dataset.stored_sample import Located
 from ..dataset.tar_files import TarFiles
+from ..errors import DatasetError
 from ..order.order import Order, Selected, Window
 from .blocks import Blocks
 from .plan import Ids
@@ -28,6 +29,8 @@ from .samples import BLOCKS, CachedSamples
 from .schedule import Schedule
 
 _MAX_SCHEDULED = 1 << 17
+_MAX_OTHERS = 10_000
+"""Limit of foreign objects in a listing, or ten for each expected one if that is more, against an endless listing."""
 
 
 def cache_root() -> Path:
@@ -110,8 +113,14 @@ class RemoteFiles(_Cached):
         """open_shard: returns a shard whose files this object has created. Raises OSError, DatasetError."""
         self._address, self._index, self._whole = address, index, threading.Lock()
         shards, fetched = address / SHARD_FOLDER, tars if tars and tars.root.is_remote else None
-        names = {*index.shard_files()}
-        sizes = {name: size for name, size, _ in shards.listing() if name in names}
+        names, sizes, others = {*index.shard_files()}, dict[str, int](), 0
+        for name, size, _ in shards.listing():
+            if name in names:
+                sizes[name] = size
+            elif (others := others + 1) > max(_MAX_OTHERS, 10 * len(names)):
+                raise DatasetError(
+                    f"{shards} holds more than {others - 1:,} objects that are no files of the dataset; delete them"
+                )
         self.samples = CachedSamples(shards, fetched, lambda: self.cache, index, sizes, open_shard)
 
     @property

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import thermopile
+from thermopile.pipeline.conversion.conversion import convert
+from thermopile.storage.local import LocalPath
 
 from support.cli import answer, succeed
 from support.conversions import digests
@@ -102,7 +104,7 @@ def test_a_source_of_ones_own_is_converted_in_python_whole_in_parts_and_resumed(
         conversion.part(number, 2)
     conversion.finish()
     with pytest.raises(KeyboardInterrupt):
-        thermopile.convert(Discs(70), tmp_path / "killed" / "out", workers=1, on_progress=interrupt)
+        convert(Discs(70), LocalPath(tmp_path / "killed" / "out"), workers=1, on_progress=interrupt)
     thermopile.convert(Discs(70), tmp_path / "killed" / "out", workers=1, resume=True)
     assert digests(tmp_path / "whole") == digests(tmp_path / "parts") == digests(tmp_path / "killed")
 
@@ -148,7 +150,8 @@ def test_the_public_names_are_these():
         "GlobalContrastive", "IndividualTemperature", "Loader", "Objective", "Order", "OrderSampler", "Outcome",
         "Progress", "Recipe", "RobustSettings", "RowStore", "Rows", "Run", "Sample", "Settings", "Source",
         "StateReader", "StateStore", "TemperatureRate", "Trainer", "__version__", "convert", "create_objective",
-        "joined_world", "list_snapshots", "open_run",
+        "embed", "evaluate", "export", "inspect", "joined_world", "list_objectives", "list_presets", "list_snapshots",
+        "open_run", "train",
     ]  # fmt: skip
     documented = (ROOT / "docs" / "library.md").read_text("utf-8")
     for name in thermopile.__all__:

@@ -77,11 +77,12 @@ def evaluate(
     Raises RunError, DatasetError, ConfigError.
     """
     from ..pipeline.opening import opened
-    from ..trainer.evaluation.evaluate import Probes
-    from ..trainer.run.build import recipe_named
     from ..trainer.run_directory import RunDirectory
 
-    trained = training_set(RunDirectory(place_of(run)), train, tars, data)
+    trained = training_set(RunDirectory(place_of(run)), train, tars, data)  # refused before torch is imported
+    from ..trainer.evaluation.evaluate import Probes
+    from ..trainer.run.build import recipe_named
+
     asked: dict[str, Any] = {"at": at, "network": network, "weights": weights, "classnames": classnames, "data": data}
     asked |= {"file": template_file, "templates": tuple(templates), "allow_code": allow_code}
     asked["probes"] = Probes(tuple(shots), draws, recipe_named(augment) if augment else None)
@@ -159,7 +160,6 @@ def scored(run: Place, train: Dataset, test: Dataset, file: str | None, **asked:
     from ..trainer.run_directory import RunDirectory
 
     prompts = asked["templates"] + (read_templates(file) if file else ())
-    RunDirectory(run).config()  # refuse what is not a run before importing torch
     from ..trainer.evaluation.evaluate import evaluate
     from ..trainer.evaluation.scoring import TEMPLATES
 
